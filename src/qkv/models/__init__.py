@@ -1,0 +1,26 @@
+"""The models of the lectures, one a file, each with its config beside it."""
+
+from qkv.models.bert import BERT, BERTConfig
+from qkv.models.build import Config, Model, build, count_parameters, group_key_value_heads
+from qkv.models.gpt import GPT, GPTConfig
+from qkv.models.presets import PRESETS, preset
+from qkv.models.rnn import RNN, RNNConfig
+from qkv.models.transformer import Transformer, TransformerConfig
+
+__all__ = [
+    "BERT",
+    "GPT",
+    "PRESETS",
+    "RNN",
+    "BERTConfig",
+    "Config",
+    "GPTConfig",
+    "Model",
+    "RNNConfig",
+    "Transformer",
+    "TransformerConfig",
+    "build",
+    "count_parameters",
+    "group_key_value_heads",
+    "preset",
+]

@@ -1,0 +1,140 @@
+"""BERT: a stack of blocks that see both ways and guess masked words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from qkv.models.heads import MaskedWordHead, Pooler
+from qkv.models.inputs import check_ids, positions_of
+from qkv.nn.attention import Document, Mask, Padding, Window
+from qkv.nn.block import NormPlace, Stack, StackConfig
+from qkv.nn.config import check_at_least_one
+from qkv.nn.embedding import Embedding
+from qkv.nn.position import Join
+from qkv.nn.tap import Taps
+
+
+@dataclass(frozen=True, kw_only=True)
+class BERTConfig(StackConfig):
+    vocabulary: int = 30522
+    """Number of different tokens (V)."""
+    context: int = 512
+    """Longest text, in tokens."""
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    norm_place: NormPlace = "after"
+    norm_epsilon: float = 1e-12
+    join: Join = "sum"
+    """How a learned or sinusoidal position joins its word."""
+    segments: int = 2
+    """Kinds of sentence told apart by an embedding of their own (first, second); 0 for none."""
+    word_head: bool = True
+    """The layer that guesses masked words."""
+    pooler: bool = True
+    """The layer that makes a sentence's vector from its first word."""
+    next_sentence: bool = True
+    """The layer that says whether the second sentence followed the first; needs the pooler."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least_one(self, "vocabulary", "context")
+        if self.position == "relative":
+            raise ValueError("position: relative positions are for causal models; expected another")
+        if self.next_sentence and not self.pooler:
+            raise ValueError("next_sentence: it reads the pooler's vector, so pooler must be True")
+        if self.join == "concatenate":
+            raise ValueError("join: BERT's output layer is its word embedding, so expected sum or product")
+
+
+class BERT(nn.Module):
+    def __init__(self, config: BERTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = Embedding(
+            config.vocabulary,
+            config.width,
+            context=config.context,
+            position=config.position,
+            join=config.join,
+            segments=config.segments,
+            norm_epsilon=config.norm_epsilon if config.norm_place == "after" else None,
+            dropout=config.dropout,
+        )
+        self.stack = Stack(config)
+        self.head = (
+            MaskedWordHead(config.width, config.vocabulary, config.activation, config.norm_epsilon)
+            if config.word_head
+            else None
+        )
+        self.pooler = Pooler(config.width) if config.pooler else None
+        self.next_sentence = nn.Linear(config.width, 2) if config.next_sentence else None
+        self.taps = Taps("logits")
+        initialise(self)
+
+    def forward(
+        self,
+        ids: Int[Tensor, "B T"],
+        *,
+        keep: Bool[Tensor, "B T"] | None = None,
+        segments: Int[Tensor, "B T"] | None = None,
+        documents: Int[Tensor, "B T"] | None = None,
+    ) -> Float[Tensor, "B T V"]:
+        """Scores of every word at every place. `keep` is False for padding; `segments` is 0 or 1, the sentence."""
+        return self.logits(self.hidden(ids, keep=keep, segments=segments, documents=documents))
+
+    def hidden(
+        self,
+        ids: Int[Tensor, "B T"],
+        *,
+        keep: Bool[Tensor, "B T"] | None = None,
+        segments: Int[Tensor, "B T"] | None = None,
+        documents: Int[Tensor, "B T"] | None = None,
+    ) -> Float[Tensor, "B T E"]:
+        limit = self.config.context if self.config.position == "learned" else None
+        check_ids(ids, self.config.vocabulary, 0, limit)
+        positions = positions_of(ids, keep)
+        x = self.embedding(ids, positions, segments)
+        return self.stack(x, positions, mask=self.mask(keep, documents))
+
+    def mask(self, keep: Tensor | None, documents: Tensor | None) -> Mask | None:
+        masks: list[Mask] = []
+        if self.config.window is not None:
+            masks.append(Window(self.config.window))
+        if documents is not None:
+            masks.append(Document(documents))
+        if keep is not None:
+            masks.append(Padding(keep))
+        mask = masks[0] if masks else None
+        for other in masks[1:]:
+            mask = other if mask is None else mask & other
+        return mask
+
+    def logits(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
+        if self.head is None:
+            raise ValueError("word_head: this BERT is an encoder only and guesses no words; use hidden() or pool()")
+        return self.taps("logits", self.head(hidden, self.embedding.token.weight))
+
+    def pool(self, hidden: Float[Tensor, "B T E"]) -> Float[Tensor, "B E"]:
+        """The sentence as one vector."""
+        if self.pooler is None:
+            raise ValueError("pooler: this BERT has none; take hidden()[:, 0] or the mean over the words")
+        return self.pooler(hidden)
+
+    def follows(self, hidden: Float[Tensor, "B T E"]) -> Float[Tensor, "B 2"]:
+        """Scores of (the second sentence follows, it does not)."""
+        if self.next_sentence is None:
+            raise ValueError("next_sentence: this BERT has no such layer")
+        return self.next_sentence(self.pool(hidden))
+
+
+def initialise(model: BERT) -> None:
+    """Every matrix normal with deviation 0.02, cut off at two deviations; biases 0."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.trunc_normal_(module.weight, std=0.02, a=-0.04, b=0.04)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)

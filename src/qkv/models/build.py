@@ -1,0 +1,99 @@
+"""A model from its config, a config from JSON, and weights into a model with every name and shape checked."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.models.bert import BERT, BERTConfig
+from qkv.models.gpt import GPT, GPTConfig
+from qkv.models.rnn import RNN, RNNConfig
+from qkv.models.transformer import Transformer, TransformerConfig
+from qkv.nn.attention.multi_head import MultiHeadAttention, group_heads
+from qkv.nn.position import RotaryScaling
+
+Config = GPTConfig | BERTConfig | TransformerConfig | RNNConfig
+Model = GPT | BERT | Transformer | RNN
+
+FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
+    "gpt": (GPTConfig, GPT),
+    "bert": (BERTConfig, BERT),
+    "transformer": (TransformerConfig, Transformer),
+    "rnn": (RNNConfig, RNN),
+}
+
+
+def build(config: Config) -> Model:
+    """A freshly initialised model."""
+    return FAMILIES[family(config)][1](config)
+
+
+def family(config: Config) -> str:
+    return next(name for name, (kind, _) in FAMILIES.items() if type(config) is kind)
+
+
+def count_parameters(config: Config) -> int:
+    """How many numbers the model learns, without making any of them."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in build(config).parameters())
+
+
+def to_json(config: Config) -> dict[str, Any]:
+    return {"family": family(config), **asdict(config)}
+
+
+def from_json(values: Mapping[str, Any]) -> Config:
+    """The config that `to_json` wrote; a key it does not know is refused, never ignored."""
+    values = dict(values)
+    name = values.pop("family", None)
+    if name not in FAMILIES:
+        raise ValueError(f"family: expected one of {', '.join(FAMILIES)}, not {name!r}")
+    kind = FAMILIES[name][0]
+    known = [field.name for field in fields(kind)]
+    for key in values:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            meant = f"; did you mean {close[0]}?" if close else f"; it knows {', '.join(known)}"
+            raise ValueError(f"{key}: the {name} config has no such key{meant}")
+    if isinstance(values.get("rotary_scaling"), dict):
+        values["rotary_scaling"] = RotaryScaling(**values["rotary_scaling"])
+    return kind(**values)
+
+
+def with_weights(config: Config, weights: Mapping[str, Tensor], origin: str = "the weights") -> Model:
+    """A model with these weights, whose names and shapes must be exactly the model's own."""
+    with torch.device("meta"):
+        model = build(config)
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    if missing := sorted(expected.keys() - weights.keys()):
+        raise ValueError(f"{origin}: {len(missing)} tensors are missing, the first is {missing[0]}")
+    if surplus := sorted(weights.keys() - expected.keys()):
+        raise ValueError(f"{origin}: {len(surplus)} tensors have no place in the model, the first is {surplus[0]}")
+    for name, shape in expected.items():
+        if tuple(weights[name].shape) != shape:
+            raise ValueError(f"{origin}: {name} has shape {tuple(weights[name].shape)}, expected {shape}")
+    model.load_state_dict(dict(weights), assign=True)
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    return model
+
+
+def group_key_value_heads(model: Model, kv_heads: int) -> Model:
+    """A trained multi-head model as a grouped-query (or multi-query) one: key and value heads averaged in groups.
+
+    A cheap start for a little more training (Ainslie et al. 2023). The old model is not changed.
+    """
+    if isinstance(model, RNN):
+        raise ValueError("kv_heads: an RNN has no heads to group")
+    weights: dict[str, Tensor] = dict(model.state_dict())
+    for path, attention in model.named_modules():
+        if isinstance(attention, MultiHeadAttention):
+            grouped = group_heads(attention, kv_heads).state_dict()
+            weights.update({f"{path}.{name}": tensor for name, tensor in grouped.items()})
+    weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
+    return with_weights(replace(model.config, kv_heads=kv_heads), weights).train(model.training)

@@ -1,0 +1,141 @@
+"""GPT: a stack of causal blocks that predicts the next word. Llama and Transformer-XL are configs of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from qkv.models.inputs import check_ids, positions_of
+from qkv.nn.attention import Causal, Document, Mask, Padding, Window
+from qkv.nn.block import Stack, StackConfig
+from qkv.nn.config import check_at_least_one
+from qkv.nn.embedding import Embedding
+from qkv.nn.position import Join
+from qkv.nn.state import KeyValueCache, SegmentMemory
+from qkv.nn.tap import Taps
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTConfig(StackConfig):
+    vocabulary: int = 50257
+    """Number of different tokens (V)."""
+    context: int = 1024
+    """Longest text, in tokens."""
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    join: Join = "sum"
+    """How a learned or sinusoidal position joins its word."""
+    position_width: int | None = None
+    """With join = concatenate: how much of the width the position gets; half unless given."""
+    tied: bool = True
+    """The output layer is the word embedding itself."""
+    memory: int = 0
+    """Transformer-XL: how many positions of earlier segments each layer remembers."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least_one(self, "vocabulary", "context", "position_width")
+        if self.memory and self.position != "relative":
+            raise ValueError(
+                "memory: only relative positions tell earlier segments from this one; "
+                f"expected position = relative, not {self.position}"
+            )
+        if self.tied and self.join == "concatenate" and self.position in ("learned", "sinusoidal"):
+            raise ValueError(
+                "tied: with join = concatenate the word embedding is narrower than the model; use tied = False"
+            )
+
+
+class GPT(nn.Module):
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = Embedding(
+            config.vocabulary,
+            config.width,
+            context=config.context,
+            position=config.position,
+            join=config.join,
+            position_width=config.position_width,
+            dropout=config.dropout,
+        )
+        self.stack = Stack(config)
+        self.head = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
+        self.taps = Taps("logits")
+        initialise(self)
+
+    def forward(
+        self,
+        ids: Int[Tensor, "B T"],
+        *,
+        keep: Bool[Tensor, "B S"] | None = None,
+        documents: Int[Tensor, "B S"] | None = None,
+        positions: Int[Tensor, "B T"] | None = None,
+        state: KeyValueCache | SegmentMemory | None = None,
+    ) -> Float[Tensor, "B T V"]:
+        """Scores of the next word after each word.
+
+        `keep` is False for padding and `documents` numbers the texts packed into a row; both speak of all S positions,
+        the remembered ones first. `state` remembers earlier words, so that only new ones need be given.
+        """
+        return self.logits(self.hidden(ids, keep=keep, documents=documents, positions=positions, state=state))
+
+    def hidden(
+        self,
+        ids: Int[Tensor, "B T"],
+        *,
+        keep: Bool[Tensor, "B S"] | None = None,
+        documents: Int[Tensor, "B S"] | None = None,
+        positions: Int[Tensor, "B T"] | None = None,
+        state: KeyValueCache | SegmentMemory | None = None,
+    ) -> Float[Tensor, "B T E"]:
+        """What the last block says: the logits before the output layer."""
+        before = 0 if state is None else state.length
+        limit = self.config.context if self.config.position == "learned" else None
+        check_ids(ids, self.config.vocabulary, before, limit)
+        if positions is None:
+            positions = positions_of(ids, keep, before)
+        x = self.embedding(ids, positions)
+        return self.stack(x, positions, mask=self.mask(keep, documents), state=state)
+
+    def mask(self, keep: Tensor | None, documents: Tensor | None) -> Mask:
+        mask: Mask = Causal()
+        if self.config.window is not None:
+            mask = mask & Window(self.config.window)
+        if documents is not None:
+            mask = mask & Document(documents)
+        if keep is not None:
+            mask = mask & Padding(keep)
+        return mask
+
+    def logits(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
+        weight = self.embedding.token.weight if self.head is None else self.head.weight
+        return self.taps("logits", F.linear(hidden, weight))
+
+    def start(self) -> KeyValueCache | SegmentMemory:
+        """The state before the first word."""
+        return SegmentMemory(self.config.memory) if self.config.memory else KeyValueCache()
+
+    def decode(
+        self, ids: Int[Tensor, "B T"], state: KeyValueCache | SegmentMemory, keep: Bool[Tensor, "B S"] | None = None
+    ) -> Float[Tensor, "B T V"]:
+        """Go on from a state: the same forward pass, of the new words alone."""
+        return self(ids, keep=keep, state=state)
+
+
+def initialise(model: GPT) -> None:
+    """GPT-2's: normal with deviation 0.02, and less, the deeper the stack, for what is added to the residual stream."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() < 2 or name.endswith((".u", ".v")):
+            continue  # norms begin as 1 and 0
+        added_to_residual = name.endswith(("attention.output.weight", "down.weight"))
+        deviation = 0.02 / math.sqrt(2 * model.config.depth) if added_to_residual else 0.02
+        nn.init.normal_(parameter, std=deviation)
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)

@@ -1,0 +1,128 @@
+"""The published models, by name. `published` is the number of parameters their papers or cards state."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+
+from qkv.models.bert import BERTConfig
+from qkv.models.build import Config
+from qkv.models.gpt import GPTConfig
+from qkv.models.rnn import RNNConfig
+from qkv.models.transformer import TransformerConfig
+from qkv.nn.position import RotaryScaling
+
+
+@dataclass(frozen=True)
+class Preset:
+    config: Config
+    published: float | None
+    """Parameters as stated by the source, in millions; None where it states none."""
+    source: str
+
+
+GPT1 = GPTConfig(
+    vocabulary=40478, context=512, norm_place="after", activation="gelu_tanh", dropout=0.1, attention_dropout=0.1
+)
+GPT2 = GPTConfig(activation="gelu_tanh", dropout=0.1, attention_dropout=0.1)
+GPT3 = GPTConfig(context=2048, activation="gelu_tanh")
+LLAMA = GPTConfig(
+    vocabulary=32000,
+    context=2048,
+    norm="rms",
+    position="rotary",
+    activation="swiglu",
+    qkv_bias=False,
+    output_bias=False,
+    feed_forward_bias=False,
+    tied=False,
+)
+LLAMA3 = replace(LLAMA, vocabulary=128256, context=8192, rotary_base=500000.0)
+LLAMA32 = replace(LLAMA3, context=131072, tied=True, rotary_scaling=RotaryScaling(factor=32.0))
+
+
+def gpt(base: GPTConfig, depth: int, width: int, heads: int, head_width: int | None = None) -> GPTConfig:
+    return replace(base, depth=depth, width=width, heads=heads, head_width=head_width)
+
+
+def llama(base: GPTConfig, depth: int, width: int, heads: int, hidden: int, kv_heads: int | None = None) -> GPTConfig:
+    return replace(base, depth=depth, width=width, heads=heads, hidden=hidden, kv_heads=kv_heads)
+
+
+ATTENTION = "Vaswani et al. 2017, table 3"
+GPT3_PAPER = "Brown et al. 2020, table 2.1"
+
+PRESETS: dict[str, Preset] = {
+    "rnn": Preset(RNNConfig(attention="none"), None, "Cho et al. 2014, small"),
+    "rnn-attention": Preset(RNNConfig(), None, "Bahdanau et al. 2015, small"),
+    "transformer-base": Preset(
+        TransformerConfig(width=512, depth=6, heads=8, hidden=2048, attention_dropout=0.1), 65, ATTENTION
+    ),
+    "transformer-big": Preset(
+        TransformerConfig(width=1024, depth=6, heads=16, hidden=4096, dropout=0.3, attention_dropout=0.1),
+        213,
+        ATTENTION,
+    ),
+    "gpt1": Preset(gpt(GPT1, 12, 768, 12), 117, "Radford et al. 2018"),
+    "gpt2": Preset(gpt(GPT2, 12, 768, 12), 124, "Radford et al. 2019 (counts as corrected by its authors)"),
+    "gpt2-medium": Preset(gpt(GPT2, 24, 1024, 16), 355, "Radford et al. 2019"),
+    "gpt2-large": Preset(gpt(GPT2, 36, 1280, 20), 774, "Radford et al. 2019"),
+    "gpt2-xl": Preset(gpt(GPT2, 48, 1600, 25), 1558, "Radford et al. 2019"),
+    "gpt3-small": Preset(gpt(GPT3, 12, 768, 12), 125, GPT3_PAPER),
+    "gpt3-medium": Preset(gpt(GPT3, 24, 1024, 16), 350, GPT3_PAPER),
+    "gpt3-large": Preset(gpt(GPT3, 24, 1536, 16), 760, GPT3_PAPER),
+    # The paper's row has 24 heads of 128, which do not fit a width of 2048; 16 give the stated 1.3 billion.
+    "gpt3-xl": Preset(gpt(GPT3, 24, 2048, 16), 1300, GPT3_PAPER),
+    "gpt3-2.7b": Preset(gpt(GPT3, 32, 2560, 32), 2700, GPT3_PAPER),
+    "gpt3-6.7b": Preset(gpt(GPT3, 32, 4096, 32), 6700, GPT3_PAPER),
+    "gpt3-13b": Preset(gpt(GPT3, 40, 5140, 40, head_width=128), 13000, GPT3_PAPER),
+    "gpt3-175b": Preset(gpt(GPT3, 96, 12288, 96), 175000, GPT3_PAPER),
+    "bert-base": Preset(
+        BERTConfig(width=768, depth=12, heads=12, dropout=0.1, attention_dropout=0.1), 110, "Devlin et al. 2019"
+    ),
+    "bert-large": Preset(
+        BERTConfig(width=1024, depth=24, heads=16, dropout=0.1, attention_dropout=0.1), 340, "Devlin et al. 2019"
+    ),
+    "transformer-xl": Preset(
+        GPTConfig(
+            vocabulary=204,
+            context=512,
+            memory=512,
+            width=512,
+            depth=12,
+            heads=8,
+            hidden=2048,
+            activation="relu",
+            position="relative",
+            norm_place="after",
+            qkv_bias=False,
+            output_bias=False,
+            dropout=0.1,
+        ),
+        41,
+        "Dai et al. 2019, enwik8, 12 layers",
+    ),
+    "smollm2-135m": Preset(
+        replace(llama(LLAMA, 30, 576, 9, 1536, 3), vocabulary=49152, context=8192, rotary_base=100000.0, tied=True),
+        135,
+        "SmolLM2's model card",
+    ),
+    "llama-7b": Preset(llama(LLAMA, 32, 4096, 32, 11008), 6740, "Touvron et al. 2023, exact count 6.7 billion"),
+    "llama-13b": Preset(llama(LLAMA, 40, 5120, 40, 13824), 13000, "Touvron et al. 2023"),
+    "llama-33b": Preset(llama(LLAMA, 60, 6656, 52, 17920), 32500, "Touvron et al. 2023"),
+    "llama-65b": Preset(llama(LLAMA, 80, 8192, 64, 22016), 65200, "Touvron et al. 2023"),
+    "llama2-70b": Preset(replace(llama(LLAMA, 80, 8192, 64, 28672, 8), context=4096), 69000, "Touvron et al. 2023b"),
+    "llama3-8b": Preset(llama(LLAMA3, 32, 4096, 32, 14336, 8), 8030, "Llama 3's model card"),
+    "llama3-70b": Preset(llama(LLAMA3, 80, 8192, 64, 28672, 8), 70600, "Llama 3's model card"),
+    "llama3.2-1b": Preset(llama(LLAMA32, 16, 2048, 32, 8192, 8), 1230, "Llama 3.2's model card"),
+    "llama3.2-3b": Preset(llama(LLAMA32, 28, 3072, 24, 8192, 8), 3210, "Llama 3.2's model card"),
+}
+
+
+def preset(name: str) -> Config:
+    """The config of a published model."""
+    if name not in PRESETS:
+        close = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(PRESETS)}"
+        raise ValueError(f"preset: there is no {name!r}; {hint}")
+    return PRESETS[name].config

@@ -1,0 +1,174 @@
+"""The RNN encoder-decoder, without attention (Sutskever et al. 2014) and with it (Bahdanau et al. 2015).
+
+Without attention the whole source must pass through one vector. With it, before each target word the decoder asks the
+encoder's outputs with its last hidden vector, and what it finds goes into its next step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from qkv.models.inputs import check_ids
+from qkv.nn.attention import Additive, General, Padding, attend, dot, scaled_dot
+from qkv.nn.attention.score import Score
+from qkv.nn.config import check_at_least_one, check_fields, check_probability
+from qkv.nn.recurrent import Cell, Recurrent
+from qkv.nn.state import RecurrentState
+from qkv.nn.tap import Taps
+
+AttentionScore = Literal["none", "additive", "dot", "scaled_dot", "general"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RNNConfig:
+    vocabulary: int = 8000
+    """Number of different target tokens (V)."""
+    source_vocabulary: int | None = None
+    """Number of different source tokens; the target's unless given."""
+    width: int = 512
+    """Numbers in the vector of a word and in a hidden vector (E)."""
+    depth: int = 1
+    """Recurrent layers on top of each other, in encoder and decoder each."""
+    cell: Cell = "gru"
+    """Plain RNN, LSTM or GRU."""
+    attention: AttentionScore = "additive"
+    """How the decoder compares its hidden vector with the encoder's outputs; none for no attention."""
+    bidirectional: bool = True
+    """The encoder reads both ways, half of the width each."""
+    tied: bool = False
+    """The output layer is the target word embedding itself."""
+    dropout: float = 0.1
+    """Probability to drop a number of an embedding or between layers, in training."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_at_least_one(self, "vocabulary", "source_vocabulary", "width", "depth")
+        check_probability(self, "dropout")
+        if self.bidirectional and self.width % 2:
+            raise ValueError(f"width: expected an even number for two directions, not {self.width}")
+
+
+class RNN(nn.Module):
+    def __init__(self, config: RNNConfig) -> None:
+        super().__init__()
+        self.config = config
+        E, has_attention = config.width, config.attention != "none"
+        self.source_embedding = nn.Embedding(config.source_vocabulary or config.vocabulary, E)
+        self.embedding = nn.Embedding(config.vocabulary, E)
+        self.dropout = nn.Dropout(config.dropout)
+        self.encoder = Recurrent(
+            config.cell, E, E, config.depth, bidirectional=config.bidirectional, dropout=config.dropout
+        )
+        self.bridge = nn.Linear(E, E)  # from the encoder's last state to the decoder's first
+        self.score: nn.Module | None = None
+        if config.attention == "additive":
+            self.score = Additive(E)
+        elif config.attention == "general":
+            self.score = General(E)
+        self.decoder = Recurrent(config.cell, 2 * E if has_attention else E, E, config.depth, dropout=config.dropout)
+        self.combine = nn.Linear(2 * E, E) if has_attention else None
+        self.head = None if config.tied else nn.Linear(E, config.vocabulary)
+        self.taps = Taps("encoder", "scores", "weights", "context", "hidden", "logits")
+        initialise(self)
+
+    def forward(
+        self,
+        source: Int[Tensor, "B S"],
+        target: Int[Tensor, "B T"],
+        *,
+        source_keep: Bool[Tensor, "B S"] | None = None,
+        target_keep: Bool[Tensor, "B T"] | None = None,
+    ) -> Float[Tensor, "B T V"]:
+        """Scores of the next target word after each target word (teacher forcing).
+
+        `keep` is False for padding, which comes after the words; the target's changes nothing before it.
+        """
+        return self.decode(target, self.start(source, source_keep))
+
+    def start(self, source: Int[Tensor, "B S"], keep: Bool[Tensor, "B S"] | None = None) -> RecurrentState:
+        """Read the source; the state before the first target word."""
+        config = self.config
+        check_ids(source, config.source_vocabulary or config.vocabulary)
+        lengths = None if keep is None else words_first(keep)
+        outputs, last = self.encoder(self.dropout(self.source_embedding(source)), lengths=lengths)
+        outputs = self.taps("encoder", outputs)  # (B, S, E)
+        hidden = tuple(torch.tanh(self.bridge(h)) for h in last)  # each (L, B, E)
+        if config.attention == "none":
+            return RecurrentState(hidden)
+        key = self.score.W_k(outputs) if isinstance(self.score, Additive) else outputs
+        return RecurrentState(hidden, outputs, key, keep)
+
+    def decode(self, target: Int[Tensor, "B T"], state: RecurrentState) -> Float[Tensor, "B T V"]:
+        """Go on from a state with the next target words."""
+        return self.logits(self.hidden(target, state))
+
+    def hidden(self, target: Int[Tensor, "B T"], state: RecurrentState) -> Float[Tensor, "B T E"]:
+        check_ids(target, self.config.vocabulary)
+        words = self.dropout(self.embedding(target))  # (B, T, E)
+        if self.combine is None:
+            outputs, hidden = self.decoder(words, state.hidden)
+            state.append(hidden, target.shape[1])
+            return self.taps("hidden", outputs)
+        steps = []
+        for word in words.split(1, dim=1):  # (B, 1, E)
+            context = self.look(state)
+            output, hidden = self.decoder(torch.cat([word, context], dim=-1), state.hidden)
+            state.append(hidden, 1)
+            steps.append(torch.tanh(self.combine(torch.cat([output, context], dim=-1))))
+        return self.taps("hidden", torch.cat(steps, dim=1) if steps else words)
+
+    def look(self, state: RecurrentState) -> Float[Tensor, "B 1 E"]:
+        """What the decoder's last hidden vector finds in the source."""
+        query = state.hidden[0][-1].unsqueeze(1)  # (B, 1, E)
+        assert state.key is not None
+        assert state.source is not None
+        context, _ = attend(
+            query,
+            state.key,
+            state.source,
+            mask=None if state.keep is None else Padding(state.keep),
+            score=self.similarity(),
+            on_scores=self.taps.heard("scores"),
+            on_weights=self.taps.heard("weights"),
+        )
+        return self.taps("context", context)
+
+    def similarity(self) -> Score:
+        if isinstance(self.score, Additive):
+            return self.score.with_projected_key
+        return self.score or (scaled_dot if self.config.attention == "scaled_dot" else dot)
+
+    def logits(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
+        logits = F.linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
+        return self.taps("logits", logits)
+
+
+def words_first(keep: Bool[Tensor, "B S"]) -> Int[Tensor, "B"]:
+    """How many words each row has; an RNN needs them before the padding, and at least one."""
+    lengths = keep.sum(1)
+    if keep.device.type == "cpu" and not torch.equal(keep, torch.arange(keep.shape[1]) < lengths.unsqueeze(1)):
+        raise ValueError("keep: an RNN's padding must come after the words of a row")
+    if keep.device.type == "cpu" and bool((lengths == 0).any()):
+        raise ValueError("keep: every row needs at least one word")
+    return lengths
+
+
+def initialise(model: RNN) -> None:
+    """Recurrent matrices orthogonal, so that what is carried neither grows nor fades; the rest Glorot's uniform."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() < 2:
+            nn.init.zeros_(parameter)
+        elif "weight_hh" in name:
+            for gate in parameter.chunk(parameter.shape[0] // parameter.shape[1]):
+                if not gate.is_meta:
+                    nn.init.orthogonal_(gate)
+        elif "embedding" in name:
+            nn.init.normal_(parameter, std=model.config.width**-0.5)
+        else:
+            nn.init.xavier_uniform_(parameter)

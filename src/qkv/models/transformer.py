@@ -1,0 +1,171 @@
+"""The encoder-decoder Transformer (Vaswani et al. 2017): translate one sequence into another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from qkv.models.inputs import check_ids, positions_of
+from qkv.nn.attention import Causal, Mask, Padding, Window
+from qkv.nn.block import NormPlace, Stack, StackConfig
+from qkv.nn.config import check_at_least_one
+from qkv.nn.embedding import Embedding
+from qkv.nn.feed_forward import Activation
+from qkv.nn.position import Join, Position, Sinusoid
+from qkv.nn.state import DecoderState
+from qkv.nn.tap import Taps
+
+Tied = Literal["three", "two", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig(StackConfig):
+    vocabulary: int = 37000
+    """Number of different target tokens (V)."""
+    source_vocabulary: int | None = None
+    """Number of different source tokens; the target's unless given."""
+    context: int = 512
+    """Longest text, in tokens; only learned positions end there."""
+    decoder_depth: int | None = None
+    """Blocks of the decoder; as many as the encoder's (depth) unless given."""
+    norm_place: NormPlace = "after"
+    position: Position = "sinusoidal"
+    sinusoid: Sinusoid = "interleaved"
+    """Order of the sinusoidal position's numbers."""
+    join: Join = "sum"
+    """How a learned or sinusoidal position joins its word."""
+    activation: Activation = "relu"
+    dropout: float = 0.1
+    tied: Tied = "three"
+    """three: source embedding = target embedding = output layer; two: the last two; none."""
+    scaled_embedding: bool = True
+    """Word embeddings times sqrt(width)."""
+    logit_bias: bool = False
+    """A bias on the output layer."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least_one(self, "vocabulary", "source_vocabulary", "context", "decoder_depth")
+        if self.tied == "three" and self.source_vocabulary not in (None, self.vocabulary):
+            raise ValueError(
+                f"tied: three ways needs one vocabulary, and source_vocabulary {self.source_vocabulary} is not "
+                f"vocabulary {self.vocabulary}; use tied = two"
+            )
+        if self.position == "relative":
+            raise ValueError("position: relative positions are for causal models; expected another")
+        if self.tied != "none" and self.join == "concatenate":
+            raise ValueError(
+                "tied: with join = concatenate the word embedding is narrower than the model; use tied = none"
+            )
+
+
+class Transformer(nn.Module):
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+
+        def embedding(vocabulary: int) -> Embedding:
+            return Embedding(
+                vocabulary,
+                config.width,
+                context=config.context,
+                position=config.position,
+                join=config.join,
+                sinusoid=config.sinusoid,
+                scaled=config.scaled_embedding,
+                dropout=config.dropout,
+            )
+
+        self.embedding = embedding(config.vocabulary)
+        own = config.tied != "three"
+        self.source_embedding = embedding(config.source_vocabulary or config.vocabulary) if own else None
+        self.encoder = Stack(config)
+        self.decoder = Stack(config, depth=config.decoder_depth, cross=True)
+        self.head = nn.Linear(config.width, config.vocabulary, bias=False) if config.tied == "none" else None
+        self.logit_bias = nn.Parameter(torch.zeros(config.vocabulary)) if config.logit_bias else None
+        self.taps = Taps("logits")
+        initialise(self)
+
+    def forward(
+        self,
+        source: Int[Tensor, "B S"],
+        target: Int[Tensor, "B T"],
+        *,
+        source_keep: Bool[Tensor, "B S"] | None = None,
+        target_keep: Bool[Tensor, "B T"] | None = None,
+    ) -> Float[Tensor, "B T V"]:
+        """Scores of the next target word after each target word (teacher forcing). `keep` is False for padding."""
+        encoded = self.encode(source, source_keep)
+        return self.logits(self.hidden(target, encoded, source_keep=source_keep, target_keep=target_keep))
+
+    def encode(self, source: Int[Tensor, "B S"], keep: Bool[Tensor, "B S"] | None = None) -> Float[Tensor, "B S E"]:
+        config, embedding = self.config, self.source_embedding or self.embedding
+        check_ids(source, config.source_vocabulary or config.vocabulary, 0, self.limit)
+        positions = positions_of(source, keep)
+        mask: Mask | None = None if config.window is None else Window(config.window)
+        if keep is not None:
+            mask = Padding(keep) if mask is None else mask & Padding(keep)
+        return self.encoder(embedding(source, positions), positions, mask=mask)
+
+    def hidden(
+        self,
+        target: Int[Tensor, "B T"],
+        encoded: Float[Tensor, "B S E"],
+        *,
+        source_keep: Bool[Tensor, "B S"] | None = None,
+        target_keep: Bool[Tensor, "B N"] | None = None,
+        state: DecoderState | None = None,
+    ) -> Float[Tensor, "B T E"]:
+        """What the decoder's last block says: the logits before the output layer."""
+        before = 0 if state is None else state.length
+        check_ids(target, self.config.vocabulary, before, self.limit)
+        positions = positions_of(target, target_keep, before)
+        mask: Mask = Causal()
+        if self.config.window is not None:
+            mask = mask & Window(self.config.window)
+        if target_keep is not None:
+            mask = mask & Padding(target_keep)
+        return self.decoder(
+            self.embedding(target, positions),
+            positions,
+            mask=mask,
+            source=encoded,
+            source_mask=None if source_keep is None else Padding(source_keep),
+            state=state,
+        )
+
+    @property
+    def limit(self) -> int | None:
+        return self.config.context if self.config.position == "learned" else None
+
+    def logits(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
+        weight = self.embedding.token.weight if self.head is None else self.head.weight
+        return self.taps("logits", F.linear(hidden, weight, self.logit_bias))
+
+    def start(self, source: Int[Tensor, "B S"], keep: Bool[Tensor, "B S"] | None = None) -> DecoderState:
+        """The state before the first target word: the source, encoded."""
+        return DecoderState(self.encode(source, keep), keep)
+
+    def decode(
+        self, target: Int[Tensor, "B T"], state: DecoderState, keep: Bool[Tensor, "B N"] | None = None
+    ) -> Float[Tensor, "B T V"]:
+        """Go on from a state: the same forward pass, of the new target words alone."""
+        return self.logits(
+            self.hidden(target, state.source.source, source_keep=state.source.keep, target_keep=keep, state=state)
+        )
+
+
+def initialise(model: Transformer) -> None:
+    """Glorot's uniform for matrices; embeddings normal so that, times sqrt(width), they have variance 1."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=model.config.width**-0.5)

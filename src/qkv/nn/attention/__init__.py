@@ -1,0 +1,27 @@
+"""Attention: a soft look-up. Start with lookup.py, then attend.py."""
+
+from qkv.nn.attention.attend import attend
+from qkv.nn.attention.bias import Bias, Distance
+from qkv.nn.attention.mask import All, Block, Causal, Document, Explicit, Fixed, Mask, Padding, Prefix, Strided, Window
+from qkv.nn.attention.score import Additive, General, dot, scaled_dot
+
+__all__ = [
+    "Additive",
+    "All",
+    "Bias",
+    "Block",
+    "Causal",
+    "Distance",
+    "Document",
+    "Explicit",
+    "Fixed",
+    "General",
+    "Mask",
+    "Padding",
+    "Prefix",
+    "Strided",
+    "Window",
+    "attend",
+    "dot",
+    "scaled_dot",
+]

@@ -1,0 +1,82 @@
+"""A substitute for the eager equation on a GPU: FlexAttention, told which tiles a sparse mask leaves empty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from qkv.nn.attention.bias import Bias, Distance
+from qkv.nn.attention.mask import Block, Document, Mask, Window
+
+SIZE = 128  # FlexAttention's tile
+
+
+def serves(mask: Mask, bias: Bias | None, dropout: float, query: Tensor, S: int) -> bool:
+    """On a GPU, for masks that leave tiles empty, and what FlexAttention can do: no dropout, no float64."""
+    leaves_tiles_empty = any(isinstance(part, Window | Block | Document) for part in mask.members)
+    plain = bias is None or (isinstance(bias, Distance) and not bias.slopes.requires_grad)
+    possible = query.is_cuda and query.dtype is not torch.float64 and dropout == 0.0
+    return possible and leaves_tiles_empty and plain and query.shape[2] >= SIZE and S >= 4 * SIZE
+
+
+def attend(
+    query: Float[Tensor, "B H T D"],
+    key: Float[Tensor, "B K S D"],
+    value: Float[Tensor, "B K S X"],
+    mask: Mask | None,
+    bias: Bias | None,
+    scale: float,
+    dropout: float,
+) -> Float[Tensor, "B H T X"]:
+    if dropout:
+        raise ValueError("kernel flex has no dropout: leave the kernel to choose itself")
+    T, S = query.shape[-2], key.shape[-2]
+    offset = S - T
+
+    def add_bias(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        assert bias is not None
+        return score + bias.at(b, h, q + offset, k).to(score.dtype)
+
+    return kernel()(
+        query,
+        key,
+        value,
+        score_mod=None if bias is None else add_bias,
+        block_mask=None if mask is None else block_mask(mask, T, S, query.device),
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+
+
+def block_mask(mask: Mask, T: int, S: int, device: torch.device) -> BlockMask:
+    """The mask as FlexAttention wants it: which tiles to visit, and the question to ask inside them."""
+    offset, rows, heads = S - T, mask.rows, mask.heads
+
+    def allows(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return mask.allows(b if rows > 1 else 0, h if heads > 1 else 0, q + offset, k)
+
+    layout = mask.layout(T, S, SIZE, device)  # (B, N, M)
+    if layout is None:
+        layout = torch.ones(1, -(-T // SIZE), -(-S // SIZE), dtype=torch.bool, device=device)
+    count = layout.sum(-1, dtype=torch.int32)  # (B, N)
+    order = layout.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)  # visited tiles first
+    return BlockMask.from_kv_blocks(
+        count.unsqueeze(1), order.unsqueeze(1), BLOCK_SIZE=SIZE, mask_mod=allows, seq_lengths=(T, S)
+    )
+
+
+def kernel() -> Callable[..., Any]:
+    """Inside torch.compile, FlexAttention itself; outside it, its own compiled kernel (uncompiled it fills (T, S))."""
+    eager = torch.compiler.is_compiling() or not torch.cuda.is_available()
+    return compiled() if not eager else flex_attention  # type: ignore[return-value]
+
+
+@cache
+def compiled() -> Callable[..., Any]:
+    return torch.compile(flex_attention, dynamic=False)

@@ -1,0 +1,336 @@
+"""Who may look at whom. A mask is a described value, not a matrix.
+
+Every mask answers one question, `allows(b, h, q, k)`: in row b and head h, may the query at position q look at the key
+at position k? Asked with index tensors that broadcast, the answer is the matrix; asked inside a kernel, it is one bit.
+A mask that also knows its `reach` (the range of keys that a run of queries can see at all) lets a kernel skip the rest.
+Masks combine with `&`.
+
+Positions are those of the keys, 0 to S-1, and the T queries are the last T of them, so the same causal mask serves
+training (T = S) and decoding with a cache (T = 1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, reduce
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+Index = Tensor | int
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    def allows(self, b: Index, h: Index, q: Tensor, k: Tensor) -> Tensor:
+        raise TypeError(f"{type(self).__name__} must say what it allows")
+
+    def reach(self, first: int, last: int, S: int) -> Range | None:
+        """Keys [low, high) that queries at positions first..last can see at all; None when it may be all of them."""
+        return None
+
+    def layout(self, T: int, S: int, size: int, device: torch.device) -> Bool[Tensor, "B N M"] | None:
+        """Which tiles of size x size pairs hold anything allowed; None when it may be all of them."""
+        rows = [self.reach(S - T + t, min(S - T + t + size, S) - 1, S) for t in range(0, T, size)]
+        if any(row is None for row in rows):
+            return None
+        low, high = torch.tensor(rows, device=device).unbind(1)  # (N,)
+        tile = torch.arange(0, S, size, device=device)  # (M,)
+        return ((tile < high.unsqueeze(1)) & (tile + size > low.unsqueeze(1))).unsqueeze(0)  # (1, N, M)
+
+    def check(self, B: int, H: int, T: int, S: int) -> None:
+        """Raise when this mask cannot describe scores of shape (B, H, T, S)."""
+
+    @property
+    def rows(self) -> int:
+        """How many different batch rows this mask describes; 1 when every row has the same mask."""
+        return 1
+
+    @property
+    def heads(self) -> int:
+        """How many different heads this mask describes; 1 when every head has the same mask."""
+        return 1
+
+    def __and__(self, other: Mask) -> Mask:
+        return All((*self.members, *as_mask(other).members))
+
+    @property
+    def members(self) -> tuple[Mask, ...]:
+        return (self,)
+
+    def at(self, q: Tensor, k: Tensor) -> Bool[Tensor, "B H ..."]:
+        """The answer for index tensors of positions. B and H are 1 where the mask does not depend on them."""
+        grid = torch.broadcast_shapes(q.shape, k.shape)
+        ones = (1,) * len(grid)
+        b = torch.arange(self.rows, device=q.device).view(-1, 1, *ones)
+        h = torch.arange(self.heads, device=q.device).view(-1, *ones)
+        return self.allows(b, h, q, k).expand(self.rows, self.heads, *grid)
+
+    def materialise(self, T: int, S: int, device: torch.device | str | None = None) -> Bool[Tensor, "B H T S"]:
+        """The matrix: True where looking is allowed."""
+        return self.at(torch.arange(S - T, S, device=device).view(T, 1), torch.arange(S, device=device))
+
+
+@dataclass(frozen=True, eq=False)
+class All(Mask):
+    """Every member must allow it: what `&` makes."""
+
+    parts: tuple[Mask, ...]
+
+    @property
+    def members(self) -> tuple[Mask, ...]:
+        return self.parts
+
+    @property
+    def rows(self) -> int:
+        return max(part.rows for part in self.parts)
+
+    @property
+    def heads(self) -> int:
+        return max(part.heads for part in self.parts)
+
+    def allows(self, b: Index, h: Index, q: Tensor, k: Tensor) -> Tensor:
+        return reduce(torch.logical_and, (part.allows(b, h, q, k) for part in self.parts))
+
+    def reach(self, first: int, last: int, S: int) -> Range | None:
+        ranges = [r for part in self.parts if (r := part.reach(first, last, S)) is not None]
+        if not ranges:
+            return None
+        low = max(low for low, _ in ranges)
+        return low, max(low, min(high for _, high in ranges))
+
+    def layout(self, T: int, S: int, size: int, device: torch.device) -> Bool[Tensor, "B N M"] | None:
+        layouts = [m for part in self.parts if (m := part.layout(T, S, size, device)) is not None]
+        return reduce(torch.logical_and, layouts) if layouts else None
+
+    def check(self, B: int, H: int, T: int, S: int) -> None:
+        for part in self.parts:
+            part.check(B, H, T, S)
+
+
+@dataclass(frozen=True, eq=False)
+class Causal(Mask):
+    """No looking ahead: k <= q."""
+
+    def allows(self, b: Index, h: Index, q: Tensor, k: Tensor) -> Tensor:
+        return k <= q
+
+    def reach(self, first: int, last: int, S: int) -> Range:
+        return 0, last + 1
+
+
+@dataclass(frozen=True, eq=False)
+class Window(Mask):
+    """Only keys nearer than `width`: |q - k| < width. With Causal, a token sees itself and the width - 1 before it."""
+
+    width: int
+
+    def __post_init__(self) -> None:
+        positive("Window", "width", self.width)
+
+    def allows(self, b: Index, h: Index, q: Tensor, k: Tensor) -> Tensor:
+        return (q - k < self.width) & (k - q < self.width)
+
+    def reach(self, first: int, last: int, S: int) -> Range:
+        return max(0, first - self.width + 1), min(S, last + self.width)
+
+
+@dataclass(frozen=True, eq=False)
+class Block(Mask):
+    """Positions fall into blocks of `size`, and a token sees its own block only."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        positive("Block", "size", self.size)
+
+    def allows(self, b: Index, h: Index, q: Tensor, k: Tensor) -> Tensor:
+        return q // self.size == k // self.size
+
+    def reach(self, first: int, last: int, S: int) -> Range:
+        return first // self.size * self.size, min(S, (last // self.size + 1) * self.size)
+
+
+@dataclass(frozen=True, eq=False)
+class Strided(Mask):
+    """The Sparse Transformer's strided pattern: the last `stride` tokens, and every stride-th one before them."""
+
+    stride: int
+
+    def __post_init__(self) -> None:
+        positive("Strided", "stride", self.stride)
+
+    def allows(self, b: Index, h: Index, q: Tensor, k: Tensor) -> Tensor:
+        return ((q - k).abs() < self.stride) | ((q - k) % self.stride == 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Fixed(Mask):
+    """The Sparse Transformer's fixed pattern: one's own block of `stride`, and the last `summary` of every block."""
+
+    stride: int
+    summary: int = 1
+
+    def __post_init__(self) -> None:
+        positive("Fixed", "stride", self.stride)
+        if not 0 < self.summary <= self.stride:
+            raise ValueError(f"Fixed: summary must be between 1 and stride = {self.stride}, not {self.summary}")
+
+    def allows(self, b: Index, h: Index, q: Tensor, k: Tensor) -> Tensor:
+        return (q // self.stride == k // self.stride) | (k % self.stride >= self.stride - self.summary)
+
+
+@dataclass(frozen=True, eq=False)
+class Padding(Mask):
+    """Keys that are real words: `keep` (B, S) is True for a word and False for padding."""
+
+    keep: Bool[Tensor, "B S"]
+
+    def __post_init__(self) -> None:
+        matrix("Padding", "keep", self.keep)
+        if self.keep.dtype != torch.bool:
+            raise TypeError(f"Padding: keep must be bool (True for a real word), not {self.keep.dtype}")
+
+    @classmethod
+    def of_lengths(cls, lengths: Int[Tensor, "B"], S: int) -> Padding:
+        return cls(torch.arange(S, device=lengths.device) < lengths.unsqueeze(1))
+
+    @property
+    def rows(self) -> int:
+        return self.keep.shape[0]
+
+    def allows(self, b: Index, h: Index, q: Tensor, k: Tensor) -> Tensor:
+        return self.keep[b, k]
+
+    def check(self, B: int, H: int, T: int, S: int) -> None:
+        expect("Padding", "keep", self.keep, (B, S))
+
+
+@dataclass(frozen=True, eq=False)
+class Document(Mask):
+    """Texts packed into one row do not see each other: `ids` (B, S) numbers the text that each position is from.
+
+    Texts lie one after another, so the numbers never decrease along a row.
+    """
+
+    ids: Int[Tensor, "B S"]
+
+    def __post_init__(self) -> None:
+        matrix("Document", "ids", self.ids)
+        if self.ids.is_floating_point() or self.ids.dtype == torch.bool:
+            raise TypeError(f"Document: ids must be whole numbers, not {self.ids.dtype}")
+
+    @property
+    def rows(self) -> int:
+        return self.ids.shape[0]
+
+    def allows(self, b: Index, h: Index, q: Tensor, k: Tensor) -> Tensor:
+        return self.ids[b, q] == self.ids[b, k]
+
+    def reach(self, first: int, last: int, S: int) -> Range:
+        low, high = self.ends
+        return int(low[:, first].min()), int(high[:, last].max())
+
+    def layout(self, T: int, S: int, size: int, device: torch.device) -> Bool[Tensor, "B N M"]:
+        first = torch.arange(S - T, S, size, device=device)  # (N,)
+        last = (first + size).clamp(max=S) - 1
+        tile = torch.arange(0, S, size, device=device)  # (M,)
+        low, high = self.ends
+        return (tile < high[:, last].unsqueeze(2)) & (tile + size > low[:, first].unsqueeze(2))  # (B, N, M)
+
+    @cached_property
+    def ends(self) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B S"]]:
+        """For every position, where its text begins and ends."""
+        ids = self.ids.contiguous()
+        return torch.searchsorted(ids, ids), torch.searchsorted(ids, ids, right=True)
+
+    def check(self, B: int, H: int, T: int, S: int) -> None:
+        expect("Document", "ids", self.ids, (B, S))
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix(Mask):
+    """Everyone sees the first `length` tokens of the row; beyond them no looking ahead. A number, or (B,)."""
+
+    length: int | Int[Tensor, "B"]
+
+    @property
+    def rows(self) -> int:
+        return self.length.shape[0] if isinstance(self.length, Tensor) else 1
+
+    def allows(self, b: Index, h: Index, q: Tensor, k: Tensor) -> Tensor:
+        length = self.length[b] if isinstance(self.length, Tensor) else self.length
+        return (k < length) | (k <= q)
+
+    def check(self, B: int, H: int, T: int, S: int) -> None:
+        if isinstance(self.length, Tensor):
+            expect("Prefix", "length", self.length, (B,))
+
+
+@dataclass(frozen=True, eq=False)
+class Explicit(Mask):
+    """A mask given as its matrix, True where looking is allowed: (T, S), (B, T, S) or (B, H, T, S)."""
+
+    allowed: Bool[Tensor, "..."]
+
+    def __post_init__(self) -> None:
+        if self.allowed.dtype != torch.bool:
+            raise TypeError(
+                f"mask must be bool, True where looking is allowed, not {self.allowed.dtype}; "
+                "numbers to be added to the scores go into bias"
+            )
+        if not 2 <= self.allowed.dim() <= 4:
+            raise ValueError(f"mask must have 2, 3 or 4 dimensions, not shape {tuple(self.allowed.shape)}")
+        object.__setattr__(self, "allowed", four_dimensions(self.allowed))  # (B, H, T, S)
+
+    @property
+    def rows(self) -> int:
+        return self.allowed.shape[0]
+
+    @property
+    def heads(self) -> int:
+        return self.allowed.shape[1]
+
+    def allows(self, b: Index, h: Index, q: Tensor, k: Tensor) -> Tensor:
+        offset = self.allowed.shape[3] - self.allowed.shape[2]
+        b = b if self.rows > 1 else 0
+        h = h if self.heads > 1 else 0
+        return self.allowed[b, h, q - offset, k]
+
+    def check(self, B: int, H: int, T: int, S: int) -> None:
+        for name, size, given in zip("BHTS", (B, H, T, S), self.allowed.shape, strict=True):
+            if given != size and not (given == 1 and name in "BH"):
+                raise ValueError(
+                    f"mask of shape {tuple(self.allowed.shape)} does not fit scores (B, H, T, S) = {(B, H, T, S)}: "
+                    f"{name} is {given}, expected {size}" + (" or 1" if name in "BH" else "")
+                )
+
+
+def as_mask(mask: Mask | Tensor) -> Mask:
+    if isinstance(mask, Mask):
+        return mask
+    if isinstance(mask, Tensor):
+        return Explicit(mask)
+    raise TypeError(f"mask must be a Mask or a bool tensor, not {type(mask).__name__}")
+
+
+def four_dimensions(matrix: Tensor) -> Tensor:
+    """(T, S) or (B, T, S) as (B, H, T, S), with 1 for what is missing."""
+    return matrix if matrix.dim() == 4 else matrix.unsqueeze(-3).reshape(-1, 1, *matrix.shape[-2:])
+
+
+def positive(mask: str, field: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{mask}: {field} must be 1 or more, not {value}")
+
+
+def matrix(mask: str, field: str, value: Tensor) -> None:
+    if value.dim() != 2:
+        raise ValueError(f"{mask}: {field} must have shape (B, S), not {tuple(value.shape)}")
+
+
+def expect(mask: str, field: str, value: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(value.shape) != shape:
+        raise ValueError(f"{mask}: {field} must have shape {shape}, not {tuple(value.shape)}")

@@ -1,0 +1,180 @@
+"""The block that every Transformer here is a stack of: attention, feed-forward, each with a residual and a norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from qkv.nn.attention.bias import Bias, Distance
+from qkv.nn.attention.mask import Mask
+from qkv.nn.attention.multi_head import MultiHeadAttention, check_heads
+from qkv.nn.config import check_at_least_one, check_fields, check_probability
+from qkv.nn.feed_forward import Activation, FeedForward
+from qkv.nn.norm import Norm, norm
+from qkv.nn.position import Position, RotaryScaling, alibi_slopes, rotary_angles
+from qkv.nn.state import DecoderState, KeyValueCache, SegmentMemory
+from qkv.nn.tap import Taps
+
+NormPlace = Literal["before", "after"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackConfig:
+    """What a stack of blocks is made of; every model's own config begins with these fields."""
+
+    width: int = 512
+    """Numbers in the vector of a word (E)."""
+    depth: int = 6
+    """Blocks on top of each other."""
+    heads: int = 8
+    """Attention heads (H)."""
+    kv_heads: int | None = None
+    """Key and value heads (K): as many as heads unless given; 1 is multi-query, between is grouped-query."""
+    head_width: int | None = None
+    """Numbers in a head (D): width / heads unless given."""
+    hidden: int | None = None
+    """Width of the feed-forward layer (F): four times the width unless given."""
+    activation: Activation = "gelu"
+    """Activation of the feed-forward layer."""
+    norm: Norm = "layer"
+    """Layer norm or RMS norm."""
+    norm_place: NormPlace = "before"
+    """Norm before each sublayer, or after its residual as in the first Transformer."""
+    norm_epsilon: float = 1e-5
+    """Added to the variance."""
+    final_norm: bool | None = None
+    """A norm after the last block: by default when norms come before the sublayers."""
+    position: Position = "learned"
+    """How the model knows the order of words."""
+    rotary_base: float = 10000.0
+    """Rotary positions: the slowest wave turns once in about this many positions times 2 pi."""
+    rotary_scaling: RotaryScaling | None = None
+    """Rotary positions stretched to longer texts, as Llama 3.1 does it."""
+    window: int | None = None
+    """Attention sees this many tokens back (and forward, if not causal); all of them unless given."""
+    qkv_bias: bool = True
+    """Biases of the query, key and value projections."""
+    output_bias: bool = True
+    """Bias of attention's output projection."""
+    feed_forward_bias: bool = True
+    """Biases of the feed-forward layers."""
+    dropout: float = 0.0
+    """Probability to drop a number of a sublayer's output, or of the embedding, in training."""
+    attention_dropout: float = 0.0
+    """Probability to drop an attention weight in training."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_at_least_one(self, "width", "depth", "heads", "kv_heads", "head_width", "hidden", "window")
+        check_probability(self, "dropout", "attention_dropout")
+        check_heads(self.width, self.heads, self.heads if self.kv_heads is None else self.kv_heads, self.head_width)
+        if self.position == "rotary" and self.width_of_head % 2:
+            raise ValueError(
+                f"head_width: rotary positions turn pairs, so expected an even number, not {self.width_of_head}"
+            )
+
+    @property
+    def width_of_head(self) -> int:
+        return self.head_width or self.width // self.heads
+
+
+class Residual(nn.Module):
+    """x + sublayer(norm(x)), or norm(x + sublayer(x)): the "add and norm" of the figure."""
+
+    def __init__(self, config: StackConfig) -> None:
+        super().__init__()
+        self.norm = norm(config.norm, config.width, config.norm_epsilon)
+        self.before = config.norm_place == "before"
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Float[Tensor, "B T E"], sublayer: Callable[[Tensor], Tensor]) -> Float[Tensor, "B T E"]:
+        if self.before:
+            return x + self.dropout(sublayer(self.norm(x)))
+        return self.norm(x + self.dropout(sublayer(x)))
+
+
+class Block(nn.Module):
+    """Self-attention, then (in a decoder) cross-attention to the source, then feed-forward."""
+
+    def __init__(self, config: StackConfig, layer: int = 0, *, cross: bool = False) -> None:
+        super().__init__()
+
+        def attention(relative: bool) -> MultiHeadAttention:
+            return MultiHeadAttention(
+                config.width,
+                config.heads,
+                kv_heads=config.kv_heads,
+                head_width=config.head_width,
+                qkv_bias=config.qkv_bias,
+                output_bias=config.output_bias,
+                dropout=config.attention_dropout,
+                relative=relative,
+                layer=layer,
+            )
+
+        self.attention = attention(config.position == "relative")
+        self.attention_residual = Residual(config)
+        self.cross_attention = attention(False) if cross else None
+        self.cross_attention_residual = Residual(config) if cross else None
+        self.feed_forward = FeedForward(
+            config.width, config.hidden or 4 * config.width, config.activation, bias=config.feed_forward_bias
+        )
+        self.feed_forward_residual = Residual(config)
+        self.taps = Taps("before", "between", "after")  # the residual stream
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T E"],
+        *,
+        mask: Mask | None = None,
+        bias: Bias | None = None,
+        rotary: Float[Tensor, "2 #B 1 T D"] | None = None,
+        source: Float[Tensor, "B S E"] | None = None,
+        source_mask: Mask | None = None,
+        state: KeyValueCache | SegmentMemory | DecoderState | None = None,
+    ) -> Float[Tensor, "B T E"]:
+        own, source_state = (state.target, state.source) if isinstance(state, DecoderState) else (state, None)
+        x = self.taps("before", x)
+        x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, bias=bias, rotary=rotary, state=own)[0])
+        if self.cross_attention is not None and self.cross_attention_residual is not None:
+            cross = self.cross_attention
+            x = self.cross_attention_residual(x, lambda y: cross(y, source, mask=source_mask, state=source_state)[0])
+        x = self.taps("between", x)
+        x = self.feed_forward_residual(x, self.feed_forward)
+        return self.taps("after", x)
+
+
+class Stack(nn.Module):
+    """Blocks on top of each other, with what they share: rotary angles, ALiBi's slopes, the last norm."""
+
+    def __init__(self, config: StackConfig, *, depth: int | None = None, cross: bool = False) -> None:
+        super().__init__()
+        self.config = config
+        self.blocks = nn.ModuleList(Block(config, layer, cross=cross) for layer in range(depth or config.depth))
+        final = config.norm_place == "before" if config.final_norm is None else config.final_norm
+        self.norm = norm(config.norm, config.width, config.norm_epsilon) if final else None
+        self.taps = Taps("output")
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T E"],
+        positions: Int[Tensor, "#B T"],
+        *,
+        mask: Mask | None = None,
+        source: Float[Tensor, "B S E"] | None = None,
+        source_mask: Mask | None = None,
+        state: KeyValueCache | SegmentMemory | DecoderState | None = None,
+    ) -> Float[Tensor, "B T E"]:
+        config = self.config
+        rotary = bias = None
+        if config.position == "rotary":
+            rotary = rotary_angles(positions, config.width_of_head, config.rotary_base, config.rotary_scaling)
+        elif config.position == "alibi":
+            bias = Distance(alibi_slopes(config.heads, x.device))
+        for block in self.blocks:
+            x = block(x, mask=mask, bias=bias, rotary=rotary, source=source, source_mask=source_mask, state=state)
+        return self.taps("output", x if self.norm is None else self.norm(x))

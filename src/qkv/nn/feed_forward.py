@@ -1,0 +1,43 @@
+"""The feed-forward part of a block: each position on its own, wide in the middle."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from qkv.nn.tap import Taps
+
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "relu2"]
+
+
+def activate(x: Tensor, kind: Activation) -> Tensor:
+    if kind == "relu":
+        return F.relu(x)
+    if kind == "gelu":
+        return F.gelu(x)
+    if kind == "gelu_tanh":  # GPT-2's approximation
+        return F.gelu(x, approximate="tanh")
+    if kind == "silu":
+        return F.silu(x)
+    if kind == "relu2":
+        return F.relu(x).square()
+    gate, up = x.chunk(2, dim=-1)  # swiglu: one half of a twice as wide layer gates the other
+    return F.silu(gate) * up
+
+
+class FeedForward(nn.Module):
+    """down(activation(up(x)))"""
+
+    def __init__(self, width: int, hidden: int, activation: Activation = "gelu", *, bias: bool = True) -> None:
+        super().__init__()
+        self.activation: Activation = activation
+        self.up = nn.Linear(width, 2 * hidden if activation == "swiglu" else hidden, bias=bias)
+        self.down = nn.Linear(hidden, width, bias=bias)
+        self.taps = Taps("hidden")
+
+    def forward(self, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
+        hidden = activate(self.up(x), self.activation)  # (B, T, F)
+        return self.down(self.taps("hidden", hidden))

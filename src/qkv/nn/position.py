@@ -1,0 +1,104 @@
+"""Where a word stands. Attention alone does not know: shuffle the words and it gives the same outputs, shuffled.
+
+Sinusoidal and learned positions join the word's embedding; rotary turns queries and keys; ALiBi lowers the scores of
+far keys; Transformer-XL's relative positions are in attention/relative.py.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+Position = Literal["sinusoidal", "learned", "rotary", "alibi", "relative", "none"]
+Join = Literal["sum", "product", "concatenate"]
+Sinusoid = Literal["interleaved", "halves"]
+
+
+def sinusoidal(
+    positions: Int[Tensor, "*n"], width: int, order: Sinusoid = "interleaved"
+) -> Float[Tensor, "*n {width}"]:
+    """PE(p, 2i) = sin(p / 10000^(2i / width)), PE(p, 2i + 1) = cos(the same).
+
+    Computed anew for any position, so there is no longest text. The order "halves" puts all sines before all cosines.
+    """
+    exact = torch.float32 if positions.device.type == "mps" else torch.float64
+    pair = torch.arange(0, width, 2, device=positions.device, dtype=exact)  # (width / 2,)
+    angle = positions.unsqueeze(-1) * torch.exp(pair * (-math.log(10000.0) / width))  # (..., width / 2)
+    waves = (angle.sin(), angle.cos())
+    table = torch.stack(waves, dim=-1).flatten(-2) if order == "interleaved" else torch.cat(waves, dim=-1)
+    return table[..., :width].to(torch.get_default_dtype())
+
+
+class Sinusoidal(nn.Module):
+    def __init__(self, width: int, order: Sinusoid = "interleaved") -> None:
+        super().__init__()
+        self.width, self.order = width, order
+
+    def forward(self, positions: Int[Tensor, "*n"]) -> Float[Tensor, "*n E"]:
+        return sinusoidal(positions, self.width, self.order)
+
+
+class Learned(nn.Embedding):
+    """One learned vector for each of `context` positions."""
+
+
+def join(token: Float[Tensor, "B T E"], position: Float[Tensor, "#B T P"], how: Join) -> Float[Tensor, "B T W"]:
+    """Word and position as one vector."""
+    if how == "sum":
+        return token + position
+    if how == "product":
+        return token * position
+    return torch.cat([token, position.expand(token.shape[0], -1, -1)], dim=-1)
+
+
+@dataclass(frozen=True)
+class RotaryScaling:
+    """How a rotary model trained on short texts is stretched to longer ones, as Llama 3.1 does it."""
+
+    factor: float = 8.0
+    """Slow waves turn this many times slower."""
+    low: float = 1.0
+    """A wave that turns fewer times than this within the original context is slow."""
+    high: float = 4.0
+    """A wave that turns more times than this within the original context stays as it is."""
+    original_context: int = 8192
+    """The context before stretching."""
+
+
+def rotary_angles(
+    positions: Int[Tensor, "#B T"], head_width: int, base: float = 10000.0, scaling: RotaryScaling | None = None
+) -> Float[Tensor, "2 #B 1 T D"]:
+    """Cosine and sine of the angle by which each pair of a head's dimensions turns at each position."""
+    pair = torch.arange(0, head_width, 2, device=positions.device, dtype=torch.float32)  # (D / 2,)
+    speed = base ** (-pair / head_width)
+    if scaling is not None:
+        speed = stretch(speed, scaling)
+    angle = positions.unsqueeze(-1).float() * speed  # (B, T, D / 2)
+    angle = torch.cat([angle, angle], dim=-1).unsqueeze(1)  # (B, 1, T, D): dimensions i and i + D/2 make a pair
+    return torch.stack([angle.cos(), angle.sin()])
+
+
+def stretch(speed: Float[Tensor, "P"], scaling: RotaryScaling) -> Float[Tensor, "P"]:
+    turns = scaling.original_context * speed / (2 * math.pi)
+    keep = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)  # 1 for fast waves, 0 for slow ones
+    return keep * speed + (1 - keep) * speed / scaling.factor
+
+
+def rotate(x: Float[Tensor, "B H T D"], angles: Float[Tensor, "2 #B 1 T D"]) -> Float[Tensor, "B H T D"]:
+    """Turn each pair of dimensions by its angle: <rotated q, rotated k> then depends on the distance alone."""
+    cos, sin = angles.to(x.dtype)
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+def alibi_slopes(heads: int, device: torch.device | None = None) -> Float[Tensor, "H"]:
+    """2^(-8/n), 2^(-16/n), ... for n heads; between two powers of two, every other slope of the larger one fills up."""
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    slopes += [2 ** (-4 * (i + 1) / power) for i in range(0, 2 * (heads - power), 2)]
+    return torch.tensor(slopes, device=device)

@@ -1,0 +1,151 @@
+"""What decoding remembers. State is an argument of a forward pass, never an attribute of a layer.
+
+Every state has `length` (positions seen so far), `append` (what a layer calls) and `reorder` (beam search: row i goes
+on as the old row rows[i]), so one decoding loop serves RNNs and Transformers alike.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+class State(Protocol):
+    @property
+    def length(self) -> int: ...
+
+    def reorder(self, rows: Int[Tensor, "B"]) -> None: ...
+
+
+class KeyValueCache:
+    """Keys and values of the positions seen, for every layer; the buffers double when they are full."""
+
+    def __init__(self, capacity: int = 64) -> None:
+        self.capacity = capacity
+        self.lengths: dict[int, int] = {}
+        self.buffers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def length(self) -> int:
+        return min(self.lengths.values(), default=0)
+
+    def append(
+        self, layer: int, key: Float[Tensor, "B K T D"], value: Float[Tensor, "B K T X"]
+    ) -> tuple[Float[Tensor, "B K S D"], Float[Tensor, "B K S X"]]:
+        """Add T positions to a layer and return all S it now has."""
+        start = self.lengths.get(layer, 0)
+        end = start + key.shape[2]
+        if layer not in self.buffers or self.buffers[layer][0].shape[2] < end:
+            self.grow(layer, key, value, start, end)
+        keys, values = self.buffers[layer]
+        if keys.shape[0] != key.shape[0]:
+            raise ValueError(f"state: it remembers {keys.shape[0]} rows, and the input has {key.shape[0]}")
+        keys[:, :, start:end] = key
+        values[:, :, start:end] = value
+        self.lengths[layer] = end
+        return self.read(layer)
+
+    def grow(self, layer: int, key: Tensor, value: Tensor, start: int, end: int) -> None:
+        size = max(self.capacity, 2 * start, end)
+        old = self.buffers.get(layer)
+        new = tuple(x.new_empty(*x.shape[:2], size, x.shape[3]) for x in (key, value))
+        if old is not None:
+            for fresh, used in zip(new, old, strict=True):
+                fresh[:, :, :start] = used[:, :, :start]
+        self.buffers[layer] = (new[0], new[1])
+
+    def __contains__(self, layer: int) -> bool:
+        return layer in self.buffers
+
+    def read(self, layer: int) -> tuple[Float[Tensor, "B K S D"], Float[Tensor, "B K S X"]]:
+        keys, values = self.buffers[layer]
+        return keys[:, :, : self.lengths[layer]], values[:, :, : self.lengths[layer]]
+
+    def reorder(self, rows: Int[Tensor, "B"]) -> None:
+        self.buffers = {
+            layer: (keys.index_select(0, rows), values.index_select(0, rows))
+            for layer, (keys, values) in self.buffers.items()
+        }
+
+
+class SourceCache(KeyValueCache):
+    """A decoder's view of its source: every layer's keys and values of it, computed once."""
+
+    def __init__(self, source: Float[Tensor, "B S E"], keep: Bool[Tensor, "B S"] | None = None) -> None:
+        super().__init__(capacity=source.shape[1])
+        self.source = source
+        self.keep = keep
+
+    def reorder(self, rows: Int[Tensor, "B"]) -> None:
+        super().reorder(rows)
+        self.source = self.source.index_select(0, rows)
+        self.keep = None if self.keep is None else self.keep.index_select(0, rows)
+
+
+class DecoderState:
+    """An encoder-decoder Transformer's state: the source as its layers see it, and the target so far."""
+
+    def __init__(self, source: Float[Tensor, "B S E"], keep: Bool[Tensor, "B S"] | None = None) -> None:
+        self.source = SourceCache(source, keep)
+        self.target = KeyValueCache()
+
+    @property
+    def length(self) -> int:
+        return self.target.length
+
+    def reorder(self, rows: Int[Tensor, "B"]) -> None:
+        self.source.reorder(rows)
+        self.target.reorder(rows)
+
+
+class SegmentMemory:
+    """Transformer-XL: the hidden states of the last `size` positions, for every layer, without their gradient."""
+
+    def __init__(self, size: int) -> None:
+        if size < 1:
+            raise ValueError(f"memory: size must be 1 or more, not {size}")
+        self.size = size
+        self.length = 0  # positions seen, remembered or not
+        self.layers: dict[int, Tensor] = {}
+
+    def append(self, layer: int, hidden: Float[Tensor, "B T E"]) -> Float[Tensor, "B S E"]:
+        """Return the remembered states followed by the new ones, and remember the last `size` of both."""
+        both = torch.cat([self.layers[layer], hidden], dim=1) if layer in self.layers else hidden
+        self.layers[layer] = both[:, -self.size :].detach()
+        if layer == 0:
+            self.length += hidden.shape[1]
+        return both
+
+    def reorder(self, rows: Int[Tensor, "B"]) -> None:
+        self.layers = {layer: hidden.index_select(0, rows) for layer, hidden in self.layers.items()}
+
+
+class RecurrentState:
+    """An RNN decoder's state: its hidden vectors (an LSTM's cells too) and, with attention, the encoder's outputs."""
+
+    def __init__(
+        self,
+        hidden: tuple[Float[Tensor, "L B E"], ...],
+        source: Float[Tensor, "B S E"] | None = None,
+        key: Float[Tensor, "B S P"] | None = None,
+        keep: Bool[Tensor, "B S"] | None = None,
+    ) -> None:
+        self.hidden = hidden
+        self.source = source
+        self.key = key
+        self.keep = keep
+        self.length = 0
+
+    def append(self, hidden: tuple[Float[Tensor, "L B E"], ...], count: int) -> None:
+        """After `count` more words the RNN is in this state."""
+        self.hidden = hidden
+        self.length += count
+
+    def reorder(self, rows: Int[Tensor, "B"]) -> None:
+        self.hidden = tuple(h.index_select(1, rows) for h in self.hidden)
+        self.source = None if self.source is None else self.source.index_select(0, rows)
+        self.key = None if self.key is None else self.key.index_select(0, rows)
+        self.keep = None if self.keep is None else self.keep.index_select(0, rows)

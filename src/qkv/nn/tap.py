@@ -1,0 +1,99 @@
+"""Named points inside a model where a listener may look at a value or change it.
+
+A part that has points of interest owns `Taps` and sends each value through: `query = self.taps("query", query)`.
+Nobody listening costs nothing, also under torch.compile, which sees no listener and compiles none; a listener that
+comes or goes later makes it compile again. A point's name is its place in the model.
+
+    with record(model, "stack.blocks.*.attention.weights") as seen:
+        model(ids)
+    seen["stack.blocks.3.attention.weights"]  # (B, H, T, S)
+
+    with listen(model, "stack.blocks.0.attention.heads", lambda value, name: value * 0):  # the first layer's heads off
+        model(ids)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
+from functools import partial
+
+from torch import Tensor, nn
+
+Listener = Callable[[Tensor], Tensor | None]  # gets a value; returns what to use instead, or None to leave it
+
+
+class Taps(nn.Module):
+    """The named points of one part."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.names = names
+        self.listeners: dict[str, tuple[Listener, ...]] = {}
+
+    def forward(self, name: str, value: Tensor) -> Tensor:
+        for listener in self.listeners.get(name, ()):
+            replaced = listener(value)
+            value = value if replaced is None else replaced
+        return value
+
+    def heard(self, name: str) -> Callable[[Tensor], Tensor] | None:
+        """The point as a function if someone listens there, else None: for values that exist only on request."""
+        return partial(self, name) if name in self.listeners else None
+
+
+def points(model: nn.Module) -> dict[str, tuple[Taps, str]]:
+    """Every named point of a model, in the order of its parts."""
+    return {
+        (path.rpartition("taps")[0] + name): (taps, name)
+        for path, taps in model.named_modules()
+        if isinstance(taps, Taps)
+        for name in taps.names
+    }
+
+
+@contextmanager
+def listen(model: nn.Module, pattern: str, listener: Callable[[Tensor, str], Tensor | None]) -> Iterator[None]:
+    """While the context is open, call `listener(value, name)` at every point whose name matches the pattern."""
+    known = points(model)
+    matching = [name for name in known if fnmatchcase(name, pattern)]
+    if not matching:
+        raise ValueError(f"no point of this model matches {pattern!r}; its points are: {', '.join(known)}")
+    before = [(taps, name, taps.listeners.get(name)) for taps, name in map(known.__getitem__, matching)]
+    try:
+        for full, (taps, name, earlier) in zip(matching, before, strict=True):
+            taps.listeners[name] = (*(earlier or ()), partial(call, listener, full))
+        yield
+    finally:
+        for taps, name, earlier in before:
+            if earlier is None:
+                del taps.listeners[name]
+            else:
+                taps.listeners[name] = earlier
+
+
+def call(listener: Callable[[Tensor, str], Tensor | None], name: str, value: Tensor) -> Tensor | None:
+    return listener(value, name)
+
+
+class Recording(dict[str, Tensor]):
+    """The last value at each point; `every` has all of them, for a model that passes a point once a word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.every: dict[str, list[Tensor]] = {}
+
+    def keep(self, value: Tensor, name: str) -> None:
+        self[name] = value
+        self.every.setdefault(name, []).append(value)
+
+
+@contextmanager
+def record(model: nn.Module, *patterns: str) -> Iterator[Recording]:
+    """Collect the values at the matching points, with their gradients' history."""
+    seen = Recording()
+    with ExitStack() as listening:
+        for pattern in patterns:
+            listening.enter_context(listen(model, pattern, seen.keep))
+        yield seen
