@@ -27,7 +27,8 @@ class Bias:
         ones = (1,) * len(torch.broadcast_shapes(q.shape, k.shape))
         b = torch.arange(like.shape[0], device=like.device).view(-1, 1, *ones)
         h = torch.arange(like.shape[1], device=like.device).view(-1, *ones)
-        return self.at(b, h, q, k).to(like.dtype)
+        numbers = self.at(b, h, q, k).to(like.dtype)
+        return numbers[(None,) * (2 + len(ones) - numbers.dim())]  # (B, H, ...), with 1 for what it does not depend on
 
     def materialise(self, T: int, S: int, like: Tensor) -> Float[Tensor, "#B #H T S"]:
         q = torch.arange(S - T, S, device=like.device).view(T, 1)

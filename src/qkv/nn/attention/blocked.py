@@ -18,7 +18,7 @@ from torch import Tensor
 
 from qkv.nn.attention import fused
 from qkv.nn.attention.bias import Bias
-from qkv.nn.attention.mask import Fixed, Mask, Strided
+from qkv.nn.attention.mask import Document, Fixed, Mask, Strided
 from qkv.nn.attention.softmax import softmax_or_zeros
 
 SIZE = 128  # queries that share one run of keys
@@ -29,7 +29,8 @@ def serves(mask: Mask, T: int, S: int, device: torch.device) -> bool:
     pattern = sparse_pattern(mask)
     if pattern is not None:
         return T == S and 4 * pattern.stride < S
-    if device.type != "cpu" and mask.rows > 1:
+    looks_at_ids = any(isinstance(part, Document) for part in mask.members)
+    if looks_at_ids and (device.type != "cpu" or torch.compiler.is_compiling()):
         return False  # to know its reach, the host would have to wait for the device
     runs = runs_of_keys(mask, T, S)
     return runs is not None and sum((high - low) * min(SIZE, T) for low, high in runs) < T * S / 4
@@ -45,6 +46,8 @@ def attend(
     dropout: float,
 ) -> Float[Tensor, "B H T X"]:
     T, S = query.shape[-2], key.shape[-2]
+    if T == 0 or S == 0:  # nothing to cut into blocks
+        return fused.attend(query, key, value, mask, bias, scale, dropout)
     pattern = None if mask is None else sparse_pattern(mask)
     runs = None if mask is None else runs_of_keys(mask, T, S)
     if mask is not None and pattern is not None and T == S:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -43,7 +43,8 @@ def attend(
         assert bias is not None
         return score + bias.at(b, h, q + offset, k).to(score.dtype)
 
-    return kernel()(
+    call = partial(
+        flex_attention if torch.compiler.is_compiling() or not query.is_cuda else compiled(),
         query,
         key,
         value,
@@ -52,10 +53,24 @@ def attend(
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
+    if torch.compiler.is_compiling():
+        return call()
+    # A kernel is compiled for each kind of mask; past its limit, torch.compile would fill (T, S) again without a word.
+    with torch._dynamo.config.patch(recompile_limit=256):
+        return call()
 
 
 def block_mask(mask: Mask, T: int, S: int, device: torch.device) -> BlockMask:
     """The mask as FlexAttention wants it: which tiles to visit, and the question to ask inside them."""
+    if torch.compiler.is_compiling():
+        return describe(mask, T, S, device)
+    described = mask.__dict__.setdefault("block_masks", {})  # the layers of a model share one mask
+    if (T, S, device) not in described:
+        described[T, S, device] = describe(mask, T, S, device)
+    return described[T, S, device]
+
+
+def describe(mask: Mask, T: int, S: int, device: torch.device) -> BlockMask:
     offset, rows, heads = S - T, mask.rows, mask.heads
 
     def allows(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -71,12 +86,6 @@ def block_mask(mask: Mask, T: int, S: int, device: torch.device) -> BlockMask:
     )
 
 
-def kernel() -> Callable[..., Any]:
-    """Inside torch.compile, FlexAttention itself; outside it, its own compiled kernel (uncompiled it fills (T, S))."""
-    eager = torch.compiler.is_compiling() or not torch.cuda.is_available()
-    return compiled() if not eager else flex_attention  # type: ignore[return-value]
-
-
 @cache
 def compiled() -> Callable[..., Any]:
-    return torch.compile(flex_attention, dynamic=False)
+    return torch.compile(flex_attention)

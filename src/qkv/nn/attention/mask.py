@@ -11,8 +11,8 @@ training (T = S) and decoding with a cache (T = 1).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property, reduce
+from dataclasses import dataclass, field
+from functools import reduce
 
 import torch
 from jaxtyping import Bool, Int
@@ -95,14 +95,16 @@ class All(Mask):
         return reduce(torch.logical_and, (part.allows(b, h, q, k) for part in self.parts))
 
     def reach(self, first: int, last: int, S: int) -> Range | None:
-        ranges = [r for part in self.parts if (r := part.reach(first, last, S)) is not None]
+        reaches = [part.reach(first, last, S) for part in self.parts]
+        ranges = [reach for reach in reaches if reach is not None]
         if not ranges:
             return None
         low = max(low for low, _ in ranges)
         return low, max(low, min(high for _, high in ranges))
 
     def layout(self, T: int, S: int, size: int, device: torch.device) -> Bool[Tensor, "B N M"] | None:
-        layouts = [m for part in self.parts if (m := part.layout(T, S, size, device)) is not None]
+        known = [part.layout(T, S, size, device) for part in self.parts]
+        layouts = [layout for layout in known if layout is not None]
         return reduce(torch.logical_and, layouts) if layouts else None
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
@@ -216,11 +218,19 @@ class Document(Mask):
     """
 
     ids: Int[Tensor, "B S"]
+    ends: tuple[Int[Tensor, "B S"], Int[Tensor, "B S"]] = field(init=False, repr=False)
+    """For every position, where its text begins and ends."""
 
     def __post_init__(self) -> None:
         matrix("Document", "ids", self.ids)
         if self.ids.is_floating_point() or self.ids.dtype == torch.bool:
             raise TypeError(f"Document: ids must be whole numbers, not {self.ids.dtype}")
+        ids = self.ids.contiguous()
+        # On another device the look would make the host wait.
+        if ids.device.type == "cpu" and not torch.compiler.is_compiling() and bool((ids.diff(dim=1) < 0).any()):
+            raise ValueError("Document: ids must not decrease along a row: number the texts in the order they lie")
+        ends = torch.searchsorted(ids, ids), torch.searchsorted(ids, ids, right=True)
+        object.__setattr__(self, "ends", ends)
 
     @property
     def rows(self) -> int:
@@ -239,12 +249,6 @@ class Document(Mask):
         tile = torch.arange(0, S, size, device=device)  # (M,)
         low, high = self.ends
         return (tile < high[:, last].unsqueeze(2)) & (tile + size > low[:, first].unsqueeze(2))  # (B, N, M)
-
-    @cached_property
-    def ends(self) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B S"]]:
-        """For every position, where its text begins and ends."""
-        ids = self.ids.contiguous()
-        return torch.searchsorted(ids, ids), torch.searchsorted(ids, ids, right=True)
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
         expect("Document", "ids", self.ids, (B, S))
@@ -318,7 +322,9 @@ def as_mask(mask: Mask | Tensor) -> Mask:
 
 def four_dimensions(matrix: Tensor) -> Tensor:
     """(T, S) or (B, T, S) as (B, H, T, S), with 1 for what is missing."""
-    return matrix if matrix.dim() == 4 else matrix.unsqueeze(-3).reshape(-1, 1, *matrix.shape[-2:])
+    if matrix.dim() == 2:
+        return matrix[None, None]
+    return matrix.unsqueeze(1) if matrix.dim() == 3 else matrix
 
 
 def positive(mask: str, field: str, value: int) -> None:

@@ -107,9 +107,9 @@ class MultiHeadAttention(nn.Module):
         return query, key, value
 
     def split(self, x: Float[Tensor, "B L R"], *heads: int) -> tuple[Tensor, ...]:
-        """(B, L, rows) into head after head: (B, heads, L, D) for each count of heads asked for."""
-        by_head = x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
-        return by_head.split(heads, dim=1)
+        """(B, L, rows) into (B, heads, L, D) for each count of heads asked for."""
+        parts = x.split([count * self.head_width for count in heads], dim=-1)
+        return tuple(part.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in parts)
 
 
 def check_heads(width: int, heads: int, kv_heads: int, head_width: int | None) -> None:

