@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from qkv.models.heads import MaskedWordHead, Pooler
 from qkv.models.inputs import check_ids, positions_of
-from qkv.nn.attention import Document, Mask, Padding, Window
+from qkv.nn.attention import Document, Mask, Padding, all_of
 from qkv.nn.block import NormPlace, Stack, StackConfig
 from qkv.nn.config import check_at_least_one
 from qkv.nn.embedding import Embedding
@@ -101,17 +101,11 @@ class BERT(nn.Module):
         return self.stack(x, positions, mask=self.mask(keep, documents))
 
     def mask(self, keep: Tensor | None, documents: Tensor | None) -> Mask | None:
-        masks: list[Mask] = []
-        if self.config.window is not None:
-            masks.append(Window(self.config.window))
-        if documents is not None:
-            masks.append(Document(documents))
-        if keep is not None:
-            masks.append(Padding(keep))
-        mask = masks[0] if masks else None
-        for other in masks[1:]:
-            mask = other if mask is None else mask & other
-        return mask
+        return all_of(
+            self.config.sparsity(),
+            None if documents is None else Document(documents),
+            None if keep is None else Padding(keep),
+        )
 
     def logits(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
         if self.head is None:

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from qkv.models.inputs import check_ids, positions_of
-from qkv.nn.attention import Causal, Document, Mask, Padding, Window
+from qkv.nn.attention import Causal, Document, Mask, Padding, all_of
 from qkv.nn.block import Stack, StackConfig
 from qkv.nn.config import check_at_least_one
 from qkv.nn.embedding import Embedding
@@ -103,15 +103,13 @@ class GPT(nn.Module):
         x = self.embedding(ids, positions)
         return self.stack(x, positions, mask=self.mask(keep, documents), state=state)
 
-    def mask(self, keep: Tensor | None, documents: Tensor | None) -> Mask:
-        mask: Mask = Causal()
-        if self.config.window is not None:
-            mask = mask & Window(self.config.window)
-        if documents is not None:
-            mask = mask & Document(documents)
-        if keep is not None:
-            mask = mask & Padding(keep)
-        return mask
+    def mask(self, keep: Tensor | None, documents: Tensor | None) -> Mask | None:
+        return all_of(
+            Causal(),
+            self.config.sparsity(),
+            None if documents is None else Document(documents),
+            None if keep is None else Padding(keep),
+        )
 
     def logits(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
         weight = self.embedding.token.weight if self.head is None else self.head.weight

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from qkv.models.inputs import check_ids, positions_of
-from qkv.nn.attention import Causal, Mask, Padding, Window
+from qkv.nn.attention import Causal, Padding, all_of
 from qkv.nn.block import NormPlace, Stack, StackConfig
 from qkv.nn.config import check_at_least_one
 from qkv.nn.embedding import Embedding
@@ -107,9 +107,7 @@ class Transformer(nn.Module):
         config, embedding = self.config, self.source_embedding or self.embedding
         check_ids(source, config.source_vocabulary or config.vocabulary, 0, self.limit)
         positions = positions_of(source, keep)
-        mask: Mask | None = None if config.window is None else Window(config.window)
-        if keep is not None:
-            mask = Padding(keep) if mask is None else mask & Padding(keep)
+        mask = all_of(config.sparsity(), None if keep is None else Padding(keep))
         return self.encoder(embedding(source, positions), positions, mask=mask)
 
     def hidden(
@@ -125,11 +123,7 @@ class Transformer(nn.Module):
         before = 0 if state is None else state.length
         check_ids(target, self.config.vocabulary, before, self.limit)
         positions = positions_of(target, target_keep, before)
-        mask: Mask = Causal()
-        if self.config.window is not None:
-            mask = mask & Window(self.config.window)
-        if target_keep is not None:
-            mask = mask & Padding(target_keep)
+        mask = all_of(Causal(), self.config.sparsity(), None if target_keep is None else Padding(target_keep))
         return self.decoder(
             self.embedding(target, positions),
             positions,

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from qkv.nn.attention.bias import Bias, Distance
-from qkv.nn.attention.mask import Mask
+from qkv.nn.attention.mask import Fixed, Mask, Strided, Window, all_of
 from qkv.nn.attention.multi_head import MultiHeadAttention, check_heads
 from qkv.nn.config import check_at_least_one, check_fields, check_probability
 from qkv.nn.feed_forward import Activation, FeedForward
@@ -20,6 +20,7 @@ from qkv.nn.state import DecoderState, KeyValueCache, SegmentMemory
 from qkv.nn.tap import Taps
 
 NormPlace = Literal["before", "after"]
+Sparse = Literal["none", "strided", "fixed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,10 @@ class StackConfig:
     """Rotary positions stretched to longer texts, as Llama 3.1 does it."""
     window: int | None = None
     """Attention sees this many tokens back (and forward, if not causal); all of them unless given."""
+    sparse: Sparse = "none"
+    """The Sparse Transformer's patterns: strided, or fixed."""
+    stride: int | None = None
+    """With sparse: the pattern's stride, about the square root of the context."""
     qkv_bias: bool = True
     """Biases of the query, key and value projections."""
     output_bias: bool = True
@@ -69,13 +74,25 @@ class StackConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_at_least_one(self, "width", "depth", "heads", "kv_heads", "head_width", "hidden", "window")
+        check_at_least_one(self, "width", "depth", "heads", "kv_heads", "head_width", "hidden", "window", "stride")
         check_probability(self, "dropout", "attention_dropout")
         check_heads(self.width, self.heads, self.heads if self.kv_heads is None else self.kv_heads, self.head_width)
         if self.position == "rotary" and self.width_of_head % 2:
             raise ValueError(
                 f"head_width: rotary positions turn pairs, so expected an even number, not {self.width_of_head}"
             )
+
+        if (self.sparse == "none") != (self.stride is None):
+            raise ValueError(
+                f"stride: sparse = {self.sparse} expects {'none' if self.sparse == 'none' else 'a stride'}"
+            )
+
+    def sparsity(self) -> Mask | None:
+        """What window and sparse rule out."""
+        window = None if self.window is None else Window(self.window)
+        if self.stride is None:
+            return window
+        return all_of(window, Strided(self.stride) if self.sparse == "strided" else Fixed(self.stride))
 
     @property
     def width_of_head(self) -> int:

@@ -2,7 +2,20 @@
 
 from qkv.nn.attention.attend import attend
 from qkv.nn.attention.bias import Bias, Distance
-from qkv.nn.attention.mask import All, Block, Causal, Document, Explicit, Fixed, Mask, Padding, Prefix, Strided, Window
+from qkv.nn.attention.mask import (
+    All,
+    Block,
+    Causal,
+    Document,
+    Explicit,
+    Fixed,
+    Mask,
+    Padding,
+    Prefix,
+    Strided,
+    Window,
+    all_of,
+)
 from qkv.nn.attention.score import Additive, General, dot, scaled_dot
 
 __all__ = [
@@ -21,6 +34,7 @@ __all__ = [
     "Prefix",
     "Strided",
     "Window",
+    "all_of",
     "attend",
     "dot",
     "scaled_dot",

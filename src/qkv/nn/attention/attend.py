@@ -115,7 +115,7 @@ def choose(
     T, S = query.shape[-2], key.shape[-2]
     if wants_weights or score not in (dot, scaled_dot) or T == 0 or S == 0:
         return "eager"
-    if mask is not None and flex.serves(mask, bias, dropout, query, S):
+    if flex.serves(mask, bias, dropout, query, S):
         return "flex"
     if mask is not None and blocked.serves(mask, T, S, query.device):
         return "blocked"

@@ -17,12 +17,13 @@ from qkv.nn.attention.mask import Block, Document, Mask, Window
 SIZE = 128  # FlexAttention's tile
 
 
-def serves(mask: Mask, bias: Bias | None, dropout: float, query: Tensor, S: int) -> bool:
-    """On a GPU, for masks that leave tiles empty, and what FlexAttention can do: no dropout, no float64."""
-    leaves_tiles_empty = any(isinstance(part, Window | Block | Document) for part in mask.members)
-    plain = bias is None or (isinstance(bias, Distance) and not bias.slopes.requires_grad)
-    possible = query.is_cuda and query.dtype is not torch.float64 and dropout == 0.0
-    return possible and leaves_tiles_empty and plain and query.shape[2] >= SIZE and S >= 4 * SIZE
+def serves(mask: Mask | None, bias: Bias | None, dropout: float, query: Tensor, S: int) -> bool:
+    """On a GPU, where a mask leaves tiles empty or a bias need not be filled in; it has no dropout and no float64."""
+    if not query.is_cuda or query.dtype is torch.float64 or dropout > 0 or query.shape[2] < SIZE or S < 4 * SIZE:
+        return False
+    distance = isinstance(bias, Distance) and not bias.slopes.requires_grad
+    leaves_tiles_empty = mask is not None and any(isinstance(part, Window | Block | Document) for part in mask.members)
+    return distance or (bias is None and leaves_tiles_empty)
 
 
 def attend(

@@ -312,6 +312,12 @@ class Explicit(Mask):
                 )
 
 
+def all_of(*masks: Mask | None) -> Mask | None:
+    """The masks that are there, combined; None when there is none."""
+    there = [mask for mask in masks if mask is not None]
+    return reduce(lambda a, b: a & b, there) if there else None
+
+
 def as_mask(mask: Mask | Tensor) -> Mask:
     if isinstance(mask, Mask):
         return mask
