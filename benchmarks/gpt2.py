@@ -87,9 +87,7 @@ def main(options: Options) -> None:
         runs[name] = run
     seconds = compare(runs, options.rounds, device)
     tokens = options.batch * options.length
-    print(
-        f"GPT-2 124M, forward + backward, {options.batch} x {options.length}; {machine()}, PyTorch {torch.__version__}"
-    )
+    print(f"GPT-2 124M, forward + backward, {options.batch} x {options.length}; {machine()}")
     first = seconds["qkv"]
     for name, took in seconds.items():
         print(f"  {name:20} {took * 1e3:8.1f} ms {tokens / took:10,.0f} tokens/s   x {took / first:.3f}", flush=True)

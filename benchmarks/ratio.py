@@ -33,16 +33,16 @@ def clock(run: Callable[[], None], device: str) -> float:
 
 
 def machine() -> str:
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
+    return f"{device}, PyTorch {torch.__version__}, {date.today()}"
 
 
 class Table:
     """Rows of peers, each with its milliseconds and how many times faster the first of them is."""
 
     def __init__(self, title: str) -> None:
-        self.lines = [f"{title}; {machine()}, PyTorch {torch.__version__}, {date.today()}"]
+        self.lines = [f"{title}; {machine()}"]
 
     def add(self, row: str, seconds: dict[str, float]) -> None:
         ours = next(iter(seconds.values()))

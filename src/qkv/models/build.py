@@ -54,15 +54,20 @@ def from_json(values: Mapping[str, Any]) -> Config:
     if name not in FAMILIES:
         raise ValueError(f"family: expected one of {', '.join(FAMILIES)}, not {name!r}")
     kind = FAMILIES[name][0]
+    check_keys(values, kind, f"the {name} config")
+    if isinstance(values.get("rotary_scaling"), dict):
+        check_keys(values["rotary_scaling"], RotaryScaling, "rotary_scaling")
+        values["rotary_scaling"] = RotaryScaling(**values["rotary_scaling"])
+    return kind(**values)
+
+
+def check_keys(values: Mapping[str, Any], kind: type[Any], owner: str) -> None:
     known = [field.name for field in fields(kind)]
     for key in values:
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1)
             meant = f"; did you mean {close[0]}?" if close else f"; it knows {', '.join(known)}"
-            raise ValueError(f"{key}: the {name} config has no such key{meant}")
-    if isinstance(values.get("rotary_scaling"), dict):
-        values["rotary_scaling"] = RotaryScaling(**values["rotary_scaling"])
-    return kind(**values)
+            raise ValueError(f"{key}: {owner} has no such key{meant}")
 
 
 def with_weights(config: Config, weights: Mapping[str, Tensor], origin: str = "the weights") -> Model:

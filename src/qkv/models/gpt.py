@@ -80,8 +80,8 @@ class GPT(nn.Module):
     ) -> Float[Tensor, "B T V"]:
         """Scores of the next word after each word.
 
-        `keep` is False for padding and `documents` numbers the texts packed into a row; both speak of all S positions,
-        the remembered ones first. `state` remembers earlier words, so that only new ones need be given.
+        `keep` is False for padding and `documents` numbers the texts packed into a row; both speak of all S positions
+        so far, the earlier ones first. `state` remembers earlier words, so that only new ones need be given.
         """
         return self.logits(self.hidden(ids, keep=keep, documents=documents, positions=positions, state=state))
 
@@ -101,6 +101,9 @@ class GPT(nn.Module):
         if positions is None:
             positions = positions_of(ids, keep, before)
         x = self.embedding(ids, positions)
+        if isinstance(state, SegmentMemory):  # attention sees no further back than the memory
+            first = max(0, before - state.size)
+            keep, documents = (None if each is None else each[:, first:] for each in (keep, documents))
         return self.stack(x, positions, mask=self.mask(keep, documents), state=state)
 
     def mask(self, keep: Tensor | None, documents: Tensor | None) -> Mask | None:

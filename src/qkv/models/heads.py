@@ -15,7 +15,7 @@ class MaskedWordHead(nn.Module):
 
     def __init__(self, width: int, vocabulary: int, activation: Activation, norm_epsilon: float) -> None:
         super().__init__()
-        self.dense = nn.Linear(width, width)
+        self.dense = nn.Linear(width, 2 * width if activation == "swiglu" else width)
         self.norm = LayerNorm(width, norm_epsilon)
         self.bias = nn.Parameter(torch.zeros(vocabulary))
         self.activation: Activation = activation

@@ -74,7 +74,8 @@ class RNN(nn.Module):
         self.decoder = Recurrent(config.cell, 2 * E if has_attention else E, E, config.depth, dropout=config.dropout)
         self.combine = nn.Linear(2 * E, E) if has_attention else None
         self.head = None if config.tied else nn.Linear(E, config.vocabulary)
-        self.taps = Taps("encoder", "scores", "weights", "context", "hidden", "logits")
+        asked = ("scores", "weights", "context") if has_attention else ()
+        self.taps = Taps("encoder", *asked, "hidden", "logits")
         initialise(self)
 
     def forward(
@@ -95,6 +96,10 @@ class RNN(nn.Module):
         """Read the source; the state before the first target word."""
         config = self.config
         check_ids(source, config.source_vocabulary or config.vocabulary)
+        if source.shape[1] == 0:
+            raise ValueError("source: every row needs at least one word")
+        if keep is not None and keep.shape != source.shape:
+            raise ValueError(f"keep: expected shape {tuple(source.shape)} as the source, not {tuple(keep.shape)}")
         lengths = None if keep is None else words_first(keep)
         outputs, last = self.encoder(self.dropout(self.source_embedding(source)), lengths=lengths)
         outputs = self.taps("encoder", outputs)  # (B, S, E)
@@ -111,6 +116,8 @@ class RNN(nn.Module):
     def hidden(self, target: Int[Tensor, "B T"], state: RecurrentState) -> Float[Tensor, "B T E"]:
         check_ids(target, self.config.vocabulary)
         words = self.dropout(self.embedding(target))  # (B, T, E)
+        if target.shape[1] == 0:
+            return self.taps("hidden", words)
         if self.combine is None:
             outputs, hidden = self.decoder(words, state.hidden)
             state.append(hidden, target.shape[1])
@@ -121,7 +128,7 @@ class RNN(nn.Module):
             output, hidden = self.decoder(torch.cat([word, context], dim=-1), state.hidden)
             state.append(hidden, 1)
             steps.append(torch.tanh(self.combine(torch.cat([output, context], dim=-1))))
-        return self.taps("hidden", torch.cat(steps, dim=1) if steps else words)
+        return self.taps("hidden", torch.cat(steps, dim=1))
 
     def look(self, state: RecurrentState) -> Float[Tensor, "B 1 E"]:
         """What the decoder's last hidden vector finds in the source."""

@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from qkv.nn.config import check_fields
+
 Position = Literal["sinusoidal", "learned", "rotary", "alibi", "relative", "none"]
 Join = Literal["sum", "product", "concatenate"]
 Sinusoid = Literal["interleaved", "halves"]
@@ -68,6 +70,9 @@ class RotaryScaling:
     """A wave that turns more times than this within the original context stays as it is."""
     original_context: int = 8192
     """The context before stretching."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def rotary_angles(

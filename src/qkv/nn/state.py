@@ -20,6 +20,11 @@ class State(Protocol):
     def reorder(self, rows: Int[Tensor, "B"]) -> None: ...
 
 
+def check_rows(remembered: int, given: int) -> None:
+    if remembered != given:
+        raise ValueError(f"state: it remembers {remembered} rows, and the input has {given}")
+
+
 class KeyValueCache:
     """Keys and values of the positions seen, for every layer; the buffers double when they are full."""
 
@@ -38,11 +43,11 @@ class KeyValueCache:
         """Add T positions to a layer and return all S it now has."""
         start = self.lengths.get(layer, 0)
         end = start + key.shape[2]
+        if layer in self.buffers:
+            check_rows(self.buffers[layer][0].shape[0], key.shape[0])
         if layer not in self.buffers or self.buffers[layer][0].shape[2] < end:
             self.grow(layer, key, value, start, end)
         keys, values = self.buffers[layer]
-        if keys.shape[0] != key.shape[0]:
-            raise ValueError(f"state: it remembers {keys.shape[0]} rows, and the input has {key.shape[0]}")
         keys[:, :, start:end] = key
         values[:, :, start:end] = value
         self.lengths[layer] = end
@@ -113,6 +118,8 @@ class SegmentMemory:
 
     def append(self, layer: int, hidden: Float[Tensor, "B T E"]) -> Float[Tensor, "B S E"]:
         """Return the remembered states followed by the new ones, and remember the last `size` of both."""
+        if layer in self.layers:
+            check_rows(self.layers[layer].shape[0], hidden.shape[0])
         both = torch.cat([self.layers[layer], hidden], dim=1) if layer in self.layers else hidden
         self.layers[layer] = both[:, -self.size :].detach()
         if layer == 0:

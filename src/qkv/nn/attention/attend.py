@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -21,6 +21,7 @@ from qkv.nn.attention.score import General, Score, dot, scaled_dot
 from qkv.nn.attention.softmax import softmax_or_zeros
 
 Kernel = Literal["eager", "fused", "blocked", "flex"]
+KERNELS = get_args(Kernel)
 Listener = Callable[[Tensor], Tensor]
 
 
@@ -54,6 +55,8 @@ def attend(
     wants_weights = need_weights or on_scores is not None or on_weights is not None
     if isinstance(score, General) and not wants_weights:
         query, key, score = score.A(query), score.B(key), dot
+    if kernel is not None and kernel not in KERNELS:
+        raise ValueError(f"kernel: expected one of {', '.join(KERNELS)}, not {kernel!r}")
     kernel = kernel or choose(query, key, mask, score, bias, dropout, wants_weights)
     weights = None
     if kernel == "eager":

@@ -75,6 +75,8 @@ class Table(Bias):
 def as_bias(bias: Bias | Tensor) -> Bias:
     if isinstance(bias, Bias):
         return bias
+    if not isinstance(bias, Tensor):
+        raise TypeError(f"bias must be a Bias or a tensor, not {type(bias).__name__}")
     if not bias.is_floating_point():
         raise TypeError(f"bias must be floating-point numbers, not {bias.dtype}; who may look at whom goes into mask")
     if bias.dim() > 4 or bias.dim() < 2:

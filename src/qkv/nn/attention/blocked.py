@@ -68,11 +68,11 @@ def runs_of_keys(mask: Mask, T: int, S: int) -> list[tuple[int, int]] | None:
     """For each block of queries the keys [low, high) it can see, in whole blocks; None when the mask does not know."""
     runs = []
     for t in range(0, T, SIZE):
-        reach = mask.reach(S - T + t, S - T + min(t + SIZE, T) - 1, S)
+        reach = mask.reach(S - T + t, S - T + min(t + SIZE, T) - 1)
         if reach is None:
             return None
-        low, high = reach
-        runs.append((low // SIZE * SIZE, min(S, -(-high // SIZE) * SIZE)))
+        low = max(0, reach[0]) // SIZE * SIZE
+        runs.append((low, max(low, min(S, -(-reach[1] // SIZE) * SIZE))))
     return runs
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -15,12 +16,15 @@ from qkv.nn.attention.bias import Bias, Distance
 from qkv.nn.attention.mask import Block, Document, Mask, Window
 
 SIZE = 128  # FlexAttention's tile
+HAS_TRITON = find_spec("triton") is not None
 
 
 def serves(mask: Mask | None, bias: Bias | None, dropout: float, query: Tensor, S: int) -> bool:
-    """On a GPU, where a mask leaves tiles empty or a bias need not be filled in; it has no dropout and no float64."""
-    if not query.is_cuda or query.dtype is torch.float64 or dropout > 0 or query.shape[2] < SIZE or S < 4 * SIZE:
-        return False
+    """On a GPU, where a mask leaves tiles empty or a bias need not be filled in."""
+    if not (query.is_cuda and HAS_TRITON) or query.dtype is torch.float64 or dropout > 0:
+        return False  # it has none of these
+    if query.shape[2] < SIZE or S < 4 * SIZE or query.shape[3] < 16:
+        return False  # not worth it, and no head narrower than 16
     distance = isinstance(bias, Distance) and not bias.slopes.requires_grad
     leaves_tiles_empty = mask is not None and any(isinstance(part, Window | Block | Document) for part in mask.members)
     return distance or (bias is None and leaves_tiles_empty)
@@ -44,8 +48,10 @@ def attend(
         assert bias is not None
         return score + bias.at(b, h, q + offset, k).to(score.dtype)
 
-    call = partial(
-        flex_attention if torch.compiler.is_compiling() or not query.is_cuda else compiled(),
+    compiling = torch.compiler.is_compiling()
+    kernel: Callable[..., Any] = compiled() if query.is_cuda and not compiling else flex_attention  # type: ignore[assignment]
+    call: Callable[[], Tensor] = partial(
+        kernel,
         query,
         key,
         value,
@@ -54,7 +60,7 @@ def attend(
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    if torch.compiler.is_compiling():
+    if compiling:
         return call()
     # A kernel is compiled for each kind of mask; past its limit, torch.compile would fill (T, S) again without a word.
     with torch._dynamo.config.patch(recompile_limit=256):

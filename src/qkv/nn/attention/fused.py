@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -42,7 +43,12 @@ def with_matrices(
     causal: bool = False,
 ) -> Float[Tensor, "B H T X"]:
     matrix = allowed if added is None else added if allowed is None else added.masked_fill(~allowed, -math.inf)
+    nowhere = None
+    if matrix is not None and query.is_cuda:  # its kernels do not all give zeros to a query that may look nowhere
+        nowhere = (~matrix if matrix.dtype == torch.bool else matrix.isneginf()).all(-1, keepdim=True)  # (B, H, T, 1)
+        matrix = matrix.masked_fill(nowhere, 1)
     gqa = query.shape[1] != key.shape[1]
-    return F.scaled_dot_product_attention(
+    output = F.scaled_dot_product_attention(
         query, key, value, attn_mask=matrix, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=gqa
     )
+    return output if nowhere is None else output.masked_fill(nowhere, 0)

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 Index = Tensor | int
-Range = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,18 +27,23 @@ class Mask:
     def allows(self, b: Index, h: Index, q: Tensor, k: Tensor) -> Tensor:
         raise TypeError(f"{type(self).__name__} must say what it allows")
 
-    def reach(self, first: int, last: int, S: int) -> Range | None:
-        """Keys [low, high) that queries at positions first..last can see at all; None when it may be all of them."""
+    def reach(self, first: Any, last: Any) -> tuple[Any, Any] | None:
+        """Keys [low, high) that queries at positions first..last can see at all, not cut to 0..S; None for any key.
+
+        Positions are numbers, or tensors of them.
+        """
         return None
 
     def layout(self, T: int, S: int, size: int, device: torch.device) -> Bool[Tensor, "B N M"] | None:
         """Which tiles of size x size pairs hold anything allowed; None when it may be all of them."""
-        rows = [self.reach(S - T + t, min(S - T + t + size, S) - 1, S) for t in range(0, T, size)]
-        if any(row is None for row in rows):
+        first = torch.arange(S - T, S, size, device=device)  # (N,)
+        reach = self.reach(first, (first + size).clamp(max=S) - 1)
+        if reach is None:
             return None
-        low, high = torch.tensor(rows, device=device).unbind(1)  # (N,)
+        low, high = (end.unsqueeze(-1) for end in reach)  # (N, 1), or (B, N, 1)
         tile = torch.arange(0, S, size, device=device)  # (M,)
-        return ((tile < high.unsqueeze(1)) & (tile + size > low.unsqueeze(1))).unsqueeze(0)  # (1, N, M)
+        layout = (tile < high) & (tile + size > low)
+        return layout if layout.dim() == 3 else layout.unsqueeze(0)
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
         """Raise when this mask cannot describe scores of shape (B, H, T, S)."""
@@ -94,13 +99,10 @@ class All(Mask):
     def allows(self, b: Index, h: Index, q: Tensor, k: Tensor) -> Tensor:
         return reduce(torch.logical_and, (part.allows(b, h, q, k) for part in self.parts))
 
-    def reach(self, first: int, last: int, S: int) -> Range | None:
-        reaches = [part.reach(first, last, S) for part in self.parts]
+    def reach(self, first: int, last: int) -> tuple[int, int] | None:
+        reaches = [part.reach(first, last) for part in self.parts]
         ranges = [reach for reach in reaches if reach is not None]
-        if not ranges:
-            return None
-        low = max(low for low, _ in ranges)
-        return low, max(low, min(high for _, high in ranges))
+        return (max(low for low, _ in ranges), min(high for _, high in ranges)) if ranges else None
 
     def layout(self, T: int, S: int, size: int, device: torch.device) -> Bool[Tensor, "B N M"] | None:
         known = [part.layout(T, S, size, device) for part in self.parts]
@@ -119,8 +121,8 @@ class Causal(Mask):
     def allows(self, b: Index, h: Index, q: Tensor, k: Tensor) -> Tensor:
         return k <= q
 
-    def reach(self, first: int, last: int, S: int) -> Range:
-        return 0, last + 1
+    def reach(self, first: Any, last: Any) -> tuple[Any, Any]:
+        return first * 0, last + 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,8 +137,8 @@ class Window(Mask):
     def allows(self, b: Index, h: Index, q: Tensor, k: Tensor) -> Tensor:
         return (q - k < self.width) & (k - q < self.width)
 
-    def reach(self, first: int, last: int, S: int) -> Range:
-        return max(0, first - self.width + 1), min(S, last + self.width)
+    def reach(self, first: Any, last: Any) -> tuple[Any, Any]:
+        return first - self.width + 1, last + self.width
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,8 +153,8 @@ class Block(Mask):
     def allows(self, b: Index, h: Index, q: Tensor, k: Tensor) -> Tensor:
         return q // self.size == k // self.size
 
-    def reach(self, first: int, last: int, S: int) -> Range:
-        return first // self.size * self.size, min(S, (last // self.size + 1) * self.size)
+    def reach(self, first: Any, last: Any) -> tuple[Any, Any]:
+        return first // self.size * self.size, (last // self.size + 1) * self.size
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,8 +225,7 @@ class Document(Mask):
 
     def __post_init__(self) -> None:
         matrix("Document", "ids", self.ids)
-        if self.ids.is_floating_point() or self.ids.dtype == torch.bool:
-            raise TypeError(f"Document: ids must be whole numbers, not {self.ids.dtype}")
+        whole_numbers("Document", "ids", self.ids)
         ids = self.ids.contiguous()
         # On another device the look would make the host wait.
         if ids.device.type == "cpu" and not torch.compiler.is_compiling() and bool((ids.diff(dim=1) < 0).any()):
@@ -239,16 +240,9 @@ class Document(Mask):
     def allows(self, b: Index, h: Index, q: Tensor, k: Tensor) -> Tensor:
         return self.ids[b, q] == self.ids[b, k]
 
-    def reach(self, first: int, last: int, S: int) -> Range:
-        low, high = self.ends
-        return int(low[:, first].min()), int(high[:, last].max())
-
-    def layout(self, T: int, S: int, size: int, device: torch.device) -> Bool[Tensor, "B N M"]:
-        first = torch.arange(S - T, S, size, device=device)  # (N,)
-        last = (first + size).clamp(max=S) - 1
-        tile = torch.arange(0, S, size, device=device)  # (M,)
-        low, high = self.ends
-        return (tile < high[:, last].unsqueeze(2)) & (tile + size > low[:, first].unsqueeze(2))  # (B, N, M)
+    def reach(self, first: Any, last: Any) -> tuple[Any, Any]:
+        low, high = self.ends[0][:, first], self.ends[1][:, last]
+        return (low, high) if isinstance(first, Tensor) else (int(low.min()), int(high.max()))
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
         expect("Document", "ids", self.ids, (B, S))
@@ -259,6 +253,12 @@ class Prefix(Mask):
     """Everyone sees the first `length` tokens of the row; beyond them no looking ahead. A number, or (B,)."""
 
     length: int | Int[Tensor, "B"]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.length, Tensor):
+            whole_numbers("Prefix", "length", self.length)
+            if self.length.dim() != 1:
+                raise ValueError(f"Prefix: length must have shape (B,), not {tuple(self.length.shape)}")
 
     @property
     def rows(self) -> int:
@@ -341,6 +341,11 @@ def positive(mask: str, field: str, value: int) -> None:
 def matrix(mask: str, field: str, value: Tensor) -> None:
     if value.dim() != 2:
         raise ValueError(f"{mask}: {field} must have shape (B, S), not {tuple(value.shape)}")
+
+
+def whole_numbers(mask: str, field: str, value: Tensor) -> None:
+    if value.is_floating_point() or value.dtype == torch.bool:
+        raise TypeError(f"{mask}: {field} must be whole numbers, not {value.dtype}")
 
 
 def expect(mask: str, field: str, value: Tensor, shape: tuple[int, ...]) -> None:

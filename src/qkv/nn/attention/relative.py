@@ -31,7 +31,9 @@ class RelativePosition(nn.Module):
         self, query: Float[Tensor, "B H T D"], S: int
     ) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T S"]]:
         """The query to compare with the keys, and the bias to add to its scaled scores."""
-        _, H, T, D = query.shape
+        B, H, T, D = query.shape
+        if T == 0:  # there is no distance
+            return query, query.new_empty(B, H, 0, S)
         distance = torch.arange(S - 1, -T, -1, device=query.device)  # (S + T - 1,): from the farthest past on
         waves = sinusoidal(distance, self.width, "halves").to(self.r.weight.dtype)
         r = self.r(waves).view(-1, H, D).transpose(0, 1)  # (H, S + T - 1, D)

