@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
-from jaxtyping import config as shape_checks
+from jaxtyping import config as jaxtyping_config
 from jaxtyping import install_import_hook
 
 hook = install_import_hook("qkv", "shape_checks.checked").hook  # before anything imports qkv
@@ -60,11 +60,18 @@ def seed() -> None:
 
 
 @pytest.fixture
+def double_by_default() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
 def without_shape_checks() -> Iterator[None]:
     """qkv with its own checks and messages alone, as its users run it."""
-    shape_checks.update("jaxtyping_disable", True)
+    jaxtyping_config.update("jaxtyping_disable", True)
     yield
-    shape_checks.update("jaxtyping_disable", False)
+    jaxtyping_config.update("jaxtyping_disable", False)
 
 
 unchecked_modules: dict[str, ModuleType] = {}

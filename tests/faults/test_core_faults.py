@@ -325,6 +325,11 @@ WRONG_FIELDS: list[tuple[type, dict[str, Any], str]] = [
         "head_width: rotary positions turn pairs, so expected an even number, not 3",
     ),
     (GPTConfig, {"memory": 5}, "memory: only relative positions tell earlier segments from this one; expected posit"),
+    (
+        GPTConfig,
+        {"memory": 5, "position": "relative", "sparse": "fixed", "stride": 3},
+        "sparse: a fixed pattern counts from the first position, which a memory forgets; use strided",
+    ),
     (GPTConfig, {"join": "concatenate"}, "tied: with join = concatenate the word embedding is narrower than the mo"),
     (BERTConfig, {"position": "relative"}, "position: relative positions are for causal models; expected another"),
     (BERTConfig, {"pooler": False}, "next_sentence: it reads the pooler's vector, so pooler must be True"),
@@ -453,6 +458,14 @@ def test_texts_longer_than_the_context(name: str) -> None:
     config, run = MODELS[name]
     with refused("context: 9 positions are more than the model's 8"):
         run(build(config), torch.zeros(1, 9, dtype=torch.long))
+
+
+def test_positions_and_sentences_that_are_not_there() -> None:
+    ids = torch.zeros(1, 3, dtype=torch.long)
+    with refused("positions: expected 0 to 7 (context 8), found 8"):
+        build(GPTConfig(**SMALL))(ids, positions=torch.tensor([[6, 7, 8]]))
+    with refused("segments: expected 0 to 1 (segments 2), found 2"):
+        build(BERTConfig(**SMALL))(ids, segments=torch.tensor([[0, 1, 2]]))
 
 
 def test_decoding_past_the_context() -> None:

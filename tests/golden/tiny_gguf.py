@@ -66,10 +66,12 @@ def write_gguf(
     tensors: dict[str, Any] | None = None,
     architecture: str = "llama",
     endianess: gguf.GGUFEndian = gguf.GGUFEndian.LITTLE,
+    split: int = 1,
 ) -> Path:
     config = model.config
     writer = gguf.GGUFWriter(path, architecture, endianess=endianess)
     writer.add_name("tiny")
+    writer.add_uint16("split.count", split)
     writer.add_token_list([f"word {i}" for i in range(config.vocab_size)])
     writer.add_token_types([1] * config.vocab_size)
     rope = config.rope_parameters

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -111,7 +110,3 @@ def words(*shape: int, vocabulary: int = V) -> Tensor:
 
 def sources(config: Config, *shape: int) -> Tensor:
     return words(*shape, vocabulary=getattr(config, "source_vocabulary", None) or V)
-
-
-def kind_of(config: Config, **choices: Any) -> Config:
-    return replace(config, **choices)

@@ -7,6 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from models.families import bert, words
+from qkv.nn.tap import points
 
 
 def test_logits_are_those_of_the_hidden_states() -> None:
@@ -54,3 +55,13 @@ def test_what_a_bert_does_not_have_it_says() -> None:
         model.pool(hidden)
     with pytest.raises(ValueError, match="next_sentence: this BERT has no such layer"):
         model.follows(hidden)
+
+
+def test_a_bert_without_segments_refuses_them() -> None:
+    with pytest.raises(ValueError, match="segments: this BERT tells no sentences apart"):
+        bert(segments=0)(words(1, 3), segments=torch.zeros(1, 3, dtype=torch.long))
+
+
+def test_an_encoder_alone_has_no_logits_to_listen_to() -> None:
+    assert "logits" in points(bert())
+    assert "logits" not in points(bert(word_head=False))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.testing import assert_close
 
 from models.families import GPT_KINDS, RNN_KINDS, TRANSFORMER_KINDS, gpt, rnn, sources, transformer, words
+from qkv.nn.attention import Explicit, all_of
 from qkv.nn.state import KeyValueCache, SegmentMemory
 
 B, T, S = 3, 9, 6
@@ -118,6 +121,21 @@ def test_cached_gpt_with_left_padding_equals_each_row_alone(position: str) -> No
         assert_close(found[row, 5 - lengths[row] :], alone[0])
 
 
+@pytest.mark.parametrize("position", ["sinusoidal", "learned", "rotary", "alibi", "none"])
+def test_cached_transformer_with_left_padded_targets_equals_each_row_alone(position: str) -> None:
+    """The way translations that were begun differently are continued together."""
+    model = transformer(position=position)
+    source, target = words(B, S), words(B, T)
+    begins = [0, 3, 1]
+    keep = torch.arange(T) >= torch.tensor(begins).unsqueeze(1)
+    state = model.start(source)
+    steps = [model.decode(target[:, :5], state, keep[:, :5])]
+    steps += [model.decode(target[:, t : t + 1], state, keep[:, : t + 1]) for t in range(5, T)]
+    found = torch.cat(steps, dim=1)
+    for row, begin in enumerate(begins):
+        assert_close(found[row, begin:], model(source[row : row + 1], target[row : row + 1, begin:])[0])
+
+
 @pytest.mark.parametrize("window", [None, 3])
 def test_packed_texts_can_be_continued_from_a_state(window: int | None) -> None:
     """`documents` and `positions` speak of all positions and of the new ones."""
@@ -152,9 +170,10 @@ def test_a_memory_that_holds_all_equals_one_pass(norm_place: str, window: int | 
 
 @pytest.mark.parametrize("memory", [1, 2, 5])
 @pytest.mark.parametrize("split", [[3, 3, 3], [4, 5], [1] * 9, [2, 6, 1]])
-def test_a_short_memory_equals_a_pass_that_sees_as_far(memory: int, split: list[int]) -> None:
+@pytest.mark.parametrize("kind", [{}, {"window": 3}, {"sparse": "strided", "stride": 3}])
+def test_a_short_memory_equals_a_pass_that_sees_as_far(memory: int, split: list[int], kind: dict[str, Any]) -> None:
     """In every layer, a word sees its own segment up to itself and `memory` positions before the segment."""
-    model, ids = gpt(position="relative", memory=memory), words(B, T)
+    model, ids = gpt(position="relative", memory=memory, **kind), words(B, T)
     allowed = torch.zeros(T, T, dtype=torch.bool)
     begin = 0
     for length in split:
@@ -162,10 +181,9 @@ def test_a_short_memory_equals_a_pass_that_sees_as_far(memory: int, split: list[
             allowed[q, max(0, begin - memory) : q + 1] = True
         begin += length
 
-    from qkv.nn.attention import Explicit
-
     positions = torch.arange(T).unsqueeze(0)
-    hidden = model.stack(model.embedding(ids, positions), positions, mask=Explicit(allowed))
+    mask = all_of(Explicit(allowed), model.config.sparsity())
+    hidden = model.stack(model.embedding(ids, positions), positions, mask=mask)
     assert_close(in_segments(model, ids, split), model.logits(hidden))
 
 

@@ -26,11 +26,10 @@ def test_sinusoids_are_the_papers(width: int, order: str) -> None:
             assert number == pytest.approx(math.cos(angle) if wave else math.sin(angle), abs=1e-6)
 
 
+@pytest.mark.usefixtures("double_by_default")
 def test_a_sinusoid_of_the_next_position_is_a_rotation() -> None:
     """Why the paper chose it: PE(p + n) is a linear function of PE(p), the same for every p."""
-    torch.set_default_dtype(torch.float64)
     table = sinusoidal(torch.arange(50), 8, "halves")
-    torch.set_default_dtype(torch.float32)
     move = torch.linalg.lstsq(table[:-3], table[3:]).solution
     assert_close(table[:-3] @ move, table[3:])
 

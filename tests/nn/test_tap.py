@@ -31,14 +31,15 @@ def blocks(path: str, depth: int, *, cross: bool = False) -> list[str]:
 
 
 STACK = ["embedding.output", *blocks("stack", 2), "stack.output", "logits"]
+SOURCE, IDS = torch.arange(B * S).view(B, S) % 13, torch.arange(B * T).view(B, T) % 13
 # For each family: a model, what it is given, and its points in the order they are met.
 FAMILIES = {
-    "gpt": (gpt, (words(B, T),), STACK),
-    "transformer-xl": (lambda: gpt(position="relative", memory=4), (words(B, T),), STACK),
-    "bert": (bert, (words(B, T),), STACK),
+    "gpt": (gpt, (IDS,), STACK),
+    "transformer-xl": (lambda: gpt(position="relative", memory=4), (IDS,), STACK),
+    "bert": (bert, (IDS,), STACK),
     "transformer": (
         lambda: transformer(tied="two"),
-        (words(B, S), words(B, T)),
+        (SOURCE, IDS),
         [
             "source_embedding.output",
             *blocks("encoder", 2),
@@ -51,12 +52,12 @@ FAMILIES = {
     ),
     "rnn": (
         lambda: rnn(attention="additive"),
-        (words(B, S), words(B, T)),
+        (SOURCE, IDS),
         ["encoder", *["scores", "weights", "context"] * T, "hidden", "logits"],
     ),
     "rnn without attention": (
         lambda: rnn(attention="none"),
-        (words(B, S), words(B, T)),
+        (SOURCE, IDS),
         ["encoder", "hidden", "logits"],
     ),
 }

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from qkv.models.heads import MaskedWordHead, Pooler
-from qkv.models.inputs import check_ids, positions_of
+from qkv.models.inputs import check_ids, check_range, positions_of
 from qkv.nn.attention import Document, Mask, Padding, all_of
 from qkv.nn.block import NormPlace, Stack, StackConfig
 from qkv.nn.config import check_at_least_one
@@ -72,7 +72,7 @@ class BERT(nn.Module):
         )
         self.pooler = Pooler(config.width) if config.pooler else None
         self.next_sentence = nn.Linear(config.width, 2) if config.next_sentence else None
-        self.taps = Taps("logits")
+        self.taps = Taps("logits") if config.word_head else Taps()
         initialise(self)
 
     def forward(
@@ -82,9 +82,14 @@ class BERT(nn.Module):
         keep: Bool[Tensor, "B T"] | None = None,
         segments: Int[Tensor, "B T"] | None = None,
         documents: Int[Tensor, "B T"] | None = None,
+        positions: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T V"]:
-        """Scores of every word at every place. `keep` is False for padding; `segments` is 0 or 1, the sentence."""
-        return self.logits(self.hidden(ids, keep=keep, segments=segments, documents=documents))
+        """Scores of every word at every place.
+
+        `keep` is False for padding, `segments` says which sentence a word is from (0 or 1), `documents` numbers the
+        texts packed into a row, and `positions` are 0, 1, 2, ... unless given.
+        """
+        return self.logits(self.hidden(ids, keep=keep, segments=segments, documents=documents, positions=positions))
 
     def hidden(
         self,
@@ -93,10 +98,18 @@ class BERT(nn.Module):
         keep: Bool[Tensor, "B T"] | None = None,
         segments: Int[Tensor, "B T"] | None = None,
         documents: Int[Tensor, "B T"] | None = None,
+        positions: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T E"]:
         limit = self.config.context if self.config.position == "learned" else None
         check_ids(ids, self.config.vocabulary, 0, limit)
-        positions = positions_of(ids, keep)
+        if positions is None:
+            positions = positions_of(ids, keep)
+        elif limit is not None:
+            check_range("positions", positions, limit, "context")
+        if segments is not None:
+            if not self.config.segments:
+                raise ValueError("segments: this BERT tells no sentences apart (its config has segments = 0)")
+            check_range("segments", segments, self.config.segments, "segments")
         x = self.embedding(ids, positions, segments)
         return self.stack(x, positions, mask=self.mask(keep, documents))
 

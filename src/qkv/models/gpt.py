@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from qkv.models.inputs import check_ids, positions_of
+from qkv.models.inputs import check_ids, check_range, positions_of
 from qkv.nn.attention import Causal, Document, Mask, Padding, all_of
 from qkv.nn.block import Stack, StackConfig
 from qkv.nn.config import check_at_least_one
@@ -44,6 +44,10 @@ class GPTConfig(StackConfig):
             raise ValueError(
                 "memory: only relative positions tell earlier segments from this one; "
                 f"expected position = relative, not {self.position}"
+            )
+        if self.memory and self.sparse == "fixed":
+            raise ValueError(
+                "sparse: a fixed pattern counts from the first position, which a memory forgets; use strided"
             )
         if self.tied and self.join == "concatenate" and self.position in ("learned", "sinusoidal"):
             raise ValueError(
@@ -100,6 +104,8 @@ class GPT(nn.Module):
         check_ids(ids, self.config.vocabulary, before, limit)
         if positions is None:
             positions = positions_of(ids, keep, before)
+        elif limit is not None:
+            check_range("positions", positions, limit, "context")
         x = self.embedding(ids, positions)
         if isinstance(state, SegmentMemory):  # attention sees no further back than the memory
             first = max(0, before - state.size)

@@ -15,12 +15,17 @@ def check_ids(ids: Tensor, vocabulary: int, before: int = 0, context: int | None
         raise TypeError(f"ids: expected whole numbers, not {ids.dtype}")
     if context is not None and before + ids.shape[1] > context:
         raise ValueError(f"context: {before + ids.shape[1]} positions are more than the model's {context}")
+    check_range("ids", ids, vocabulary, "vocabulary")
+
+
+def check_range(name: str, numbers: Tensor, count: int, of: str) -> None:
+    """Each is a row of a table of `count`."""
     # On another device the look would make the host wait.
-    if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
-        low, high = torch.aminmax(ids)
-        if low < 0 or high >= vocabulary:
+    if numbers.device.type == "cpu" and numbers.numel() and not torch.compiler.is_compiling():
+        low, high = torch.aminmax(numbers)
+        if low < 0 or high >= count:
             wrong = int(low) if low < 0 else int(high)
-            raise ValueError(f"ids: expected 0 to {vocabulary - 1} (vocabulary {vocabulary}), found {wrong}")
+            raise ValueError(f"{name}: expected 0 to {count - 1} ({of} {count}), found {wrong}")
 
 
 def positions_of(ids: Int[Tensor, "B T"], keep: Bool[Tensor, "B S"] | None, before: int = 0) -> Int[Tensor, "#B T"]:

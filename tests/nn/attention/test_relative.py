@@ -30,12 +30,7 @@ def attention() -> MultiHeadAttention:
     return made
 
 
-@pytest.fixture(autouse=True)
-def double() -> None:
-    """The waves are computed in float64 and rounded to the default type."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double_by_default")  # or the waves would be rounded to float32
 
 
 @pytest.mark.parametrize("T", [1, 4])

@@ -41,7 +41,8 @@ def config_in(fields: Fields, weights: Weights) -> BERTConfig:
 
 
 def config_out(config: BERTConfig, ids: SpecialIds) -> dict[str, Any]:
-    expect("BERT", config, position="learned", join="sum", norm="layer", norm_place="after", window=None, sparse="none")
+    expect("BERT", config, position="learned", join="sum", norm="layer", norm_place="after")
+    expect("BERT", config, window=None, sparse="none")
     expect("BERT", config, qkv_bias=True, output_bias=True, feed_forward_bias=True)
     expect_final_norm("BERT", config, False)
     expect_plain_heads("BERT", config)

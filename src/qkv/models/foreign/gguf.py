@@ -114,7 +114,17 @@ def open_gguf(path: Path) -> Any:
         raise ValueError(f"{path}: not a whole GGUF file ({error}); copy or download it again") from error
     if reader.byte_order != "I":
         raise ValueError(f"{path}: written for machines of the other byte order; convert it with llama.cpp")
+    check_places(path, reader)
     return reader
+
+
+def check_places(path: Path, reader: Any) -> None:
+    """Tensors follow each other without gaps; a damaged place would give a tensor the numbers of another."""
+    expected = int(reader.data_offset)
+    for tensor in reader.tensors:
+        if tensor.data_offset != expected:
+            raise ValueError(f"{path}: {tensor.name} lies at byte {tensor.data_offset}, expected {expected}")
+        expected += -(-tensor.n_bytes // int(reader.alignment)) * int(reader.alignment)
 
 
 def value_of(field: Any) -> Any:
@@ -201,11 +211,11 @@ def numbers(tensor: Any, turned_heads: int = 0) -> Tensor:
     try:
         array = library().dequantize(tensor.data, tensor.tensor_type)
     except NotImplementedError as error:
-        raise ValueError(f"{tensor.name}: {tensor.tensor_type.name} numbers cannot be read ({error})") from error
+        raise ValueError(f"{tensor.tensor_type.name} numbers cannot be read ({error})") from error
     x = torch.from_numpy(np.array(array, dtype=np.float32))  # a copy: the array may be a view of the file
     if not turned_heads:
         return x
     if x.shape[0] % (2 * turned_heads):
-        raise ValueError(f"{tensor.name}: expected pairs of rows for {turned_heads} heads, not {x.shape[0]} rows")
+        raise ValueError(f"expected pairs of rows for {turned_heads} heads, not {x.shape[0]} rows")
     # llama.cpp puts the two dimensions of a rotary pair side by side; ours are half a head apart.
     return x.unflatten(0, (turned_heads, -1, 2)).transpose(1, 2).flatten(0, 2)  # (rows, ...)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from qkv.models.build import Config, Model, build, with_weights
@@ -74,7 +75,10 @@ class Weights:
         self.read, self.origin = dict(read), origin
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.read[name]()
+        try:
+            return self.read[name]()
+        except (ValueError, SafetensorError) as error:
+            raise ValueError(f"{self.origin}: {name}: {error}") from error
 
     def __contains__(self, name: object) -> bool:
         return name in self.read

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from qkv.nn.attention import blocked, flex, fused
 from qkv.nn.attention.bias import Bias, as_bias
-from qkv.nn.attention.mask import Mask, as_mask, four_dimensions
+from qkv.nn.attention.mask import Mask, as_mask
 from qkv.nn.attention.score import General, Score, dot, scaled_dot
+from qkv.nn.attention.shape import four_dimensions
 from qkv.nn.attention.softmax import softmax_or_zeros
 
 Kernel = Literal["eager", "fused", "blocked", "flex"]

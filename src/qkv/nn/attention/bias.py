@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qkv.nn.attention.mask import Index, four_dimensions
+from qkv.nn.attention.mask import Index
+from qkv.nn.attention.shape import fits_scores, four_dimensions
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,12 +65,7 @@ class Table(Bias):
         return self.values.to(like.dtype).expand(-1, -1, T, S)
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
-        for name, size, given in zip("BHTS", (B, H, T, S), self.values.shape, strict=True):
-            if given not in (1, size) or (given == 1 != size and name == "S"):
-                raise ValueError(
-                    f"bias of shape {tuple(self.values.shape)} does not fit scores (B, H, T, S) = {(B, H, T, S)}: "
-                    f"{name} is {given}, expected {size}"
-                )
+        fits_scores("bias", self.values, (B, H, T, S), may_be_one="BHT")
 
 
 def as_bias(bias: Bias | Tensor) -> Bias:

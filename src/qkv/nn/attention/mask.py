@@ -19,6 +19,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from qkv.nn.attention.shape import expect, fits_scores, four_dimensions, matrix, positive, whole_numbers
+
 Index = Tensor | int
 
 
@@ -304,12 +306,7 @@ class Explicit(Mask):
         return self.allowed[b, h, q - offset, k]
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
-        for name, size, given in zip("BHTS", (B, H, T, S), self.allowed.shape, strict=True):
-            if given != size and not (given == 1 and name in "BH"):
-                raise ValueError(
-                    f"mask of shape {tuple(self.allowed.shape)} does not fit scores (B, H, T, S) = {(B, H, T, S)}: "
-                    f"{name} is {given}, expected {size}" + (" or 1" if name in "BH" else "")
-                )
+        fits_scores("mask", self.allowed, (B, H, T, S), may_be_one="BH")
 
 
 def all_of(*masks: Mask | None) -> Mask | None:
@@ -324,30 +321,3 @@ def as_mask(mask: Mask | Tensor) -> Mask:
     if isinstance(mask, Tensor):
         return Explicit(mask)
     raise TypeError(f"mask must be a Mask or a bool tensor, not {type(mask).__name__}")
-
-
-def four_dimensions(matrix: Tensor) -> Tensor:
-    """(T, S) or (B, T, S) as (B, H, T, S), with 1 for what is missing."""
-    if matrix.dim() == 2:
-        return matrix[None, None]
-    return matrix.unsqueeze(1) if matrix.dim() == 3 else matrix
-
-
-def positive(mask: str, field: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{mask}: {field} must be 1 or more, not {value}")
-
-
-def matrix(mask: str, field: str, value: Tensor) -> None:
-    if value.dim() != 2:
-        raise ValueError(f"{mask}: {field} must have shape (B, S), not {tuple(value.shape)}")
-
-
-def whole_numbers(mask: str, field: str, value: Tensor) -> None:
-    if value.is_floating_point() or value.dtype == torch.bool:
-        raise TypeError(f"{mask}: {field} must be whole numbers, not {value.dtype}")
-
-
-def expect(mask: str, field: str, value: Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(value.shape) != shape:
-        raise ValueError(f"{mask}: {field} must have shape {shape}, not {tuple(value.shape)}")

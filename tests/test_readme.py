@@ -1,0 +1,24 @@
+"""What the README shows works as it stands there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def test_the_readme_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) >= 5
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
+    torch.testing.assert_close(names["last"], names["logits"][:, 19:])
+    assert torch.equal(names["same"](names["ids"]), names["small"].eval()(names["ids"]))
+    assert names["grouped"].config.kv_heads == 2
+    assert names["seen"]["stack.blocks.0.attention.weights"].shape == (2, 4, 20, 20)
