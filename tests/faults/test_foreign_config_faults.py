@@ -78,6 +78,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
         ("marian", {"decoder_ffn_dim": 16}, "decoder_ffn_dim: expected the same as encoder_ffn_dim, 32, not 16"),
         ("marian", {"decoder_attention_heads": 4}, "decoder_attention_heads: expected the same as encoder_attention"),
         ("marian", {"tie_word_embeddings": False}, "tie_word_embeddings: expected true when share_encoder_decoder"),
+        ("marian", {"decoder_layers": 10**12}, "1000000000000 layers, but"),
         ("marian", {"normalize_before": True}, "normalize_before: expected False"),
         ("marian", {"normalize_embedding": True}, "normalize_embedding: expected False"),
         ("marian", {"static_position_embeddings": False}, "static_position_embeddings: expected True"),

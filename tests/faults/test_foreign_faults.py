@@ -57,6 +57,13 @@ def test_a_pickle_is_never_opened(name: str, folder: Path, bomb: bytes, tmp_path
     assert not (tmp_path / "exploded").exists()
 
 
+def test_a_folder_of_one_pickle(bomb: bytes, tmp_path: Path) -> None:
+    (tmp_path / "only").mkdir()
+    (tmp_path / "only" / "pytorch_model.bin").write_bytes(bomb)
+    with refused("pytorch_model.bin: this file is a pickle"):
+        read_folder(tmp_path / "only")
+
+
 def test_a_pickle_beside_safetensors_is_left_alone(folder: Path, bomb: bytes, tmp_path: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(bomb)
     assert isinstance(read_folder(folder), GPT)
@@ -85,7 +92,7 @@ def test_no_weights(folder: Path) -> None:
         read_folder(folder)
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"n_layer": }', "\xff\xfe"])
+@pytest.mark.parametrize("text", ["", "{", '{"n_layer": }', "\xff\xfe", "[" * 100_000])
 def test_a_config_that_is_not_json(text: str, folder: Path) -> None:
     (folder / "config.json").write_bytes(text.encode("latin-1"))
     with refused("config.json: not valid JSON"):
@@ -200,6 +207,13 @@ def test_the_same_tensor_under_two_names(folder: Path) -> None:
     edit_tensors(folder, **{"wte.weight": torch.zeros(13, 8)})
     with refused("two tensors mean transformer.wte.weight; expected one"):
         read_folder(folder)
+
+
+def test_a_context_that_fits_no_memory(tmp_path: Path) -> None:
+    write_folder(small("marian"), tmp_path)
+    edit(tmp_path, max_position_embeddings=10**12)
+    with refused("embed_positions: the file stores positions that are not the 1000000000000 sinusoids expected"):
+        read_folder(tmp_path)
 
 
 def test_positions_that_are_no_sinusoids(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -60,7 +62,9 @@ def test_our_shards(tmp_path: Path) -> None:
     assert not (tmp_path / "model.safetensors").exists()
     assert {file.name for file in files} == set(index["weight_map"].values())
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in tensors(tmp_path).values())
-    assert all(file.stat().st_size < limit + 3000 for file in files), "a header is no more than 3000 bytes here"
+    sizes = [sum(tensor.nbytes for tensor in load_file(file).values()) for file in files]
+    assert max(sizes) <= limit
+    assert all(one + next_one > limit for one, next_one in pairwise(sizes)), "no two shards would fit into one"
 
     words = ids(V)
     assert furthest(our_model(words), loaded(AutoModelForCausalLM, tmp_path)(words).logits) < 1e-4
@@ -148,3 +152,5 @@ def test_nothing_else_is_left_in_the_folder(family: str, tmp_path: Path) -> None
     model: Model = MODELS[family]()
     write_folder(model, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
+    (tmp_path / "another file").touch()
+    assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1, "who may read one may read all"

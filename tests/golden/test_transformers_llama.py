@@ -108,6 +108,16 @@ def test_our_weights_in_their_model(choices: dict[str, Any], tmp_path: Path) -> 
     assert same_weights(back, our_model)
 
 
+@pytest.mark.parametrize("rope", [{"rope_type": "default"}, STRETCHED])
+def test_far_positions(rope: dict[str, Any], tmp_path: Path) -> None:
+    """Where an error in the last digit of a wave's speed has grown a thousandfold."""
+    their_model = theirs(head_dim=32, max_position_embeddings=2000, rope_parameters=rope | {"rope_theta": 50000.0})
+    our_model = read_folder(saved(their_model, tmp_path))
+    words = ids(V, 1, 2000)
+    with torch.inference_mode():
+        assert furthest(our_model(words), their_model(words).logits) < 1e-4
+
+
 @pytest.mark.parametrize("spelling", ["rope_type", "type"])
 def test_older_files_keep_rotary_settings_elsewhere(spelling: str, tmp_path: Path) -> None:
     their_model = theirs(rope_parameters=STRETCHED | {"rope_theta": 100.0})

@@ -80,7 +80,7 @@ def rotary_angles(
 ) -> Float[Tensor, "2 #B 1 T D"]:
     """Cosine and sine of the angle by which each pair of a head's dimensions turns at each position."""
     pair = torch.arange(0, head_width, 2, device=positions.device, dtype=torch.float32)  # (D / 2,)
-    speed = base ** (-pair / head_width)
+    speed = 1.0 / base ** (pair / head_width)  # as Llama computes it, to the last bit: far positions multiply any error
     if scaling is not None:
         speed = stretch(speed, scaling)
     angle = positions.unsqueeze(-1).float() * speed  # (B, T, D / 2)
@@ -89,7 +89,7 @@ def rotary_angles(
 
 
 def stretch(speed: Float[Tensor, "P"], scaling: RotaryScaling) -> Float[Tensor, "P"]:
-    turns = scaling.original_context * speed / (2 * math.pi)
+    turns = scaling.original_context / (2 * math.pi / speed)
     keep = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)  # 1 for fast waves, 0 for slow ones
     return keep * speed + (1 - keep) * speed / scaling.factor
 

@@ -35,12 +35,17 @@ def refuse_pickle(path: Path) -> None:
         )
 
 
+def refuse_pickles_in(folder: Path) -> None:
+    for path in sorted(folder.iterdir()):
+        refuse_pickle(path)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such file; expected a folder with {CONFIG} and {SINGLE}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: not valid JSON ({error}); the file may be cut off") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected fields in braces, not a {type(values).__name__}")
@@ -53,18 +58,18 @@ def open_config(folder: Path) -> dict[str, Any]:
     if folder.is_file():
         hint = "; read_gguf reads it" if folder.suffix.lower() == ".gguf" else f"; it holds {CONFIG} and {SINGLE}"
         raise ValueError(f"{folder}: expected the folder of a model, not a file{hint}")
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        refuse_pickles_in(folder)
     return read_json(folder / CONFIG)
 
 
 def open_weights(folder: Path) -> Weights:
     """The tensors of a folder, from one file or from the shards that an index lists."""
     if (folder / SINGLE).is_file():
-        tensors = open_file(folder / SINGLE)
-        return Weights(tensors, str(folder / SINGLE))
+        return Weights(open_file(folder / SINGLE), str(folder / SINGLE))
     if (folder / INDEX).is_file():
         return Weights(open_shards(folder / INDEX), str(folder / INDEX))
-    for path in sorted(folder.iterdir()):
-        refuse_pickle(path)
+    refuse_pickles_in(folder)
     raise ValueError(f"{folder}: no weights; expected {SINGLE}, or {INDEX} and the files it lists")
 
 
@@ -109,16 +114,16 @@ def write(
         if path.name in (CONFIG, INDEX) or path.suffix == ".safetensors":
             raise ValueError(f"{folder}: {path.name} is already here; choose an empty folder")
     with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as made:
+        write_json(Path(made, CONFIG), config)
         write_weights(Path(made), tensors, max_shard_bytes)
         for name, source in copies.items():
             shutil.copyfile(source, Path(made, name))
         if copies and BESIDE_TOKENIZER[0] not in copies:
             # Without it their library chooses a tokenizer by the model's family, whatever tokenizer.json says.
             write_json(Path(made, BESIDE_TOKENIZER[0]), {"tokenizer_class": "PreTrainedTokenizerFast"})
-        for path in sorted(Path(made).iterdir()):
+        for path in sorted(Path(made).iterdir(), key=lambda path: path.name == CONFIG):
+            shutil.copymode(Path(made, CONFIG), path)  # safetensors lets only its owner read a file
             os.replace(path, folder / path.name)
-        write_json(Path(made, CONFIG), config)
-        os.replace(Path(made, CONFIG), folder / CONFIG)
 
 
 def write_weights(folder: Path, tensors: Mapping[str, Tensor], max_shard_bytes: int) -> None:

@@ -176,7 +176,7 @@ def rotary_of(factors: Tensor, base: float, head_width: int) -> dict[str, Any]:
     if bool((factors == 1).all()):
         return {}
     scaling = RotaryScaling(factor=float(factors.max()))
-    speed = base ** (-torch.arange(0, head_width, 2) / head_width)
+    speed = 1.0 / base ** (torch.arange(0, head_width, 2) / head_width)
     if factors.shape != speed.shape or not torch.allclose(speed / stretch(speed, scaling), factors, rtol=1e-4):
         raise ValueError(f"{ROTARY_FACTORS}: expected the factors of Llama 3's stretched rotary positions")
     return {
@@ -195,7 +195,8 @@ def weights_of(fields: Fields, tensors: dict[str, Any]) -> Weights:
     for name, tensor in tensors.items():
         if name == ROTARY_FACTORS:
             continue
-        *block, part, kind = name.split(".")
+        stem, _, kind = name.rpartition(".")
+        *block, part = stem.split(".")
         if block[:1] == ["blk"] and len(block) == 2 and part in BLOCK_NAMES:
             new = f"model.layers.{block[1]}.{BLOCK_NAMES[part]}.{kind}"
         elif not block and part in NAMES:

@@ -86,7 +86,7 @@ def is_sinusoidal(table: Tensor, context: int, width: int, order: Sinusoid) -> b
     return torch.allclose(table.to(expected.dtype), expected, rtol=0.0, atol=rounding)
 
 
-def constants(config: TransformerConfig) -> dict[str, Tensor]:
+def make_positions(config: TransformerConfig) -> dict[str, Tensor]:
     """The positions are written too, because an interleaved order can be said in no other way."""
     return {name: sinusoidal(torch.arange(config.context), config.width, config.sinusoid) for name in POSITIONS}
 
@@ -172,5 +172,6 @@ FORMAT = Format(
     rules=rules,
     prefix="model.",
     heads=("lm_head.", "final_logits_bias"),
-    constants=constants,
+    constants=POSITIONS,
+    make_constants=make_positions,
 )

@@ -110,8 +110,9 @@ class Format(Generic[C]):
     """Buffers that some versions store and that can be computed."""
     spellings: tuple[tuple[str, str], ...] = ()
     """Old endings of names and the new ones."""
-    constants: Callable[[C], dict[str, Tensor]] = lambda config: {}
-    """Tensors the format stores and our model computes."""
+    constants: tuple[str, ...] = ()
+    """Tensors that a file may hold and our model computes; config_in checks them."""
+    make_constants: Callable[[C], dict[str, Tensor]] = lambda config: {}
 
     def canonical(self, weights: Weights) -> Weights:
         """The same weights under the newest names."""
@@ -135,21 +136,22 @@ def assemble(format: Format[Any], fields: Fields, weights: Weights, dtype: torch
         config = format.config_in(fields, weights)
     except ValueError as error:
         raise ValueError(f"{fields.origin}: {error}") from error
-    if config.depth > len(weights):  # before a mistyped number makes us build a million blocks
-        raise ValueError(f"{fields.origin}: {config.depth} layers, but {weights.origin} has {len(weights)} tensors")
+    layers = max(config.depth, getattr(config, "decoder_depth", None) or 0)
+    if layers > len(weights):  # before a mistyped number makes us build a million blocks
+        raise ValueError(f"{fields.origin}: {layers} layers, but {weights.origin} has {len(weights)} tensors")
     with torch.device("meta"):
         shapes = {name: tuple(tensor.shape) for name, tensor in build(config).state_dict().items()}
     rules = format.rules(config)
-    check_names(rules, weights, format.constants(config))
+    check_names(rules, weights, format.constants)
     ours = {rule.ours: read(rule, weights, shapes[rule.ours], dtype) for rule in rules}
     return with_weights(config, ours, weights.origin).eval()
 
 
-def check_names(rules: list[Rule], weights: Weights, constants: Mapping[str, Tensor]) -> None:
+def check_names(rules: list[Rule], weights: Weights, constants: tuple[str, ...]) -> None:
     missing = [name for rule in rules for name in rule.theirs if not any(x in weights for x in (name, *rule.copies))]
     if missing:
         raise ValueError(f"{weights.origin}: {len(missing)} tensors are missing, the first is {missing[0]}")
-    known = {name for rule in rules for name in (*rule.theirs, *rule.copies)} | constants.keys()
+    known = {name for rule in rules for name in (*rule.theirs, *rule.copies)} | {*constants}
     if surplus := sorted(set(weights) - known):
         raise ValueError(
             f"{weights.origin}: {len(surplus)} tensors have no place in the model that the config describes, "
@@ -183,4 +185,4 @@ def spread(format: Format[Any], model: Model) -> dict[str, Tensor]:
     if strange := sorted(ours.keys() ^ {rule.ours for rule in rules}):
         raise ValueError(f"{strange[0]}: {format.name}'s format has no place for this tensor")
     theirs = dict(piece for rule in rules for piece in rule.split(ours[rule.ours]))
-    return theirs | format.constants(model.config)
+    return theirs | format.make_constants(model.config)
