@@ -6,9 +6,12 @@ patterns are in regrouped.py. Time grows with the number of pairs, forward and b
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from qkv.nn.attention import fused, regrouped
 from qkv.nn.attention.bias import Bias
@@ -91,5 +94,21 @@ def attend_runs(
         allowed = mask.at(row, column)  # (B, H, t, s)
         added = None if bias is None else bias.tile(row, column, q)
         k, v = torch.cat(keys[pieces], dim=2), torch.cat(values[pieces], dim=2)  # (B, K, s, D)
-        outputs.append(fused.with_matrices(q, k, v, allowed, added, scale, dropout))
+        with keeping_pieces({k: keys[pieces], v: values[pieces]}):
+            outputs.append(fused.with_matrices(q, k, v, allowed, added, scale, dropout))
     return torch.cat(outputs, dim=2)
+
+
+def keeping_pieces(joined: dict[Tensor, tuple[Tensor, ...]]) -> AbstractContextManager[object]:
+    """For the way back keep the pieces and join them again: else every block that sees a key would keep a copy."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return nullcontext()
+    pieces_of = {(x.data_ptr(), x.shape): tuple(piece.detach() for piece in pieces) for x, pieces in joined.items()}
+
+    def pack(x: Tensor) -> Tensor | tuple[Tensor, ...]:
+        return pieces_of.get((x.data_ptr(), x.shape), x)
+
+    def unpack(kept: Tensor | tuple[Tensor, ...]) -> Tensor:
+        return torch.cat(kept, dim=2) if isinstance(kept, tuple) else kept
+
+    return saved_tensors_hooks(pack, unpack)
