@@ -87,3 +87,19 @@ def test_a_cut_off_weight_file_is_refused(keep: int, tmp_path: Path) -> None:
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nowhere.*config\.json"):
         load(tmp_path / "nowhere")
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_compiled_model_is_saved_as_itself(tmp_path: Path) -> None:
+    save(torch.compile(MODELS["gpt"]), tmp_path)
+    assert torch.equal(load(tmp_path).embedding.token.weight, MODELS["gpt"].embedding.token.weight)
+
+
+def test_weights_that_are_no_fractions_are_refused(tmp_path: Path) -> None:
+    model = GPT(GPTConfig(**SMALL, context=32)).half()
+    model.embedding.token.float()
+    save(model, tmp_path)
+    with pytest.raises(
+        ValueError, match=r"expected tensors of one floating-point dtype, not torch\.float16, torch\.float32"
+    ):
+        load(tmp_path)

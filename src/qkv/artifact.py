@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qkv.models.build import Model, from_json, to_json, with_weights
+from qkv.models.build import Model, from_json, to_json, uncompiled, with_weights
 from qkv.models.foreign import folder, read_folder, read_gguf
 
 
 def save(model: Model, path: Path | str, *, tokenizer: Path | str | None = None) -> None:
     """config.json and model.safetensors, and a copy of tokenizer.json if given, into an empty folder."""
     tokenizer = None if tokenizer is None else Path(tokenizer)
+    model = uncompiled(model)
     folder.write(Path(path), to_json(model.config), model.state_dict(), tokenizer=tokenizer)
 
 

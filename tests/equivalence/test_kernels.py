@@ -271,3 +271,25 @@ def test_grouped_heads_equal_repeated_heads() -> None:
         grouped, _ = attend(x.query, x.key, x.value, mask=x.mask, kernel=kernel)
         repeated, _ = attend(x.query, key, value, mask=x.mask, kernel="eager")
         assert_close(grouped, repeated)
+
+
+@pytest.mark.parametrize(("T", "S"), [(30, 20), (41, 8), (9, 8)])
+@pytest.mark.parametrize("mask", [Window(3), Causal() & Window(3), Block(5)], ids=["window", "causal window", "block"])
+def test_blocked_equals_eager_with_more_queries_than_keys(
+    mask: Mask, T: int, S: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first queries stand before the first key."""
+    monkeypatch.setattr(blocked, "SIZE", 4)
+    query, key, value = (torch.randn(2, 2, n, 8, dtype=torch.float64) for n in (T, S, S))
+    found, _ = attend(query, key, value, mask=mask, kernel="blocked")
+    torch.testing.assert_close(found, attend(query, key, value, mask=mask, kernel="eager")[0])
+
+
+def test_a_key_changed_in_place_is_noticed() -> None:
+    query, key, value = (torch.randn(1, 1, 300, 8, requires_grad=True) for _ in range(3))
+    used = key * 1
+    output, _ = attend(query, used, value, mask=Causal() & Window(8), kernel="blocked")
+    with torch.no_grad():
+        used.zero_()
+    with pytest.raises(RuntimeError, match="changed in place"):
+        output.sum().backward()

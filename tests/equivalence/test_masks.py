@@ -133,3 +133,14 @@ def test_a_mask_that_is_the_same_for_all_rows_stays_small(kind: str) -> None:
     masks = {kind.__name__: kind for kind in KINDS}
     mask = masks[kind]() if kind == "Causal" else masks[kind](2)
     assert mask.materialise(5, 5).shape == (1, 1, 5, 5)
+
+
+def test_a_text_is_a_run_of_one_number() -> None:
+    """Padding is often numbered 0, after the texts: what lies apart is never one text."""
+    mask = Document(torch.tensor([[1, 1, 2, 0, 0, 1]]))
+    expected = torch.block_diag(torch.ones(2, 2), torch.ones(1, 1), torch.ones(2, 2), torch.ones(1, 1)).bool()
+    assert torch.equal(mask.materialise(6, 6)[0, 0], expected)
+    layout = mask.layout(6, 6, 2, torch.device("cpu"))
+    tiles = expected.view(3, 2, 3, 2).any(3).any(1)
+    assert layout is not None
+    assert not (tiles & ~layout[0]).any()

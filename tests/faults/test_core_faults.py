@@ -26,6 +26,7 @@ from qkv.nn.attention import (
 )
 from qkv.nn.attention.lookup import mean_of_top
 from qkv.nn.attention.multi_head import MultiHeadAttention, group_heads
+from qkv.nn.position import RotaryScaling
 from qkv.nn.recurrent import Recurrent
 from qkv.nn.state import KeyValueCache, SegmentMemory
 
@@ -128,10 +129,10 @@ def test_a_mask_that_does_not_fit_the_scores(case: str, kernel: str | None) -> N
 
 
 MASKS_THAT_CANNOT_BE = {
-    "window of none": (lambda: Window(0), ValueError, "Window: width must be 1 or more, not 0"),
-    "block of none": (lambda: Block(0), ValueError, "Block: size must be 1 or more, not 0"),
+    "window of none": (lambda: Window(0), ValueError, "Window: width must be a whole number of 1 or more, not 0"),
+    "block of none": (lambda: Block(0), ValueError, "Block: size must be a whole number of 1 or more, not 0"),
     "stride of none": (lambda: Strided(-1), ValueError, "Strided: stride must be 1 or more, not -1"),
-    "fixed stride of none": (lambda: Fixed(0), ValueError, "Fixed: stride must be 1 or more, not 0"),
+    "fixed stride of none": (lambda: Fixed(0), ValueError, "Fixed: stride must be a whole number of 1 or more, not 0"),
     "more summaries than a block": (
         lambda: Fixed(3, 4),
         ValueError,
@@ -159,11 +160,8 @@ MASKS_THAT_CANNOT_BE = {
         ValueError,
         "Document: ids must have shape (B, S), not (6,)",
     ),
-    "documents out of order": (
-        lambda: Document(torch.tensor([[0, 1, 1, 0]])),
-        ValueError,
-        "Document: ids must not decrease along a row",
-    ),
+    "a window of a fraction": (lambda: Window(2.5), ValueError, "Window: width must be a whole number of 1 or more"),
+    "masks joined with and": (lambda: Causal() and Window(2), TypeError, "masks combine with &"),
     "a matrix of numbers": (
         lambda: Explicit(torch.zeros(5, 6)),
         TypeError,
@@ -261,7 +259,7 @@ def test_two_directions_of_an_odd_width() -> None:
 
 
 def test_a_memory_of_nothing() -> None:
-    with refused("memory: size must be 1 or more, not 0"):
+    with refused("memory: size must be a whole number of 1 or more, not 0"):
         SegmentMemory(0)
 
 
@@ -275,10 +273,10 @@ def test_more_neighbours_than_keys(l: int) -> None:  # noqa: E741
 
 WHOLE, ONE_OR_MORE = "a whole number", "expected 1 or more, not 0"
 WRONG_FIELDS: list[tuple[type, dict[str, Any], str]] = [
-    (GPTConfig, {"width": "wide"}, "width: expected a whole number, not 'wide'"),
-    (GPTConfig, {"width": 8.0}, "width: expected a whole number, not 8.0"),
-    (GPTConfig, {"depth": True}, "depth: expected a whole number, not True"),
-    (GPTConfig, {"depth": -1}, "depth: expected a whole number, not -1"),
+    (GPTConfig, {"width": "wide"}, "width: expected a whole number of 0 or more, not 'wide'"),
+    (GPTConfig, {"width": 8.0}, "width: expected a whole number of 0 or more, not 8.0"),
+    (GPTConfig, {"depth": True}, "depth: expected a whole number of 0 or more, not True"),
+    (GPTConfig, {"depth": -1}, "depth: expected a whole number of 0 or more, not -1"),
     (GPTConfig, {"depth": 0}, "depth: expected 1 or more, not 0"),
     (GPTConfig, {"width": 0}, "width: expected 1 or more, not 0"),
     (GPTConfig, {"heads": 0}, "heads: expected 1 or more, not 0"),
@@ -286,7 +284,7 @@ WRONG_FIELDS: list[tuple[type, dict[str, Any], str]] = [
     (GPTConfig, {"window": 0}, "window: expected 1 or more, not 0"),
     (GPTConfig, {"head_width": 0}, "head_width: expected 1 or more, not 0"),
     (GPTConfig, {"kv_heads": 0}, "kv_heads: expected 1 or more, not 0"),
-    (GPTConfig, {"kv_heads": "two"}, "kv_heads: expected a whole number or nothing, not 'two'"),
+    (GPTConfig, {"kv_heads": "two"}, "kv_heads: expected a whole number of 0 or more or nothing, not 'two'"),
     (GPTConfig, {"kv_heads": 5}, "kv_heads: expected a divisor of heads = 12, not 5"),
     (GPTConfig, {"heads": 7}, "heads: 7 heads do not divide width 768"),
     (GPTConfig, {"vocabulary": 0}, "vocabulary: expected 1 or more, not 0"),
@@ -334,7 +332,7 @@ WRONG_FIELDS: list[tuple[type, dict[str, Any], str]] = [
     (BERTConfig, {"position": "relative"}, "position: relative positions are for causal models; expected another"),
     (BERTConfig, {"pooler": False}, "next_sentence: it reads the pooler's vector, so pooler must be True"),
     (BERTConfig, {"join": "concatenate"}, "join: BERT's output layer is its word embedding, so expected sum or pro"),
-    (BERTConfig, {"segments": -1}, "segments: expected a whole number, not -1"),
+    (BERTConfig, {"segments": -1}, "segments: expected a whole number of 0 or more, not -1"),
     (TransformerConfig, {"position": "relative"}, "position: relative positions are for causal models; expected anot"),
     (
         TransformerConfig,
@@ -436,9 +434,9 @@ def test_ids_that_are_no_words(name: str) -> None:
         run(model, torch.tensor([[1, 13]]))
     with refused("ids: expected 0 to 12 (vocabulary 13), found -1"):
         run(model, torch.tensor([[-1, 99]]))
-    with refused("ids: expected whole numbers, not torch.float32", TypeError):
+    with refused("ids: expected whole numbers of dtype int64 or int32, not torch.float32", TypeError):
         run(model, torch.zeros(1, 3))
-    with refused("ids: expected whole numbers, not torch.bool", TypeError):
+    with refused("ids: expected whole numbers of dtype int64 or int32, not torch.bool", TypeError):
         run(model, yes(1, 3))
     with refused("ids: expected shape (B, T), not (1, 2, 3)"):
         run(model, torch.zeros(1, 2, 3, dtype=torch.long))
@@ -494,7 +492,7 @@ def test_padding_that_is_not_of_the_ids() -> None:
         transformer(ids, ids, source_keep=yes(2, 4))
     with refused(message):
         transformer(ids, ids, target_keep=yes(2, 4))
-    with refused("keep: expected shape (2, 3) as the source, not (2, 4)"):
+    with refused(message):
         build(RNNConfig(vocabulary=13, width=8))(ids, ids, source_keep=yes(2, 4))
 
 
@@ -509,7 +507,7 @@ def test_padding_that_forgets_what_came_before() -> None:
 def test_padding_in_numbers() -> None:
     ids = torch.zeros(2, 3, dtype=torch.long)
     for model in (build(GPTConfig(**SMALL)), build(BERTConfig(**SMALL))):
-        with refused("Padding: keep must be bool (True for a real word), not torch.int64", TypeError):
+        with refused("keep: expected bool, True for a word and False for padding, not torch.int64", TypeError):
             model(ids, keep=torch.ones(2, 3, dtype=torch.long))
 
 
@@ -562,3 +560,62 @@ def test_groups_that_do_not_divide() -> None:
     model = build(GPTConfig(**SMALL))
     with refused("kv_heads: expected a divisor of the present 2, not 3"):
         group_key_value_heads(model, 3)
+
+
+def test_positions_of_another_shape() -> None:
+    ids = torch.zeros(2, 4, dtype=torch.long)
+    for model in (build(GPTConfig(**SMALL, position="rotary")), build(BERTConfig(**SMALL))):
+        with refused("positions: expected shape (2, 4) as the ids, not (4,)"):
+            model(ids, positions=torch.arange(4))
+        with refused("positions: expected whole numbers of dtype int64 or int32, not torch.float32", TypeError):
+            model(ids, positions=torch.zeros(2, 4))
+
+
+def test_a_state_of_another_model() -> None:
+    ids = torch.zeros(2, 4, dtype=torch.long)
+    gpt, transformer = build(GPTConfig(**SMALL)), build(TransformerConfig(**SMALL))
+    with refused("state: expected the KeyValueCache that start() gives, not SegmentMemory", TypeError):
+        gpt(ids, state=SegmentMemory(4))
+    with refused("state: expected the DecoderState that start() gives, not KeyValueCache", TypeError):
+        transformer.decode(ids, KeyValueCache())
+    with refused("encoded: expected the encoded source or a state that has it, and not both"):
+        transformer.hidden(ids, transformer.encode(ids), state=transformer.start(ids))
+
+
+def test_padding_where_it_would_change_the_words() -> None:
+    ids, keep = torch.zeros(1, 4, dtype=torch.long), torch.tensor([[False, True, True, True]])
+    with refused("keep: with sparse = fixed, padding must come after the words of a row"):
+        build(GPTConfig(**SMALL, sparse="fixed", stride=2))(ids, keep=keep)
+    rnn = build(RNNConfig(vocabulary=13, width=8))
+    for side in ("source_keep", "target_keep"):
+        with refused("keep: an RNN's padding must come after the words of a row"):
+            rnn(ids, ids, **{side: keep})
+
+
+@pytest.mark.parametrize("field", ["norm_epsilon", "rotary_base"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_numbers_that_give_nonsense(field: str, value: float) -> None:
+    with refused(f"{field}: expected a number above 0, not {value}"):
+        GPTConfig(**{field: value})
+
+
+def test_a_stretching_that_gives_nonsense() -> None:
+    with refused("factor: expected a number above 0, not 0.0"):
+        RotaryScaling(factor=0.0)
+    with refused("low: expected less than high = 1.0, not 4.0"):
+        RotaryScaling(low=4.0, high=1.0)
+
+
+def test_a_config_that_is_none() -> None:
+    with refused("config: expected one of GPTConfig, BERTConfig, TransformerConfig, RNNConfig, not 'gpt2'", TypeError):
+        build("gpt2")
+
+
+def test_attention_over_numbers_of_several_kinds() -> None:
+    x = torch.zeros(3, 4)
+    with refused("query, key and value must have one dtype", TypeError):
+        attend(x, x.double(), x)
+    with refused("query, key and value must be floating-point numbers", TypeError):
+        attend(x.long(), x.long(), x.long())
+    with refused("Document: 3 queries are more than the 2 keys"):
+        attend(x, x[:2], x[:2], mask=Document(torch.zeros(1, 2, dtype=torch.long)))

@@ -66,7 +66,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
             "low_freq_factor: rope_type llama3 needs",
         ),
         ("llama", {"rope_parameters": LLAMA3 | {"factor": "2"}}, "rope_parameters: factor: expected a number, not '2'"),
-        ("llama", {"rope_parameters": LLAMA3 | {"high_freq_factor": 1.0}}, "low_freq_factor below high_freq_factor"),
+        ("llama", {"rope_parameters": LLAMA3 | {"high_freq_factor": 1.0}}, "low: expected less than high = 1.0"),
         ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor: expected 1.0"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected 1.0"),
         ("llama", {"num_key_value_heads": 3}, "kv_heads: expected a divisor of heads = 2, not 3"),

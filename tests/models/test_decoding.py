@@ -11,6 +11,7 @@ from torch.testing import assert_close
 from models.families import GPT_KINDS, RNN_KINDS, TRANSFORMER_KINDS, gpt, rnn, sources, transformer, words
 from qkv.nn.attention import Explicit, all_of
 from qkv.nn.state import KeyValueCache, SegmentMemory
+from qkv.nn.tap import listen
 
 B, T, S = 3, 9, 6
 SPLITS = [[9], [4, 5], [1] * 9, [5, 1, 1, 2], [0, 3, 0, 6]]
@@ -231,3 +232,35 @@ def test_left_padding_with_a_memory_equals_each_row_alone(memory: int) -> None:
     for row, begin in enumerate([0, 2, 5]):
         split = [6 - begin, 1, 2]
         assert_close(found[row, begin:], in_segments(model, ids[row : row + 1, begin:], split)[0])
+
+
+def test_a_pass_that_broke_off_does_not_count() -> None:
+    """Whatever stopped it half-way, the same words can be given again."""
+    model, ids = gpt(depth=3), words(2, 6)
+    state = model.start()
+    for stop in (0, 5):  # before anything is remembered, and later
+
+        def fail(value: torch.Tensor, name: str) -> None:
+            raise KeyboardInterrupt
+
+        with listen(model, "stack.blocks.1.attention.query", fail), pytest.raises(KeyboardInterrupt):
+            model.decode(ids[:, stop:], state)
+        with listen(model, "stack.blocks.1.feed_forward.hidden", fail), pytest.raises(KeyboardInterrupt):
+            model.decode(ids[:, stop:], state)
+        if stop == 0:
+            model.decode(ids[:, :5], state)
+    assert state.length == 5
+    assert_close(model.decode(ids[:, 5:], state), model(ids)[:, 5:])
+
+
+def test_a_memory_whose_pass_broke_off_is_refused() -> None:
+    model, ids = gpt(depth=2, position="relative", memory=4), words(1, 3)
+    state = model.start()
+
+    def fail(value: torch.Tensor, name: str) -> None:
+        raise KeyboardInterrupt
+
+    with listen(model, "stack.blocks.0.after", fail), pytest.raises(KeyboardInterrupt):
+        model.decode(ids, state)
+    with pytest.raises(ValueError, match="state: an earlier pass broke off half-way; begin again with a new state"):
+        model.decode(ids, state)

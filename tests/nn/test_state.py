@@ -54,7 +54,7 @@ def test_a_step_writes_in_place() -> None:
 
 
 def test_layers_are_kept_apart_and_the_length_is_what_all_have_seen() -> None:
-    cache = KeyValueCache()
+    cache = KeyValueCache(depth=2)
     assert cache.length == 0
     assert 0 not in cache
     first, second = pieces(3, 3)

@@ -422,3 +422,27 @@ def test_weights_can_be_recorded_from_a_compiled_model() -> None:
     for weights in seen.values():
         assert weights.shape == (B, 4, T, T)
         assert_close(weights.sum(-1), torch.ones(B, 4, T))
+
+
+def test_contexts_may_close_in_any_order() -> None:
+    model, ids = gpt(), words(1, 3)
+    untouched = model(ids)
+    first, second = (
+        listen(model, "logits", lambda value, name: value * 0),
+        listen(model, "logits", lambda value, name: None),
+    )
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert torch.equal(model(ids), untouched)
+    second.__exit__(None, None, None)
+    assert torch.equal(model(ids), untouched)
+
+
+def test_a_replacement_has_the_shape_of_what_it_replaces() -> None:
+    model = gpt()
+    with (
+        listen(model, "stack.blocks.0.before", lambda value, name: value[:, :1]),
+        pytest.raises(ValueError, match=r"before: a listener returned \(1, 1, \d+\), expected \(1, 3, \d+\)"),
+    ):
+        model(words(1, 3))

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from qkv.models.heads import MaskedWordHead, Pooler
-from qkv.models.inputs import check_ids, check_range, positions_of
+from qkv.models.inputs import check_ids, check_range, positions_of, refuse_padding_before_words
 from qkv.nn.attention import Document, Mask, Padding, all_of
 from qkv.nn.block import NormPlace, Stack, StackConfig
 from qkv.nn.config import check_at_least_one
@@ -46,11 +46,13 @@ class BERTConfig(StackConfig):
             raise ValueError("position: relative positions are for causal models; expected another")
         if self.next_sentence and not self.pooler:
             raise ValueError("next_sentence: it reads the pooler's vector, so pooler must be True")
-        if self.join == "concatenate":
+        if self.join == "concatenate" and self.position in ("learned", "sinusoidal"):
             raise ValueError("join: BERT's output layer is its word embedding, so expected sum or product")
 
 
 class BERT(nn.Module):
+    """Guesses masked words, seeing both ways: `bert(ids)` gives (B, T, V), `bert.hidden(ids)` the words in context."""
+
     def __init__(self, config: BERTConfig) -> None:
         super().__init__()
         self.config = config
@@ -102,10 +104,9 @@ class BERT(nn.Module):
     ) -> Float[Tensor, "B T E"]:
         limit = self.config.context if self.config.position == "learned" else None
         check_ids(ids, self.config.vocabulary, 0, limit)
-        if positions is None:
-            positions = positions_of(ids, keep)
-        elif limit is not None:
-            check_range("positions", positions, limit, "context")
+        positions = positions_of(ids, keep, 0, positions, limit)
+        if self.config.sparse == "fixed":
+            refuse_padding_before_words(keep)
         if segments is not None:
             if not self.config.segments:
                 raise ValueError("segments: this BERT tells no sentences apart (its config has segments = 0)")

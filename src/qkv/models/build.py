@@ -34,7 +34,11 @@ def build(config: Config) -> Model:
 
 
 def family(config: Config) -> str:
-    return next(name for name, (kind, _) in FAMILIES.items() if type(config) is kind)
+    for name, (kind, _) in FAMILIES.items():
+        if type(config) is kind:
+            return name
+    kinds = ", ".join(kind.__name__ for kind, _ in FAMILIES.values())
+    raise TypeError(f"config: expected one of {kinds}, not {config!r}; preset(name) gives the published ones")
 
 
 def count_parameters(config: Config) -> int:
@@ -51,7 +55,7 @@ def from_json(values: Mapping[str, Any]) -> Config:
     """The config that `to_json` wrote; a key it does not know is refused, never ignored."""
     values = dict(values)
     name = values.pop("family", None)
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         raise ValueError(f"family: expected one of {', '.join(FAMILIES)}, not {name!r}")
     kind = FAMILIES[name][0]
     check_keys(values, kind, f"the {name} config")
@@ -82,10 +86,17 @@ def with_weights(config: Config, weights: Mapping[str, Tensor], origin: str = "t
     for name, shape in expected.items():
         if tuple(weights[name].shape) != shape:
             raise ValueError(f"{origin}: {name} has shape {tuple(weights[name].shape)}, expected {shape}")
+    dtypes = {tensor.dtype for tensor in weights.values()}
+    if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
+        found = ", ".join(sorted(map(str, dtypes)))
+        raise ValueError(f"{origin}: expected tensors of one floating-point dtype, not {found}")
     model.load_state_dict(dict(weights), assign=True)
-    for parameter in model.parameters():
-        parameter.requires_grad_(True)
     return model
+
+
+def uncompiled(model: Model) -> Model:
+    """The model inside what torch.compile returns, whose parameters have other names."""
+    return getattr(model, "_orig_mod", model)
 
 
 def group_key_value_heads(model: Model, kv_heads: int) -> Model:
@@ -93,6 +104,7 @@ def group_key_value_heads(model: Model, kv_heads: int) -> Model:
 
     A cheap start for a little more training (Ainslie et al. 2023). The old model is not changed.
     """
+    model = uncompiled(model)
     if isinstance(model, RNN):
         raise ValueError("kv_heads: an RNN has no heads to group")
     weights: dict[str, Tensor] = dict(model.state_dict())

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from qkv.models.inputs import check_ids, check_range, positions_of
+from qkv.models.inputs import check_ids, positions_of, refuse_padding_before_words
 from qkv.nn.attention import Causal, Document, Mask, Padding, all_of
 from qkv.nn.block import Stack, StackConfig
 from qkv.nn.config import check_at_least_one
@@ -56,6 +56,8 @@ class GPTConfig(StackConfig):
 
 
 class GPT(nn.Module):
+    """Predicts the next word after each word: `gpt(ids)` gives (B, T, V), `start` and `decode` go on word by word."""
+
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = config
@@ -99,13 +101,16 @@ class GPT(nn.Module):
         state: KeyValueCache | SegmentMemory | None = None,
     ) -> Float[Tensor, "B T E"]:
         """What the last block says: the logits before the output layer."""
+        config = self.config
+        expected = SegmentMemory if config.memory else KeyValueCache
+        if state is not None and type(state) is not expected:
+            raise TypeError(f"state: expected the {expected.__name__} that start() gives, not {type(state).__name__}")
         before = 0 if state is None else state.length
-        limit = self.config.context if self.config.position == "learned" else None
-        check_ids(ids, self.config.vocabulary, before, limit)
-        if positions is None:
-            positions = positions_of(ids, keep, before)
-        elif limit is not None:
-            check_range("positions", positions, limit, "context")
+        limit = config.context if config.position == "learned" else None
+        check_ids(ids, config.vocabulary, before, limit)
+        positions = positions_of(ids, keep, before, positions, limit)
+        if config.sparse == "fixed":
+            refuse_padding_before_words(keep)
         x = self.embedding(ids, positions)
         if isinstance(state, SegmentMemory):  # attention sees no further back than the memory
             first = max(0, before - state.size)
@@ -126,7 +131,8 @@ class GPT(nn.Module):
 
     def start(self) -> KeyValueCache | SegmentMemory:
         """The state before the first word."""
-        return SegmentMemory(self.config.memory) if self.config.memory else KeyValueCache()
+        config = self.config
+        return SegmentMemory(config.memory, config.depth) if config.memory else KeyValueCache(depth=config.depth)
 
     def decode(
         self, ids: Int[Tensor, "B T"], state: KeyValueCache | SegmentMemory, keep: Bool[Tensor, "B S"] | None = None
@@ -139,7 +145,7 @@ def initialise(model: GPT) -> None:
     """GPT-2's: normal with deviation 0.02, and less, the deeper the stack, for what is added to the residual stream."""
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2 or name.endswith((".u", ".v")):
-            continue  # norms begin as 1 and 0
+            continue  # norms begin as 1 and 0, and Transformer-XL's u and v as 0
         added_to_residual = name.endswith(("attention.output.weight", "down.weight"))
         deviation = 0.02 / math.sqrt(2 * model.config.depth) if added_to_residual else 0.02
         nn.init.normal_(parameter, std=deviation)

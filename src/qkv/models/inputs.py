@@ -11,8 +11,8 @@ def check_ids(ids: Tensor, vocabulary: int, before: int = 0, context: int | None
     """A clear sentence instead of an index error deep inside."""
     if ids.dim() != 2:
         raise ValueError(f"ids: expected shape (B, T), not {tuple(ids.shape)}")
-    if ids.is_floating_point() or ids.dtype == torch.bool:
-        raise TypeError(f"ids: expected whole numbers, not {ids.dtype}")
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"ids: expected whole numbers of dtype int64 or int32, not {ids.dtype}")
     if context is not None and before + ids.shape[1] > context:
         raise ValueError(f"context: {before + ids.shape[1]} positions are more than the model's {context}")
     check_range("ids", ids, vocabulary, "vocabulary")
@@ -28,13 +28,41 @@ def check_range(name: str, numbers: Tensor, count: int, of: str) -> None:
             raise ValueError(f"{name}: expected 0 to {count - 1} ({of} {count}), found {wrong}")
 
 
-def positions_of(ids: Int[Tensor, "B T"], keep: Bool[Tensor, "B S"] | None, before: int = 0) -> Int[Tensor, "#B T"]:
+def check_keep(keep: Tensor, shape: tuple[int, int]) -> None:
+    if keep.dtype != torch.bool:
+        raise TypeError(f"keep: expected bool, True for a word and False for padding, not {keep.dtype}")
+    if tuple(keep.shape) != shape:
+        raise ValueError(f"keep: expected shape {shape} for all positions, not {tuple(keep.shape)}")
+
+
+def positions_of(
+    ids: Int[Tensor, "B T"],
+    keep: Bool[Tensor, "B S"] | None,
+    before: int = 0,
+    given: Int[Tensor, "#B T"] | None = None,
+    context: int | None = None,
+) -> Int[Tensor, "#B T"]:
     """0, 1, 2, ... after what came before. Padding is not counted: a text has the same positions wherever it lies."""
-    T = ids.shape[1]
+    B, T = ids.shape
+    if keep is not None:
+        check_keep(keep, (B, before + T))
+    if given is not None:
+        if given.dtype not in (torch.int64, torch.int32):
+            raise TypeError(f"positions: expected whole numbers of dtype int64 or int32, not {given.dtype}")
+        if tuple(given.shape) not in ((B, T), (1, T)):
+            raise ValueError(f"positions: expected shape {(B, T)} as the ids, not {tuple(given.shape)}")
+        if context is not None:
+            check_range("positions", given, context, "context")
+        return given
     if keep is None:
         return torch.arange(before, before + T, device=ids.device).unsqueeze(0)
-    if tuple(keep.shape) != (ids.shape[0], before + T):
-        raise ValueError(
-            f"keep: expected shape {(ids.shape[0], before + T)} for all positions, not {tuple(keep.shape)}"
-        )
     return (keep.cumsum(1) - 1).clamp(min=0)[:, before:]
+
+
+def refuse_padding_before_words(keep: Tensor | None) -> None:
+    """For what counts from the row's first place, as the fixed pattern does: shifted, a text would be another text."""
+    # On another device the look would make the host wait.
+    if keep is None or keep.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    if bool((keep[:, 1:] & ~keep[:, :-1]).any()):
+        raise ValueError("keep: with sparse = fixed, padding must come after the words of a row; or use strided")

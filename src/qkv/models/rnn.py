@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from qkv.models.inputs import check_ids
+from qkv.models.inputs import check_ids, check_keep
 from qkv.nn.attention import Additive, General, Padding, attend, dot, scaled_dot
 from qkv.nn.attention.score import Score
 from qkv.nn.config import check_at_least_one, check_fields, check_probability
@@ -55,6 +55,8 @@ class RNNConfig:
 
 
 class RNN(nn.Module):
+    """Source in, target out: `model(source, target)` gives (B, T, V), `start` and `decode` go on word by word."""
+
     def __init__(self, config: RNNConfig) -> None:
         super().__init__()
         self.config = config
@@ -90,6 +92,9 @@ class RNN(nn.Module):
 
         `keep` is False for padding, which comes after the words; the target's changes nothing before it.
         """
+        if target_keep is not None:
+            check_keep(target_keep, (target.shape[0], target.shape[1]))
+            refuse_padding_first(target_keep)
         return self.decode(target, self.start(source, source_keep))
 
     def start(self, source: Int[Tensor, "B S"], keep: Bool[Tensor, "B S"] | None = None) -> RecurrentState:
@@ -98,9 +103,10 @@ class RNN(nn.Module):
         check_ids(source, config.source_vocabulary or config.vocabulary)
         if source.shape[1] == 0:
             raise ValueError("source: every row needs at least one word")
-        if keep is not None and keep.shape != source.shape:
-            raise ValueError(f"keep: expected shape {tuple(source.shape)} as the source, not {tuple(keep.shape)}")
-        lengths = None if keep is None else words_first(keep)
+        lengths = None
+        if keep is not None:
+            check_keep(keep, (source.shape[0], source.shape[1]))
+            lengths = words_first(keep.cpu())  # where PyTorch's packing wants them
         outputs, last = self.encoder(self.dropout(self.source_embedding(source)), lengths=lengths)
         outputs = self.taps("encoder", outputs)  # (B, S, E)
         hidden = tuple(torch.tanh(self.bridge(h)) for h in last)  # each (L, B, E)
@@ -158,12 +164,17 @@ class RNN(nn.Module):
 
 def words_first(keep: Bool[Tensor, "B S"]) -> Int[Tensor, "B"]:
     """How many words each row has; an RNN needs them before the padding, and at least one."""
+    refuse_padding_first(keep)
     lengths = keep.sum(1)
-    if keep.device.type == "cpu" and not torch.equal(keep, torch.arange(keep.shape[1]) < lengths.unsqueeze(1)):
-        raise ValueError("keep: an RNN's padding must come after the words of a row")
-    if keep.device.type == "cpu" and bool((lengths == 0).any()):
+    if bool((lengths == 0).any()):
         raise ValueError("keep: every row needs at least one word")
     return lengths
+
+
+def refuse_padding_first(keep: Bool[Tensor, "B S"]) -> None:
+    # On another device the look would make the host wait.
+    if keep.device.type == "cpu" and bool((keep[:, 1:] & ~keep[:, :-1]).any()):
+        raise ValueError("keep: an RNN's padding must come after the words of a row")
 
 
 def initialise(model: RNN) -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from qkv.models.inputs import check_ids, positions_of
+from qkv.models.inputs import check_ids, positions_of, refuse_padding_before_words
 from qkv.nn.attention import Causal, Padding, all_of
 from qkv.nn.block import NormPlace, Stack, StackConfig
 from qkv.nn.config import check_at_least_one
@@ -58,13 +58,15 @@ class TransformerConfig(StackConfig):
             )
         if self.position == "relative":
             raise ValueError("position: relative positions are for causal models; expected another")
-        if self.tied != "none" and self.join == "concatenate":
+        if self.tied != "none" and self.join == "concatenate" and self.position in ("learned", "sinusoidal"):
             raise ValueError(
                 "tied: with join = concatenate the word embedding is narrower than the model; use tied = none"
             )
 
 
 class Transformer(nn.Module):
+    """Source in, target out: `model(source, target)` gives (B, T, V), `start` and `decode` go on word by word."""
+
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
@@ -107,22 +109,32 @@ class Transformer(nn.Module):
         config, embedding = self.config, self.source_embedding or self.embedding
         check_ids(source, config.source_vocabulary or config.vocabulary, 0, self.limit)
         positions = positions_of(source, keep)
+        if config.sparse == "fixed":
+            refuse_padding_before_words(keep)
         mask = all_of(config.sparsity(), None if keep is None else Padding(keep))
         return self.encoder(embedding(source, positions), positions, mask=mask)
 
     def hidden(
         self,
         target: Int[Tensor, "B T"],
-        encoded: Float[Tensor, "B S E"],
+        encoded: Float[Tensor, "B S E"] | None = None,
         *,
         source_keep: Bool[Tensor, "B S"] | None = None,
         target_keep: Bool[Tensor, "B N"] | None = None,
         state: DecoderState | None = None,
     ) -> Float[Tensor, "B T E"]:
-        """What the decoder's last block says: the logits before the output layer."""
+        """What the decoder's last block says: the logits before the output layer. A state brings its own source."""
+        if (encoded is None) == (state is None):
+            raise ValueError("encoded: expected the encoded source or a state that has it, and not both")
+        if state is not None:
+            if not isinstance(state, DecoderState):
+                raise TypeError(f"state: expected the DecoderState that start() gives, not {type(state).__name__}")
+            encoded, source_keep = state.source.source, state.source.keep
         before = 0 if state is None else state.length
         check_ids(target, self.config.vocabulary, before, self.limit)
         positions = positions_of(target, target_keep, before)
+        if self.config.sparse == "fixed":
+            refuse_padding_before_words(target_keep)
         mask = all_of(Causal(), self.config.sparsity(), None if target_keep is None else Padding(target_keep))
         return self.decoder(
             self.embedding(target, positions),
@@ -143,15 +155,13 @@ class Transformer(nn.Module):
 
     def start(self, source: Int[Tensor, "B S"], keep: Bool[Tensor, "B S"] | None = None) -> DecoderState:
         """The state before the first target word: the source, encoded."""
-        return DecoderState(self.encode(source, keep), keep)
+        return DecoderState(self.encode(source, keep), keep, len(self.decoder.blocks))
 
     def decode(
         self, target: Int[Tensor, "B T"], state: DecoderState, keep: Bool[Tensor, "B N"] | None = None
     ) -> Float[Tensor, "B T V"]:
         """Go on from a state: the same forward pass, of the new target words alone."""
-        return self.logits(
-            self.hidden(target, state.source.source, source_keep=state.source.keep, target_keep=keep, state=state)
-        )
+        return self.logits(self.hidden(target, target_keep=keep, state=state))
 
 
 def initialise(model: Transformer) -> None:

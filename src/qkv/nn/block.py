@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from qkv.nn.attention.bias import Bias, Distance
 from qkv.nn.attention.mask import Fixed, Mask, Strided, Window, all_of
 from qkv.nn.attention.multi_head import MultiHeadAttention, check_heads
-from qkv.nn.config import check_at_least_one, check_fields, check_probability
+from qkv.nn.config import check_above_zero, check_at_least_one, check_fields, check_probability
 from qkv.nn.feed_forward import Activation, FeedForward
 from qkv.nn.norm import Norm, norm
 from qkv.nn.position import Position, RotaryScaling, alibi_slopes, rotary_angles
@@ -76,6 +76,7 @@ class StackConfig:
         check_fields(self)
         check_at_least_one(self, "width", "depth", "heads", "kv_heads", "head_width", "hidden", "window", "stride")
         check_probability(self, "dropout", "attention_dropout")
+        check_above_zero(self, "norm_epsilon", "rotary_base")
         check_heads(self.width, self.heads, self.heads if self.kv_heads is None else self.kv_heads, self.head_width)
         if self.position == "rotary" and self.width_of_head % 2:
             raise ValueError(
@@ -97,6 +98,14 @@ class StackConfig:
     @property
     def width_of_head(self) -> int:
         return self.head_width or self.width // self.heads
+
+    @property
+    def width_of_hidden(self) -> int:
+        return self.hidden or 4 * self.width
+
+    @property
+    def ends_with_norm(self) -> bool:
+        return self.norm_place == "before" if self.final_norm is None else self.final_norm
 
 
 class Residual(nn.Module):
@@ -138,7 +147,7 @@ class Block(nn.Module):
         self.cross_attention = attention(False) if cross else None
         self.cross_attention_residual = Residual(config) if cross else None
         self.feed_forward = FeedForward(
-            config.width, config.hidden or 4 * config.width, config.activation, bias=config.feed_forward_bias
+            config.width, config.width_of_hidden, config.activation, bias=config.feed_forward_bias
         )
         self.feed_forward_residual = Residual(config)
         self.taps = Taps("before", "between", "after")  # the residual stream
@@ -172,8 +181,7 @@ class Stack(nn.Module):
         super().__init__()
         self.config = config
         self.blocks = nn.ModuleList(Block(config, layer, cross=cross) for layer in range(depth or config.depth))
-        final = config.norm_place == "before" if config.final_norm is None else config.final_norm
-        self.norm = norm(config.norm, config.width, config.norm_epsilon) if final else None
+        self.norm = norm(config.norm, config.width, config.norm_epsilon) if config.ends_with_norm else None
         self.taps = Taps("output")
 
     def forward(

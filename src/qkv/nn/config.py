@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -22,6 +23,12 @@ def check_at_least_one(config: Any, *names: str) -> None:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ValueError(f"{name}: expected 1 or more, not {value!r}")
+
+
+def check_above_zero(config: Any, *names: str) -> None:
+    for name in names:
+        if not 0 < getattr(config, name) < math.inf:
+            raise ValueError(f"{name}: expected a number above 0, not {getattr(config, name)!r}")
 
 
 def check_probability(config: Any, *names: str) -> None:
@@ -49,4 +56,6 @@ def describe(kind: Any) -> str:
         return "one of " + ", ".join(map(str, get_args(kind)))
     if is_dataclass(kind):
         return f"the fields of {getattr(kind, '__name__', kind)}"
-    return {int: "a whole number", float: "a number", bool: "true or false", NoneType: "nothing"}.get(kind, str(kind))
+    return {int: "a whole number of 0 or more", float: "a number", bool: "true or false", NoneType: "nothing"}.get(
+        kind, str(kind)
+    )

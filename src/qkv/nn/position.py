@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from qkv.nn.config import check_fields
+from qkv.nn.config import check_above_zero, check_fields
 
 Position = Literal["sinusoidal", "learned", "rotary", "alibi", "relative", "none"]
 Join = Literal["sum", "product", "concatenate"]
@@ -73,6 +73,9 @@ class RotaryScaling:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_above_zero(self, "factor", "low", "high", "original_context")
+        if self.low >= self.high:
+            raise ValueError(f"low: expected less than high = {self.high}, not {self.low}")
 
 
 def rotary_angles(

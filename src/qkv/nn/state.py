@@ -1,7 +1,7 @@
 """What decoding remembers. State is an argument of a forward pass, never an attribute of a layer.
 
-Every state has `length` (positions seen so far), `append` (what a layer calls) and `reorder` (beam search: row i goes
-on as the old row rows[i]), so one decoding loop serves RNNs and Transformers alike.
+Every state has `length` (positions seen so far) and `reorder` (beam search: row i goes on as the old row rows[i]), so
+one decoding loop serves RNNs and Transformers alike; layers `append` to it.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ def check_rows(remembered: int, given: int) -> None:
 class KeyValueCache:
     """Keys and values of the positions seen, for every layer; the buffers double when they are full."""
 
-    def __init__(self, capacity: int = 64) -> None:
-        self.capacity = capacity
+    def __init__(self, capacity: int = 64, depth: int = 1) -> None:
+        self.depth, self.capacity = depth, capacity
         self.lengths: dict[int, int] = {}
         self.buffers: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
     def length(self) -> int:
-        return min(self.lengths.values(), default=0)
+        """Positions that every layer has: a pass that broke off half-way does not count."""
+        return min(self.lengths.get(layer, 0) for layer in range(self.depth))
 
     def append(
         self, layer: int, key: Float[Tensor, "B K T D"], value: Float[Tensor, "B K T X"]
     ) -> tuple[Float[Tensor, "B K S D"], Float[Tensor, "B K S X"]]:
         """Add T positions to a layer and return all S it now has."""
-        start = self.lengths.get(layer, 0)
+        start = min(self.lengths.get(layer, 0), self.length) if layer < self.depth else self.lengths.get(layer, 0)
         end = start + key.shape[2]
         if layer in self.buffers:
             check_rows(self.buffers[layer][0].shape[0], key.shape[0])
@@ -79,8 +80,8 @@ class KeyValueCache:
 class SourceCache(KeyValueCache):
     """A decoder's view of its source: every layer's keys and values of it, computed once."""
 
-    def __init__(self, source: Float[Tensor, "B S E"], keep: Bool[Tensor, "B S"] | None = None) -> None:
-        super().__init__(capacity=source.shape[1])
+    def __init__(self, source: Float[Tensor, "B S E"], keep: Bool[Tensor, "B S"] | None = None, depth: int = 1) -> None:
+        super().__init__(source.shape[1], depth)
         self.source = source
         self.keep = keep
 
@@ -93,9 +94,9 @@ class SourceCache(KeyValueCache):
 class DecoderState:
     """An encoder-decoder Transformer's state: the source as its layers see it, and the target so far."""
 
-    def __init__(self, source: Float[Tensor, "B S E"], keep: Bool[Tensor, "B S"] | None = None) -> None:
-        self.source = SourceCache(source, keep)
-        self.target = KeyValueCache()
+    def __init__(self, source: Float[Tensor, "B S E"], keep: Bool[Tensor, "B S"] | None = None, depth: int = 1) -> None:
+        self.source = SourceCache(source, keep, depth)
+        self.target = KeyValueCache(depth=depth)
 
     @property
     def length(self) -> int:
@@ -109,21 +110,25 @@ class DecoderState:
 class SegmentMemory:
     """Transformer-XL: the hidden states of the last `size` positions, for every layer, without their gradient."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, depth: int = 1) -> None:
         if size < 1:
             raise ValueError(f"memory: size must be 1 or more, not {size}")
-        self.size = size
+        self.size, self.depth = size, depth
         self.length = 0  # positions seen, remembered or not
+        self.lengths: dict[int, int] = {}
         self.layers: dict[int, Tensor] = {}
 
     def append(self, layer: int, hidden: Float[Tensor, "B T E"]) -> Float[Tensor, "B S E"]:
         """Return the remembered states followed by the new ones, and remember the last `size` of both."""
         if layer in self.layers:
             check_rows(self.layers[layer].shape[0], hidden.shape[0])
+        if layer == 0:
+            if any(self.lengths.get(each, 0) != self.length for each in range(self.depth)):
+                raise ValueError("state: an earlier pass broke off half-way; begin again with a new state")
+            self.length += hidden.shape[1]
         both = torch.cat([self.layers[layer], hidden], dim=1) if layer in self.layers else hidden
         self.layers[layer] = both[:, -self.size :].detach()
-        if layer == 0:
-            self.length += hidden.shape[1]
+        self.lengths[layer] = self.lengths.get(layer, 0) + hidden.shape[1]
         return both
 
     def reorder(self, rows: Int[Tensor, "B"]) -> None:

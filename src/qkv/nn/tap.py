@@ -35,6 +35,8 @@ class Taps(nn.Module):
     def forward(self, name: str, value: Tensor) -> Tensor:
         for listener in self.listeners.get(name, ()):
             replaced = listener(value)
+            if replaced is not None and replaced.shape != value.shape:
+                raise ValueError(f"{name}: a listener returned {tuple(replaced.shape)}, expected {tuple(value.shape)}")
             value = value if replaced is None else replaced
         return value
 
@@ -60,17 +62,18 @@ def listen(model: nn.Module, pattern: str, listener: Callable[[Tensor, str], Ten
     matching = [name for name in known if fnmatchcase(name, pattern)]
     if not matching:
         raise ValueError(f"no point of this model matches {pattern!r}; its points are: {', '.join(known)}")
-    before = [(taps, name, taps.listeners.get(name)) for taps, name in map(known.__getitem__, matching)]
+    mine = [(*known[full], partial(call, listener, full)) for full in matching]
+    for taps, name, own in mine:
+        taps.listeners[name] = (*taps.listeners.get(name, ()), own)
     try:
-        for full, (taps, name, earlier) in zip(matching, before, strict=True):
-            taps.listeners[name] = (*(earlier or ()), partial(call, listener, full))
         yield
     finally:
-        for taps, name, earlier in before:
-            if earlier is None:
-                del taps.listeners[name]
+        for taps, name, own in mine:  # whatever others did in the meantime, only what is ours goes
+            left = tuple(other for other in taps.listeners[name] if other is not own)
+            if left:
+                taps.listeners[name] = left
             else:
-                taps.listeners[name] = earlier
+                del taps.listeners[name]
 
 
 def call(listener: Callable[[Tensor, str], Tensor | None], name: str, value: Tensor) -> Tensor | None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from qkv.models.bert import BERTConfig
-from qkv.models.build import Config, Model
+from qkv.models.build import Config, Model, uncompiled
 from qkv.models.foreign import bert, folder, gpt2, llama, marian
 from qkv.models.foreign.fields import Fields, SpecialIds
 from qkv.models.foreign.gguf import read_gguf
@@ -68,6 +68,7 @@ def write_folder(
     `tokenizer` is a tokenizer.json or a folder with one. The ids are for its generate(); a translator's padding is the
     vocabulary's last id unless given, and its decoder begins with `begin_id`, or else with padding.
     """
+    model = uncompiled(model)
     config = model.config
     format = format_out(config)
     ids = SpecialIds(begin_id, end_id, pad_id)

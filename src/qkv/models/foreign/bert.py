@@ -56,7 +56,7 @@ def config_out(config: BERTConfig, ids: SpecialIds) -> dict[str, Any]:
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
         "num_attention_heads": config.heads,
-        "intermediate_size": config.hidden or 4 * config.width,
+        "intermediate_size": config.width_of_hidden,
         "type_vocab_size": config.segments,
         "hidden_act": activation_out("BERT", config),
         "layer_norm_eps": config.norm_epsilon,

@@ -130,8 +130,7 @@ def expect_plain_heads(format: str, config: StackConfig) -> None:
 
 
 def expect_final_norm(format: str, config: StackConfig, present: bool) -> None:
-    found = config.norm_place == "before" if config.final_norm is None else config.final_norm
-    if found != present:
+    if config.ends_with_norm != present:
         raise ValueError(f"final_norm: {format}'s format can only say {present}, not {config.final_norm}")
 
 

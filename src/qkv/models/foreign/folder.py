@@ -44,7 +44,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"{path}: there is no such file; expected a folder with {CONFIG} and {SINGLE}") from None
+        raise ValueError(
+            f"{path}: there is no such file; expected a folder with {CONFIG} and {SINGLE} (nothing is downloaded)"
+        ) from None
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: not valid JSON ({error}); the file may be cut off") from error
     if not isinstance(values, dict):

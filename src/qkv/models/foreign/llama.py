@@ -58,15 +58,15 @@ def rotary_in(fields: Fields) -> tuple[float, RotaryScaling | None]:
     missing = [name for name in ("factor", "low_freq_factor", "high_freq_factor") if inner.values.get(name) is None]
     if missing:
         raise ValueError(f"{place}: {missing[0]}: rope_type llama3 needs it")
-    scaling = RotaryScaling(
-        factor=inner.number("factor", 8.0),
-        low=inner.number("low_freq_factor", 1.0),
-        high=inner.number("high_freq_factor", 4.0),
-        original_context=fields.whole("original_max_position_embeddings", original),
-    )
-    if not (scaling.factor > 0 and scaling.low < scaling.high):
-        raise ValueError(f"{place}: expected factor above 0 and low_freq_factor below high_freq_factor, not {scaling}")
-    return base, scaling
+    try:
+        return base, RotaryScaling(
+            factor=inner.number("factor", 8.0),
+            low=inner.number("low_freq_factor", 1.0),
+            high=inner.number("high_freq_factor", 4.0),
+            original_context=fields.whole("original_max_position_embeddings", original),
+        )
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
 
 
 def rotary_out(config: GPTConfig) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def config_out(config: GPTConfig, ids: SpecialIds) -> dict[str, Any]:
         "num_attention_heads": config.heads,
         "num_key_value_heads": config.kv_heads or config.heads,
         "head_dim": config.width_of_head,
-        "intermediate_size": config.hidden or 4 * config.width,
+        "intermediate_size": config.width_of_hidden,
         "hidden_act": "silu",
         "rms_norm_eps": config.norm_epsilon,
         **rotary_out(config),
@@ -121,7 +121,7 @@ def config_out(config: GPTConfig, ids: SpecialIds) -> dict[str, Any]:
 def rules(config: GPTConfig) -> list[Rule]:
     kv_rows = (config.kv_heads or config.heads) * config.width_of_head
     qkv_rows = (config.heads * config.width_of_head, kv_rows, kv_rows)
-    hidden = config.hidden or 4 * config.width
+    hidden = config.width_of_hidden
     table = [
         Rule(
             "embedding.token.weight", ("model.embed_tokens.weight",), copies=("lm_head.weight",) if config.tied else ()

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Literal, get_args
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
@@ -54,7 +55,7 @@ def attend(
     check(query, key, value, mask, bias, score)
 
     wants_weights = need_weights or on_scores is not None or on_weights is not None
-    if isinstance(score, General) and not wants_weights:
+    if type(score) is General and not wants_weights:
         query, key, score = score.A(query), score.B(key), dot
     if kernel is not None and kernel not in KERNELS:
         raise ValueError(f"kernel: expected one of {', '.join(KERNELS)}, not {kernel!r}")
@@ -141,6 +142,13 @@ def without_heads(x: Tensor, dims: int) -> Tensor:
 
 def check(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, bias: Bias | None, score: Score) -> None:
     """One sentence for each way to call attention wrongly."""
+    dtypes = {query.dtype, key.dtype, value.dtype}
+    if not all(dtype.is_floating_point for dtype in dtypes):
+        raise TypeError(
+            f"query, key and value must be floating-point numbers, not {query.dtype}, {key.dtype}, {value.dtype}"
+        )
+    if len(dtypes) > 1 and not torch.is_autocast_enabled(query.device.type):
+        raise TypeError(f"query, key and value must have one dtype, not {query.dtype}, {key.dtype}, {value.dtype}")
     B, H, T, D = query.shape
     K, S = key.shape[1:3]
     if key.shape[0] != B or value.shape[0] != B:

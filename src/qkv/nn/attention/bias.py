@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv.nn.attention.mask import Index
-from qkv.nn.attention.shape import fits_scores, four_dimensions
+from qkv.nn.attention.shape import check_fits_scores, four_dimensions
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ class Table(Bias):
         return self.values.to(like.dtype).expand(-1, -1, T, S)
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
-        fits_scores("bias", self.values, (B, H, T, S), may_be_one="BHT")
+        check_fits_scores("bias", self.values, (B, H, T, S), may_be_one="BHT")
 
 
 def as_bias(bias: Bias | Tensor) -> Bias:

@@ -7,6 +7,7 @@ patterns are in regrouped.py. Time grows with the number of pairs, forward and b
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -82,14 +83,14 @@ def attend_runs(
     T, S = query.shape[-2], key.shape[-2]
     # Split once and join neighbours: the backward of a slice would fill a whole (S, D) tensor for every run.
     queries, keys, values = query.split(SIZE, dim=2), key.split(SIZE, dim=2), value.split(SIZE, dim=2)
-    position = torch.arange(S, device=query.device)
+    position, place = torch.arange(S, device=query.device), torch.arange(S - T, S, device=query.device)
     outputs = []
     for block, (q, (low, high)) in enumerate(zip(queries, runs, strict=True)):
         pieces = slice(low // SIZE, -(-high // SIZE))
         if not keys[pieces]:  # nothing to see
             outputs.append(q.new_zeros(*q.shape[:-1], value.shape[-1]))
             continue
-        row = position[S - T + block * SIZE :][: q.shape[2]].unsqueeze(1)  # (t, 1)
+        row = place[block * SIZE :][: q.shape[2]].unsqueeze(1)  # (t, 1)
         column = position[low:high]  # (s,)
         allowed = mask.at(row, column)  # (B, H, t, s)
         added = None if bias is None else bias.tile(row, column, q)
@@ -104,11 +105,16 @@ def keeping_pieces(joined: dict[Tensor, tuple[Tensor, ...]]) -> AbstractContextM
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return nullcontext()
     pieces_of = {(x.data_ptr(), x.shape): tuple(piece.detach() for piece in pieces) for x, pieces in joined.items()}
+    versions = {key: [piece._version for piece in pieces] for key, pieces in pieces_of.items()}
 
-    def pack(x: Tensor) -> Tensor | tuple[Tensor, ...]:
-        return pieces_of.get((x.data_ptr(), x.shape), x)
+    def pack(x: Tensor) -> Any:
+        return (x.data_ptr(), x.shape) if (x.data_ptr(), x.shape) in pieces_of else x
 
-    def unpack(kept: Tensor | tuple[Tensor, ...]) -> Tensor:
-        return torch.cat(kept, dim=2) if isinstance(kept, tuple) else kept
+    def unpack(kept: Any) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        if [piece._version for piece in pieces_of[kept]] != versions[kept]:
+            raise RuntimeError("a key or value needed for the gradient was changed in place after attention used it")
+        return torch.cat(pieces_of[kept], dim=2)
 
     return saved_tensors_hooks(pack, unpack)

@@ -41,8 +41,7 @@ def weighted_mean_of_top(
 ) -> Float[Tensor, "T X"]:
     """4. The mean of the l most similar, the more similar the heavier: now queries and keys have a gradient."""
     scores, index = top(query, key, l, score)  # (T, l)
-    weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
-    return (weights.unsqueeze(1) @ value[index]).squeeze(1)  # (T, 1, l) (T, l, X) -> (T, X)
+    return (scores.softmax(-1).unsqueeze(1) @ value[index]).squeeze(1)  # (T, 1, l) (T, l, X) -> (T, X)
 
 
 def softmax(

@@ -19,7 +19,14 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from qkv.nn.attention.shape import expect, fits_scores, four_dimensions, matrix, positive, whole_numbers
+from qkv.nn.attention.shape import (
+    check_fits_scores,
+    check_matrix,
+    check_positive,
+    check_shape,
+    check_whole,
+    four_dimensions,
+)
 
 Index = Tensor | int
 
@@ -60,7 +67,10 @@ class Mask:
         """How many different heads this mask describes; 1 when every head has the same mask."""
         return 1
 
-    def __and__(self, other: Mask) -> Mask:
+    def __bool__(self) -> bool:
+        raise TypeError("masks combine with &: `and` would take one of them and drop the other")
+
+    def __and__(self, other: Mask | Tensor) -> Mask:
         return All((*self.members, *as_mask(other).members))
 
     @property
@@ -134,7 +144,7 @@ class Window(Mask):
     width: int
 
     def __post_init__(self) -> None:
-        positive("Window", "width", self.width)
+        check_positive("Window", "width", self.width)
 
     def allows(self, b: Index, h: Index, q: Tensor, k: Tensor) -> Tensor:
         return (q - k < self.width) & (k - q < self.width)
@@ -150,7 +160,7 @@ class Block(Mask):
     size: int
 
     def __post_init__(self) -> None:
-        positive("Block", "size", self.size)
+        check_positive("Block", "size", self.size)
 
     def allows(self, b: Index, h: Index, q: Tensor, k: Tensor) -> Tensor:
         return q // self.size == k // self.size
@@ -166,7 +176,7 @@ class Strided(Mask):
     stride: int
 
     def __post_init__(self) -> None:
-        positive("Strided", "stride", self.stride)
+        check_positive("Strided", "stride", self.stride)
 
     def allows(self, b: Index, h: Index, q: Tensor, k: Tensor) -> Tensor:
         return ((q - k).abs() < self.stride) | ((q - k) % self.stride == 0)
@@ -180,7 +190,7 @@ class Fixed(Mask):
     summary: int = 1
 
     def __post_init__(self) -> None:
-        positive("Fixed", "stride", self.stride)
+        check_positive("Fixed", "stride", self.stride)
         if not 0 < self.summary <= self.stride:
             raise ValueError(f"Fixed: summary must be between 1 and stride = {self.stride}, not {self.summary}")
 
@@ -195,7 +205,7 @@ class Padding(Mask):
     keep: Bool[Tensor, "B S"]
 
     def __post_init__(self) -> None:
-        matrix("Padding", "keep", self.keep)
+        check_matrix("Padding", "keep", self.keep)
         if self.keep.dtype != torch.bool:
             raise TypeError(f"Padding: keep must be bool (True for a real word), not {self.keep.dtype}")
 
@@ -211,54 +221,56 @@ class Padding(Mask):
         return self.keep[b, k]
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
-        expect("Padding", "keep", self.keep, (B, S))
+        check_shape("Padding", "keep", self.keep, (B, S))
 
 
 @dataclass(frozen=True, eq=False)
 class Document(Mask):
     """Texts packed into one row do not see each other: `ids` (B, S) numbers the text that each position is from.
 
-    Texts lie one after another, so the numbers never decrease along a row.
+    Texts lie one after another, so where the number changes a new text begins, also if the number was there before.
     """
 
     ids: Int[Tensor, "B S"]
+    text: Int[Tensor, "B S"] = field(init=False, repr=False)
+    """The texts of a row numbered from 0."""
     ends: tuple[Int[Tensor, "B S"], Int[Tensor, "B S"]] = field(init=False, repr=False)
     """For every position, where its text begins and ends."""
 
     def __post_init__(self) -> None:
-        matrix("Document", "ids", self.ids)
-        whole_numbers("Document", "ids", self.ids)
-        ids = self.ids.contiguous()
-        # On another device the look would make the host wait.
-        if ids.device.type == "cpu" and not torch.compiler.is_compiling() and bool((ids.diff(dim=1) < 0).any()):
-            raise ValueError("Document: ids must not decrease along a row: number the texts in the order they lie")
-        ends = torch.searchsorted(ids, ids), torch.searchsorted(ids, ids, right=True)
-        object.__setattr__(self, "ends", ends)
+        check_matrix("Document", "ids", self.ids)
+        check_whole("Document", "ids", self.ids)
+        begins = (self.ids[:, 1:] != self.ids[:, :-1]).cumsum(1)  # (B, S - 1)
+        text = torch.nn.functional.pad(begins, (1, 0))[:, : self.ids.shape[1]].contiguous()  # (B, S)
+        object.__setattr__(self, "text", text)
+        object.__setattr__(self, "ends", (torch.searchsorted(text, text), torch.searchsorted(text, text, right=True)))
 
     @property
     def rows(self) -> int:
         return self.ids.shape[0]
 
     def allows(self, b: Index, h: Index, q: Tensor, k: Tensor) -> Tensor:
-        return self.ids[b, q] == self.ids[b, k]
+        return self.text[b, q] == self.text[b, k]
 
     def reach(self, first: Any, last: Any) -> tuple[Any, Any]:
         low, high = self.ends[0][:, first], self.ends[1][:, last]
         return (low, high) if isinstance(first, Tensor) else (int(low.min()), int(high.max()))
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
-        expect("Document", "ids", self.ids, (B, S))
+        check_shape("Document", "ids", self.ids, (B, S))
+        if T > S:
+            raise ValueError(f"Document: {T} queries are more than the {S} keys, and some would be in no text")
 
 
 @dataclass(frozen=True, eq=False)
 class Prefix(Mask):
-    """Everyone sees the first `length` tokens of the row; beyond them no looking ahead. A number, or (B,)."""
+    """Everyone sees the row's first `length` tokens, a number or (B,); beyond them, no looking ahead."""
 
     length: int | Int[Tensor, "B"]
 
     def __post_init__(self) -> None:
         if isinstance(self.length, Tensor):
-            whole_numbers("Prefix", "length", self.length)
+            check_whole("Prefix", "length", self.length)
             if self.length.dim() != 1:
                 raise ValueError(f"Prefix: length must have shape (B,), not {tuple(self.length.shape)}")
 
@@ -272,7 +284,7 @@ class Prefix(Mask):
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
         if isinstance(self.length, Tensor):
-            expect("Prefix", "length", self.length, (B,))
+            check_shape("Prefix", "length", self.length, (B,))
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,7 +318,7 @@ class Explicit(Mask):
         return self.allowed[b, h, q - offset, k]
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
-        fits_scores("mask", self.allowed, (B, H, T, S), may_be_one="BH")
+        check_fits_scores("mask", self.allowed, (B, H, T, S), may_be_one="BH")
 
 
 def all_of(*masks: Mask | None) -> Mask | None:

@@ -60,6 +60,8 @@ class MultiHeadAttention(nn.Module):
         need_weights: bool = False,
     ) -> tuple[Float[Tensor, "B T E"], Float[Tensor, "B H T S"] | None]:
         """Self-attention, or cross-attention to `source`. `state` remembers keys and values of earlier calls."""
+        if x.dim() != 3:
+            raise ValueError(f"x: expected shape (B, T, E), not {tuple(x.shape)}")
         if x.shape[-1] != self.qkv.in_features:
             raise ValueError(f"width: expected x of width {self.qkv.in_features}, not {x.shape[-1]}")
         if source is not None and source.shape[-1] != self.qkv.in_features:
@@ -115,6 +117,8 @@ class MultiHeadAttention(nn.Module):
 def check_heads(width: int, heads: int, kv_heads: int, head_width: int | None) -> None:
     if heads < 1:
         raise ValueError(f"heads: expected 1 or more, not {heads}")
+    if head_width is not None and head_width < 1:
+        raise ValueError(f"head_width: expected 1 or more, not {head_width}")
     if head_width is None and width % heads:
         raise ValueError(f"heads: {heads} heads do not divide width {width}; choose a divisor or give head_width")
     if kv_heads < 1 or heads % kv_heads:
