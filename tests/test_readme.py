@@ -19,6 +19,9 @@ def test_the_readme_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
     torch.testing.assert_close(names["last"], names["logits"][:, 19:])
-    assert torch.equal(names["same"](names["ids"]), names["small"].eval()(names["ids"]))
+    assert torch.equal(names["same"](names["ids"]), names["gpt"](names["ids"]))
+    written = torch.cat(names["words"], dim=1)
+    assert (written == names["target"]).float().mean() > 0.99
+    assert names["alignment"].shape == (64, 1, 6, 6)
     assert names["grouped"].config.kv_heads == 2
     assert names["seen"]["stack.blocks.0.attention.weights"].shape == (2, 4, 20, 20)

@@ -131,7 +131,7 @@ def test_a_mask_that_does_not_fit_the_scores(case: str, kernel: str | None) -> N
 MASKS_THAT_CANNOT_BE = {
     "window of none": (lambda: Window(0), ValueError, "Window: width must be a whole number of 1 or more, not 0"),
     "block of none": (lambda: Block(0), ValueError, "Block: size must be a whole number of 1 or more, not 0"),
-    "stride of none": (lambda: Strided(-1), ValueError, "Strided: stride must be 1 or more, not -1"),
+    "stride of none": (lambda: Strided(-1), ValueError, "Strided: stride must be a whole number of 1 or more, not -1"),
     "fixed stride of none": (lambda: Fixed(0), ValueError, "Fixed: stride must be a whole number of 1 or more, not 0"),
     "more summaries than a block": (
         lambda: Fixed(3, 4),
@@ -259,7 +259,7 @@ def test_two_directions_of_an_odd_width() -> None:
 
 
 def test_a_memory_of_nothing() -> None:
-    with refused("memory: size must be a whole number of 1 or more, not 0"):
+    with refused("memory: size must be 1 or more, not 0"):
         SegmentMemory(0)
 
 

@@ -48,4 +48,4 @@ def test_masks_on_the_board_count_their_pairs() -> None:
     window = sum(min(4, q + 1) for q in range(16))
     assert f"{causal} of 256 pairs" in text
     assert f"{window} of 256 pairs" in text
-    assert board.dots(torch.tensor([True, False, True])) == "●·●"
+    assert board.dots(torch.tensor([True, False, True]), "#.") == "#.#"

@@ -22,6 +22,7 @@ MEANING = {
     "fareleri": (0.0, 3.0, 0.0, 0.5),
     "kovalar": (0.0, 0.0, 3.0, 0.0),
 }
+BLUES = (24, 25, 26, 32, 33, 39, 45, 51)  # of the 256 colours every terminal has, from dark to bright
 ENGLISH = ("cats", "chase", "mice")
 TURKISH = ("kediler", "fareleri", "kovalar")
 
@@ -31,17 +32,18 @@ def vectors(words: Sequence[str]) -> Tensor:
 
 
 def show(console: Console | None = None) -> None:
-    console = console or Console()
-    console.rule("[bold]1. From a hash table to attention")
-    show_lookup(console)
-    console.rule("[bold]2. Self-attention without parameters: softmax(X Xᵀ) X")
-    show_self_attention(console)
-    console.rule("[bold]3. Attention between two languages: the word order changes")
-    show_cross_attention(console)
-    console.rule("[bold]4. Sparse masks: fewer pairs, the same equation")
-    show_masks(console)
-    console.rule("[bold]5. The published models, counted")
-    console.print(preset_table())
+    console = console or Console(highlight=False)
+    sections = {
+        "From a hash table to attention": show_lookup,
+        "Self-attention without parameters: softmax(X X^T) X": show_self_attention,
+        "Attention between two languages: the word order changes": show_cross_attention,
+        "Sparse masks: fewer pairs, the same equation": show_masks,
+        "The published models, counted": show_presets,
+    }
+    for number, (title, section) in enumerate(sections.items(), start=1):
+        console.rule(f"[bold]{number}. {title}")
+        section(console)
+        console.print()
 
 
 def show_lookup(console: Console) -> None:
@@ -55,20 +57,23 @@ def show_lookup(console: Console) -> None:
         "weighted mean of the top 2": lambda q: lookup.weighted_mean_of_top(q, key, value, 2),
         "softmax over all: attention": lambda q: lookup.softmax(q, key, value),
     }
-    table = Table(
-        "step", "answer", "its gradient for the query", caption="keys (1, 0) (0.8, 0.6) (0, 1), values 10 20 40"
-    )
-    table.title = "looking up the query (0.9, 0.4)"
+    console.print("A table with the keys (1, 0), (0.8, 0.6), (0, 1) and their values 10, 20, 40.")
+    console.print("We look up the query (0.9, 0.4); alike is what has a large dot product.")
+    table = Table("step", "answer", "its gradient for the query")
+    table.columns[1].justify = "right"
     for name, step in steps.items():
         query = torch.tensor([[0.9, 0.4]], requires_grad=True)
         answer = step(query)
         gradient = torch.autograd.grad(answer.sum(), query)[0] if answer.requires_grad else None
         slope = "none: nothing to learn from" if gradient is None else ", ".join(f"{g:.2f}" for g in gradient[0])
-        table.add_row(name, f"{answer.item():.2f}", slope)
+        found = bool(answer.any())  # exact match finds no such key
+        table.add_row(name, f"{answer.item():.2f}" if found else "nothing", slope)
     console.print(table)
 
 
 def show_self_attention(console: Console) -> None:
+    console.print("A word is four numbers, by hand: how much cat, mouse, chase and thing it is.")
+    console.print("The row's word looks at the column's; its weights sum to 1.")
     X = vectors(ENGLISH)
     masks: dict[str, Mask | None] = {"every word sees every word": None, "causal: no word sees a later one": Causal()}
     for title, mask in masks.items():
@@ -78,40 +83,50 @@ def show_self_attention(console: Console) -> None:
 
 
 def show_cross_attention(console: Console) -> None:
+    console.print("kediler fareleri kovalar: cats, mice, chase. Each Turkish word asks the English.")
+    console.print("The verb comes last in Turkish and finds the second English word.")
     _, weights = attend(vectors(TURKISH), vectors(ENGLISH), vectors(ENGLISH), need_weights=True)
     assert weights is not None
-    console.print(matrix("kediler fareleri kovalar asks cats chase mice", TURKISH, ENGLISH, weights))
+    console.print(matrix(None, TURKISH, ENGLISH, weights))
 
 
 def show_masks(console: Console) -> None:
     """Who may look at whom among 16 words, and that skipping pairs changes nothing."""
+    console.print("Row: the word that looks. Column: the word it may see. No word sees a later one.")
     masks: dict[str, Mask] = {
         "causal": Causal(),
-        "window 4": Causal() & Window(4),
-        "strided 4": Causal() & Strided(4),
-        "fixed 4": Causal() & Fixed(4),
+        "& window 4": Causal() & Window(4),
+        "& strided 4": Causal() & Strided(4),
+        "& fixed 4": Causal() & Fixed(4),
     }
+    ink = "●·" if console.encoding.startswith("utf") else "#."
     table = Table(*masks)
-    table.add_row(*("\n".join(dots(row) for row in mask.materialise(16, 16)[0, 0]) for mask in masks.values()))
+    table.add_row(*("\n".join(dots(row, ink) for row in mask.materialise(16, 16)[0, 0]) for mask in masks.values()))
     table.add_section()
     table.add_row(*(f"{int(mask.materialise(16, 16).sum())} of 256 pairs" for mask in masks.values()))
     console.print(table)
 
-    query, key, value = torch.randn(3, 1, 4, 1024, 32, dtype=torch.float64).unbind(0)
+    random = torch.Generator().manual_seed(0)
+    query, key, value = torch.randn(3, 1, 4, 1024, 32, dtype=torch.float64, generator=random).unbind(0)
     mask = Causal() & Window(64)
     whole, _ = attend(query, key, value, mask=mask, kernel="eager")
     skipping, _ = attend(query, key, value, mask=mask, kernel="blocked")
     difference = (whole - skipping).abs().max().item()
     console.print(
-        f"1,024 words, window 64: skipping what the mask rules out changes the result by at most {difference:.0e}\n"
+        f"1,024 words, window 64: skipping what the mask rules out changes the result by {difference:.0e}.",
+        soft_wrap=True,
     )
 
 
-def dots(row: Tensor) -> str:
-    return "".join("●" if allowed else "·" for allowed in row.tolist())
+def show_presets(console: Console) -> None:
+    console.print(preset_table())
 
 
-def matrix(title: str, rows: Sequence[str], columns: Sequence[str], weights: Tensor) -> Table:
+def dots(row: Tensor, ink: str) -> str:
+    return "".join(ink[0] if allowed else ink[1] for allowed in row.tolist())
+
+
+def matrix(title: str | None, rows: Sequence[str], columns: Sequence[str], weights: Tensor) -> Table:
     """Attention as a table: who looks (down) at whom (across); the brighter, the more."""
     table = Table("", *columns, title=title)
     for name, row in zip(rows, weights.tolist(), strict=True):
@@ -120,9 +135,11 @@ def matrix(title: str, rows: Sequence[str], columns: Sequence[str], weights: Ten
 
 
 def cell(weight: float) -> Text:
-    shade = round(40 + 200 * weight)
-    ink = "black" if weight > 0.45 else "white"
-    return Text(f" {weight:.2f} ", style=f"{ink} on rgb({shade // 2},{shade // 2 + 20},{shade})")
+    """The more weight, the brighter; next to none is left as it is, on a dark terminal and on a light one."""
+    if weight < 0.05:
+        return Text(f" {weight:.2f} ")
+    shade = BLUES[min(int(weight * len(BLUES)), len(BLUES) - 1)]
+    return Text(f" {weight:.2f} ", style=f"{'white' if weight < 0.5 else 'black'} on color({shade})")
 
 
 def preset_table() -> Table:
