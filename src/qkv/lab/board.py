@@ -139,7 +139,7 @@ def cell(weight: float) -> Text:
     if weight < 0.05:
         return Text(f" {weight:.2f} ")
     shade = BLUES[min(int(weight * len(BLUES)), len(BLUES) - 1)]
-    return Text(f" {weight:.2f} ", style=f"{'white' if weight < 0.5 else 'black'} on color({shade})")
+    return Text(f" {weight:.2f} ", style=f"color({231 if weight < 0.5 else 16}) on color({shade})")
 
 
 def preset_table() -> Table:
