@@ -619,3 +619,16 @@ def test_attention_over_numbers_of_several_kinds() -> None:
         attend(x.long(), x.long(), x.long())
     with refused("Document: 3 queries are more than the 2 keys"):
         attend(x, x[:2], x[:2], mask=Document(torch.zeros(1, 2, dtype=torch.long)))
+
+
+def test_a_target_of_other_rows_than_its_source() -> None:
+    source, target = torch.zeros(2, 3, dtype=torch.long), torch.zeros(1, 3, dtype=torch.long)
+    for config in (TransformerConfig(**SMALL), RNNConfig(vocabulary=13, width=8)):
+        with refused("target: expected 2 rows as the source has, not 1"):
+            build(config)(source, target)
+
+
+def test_a_score_by_its_name() -> None:
+    x = torch.zeros(3, 4)
+    with refused("score: expected dot, scaled_dot, General(...), Additive(...) or a function, not 'dot'", TypeError):
+        attend(x, x, x, score="dot")

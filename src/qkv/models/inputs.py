@@ -18,6 +18,11 @@ def check_ids(ids: Tensor, vocabulary: int, before: int = 0, context: int | None
     check_range("ids", ids, vocabulary, "vocabulary")
 
 
+def check_rows(target: Tensor, rows: int) -> None:
+    if target.shape[0] != rows:
+        raise ValueError(f"target: expected {rows} rows as the source has, not {target.shape[0]}")
+
+
 def check_range(name: str, numbers: Tensor, count: int, of: str) -> None:
     """Each is a row of a table of `count`."""
     # On another device the look would make the host wait.

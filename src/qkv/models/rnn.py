@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from qkv.models.inputs import check_ids, check_keep
+from qkv.models.inputs import check_ids, check_keep, check_rows
 from qkv.nn.attention import Additive, General, Padding, attend, dot, scaled_dot
 from qkv.nn.attention.score import Score
 from qkv.nn.config import check_at_least_one, check_fields, check_probability
@@ -121,6 +121,7 @@ class RNN(nn.Module):
 
     def hidden(self, target: Int[Tensor, "B T"], state: RecurrentState) -> Float[Tensor, "B T E"]:
         check_ids(target, self.config.vocabulary)
+        check_rows(target, state.hidden[0].shape[1])
         words = self.dropout(self.embedding(target))  # (B, T, E)
         if target.shape[1] == 0:
             return self.taps("hidden", words)

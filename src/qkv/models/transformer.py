@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from qkv.models.inputs import check_ids, positions_of, refuse_padding_before_words
+from qkv.models.inputs import check_ids, check_rows, positions_of, refuse_padding_before_words
 from qkv.nn.attention import Causal, Padding, all_of
 from qkv.nn.block import NormPlace, Stack, StackConfig
 from qkv.nn.config import check_at_least_one
@@ -130,6 +130,8 @@ class Transformer(nn.Module):
             if not isinstance(state, DecoderState):
                 raise TypeError(f"state: expected the DecoderState that start() gives, not {type(state).__name__}")
             encoded, source_keep = state.source.source, state.source.keep
+        assert encoded is not None
+        check_rows(target, encoded.shape[0])
         before = 0 if state is None else state.length
         check_ids(target, self.config.vocabulary, before, self.limit)
         positions = positions_of(target, target_keep, before)

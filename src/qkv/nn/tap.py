@@ -14,6 +14,7 @@ comes or goes later makes it compile again. A point's name is its place in the m
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
@@ -61,7 +62,8 @@ def listen(model: nn.Module, pattern: str, listener: Callable[[Tensor, str], Ten
     known = points(model)
     matching = [name for name in known if fnmatchcase(name, pattern)]
     if not matching:
-        raise ValueError(f"no point of this model matches {pattern!r}; its points are: {', '.join(known)}")
+        kinds = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in known)
+        raise ValueError(f"no point of this model matches {pattern!r}; its points are: {', '.join(kinds)}")
     mine = [(*known[full], partial(call, listener, full)) for full in matching]
     for taps, name, own in mine:
         taps.listeners[name] = (*taps.listeners.get(name, ()), own)

@@ -142,6 +142,8 @@ def without_heads(x: Tensor, dims: int) -> Tensor:
 
 def check(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, bias: Bias | None, score: Score) -> None:
     """One sentence for each way to call attention wrongly."""
+    if not callable(score):
+        raise TypeError(f"score: expected dot, scaled_dot, General(...), Additive(...) or a function, not {score!r}")
     dtypes = {query.dtype, key.dtype, value.dtype}
     if not all(dtype.is_floating_point for dtype in dtypes):
         raise TypeError(
