@@ -9,6 +9,7 @@ import torch
 from torch.testing import assert_close
 
 from models.families import GPT_KINDS, RNN_KINDS, TRANSFORMER_KINDS, gpt, rnn, sources, transformer, words
+from qkv.models import RNN, Transformer
 from qkv.nn.attention import Explicit, all_of
 from qkv.nn.state import KeyValueCache, SegmentMemory
 from qkv.nn.tap import listen
@@ -40,9 +41,7 @@ def test_reordered_gpt_equals_reordered_rows(kind: str) -> None:
     assert_close(model.decode(more, state), model(torch.cat([ids[REORDERED], more], dim=1))[:, 5:])
 
 
-@pytest.mark.parametrize("kind", TRANSFORMER_KINDS)
-def test_cached_transformer_equals_uncached(kind: str) -> None:
-    model = transformer(**TRANSFORMER_KINDS[kind])
+def assert_cached_equals_uncached(model: Transformer | RNN) -> None:
     source, target = sources(model.config, B, S), words(B, T)
     keep = torch.arange(S) < torch.tensor([[6], [2], [4]])
     for source_keep in (None, keep):
@@ -54,9 +53,7 @@ def test_cached_transformer_equals_uncached(kind: str) -> None:
             assert state.length == T
 
 
-@pytest.mark.parametrize("kind", TRANSFORMER_KINDS)
-def test_reordered_transformer_equals_reordered_rows(kind: str) -> None:
-    model = transformer(**TRANSFORMER_KINDS[kind])
+def assert_reordered_equals_reordered_rows(model: Transformer | RNN) -> None:
     source, target, more = sources(model.config, B, S), words(B, 5), words(len(REORDERED), 3)
     keep = torch.arange(S) < torch.tensor([[6], [2], [4]])
     state = model.start(source, keep)
@@ -64,6 +61,16 @@ def test_reordered_transformer_equals_reordered_rows(kind: str) -> None:
     state.reorder(REORDERED)
     right = model(source[REORDERED], torch.cat([target[REORDERED], more], dim=1), source_keep=keep[REORDERED])
     assert_close(model.decode(more, state), right[:, 5:])
+
+
+@pytest.mark.parametrize("kind", TRANSFORMER_KINDS)
+def test_cached_transformer_equals_uncached(kind: str) -> None:
+    assert_cached_equals_uncached(transformer(**TRANSFORMER_KINDS[kind]))
+
+
+@pytest.mark.parametrize("kind", TRANSFORMER_KINDS)
+def test_reordered_transformer_equals_reordered_rows(kind: str) -> None:
+    assert_reordered_equals_reordered_rows(transformer(**TRANSFORMER_KINDS[kind]))
 
 
 def test_a_transformer_may_be_reordered_before_its_first_word() -> None:
@@ -77,28 +84,12 @@ def test_a_transformer_may_be_reordered_before_its_first_word() -> None:
 
 @pytest.mark.parametrize("kind", RNN_KINDS)
 def test_cached_rnn_equals_uncached(kind: str) -> None:
-    model = rnn(**RNN_KINDS[kind])
-    source, target = sources(model.config, B, S), words(B, T)
-    keep = torch.arange(S) < torch.tensor([[6], [2], [4]])
-    for source_keep in (None, keep):
-        right = model(source, target, source_keep=source_keep)
-        for split in SPLITS:
-            state = model.start(source, source_keep)
-            steps = [model.decode(piece, state) for piece in target.split(split, dim=1)]
-            assert_close(torch.cat(steps, dim=1), right)
-            assert state.length == T
+    assert_cached_equals_uncached(rnn(**RNN_KINDS[kind]))
 
 
 @pytest.mark.parametrize("kind", RNN_KINDS)
 def test_reordered_rnn_equals_reordered_rows(kind: str) -> None:
-    model = rnn(**RNN_KINDS[kind])
-    source, target, more = sources(model.config, B, S), words(B, 5), words(len(REORDERED), 3)
-    keep = torch.arange(S) < torch.tensor([[6], [2], [4]])
-    state = model.start(source, keep)
-    model.decode(target, state)
-    state.reorder(REORDERED)
-    right = model(source[REORDERED], torch.cat([target[REORDERED], more], dim=1), source_keep=keep[REORDERED])
-    assert_close(model.decode(more, state), right[:, 5:])
+    assert_reordered_equals_reordered_rows(rnn(**RNN_KINDS[kind]))
 
 
 @pytest.mark.parametrize("position", ["sinusoidal", "learned", "rotary", "alibi", "relative", "none"])

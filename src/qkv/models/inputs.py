@@ -64,10 +64,14 @@ def positions_of(
     return (keep.cumsum(1) - 1).clamp(min=0)[:, before:]
 
 
+def padding_before_words(keep: Bool[Tensor, "B S"]) -> bool:
+    return bool((keep[:, 1:] & ~keep[:, :-1]).any())
+
+
 def refuse_padding_before_words(keep: Tensor | None) -> None:
     """For what counts from the row's first place, as the fixed pattern does: shifted, a text would be another text."""
     # On another device the look would make the host wait.
     if keep is None or keep.device.type != "cpu" or torch.compiler.is_compiling():
         return
-    if bool((keep[:, 1:] & ~keep[:, :-1]).any()):
+    if padding_before_words(keep):
         raise ValueError("keep: with sparse = fixed, padding must come after the words of a row; or use strided")

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from qkv.models.inputs import check_ids, check_keep, check_rows
+from qkv.models.inputs import check_ids, check_keep, check_rows, padding_before_words
 from qkv.nn.attention import Additive, General, Padding, attend, dot, scaled_dot
 from qkv.nn.attention.score import Score
 from qkv.nn.config import check_at_least_one, check_fields, check_probability
@@ -174,7 +174,7 @@ def words_first(keep: Bool[Tensor, "B S"]) -> Int[Tensor, "B"]:
 
 def refuse_padding_first(keep: Bool[Tensor, "B S"]) -> None:
     # On another device the look would make the host wait.
-    if keep.device.type == "cpu" and bool((keep[:, 1:] & ~keep[:, :-1]).any()):
+    if keep.device.type == "cpu" and padding_before_words(keep):
         raise ValueError("keep: an RNN's padding must come after the words of a row")
 
 

@@ -46,9 +46,9 @@ def attend(
     if T == 0 or S == 0:  # nothing to cut into blocks
         return fused.attend(query, key, value, mask, bias, scale, dropout)
     pattern = None if mask is None else sparse_pattern(mask)
-    runs = None if mask is None else runs_of_keys(mask, T, S)
     if mask is not None and pattern is not None and T == S:
         return regrouped.attend(query, key, value, mask, pattern, bias, scale, dropout)
+    runs = None if mask is None else runs_of_keys(mask, T, S)
     if mask is not None and runs is not None:
         return attend_runs(query, key, value, mask, bias, scale, dropout, runs)
     raise ValueError("kernel blocked needs a sparse mask: Window, Block or Document, or Strided or Fixed with T = S")

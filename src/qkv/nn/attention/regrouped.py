@@ -48,7 +48,7 @@ def views(pattern: Strided | Fixed, causal: bool, S: int, device: torch.device) 
         return [View(position, neighbours, lambda q, k: (q - k).abs() < stride), View(column, column, torch.ne)]
     summaries = position[:, stride - pattern.summary :].reshape(1, -1).expand(groups, -1)  # (G, G summary)
     return [
-        View(position, position, lambda q, k: q == q),
+        View(position, position, lambda q, k: q // stride == k // stride),
         View(position, summaries, lambda q, k: q // stride != k // stride),
     ]
 
