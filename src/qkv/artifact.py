@@ -1,31 +1,193 @@
-"""A model on disk: one folder with its config, its weights and, if given, its tokenizer. Nothing executes on load."""
+"""A model on disk: one folder with its config, its weights and, if given, its tokenizer. Nothing executes on load.
+
+The weights' file carries the checksums of all the others and its own. So weights are replaced by replacing one file,
+and a file that was changed, exchanged or damaged is found out when the model is loaded.
+"""
 
 from __future__ import annotations
 
+import filecmp
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
+from qkv import disk
 from qkv.models.build import Model, from_json, to_json, uncompiled, with_weights
 from qkv.models.foreign import folder, read_folder, read_gguf
+from qkv.models.foreign.folder import CONFIG, REPLACEMENT, SINGLE, TOKENIZER, current
+from qkv.text import Tokenizer
+
+TOKENIZER_CONFIG = folder.BESIDE_TOKENIZER[0]
+TOKENIZERS = ({TOKENIZER}, {"vocab.json", "merges.txt"}, {"vocab.txt"})
+CHECKSUM = "sha256 of "
+TENSORS = CHECKSUM + "tensors"
 
 
-def save(model: Model, path: Path | str, *, tokenizer: Path | str | None = None) -> None:
-    """config.json and model.safetensors, and a copy of tokenizer.json if given, into an empty folder."""
-    tokenizer = None if tokenizer is None else Path(tokenizer)
-    model = uncompiled(model)
-    folder.write(Path(path), to_json(model.config), model.state_dict(), tokenizer=tokenizer)
+class Loaded(NamedTuple):
+    """`model, tokenizer = qkv.load(path)`"""
+
+    model: Model
+    tokenizer: Tokenizer | None
+    """None where the folder has none, and for a GGUF file."""
 
 
-def load(path: Path | str) -> Model:
-    """A model from a folder of ours, a folder of `transformers`, or a GGUF file; ready for use (dropout off)."""
+def save(
+    model: Model, path: Path | str, *, tokenizer: Tokenizer | Path | str | None = None, replace: bool = False
+) -> None:
+    """config.json, model.safetensors and, if a tokenizer is given, tokenizer.json into a folder without a model.
+
+    With `replace` the folder may hold an artifact, and nothing else, already: whenever this is killed, the old one or
+    the new one can be loaded.
+    """
+    path, model = Path(path), uncompiled(model)
+    # A part that was compiled for itself has this in the names of its parameters.
+    tensors = {name.replace("_orig_mod.", ""): tensor for name, tensor in model.state_dict().items()}
+    with_weights(model.config, tensors, "model")  # what could not be loaded is refused now, not then
+    if tokenizer is not None:
+        tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.read(tokenizer)
+        if tokenizer.vocabulary > model.config.vocabulary:
+            room = model.config.vocabulary
+            raise ValueError(f"tokenizer: it has {tokenizer.vocabulary} tokens, the model's vocabulary only {room}")
+    replace = replace and is_ours(path)
+    if not replace:
+        folder.refuse_taken(current(path))
+    finish_replacing(path)
+    disk.sweep(path)
+    with disk.staging(path, sum(tensor.nbytes for tensor in tensors.values()), "the model") as made:
+        folder.write_json(made / CONFIG, to_json(model.config))
+        if tokenizer is not None:
+            tokenizer.write(made)
+        if not (replace and tokenizer is not None):
+            refuse_other_tokenizer(made, path)
+        checksums = folder.FORMAT | {TENSORS: checksum(tensors)} | checksums_beside(made)
+        folder.write_tensors(made / SINGLE, tensors, checksums)
+        put(made, path)
+
+
+def load(path: Path | str) -> Loaded:
+    """From a folder of ours, a folder of `transformers`, or a GGUF file; the model is ready for use (dropout off)."""
     path = Path(path)
     if path.suffix.lower() == ".gguf":
-        return read_gguf(path)
+        return Loaded(read_gguf(path), None)
     values = folder.open_config(path)
-    if "family" not in values:
-        return read_folder(path)
+    if not is_ours(path):
+        return Loaded(read_folder(path), read_tokenizer(path))
+    path = current(path)
     try:
         config = from_json(values)
-    except ValueError as error:
-        raise ValueError(f"{path / folder.CONFIG}: {error}") from error
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path / CONFIG}: {error}") from error
     weights = folder.open_weights(path)
-    return with_weights(config, {name: weights[name].clone() for name in weights}, weights.origin).eval()
+    metadata = folder.read_metadata(path / SINGLE)
+    verify_beside(path, metadata)
+    tensors = {name: weights[name].clone() for name in weights}
+    model = with_weights(config, tensors, weights.origin).eval()
+    if metadata[TENSORS] != checksum(tensors):
+        raise ValueError(f"{weights.origin}: damaged: its numbers are not those that were saved; bring back a copy")
+    return Loaded(model, read_tokenizer(path))
+
+
+def read_tokenizer(path: Path) -> Tokenizer | None:
+    """None for Marian's, too: it is of a kind that we do not read."""
+    here = any(all((path / name).is_file() for name in names) for names in TOKENIZERS)
+    return Tokenizer.read(path) if here else None
+
+
+# Checksums
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """Of names, dtypes, shapes and numbers, whatever their order in the file."""
+
+    def chunks() -> Iterator[Any]:
+        for name, tensor in sorted(tensors.items()):
+            yield json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()
+            yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+    return disk.sha256(chunks())
+
+
+def checksums_beside(path: Path) -> dict[str, str]:
+    names = [name for name in (CONFIG, TOKENIZER, TOKENIZER_CONFIG) if (path / name).is_file()]
+    return {CHECKSUM + name: disk.sha256_of(path / name) for name in names}
+
+
+def verify_beside(path: Path, metadata: Mapping[str, str]) -> None:
+    """The files beside the weights must be those that were saved with them."""
+    if not {TENSORS, CHECKSUM + CONFIG} <= metadata.keys():
+        raise ValueError(f"{path / SINGLE}: it has no checksums: something other than qkv.save wrote or changed it")
+    found = checksums_beside(path)
+    for name in (CONFIG, TOKENIZER, TOKENIZER_CONFIG):
+        saved, here = metadata.get(CHECKSUM + name), found.get(CHECKSUM + name)
+        if saved is not None and here is None:
+            raise ValueError(f"{path / name}: this file is missing; the model was saved with it")
+        if saved is None and here is not None:
+            raise ValueError(f"{path / name}: this file was not saved with the model; remove it, or save with it")
+        if saved != here:
+            raise ValueError(
+                f"{path / name}: this file is not the one that was saved with the model: the checksum in {SINGLE} is "
+                "of another; bring back the original, or save the model again"
+            )
+
+
+# What was there before
+
+
+def is_ours(path: Path) -> bool:
+    """Whether there is an artifact of ours, be it damaged: one of its two files says so."""
+    path = current(path)
+    with suppress(ValueError):
+        if "family" in folder.read_json(path / CONFIG):
+            return True
+    with suppress(ValueError):
+        return TENSORS in folder.read_metadata(path / SINGLE)
+    return False
+
+
+def refuse_other_tokenizer(made: Path, path: Path) -> None:
+    for name in (TOKENIZER, TOKENIZER_CONFIG):
+        if (path / name).exists() and not same(made / name, path / name):
+            raise ValueError(
+                f"{path}: {name} is already here, and the model is not saved with it; choose an empty folder, or give "
+                "it as tokenizer="
+            )
+
+
+def same(one: Path, other: Path) -> bool:
+    return one.is_file() and other.is_file() and filecmp.cmp(one, other, shallow=False)
+
+
+def put(made: Path, path: Path) -> None:
+    """One new file takes the old one's place at once. Of several, the folder does, until each is in its place."""
+    changed = [file for file in made.iterdir() if not same(file, path / file.name)]
+    for file in made.iterdir():
+        disk.flush(file)
+    disk.flush(made)
+    if len(changed) == 1:
+        disk.move(changed[0], path / changed[0].name)
+    elif changed:
+        disk.move(made, path / REPLACEMENT)
+        finish_replacing(path)
+
+
+def finish_replacing(path: Path) -> None:
+    replacement = path / REPLACEMENT
+    if not replacement.is_dir():
+        return
+    for file in replacement.iterdir():
+        target = path / file.name
+        target.unlink(missing_ok=True)
+        try:
+            os.link(file, target)
+        except OSError:  # some disks have no links
+            shutil.copyfile(file, target)
+            disk.flush(target)
+    disk.flush(path)
+    disk.remove(replacement)

@@ -1,34 +1,174 @@
-"""The command line: `qkv demo`, `qkv presets`."""
+"""The command line: `qkv train`, `qkv plot`, `qkv demo`, `qkv presets`."""
 
 from __future__ import annotations
 
+import difflib
 import sys
+from collections.abc import Callable
+from dataclasses import fields, make_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
 
-from qkv.lab import board
+from qkv.models.build import FAMILIES, Config, Model, family
+from qkv.models.presets import preset
 
-app = tyro.extras.SubcommandApp()
+if TYPE_CHECKING:  # each command imports what it needs, so that the others start at once
+    from qkv.text import Tokenizer
+    from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
+
+Arguments = list[str]
 
 
-@app.command
-def demo() -> None:
-    """Show the lectures' tables, computed: from a hash table to attention, masks, two languages, the models."""
-    board.show()
+def demo(arguments: Arguments) -> None:
+    """Train the lecture's translator and a small GPT in two minutes, and look at what they do."""
+    from qkv.lab import board, demo
+
+    def run(board_only: bool = False) -> None:
+        """Train the lecture's translator on English and Turkish and a small GPT on Python, and try both.
+
+        Args:
+            board_only: Only the tables of the board: from a hash table to attention, masks, the models.
+        """
+        board.show() if board_only else demo.show()
+
+    tyro.cli(run, args=arguments, prog="qkv demo")
 
 
-@app.command
-def presets() -> None:
-    """List the published models that can be built by name, with their sizes."""
-    Console().print(board.preset_table())
+def presets(arguments: Arguments) -> None:
+    """List the models that can be built by name, with their sizes."""
+    from qkv.lab import board
+
+    def run() -> None:
+        """List the models that can be built by name, with their sizes."""
+        Console().print(board.preset_table())
+
+    tyro.cli(run, args=arguments, prog="qkv presets")
+
+
+def plot(arguments: Arguments) -> None:
+    """Draw the curves of one or many runs to a PNG."""
+    from qkv.insight import curves
+
+    def run(
+        runs: tyro.conf.Positional[tuple[Path, ...]],
+        out: Path | None = None,
+        x: Literal["step", "tokens", "seconds"] = "step",
+    ) -> None:
+        """Draw the curves of one or many runs to a PNG.
+
+        Args:
+            runs: The folders of the runs.
+            out: The picture; curves.png in the run's folder, or here for several, unless given.
+            x: What goes to the right.
+        """
+        print(curves.plot(runs, out, x=x))
+
+    tyro.cli(run, args=arguments, prog="qkv plot")
+
+
+def train(arguments: Arguments) -> None:
+    """Train a model on your text: qkv train gpt --data my.txt --out runs/mine"""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(f"usage: qkv train {{{','.join(FAMILIES)}}} --data ... --out ...\n\n{TRAIN_HELP}")
+        return
+    name, *rest = arguments
+    if name not in FAMILIES:
+        raise ValueError(f"train: expected one of {', '.join(FAMILIES)}, not {name!r}")
+    from qkv.training.start import start
+
+    config, data, optimizer, run = training_flags(name, rest)
+    start(config, data, optimizer, run, samples=samples_of(config))
+
+
+TRAIN_HELP = """  gpt          predicts the next word: text generation
+  bert         guesses masked words, seeing both ways: an encoder
+  transformer  encoder and decoder: translation
+  rnn          the same with recurrent layers, with or without attention
+
+qkv train gpt --help lists every flag with its default and meaning."""
+
+
+def training_flags(name: str, arguments: Arguments) -> tuple[Config, DataConfig, OptimizerConfig, RunConfig]:
+    """The four configs from the command line; a preset, or the run that is resumed, gives the defaults."""
+    import torch
+
+    from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
+    from qkv.training.folder import remembered
+
+    gpu = torch.cuda.is_available()
+    chosen = value_of("--preset", arguments) or f"{name}-{'small' if gpu else 'tiny'}"
+    model = preset(chosen)
+    known: dict[str, Any] = {"batch_tokens": 16384 if gpu else 4096, "data": tyro.MISSING, "out": tyro.MISSING}
+    if family(model) != name:
+        raise ValueError(f"preset: {chosen} is of another family; say qkv train {family(model)} --preset {chosen}")
+    out = value_of("--out", arguments)
+    before = remembered(Path(out)) if out is not None and "--resume" in arguments else None
+    if before is not None:
+        model, known = before
+        if family(model) != name:
+            raise ValueError(f"out: {out} holds another model; say qkv train {family(model)} --out {out} --resume")
+    kinds = {"data_": DataConfig, "run": RunConfig, "optimizer_": OptimizerConfig}
+    given = {
+        group: kind(**{field.name: known[field.name] for field in fields(kind) if field.name in known})
+        for group, kind in kinds.items()
+    }
+    named = Annotated[str, tyro.conf.arg(help="A model by name, see qkv presets; the flags below change it.")]
+    Flags = make_dataclass("Flags", [*kinds.items(), ("model", type(model)), ("preset", named)])
+    flags = tyro.cli(
+        Flags,
+        args=arguments,
+        default=Flags(**given, model=model, preset=chosen),
+        prog=f"qkv train {name}",
+        description=f"Train a {name} on your own text. It can be stopped at any time and goes on with --resume.",
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+    return flags.model, flags.data_, flags.optimizer_, flags.run
+
+
+def samples_of(config: Config) -> Callable[[Tokenizer], Callable[[Model], list[str]]]:
+    """What a model says while it is trained: some words of its own, a guess, or a translation."""
+    from qkv.lab import samples
+
+    return lambda tokenizer: samples.maker(config, tokenizer)
+
+
+def value_of(flag: str, arguments: Arguments) -> str | None:
+    """What a person gave for a flag, before all flags are read."""
+    for number, argument in enumerate(arguments):
+        if argument == flag and number + 1 < len(arguments):
+            return arguments[number + 1]
+        if argument.startswith(f"{flag}="):
+            return argument.partition("=")[2]
+    return None
+
+
+COMMANDS: dict[str, Callable[[Arguments], None]] = {"train": train, "plot": plot, "demo": demo, "presets": presets}
 
 
 def main() -> None:
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: qkv COMMAND ...\n\nAttention and Transformers: learn it, train it, look inside it, serve it.\n")
+        for name, command in COMMANDS.items():
+            print(f"  {name:10} {command.__doc__}")
+        print("\nqkv COMMAND --help explains each.")
+        return
+    name, *rest = arguments
     try:
-        app.cli(prog="qkv", description="Attention and Transformers: learn it, train it, look inside it, serve it.")
-    except (ValueError, TypeError, OSError) as error:
+        if name not in COMMANDS:
+            close = difflib.get_close_matches(name, COMMANDS, n=1)
+            meant = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(COMMANDS)}"
+            raise ValueError(f"there is no command {name!r}; {meant}")
+        COMMANDS[name](rest)
+    except BrokenPipeError:  # who read our output has seen enough
+        sys.stderr.close()
+    except (ValueError, TypeError, OSError, ImportError, RuntimeError, MemoryError) as error:
         sys.exit(f"qkv: {error}")
+    except KeyboardInterrupt:
+        sys.exit("qkv: stopped")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -122,9 +123,22 @@ class BERT(nn.Module):
         )
 
     def logits(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
+        return self.taps("logits", F.linear(self.features(hidden), *self.output_layer))
+
+    def features(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
+        """What the output layer reads."""
+        return self.word_head(hidden)
+
+    @property
+    def output_layer(self) -> tuple[Tensor, Tensor]:
+        """Its matrix and its bias; a loss may apply it piece by piece."""
+        return self.embedding.token.weight, self.word_head.bias
+
+    @property
+    def word_head(self) -> MaskedWordHead:
         if self.head is None:
             raise ValueError("word_head: this BERT is an encoder only and guesses no words; use hidden() or pool()")
-        return self.taps("logits", self.head(hidden, self.embedding.token.weight))
+        return self.head
 
     def pool(self, hidden: Float[Tensor, "B T E"]) -> Float[Tensor, "B E"]:
         """The sentence as one vector."""

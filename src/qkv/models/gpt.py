@@ -126,8 +126,16 @@ class GPT(nn.Module):
         )
 
     def logits(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
-        weight = self.embedding.token.weight if self.head is None else self.head.weight
-        return self.taps("logits", F.linear(hidden, weight))
+        return self.taps("logits", F.linear(self.features(hidden), *self.output_layer))
+
+    def features(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
+        """What the output layer reads."""
+        return hidden
+
+    @property
+    def output_layer(self) -> tuple[Tensor, None]:
+        """Its matrix and its bias; a loss may apply it piece by piece."""
+        return self.embedding.token.weight if self.head is None else self.head.weight, None
 
     def start(self) -> KeyValueCache | SegmentMemory:
         """The state before the first word."""

@@ -20,8 +20,8 @@ class MaskedWordHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocabulary))
         self.activation: Activation = activation
 
-    def forward(self, hidden: Float[Tensor, "*n E"], embedding: Float[Tensor, "V E"]) -> Float[Tensor, "*n V"]:
-        return nn.functional.linear(self.norm(activate(self.dense(hidden), self.activation)), embedding, self.bias)
+    def forward(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
+        return self.norm(activate(self.dense(hidden), self.activation))
 
 
 class Pooler(nn.Module):

@@ -92,10 +92,21 @@ class RNN(nn.Module):
 
         `keep` is False for padding, which comes after the words; the target's changes nothing before it.
         """
+        return self.logits(self.forced(source, target, source_keep=source_keep, target_keep=target_keep))
+
+    def forced(
+        self,
+        source: Int[Tensor, "B S"],
+        target: Int[Tensor, "B T"],
+        *,
+        source_keep: Bool[Tensor, "B S"] | None = None,
+        target_keep: Bool[Tensor, "B T"] | None = None,
+    ) -> Float[Tensor, "B T E"]:
+        """Teacher forcing: what the decoder says when it is given the true words, before the output layer."""
         if target_keep is not None:
             check_keep(target_keep, (target.shape[0], target.shape[1]))
             refuse_padding_first(target_keep)
-        return self.decode(target, self.start(source, source_keep))
+        return self.hidden(target, self.start(source, source_keep))
 
     def start(self, source: Int[Tensor, "B S"], keep: Bool[Tensor, "B S"] | None = None) -> RecurrentState:
         """Read the source; the state before the first target word."""
@@ -159,8 +170,16 @@ class RNN(nn.Module):
         return self.score or (scaled_dot if self.config.attention == "scaled_dot" else dot)
 
     def logits(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
-        logits = F.linear(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
-        return self.taps("logits", logits)
+        return self.taps("logits", F.linear(self.features(hidden), *self.output_layer))
+
+    def features(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
+        """What the output layer reads."""
+        return hidden
+
+    @property
+    def output_layer(self) -> tuple[Tensor, Tensor | None]:
+        """Its matrix and its bias; a loss may apply it piece by piece."""
+        return (self.embedding.weight, None) if self.head is None else (self.head.weight, self.head.bias)
 
 
 def words_first(keep: Bool[Tensor, "B S"]) -> Int[Tensor, "B"]:

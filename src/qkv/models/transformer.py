@@ -102,8 +102,19 @@ class Transformer(nn.Module):
         target_keep: Bool[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T V"]:
         """Scores of the next target word after each target word (teacher forcing). `keep` is False for padding."""
+        return self.logits(self.forced(source, target, source_keep=source_keep, target_keep=target_keep))
+
+    def forced(
+        self,
+        source: Int[Tensor, "B S"],
+        target: Int[Tensor, "B T"],
+        *,
+        source_keep: Bool[Tensor, "B S"] | None = None,
+        target_keep: Bool[Tensor, "B T"] | None = None,
+    ) -> Float[Tensor, "B T E"]:
+        """Teacher forcing: what the decoder says when it is given the true words, before the output layer."""
         encoded = self.encode(source, source_keep)
-        return self.logits(self.hidden(target, encoded, source_keep=source_keep, target_keep=target_keep))
+        return self.hidden(target, encoded, source_keep=source_keep, target_keep=target_keep)
 
     def encode(self, source: Int[Tensor, "B S"], keep: Bool[Tensor, "B S"] | None = None) -> Float[Tensor, "B S E"]:
         config, embedding = self.config, self.source_embedding or self.embedding
@@ -152,8 +163,16 @@ class Transformer(nn.Module):
         return self.config.context if self.config.position == "learned" else None
 
     def logits(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
-        weight = self.embedding.token.weight if self.head is None else self.head.weight
-        return self.taps("logits", F.linear(hidden, weight, self.logit_bias))
+        return self.taps("logits", F.linear(self.features(hidden), *self.output_layer))
+
+    def features(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
+        """What the output layer reads."""
+        return hidden
+
+    @property
+    def output_layer(self) -> tuple[Tensor, Tensor | None]:
+        """Its matrix and its bias; a loss may apply it piece by piece."""
+        return self.embedding.token.weight if self.head is None else self.head.weight, self.logit_bias
 
     def start(self, source: Int[Tensor, "B S"], keep: Bool[Tensor, "B S"] | None = None) -> DecoderState:
         """The state before the first target word: the source, encoded."""

@@ -6,9 +6,7 @@ Nothing here unpickles: a .bin, .pt or .ckpt file can run any code on the machin
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -18,10 +16,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from qkv import disk
 from qkv.models.foreign.rule import Weights
 
 CONFIG, SINGLE, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
+REPLACEMENT = ".replacement"
 BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
+FORMAT = {"format": "pt"}
 SHARD_BYTES = 5_000_000_000
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
@@ -38,6 +39,11 @@ def refuse_pickle(path: Path) -> None:
 def refuse_pickles_in(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         refuse_pickle(path)
+
+
+def current(folder: Path) -> Path:
+    """Where the files are: here, or in the folder that was about to replace them when its process was killed."""
+    return folder / REPLACEMENT if (folder / REPLACEMENT).is_dir() else folder
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -62,11 +68,12 @@ def open_config(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder}: expected the folder of a model, not a file{hint}")
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
         refuse_pickles_in(folder)
-    return read_json(folder / CONFIG)
+    return read_json(current(folder) / CONFIG)
 
 
 def open_weights(folder: Path) -> Weights:
     """The tensors of a folder, from one file or from the shards that an index lists."""
+    folder = current(folder)
     if (folder / SINGLE).is_file():
         return Weights(open_file(folder / SINGLE), str(folder / SINGLE))
     if (folder / INDEX).is_file():
@@ -76,11 +83,19 @@ def open_weights(folder: Path) -> Weights:
 
 
 def open_file(path: Path) -> dict[str, Callable[[], Tensor]]:
+    file = open_safetensors(path)
+    return {name: partial(file.get_tensor, name) for name in file.keys()}  # noqa: SIM118 - no mapping
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    return open_safetensors(path).metadata() or {}
+
+
+def open_safetensors(path: Path) -> safe_open:
     try:
-        file = safe_open(path, framework="pt")
+        return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path}: not a whole safetensors file ({error}); copy or download it again") from error
-    return {name: partial(file.get_tensor, name) for name in file.keys()}  # noqa: SIM118 - no mapping
 
 
 def open_shards(index: Path) -> dict[str, Callable[[], Tensor]]:
@@ -111,34 +126,54 @@ def write(
 ) -> None:
     """Everything is made beside its place and moved at the end, the config last: no half-written model is ever seen."""
     copies = {} if tokenizer is None else tokenizer_files(tokenizer)
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in sorted(folder.iterdir()):
-        if path.name in (CONFIG, INDEX) or path.suffix == ".safetensors":
-            raise ValueError(f"{folder}: {path.name} is already here; choose an empty folder")
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".writing-") as made:
-        write_json(Path(made, CONFIG), config)
-        write_weights(Path(made), tensors, max_shard_bytes)
+    refuse_taken(folder)
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    with disk.staging(folder, size, "the model") as made:
+        write_json(made / CONFIG, config)
+        write_shards(made, tensors, max_shard_bytes)
         for name, source in copies.items():
-            shutil.copyfile(source, Path(made, name))
+            shutil.copyfile(source, made / name)
         if copies and BESIDE_TOKENIZER[0] not in copies:
             # Without it their library chooses a tokenizer by the model's family, whatever tokenizer.json says.
-            write_json(Path(made, BESIDE_TOKENIZER[0]), {"tokenizer_class": "PreTrainedTokenizerFast"})
-        for path in sorted(Path(made).iterdir(), key=lambda path: path.name == CONFIG):
-            shutil.copymode(Path(made, CONFIG), path)  # safetensors lets only its owner read a file
-            os.replace(path, folder / path.name)
+            write_json(made / BESIDE_TOKENIZER[0], {"tokenizer_class": "PreTrainedTokenizerFast"})
+        for path in sorted(made.iterdir(), key=lambda path: path.name == CONFIG):
+            disk.flush(path)
+            disk.move(path, folder / path.name)
 
 
-def write_weights(folder: Path, tensors: Mapping[str, Tensor], max_shard_bytes: int) -> None:
+def refuse_taken(folder: Path) -> None:
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if path.name in (CONFIG, INDEX) or path.suffix == ".safetensors":
+            raise ValueError(f"{folder}: {path.name} is already here; choose an empty folder")
+
+
+def write_shards(folder: Path, tensors: Mapping[str, Tensor], max_shard_bytes: int) -> None:
     shards = shard(tensors, max_shard_bytes)
     places: dict[str, str] = {}
     for number, names in enumerate(shards, start=1):
         file = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         places.update(dict.fromkeys(names, file))
-        part = {name: tensors[name].detach().cpu().contiguous() for name in names}
-        save_file(part, folder / file, metadata={"format": "pt"})
+        write_tensors(folder / file, {name: tensors[name] for name in names})
     if len(shards) > 1:
         size = sum(tensor.nbytes for tensor in tensors.values())
         write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] = FORMAT) -> None:
+    """One safetensors file, of tensors on any device; two names of one tensor are written twice."""
+    if "__metadata__" in tensors:
+        raise ValueError("__metadata__: a safetensors file keeps this name for itself; give the tensor another one")
+    own: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        memory = tensor.untyped_storage().data_ptr()
+        own[name] = tensor.clone() if memory in seen else tensor
+        seen.add(memory)
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(own, path, metadata=dict(metadata))
+    path.chmod(mode)  # safetensors lets only its owner read a file
 
 
 def shard(tensors: Mapping[str, Tensor], max_shard_bytes: int) -> list[list[str]]:

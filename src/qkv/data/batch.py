@@ -1,0 +1,109 @@
+"""Batch: what the model reads and what it must say. It owns the shift, the masks and the counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+IGNORE = -100
+"""The target where nothing is asked."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    ids: Int[Tensor, "B T"]
+    """What the model reads; of a pair, the target's words after the start token."""
+    targets: Int[Tensor, "B N"]
+    """What it must say: at each position (N = T), or at each of `places` (N = M); IGNORE where nothing is asked."""
+    places: Int[Tensor, "B N"] | None = None
+    """Which positions are asked, when it is not all of them."""
+    keep: Bool[Tensor, "B T"] | None = None
+    """False for padding; None when there is none."""
+    documents: Int[Tensor, "B T"] | None = None
+    """Numbers the texts packed into a row, when they may not see each other."""
+    positions: Int[Tensor, "B T"] | None = None
+    """With documents: 0, 1, 2, ... in each text."""
+    source: Int[Tensor, "B S"] | None = None
+    """Of a pair: what the encoder reads."""
+    source_keep: Bool[Tensor, "B S"] | None = None
+
+    @property
+    def rows(self) -> int:
+        return self.ids.shape[0]
+
+    # Both counts are taken where the batch was made: on another device each would make the host wait.
+
+    @cached_property
+    def count(self) -> int:
+        """How many targets are asked."""
+        return int((self.targets != IGNORE).sum())
+
+    @cached_property
+    def tokens(self) -> int:
+        """How many words are read, padding left out and the source included."""
+        read = self.ids.numel() if self.keep is None else int(self.keep.sum())
+        if self.source is not None:
+            read += self.source.numel() if self.source_keep is None else int(self.source_keep.sum())
+        return read
+
+    def split(self, parts: int) -> list[Batch]:
+        """Nearly equal parts in order; one a row when there are more parts than rows, so that none is empty."""
+        if parts < 1:
+            raise ValueError(f"parts: expected 1 or more, not {parts}")
+        parts = min(parts, self.rows)
+        borders = [self.rows * part // parts for part in range(parts + 1)]
+        return [self.part(*ends) for ends in pairwise(borders)] if parts > 1 else [self]
+
+    def part(self, first: int, last: int) -> Batch:
+        """Rows first to last - 1. Those of pairs leave behind the padding that only longer rows needed."""
+        part = self.map(lambda tensor: tensor[first:last])
+        T = S = None
+        if part.source is not None:
+            T, S = longest(part.keep), longest(part.source_keep)
+        return Batch(
+            ids=part.ids[:, :T],
+            targets=part.targets[:, :T],
+            places=part.places,
+            keep=unless_full(part.keep, T),
+            documents=part.documents,
+            positions=part.positions,
+            source=None if part.source is None else part.source[:, :S],
+            source_keep=unless_full(part.source_keep, S),
+        )
+
+    def to(self, device: torch.device | str) -> Batch:
+        return self.with_counts(self.map(lambda tensor: tensor.to(device, non_blocking=True)))
+
+    def pin(self) -> Batch:
+        """In memory that a GPU copies from while the host goes on; without one, as it is."""
+        return self.with_counts(self.map(Tensor.pin_memory)) if torch.cuda.is_available() else self
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        tensors: dict[str, Any] = {}
+        for field in fields(self):
+            tensor = getattr(self, field.name)
+            tensors[field.name] = None if tensor is None else change(tensor)
+        return Batch(**tensors)
+
+    def with_counts(self, moved: Batch) -> Batch:
+        moved.__dict__.update(count=self.count, tokens=self.tokens)
+        return moved
+
+
+def longest(keep: Tensor | None) -> int | None:
+    """Words in the longest row; None (all of it) without padding."""
+    return None if keep is None else int(keep.sum(1).max())
+
+
+def unless_full(keep: Tensor | None, length: int | None = None) -> Tensor | None:
+    """Padding that is none need not be masked, and attention without a mask is faster."""
+    if keep is None or bool(keep[:, :length].all()):
+        return None
+    return keep[:, :length]

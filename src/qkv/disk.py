@@ -1,0 +1,110 @@
+"""Files and folders that are there whole or not at all, and known by their checksum. No torch."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+WRITING, REMOVING = ".writing-", ".removing-"
+CHUNK = 1 << 20
+
+
+class DiskFull(OSError):
+    """There was no room for what was to be written; what was there before is intact."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.errno = errno.ENOSPC
+
+
+def sha256(chunks: Iterable[Any]) -> str:
+    """Of bytes, or of whatever lends its bytes, one after the other."""
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return sha256(iter(lambda: file.read(CHUNK), b""))
+
+
+def flush(path: Path) -> None:
+    """A file's content, or a folder's list of names, onto the disk itself: it outlives a power cut."""
+    if path.is_dir() and os.name == "nt":
+        return  # Windows cannot open a folder
+    number = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+@contextmanager
+def staging(parent: Path, needed: int, what: str) -> Iterator[Path]:
+    """A new folder inside `parent` to write into. Move it, or its files, when all is flushed: the rest is removed."""
+    parent.mkdir(parents=True, exist_ok=True)
+    if needed > free(parent):
+        raise DiskFull(no_room(parent, needed, what))
+    made = parent / f"{WRITING}{uuid.uuid4().hex[:12]}"
+    try:
+        made.mkdir()
+        yield made
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(made, ignore_errors=True)  # before the free space is told
+        if number_of(error) in FULL and not isinstance(error, DiskFull):
+            raise DiskFull(f"{no_room(parent, needed, what)} ({error})") from error
+        raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def free(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
+
+
+def no_room(folder: Path, needed: int, what: str) -> str:
+    return (
+        f"{folder}: no room on the disk: {what} needs {needed:,} bytes, {free(folder):,} are free; "
+        "what was saved before is intact. Make room and start again"
+    )
+
+
+def number_of(error: Exception) -> int | None:
+    """The system's number of an error; safetensors has it in its text alone."""
+    if isinstance(error, OSError):
+        return error.errno
+    found = re.search(r"os error (\d+)", str(error))
+    return int(found[1]) if found else None
+
+
+def move(source: Path, target: Path) -> None:
+    """Under its new name at once, in place of a file that had it."""
+    os.replace(source, target)
+    flush(target.parent)
+
+
+def remove(folder: Path) -> None:
+    """A folder is never seen with a part of its files: it loses its name first."""
+    gone = folder.with_name(f"{REMOVING}{uuid.uuid4().hex[:12]}")
+    move(folder, gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def sweep(parent: Path) -> None:
+    """What a killed process was writing or removing. Only the one process that writes here may call this."""
+    for prefix in (WRITING, REMOVING):
+        for path in parent.glob(f"{prefix}*"):
+            shutil.rmtree(path, ignore_errors=True)

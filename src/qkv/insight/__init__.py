@@ -1,0 +1,1 @@
+"""Pictures of what a model learned and how: the curves of its training."""

@@ -1,0 +1,53 @@
+"""Which source word each target word looked at: a translator's cross-attention."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from qkv.generation.decode import without_dropout
+from qkv.models import RNN, Transformer
+from qkv.nn.tap import record
+
+
+def alignment(
+    model: Transformer | RNN,
+    source: Int[Tensor, "1 S"],
+    target: Int[Tensor, "1 T"],
+    *,
+    start: int,
+    layer: int | None = None,
+) -> Float[Tensor, "T S"]:
+    """The weights with which each target word was chosen; a row sums to 1.
+
+    `target` is what was said, without the start id. Word t is chosen at the place that reads word t - 1, the first one
+    at the start id: row t has the weights of that place. A Transformer's are the mean over the heads of a layer of its
+    decoder, counted from 0 or, from the last, -1; the one whose heads look most sharply unless given.
+    """
+    for name, ids in (("source", source), ("target", target)):
+        if ids.dim() != 2 or ids.shape[0] != 1 or ids.shape[1] == 0:
+            raise ValueError(f"{name}: expected one row of one word or more, not {tuple(ids.shape)}")
+    read = torch.cat([target.new_full((1, 1), start), target[:, :-1]], dim=1)  # (1, T)
+    if isinstance(model, RNN):
+        if model.config.attention == "none":
+            raise ValueError("attention: this RNN has none, so none of its words looked at any other")
+        if layer is not None:
+            raise ValueError("layer: an RNN looks at its source in one place; leave it out")
+        point = "weights"
+    else:
+        point = "decoder.blocks.*.cross_attention.weights"
+    with torch.no_grad(), without_dropout(model), record(model, point) as seen:
+        model(source, read)
+    if isinstance(model, RNN):
+        return torch.cat(seen.every[point], dim=-2).reshape(target.shape[1], source.shape[1])
+    layers = [weights[0] for weights in seen.values()]  # (H, T, S) each
+    if layer is not None and not -len(layers) <= layer < len(layers):
+        raise ValueError(f"layer: expected 0 to {len(layers) - 1}, or -1 for the last, not {layer}")
+    chosen = max(layers, key=sharpness) if layer is None else layers[layer]
+    return chosen.mean(0)  # (H, T, S) -> (T, S)
+
+
+def sharpness(weights: Float[Tensor, "H T S"]) -> float:
+    """The mean weight of what each head looks at most."""
+    return float(weights.amax(-1).mean())

@@ -1,0 +1,66 @@
+"""Tokens that stand for no text: which of a tokenizer's tokens pads, which ends, and so on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+import tokenizers
+
+Role = Literal["padding", "unknown", "start", "end", "mask"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+OURS: dict[Role, str] = {
+    "padding": "[pad]",
+    "unknown": "[unknown]",
+    "start": "[start]",
+    "end": "[end]",
+    "mask": "[mask]",
+}
+"""In the order of their ids, which are 0 to 4 in every tokenizer that is trained here."""
+
+KNOWN: dict[Role, tuple[str, ...]] = {
+    "padding": ("[PAD]", "<pad>", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>"),
+    "unknown": ("[UNK]", "<unk>", "<|unk|>"),
+    "start": ("[CLS]", "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<|endoftext|>", "<|im_start|>"),
+    "end": ("[SEP]", "</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>", "<|eot_id|>"),
+    "mask": ("[MASK]", "<mask>", "<|mask|>"),
+}
+"""What others call them, the most telling name first."""
+
+FIELDS: dict[Role, tuple[str, ...]] = {
+    "padding": ("pad_token",),
+    "start": ("bos_token", "cls_token"),
+    "end": ("eos_token", "sep_token"),
+    "mask": ("mask_token",),
+}
+"""Where tokenizer_config.json names them. It is not asked for unknown: it names one even where every text is known."""
+
+
+def is_special(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether a token of this name stands for no text: a known name, or one that tokenizer_config.json lists."""
+    listed = config.get("additional_special_tokens")
+    named = [config.get(field) for fields in FIELDS.values() for field in fields]
+    named += listed if isinstance(listed, list) else []
+    known = (name for names in KNOWN.values() for name in names)
+    return name in (*OURS.values(), *known, *map(token_text, named))
+
+
+def special_ids(inner: tokenizers.Tokenizer) -> dict[str, int]:
+    return {added.content: id for id, added in inner.get_added_tokens_decoder().items() if added.special}
+
+
+def find_roles(inner: tokenizers.Tokenizer, config: Mapping[str, Any]) -> dict[Role, int | None]:
+    """The id of each role: as tokenizer_config.json says, else by the names that are known."""
+    special = special_ids(inner)
+    return {role: find_role(role, special, config) for role in ROLES}
+
+
+def find_role(role: Role, special: Mapping[str, int], config: Mapping[str, Any]) -> int | None:
+    named = [token_text(config.get(field)) for field in FIELDS.get(role, ())]
+    return next((special[name] for name in (*named, OURS[role], *KNOWN[role]) if name in special), None)
+
+
+def token_text(value: Any) -> Any:
+    """Their configs write a token as a string, or as fields of which one is its content."""
+    return value.get("content") if isinstance(value, dict) else value

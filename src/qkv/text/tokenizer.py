@@ -1,0 +1,127 @@
+"""A tokenizer: text to ids and ids to text, over the library `tokenizers`, which holds its vocabulary and its rules."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from operator import index
+from pathlib import Path
+from typing import Any, SupportsIndex
+
+import numpy as np
+import tokenizers
+from jaxtyping import Bool
+
+from qkv import disk
+from qkv.text.read import CONFIG, WHOLE, read_files
+from qkv.text.special import FIELDS, ROLES, find_roles, special_ids
+
+
+class Tokenizer:
+    """`encode` and `decode` between text and ids; `padding`, `start`, `end` ... are the ids of special tokens, if any.
+
+    A text is only ever text: one that spells "[end]" gets the ids of those signs, never the special token.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer, config: Mapping[str, Any] | None = None) -> None:
+        """`config` is what a tokenizer_config.json says of the special tokens."""
+        self.inner = inner
+        self.inner.encode_special_tokens = True  # in the library's words: spelled out, as any other text
+        self.roles = find_roles(inner, config or {})
+        self.padding, self.unknown, self.start, self.end, self.mask = (self.roles[role] for role in ROLES)
+
+    @classmethod
+    def read(cls, path: Path | str) -> Tokenizer:
+        """From tokenizer.json, GPT-2's vocab.json and merges.txt, or BERT's vocab.txt: the file, or its folder."""
+        return cls(*read_files(Path(path)))
+
+    def write(self, path: Path | str) -> None:
+        """Into a .json file; into a folder, as tokenizer.json with the tokenizer_config.json of `transformers`."""
+        path = Path(path)
+        if path.is_dir() or path.suffix != ".json":
+            write_at_once(path / CONFIG, json.dumps(self.config, indent=2, ensure_ascii=False) + "\n")
+            path = path / WHOLE
+        write_at_once(path, self.inner.to_str(pretty=True))
+
+    @property
+    def config(self) -> dict[str, str]:
+        """What tokenizer_config.json says: the special tokens by role."""
+        ids = {field: self.roles[role] for role, fields in FIELDS.items() for field in fields}
+        ids["unk_token"] = self.unknown
+        names = {field: self.token(id) for field, id in ids.items() if id is not None}
+        return {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+
+    @cached_property
+    def vocabulary(self) -> int:
+        """Number of ids (V); ids that stand for nothing are counted, if a file left any out."""
+        return max(self.inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, all cores at work; no special tokens are added."""
+        return [found.ids for found in self.inner.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[SupportsIndex]) -> str:
+        """The text of ids, special tokens left out."""
+        numbers = [index(id) for id in ids]
+        if numbers and min(numbers) < 0:
+            raise ValueError(f"ids: expected 0 or more, found {min(numbers)}")
+        return self.inner.decode(numbers, skip_special_tokens=True)
+
+    def token(self, id: int) -> str:
+        """An id's token as the vocabulary writes it, such as ##ing or Ġthe."""
+        token = self.inner.id_to_token(id) if 0 <= id < self.vocabulary else None
+        if token is None:
+            raise ValueError(f"id: expected one of the vocabulary's {self.vocabulary}, not {id}")
+        return token
+
+    def id(self, token: str) -> int | None:
+        """The id of a token as the vocabulary writes it, if it is there."""
+        return self.inner.token_to_id(token)
+
+    @cached_property
+    def starts_word(self) -> Bool[np.ndarray, "V"]:
+        """Which tokens begin a word, for masking whole words. A special token stands alone, so it begins one too; and
+        the first token of a text always does, whatever is said here."""
+        begins = np.ones(self.vocabulary, dtype=bool)
+        special = set(special_ids(self.inner).values())
+        for token, id in self.inner.get_vocab(with_added_tokens=True).items():
+            begins[id] = id in special or not self.continues(token)
+        return begins
+
+    def continues(self, token: str) -> bool:
+        """Whether a token goes on the word before it: marked so, as ##ing, or when its text after a letter does."""
+        mark = getattr(self.inner.model, "continuing_subword_prefix", None)
+        if mark:
+            return token.startswith(mark)
+        decoder = self.inner.decoder
+        return decoder is not None and goes_on_a_word(decoder.decode(["x", token])[1:2])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for tokenizers that do the same: a hash of the rules, the vocabulary and the special tokens."""
+        return hashlib.sha256(json.dumps([self.inner.to_str(), self.roles]).encode()).hexdigest()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.inner, self.config)
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({type(self.inner.model).__name__}, vocabulary={self.vocabulary})"
+
+
+def goes_on_a_word(character: str) -> bool:
+    """A letter, digit or accent does; so does a part of a letter, which is what � stands for."""
+    return character.isalnum() or character in ("_", "\ufffd") or unicodedata.category(character or " ")[0] == "M"
+
+
+def write_at_once(path: Path, text: str) -> None:
+    content = text.encode()
+    with disk.staging(path.parent, len(content), path.name) as made:
+        (made / path.name).write_bytes(content)
+        disk.flush(made / path.name)
+        disk.move(made / path.name, path)

@@ -1,0 +1,53 @@
+"""Averages of weights, which often do better than the last ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from qkv.training.checkpoint import Checkpoint
+
+
+class ExponentialAverage:
+    """After each step the average moves by (1 - decay) towards the weights; sooner at the start of a run."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, step: int) -> None:
+        decay = min(self.decay, (1 + step) / (10 + step))
+        now = [parameter.detach() for _, parameter in model.named_parameters()]
+        torch._foreach_lerp_(list(self.weights.values()), now, 1 - decay)
+
+    @contextmanager
+    def in_place(self, model: nn.Module) -> Iterator[None]:
+        """While the context is open, the model has the average's weights."""
+        with torch.no_grad():
+            kept = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+            put(model, self.weights)
+            try:
+                yield
+            finally:
+                put(model, kept)
+
+
+@torch.no_grad()
+def put(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    for name, parameter in model.named_parameters():
+        parameter.copy_(weights[name])
+
+
+def mean_of(checkpoints: Sequence[Checkpoint], prefix: str) -> dict[str, Tensor]:
+    """The mean of the tensors whose names begin with the prefix, without it, added up in float64."""
+    total: dict[str, Tensor] = {}
+    for checkpoint in checkpoints:
+        for name, tensor in checkpoint.tensors().items():
+            if name.startswith(prefix):
+                own = name.removeprefix(prefix)
+                total[own] = tensor.double() + total.get(own, 0.0)
+    return {name: (tensor / len(checkpoints)).float() for name, tensor in total.items()}

@@ -1,0 +1,158 @@
+"""Checkpoints: a run as it was after a step, there whole or not at all, every file with its checksum."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from qkv import disk
+from qkv.models.foreign.folder import open_file, read_json, write_json, write_tensors
+
+STATE, TENSORS, MANIFEST = "state.json", "tensors.safetensors", "manifest.json"
+NAME = re.compile(r"step-(\d{8,})(\.new)?")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One that was found whole."""
+
+    path: Path
+    step: int
+    best: bool
+    state: dict[str, Any]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """On the CPU, in memory of their own: the file may go while they are in use."""
+        return {name: read().clone() for name, read in open_file(self.path / TENSORS).items()}
+
+
+class Checkpoints:
+    """The checkpoints of one run: one process writes, any may read.
+
+    The newest `keep` stay, and the best. To save a step removes those of later steps: a run that went back and took
+    another way from there must not find them when it is resumed.
+    """
+
+    def __init__(self, folder: Path | str, keep: int = 3, say: Callable[[str], object] = print) -> None:
+        if keep < 1:
+            raise ValueError(f"keep: expected 1 or more, not {keep}")
+        self.folder, self.keep, self.say = Path(folder), keep, say
+        self.swept = False
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, best: bool = False) -> Path:
+        """Returns when all is on the disk. If that is full: DiskFull, and the checkpoints before are intact."""
+        if step < 0:
+            raise ValueError(f"step: expected 0 or more, not {step}")
+        text = json.dumps(state, indent=1)
+        if not self.swept:
+            self.sweep()
+        size = len(text) + sum(tensor.nbytes for tensor in tensors.values())
+        with disk.staging(self.folder, size, f"the checkpoint of step {step}") as made:
+            (made / STATE).write_text(text, encoding="utf-8")
+            write_tensors(made / TENSORS, tensors)
+            described = {name: describe(made / name) for name in (STATE, TENSORS)}
+            write_json(made / MANIFEST, {"step": step, "best": best, "files": described})
+            for name in (STATE, TENSORS, MANIFEST):
+                disk.flush(made / name)
+            disk.flush(made)
+            path = self.put(made, step)
+        self.remove_old(step)
+        return path
+
+    def newest(self) -> Checkpoint | None:
+        """The newest that is whole. One that is not is said aloud, and the one before is taken."""
+        return next(self.whole(self.steps()), None)
+
+    def best(self) -> Checkpoint | None:
+        """The last one saved as the best, if it is whole."""
+        return next(self.whole(self.marked_best()), None)
+
+    def last(self, n: int) -> list[Checkpoint]:
+        """The newest n that are whole, or as many as there are, in the order of their steps."""
+        return list(islice(self.whole(self.steps()), n))[::-1]
+
+    def steps(self) -> list[int]:
+        """Of all checkpoints that are here, whole or not, in order."""
+        names = [NAME.fullmatch(path.name) for path in self.folder.glob("step-*") if path.is_dir()]
+        return sorted({int(name[1]) for name in names if name})
+
+    def sweep(self) -> None:
+        """Remove what a killed process had half done. For the process that writes; its first save does it too."""
+        disk.sweep(self.folder)
+        for step in self.steps():
+            self.settle(step)
+        self.swept = True
+
+    def whole(self, steps: Iterable[int]) -> Iterator[Checkpoint]:
+        """From the newest on; each is read to its end before it is handed out."""
+        for step in sorted(steps, reverse=True):
+            try:
+                yield verify(self.place(step), step)
+            except (ValueError, OSError) as error:
+                self.say(f"The checkpoint of step {step} cannot be used: {error}. Trying the one before it.")
+
+    def marked_best(self) -> list[int]:
+        def marked(step: int) -> bool:
+            try:
+                return read_json(self.place(step) / MANIFEST).get("best") is True
+            except (ValueError, OSError):
+                return False
+
+        return [step for step in self.steps() if marked(step)]
+
+    # Where they are
+
+    def place(self, step: int) -> Path:
+        """Its folder; of a step that is saved again, the new one from the moment that it is whole."""
+        path = self.folder / f"step-{step:08}"
+        new = path.with_name(path.name + ".new")
+        return new if new.is_dir() else path
+
+    def put(self, made: Path, step: int) -> Path:
+        path = self.place(step)
+        disk.move(made, path.with_name(path.name + ".new") if path.exists() else path)
+        self.settle(step)
+        return path
+
+    def settle(self, step: int) -> None:
+        path = self.place(step)
+        if path.suffix == ".new":
+            if (old := path.with_suffix("")).exists():
+                disk.remove(old)
+            disk.move(path, old)
+
+    def remove_old(self, step: int) -> None:
+        earlier = [other for other in self.steps() if other <= step]
+        best = [other for other in self.marked_best() if other <= step]
+        kept = {*earlier[-self.keep :], *best[-1:]}
+        for other in self.steps():
+            if other not in kept:
+                disk.remove(self.place(other))
+
+
+def describe(file: Path) -> dict[str, Any]:
+    return {"bytes": file.stat().st_size, "sha256": disk.sha256_of(file)}
+
+
+def verify(path: Path, step: int) -> Checkpoint:
+    """The checkpoint in this folder, or ValueError or OSError with the file and what is wrong with it."""
+    if missing := [name for name in (MANIFEST, STATE, TENSORS) if not (path / name).is_file()]:
+        raise ValueError(f"{path / missing[0]}: this file is missing")
+    manifest = read_json(path / MANIFEST)
+    written, best = manifest.get("files"), manifest.get("best")
+    if manifest.get("step") != step or not isinstance(best, bool) or not isinstance(written, dict):
+        raise ValueError(f"{path / MANIFEST}: damaged, or the folder of another step")
+    for name in (STATE, TENSORS):
+        if (found := describe(path / name)) != written.get(name):
+            raise ValueError(
+                f"{path / name}: damaged or cut short: it has {found['bytes']} bytes and a checksum that is not the "
+                f"one in {MANIFEST}"
+            )
+    return Checkpoint(path, step, best, read_json(path / STATE))

@@ -1,0 +1,161 @@
+"""How a model is trained: every choice a field with its meaning, so that the command line explains itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from qkv.nn.config import check_above_zero, check_at_least_one, check_fields, check_probability
+from qkv.training.precision import Precision
+
+Schedule = Literal["cosine", "linear", "inverse-sqrt", "stable", "constant"]
+Optimizer = Literal["adamw", "muon"]
+Average = Literal["none", "exponential", "last"]
+Distributed = Literal["ddp", "fsdp"]
+Sink = Literal["tensorboard", "wandb"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What is read."""
+
+    data: tuple[str, ...]
+    """Files, folders, globs, - for standard input, hf:NAME of the Hugging Face hub, or the embedded python or turkish.
+    For translation: two parallel files, or rows with two columns."""
+    validation: tuple[str, ...] = ()
+    """What to validate on, named like data; a part of the data is held out unless given."""
+    held_out: float = 0.1
+    """Without validation: the fraction of the data held out, at most a million tokens or 2,000 pairs."""
+    column: str = "text"
+    """The column that has the text, in .jsonl, .csv, .tsv and .parquet."""
+    columns: tuple[str, str] | None = None
+    """For translation: the columns that have source and target."""
+    tokenizer: str = "byte-pair"
+    """Learned from the data: characters, words, byte-pair or word-piece; or a tokenizer.json, or a folder with one."""
+    across_documents: bool = True
+    """Texts packed into one row see each other; without, each text is alone."""
+    mask_rate: float = 0.15
+    """BERT: the fraction of words that are hidden."""
+    whole_words: bool = False
+    """BERT: hide all pieces of a word together."""
+
+    def __post_init__(self) -> None:
+        check_probability(self, "held_out", "mask_rate")
+        check_above_zero(self, "held_out", "mask_rate")
+        if not self.data:
+            raise ValueError("data: expected one source or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """How the weights move."""
+
+    optimizer: Optimizer = "adamw"
+    """adamw, or muon for the matrices inside the blocks and adamw for everything else."""
+    learning_rate: float | None = None
+    """The highest; unless given, 6e-4 for a width of 768 and more for narrower models, as 1 / sqrt(width). With the
+    inverse-sqrt schedule, the paper's 1 / sqrt(width * warmup)."""
+    muon_learning_rate: float = 0.02
+    """Muon's own, before its factor for the shape of a matrix."""
+    schedule: Schedule = "cosine"
+    """After warming up: cosine or linear down to final_rate, the paper's inverse-sqrt, stable then down at the end
+    (warm-up-stable-decay), or constant."""
+    warmup: int = 100
+    """Steps until the highest learning rate; never more than a tenth of all steps."""
+    decay: float = 0.2
+    """With the stable schedule: the fraction of all steps in which the rate goes down."""
+    final_rate: float = 0.1
+    """The last learning rate as a fraction of the highest."""
+    weight_decay: float = 0.1
+    """Of matrices; norms and biases have none."""
+    beta1: float = 0.9
+    """AdamW's memory of gradients."""
+    beta2: float = 0.95
+    """AdamW's memory of their squares."""
+    epsilon: float = 1e-8
+    """Added to AdamW's denominator."""
+    clip: float = 1.0
+    """The largest norm of all gradients together; 0 for no clipping."""
+    smoothing: float = 0.0
+    """Label smoothing: the probability taken from the right word and given to all alike."""
+    average: Average = "none"
+    """Which weights are kept in the end: the best on validation, an exponential average, or the mean of the last
+    checkpoints."""
+    average_decay: float = 0.999
+    """Of the exponential average, a step."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_above_zero(self, "muon_learning_rate", "epsilon")
+        if self.learning_rate is not None:
+            check_above_zero(self, "learning_rate")
+        check_probability(self, "beta1", "beta2", "smoothing", "average_decay")
+        for name in ("decay", "final_rate", "weight_decay", "clip"):
+            value = getattr(self, name)
+            if value < 0 or (name in ("decay", "final_rate") and value > 1):
+                raise ValueError(f"{name}: expected {'0 to 1' if name != 'clip' else '0 or more'}, not {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """How the run goes."""
+
+    out: Path
+    """The folder of the run: the model, its checkpoints and metrics."""
+    steps: int = 1000
+    """Updates of the weights."""
+    seed: int = 0
+    """Of the weights, the order of the data and dropout."""
+    batch_tokens: int = 4096
+    """Tokens of one update, over all micro-batches and machines; of a translation, padding counts too."""
+    micro_batch_tokens: int | None = None
+    """Tokens of one forward pass on one device; as many as fit unless given."""
+    precision: Precision | None = None
+    """float32, bf16 or fp16; the best for this machine unless given."""
+    device: str | None = None
+    """cpu, cuda, cuda:1 ...; a GPU if there is one unless given."""
+    compile: bool | None = None
+    """Compile the model first (some tens of seconds); on a GPU unless given."""
+    recompute: bool = False
+    """Gradient checkpointing: keep only each block's input and compute the rest again, for less memory."""
+    deterministic: bool = False
+    """On a GPU, use only kernels that give the same bits every time; a CPU does anyway."""
+    distributed: Distributed = "ddp"
+    """Under torchrun: ddp copies the model to every device, fsdp shards it over them."""
+    validate_every: int | None = None
+    """Steps between validations; twenty in a run unless given, and one at its end."""
+    sample_every: int | None = None
+    """Steps between samples of what the model says; four in a run unless given, 0 for none."""
+    checkpoint_every: int | None = None
+    """Steps between checkpoints; twenty in a run unless given, and one at its end."""
+    keep: int = 3
+    """How many of the last checkpoints stay, besides the best one."""
+    log_every: int = 10
+    """Without a terminal: steps between lines."""
+    spike: float = 2.0
+    """A step is skipped when its loss is this much above the median of the last hundred; 0 to skip none."""
+    patience: int = 3
+    """After this many bad steps in a row, go back to the last checkpoint and skip their data."""
+    sinks: tuple[Sink, ...] = ()
+    """Where the metrics go besides metrics.jsonl: tensorboard, wandb."""
+    resume: bool = False
+    """Go on with the run in out; with no run there yet, begin one."""
+    dry_run: bool = False
+    """Say what the run would be, its size, memory and cost, and stop."""
+
+    def __post_init__(self) -> None:
+        check_at_least_one(
+            self, "steps", "batch_tokens", "micro_batch_tokens", "validate_every", "checkpoint_every", "keep",
+            "log_every", "patience",
+        )  # fmt: skip
+        if self.seed < 0:
+            raise ValueError(f"seed: expected 0 or more, not {self.seed}")
+        if self.spike < 0:
+            raise ValueError(f"spike: expected 0 or more, not {self.spike}")
+        if self.sample_every is not None and self.sample_every < 0:
+            raise ValueError(f"sample_every: expected 0 or more, not {self.sample_every}")
+
+    def every(self, given: int | None, times: int) -> int:
+        """A number of steps, by default so that it comes so many times in a run, or fewer in a short one."""
+        return max(25, self.steps // times) if given is None else given

@@ -1,0 +1,122 @@
+"""The folder of a run: the model in front, what training needs behind it, and never two runs in one.
+
+config.json  model.safetensors  tokenizer.json       the artifact, for qkv.load
+run.json     metrics.jsonl      checkpoints/         how it was trained, what was measured, where to go on
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from qkv import disk
+from qkv.models.build import Config, from_json, to_json
+from qkv.models.foreign.folder import read_json
+from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
+
+RUN, CHECKPOINTS, LOCK = "run.json", "checkpoints", ".lock"
+FIXED = {"data": ("data", "validation", "held_out", "column", "columns", "tokenizer", "across_documents", "mask_rate",
+                  "whole_words"), "run": ("seed", "batch_tokens"), "optimizer": ("optimizer",)}  # fmt: skip
+"""What a resumed run must share with its beginning; the rest may change, and does so from then on."""
+
+
+def claim(out: Path, resume: bool) -> bool:
+    """Whether there is a run to go on with; an error where there is something that must not be lost."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"out: {out} is a file; choose a folder")
+    if (out / RUN).exists():
+        if not resume:
+            raise ValueError(f"out: {out} holds a run already; add --resume to go on with it, or choose another folder")
+        return True
+    others = sorted(path.name for path in out.iterdir() if path.name != LOCK) if out.exists() else []
+    if others:
+        raise ValueError(f"out: {out} holds something that is not a run ({others[0]}); choose an empty folder")
+    return False
+
+
+@contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """Only one process trains into a folder; a lock goes with the process that had it."""
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    with (out / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"out: another process is training into {out} now; wait for it, or choose another"
+            ) from None
+        yield
+
+
+def describe(
+    model: Config, data: DataConfig, optimizer: OptimizerConfig, run: RunConfig, fingerprint: str
+) -> dict[str, Any]:
+    return {
+        "model": to_json(model),
+        "data": asdict(data),
+        "optimizer": asdict(optimizer),
+        "run": {name: str(value) if isinstance(value, Path) else value for name, value in asdict(run).items()},
+        "fingerprint": fingerprint,
+    }
+
+
+def write_description(out: Path, description: dict[str, Any]) -> None:
+    text = json.dumps(description, indent=1)
+    with disk.staging(out, len(text), RUN) as made:
+        (made / RUN).write_text(text, encoding="utf-8")
+        disk.flush(made / RUN)
+        disk.move(made / RUN, out / RUN)
+
+
+def read_description(out: Path) -> dict[str, Any]:
+    return read_json(out / RUN)
+
+
+def remembered(out: Path) -> tuple[Config, dict[str, Any]] | None:
+    """The model's config and the flags that a run was begun with, if there is one."""
+    if not (out / RUN).exists():
+        return None
+    told = read_description(out)
+    try:
+        flags = {**told["data"], **told["optimizer"], **told["run"]}
+        return from_json(told["model"]), flags
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{out / RUN}: damaged, or of another version ({error})") from error
+
+
+def check_same(out: Path, now: dict[str, Any]) -> list[str]:
+    """An error where resuming would not go on with the same run; what else has changed, in words."""
+    before = json.loads(json.dumps(read_description(out)))
+    now = json.loads(json.dumps(now))  # tuples and lists alike
+    if before["model"] != now["model"]:
+        names = [name for name in now["model"] if before["model"].get(name) != now["model"][name]]
+        name = names[0] if names else "family"
+        old, new = before["model"].get(name), now["model"].get(name)
+        raise ValueError(f"{name}: the run in {out} has {old!r}, not {new!r}; resume with the same model")
+    for part, fixed in FIXED.items():
+        for name in fixed:
+            if before[part].get(name) != now[part][name]:
+                old, new = before[part].get(name), now[part][name]
+                raise ValueError(
+                    f"{name}: the run in {out} has {old!r}, not {new!r}; resume with the same, or begin anew"
+                )
+    if before["fingerprint"] != now["fingerprint"]:
+        raise ValueError(
+            f"data: {' '.join(now['data']['data'])} has changed since the run in {out} began; "
+            "bring back the data as it was, or begin a new run in another folder"
+        )
+    return [
+        f"{name} is now {now[part][name]}, was {before[part].get(name)}"
+        for part in ("optimizer", "run")
+        for name in now[part]
+        if before[part].get(name) != now[part][name] and name not in ("out", "resume", "dry_run")
+    ]

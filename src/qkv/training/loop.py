@@ -1,0 +1,115 @@
+"""The loop, the same for every model: batch, loss, gradients, good or bad, update; then whatever is due."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+import torch
+
+from qkv.models.build import Model
+from qkv.training.ahead import Ahead
+from qkv.training.optimizer import gradient_norm
+from qkv.training.run import Done, Run
+from qkv.training.step import gradients_of
+
+Samples = Callable[[Model], list[str]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended."""
+
+    steps: int
+    finished: bool
+    """False when it was stopped before its last step; it can be resumed."""
+    validation_loss: float | None
+    """Of the weights that were kept."""
+    tokens: int
+    seconds: float
+    flops: float
+
+
+def train(run: Run, samples: Samples | None = None) -> Outcome:
+    """Take the run to its last step, or to where it is told to stop. `samples` shows what the model says by now."""
+    config, state, parts, progress = run.config, run.state, run.parts, run.progress
+    validate_every, save_every = config.every(config.validate_every, 20), config.every(config.checkpoint_every, 20)
+    sample_every = config.every(config.sample_every, 4)
+
+    with run.progress, stop_on_signals() as told_to_stop, closing(Ahead(run.task.training)) as ahead:
+        begun = time.perf_counter()
+        while state.step < run.steps:
+            step, position = state.step, state.position(state.step)
+            batch = ahead.take(position, following=state.position(step + 1))
+            loss, state.parts = gradients_of(
+                run.objective, batch, run.world, parts=state.parts, scale=parts.scale.factor,
+                seed=(config.seed, step), say=progress.say,
+            )  # fmt: skip
+            norm = gradient_norm(run.model.parameters()) / parts.scale.factor
+            bad = parts.guard.judge(step, loss, norm)
+            clip = (norm / run.optimizer.clip).clamp(min=1.0) if run.optimizer.clip else 1.0
+            parts.optimizers.set_rate(run.rate(step), run.highest)
+            parts.optimizers.step(bad, divisor=parts.scale.factor * clip)
+            parts.optimizers.forget_gradients()
+            numbers = torch.stack([loss, norm, bad, parts.scale.factor])
+            parts.scale.update(overflow=~norm.isfinite())
+            if parts.average is not None:
+                parts.average.update(run.model, step)
+
+            if run.hear():  # of the step before this one: the device has this one to work on meanwhile
+                continue
+            now = time.perf_counter()
+            state.step, state.tokens, state.seconds = step + 1, state.tokens + batch.tokens, state.seconds + now - begun
+            run.pending.append(Done(step, position, numbers, batch.tokens, now - begun))
+            begun = now
+
+            last, stop = state.step == run.steps, run.world.anyone(told_to_stop())
+            validating = last or state.step % validate_every == 0
+            saving = last or stop or state.step % save_every == 0
+            sampling = samples is not None and sample_every and (last or state.step % sample_every == 0)
+            if not (validating or saving or sampling):
+                continue
+            if run.hear():
+                continue
+            best = validating and run.check()
+            if saving or best:
+                run.save(best=best)
+            if sampling and samples is not None:
+                progress.samples(f"after step {state.step}", samples(run.model))
+            if stop and not last:
+                progress.say(f"Stopped after step {state.step} of {run.steps}; all is saved. Go on with --resume.")
+                break
+            begun = time.perf_counter()
+        finished = state.step >= run.steps
+        if finished:
+            run.finish()
+    run.metrics.close()
+    flops = run.flops_per_token * state.tokens
+    return Outcome(state.step, finished, state.best, state.tokens, state.seconds, flops)
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[Callable[[], bool]]:
+    """SIGINT and SIGTERM end the run after the step it is in, saved; a second one ends it at once."""
+    told: list[int] = []
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        if told:
+            signal.signal(number, before[signal.Signals(number)])
+            signal.raise_signal(number)
+        told.append(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(told)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

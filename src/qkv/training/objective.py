@@ -1,0 +1,65 @@
+"""What is minimised: a model, asked what a batch asks, answers with the sum of its losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from qkv.data.batch import Batch
+from qkv.models.build import Model
+from qkv.models.gpt import GPT
+from qkv.training.loss import loss_sum
+from qkv.training.precision import DTYPES, Cast, Precision
+
+
+class Reader(nn.Module):
+    """A batch through the model, up to what its output layer reads at the places that are asked."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model: Any = model  # which kind of model goes with which kind of batch, `assemble` knows
+
+    def forward(self, batch: Batch) -> Float[Tensor, "B M E"]:
+        model = self.model
+        if batch.source is not None:
+            hidden = model.forced(batch.source, batch.ids, source_keep=batch.source_keep, target_keep=batch.keep)
+        elif isinstance(model, GPT) and model.config.memory:
+            hidden = in_segments(model, batch.ids)
+        else:
+            hidden = model.hidden(batch.ids, keep=batch.keep, documents=batch.documents, positions=batch.positions)
+        if batch.places is not None:
+            places = batch.places.unsqueeze(-1).expand(-1, -1, hidden.shape[-1])  # (B, M, E)
+            hidden = hidden.gather(1, places)
+        return model.features(hidden)
+
+
+def in_segments(model: GPT, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T E"]:
+    """Transformer-XL: a row is read segment after segment, each remembering the ones before."""
+    state = model.start()
+    return torch.cat([model.hidden(part, state=state) for part in ids.split(model.config.context, dim=1)], dim=1)
+
+
+class Objective(nn.Module):
+    """`objective(batch)` is the sum of the batch's losses, in float32."""
+
+    def __init__(self, model: Model, *, precision: Precision = "float32", smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.model = model
+        self.smoothing = smoothing
+        reader = Reader(model)
+        self.reader = reader if precision == "float32" else Cast(reader, DTYPES[precision])
+        self.compiled: Callable[[Batch], Tensor] | None = None
+
+    def compile_reader(self) -> None:
+        """For training; validation has batches of many shapes, and compiling would take longer than it saves."""
+        self.compiled = torch.compile(self.reader)
+
+    def forward(self, batch: Batch) -> Float[Tensor, ""]:
+        weight, bias = self.model.output_layer
+        read = self.compiled if self.compiled is not None and self.training else self.reader
+        smoothing = self.smoothing if self.training else 0.0
+        return loss_sum(read(batch), weight, bias, batch.targets, smoothing=smoothing)

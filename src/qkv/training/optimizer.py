@@ -1,0 +1,103 @@
+"""AdamW for everything, or Muon for the matrices inside the blocks and AdamW for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from qkv.training.config import OptimizerConfig
+
+
+class Optimizers:
+    """One or two optimizers that step together, and what they remember, by the names of the parameters."""
+
+    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
+        self.names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+        by_muon = matrices_inside(model) if config.optimizer == "muon" else set()
+        others = [parameter for parameter in self.names if parameter not in by_muon]
+        decayed = [parameter for parameter in others if parameter.dim() >= 2]
+        plain = [parameter for parameter in others if parameter.dim() < 2]
+        groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        self.optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(groups, betas=(config.beta1, config.beta2), eps=config.epsilon, fused=True)
+        ]
+        if by_muon:
+            matrices = [parameter for parameter in self.names if parameter in by_muon]
+            self.optimizers.append(torch.optim.Muon(matrices, weight_decay=config.weight_decay))
+        self.muon_learning_rate = config.muon_learning_rate
+
+    def set_rate(self, rate: float, highest: float) -> None:
+        for optimizer in self.optimizers:
+            own = rate / highest * self.muon_learning_rate if isinstance(optimizer, torch.optim.Muon) else rate
+            for group in optimizer.param_groups:
+                group["lr"] = own
+
+    def step(self, bad: Tensor, divisor: Tensor) -> None:
+        """Update with the gradients divided by `divisor`; with `bad` not 0, leave everything as it is.
+
+        AdamW's fused kernel does both by itself, so the host need not wait to know.
+        """
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, torch.optim.AdamW):
+                optimizer.grad_scale, optimizer.found_inf = divisor, bad  # type: ignore[attr-defined]
+                optimizer.step()
+                del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+            elif not bool(bad):
+                gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+                torch._foreach_div_(gradients, divisor)
+                optimizer.step()
+
+    def forget_gradients(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Tensor]:
+        """What they remember, whole on every rank: `name of the parameter | name of the number`."""
+        return {
+            f"{self.names[parameter]}|{key}": whole(value)
+            for optimizer in self.optimizers
+            for parameter, remembered in optimizer.state.items()
+            for key, value in remembered.items()
+        }
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        remembered: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            parameter, _, key = name.rpartition("|")
+            remembered.setdefault(parameter, {})[key] = tensor
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    saved = remembered.get(self.names[parameter], {})
+                    if saved:
+                        optimizer.state[parameter] = {key: like(value, parameter) for key, value in saved.items()}
+
+
+def matrices_inside(model: nn.Module) -> set[nn.Parameter]:
+    """What Muon is for: the matrices of the blocks. Embeddings and output layers look things up by rows."""
+    return {
+        parameter
+        for name, parameter in model.named_parameters()
+        if parameter.dim() == 2 and (".blocks." in name or ".attention." in name)
+    }
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def like(saved: Tensor, parameter: Tensor) -> Tensor:
+    """A saved tensor, placed and sharded as its parameter is; a single number (AdamW's step) only placed."""
+    saved = saved.to(parameter.device)
+    if isinstance(parameter, DTensor) and saved.dim():
+        return distribute_tensor(saved, parameter.device_mesh, parameter.placements)
+    return saved
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return whole(torch.nn.utils.get_total_norm(gradients, foreach=True))

@@ -1,0 +1,245 @@
+"""A run: everything that takes part in training, and what happens to it besides the steps themselves."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from qkv import artifact
+from qkv.models.build import Config, Model, build, with_weights
+from qkv.text import Tokenizer
+from qkv.training.average import ExponentialAverage, mean_of
+from qkv.training.checkpoint import Checkpoints
+from qkv.training.config import OptimizerConfig, RunConfig
+from qkv.training.cost import cost, measured_peak, memory_used
+from qkv.training.distributed import World, spread
+from qkv.training.folder import CHECKPOINTS
+from qkv.training.guard import Guard, LossScale
+from qkv.training.metrics import Metrics
+from qkv.training.objective import Objective
+from qkv.training.optimizer import Optimizers, whole
+from qkv.training.precision import best_precision, check_precision
+from qkv.training.progress import Progress
+from qkv.training.recompute import recompute_blocks
+from qkv.training.schedule import highest_rate, learning_rate
+from qkv.training.state import Parts, RunState, put_weights
+from qkv.training.step import validate
+from qkv.training.task import Task
+
+
+class Done(NamedTuple):
+    """A step that was sent to the device; its numbers are known there, and here a little later."""
+
+    step: int
+    position: int
+    numbers: Tensor
+    """Loss, gradient norm, 1 if the step was bad, fp16's scale."""
+    tokens: int
+    seconds: float
+
+
+@dataclass
+class Run:
+    task: Task
+    optimizer: OptimizerConfig
+    config: RunConfig
+    world: World
+    model: Model
+    objective: nn.Module
+    """The loss of a batch, as every rank calls it."""
+    parts: Parts
+    state: RunState
+    checkpoints: Checkpoints
+    metrics: Metrics
+    progress: Progress
+    highest: float
+    flops_per_token: float
+    peak: float
+    pending: list[Done] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        return self.config.steps
+
+    def rate(self, step: int) -> float:
+        return learning_rate(self.optimizer, step, self.steps, self.highest)
+
+    def hear(self) -> bool:
+        """Learn what became of the steps sent before, and write it down; True if that made the run go back."""
+        while self.pending:
+            done = self.pending.pop(0)
+            loss, norm, bad, scale = done.numbers.tolist()
+            speed = done.tokens / done.seconds
+            row = {
+                "step": done.step + 1,
+                "loss": loss,
+                "gradient_norm": norm,
+                "learning_rate": self.rate(done.step),
+                "tokens": self.state.tokens,
+                "seconds": round(self.state.seconds, 3),
+                "tokens_per_second": round(speed, 1),
+                "utilisation": round(self.flops_per_token * speed / self.peak, 4),
+                "memory": memory_used(self.world.device),
+            }
+            self.metrics.write(row)
+            self.progress.step(row)
+            if self.parts.scale.active and bad and math.isfinite(loss):
+                self.skipped(done, f"its gradient overflows fp16 at a scale of {scale:.0f}, which is now halved")
+            elif reason := self.parts.guard.hear(done.step, done.position, loss, norm, bool(bad)):
+                self.skipped(done, reason)
+            if self.parts.guard.exhausted:
+                self.go_back()
+                return True
+        return False
+
+    def skipped(self, done: Done, reason: str) -> None:
+        self.metrics.write({"step": done.step + 1, "event": "skipped", "reason": reason, "position": done.position})
+        self.progress.say(
+            f"Step {done.step + 1} is skipped: {reason}. Its batch is number {done.position} of the data."
+        )
+
+    def go_back(self) -> None:
+        """To the newest checkpoint, and from there past the data of the bad steps."""
+        bad = self.parts.guard.bad
+        (step, first), (_, last) = bad[0], bad[-1]
+        if self.state.rewinds >= self.config.patience:
+            raise RuntimeError(
+                f"training fails again and again, now at step {step + 1}: it went back {self.state.rewinds} times, "
+                "each time past other data, so the data is not to blame; lower the learning rate or raise the warmup"
+            )
+        rewinds, left_out = self.state.rewinds + 1, self.state.left_out
+        newest = self.checkpoints.newest()
+        if newest is None:
+            raise RuntimeError("training fails, and there is no whole checkpoint to go back to; begin a new run")
+        self.parts.restore(newest, self.state)
+        self.state.rewinds, self.state.left_out = rewinds, left_out
+        self.state.leave_out(first, last - first + 1)
+        self.parts.guard.bad = []
+        self.pending.clear()
+        reason = f"{len(bad)} bad steps in a row, from step {step + 1} on"
+        self.metrics.rewind(self.state.step, keep_events=True)
+        self.metrics.write({"step": self.state.step, "event": "rewound", "reason": reason, "position": first})
+        self.progress.say(
+            f"{reason}: back to the checkpoint of step {self.state.step}. "
+            f"On the new way the batches {first} to {last} of the data are left out."
+        )
+        self.write_checkpoint(best=False)  # so that, killed now, the run does not meet them again
+
+    def save(self, *, best: bool) -> None:
+        """A checkpoint on the run's way."""
+        self.state.rewinds = 0
+        self.write_checkpoint(best)
+
+    def write_checkpoint(self, best: bool) -> None:
+        tensors = self.parts.tensors()
+        if self.world.first:
+            self.checkpoints.save(self.state.step, tensors, self.parts.numbers(self.state), best=best)
+        self.world.wait()
+
+    def check(self) -> bool:
+        """Validate the weights as they would be kept. If they are the best so far they are, at once, and it is True."""
+        with self.parts.average.in_place(self.model) if self.parts.average else nullcontext():
+            loss = validate(self.objective, self.task.validation, self.world)
+            best = self.state.best is None or loss < self.state.best
+            if best:
+                self.state.best = loss
+                self.keep()
+        row = {"step": self.state.step, "validation_loss": loss}
+        self.metrics.write(row)
+        self.progress.validation(row)
+        return best
+
+    def keep(self) -> None:
+        """The weights of this moment become the run's model."""
+        weights = {name: whole(weight.detach()) for name, weight in self.model.named_parameters()}
+        if self.world.first:
+            keep(self.task.config, weights, self.task.tokenizer, self.config.out)
+        self.world.wait()
+
+    def finish(self) -> None:
+        if self.optimizer.average == "last":
+            last = self.checkpoints.last(self.config.keep)
+            put_weights(self.model, mean_of(last, "model/"), str(self.config.out))
+            self.state.best = validate(self.objective, self.task.validation, self.world)
+            self.keep()
+            steps = ", ".join(str(checkpoint.step) for checkpoint in last)
+            self.progress.say(f"The mean of the checkpoints {steps} has a validation loss of {self.state.best:.4f}.")
+        self.metrics.write(
+            {
+                "step": self.state.step,
+                "event": "finished",
+                "validation_loss": self.state.best,
+                "tokens": self.state.tokens,
+                "seconds": self.state.seconds,
+                "flops": self.flops_per_token * self.state.tokens,
+            }
+        )
+
+
+def keep(config: Config, weights: dict[str, Tensor], tokenizer: Tokenizer, out: Path) -> None:
+    artifact.save(with_weights(config, weights), out, tokenizer=tokenizer, replace=True)
+
+
+def begin(
+    task: Task,
+    optimizer: OptimizerConfig,
+    config: RunConfig,
+    world: World,
+    *,
+    metrics: Metrics | None = None,
+    progress: Progress | None = None,
+    model: Model | None = None,
+) -> Run:
+    """A run from its beginning, or from the newest checkpoint in its folder. `model` is one that is trained on."""
+    device = world.device
+    precision = config.precision or best_precision(device)
+    check_precision(precision, device)
+    torch.set_float32_matmul_precision("high")
+    torch.use_deterministic_algorithms(config.deterministic)
+    torch.manual_seed(config.seed)
+    model = (build(task.config) if model is None else model).to(device).train()
+    if config.recompute:
+        recompute_blocks(model)
+    sharded = world.size > 1 and config.distributed == "fsdp"
+    own = Objective(model, precision="float32" if sharded else precision, smoothing=optimizer.smoothing)
+    if config.compile or (config.compile is None and device.type == "cuda"):
+        own.compile_reader()
+    objective = spread(own, world, config.distributed, precision)
+    average = ExponentialAverage(model, optimizer.average_decay) if optimizer.average == "exponential" else None
+    parts = Parts(
+        model,
+        Optimizers(model, optimizer),
+        LossScale(precision == "fp16", device),
+        Guard(config.spike, config.patience),
+        average,
+    )
+    metrics = metrics or Metrics(config.out, sinks=config.sinks, active=world.first)
+    progress = progress or Progress(config.steps, every=config.log_every, active=world.first)
+    checkpoints = Checkpoints(config.out / CHECKPOINTS, config.keep, say=progress.say)
+    state = RunState(parts=parts_of(config, world))
+    run = Run(
+        task, optimizer, config, world, model, objective, parts, state, checkpoints, metrics, progress,
+        highest=highest_rate(optimizer, task.config.width, config.steps),
+        flops_per_token=cost(task.config, 1, precision).flops_per_token,
+        peak=measured_peak(device, precision) * world.size,
+    )  # fmt: skip
+    newest = checkpoints.newest()
+    if newest is not None:
+        parts.restore(newest, state)
+        progress.say(f"Resuming after step {state.step} of {config.steps}.")
+    metrics.rewind(state.step)
+    if newest is None:
+        run.save(best=False)
+    return run
+
+
+def parts_of(config: RunConfig, world: World) -> int:
+    if config.micro_batch_tokens is None:
+        return 1
+    return max(1, -(-config.batch_tokens // (config.micro_batch_tokens * world.size)))

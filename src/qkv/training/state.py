@@ -1,0 +1,93 @@
+"""What a run is, between two steps: all that a checkpoint must hold to go on as if nothing had happened."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qkv.training.average import ExponentialAverage
+from qkv.training.checkpoint import Checkpoint
+from qkv.training.guard import Guard, LossScale, position_of
+from qkv.training.optimizer import Optimizers, like, whole
+
+
+@dataclass
+class RunState:
+    """The numbers. There is no random state: what is drawn at a step depends on the seed and the step alone."""
+
+    step: int = 0
+    """Steps done."""
+    tokens: int = 0
+    seconds: float = 0.0
+    """Of training, validation and checkpoints not counted."""
+    best: float | None = None
+    """The lowest validation loss so far."""
+    parts: int = 1
+    """Micro-batches a batch."""
+    rewinds: int = 0
+    """Times that the run went back since the last checkpoint on its way."""
+    left_out: list[tuple[int, int]] = field(default_factory=list)
+    """Stretches of the data that are left out: first position, how many."""
+
+    def position(self, step: int) -> int:
+        return position_of(step, self.left_out)
+
+    def leave_out(self, first: int, count: int) -> None:
+        self.left_out = sorted([*self.left_out, (first, count)])
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything with a memory."""
+
+    model: nn.Module
+    optimizers: Optimizers
+    scale: LossScale
+    guard: Guard
+    average: ExponentialAverage | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Whole tensors by name; with FSDP every rank must ask, as each has a part to give."""
+        tensors = {f"model/{name}": whole(weight.detach()) for name, weight in self.model.named_parameters()}
+        tensors |= {f"optimizer/{name}": tensor for name, tensor in self.optimizers.state().items()}
+        tensors |= {f"scale/{name}": tensor for name, tensor in self.scale.tensors().items()}
+        if self.average is not None:
+            tensors |= {f"average/{name}": whole(weight) for name, weight in self.average.weights.items()}
+        return tensors
+
+    def numbers(self, state: RunState) -> dict[str, Any]:
+        return {**asdict(state), "guard": self.guard.state()}
+
+    def restore(self, checkpoint: Checkpoint, state: RunState) -> None:
+        """Everything, and `state`, as it was when the checkpoint was saved."""
+        tensors = checkpoint.tensors()
+        weights = under("model/", tensors)
+        put_weights(self.model, weights, str(checkpoint.path))
+        self.optimizers.load(under("optimizer/", tensors))
+        self.scale.load(under("scale/", tensors))
+        if self.average is not None:
+            averages = under("average/", tensors) or weights  # averaging may have been asked for later
+            parameters = dict(self.model.named_parameters())
+            self.average.weights = {name: like(tensor, parameters[name]) for name, tensor in averages.items()}
+        numbers = dict(checkpoint.state)
+        self.guard.load(numbers.pop("guard"))
+        numbers["left_out"] = [(int(first), int(count)) for first, count in numbers["left_out"]]
+        for name, value in numbers.items():
+            setattr(state, name, value)
+
+
+def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+@torch.no_grad()
+def put_weights(model: nn.Module, weights: dict[str, Tensor], origin: str) -> None:
+    parameters = dict(model.named_parameters())
+    if weights.keys() != parameters.keys():
+        other = sorted(weights.keys() ^ parameters.keys())[0]
+        raise ValueError(f"{origin}: it is of another model: {other} is only in one of them")
+    for name, parameter in parameters.items():
+        parameter.copy_(like(weights[name], parameter))

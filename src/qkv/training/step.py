@@ -1,0 +1,104 @@
+"""One step's gradients, and the loss on validation: a batch in parts, over the ranks, as if it were one."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from qkv.data.batch import IGNORE, Batch
+from qkv.training.distributed import World, exchanging
+from qkv.training.task import Data
+
+
+def gradients_of(
+    objective: nn.Module,
+    batch: Batch,
+    world: World,
+    *,
+    parts: int = 1,
+    scale: Float[Tensor, ""] | float = 1.0,
+    seed: tuple[int, int] = (0, 0),
+    say: Callable[[str], object] = print,
+) -> tuple[Float[Tensor, ""], int]:
+    """The mean loss of a global batch, its gradient times `scale` in the parameters; and in how many parts it fitted.
+
+    When the memory does not suffice, the parts are halved: the batch, and so the gradient, stays the same.
+    """
+    mine = share(batch, world)
+    while True:
+        try:
+            loss = accumulate(objective, mine.split(parts), batch.count, world, scale, seed)
+            return world.total(loss) / batch.count, min(parts, mine.rows)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            if parts >= mine.rows or world.size > 1:
+                raise MemoryError(no_room(mine, parts, world)) from None
+        # Here the error, which held on to the tensors of the pass that failed, is gone.
+        objective.zero_grad(set_to_none=True)
+        gc.collect()
+        if world.device.type == "cuda":
+            torch.cuda.empty_cache()
+        parts = min(2 * parts, mine.rows)
+        say(f"Out of memory: the same batch now goes in {parts} parts of {-(-mine.rows // parts)} rows or fewer.")
+
+
+def accumulate(
+    objective: nn.Module, parts: list[Batch], count: int, world: World, scale: Tensor | float, seed: tuple[int, int]
+) -> Float[Tensor, ""]:
+    """Gradients add up over the parts; the loss is divided once, by the count of the whole batch."""
+    total = torch.zeros((), device=world.device)
+    for number, part in enumerate(parts):
+        torch.manual_seed(mixed(*seed, world.rank, number))  # dropout is a function of the place in the run, too
+        with exchanging(objective, now=number == len(parts) - 1):
+            loss = objective(part.pin().to(world.device))
+            (loss * (scale * world.size / count)).backward()
+        total += loss.detach()
+    return total
+
+
+@torch.no_grad()
+def validate(objective: nn.Module, data: Data, world: World) -> float:
+    """The mean loss over all of the data, without dropout or label smoothing."""
+    objective.eval()
+    try:
+        total, count = torch.zeros((), dtype=torch.float64, device=world.device), 0
+        for batch in data.ordered():
+            total += objective(share(batch, world).pin().to(world.device))
+            count += batch.count
+        return float(world.total(total)) / count
+    finally:
+        objective.train()
+
+
+def share(batch: Batch, world: World) -> Batch:
+    """This rank's rows. One that gets none takes part with a row that asks nothing: the others wait for it."""
+    parts = batch.split(world.size)
+    if world.rank < len(parts):
+        return parts[world.rank]
+    return replace(parts[0].part(0, 1), targets=torch.full_like(parts[0].part(0, 1).targets, IGNORE))
+
+
+def mixed(*numbers: int) -> int:
+    """One seed from several numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
+
+
+def out_of_memory(error: Exception) -> bool:
+    told = str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator: " in told
+
+
+def no_room(batch: Batch, parts: int, world: World) -> str:
+    if world.size > 1:
+        return "out of memory on one of the machines; give a smaller --micro-batch-tokens, or --recompute"
+    return (
+        f"out of memory with one row of {batch.ids.shape[1]} tokens at a time; "
+        "lower the context or the model's size, or use --recompute"
+    )

@@ -1,0 +1,147 @@
+"""From the names of data to what a model is trained on: tokenizer, prepared data, batches; and the model's own size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Protocol, get_args
+
+from qkv.data.batch import Batch
+from qkv.data.causal import CausalData
+from qkv.data.masked import MaskedData, Words
+from qkv.data.paired import PairedData
+from qkv.data.prepare import prepare_pairs, prepare_texts
+from qkv.data.prepared import Pairs, Tokens
+from qkv.data.source import SPLITS, open_pairs, open_texts
+from qkv.models.bert import BERTConfig
+from qkv.models.build import Config
+from qkv.models.gpt import GPTConfig
+from qkv.models.rnn import RNNConfig
+from qkv.models.transformer import TransformerConfig
+from qkv.text import Kind, Tokenizer, train
+from qkv.training.config import DataConfig
+
+MOST_HELD_OUT = {"tokens": 1_000_000, "pairs": 2_000}
+
+
+class Data(Protocol):
+    """Batches as a pure function of the step, and all of them in order."""
+
+    steps_per_epoch: int
+    tokens_per_step: int
+
+    def batch(self, step: int) -> Batch: ...
+
+    def ordered(self) -> Iterator[Batch]: ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model is trained on."""
+
+    config: Config
+    """The model's, its vocabulary now that of the tokenizer."""
+    tokenizer: Tokenizer
+    training: Data
+    validation: Data
+    fingerprint: str
+    """Of what is read and how it is cut into tokens."""
+    notes: tuple[str, ...] = ()
+    """What a person should know about the data."""
+
+
+def assemble(config: Config, data: DataConfig, *, batch_tokens: int, seed: int, tokenizer: Path | None = None) -> Task:
+    """Read, tokenize and prepare. `tokenizer` is one learned before, for a run that is resumed."""
+    if isinstance(config, TransformerConfig | RNNConfig):
+        return paired_task(config, data, batch_tokens, seed, tokenizer)
+    return text_task(config, data, batch_tokens, seed, tokenizer)
+
+
+def text_task(
+    config: GPTConfig | BERTConfig, data: DataConfig, batch_tokens: int, seed: int, learned: Path | None
+) -> Task:
+    source = open_texts(data.data, column=data.column)
+    tokenizer = find_tokenizer(data, (piece.text for piece in source), config.vocabulary, learned)
+    tokens = prepare_texts(source, tokenizer)
+    held_out = validation_source(data)
+    if held_out:
+        training, validation = tokens, prepare_texts(open_texts(held_out, column=data.column), tokenizer)
+    else:
+        training, validation = tokens.split(fraction(data.held_out, len(tokens), "tokens"))
+    config = replace(config, vocabulary=tokenizer.vocabulary)
+    length = config.context
+    if isinstance(config, GPTConfig) and config.memory:
+        length *= 1 + -(-config.memory // config.context)  # a row of several segments, to have something to remember
+    rows = max(1, batch_tokens // length)
+
+    def batches(tokens: Tokens, validation: bool) -> Data:
+        across = data.across_documents
+        if isinstance(config, GPTConfig):
+            return CausalData(tokens, length, rows, seed, across_documents=across, validation=validation)
+        return MaskedData(
+            tokens, length, rows, seed, Words.of(tokenizer), rate=data.mask_rate, whole_words=data.whole_words,
+            across_documents=across, validation=validation,
+        )  # fmt: skip
+
+    if isinstance(config, GPTConfig) and config.memory and not data.across_documents:
+        raise ValueError("across_documents: a model with memory reads on from text to text; leave it True")
+    said = f"{len(training):,} tokens to train on, {len(validation):,} to validate on, vocabulary {config.vocabulary:,}"
+    return Task(config, tokenizer, batches(training, False), batches(validation, True), tokens.fingerprint, (said,))
+
+
+def paired_task(
+    config: TransformerConfig | RNNConfig, data: DataConfig, budget: int, seed: int, learned: Path | None
+) -> Task:
+    if config.source_vocabulary is not None:
+        raise ValueError("source_vocabulary: one tokenizer serves both languages here; leave it out")
+    source = open_pairs(data.data, columns=data.columns)
+    tokenizer = find_tokenizer(data, chain.from_iterable(source), config.vocabulary, learned)
+    missing = [role for role in ("start", "end", "padding") if getattr(tokenizer, role) is None]
+    if missing:
+        raise ValueError(f"tokenizer: translation needs a token for {missing[0]}, and it has none")
+    pairs = prepare_pairs(source, tokenizer)
+    held_out = validation_source(data)
+    if held_out:
+        training, validation = pairs, prepare_pairs(open_pairs(held_out, columns=data.columns), tokenizer)
+    else:
+        training, validation = pairs.split(fraction(data.held_out, len(pairs), "pairs"))
+    config = replace(config, vocabulary=tokenizer.vocabulary)
+    context = config.context if isinstance(config, TransformerConfig) else None
+
+    def batches(pairs: Pairs) -> PairedData:
+        assert tokenizer.start is not None
+        assert tokenizer.end is not None
+        assert tokenizer.padding is not None
+        return PairedData(pairs, tokenizer.start, tokenizer.end, tokenizer.padding, budget, seed, context)
+
+    made = batches(training), batches(validation)
+    notes = [
+        f"{len(training):,} pairs to train on, {len(validation):,} to validate on, vocabulary {config.vocabulary:,}"
+    ]
+    if left_out := sum(each.left_out for each in made):
+        notes.append(f"{left_out:,} pairs are longer than the context or a whole batch, and are left out")
+    return Task(config, tokenizer, *made, pairs.fingerprint, tuple(notes))
+
+
+def find_tokenizer(data: DataConfig, texts: Iterable[str], vocabulary: int, learned: Path | None) -> Tokenizer:
+    if learned is not None:
+        return Tokenizer.read(learned)
+    if data.tokenizer in get_args(Kind):
+        return train(data.tokenizer, texts, vocabulary)  # type: ignore[arg-type]
+    if not Path(data.tokenizer).exists():
+        kinds = ", ".join(get_args(Kind))
+        raise ValueError(f"tokenizer: {data.tokenizer!r} is neither a file nor a folder, nor one of {kinds}")
+    return Tokenizer.read(data.tokenizer)
+
+
+def validation_source(data: DataConfig) -> tuple[str, ...]:
+    """As given; the embedded sources bring their own."""
+    if not data.validation and len(data.data) == 1 and data.data[0] in SPLITS:
+        return (f"{data.data[0]}:valid",)
+    return data.validation
+
+
+def fraction(held_out: float, count: int, of: str) -> float:
+    return min(held_out, MOST_HELD_OUT[of] / max(1, count))

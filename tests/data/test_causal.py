@@ -1,0 +1,90 @@
+"""The causal objective: the next word is the target, and texts that are alone stay alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data.made import made_texts, made_tokens, same
+from qkv.data.batch import IGNORE
+from qkv.data.causal import CausalData
+
+END = 2
+TEXTS = [[*range(10, 20), END], [30, END], [*range(40, 63), END], [70, 71, 72, END], [80, END]]
+
+
+@given(step=st.integers(0, 50), context=st.integers(1, 20), rows=st.integers(1, 5), seed=st.integers(0, 5))
+def test_the_target_is_the_next_word(step: int, context: int, rows: int, seed: int) -> None:
+    batch = CausalData(made_tokens(list(range(60))), context, rows, seed).batch(step)
+    assert batch.ids.shape == batch.targets.shape == (rows, context)
+    assert torch.equal(batch.targets, batch.ids + 1)  # the text counts upwards
+    assert torch.equal(batch.ids, batch.ids[:, :1] + torch.arange(context))
+    assert batch.keep is batch.documents is batch.positions is batch.places is None
+    assert batch.count == batch.tokens == rows * context
+
+
+def test_a_step_is_the_same_computed_directly() -> None:
+    tokens = made_texts(TEXTS)
+    walking = CausalData(tokens, 5, 3, seed=1, across_documents=False)
+    reached = [walking.batch(step) for step in range(30)]
+    for step in (29, 0, 17):
+        assert same(CausalData(tokens, 5, 3, seed=1, across_documents=False).batch(step), reached[step])
+
+
+@given(context=st.integers(1, 60), rows=st.integers(1, 4))
+def test_in_order_every_word_but_the_first_is_asked_once(context: int, rows: int) -> None:
+    words = [word for text in TEXTS for word in text]
+    data = CausalData(made_texts(TEXTS), context, rows, validation=True)
+    batches = list(data.ordered())
+    asked = torch.cat([batch.targets[batch.targets != IGNORE] for batch in batches])
+    assert asked.tolist() == words[1:]
+    read = [batch.ids.flatten() if batch.keep is None else batch.ids[batch.keep] for batch in batches]
+    assert torch.cat(read).tolist() == words[:-1]
+    assert sum(batch.tokens for batch in batches) == sum(batch.count for batch in batches) == len(words) - 1
+    assert {batch.ids.shape[1] for batch in batches} == {context}
+
+
+@given(step=st.integers(0, 50), context=st.integers(1, 30))
+def test_texts_apart_are_numbered_and_begin_again(step: int, context: int) -> None:
+    """Each row is checked token by token against the text that its words are of."""
+    begin_of = {word: (number, place) for number, text in enumerate(TEXTS) for place, word in enumerate(text[:-1])}
+    batch = CausalData(made_texts(TEXTS), context, 3, across_documents=False).batch(step)
+    assert batch.documents is not None
+    assert batch.positions is not None
+    for ids, targets, documents, positions in zip(
+        batch.ids.tolist(), batch.targets.tolist(), batch.documents.tolist(), batch.positions.tolist(), strict=True
+    ):
+        text, position = 0, 0
+        for place, word in enumerate(ids):
+            assert (documents[place], positions[place]) == (text, position)
+            if word == END:
+                assert targets[place] == IGNORE
+                text, position = text + 1, 0
+            else:
+                number, within = begin_of[word]
+                assert targets[place] == TEXTS[number][within + 1]
+                position += 1
+
+
+def test_without_an_end_token_texts_apart_ask_nothing_of_the_next_either() -> None:
+    data = CausalData(made_texts([[1, 2, 3], [4, 5, 6, 7]]), 6, 1, across_documents=False)
+    (batch,) = data.ordered()
+    assert batch.targets.tolist() == [[2, 3, IGNORE, 5, 6, 7]]
+    assert batch.documents is not None
+    assert batch.documents.tolist() == [[0, 0, 0, 1, 1, 1]]
+
+
+def test_with_texts_together_the_first_word_of_the_next_is_asked() -> None:
+    (batch,) = CausalData(made_texts([[1, 2, END], [4, 5, END]]), 5, 1).ordered()
+    assert batch.targets.tolist() == [[2, END, 4, 5, END]]
+
+
+def test_too_little_text() -> None:
+    message = "context: one row takes 9 tokens and the text has 8; lower the context or give more text"
+    with pytest.raises(ValueError, match=message):
+        CausalData(made_tokens(list(range(8))), 8, 1)
+    assert CausalData(made_tokens(list(range(9))), 8, 1).batch(0).ids.tolist() == [list(range(8))]
+    with pytest.raises(ValueError, match="tokens: expected 2 or more, so that one is the next of another, not 1"):
+        CausalData(made_tokens([5]), 8, 1, validation=True)
