@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from rich.console import Console
 
-from qkv.models.build import FAMILIES, Config, Model, family
+from qkv.models.build import FAMILIES, Config, family
 from qkv.models.presets import preset
 
 if TYPE_CHECKING:  # each command imports what it needs, so that the others start at once
-    from qkv.text import Tokenizer
     from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
 
 Arguments = list[str]
@@ -77,10 +76,11 @@ def train(arguments: Arguments) -> None:
     name, *rest = arguments
     if name not in FAMILIES:
         raise ValueError(f"train: expected one of {', '.join(FAMILIES)}, not {name!r}")
+    from qkv.lab import samples
     from qkv.training.start import start
 
     config, data, optimizer, run = training_flags(name, rest)
-    start(config, data, optimizer, run, samples=samples_of(config))
+    start(config, data, optimizer, run, samples=lambda tokenizer: samples.maker(config, data, tokenizer))
 
 
 TRAIN_HELP = """  gpt          predicts the next word: text generation
@@ -107,10 +107,12 @@ def training_flags(name: str, arguments: Arguments) -> tuple[Config, DataConfig,
     out = value_of("--out", arguments)
     before = remembered(Path(out)) if out is not None and "--resume" in arguments else None
     if before is not None:
-        model, known = before
-        if family(model) != name:
-            raise ValueError(f"out: {out} holds another model; say qkv train {family(model)} --out {out} --resume")
-    kinds = {"data_": DataConfig, "run": RunConfig, "optimizer_": OptimizerConfig}
+        own, known = before
+        if family(own) != name:
+            raise ValueError(f"out: {out} holds another model; say qkv train {family(own)} --out {out} --resume")
+        if value_of("--preset", arguments) is None:
+            model = own
+    kinds = {"reading": DataConfig, "run": RunConfig, "learning": OptimizerConfig}
     given = {
         group: kind(**{field.name: known[field.name] for field in fields(kind) if field.name in known})
         for group, kind in kinds.items()
@@ -125,14 +127,7 @@ def training_flags(name: str, arguments: Arguments) -> tuple[Config, DataConfig,
         description=f"Train a {name} on your own text. It can be stopped at any time and goes on with --resume.",
         config=(tyro.conf.OmitArgPrefixes,),
     )
-    return flags.model, flags.data_, flags.optimizer_, flags.run
-
-
-def samples_of(config: Config) -> Callable[[Tokenizer], Callable[[Model], list[str]]]:
-    """What a model says while it is trained: some words of its own, a guess, or a translation."""
-    from qkv.lab import samples
-
-    return lambda tokenizer: samples.maker(config, tokenizer)
+    return flags.model, flags.reading, flags.learning, flags.run
 
 
 def value_of(flag: str, arguments: Arguments) -> str | None:
@@ -160,8 +155,8 @@ def main() -> None:
     try:
         if name not in COMMANDS:
             close = difflib.get_close_matches(name, COMMANDS, n=1)
-            meant = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(COMMANDS)}"
-            raise ValueError(f"there is no command {name!r}; {meant}")
+            meant = f"; did you mean {close[0]}?" if close else "."
+            raise ValueError(f"there is no command {name!r}{meant} The commands are {', '.join(COMMANDS)}")
         COMMANDS[name](rest)
     except BrokenPipeError:  # who read our output has seen enough
         sys.stderr.close()

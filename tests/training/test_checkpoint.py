@@ -154,6 +154,17 @@ def test_the_best_is_remembered_by_the_next_process(checkpoints: Checkpoints) ->
     check(again.best(), 10)
 
 
+def test_a_passing_one_takes_no_place_and_goes_with_the_next(checkpoints: Checkpoints) -> None:
+    save(checkpoints, 10, 20, 30)
+    checkpoints.save(35, tensors_of(35), {"seed": 35}, passing=True)
+    assert checkpoints.steps() == [10, 20, 30, 35]
+    check(checkpoints.newest(), 35)
+    assert [found.step for found in checkpoints.last(3)] == [10, 20, 30]
+    assert [found.step for found in checkpoints.last(1, up_to=29)] == [20]
+    save(checkpoints, 40)
+    assert checkpoints.steps() == [20, 30, 40]
+
+
 def test_steps_beyond_eight_digits_are_in_order(checkpoints: Checkpoints) -> None:
     save(checkpoints, 99_999_999, 100_000_000)
     assert checkpoints.steps() == [99_999_999, 100_000_000]
@@ -278,7 +289,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
         harm(checkpoints.folder / "step-00000003" / name)  # the first cut took an empty line
     check(checkpoints.newest(), 2)
     assert len(said) == 1
-    assert str(checkpoints.folder / "step-00000003" / name) in said[0]
+    assert str(checkpoints.folder / "step-00000003") in said[0]
+    assert name in said[0]
     assert [found.step for found in checkpoints.last(2)] == [1, 2]
 
 

@@ -232,15 +232,15 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_wandb(tmp_path: Path, monkeypa
         opened.append(settings)
         return SimpleNamespace(log=logged.append, finish=lambda: None, define_metric=lambda *_, **__: None)
 
-    made = iter(["first", "second"])
-    install(monkeypatch, "wandb", init=init, util=SimpleNamespace(generate_id=lambda: next(made)))
+    install(monkeypatch, "wandb", init=init)
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
     for step in (1, 2):
         metrics = Metrics(tmp_path / "mine", sinks=["wandb"], config={"out": Path("runs/mine"), "width": 4})
         metrics.write(row(step))
         metrics.close()
     assert logged == [row(1), row(2)]
-    assert [settings["id"] for settings in opened] == ["first", "first"]
+    assert opened[0]["id"] == opened[1]["id"]
+    assert len(opened[0]["id"]) == 12
     assert {settings["resume"] for settings in opened} == {"allow"}
     assert opened[0]["config"] == {"out": "runs/mine", "width": 4}
     assert (opened[0]["name"], opened[0]["project"]) == ("mine", "qkv")

@@ -83,7 +83,9 @@ class Batch:
 
     def pin(self) -> Batch:
         """In memory that a GPU copies from while the host goes on; without one, as it is."""
-        return self.with_counts(self.map(Tensor.pin_memory)) if torch.cuda.is_available() else self
+        if not torch.cuda.is_available() or self.ids.is_cuda:
+            return self
+        return self.with_counts(self.map(Tensor.pin_memory))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         tensors: dict[str, Any] = {}

@@ -39,5 +39,8 @@ class FeedForward(nn.Module):
         self.taps = Taps("hidden")
 
     def forward(self, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
-        hidden = activate(self.up(x), self.activation)  # (B, T, F)
+        hidden = self.activate(self.up(x))  # (B, T, F)
         return self.down(self.taps("hidden", hidden))
+
+    def activate(self, x: Float[Tensor, "*n U"]) -> Float[Tensor, "*n F"]:
+        return activate(x, self.activation)

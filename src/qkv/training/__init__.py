@@ -1,1 +1,6 @@
-"""From batches to weights: loss, optimizer, schedule, and checkpoints that are never lost."""
+"""Training: one loop for every model, from the names of data to a folder with a model, and nothing lost on the way."""
+
+from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
+from qkv.training.start import start
+
+__all__ = ["DataConfig", "OptimizerConfig", "RunConfig", "start"]

@@ -21,8 +21,8 @@ class ExponentialAverage:
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
         decay = min(self.decay, (1 + step) / (10 + step))
-        now = [parameter.detach() for _, parameter in model.named_parameters()]
-        torch._foreach_lerp_(list(self.weights.values()), now, 1 - decay)
+        names, now = zip(*model.named_parameters(), strict=True)
+        torch._foreach_lerp_([self.weights[name] for name in names], now, 1 - decay)
 
     @contextmanager
     def in_place(self, model: nn.Module) -> Iterator[None]:

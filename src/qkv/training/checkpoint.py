@@ -26,6 +26,7 @@ class Checkpoint:
     path: Path
     step: int
     best: bool
+    passing: bool
     state: dict[str, Any]
 
     def tensors(self) -> dict[str, Tensor]:
@@ -36,8 +37,9 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of one run: one process writes, any may read.
 
-    The newest `keep` stay, and the best. To save a step removes those of later steps: a run that went back and took
-    another way from there must not find them when it is resumed.
+    The newest `keep` stay, and the best. A `passing` one, of a run that was told to stop, goes with the next: a run that
+    was never stopped has none, and must not end otherwise. To save a step removes those of later steps: a run that went
+    back and took another way from there must not find them when it is resumed.
     """
 
     def __init__(self, folder: Path | str, keep: int = 3, say: Callable[[str], object] = print) -> None:
@@ -46,7 +48,15 @@ class Checkpoints:
         self.folder, self.keep, self.say = Path(folder), keep, say
         self.swept = False
 
-    def save(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, best: bool = False) -> Path:
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        state: Mapping[str, Any],
+        *,
+        best: bool = False,
+        passing: bool = False,
+    ) -> Path:
         """Returns when all is on the disk. If that is full: DiskFull, and the checkpoints before are intact."""
         if step < 0:
             raise ValueError(f"step: expected 0 or more, not {step}")
@@ -58,7 +68,7 @@ class Checkpoints:
             (made / STATE).write_text(text, encoding="utf-8")
             write_tensors(made / TENSORS, tensors)
             described = {name: describe(made / name) for name in (STATE, TENSORS)}
-            write_json(made / MANIFEST, {"step": step, "best": best, "files": described})
+            write_json(made / MANIFEST, {"step": step, "best": best, "passing": passing, "files": described})
             for name in (STATE, TENSORS, MANIFEST):
                 disk.flush(made / name)
             disk.flush(made)
@@ -74,9 +84,10 @@ class Checkpoints:
         """The last one saved as the best, if it is whole."""
         return next(self.whole(self.marked_best()), None)
 
-    def last(self, n: int) -> list[Checkpoint]:
-        """The newest n that are whole, or as many as there are, in the order of their steps."""
-        return list(islice(self.whole(self.steps()), n))[::-1]
+    def last(self, n: int, up_to: int | None = None) -> list[Checkpoint]:
+        """The newest n that are whole, or as many as there are, in the order of their steps; not the passing one."""
+        steps = [step for step in self.steps() if up_to is None or step <= up_to]
+        return list(islice((found for found in self.whole(steps) if not found.passing), n))[::-1]
 
     def steps(self) -> list[int]:
         """Of all checkpoints that are here, whole or not, in order."""
@@ -99,13 +110,13 @@ class Checkpoints:
                 self.say(f"The checkpoint of step {step} cannot be used: {error}. Trying the one before it.")
 
     def marked_best(self) -> list[int]:
-        def marked(step: int) -> bool:
-            try:
-                return read_json(self.place(step) / MANIFEST).get("best") is True
-            except (ValueError, OSError):
-                return False
+        return [step for step in self.steps() if self.marked(step, "best")]
 
-        return [step for step in self.steps() if marked(step)]
+    def marked(self, step: int, mark: str) -> bool:
+        try:
+            return read_json(self.place(step) / MANIFEST).get(mark) is True
+        except (ValueError, OSError):
+            return False
 
     # Where they are
 
@@ -129,9 +140,9 @@ class Checkpoints:
             disk.move(path, old)
 
     def remove_old(self, step: int) -> None:
-        earlier = [other for other in self.steps() if other <= step]
+        earlier = [other for other in self.steps() if other <= step and not self.marked(other, "passing")]
         best = [other for other in self.marked_best() if other <= step]
-        kept = {*earlier[-self.keep :], *best[-1:]}
+        kept = {step, *earlier[-self.keep :], *best[-1:]}
         for other in self.steps():
             if other not in kept:
                 disk.remove(self.place(other))
@@ -146,8 +157,9 @@ def verify(path: Path, step: int) -> Checkpoint:
     if missing := [name for name in (MANIFEST, STATE, TENSORS) if not (path / name).is_file()]:
         raise ValueError(f"{path / missing[0]}: this file is missing")
     manifest = read_json(path / MANIFEST)
-    written, best = manifest.get("files"), manifest.get("best")
-    if manifest.get("step") != step or not isinstance(best, bool) or not isinstance(written, dict):
+    written, best, passing = (manifest.get(name) for name in ("files", "best", "passing"))
+    marked = isinstance(best, bool) and isinstance(passing, bool)
+    if manifest.get("step") != step or not marked or not isinstance(written, dict):
         raise ValueError(f"{path / MANIFEST}: damaged, or the folder of another step")
     for name in (STATE, TENSORS):
         if (found := describe(path / name)) != written.get(name):
@@ -155,4 +167,4 @@ def verify(path: Path, step: int) -> Checkpoint:
                 f"{path / name}: damaged or cut short: it has {found['bytes']} bytes and a checksum that is not the "
                 f"one in {MANIFEST}"
             )
-    return Checkpoint(path, step, best, read_json(path / STATE))
+    return Checkpoint(path, step, bool(best), bool(passing), read_json(path / STATE))

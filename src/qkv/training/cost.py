@@ -33,12 +33,12 @@ def cost(
 ) -> Cost:
     with torch.device("meta"):
         model = build(config)
-    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    parameters = sum(sizes.values())
-    looked_up = sum(size for name, size in sizes.items() if "embedding" in name)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    matrices = {name: parameter.numel() for name, parameter in model.named_parameters() if parameter.dim() == 2}
+    looked_up = sum(size for name, size in matrices.items() if "embedding" in name)
     output = config.vocabulary * config.width  # the output layer, be it the embedding or not
     own_output = isinstance(model.head, nn.Linear)
-    met = float(parameters - looked_up + (0 if own_output else output))
+    met = float(sum(matrices.values()) - looked_up + (0 if own_output else output))
     if isinstance(config, TransformerConfig | RNNConfig):
         met /= 2  # a word goes through the encoder or the decoder
     flops = 6 * met + 6 * attention_flops(config)

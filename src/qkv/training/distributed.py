@@ -7,20 +7,23 @@ DDP and FSDP average gradients over the ranks; the loss is divided by the global
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from qkv.nn.block import Block
 from qkv.training.config import Distributed
 from qkv.training.precision import DTYPES, Precision
+
+PATIENCE = timedelta(days=7)  # others wait while the first prepares data; a process that dies is noticed at once
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class World:
     device: torch.device
     rank: int = 0
     size: int = 1
+    talk: dist.ProcessGroup | None = None
+    """What the ranks tell each other besides gradients, through the CPU; None for a process alone."""
 
     @property
     def first(self) -> bool:
@@ -36,33 +41,54 @@ class World:
 
     def total(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks, on each."""
-        if self.size > 1:
+        if self.talk is not None:
             dist.all_reduce(tensor)
         return tensor
 
     def anyone(self, flag: bool) -> bool:
-        return bool(self.total(torch.tensor(float(flag)))) if self.size > 1 else flag
+        if self.talk is None:
+            return flag
+        flags = torch.tensor(int(flag))
+        dist.all_reduce(flags, group=self.talk)
+        return bool(flags)
+
+    def agreed(self, number: int) -> int:
+        """What the first rank says, on each."""
+        if self.talk is None:
+            return number
+        said = torch.tensor(number)
+        dist.broadcast(said, src=0, group=self.talk)
+        return int(said)
 
     def wait(self) -> None:
-        if self.size > 1:
-            dist.barrier()
+        if self.talk is not None:
+            dist.barrier(self.talk)
 
-    def in_turn(self) -> _InTurn:
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Goes well for all ranks or for none: the others do not wait for one that has failed in here.
+
+        Who has failed says why; the others leave without a word. In here they do not talk with each other.
+        """
+        try:
+            yield
+        except BaseException:
+            self.anyone(True)
+            raise
+        if self.anyone(False):
+            raise SystemExit(1)
+
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
         """The first rank goes ahead; the others follow and find what it left."""
-        return _InTurn(self)
-
-
-class _InTurn:
-    def __init__(self, world: World) -> None:
-        self.world = world
-
-    def __enter__(self) -> None:
-        if not self.world.first:
-            self.world.wait()
-
-    def __exit__(self, *error: Any) -> None:
-        if self.world.first:
-            self.world.wait()
+        if not self.first:
+            with self.together():
+                pass
+        with self.together():
+            yield
+        if self.first:
+            with self.together():
+                pass
 
 
 @contextmanager
@@ -78,22 +104,29 @@ def joined(device: str | None) -> Iterator[World]:
         kind = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(kind)
     dist.init_process_group("cpu:gloo,cuda:nccl" if kind.type == "cuda" else "gloo")
-    try:
-        yield World(kind, dist.get_rank(), dist.get_world_size())
-    finally:
-        dist.destroy_process_group()
+    talk = dist.new_group(backend="gloo", timeout=PATIENCE)
+    world = World(kind, dist.get_rank(), dist.get_world_size(), talk)
+    yield world
+    # Not after an error: a process that ends is noticed by the others, one that waits for them may wait for ever.
+    world.wait()
+    dist.destroy_process_group()
+
+
+def sharded(world: World, how: Distributed) -> bool:
+    return world.talk is not None and how == "fsdp"
 
 
 def spread(objective: nn.Module, world: World, how: Distributed, precision: Precision) -> nn.Module:
-    """The objective as every rank calls it."""
-    if world.size == 1:
+    """The objective as every rank calls it. What is to be sharded may come on the CPU: it moves in pieces."""
+    if world.talk is None:
         return objective
-    if how == "ddp":
-        return DistributedDataParallel(objective)
+    if not sharded(world, how):
+        return DistributedDataParallel(objective, gradient_as_bucket_view=True)
     dtype = None if precision == "float32" else DTYPES[precision]
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    # What goes into a block is of the right dtype already, or is float32 for a reason, as rotary angles are.
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     mesh = dist.device_mesh.init_device_mesh(world.device.type, (world.size,))
-    for module in objective.modules():
+    for module in list(objective.modules()):
         if isinstance(module, Block):
             fully_shard(module, mesh=mesh, mp_policy=policy)
     fully_shard(objective, mesh=mesh, mp_policy=policy)
@@ -108,3 +141,33 @@ def exchanging(module: nn.Module, now: bool) -> Iterator[None]:
     waiting = isinstance(module, DistributedDataParallel) and not now
     with module.no_sync() if waiting else nullcontext():  # type: ignore[operator]
         yield
+
+
+def settle(module: nn.Module) -> None:
+    """After a forward pass that no backward pass follows, each rank has its own part of the weights again."""
+    if isinstance(module, FSDPModule):
+        module.reshard()
+
+
+def gathered(tensors: Iterable[tuple[str, Tensor]], here: bool) -> dict[str, Tensor]:
+    """The tensors, whole, on the rank that says `here`; nothing on the others, which must ask all the same.
+
+    Those that are sharded come one at a time and move to the CPU: no device need hold all of a sharded model.
+    """
+    whole: dict[str, Tensor] = {}
+    for name, tensor in tensors:
+        if isinstance(tensor, DTensor):
+            tensor = tensor.full_tensor()
+            if here:
+                whole[name] = tensor.cpu()
+        elif here:
+            whole[name] = tensor
+    return whole
+
+
+def like(saved: Tensor, parameter: Tensor) -> Tensor:
+    """A saved tensor, placed and sharded as its parameter is; a single number (AdamW's step) only placed."""
+    saved = saved.to(parameter.device)
+    if isinstance(parameter, DTensor) and saved.dim():  # every rank has read it: each takes its own part
+        return distribute_tensor(saved, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return saved

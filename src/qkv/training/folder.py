@@ -14,28 +14,35 @@ from pathlib import Path
 from typing import Any
 
 from qkv import disk
+from qkv.artifact import TOKENIZER_CONFIG
 from qkv.models.build import Config, from_json, to_json
-from qkv.models.foreign.folder import read_json
+from qkv.models.foreign.folder import TOKENIZER, read_json
 from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
 
 RUN, CHECKPOINTS, LOCK = "run.json", "checkpoints", ".lock"
 FIXED = {"data": ("data", "validation", "held_out", "column", "columns", "tokenizer", "across_documents", "mask_rate",
                   "whole_words"), "run": ("seed", "batch_tokens"), "optimizer": ("optimizer",)}  # fmt: skip
 """What a resumed run must share with its beginning; the rest may change, and does so from then on."""
+BEFORE_THE_FIRST_STEP = (LOCK, RUN, TOKENIZER, TOKENIZER_CONFIG)
+"""All that is there of a run that failed or was killed before it was worth keeping."""
 
 
 def claim(out: Path, resume: bool) -> bool:
     """Whether there is a run to go on with; an error where there is something that must not be lost."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"out: {out} is a file; choose a folder")
-    if (out / RUN).exists():
-        if not resume:
-            raise ValueError(f"out: {out} holds a run already; add --resume to go on with it, or choose another folder")
-        return True
-    others = sorted(path.name for path in out.iterdir() if path.name != LOCK) if out.exists() else []
-    if others:
-        raise ValueError(f"out: {out} holds something that is not a run ({others[0]}); choose an empty folder")
-    return False
+    names = sorted(path.name for path in out.iterdir()) if out.exists() else []
+    run = RUN in names
+    half = (disk.WRITING, disk.REMOVING)
+    others = [name for name in names if name not in BEFORE_THE_FIRST_STEP and not name.startswith(half)]
+    if not run and (others or TOKENIZER in names):
+        other = others[0] if others else TOKENIZER
+        raise ValueError(f"out: {out} holds something that is not a run ({other}); choose an empty folder")
+    if not others:
+        return False
+    if not resume:
+        raise ValueError(f"out: {out} holds a run already; add --resume to go on with it, or choose another folder")
+    return True
 
 
 @contextmanager

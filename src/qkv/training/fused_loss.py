@@ -33,9 +33,9 @@ def softmax_loss_(
         smoothing,
         IGNORE,
         SMOOTH=smoothing > 0,
-        LANES=2048,
-        DEEP=4,
-        num_warps=8,
+        LANES=4096,
+        DEEP=2,
+        num_warps=16,
     )
     return losses.sum()
 

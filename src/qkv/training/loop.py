@@ -41,7 +41,12 @@ def train(run: Run, samples: Samples | None = None) -> Outcome:
     validate_every, save_every = config.every(config.validate_every, 20), config.every(config.checkpoint_every, 20)
     sample_every = config.every(config.sample_every, 4)
 
-    with run.progress, stop_on_signals() as told_to_stop, closing(Ahead(run.task.training)) as ahead:
+    with (
+        closing(run.metrics),
+        run.progress,
+        stop_on_signals() as told_to_stop,
+        closing(Ahead(run.task.training)) as ahead,
+    ):
         begun = time.perf_counter()
         while state.step < run.steps:
             step, position = state.step, state.position(state.step)
@@ -70,15 +75,15 @@ def train(run: Run, samples: Samples | None = None) -> Outcome:
 
             last, stop = state.step == run.steps, run.world.anyone(told_to_stop())
             validating = last or state.step % validate_every == 0
-            saving = last or stop or state.step % save_every == 0
+            saving = last or state.step % save_every == 0
             sampling = samples is not None and sample_every and (last or state.step % sample_every == 0)
-            if not (validating or saving or sampling):
+            if not (validating or saving or sampling or stop):
                 continue
             if run.hear():
                 continue
             best = validating and run.check()
-            if saving or best:
-                run.save(best=best)
+            if saving or best or stop:
+                run.save(best=best, passing=not (saving or best))
             if sampling and samples is not None:
                 progress.samples(f"after step {state.step}", samples(run.model))
             if stop and not last:
@@ -88,7 +93,6 @@ def train(run: Run, samples: Samples | None = None) -> Outcome:
         finished = state.step >= run.steps
         if finished:
             run.finish()
-    run.metrics.close()
     flops = run.flops_per_token * state.tokens
     return Outcome(state.step, finished, state.best, state.tokens, state.seconds, flops)
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from qkv.data.batch import IGNORE
 from qkv.training import fused_loss
 
-LOGITS = 2**25  # in one chunk on a CPU; on a GPU as many as keep the matrix products efficient
+LOGITS = 2**25  # so many at once are no burden; and so many in one chunk on a CPU
+ROWS_ON_GPU = 8192
 
 
 def loss_sum(
@@ -34,10 +35,16 @@ def loss_sum(
     A target of IGNORE asks nothing. Label smoothing takes `smoothing` of the probability from the target and gives it
     to all words alike. `weight` may be of a finer dtype than `features`: it is used in theirs, its gradient in its own.
     """
-    V = weight.shape[0]
-    if chunk is None:
-        chunk = 8192 if features.is_cuda else max(1, LOGITS // V)
-    return ChunkedLoss.apply(features.flatten(0, -2), weight, bias, targets.flatten(), smoothing, chunk)
+    features, targets = features.flatten(0, -2), targets.flatten()  # (N, E), (N,)
+    chunk = chunk or rows_at_once(features.shape[0], weight.shape[0], features.is_cuda)
+    return ChunkedLoss.apply(features, weight, bias, targets, smoothing, chunk)
+
+
+def rows_at_once(N: int, V: int, gpu: bool) -> int:
+    """All, where their logits are few; else as many as keep matrix products efficient, and never more than half."""
+    if N * V <= LOGITS:
+        return max(1, N)
+    return min(ROWS_ON_GPU if gpu else max(1, LOGITS // V), -(-N // 2))
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -57,7 +64,7 @@ class ChunkedLoss(torch.autograd.Function):
         wanted = ctx.needs_input_grad[:3]
         d_features = torch.empty_like(features) if wanted[0] else None
         finer = torch.promote_types(weight.dtype, torch.float32)  # what chunks are added up in
-        d_weight = torch.zeros(W.shape, dtype=finer, device=weight.device) if wanted[1] else None
+        d_weight: Tensor | None = None
         d_bias = torch.zeros_like(bias, dtype=finer) if bias is not None and wanted[2] else None
         total = torch.zeros((), dtype=torch.promote_types(features.dtype, torch.float32), device=features.device)
         for start in range(0, features.shape[0], chunk):
@@ -69,8 +76,8 @@ class ChunkedLoss(torch.autograd.Function):
             slope = logits  # no longer: it now holds the loss's derivative for each of them
             if d_features is not None:
                 torch.mm(slope, W, out=d_features[part])
-            if d_weight is not None:
-                add_product_(d_weight, slope.T, features[part])
+            if wanted[1]:
+                d_weight = plus_product(d_weight, slope.T, features[part], finer)
             if d_bias is not None:
                 d_bias += slope[:, :V].sum(0, dtype=finer)
         ctx.save_for_backward(d_features, None if d_weight is None else d_weight[:V], d_bias)
@@ -122,11 +129,12 @@ def aligned(weight: Float[Tensor, "V E"], multiple: int = 128) -> Float[Tensor, 
     return F.pad(weight, (0, 0, 0, beyond)) if weight.is_cuda and beyond else weight
 
 
-def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a @ b, added up in total's own dtype also where a and b are of a coarser one."""
-    if a.dtype == total.dtype:
-        total.addmm_(a, b)
-    elif total.is_cuda:
-        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
-    else:
-        total += a @ b
+def plus_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """total + a @ b, in a dtype that may be finer than that of a and b; the total is overwritten."""
+    if a.dtype == dtype:
+        return a @ b if total is None else total.addmm_(a, b)
+    if a.is_cuda:
+        if total is None:
+            return torch.mm(a, b, out_dtype=dtype)
+        return torch.addmm(total, a, b, out_dtype=dtype, out=total)
+    return (a @ b).to(dtype) if total is None else total.add_(a @ b)

@@ -14,6 +14,8 @@ from qkv.models.build import Model
 from qkv.models.gpt import GPT
 from qkv.training.loss import loss_sum
 from qkv.training.precision import DTYPES, Cast, Precision
+from qkv.training.recompute import recompute_activations
+from qkv.training.replay import Replay
 
 
 class Reader(nn.Module):
@@ -53,10 +55,16 @@ class Objective(nn.Module):
         reader = Reader(model)
         self.reader = reader if precision == "float32" else Cast(reader, DTYPES[precision])
         self.compiled: Callable[[Batch], Tensor] | None = None
+        self.replay: Replay | None = None
 
     def compile_reader(self) -> None:
         """For training; validation has batches of many shapes, and compiling would take longer than it saves."""
+        recompute_activations(self.model)  # costs next to nothing where the compiler joins it with what follows
         self.compiled = torch.compile(self.reader)
+
+    def record(self) -> None:
+        """On one GPU: a step's kernels are launched as one."""
+        self.replay = Replay(self)
 
     def forward(self, batch: Batch) -> Float[Tensor, ""]:
         weight, bias = self.model.output_layer

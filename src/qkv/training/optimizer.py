@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from qkv.training.config import OptimizerConfig
+from qkv.training.distributed import like
 
 
 class Optimizers:
@@ -55,9 +56,9 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """What they remember, whole on every rank: `name of the parameter | name of the number`."""
+        """What they remember, sharded as the parameters are: `name of the parameter | name of the number`."""
         return {
-            f"{self.names[parameter]}|{key}": whole(value)
+            f"{self.names[parameter]}|{key}": value
             for optimizer in self.optimizers
             for parameter, remembered in optimizer.state.items()
             for key, value in remembered.items()
@@ -86,18 +87,7 @@ def matrices_inside(model: nn.Module) -> set[nn.Parameter]:
     }
 
 
-def whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def like(saved: Tensor, parameter: Tensor) -> Tensor:
-    """A saved tensor, placed and sharded as its parameter is; a single number (AdamW's step) only placed."""
-    saved = saved.to(parameter.device)
-    if isinstance(parameter, DTensor) and saved.dim():
-        return distribute_tensor(saved, parameter.device_mesh, parameter.placements)
-    return saved
-
-
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return whole(torch.nn.utils.get_total_norm(gradients, foreach=True))
+    norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -1,14 +1,17 @@
-"""Gradient checkpointing: each block keeps only its input, and computes the rest again on the way back."""
+"""Gradient checkpointing: what is not kept for the way back is computed again there."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from qkv.nn.block import Block
+from qkv.nn.feed_forward import FeedForward
+from qkv.nn.state import SegmentMemory
 
 
 class Plain(nn.Module):
@@ -23,7 +26,15 @@ class Plain(nn.Module):
         return self.own(*args, **kwargs)
 
 
+def recompute_activations(model: nn.Module) -> None:
+    """A feed-forward layer keeps what goes into its activation, not what comes out: a quarter of all that is kept."""
+    for module in model.modules():
+        if isinstance(module, FeedForward):
+            module.activate = partial(checkpoint, module.activate, use_reentrant=False)  # type: ignore[method-assign,assignment]
+
+
 def recompute_blocks(model: nn.Module) -> None:
+    """Each block keeps only its input."""
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     if not blocks:
         raise ValueError("recompute: this model has no blocks to recompute; leave it out")
@@ -34,9 +45,25 @@ def recompute_blocks(model: nn.Module) -> None:
 def recompute(block: Block) -> None:
     plain = Plain(block)
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward(*args: Any, state: SegmentMemory | None = None, **kwargs: Any) -> Any:
         # The weights of this moment, which in half precision are short copies that are gone on the way back.
         weights = {f"block.{name}": weight for name, weight in block.named_parameters()}
-        return checkpoint(functional_call, plain, weights, args, kwargs, use_reentrant=False)
+        before = remembered(state)
+
+        def run(x: Tensor, *others: Any) -> Any:
+            nonlocal state
+            now, state = state, remembered(before)  # what the block adds to a memory it adds only once
+            return functional_call(plain, weights, (x, *others), {**kwargs, "state": now})
+
+        return checkpoint(run, *args, use_reentrant=False)
 
     block.forward = forward  # type: ignore[method-assign]
+
+
+def remembered(state: SegmentMemory | None) -> SegmentMemory | None:
+    """A copy of what it is now."""
+    if state is None:
+        return None
+    twin = SegmentMemory(state.size, state.depth)
+    twin.length, twin.lengths, twin.layers = state.length, dict(state.lengths), dict(state.layers)
+    return twin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,18 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from qkv import artifact
+from qkv.data.paired import PairedData
 from qkv.models.build import Config, Model, build, with_weights
 from qkv.text import Tokenizer
 from qkv.training.average import ExponentialAverage, mean_of
 from qkv.training.checkpoint import Checkpoints
 from qkv.training.config import OptimizerConfig, RunConfig
 from qkv.training.cost import cost, measured_peak, memory_used
-from qkv.training.distributed import World, spread
+from qkv.training.distributed import World, gathered, sharded, spread
 from qkv.training.folder import CHECKPOINTS
 from qkv.training.guard import Guard, LossScale
-from qkv.training.metrics import Metrics
+from qkv.training.metrics import Metrics, read_metrics
 from qkv.training.objective import Objective
-from qkv.training.optimizer import Optimizers, whole
+from qkv.training.optimizer import Optimizers
 from qkv.training.precision import best_precision, check_precision
 from qkv.training.progress import Progress
 from qkv.training.recompute import recompute_blocks
@@ -89,7 +91,7 @@ class Run:
             }
             self.metrics.write(row)
             self.progress.step(row)
-            if self.parts.scale.active and bad and math.isfinite(loss):
+            if scale > 1 and math.isfinite(loss) and not math.isfinite(norm):
                 self.skipped(done, f"its gradient overflows fp16 at a scale of {scale:.0f}, which is now halved")
             elif reason := self.parts.guard.hear(done.step, done.position, loss, norm, bool(bad)):
                 self.skipped(done, reason)
@@ -108,18 +110,20 @@ class Run:
         """To the newest checkpoint, and from there past the data of the bad steps."""
         bad = self.parts.guard.bad
         (step, first), (_, last) = bad[0], bad[-1]
+        good = self.checkpoints.last(1, up_to=step)
         if self.state.rewinds >= self.config.patience:
             raise RuntimeError(
                 f"training fails again and again, now at step {step + 1}: it went back {self.state.rewinds} times, "
                 "each time past other data, so the data is not to blame; lower the learning rate or raise the warmup"
             )
         rewinds, left_out = self.state.rewinds + 1, self.state.left_out
-        newest = self.checkpoints.newest()
-        if newest is None:
+        checkpoint = good[0] if good else self.checkpoints.newest()
+        if checkpoint is None:
             raise RuntimeError("training fails, and there is no whole checkpoint to go back to; begin a new run")
-        self.parts.restore(newest, self.state)
+        self.parts.restore(checkpoint, self.state)
         self.state.rewinds, self.state.left_out = rewinds, left_out
-        self.state.leave_out(first, last - first + 1)
+        first = max(first, self.state.position(self.state.step))
+        self.state.leave_out(first, last)
         self.parts.guard.bad = []
         self.pending.clear()
         reason = f"{len(bad)} bad steps in a row, from step {step + 1} on"
@@ -129,23 +133,26 @@ class Run:
             f"{reason}: back to the checkpoint of step {self.state.step}. "
             f"On the new way the batches {first} to {last} of the data are left out."
         )
-        self.write_checkpoint(best=False)  # so that, killed now, the run does not meet them again
+        self.world.wait()  # until every rank has read the checkpoint that is now replaced
+        self.write_checkpoint(best=checkpoint.best)  # so that, killed now, the run does not meet them again
 
-    def save(self, *, best: bool) -> None:
-        """A checkpoint on the run's way."""
-        self.state.rewinds = 0
-        self.write_checkpoint(best)
+    def save(self, *, best: bool, passing: bool = False) -> None:
+        """A checkpoint on the run's way, or, passing, where it is told to stop."""
+        if not (self.parts.guard.bad or passing):
+            self.state.rewinds = 0
+        self.write_checkpoint(best, passing)
 
-    def write_checkpoint(self, best: bool) -> None:
-        tensors = self.parts.tensors()
-        if self.world.first:
-            self.checkpoints.save(self.state.step, tensors, self.parts.numbers(self.state), best=best)
-        self.world.wait()
+    def write_checkpoint(self, best: bool, passing: bool = False) -> None:
+        tensors = self.parts.tensors(self.world.first)
+        with self.world.together():
+            if self.world.first:
+                numbers = self.parts.numbers(self.state)
+                self.checkpoints.save(self.state.step, tensors, numbers, best=best, passing=passing)
 
     def check(self) -> bool:
         """Validate the weights as they would be kept. If they are the best so far they are, at once, and it is True."""
         with self.parts.average.in_place(self.model) if self.parts.average else nullcontext():
-            loss = validate(self.objective, self.task.validation, self.world)
+            loss = self.validation_loss()
             best = self.state.best is None or loss < self.state.best
             if best:
                 self.state.best = loss
@@ -155,31 +162,36 @@ class Run:
         self.progress.validation(row)
         return best
 
+    def validation_loss(self) -> float:
+        loss = validate(self.objective, self.task.validation, self.world, self.state.parts)
+        return math.inf if math.isnan(loss) else loss  # which any other is better than
+
     def keep(self) -> None:
         """The weights of this moment become the run's model."""
-        weights = {name: whole(weight.detach()) for name, weight in self.model.named_parameters()}
-        if self.world.first:
-            keep(self.task.config, weights, self.task.tokenizer, self.config.out)
-        self.world.wait()
+        own = ((name, weight.detach()) for name, weight in self.model.named_parameters())
+        weights = gathered(own, self.world.first)
+        with self.world.together():
+            if self.world.first:
+                keep(self.task.config, weights, self.task.tokenizer, self.config.out)
 
     def finish(self) -> None:
         if self.optimizer.average == "last":
             last = self.checkpoints.last(self.config.keep)
             put_weights(self.model, mean_of(last, "model/"), str(self.config.out))
-            self.state.best = validate(self.objective, self.task.validation, self.world)
+            self.state.best = self.validation_loss()
             self.keep()
             steps = ", ".join(str(checkpoint.step) for checkpoint in last)
             self.progress.say(f"The mean of the checkpoints {steps} has a validation loss of {self.state.best:.4f}.")
-        self.metrics.write(
-            {
-                "step": self.state.step,
-                "event": "finished",
-                "validation_loss": self.state.best,
-                "tokens": self.state.tokens,
-                "seconds": self.state.seconds,
-                "flops": self.flops_per_token * self.state.tokens,
-            }
-        )
+        row = {
+            "step": self.state.step,
+            "event": "finished",
+            "validation_loss": self.state.best,
+            "tokens": self.state.tokens,
+            "seconds": self.state.seconds,
+            "flops": self.flops_per_token * self.state.tokens,
+        }
+        if self.world.first and row not in read_metrics(self.config.out):  # it may have been resumed at its end
+            self.metrics.write(row)
 
 
 def keep(config: Config, weights: dict[str, Tensor], tokenizer: Tokenizer, out: Path) -> None:
@@ -202,14 +214,18 @@ def begin(
     check_precision(precision, device)
     torch.set_float32_matmul_precision("high")
     torch.use_deterministic_algorithms(config.deterministic)
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as PyTorch asks for on a GPU
     torch.manual_seed(config.seed)
-    model = (build(task.config) if model is None else model).to(device).train()
+    shards = sharded(world, config.distributed)
+    model = (build(task.config) if model is None else model).to("cpu" if shards else device).train()
     if config.recompute:
         recompute_blocks(model)
-    sharded = world.size > 1 and config.distributed == "fsdp"
-    own = Objective(model, precision="float32" if sharded else precision, smoothing=optimizer.smoothing)
+    own = Objective(model, precision="float32" if shards else precision, smoothing=optimizer.smoothing)
     if config.compile or (config.compile is None and device.type == "cuda"):
         own.compile_reader()
+        if device.type == "cuda" and world.size == 1 and not isinstance(task.training, PairedData):
+            own.record()  # of pairs, every batch has a shape of its own
     objective = spread(own, world, config.distributed, precision)
     average = ExponentialAverage(model, optimizer.average_decay) if optimizer.average == "exponential" else None
     parts = Parts(
@@ -222,18 +238,28 @@ def begin(
     metrics = metrics or Metrics(config.out, sinks=config.sinks, active=world.first)
     progress = progress or Progress(config.steps, every=config.log_every, active=world.first)
     checkpoints = Checkpoints(config.out / CHECKPOINTS, config.keep, say=progress.say)
-    state = RunState(parts=parts_of(config, world))
+    asked = parts_of(config, world)
+    state = RunState(parts=asked, asked=asked)
     run = Run(
         task, optimizer, config, world, model, objective, parts, state, checkpoints, metrics, progress,
         highest=highest_rate(optimizer, task.config.width, config.steps),
         flops_per_token=cost(task.config, 1, precision).flops_per_token,
         peak=measured_peak(device, precision) * world.size,
     )  # fmt: skip
-    newest = checkpoints.newest()
-    if newest is not None:
-        parts.restore(newest, state)
-        progress.say(f"Resuming after step {state.step} of {config.steps}.")
-    metrics.rewind(state.step)
+    with world.in_turn():  # nothing is written before all have read
+        newest = checkpoints.newest()
+        if newest is not None:
+            parts.restore(newest, state)
+            if state.asked != asked:  # else what a lack of memory made of it stays
+                state.parts = state.asked = asked
+            progress.say(f"Resuming after step {state.step} of {config.steps}.")
+        elif checkpoints.steps():
+            raise ValueError(
+                f"out: none of the checkpoints in {config.out} is whole; choose another folder to begin anew"
+            )
+        metrics.rewind(state.step)
+    if world.anyone(state.step != world.agreed(state.step)):
+        raise ValueError(f"out: all processes must see the same checkpoints in {config.out}; use a disk they share")
     if newest is None:
         run.save(best=False)
     return run

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from os import environ
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 
 class TensorBoard:
@@ -46,7 +47,7 @@ class WeightsAndBiases:
         wandb = import_module("wandb")
         known = folder / "wandb-id.txt"
         if not known.exists():
-            known.write_text(wandb.util.generate_id(), encoding="utf-8")
+            known.write_text(uuid4().hex[:12], encoding="utf-8")
         self.run = wandb.init(
             dir=str(folder),
             name=folder.resolve().name,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from rich.console import Console
@@ -13,14 +13,15 @@ from rich.table import Table
 from qkv.models.bert import BERTConfig
 from qkv.models.build import Config, Model
 from qkv.models.foreign.folder import TOKENIZER
+from qkv.models.rnn import RNNConfig
 from qkv.text import Tokenizer
 from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
 from qkv.training.cost import Cost, cost, measured_peak
-from qkv.training.distributed import World, joined
-from qkv.training.folder import check_same, claim, describe, locked, read_description, write_description
+from qkv.training.distributed import World, joined, sharded
+from qkv.training.folder import RUN, check_same, claim, describe, locked, read_description, write_description
 from qkv.training.loop import Outcome, train
 from qkv.training.metrics import Metrics
-from qkv.training.precision import best_precision
+from qkv.training.precision import best_precision, check_precision
 from qkv.training.run import begin
 from qkv.training.task import Task, assemble
 
@@ -41,24 +42,40 @@ def start(
         config = replace(config, pooler=False, next_sentence=False)  # guessing words teaches them nothing
     with joined(run.device) as world, ExitStack() as held:
         console = console or Console(highlight=False, quiet=not world.first)
-        if world.size > 1 and "-" in data.data:
-            raise ValueError("data: under torchrun only one process could read standard input; give a file")
-        if run.dry_run:
-            task = assemble(config, data, batch_tokens=run.batch_tokens, seed=run.seed)
-            console.print(plan(task, optimizer, run, world))
-            return None
         with world.in_turn():  # the first process claims the folder, learns the tokenizer and prepares the data
-            if world.first:
-                going_on = claim(run.out, run.resume)
-                held.enter_context(locked(run.out))
-            task = prepare(config, data, optimizer, run, going_on if world.first else True, console)
+            check_possible(config, run, world)
+            if world.size > 1 and "-" in data.data:
+                raise ValueError("data: under torchrun only one process could read standard input; give a file")
+            if run.dry_run:
+                task = assemble(config, data, batch_tokens=run.batch_tokens, seed=run.seed)
+            else:
+                going_on = held.enter_context(claimed(run)) if world.first else found(run)
+                task = prepare(config, data, optimizer, run, going_on, console)
         console.print(plan(task, optimizer, run, world))
+        if run.dry_run:
+            return None
         metrics = Metrics(run.out, sinks=run.sinks, config=read_description(run.out), active=world.first)
+        shards = sharded(world, run.distributed)  # no process has a whole model to sample from
         beginning = begin(task, optimizer, run, world, metrics=metrics)
-        outcome = train(beginning, None if samples is None or sharded(run, world) else samples(task.tokenizer))
+        outcome = train(beginning, None if samples is None or shards else samples(task.tokenizer))
         if outcome.finished:
             console.print(report(task, run, outcome))
         return outcome
+
+
+@contextmanager
+def claimed(run: RunConfig) -> Iterator[bool]:
+    """The run's folder is this process's alone; whether there is a run in it to go on with."""
+    claim(run.out, run.resume)
+    with locked(run.out):
+        yield claim(run.out, run.resume)  # again: another process may have been here until now
+
+
+def found(run: RunConfig) -> bool:
+    """For the processes after the first, there always is one."""
+    if not (run.out / RUN).exists():
+        raise ValueError(f"out: {run.out}, made by the first process, is not here; use a disk that all machines share")
+    return True
 
 
 def prepare(
@@ -71,16 +88,22 @@ def prepare(
         console.print(note)
     description = describe(task.config, data, optimizer, run, task.fingerprint)
     if going_on:
-        for change in check_same(run.out, description):
+        changes = check_same(run.out, description)
+        for change in changes:
             console.print(f"Changed: {change}.")
+        if changes:  # another process than the first finds none
+            write_description(run.out, description)
     else:
+        write_description(run.out, description)  # first, as what is here is then known to be a run's
         task.tokenizer.write(run.out)
-        write_description(run.out, description)
     return task
 
 
-def sharded(run: RunConfig, world: World) -> bool:
-    return world.size > 1 and run.distributed == "fsdp"
+def check_possible(config: Config, run: RunConfig, world: World) -> None:
+    """What this machine or model cannot do is refused before there is anything in the folder."""
+    check_precision(run.precision or best_precision(world.device), world.device)
+    if run.recompute and isinstance(config, RNNConfig):
+        raise ValueError("recompute: an RNN has no blocks to recompute; leave it out")
 
 
 def plan(task: Task, optimizer: OptimizerConfig, run: RunConfig, world: World) -> Table:

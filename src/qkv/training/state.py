@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from qkv.training.average import ExponentialAverage
 from qkv.training.checkpoint import Checkpoint
+from qkv.training.distributed import gathered, like
 from qkv.training.guard import Guard, LossScale, position_of
-from qkv.training.optimizer import Optimizers, like, whole
+from qkv.training.optimizer import Optimizers
 
 
 @dataclass
@@ -27,6 +28,8 @@ class RunState:
     """The lowest validation loss so far."""
     parts: int = 1
     """Micro-batches a batch."""
+    asked: int = 1
+    """How many a person asked for; the rest came of a lack of memory."""
     rewinds: int = 0
     """Times that the run went back since the last checkpoint on its way."""
     left_out: list[tuple[int, int]] = field(default_factory=list)
@@ -35,8 +38,10 @@ class RunState:
     def position(self, step: int) -> int:
         return position_of(step, self.left_out)
 
-    def leave_out(self, first: int, count: int) -> None:
-        self.left_out = sorted([*self.left_out, (first, count)])
+    def leave_out(self, first: int, last: int) -> None:
+        """The data from one position to another, stretches between them that are left out already included."""
+        others = [stretch for stretch in self.left_out if not first <= stretch[0] <= last]
+        self.left_out = sorted([*others, (first, last - first + 1)])
 
 
 @dataclass(frozen=True)
@@ -49,14 +54,14 @@ class Parts:
     guard: Guard
     average: ExponentialAverage | None = None
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Whole tensors by name; with FSDP every rank must ask, as each has a part to give."""
-        tensors = {f"model/{name}": whole(weight.detach()) for name, weight in self.model.named_parameters()}
+    def tensors(self, here: bool = True) -> dict[str, Tensor]:
+        """Whole tensors by name, on the rank that says `here`; every rank must ask, as each has a part to give."""
+        tensors = {f"model/{name}": weight.detach() for name, weight in self.model.named_parameters()}
         tensors |= {f"optimizer/{name}": tensor for name, tensor in self.optimizers.state().items()}
         tensors |= {f"scale/{name}": tensor for name, tensor in self.scale.tensors().items()}
         if self.average is not None:
-            tensors |= {f"average/{name}": whole(weight) for name, weight in self.average.weights.items()}
-        return tensors
+            tensors |= {f"average/{name}": weight for name, weight in self.average.weights.items()}
+        return gathered(tensors.items(), here)
 
     def numbers(self, state: RunState) -> dict[str, Any]:
         return {**asdict(state), "guard": self.guard.state()}
@@ -70,8 +75,8 @@ class Parts:
         self.scale.load(under("scale/", tensors))
         if self.average is not None:
             averages = under("average/", tensors) or weights  # averaging may have been asked for later
-            parameters = dict(self.model.named_parameters())
-            self.average.weights = {name: like(tensor, parameters[name]) for name, tensor in averages.items()}
+            own = self.model.named_parameters()
+            self.average.weights = {name: like(averages[name], parameter) for name, parameter in own}
         numbers = dict(checkpoint.state)
         self.guard.load(numbers.pop("guard"))
         numbers["left_out"] = [(int(first), int(count)) for first, count in numbers["left_out"]]

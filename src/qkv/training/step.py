@@ -12,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from qkv.data.batch import IGNORE, Batch
-from qkv.training.distributed import World, exchanging
+from qkv.training.distributed import World, exchanging, settle
+from qkv.training.objective import Objective
 from qkv.training.task import Data
 
 
@@ -30,23 +31,25 @@ def gradients_of(
 
     When the memory does not suffice, the parts are halved: the batch, and so the gradient, stays the same.
     """
-    mine = share(batch, world)
+    rows, count = -(-batch.rows // world.size), max(1, batch.count)
     while True:
         try:
-            loss = accumulate(objective, mine.split(parts), batch.count, world, scale, seed)
-            return world.total(loss) / batch.count, min(parts, mine.rows)
+            loss = accumulate(objective, share(batch, world, parts), count, world, scale, seed)
+            return world.total(loss) / count, parts
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
-            if parts >= mine.rows or world.size > 1:
-                raise MemoryError(no_room(mine, parts, world)) from None
+            if parts >= rows or world.size > 1:
+                raise MemoryError(no_room(batch, world)) from None
         # Here the error, which held on to the tensors of the pass that failed, is gone.
         objective.zero_grad(set_to_none=True)
         gc.collect()
         if world.device.type == "cuda":
             torch.cuda.empty_cache()
-        parts = min(2 * parts, mine.rows)
-        say(f"Out of memory: the same batch now goes in {parts} parts of {-(-mine.rows // parts)} rows or fewer.")
+        parts = 2 * parts
+        say(
+            f"Out of memory: a batch now goes in {min(parts, rows)} parts, this one of {-(-rows // parts)} rows or fewer."
+        )
 
 
 def accumulate(
@@ -56,6 +59,8 @@ def accumulate(
     total = torch.zeros((), device=world.device)
     for number, part in enumerate(parts):
         torch.manual_seed(mixed(*seed, world.rank, number))  # dropout is a function of the place in the run, too
+        if isinstance(objective, Objective) and objective.replay and len(parts) == 1 and objective.replay.fits(part):
+            return objective.replay.gradients(part.pin(), torch.as_tensor(scale / count, device=world.device))
         with exchanging(objective, now=number == len(parts) - 1):
             loss = objective(part.pin().to(world.device))
             (loss * (scale * world.size / count)).backward()
@@ -64,25 +69,33 @@ def accumulate(
 
 
 @torch.no_grad()
-def validate(objective: nn.Module, data: Data, world: World) -> float:
+def validate(objective: nn.Module, data: Data, world: World, parts: int = 1) -> float:
     """The mean loss over all of the data, without dropout or label smoothing."""
     objective.eval()
     try:
         total, count = torch.zeros((), dtype=torch.float64, device=world.device), 0
         for batch in data.ordered():
-            total += objective(share(batch, world).pin().to(world.device))
+            for part in share(batch, world, parts):
+                total += objective(part.pin().to(world.device))
             count += batch.count
+        if not count:
+            raise ValueError("validation: it asks for no word; give more text to validate on")
         return float(world.total(total)) / count
     finally:
+        settle(objective)
         objective.train()
 
 
-def share(batch: Batch, world: World) -> Batch:
-    """This rank's rows. One that gets none takes part with a row that asks nothing: the others wait for it."""
-    parts = batch.split(world.size)
-    if world.rank < len(parts):
-        return parts[world.rank]
-    return replace(parts[0].part(0, 1), targets=torch.full_like(parts[0].part(0, 1).targets, IGNORE))
+def share(batch: Batch, world: World, parts: int = 1) -> list[Batch]:
+    """This rank's rows in parts, as many on every rank.
+
+    Where rows are missing, a row that asks nothing takes part: the other ranks wait for this one.
+    """
+    shares = batch.split(world.size)
+    mine = shares[world.rank].split(parts) if world.rank < len(shares) else []
+    row = batch.part(0, 1)
+    nothing = replace(row, targets=torch.full_like(row.targets, IGNORE))
+    return mine + [nothing] * (min(parts, -(-batch.rows // world.size)) - len(mine))
 
 
 def mixed(*numbers: int) -> int:
@@ -95,7 +108,7 @@ def out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator: " in told
 
 
-def no_room(batch: Batch, parts: int, world: World) -> str:
+def no_room(batch: Batch, world: World) -> str:
     if world.size > 1:
         return "out of memory on one of the machines; give a smaller --micro-batch-tokens, or --recompute"
     return (

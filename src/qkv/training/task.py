@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Protocol, get_args
+from typing import Protocol, get_args, runtime_checkable
 
 from qkv.data.batch import Batch
 from qkv.data.causal import CausalData
@@ -26,6 +26,7 @@ from qkv.training.config import DataConfig
 MOST_HELD_OUT = {"tokens": 1_000_000, "pairs": 2_000}
 
 
+@runtime_checkable
 class Data(Protocol):
     """Batches as a pure function of the step, and all of them in order."""
 

@@ -1,0 +1,211 @@
+"""Two minutes on two cores: the lecture's translator and a small GPT, trained before your eyes. `qkv demo`"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from qkv import artifact
+from qkv.data.paired import pad
+from qkv.data.source import open_pairs
+from qkv.evaluation import bleu
+from qkv.generation import generate, translate
+from qkv.insight.alignment import alignment
+from qkv.lab.board import matrix
+from qkv.models import GPT, GPTConfig, Transformer, TransformerConfig
+from qkv.models.build import Config, Model
+from qkv.text import Tokenizer
+from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
+from qkv.training.start import SampleMaker, start
+
+OUT = Path("runs/demo")
+SENTENCE = "cats chase mice"
+PROMPT = "def read(self):\n"
+LONGEST = 20  # words of a translation
+
+# The paper's own design (norms after, sinusoids, one embedding three times), only smaller.
+TRANSLATOR = TransformerConfig(vocabulary=4096, width=128, depth=2, heads=4, dropout=0.0)
+WRITER = GPTConfig(vocabulary=2048, context=64, width=128, depth=4, heads=4, position="rotary")
+
+
+def show(
+    console: Console | None = None, out: Path = OUT, *, translator_steps: int = 400, writer_steps: int = 500
+) -> None:
+    """Train both, try both. What is trained already is not trained again, and what was stopped goes on."""
+    console = console or Console(highlight=False)
+    parts: dict[str, Callable[[], bool]] = {
+        "A Transformer learns to translate": lambda: show_translator(console, out / "turkish", translator_steps),
+        "A GPT learns to write Python": lambda: show_writer(console, out / "python", writer_steps),
+    }
+    for number, (title, part) in enumerate(parts.items(), start=1):
+        console.rule(f"[bold]{number}. {title}")
+        if not part():
+            console.print("Stopped. [bold]qkv demo[/bold] goes on from here.")
+            return
+        console.print()
+    console.rule("[bold]What to try next")
+    console.print(next_steps(out))
+
+
+# English into Turkish
+
+
+def show_translator(console: Console, out: Path, steps: int) -> bool:
+    """False when training was stopped."""
+    console.print("English and Turkish sentences of a small grammar. Turkish puts the verb last, and")
+    console.print("who is chased is said by an ending: word by word in order will not do.")
+    examples = Table("English", "Turkish")
+    for english, turkish in list(open_pairs(["turkish:train"]))[:3]:
+        examples.add_row(english, turkish)
+    console.print(examples)
+
+    data = DataConfig(data=("turkish",), tokenizer="words")
+    optimizer = OptimizerConfig(learning_rate=2e-3, warmup=40, weight_decay=0.01, final_rate=0.0)
+    if not trained(console, TRANSLATOR, data, optimizer, out, steps, samples=sample_translation):
+        return False
+    model, tokenizer = artifact.load(out)
+    assert isinstance(model, Transformer)
+    assert tokenizer is not None
+    show_score(console, model, tokenizer)
+    show_alignment(console, model, tokenizer, SENTENCE)
+    return True
+
+
+def show_score(console: Console, model: Transformer, tokenizer: Tokenizer) -> None:
+    """On sentences whose nouns never stood with their verb in training."""
+    pairs = list(open_pairs(["turkish:test"]))
+    said = in_turkish(model, tokenizer, [english for english, _ in pairs])
+    right = [turkish for _, turkish in pairs]
+    table = Table("in no training sentence did this noun meet this verb", "the model says", "")
+    for row in range(0, len(pairs), len(pairs) // 5):
+        table.add_row(pairs[row][0], said[row], "right" if said[row] == right[row] else f"not {right[row]}")
+    console.print(table)
+    score, exact = bleu(said, right), sum(one == other for one, other in zip(said, right, strict=True))
+    console.print(
+        f"Of {len(pairs):,} such sentences {exact:,} are right word for word: "
+        f"[bold]BLEU {score.bleu:.1f}[/bold], chrF {score.chrf:.1f}"
+    )
+    console.print(Text(score.signature.replace(" ", "\n"), style="dim"))
+
+
+def show_alignment(console: Console, model: Transformer, tokenizer: Tokenizer, english: str) -> None:
+    (translated,) = in_turkish(model, tokenizer, [english])
+    console.print(f"\n{english}: [bold]{translated}")
+    source, turkish = tokenizer.encode_batch([english, translated])
+    if not turkish:
+        return  # after a few steps a model may say nothing yet
+    weights = alignment(
+        model, torch.tensor([[*source, tokenizer.end]]), torch.tensor([turkish]), start=number_of(tokenizer.start)
+    )  # (T, S)
+    read = [*map(tokenizer.token, source), "(end)"]
+    said = [tokenizer.token(id) for id in turkish]
+    console.print(matrix("Where each Turkish word looked when it was chosen", said, read, weights))
+    looked = [read[place] for place in weights.argmax(1).tolist()]
+    console.print("; ".join(f"{word} looked at {place}" for word, place in zip(said, looked, strict=True)) + ".")
+
+
+def in_turkish(model: Transformer, tokenizer: Tokenizer, sentences: Sequence[str]) -> list[str]:
+    start, end, padding = map(number_of, (tokenizer.start, tokenizer.end, tokenizer.padding))
+    device = next(model.parameters()).device
+    said = []
+    for begin in range(0, len(sentences), 500):
+        ids = tokenizer.encode_batch(sentences[begin : begin + 500])
+        source, keep = pad([[*row, end] for row in ids], padding)
+        keep = None if keep is None else keep.to(device)
+        said += translate(model, source.to(device), keep, start=start, end=end, length=LONGEST)
+    return [tokenizer.decode(row) for row in said]
+
+
+def sample_translation(tokenizer: Tokenizer) -> Callable[[Model], list[str]]:
+    def said(model: Model) -> list[str]:
+        assert isinstance(model, Transformer)
+        return [f"{SENTENCE}: {in_turkish(model, tokenizer, [SENTENCE])[0]}"]
+
+    return said
+
+
+# Python
+
+
+def show_writer(console: Console, out: Path, steps: int) -> bool:
+    """False when training was stopped."""
+    console.print("The text is the source of Python's own standard library, as it lies on this machine.")
+    data = DataConfig(data=("python",))
+    optimizer = OptimizerConfig(optimizer="muon", learning_rate=3e-3, final_rate=0.0)
+    if not trained(console, WRITER, data, optimizer, out, steps, samples=sample_completion):
+        return False
+    model, tokenizer = artifact.load(out)
+    assert isinstance(model, GPT)
+    assert tokenizer is not None
+    console.print(f"\nWe write [bold]{PROMPT.strip()}[/bold], and the model goes on:")
+    written = Text.assemble((PROMPT, "bold"), completed(model, tokenizer, PROMPT, length=80))
+    console.print(Padding(written, (0, 0, 0, 4)))
+    return True
+
+
+def completed(model: GPT, tokenizer: Tokenizer, prompt: str, length: int) -> str:
+    """What the model says after the prompt."""
+    ids = torch.tensor([tokenizer.encode(prompt)], device=next(model.parameters()).device)
+    (said,) = generate(model, ids, length=length, end=tokenizer.end, temperature=0.7, top_k=40, seed=0)
+    return tokenizer.decode(said)
+
+
+def sample_completion(tokenizer: Tokenizer) -> Callable[[Model], list[str]]:
+    def said(model: Model) -> list[str]:
+        assert isinstance(model, GPT)
+        return [PROMPT + completed(model, tokenizer, PROMPT, length=24)]
+
+    return said
+
+
+# Both
+
+
+def trained(
+    console: Console,
+    config: Config,
+    data: DataConfig,
+    optimizer: OptimizerConfig,
+    out: Path,
+    steps: int,
+    *,
+    samples: SampleMaker,
+) -> bool:
+    """Train until the last step; False when it was stopped before."""
+    if (out / artifact.CONFIG).exists():
+        console.print(f"{out} is there already; delete it to see it trained from the beginning.")
+    run = RunConfig(
+        out=out,
+        steps=steps,
+        batch_tokens=1024,
+        compile=False,  # longer than the whole training
+        validate_every=max(1, steps // 4),
+        log_every=max(1, steps // 10),
+        resume=True,
+    )
+    outcome = start(config, data, optimizer, run, samples=samples, console=console)
+    return outcome is not None and outcome.finished
+
+
+def number_of(id: int | None) -> int:
+    assert id is not None, "a tokenizer that we train has all special tokens"
+    return id
+
+
+def next_steps(out: Path) -> Table:
+    table = Table.grid(padding=(0, 3))
+    for command, meaning in {
+        "qkv train gpt --data my.txt --out runs/mine": "a model of your own text",
+        "qkv train rnn --data turkish --out runs/rnn": "the translator before the Transformer",
+        f"qkv plot {out / 'turkish'} {out / 'python'}": "the curves of what you just saw",
+        "qkv demo --board-only": "from a hash table to attention, on the board",
+        f"""python -c 'import qkv; print(qkv.load("{out / "turkish"}").model)'""": "look inside",
+    }.items():
+        table.add_row(Text(command, style="bold"), meaning)
+    return table

@@ -1,0 +1,99 @@
+"""Half precision: computed short, learned whole; and refused where the machine cannot compute with it."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from qkv.models import build
+from qkv.training import precision
+from qkv.training.objective import Objective, Reader
+from qkv.training.precision import Cast, best_precision, check_precision, cpu_computes_with
+from training.small import MODELS, made_batch
+
+CPU = torch.device("cpu")
+
+
+def test_cast_computes_in_the_dtype_and_the_gradient_arrives_at_the_weights() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    inputs = torch.randn(5, 3, dtype=torch.float64)
+    cast = Cast(model, torch.float64)
+    out = cast(inputs)
+    assert out.dtype == torch.float64
+    out.square().sum().backward()
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    found = [weight.grad for weight in model.parameters()]
+    assert {gradient.dtype for gradient in found} == {torch.float32}
+    double = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    double.load_state_dict(model.state_dict())
+    double(inputs).square().sum().backward()
+    for mine, weight in zip(found, double.parameters(), strict=True):
+        torch.testing.assert_close(mine, weight.grad.float())
+
+
+@pytest.mark.parametrize("family", list(MODELS))
+def test_a_cast_model_learns_as_one_that_is_of_that_dtype(family: str) -> None:
+    """Float64 stands in for bf16 here: every weight, also one used twice, gets the gradient of both uses."""
+    batch = made_batch(family)
+    model = build(MODELS[family]).eval()
+    objective = Objective(model).eval()
+    objective.reader = Cast(Reader(model), torch.float64)
+    loss = objective(batch)
+    assert loss.dtype == torch.float64
+    loss.backward()
+    double = build(MODELS[family]).double()
+    double.load_state_dict(model.state_dict())
+    expected = Objective(double).eval()(batch)
+    expected.backward()
+    torch.testing.assert_close(loss, expected)
+    for (name, weight), other in zip(model.named_parameters(), double.parameters(), strict=True):
+        if other.grad is None:  # BERT's pooler, which guesses no words
+            assert weight.grad is None, name
+        else:
+            torch.testing.assert_close(weight.grad, other.grad.float(), msg=name)
+
+
+def test_the_best_of_a_cpu_is_float32() -> None:
+    assert best_precision(CPU) == "float32"
+
+
+@pytest.mark.parametrize(("bf16", "expected"), [(True, "bf16"), (False, "fp16")])
+def test_the_best_of_a_gpu(bf16: bool, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16)
+    assert best_precision(torch.device("cuda")) == expected
+
+
+def test_the_probe_answers_and_this_process_lives() -> None:
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        assert cpu_computes_with(dtype) in (True, False)
+    assert cpu_computes_with(torch.float32)
+
+
+def tried(monkeypatch: pytest.MonkeyPatch, code: int, said: str) -> None:
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, code, said, "")
+
+    monkeypatch.setattr(precision.subprocess, "run", run)
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "works"),
+    [(0, "262144.0\n", True), (-4, "", False), (-11, "", False), (0, "17.0\n", False), (1, "", False), (0, "nan", False)],
+)
+def test_a_processor_that_kills_or_errs_does_not_compute(
+    code: int, said: str, works: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried(monkeypatch, code, said)
+    assert cpu_computes_with.__wrapped__(torch.bfloat16) is works
+
+
+def test_what_cannot_be_computed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "cpu_computes_with", lambda dtype: dtype != torch.bfloat16)
+    with pytest.raises(ValueError, match="precision: this CPU cannot compute with bf16; use float32"):
+        check_precision("bf16", CPU)
+    check_precision("fp16", CPU)
+    check_precision("float32", CPU)
