@@ -53,6 +53,8 @@ CASES = {
         optimizer={"average": "last"},
         run={"recompute": True, "keep": 2},
     ),
+    # Every block is called for each of the segments of a row.
+    "memory": Case(GPTConfig(vocabulary=64, context=8, depth=2, position="relative", memory=8, **SMALL)),
     "bert": Case(
         BERTConfig(vocabulary=64, context=16, depth=2, pooler=False, next_sentence=False, dropout=0.0, **SMALL)
     ),

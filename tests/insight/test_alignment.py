@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from models.families import RNN_KINDS, rnn, transformer, words
 from qkv.insight.alignment import alignment
 from qkv.nn.attention import attend
-from qkv.nn.tap import listen, record
+from qkv.nn.tap import record
 
 S, T, START = 5, 4, 1
 
@@ -58,17 +58,12 @@ def test_nothing_is_read_before_it_is_said() -> None:
             assert changed.tolist() == [row > t + delay for row in range(T)]
 
 
-def test_the_layer_that_looks_most_sharply_is_taken() -> None:
+def test_without_a_layer_it_is_the_mean_of_all() -> None:
     model, source, target = transformer(decoder_depth=3), words(1, S), words(1, T)
-    for sharp in range(3):
-
-        def sharpen(scores: torch.Tensor, name: str) -> torch.Tensor:
-            return scores * 1000
-
-        with listen(model, f"decoder.blocks.{sharp}.cross_attention.scores", sharpen):
-            found = alignment(model, source, target, start=START)
-            assert_close(found, alignment(model, source, target, start=START, layer=sharp))
-            assert_close(found, alignment(model, source, target, start=START, layer=sharp - 3))
+    each = [alignment(model, source, target, start=START, layer=layer) for layer in range(3)]
+    assert_close(alignment(model, source, target, start=START), sum(each) / 3)
+    assert_close(alignment(model, source, target, start=START, layer=-1), each[2])
+    assert not torch.allclose(each[0], each[2])
 
 
 def test_dropout_blurs_nothing() -> None:

@@ -95,14 +95,14 @@ def weights_after(out: Path, step: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("family", list(MODELS))
 def test_it_learns_and_keeps_the_best(family: str, tmp_path: Path) -> None:
-    asked = plan(family, tmp_path, steps=60, checkpoint_every=4, optimizer={"learning_rate": 1e-2})
+    asked = plan(family, tmp_path, steps=30, checkpoint_every=5, validate_every=5, optimizer={"learning_rate": 1e-2})
     outcome = asked.start()
     assert outcome is not None
     rows = read_metrics(asked.run.out)
     validations = [row["validation_loss"] for row in rows if "validation_loss" in row and "event" not in row]
-    assert len(validations) == 15
+    assert len(validations) == 6
     assert min(validations) == outcome.validation_loss < validations[0] - 0.05
-    assert [row["step"] for row in rows if "loss" in row] == list(range(1, 61))
+    assert [row["step"] for row in rows if "loss" in row] == list(range(1, 31))
     assert rows[-1]["event"] == "finished"
     assert rows[-1]["flops"] == outcome.flops > 0
     best = Checkpoints(asked.run.out / "checkpoints").best()
@@ -211,7 +211,7 @@ def test_three_in_a_row_go_back_and_leave_their_data_out(
     every: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From there on the run is, bit for bit, one over the same data without them."""
-    asked, task = plan("gpt", tmp_path, checkpoint_every=every, validate_every=50), None
+    asked = plan("gpt", tmp_path, checkpoint_every=every, validate_every=50)
     task = asked.task()
     run, data = poisoned_run(asked, task, lambda position: position in (7, 8, 9), "nan")
     assert train(run).finished
@@ -239,7 +239,7 @@ def test_it_goes_back_to_before_the_first_bad_step(tmp_path: Path) -> None:
         run, data = poisoned_run(asked, asked.task(), lambda position: position in (7, 8, 9), "nan")
         assert train(run).finished
         assert [event for event in events(asked.run.out) if event[0] == "rewound"] == [("rewound", back, back)]
-        assert set(range(17 - (back - 7))) - set(data.asked) == set()
+        assert set(data.asked) == set(range(16 - (back - 7)))
 
 
 def test_what_is_left_out_stays_out_after_the_run_was_killed(tmp_path: Path) -> None:
@@ -254,15 +254,13 @@ def test_what_is_left_out_stays_out_after_the_run_was_killed(tmp_path: Path) -> 
     class Died(Exception):
         pass
 
+    class Dying(Run):
+        def go_back(self) -> None:
+            super().go_back()
+            raise Died
+
     run, _ = poisoned_run(asked, task, poisoned, "nan")
-    say = run.progress.say
-
-    def die(text: str) -> None:
-        say(text)
-        if "back to the checkpoint" in text:
-            run.write_checkpoint = lambda best: (Run.write_checkpoint(run, best), exec("raise Died", {"Died": Died}))  # type: ignore[method-assign]
-
-    run.progress.say = die  # type: ignore[method-assign]
+    run.__class__ = Dying
     with pytest.raises(Died):
         train(run)
     again, data = poisoned_run(asked, task, poisoned, "nan")

@@ -11,6 +11,7 @@ import torch
 pytestmark = pytest.mark.gpu
 
 
+@pytest.mark.usefixtures("qkv_unchecked")  # Triton cannot compile a function that the shape checks have rewritten
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("V", [70, 8192, 50257])

@@ -22,8 +22,8 @@ def alignment(
     """The weights with which each target word was chosen; a row sums to 1.
 
     `target` is what was said, without the start id. Word t is chosen at the place that reads word t - 1, the first one
-    at the start id: row t has the weights of that place. A Transformer's are the mean over the heads of a layer of its
-    decoder, counted from 0 or, from the last, -1; the one whose heads look most sharply unless given.
+    at the start id: row t has the weights of that place. A Transformer's are the mean over the heads of its decoder's
+    layers, or of the one `layer`, counted from 0 (or, from the last, -1).
     """
     for name, ids in (("source", source), ("target", target)):
         if ids.dim() != 2 or ids.shape[0] != 1 or ids.shape[1] == 0:
@@ -44,10 +44,5 @@ def alignment(
     layers = [weights[0] for weights in seen.values()]  # (H, T, S) each
     if layer is not None and not -len(layers) <= layer < len(layers):
         raise ValueError(f"layer: expected 0 to {len(layers) - 1}, or -1 for the last, not {layer}")
-    chosen = max(layers, key=sharpness) if layer is None else layers[layer]
-    return chosen.mean(0)  # (H, T, S) -> (T, S)
-
-
-def sharpness(weights: Float[Tensor, "H T S"]) -> float:
-    """The mean weight of what each head looks at most."""
-    return float(weights.amax(-1).mean())
+    chosen = layers if layer is None else [layers[layer]]
+    return torch.cat(chosen).mean(0)  # (H, T, S) each -> (T, S)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from qkv.evaluation import bleu
 from qkv.generation import generate, translate
 from qkv.insight.alignment import alignment
 from qkv.lab.board import matrix
-from qkv.models import GPT, GPTConfig, Transformer, TransformerConfig
+from qkv.models import GPT, GPTConfig, Transformer, preset
 from qkv.models.build import Config, Model
 from qkv.text import Tokenizer
 from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
@@ -26,11 +28,10 @@ from qkv.training.start import SampleMaker, start
 
 OUT = Path("runs/demo")
 SENTENCE = "cats chase mice"
-PROMPT = "def read(self):\n"
+PROMPT = "class Reader:\n    def __init__(self,"
 LONGEST = 20  # words of a translation
 
-# The paper's own design (norms after, sinusoids, one embedding three times), only smaller.
-TRANSLATOR = TransformerConfig(vocabulary=4096, width=128, depth=2, heads=4, dropout=0.0)
+TRANSLATOR = preset("transformer-tiny")
 WRITER = GPTConfig(vocabulary=2048, context=64, width=128, depth=4, heads=4, position="rotary")
 
 
@@ -50,7 +51,7 @@ def show(
             return
         console.print()
     console.rule("[bold]What to try next")
-    console.print(next_steps(out))
+    console.print(next_steps(out), soft_wrap=True)
 
 
 # English into Turkish
@@ -58,15 +59,15 @@ def show(
 
 def show_translator(console: Console, out: Path, steps: int) -> bool:
     """False when training was stopped."""
-    console.print("English and Turkish sentences of a small grammar. Turkish puts the verb last, and")
-    console.print("who is chased is said by an ending: word by word in order will not do.")
+    console.print("English and Turkish sentences of a small grammar. Turkish puts the verb last")
+    console.print("and says by an ending who is chased: word by word in order will not do.")
     examples = Table("English", "Turkish")
     for english, turkish in list(open_pairs(["turkish:train"]))[:3]:
         examples.add_row(english, turkish)
     console.print(examples)
 
     data = DataConfig(data=("turkish",), tokenizer="words")
-    optimizer = OptimizerConfig(learning_rate=2e-3, warmup=40, weight_decay=0.01, final_rate=0.0)
+    optimizer = OptimizerConfig(learning_rate=3e-3, warmup=40, weight_decay=0.01, final_rate=0.0)
     if not trained(console, TRANSLATOR, data, optimizer, out, steps, samples=sample_translation):
         return False
     model, tokenizer = artifact.load(out)
@@ -82,7 +83,7 @@ def show_score(console: Console, model: Transformer, tokenizer: Tokenizer) -> No
     pairs = list(open_pairs(["turkish:test"]))
     said = in_turkish(model, tokenizer, [english for english, _ in pairs])
     right = [turkish for _, turkish in pairs]
-    table = Table("in no training sentence did this noun meet this verb", "the model says", "")
+    table = Table("nouns that never met their verb in training", "the model says", "")
     for row in range(0, len(pairs), len(pairs) // 5):
         table.add_row(pairs[row][0], said[row], "right" if said[row] == right[row] else f"not {right[row]}")
     console.print(table)
@@ -105,7 +106,7 @@ def show_alignment(console: Console, model: Transformer, tokenizer: Tokenizer, e
     )  # (T, S)
     read = [*map(tokenizer.token, source), "(end)"]
     said = [tokenizer.token(id) for id in turkish]
-    console.print(matrix("Where each Turkish word looked when it was chosen", said, read, weights))
+    console.print(matrix("Where each Turkish word looked", said, read, weights))
     looked = [read[place] for place in weights.argmax(1).tolist()]
     console.print("; ".join(f"{word} looked at {place}" for word, place in zip(said, looked, strict=True)) + ".")
 
@@ -135,7 +136,7 @@ def sample_translation(tokenizer: Tokenizer) -> Callable[[Model], list[str]]:
 
 def show_writer(console: Console, out: Path, steps: int) -> bool:
     """False when training was stopped."""
-    console.print("The text is the source of Python's own standard library, as it lies on this machine.")
+    console.print("The text is the source of Python's standard library, as it is on this machine.")
     data = DataConfig(data=("python",))
     optimizer = OptimizerConfig(optimizer="muon", learning_rate=3e-3, final_rate=0.0)
     if not trained(console, WRITER, data, optimizer, out, steps, samples=sample_completion):
@@ -143,16 +144,16 @@ def show_writer(console: Console, out: Path, steps: int) -> bool:
     model, tokenizer = artifact.load(out)
     assert isinstance(model, GPT)
     assert tokenizer is not None
-    console.print(f"\nWe write [bold]{PROMPT.strip()}[/bold], and the model goes on:")
+    console.print("\nThe first words are ours, and the model goes on:")
     written = Text.assemble((PROMPT, "bold"), completed(model, tokenizer, PROMPT, length=80))
-    console.print(Padding(written, (0, 0, 0, 4)))
+    console.print(Padding(written, (0, 0, 0, 4), expand=False))
     return True
 
 
 def completed(model: GPT, tokenizer: Tokenizer, prompt: str, length: int) -> str:
     """What the model says after the prompt."""
     ids = torch.tensor([tokenizer.encode(prompt)], device=next(model.parameters()).device)
-    (said,) = generate(model, ids, length=length, end=tokenizer.end, temperature=0.7, top_k=40, seed=0)
+    (said,) = generate(model, ids, length=length, end=tokenizer.end, temperature=0.5, top_k=40, seed=0)
     return tokenizer.decode(said)
 
 
@@ -179,13 +180,14 @@ def trained(
 ) -> bool:
     """Train until the last step; False when it was stopped before."""
     if (out / artifact.CONFIG).exists():
-        console.print(f"{out} is there already; delete it to see it trained from the beginning.")
+        console.print(f"{out} is there already; delete it to see it trained from the beginning.", soft_wrap=True)
     run = RunConfig(
         out=out,
         steps=steps,
         batch_tokens=1024,
         compile=False,  # longer than the whole training
-        validate_every=max(1, steps // 4),
+        validate_every=-(-steps // 2),
+        sample_every=-(-steps // 4),
         log_every=max(1, steps // 10),
         resume=True,
     )
@@ -198,14 +200,14 @@ def number_of(id: int | None) -> int:
     return id
 
 
-def next_steps(out: Path) -> Table:
-    table = Table.grid(padding=(0, 3))
-    for command, meaning in {
-        "qkv train gpt --data my.txt --out runs/mine": "a model of your own text",
-        "qkv train rnn --data turkish --out runs/rnn": "the translator before the Transformer",
-        f"qkv plot {out / 'turkish'} {out / 'python'}": "the curves of what you just saw",
-        "qkv demo --board-only": "from a hash table to attention, on the board",
-        f"""python -c 'import qkv; print(qkv.load("{out / "turkish"}").model)'""": "look inside",
-    }.items():
-        table.add_row(Text(command, style="bold"), meaning)
-    return table
+def next_steps(out: Path) -> Text:
+    steps = {
+        "Train on your own text, and see what it learns:": "qkv train gpt --data my.txt --out runs/mine",
+        "The translator before the Transformer:": "qkv train rnn --data turkish --out runs/rnn",
+        "The curves of what you just saw, as a picture:": f"qkv plot {out / 'turkish'} {out / 'python'}",
+        "From a hash table to attention, on the board:": "qkv demo --board-only",
+        "The model in your own program:": f"model, tokenizer = qkv.load({str(out / 'turkish')!r})",
+    }
+    if shutil.which("qkv") is None:
+        steps = {"First, so that qkv is found:": f"source {Path(sys.prefix, 'bin', 'activate')}", **steps}
+    return Text("\n").join(Text.assemble(meaning, ("\n    " + command, "bold")) for meaning, command in steps.items())

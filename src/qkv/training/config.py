@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -93,8 +94,9 @@ class OptimizerConfig:
         check_probability(self, "beta1", "beta2", "smoothing", "average_decay")
         for name in ("decay", "final_rate", "weight_decay", "clip"):
             value = getattr(self, name)
-            if value < 0 or (name in ("decay", "final_rate") and value > 1):
-                raise ValueError(f"{name}: expected {'0 to 1' if name != 'clip' else '0 or more'}, not {value!r}")
+            fraction = name in ("decay", "final_rate")
+            if not 0 <= value <= (1 if fraction else math.inf):
+                raise ValueError(f"{name}: expected {'0 to 1' if fraction else '0 or more'}, not {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +124,7 @@ class RunConfig:
     deterministic: bool = False
     """On a GPU, use only kernels that give the same bits every time; a CPU does anyway."""
     distributed: Distributed = "ddp"
-    """Under torchrun: ddp copies the model to every device, fsdp shards it over them."""
+    """Under torchrun: ddp copies the model to every device, fsdp shards it over them, and shows no samples."""
     validate_every: int | None = None
     """Steps between validations; twenty in a run unless given, and one at its end."""
     sample_every: int | None = None

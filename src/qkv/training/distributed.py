@@ -101,12 +101,23 @@ def joined(device: str | None) -> Iterator[World]:
         yield World(kind)
         return
     if kind.type == "cuda":
-        kind = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        number, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+        if number >= gpus:
+            raise ValueError(f"device: each process needs its own GPU, so start torchrun with --nproc-per-node {gpus}")
+        kind = torch.device("cuda", number)
         torch.cuda.set_device(kind)
     dist.init_process_group("cpu:gloo,cuda:nccl" if kind.type == "cuda" else "gloo")
     talk = dist.new_group(backend="gloo", timeout=PATIENCE)
     world = World(kind, dist.get_rank(), dist.get_world_size(), talk)
-    yield world
+    try:
+        yield world
+    except RuntimeError as error:
+        if isinstance(error, dist.DistError) or "/gloo/" in str(error):
+            raise RuntimeError(
+                "another process of this run has ended, and this one cannot go on without it; "
+                "--resume goes on from the last checkpoint"
+            ) from error
+        raise
     # Not after an error: a process that ends is noticed by the others, one that waits for them may wait for ever.
     world.wait()
     dist.destroy_process_group()

@@ -94,7 +94,8 @@ def remembered(out: Path) -> tuple[Config, dict[str, Any]] | None:
         return None
     told = read_description(out)
     try:
-        flags = {**told["data"], **told["optimizer"], **told["run"]}
+        flags = {**told["data"], **told["optimizer"], **told["run"], "out": out}
+        flags = {name: tuple(value) if isinstance(value, list) else value for name, value in flags.items()}
         return from_json(told["model"]), flags
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{out / RUN}: damaged, or of another version ({error})") from error

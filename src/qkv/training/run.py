@@ -224,7 +224,7 @@ def begin(
     own = Objective(model, precision="float32" if shards else precision, smoothing=optimizer.smoothing)
     if config.compile or (config.compile is None and device.type == "cuda"):
         own.compile_reader()
-        if device.type == "cuda" and world.size == 1 and not isinstance(task.training, PairedData):
+        if device.type == "cuda" and world.talk is None and not isinstance(task.training, PairedData):
             own.record()  # of pairs, every batch has a shape of its own
     objective = spread(own, world, config.distributed, precision)
     average = ExponentialAverage(model, optimizer.average_decay) if optimizer.average == "exponential" else None

@@ -1,0 +1,115 @@
+"""The demo does what it promises, ends by itself, and goes on where it was stopped."""
+
+from __future__ import annotations
+
+import io
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+import qkv
+from qkv import cli
+from qkv.lab import demo
+from qkv.models import Model
+from qkv.text import Tokenizer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Prepared once for all of these tests, and not where a person's own data is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QKV_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def paper() -> Console:
+    return Console(file=io.StringIO(), width=100)
+
+
+def on(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def score(text: str) -> float:
+    (found,) = re.findall(r"BLEU (\d+\.\d)", text)
+    return float(found)
+
+
+def test_the_translator_keeps_its_promise(tmp_path: Path) -> None:
+    """After the demo's own steps: BLEU 95 and more on nouns and verbs that never met, and an alignment to look at."""
+    console = paper()
+    assert demo.show_translator(console, tmp_path / "turkish", steps=400)
+    text = on(console)
+    assert score(text) >= 95
+    assert "cats chase mice: kediler fareleri kovalar\n" in text
+    assert "kediler looked at cats; fareleri looked at mice; kovalar looked at chase." in text
+
+
+def test_everything_is_shown_and_nothing_is_trained_twice(tmp_path: Path) -> None:
+    console = paper()
+    demo.show(console, tmp_path, translator_steps=2, writer_steps=1)
+    first = on(console)
+    assert score(first) < 20  # measured, not told
+    assert first.count("class Reader:") == 1
+    assert "is there already" not in first
+    before = {path: path.read_bytes() for path in tmp_path.glob("*/model.safetensors")}
+    assert len(before) == 2
+
+    console = paper()
+    demo.show(console, tmp_path, translator_steps=2, writer_steps=1)
+    again = on(console)
+    assert again.count("is there already; delete it to see it trained from the beginning") == 2
+    assert score(again) == score(first)
+    assert again[again.index("The first words are ours") :] == first[first.index("The first words are ours") :]
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_demo_that_is_stopped_goes_on_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopping(tokenizer: Tokenizer) -> Callable[[Model], list[str]]:
+        def say(model: Model) -> list[str]:
+            signal.raise_signal(signal.SIGINT)  # as Ctrl-C does
+            return []
+
+        return say
+
+    console = paper()
+    with monkeypatch.context() as patch:
+        patch.setattr(demo, "sample_translation", stopping)
+        demo.show(console, tmp_path, translator_steps=8, writer_steps=1)
+    assert "Stopped. qkv demo goes on from here." in on(console)
+    assert "BLEU" not in on(console)
+    assert not (tmp_path / "python").exists()
+
+    assert demo.show_translator(paper(), tmp_path / "turkish", steps=8)
+    assert demo.show_translator(paper(), tmp_path / "whole", steps=8)
+    resumed, right = (qkv.load(tmp_path / name).model.state_dict() for name in ("turkish", "whole"))
+    assert all(torch.equal(resumed[name], right[name]) for name in right)
+
+
+def test_what_to_try_next_can_be_tried() -> None:
+    text = demo.next_steps(Path("runs/demo")).plain
+    commands = re.findall(r"^    qkv (\w+)", text, flags=re.MULTILINE)
+    assert set(commands) == {"train", "plot", "demo"}
+    assert set(commands) <= set(cli.COMMANDS)
+    assert max(map(len, text.splitlines())) < 80
+
+
+def test_who_has_no_qkv_is_told_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo.shutil, "which", lambda name: None)
+    assert "source " in demo.next_steps(Path("runs/demo")).plain.splitlines()[1]
+    monkeypatch.setattr(demo.shutil, "which", lambda name: "/usr/bin/qkv")
+    assert "source " not in demo.next_steps(Path("runs/demo")).plain
+
+
+def test_a_model_that_says_nothing_yet_is_no_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "in_turkish", lambda model, tokenizer, sentences: [""] * len(sentences))
+    console = paper()
+    demo.show_translator(console, tmp_path / "turkish", steps=1)
+    assert score(on(console)) == 0
+    assert "cats chase mice: \n" in on(console)

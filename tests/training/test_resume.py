@@ -1,0 +1,309 @@
+"""A run that was stopped, killed, or robbed of its newest checkpoint ends bit for bit as one that was not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from qkv import disk
+from qkv.training.checkpoint import Checkpoints
+from training.dying import child, finished
+from training.small import MODELS, Plan, assert_same_run, model_of, plan, rows_of, same_bits
+
+LOOP = "qkv.training.loop.gradients_of"
+
+
+@pytest.fixture
+def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """The signal to stop comes in a step."""
+    from qkv.training import loop
+
+    plainly = loop.gradients_of
+
+    def arm(steps: int) -> None:
+        left = steps
+
+        def gradients_of(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                signal.raise_signal(signal.SIGTERM)
+            return plainly(*args, **kwargs)
+
+        monkeypatch.setattr(LOOP, gradients_of)
+
+    return arm
+
+
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "gpt": ("gpt", {}, {}),
+    "bert": ("bert", {}, {}),
+    "transformer": ("transformer", {"smoothing": 0.1}, {}),
+    "rnn": ("rnn", {}, {}),
+    "muon": ("gpt", {"optimizer": "muon"}, {}),
+    "exponential average": ("gpt", {"average": "exponential"}, {}),
+    "mean of the last": ("transformer", {"average": "last", "schedule": "inverse-sqrt"}, {}),
+    "recomputed in parts": ("gpt", {}, {"recompute": True, "micro_batch_tokens": 32}),
+}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_stopped_and_resumed_is_never_stopped(
+    case: str, tmp_path: Path, stop_after: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    family, optimizer, run = CASES[case]
+    whole = plan(family, tmp_path, tmp_path / "whole", optimizer=optimizer, **run)
+    whole.start()
+    stopped = plan(family, tmp_path, tmp_path / "stopped", optimizer=optimizer, **run)
+    for steps in (5, 2, 3):  # after 5, 7 and 10 steps
+        stop_after(steps)
+        outcome = stopped.start()
+        assert outcome is not None
+        assert not outcome.finished
+        stopped = stopped.but(resume=True)
+    stop_after(-1)
+    outcome = stopped.start()
+    assert outcome is not None
+    assert outcome.finished
+    assert_same_run(stopped.run.out, whole.run.out)
+    assert "Resuming after step 10 of 12." in capsys.readouterr().out
+
+
+def test_resumed_at_its_end_nothing_changes(tmp_path: Path) -> None:
+    asked = plan("gpt", tmp_path, optimizer={"average": "last"})
+    first = asked.start()
+    shutil.copytree(asked.run.out, tmp_path / "before")
+    again = asked.but(resume=True).start()
+    assert first is not None
+    assert again is not None
+    assert (again.finished, again.validation_loss, again.tokens) == (True, first.validation_loss, first.tokens)
+    assert_same_run(asked.run.out, tmp_path / "before")
+
+
+def test_more_steps_go_on(tmp_path: Path) -> None:
+    asked = plan("gpt", tmp_path, steps=6, optimizer={"schedule": "constant", "warmup": 1})
+    asked.start()
+    longer = plan("gpt", tmp_path, tmp_path / "longer", optimizer={"schedule": "constant", "warmup": 1})
+    longer.start()
+    outcome = asked.but(steps=12, resume=True).start()
+    assert outcome is not None
+    assert (outcome.steps, outcome.finished) == (12, True)
+    assert same_bits(model_of(asked.run.out), model_of(longer.run.out))
+    first, second = (
+        {name: tensor for name, tensor in Checkpoints(out / "checkpoints").newest().tensors().items()}
+        for out in (asked.run.out, longer.run.out)
+    )
+    assert same_bits(first, second)
+
+
+def test_another_micro_batch_gives_the_same_losses(tmp_path: Path, stop_after: Callable[[int], None]) -> None:
+    plain = replace(MODELS["transformer"], dropout=0.0)
+    whole = plan("transformer", tmp_path, tmp_path / "whole")._replace(config=plain)
+    whole.start()
+    asked = plan("transformer", tmp_path)._replace(config=plain)
+    stop_after(5)
+    asked.start()
+    stop_after(-1)
+    asked.but(resume=True, micro_batch_tokens=16).start()
+    newest = Checkpoints(asked.run.out / "checkpoints").newest()
+    assert newest is not None
+    assert newest.state["parts"] == 4, "what is asked for now counts"
+    for name in ("loss", "validation_loss"):
+        ours, theirs = ([row[name] for row in rows_of(out) if name in row] for out in (asked.run.out, whole.run.out))
+        assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+# Damage
+
+
+def test_a_damaged_newest_checkpoint_is_said_and_the_one_before_is_used(
+    tmp_path: Path, stop_after: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = plan("gpt", tmp_path, tmp_path / "whole")
+    whole.start()
+    asked = plan("gpt", tmp_path)
+    stop_after(8)
+    asked.start()
+    newest = asked.run.out / "checkpoints" / "step-00000008" / "tensors.safetensors"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    stop_after(-1)
+    capsys.readouterr()
+    asked.but(resume=True).start()
+    said = capsys.readouterr().out
+    assert f"The checkpoint of step 8 cannot be used: {newest}: damaged" in said
+    assert "Resuming after step 6 of 12." in said
+    assert_same_run(asked.run.out, whole.run.out)
+
+
+def test_when_no_checkpoint_is_whole_nothing_is_begun_anew(tmp_path: Path) -> None:
+    asked = plan("gpt", tmp_path)
+    asked.start()
+    for file in (asked.run.out / "checkpoints").rglob("manifest.json"):
+        file.unlink()
+    before = sorted(path for path in asked.run.out.rglob("*") if path.is_file())
+    with pytest.raises(ValueError, match=r"out: none of the checkpoints in .* is whole; choose another folder"):
+        asked.but(resume=True).start()
+    assert sorted(path for path in asked.run.out.rglob("*") if path.is_file()) == before
+    assert len(rows_of(asked.run.out)) > 12
+
+
+# A full disk
+
+
+def test_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
+    """A real refusal of the system: the first checkpoint has no optimizer's memory yet, and fits."""
+    whole = plan("gpt", tmp_path, tmp_path / "whole", validate_every=50)
+    assert finished(child(whole)) == 0
+    first = whole.run.out / "checkpoints" / "step-00000006" / "tensors.safetensors"
+    asked = plan("gpt", tmp_path, validate_every=50)
+    assert finished(child(asked, file_limit=first.stat().st_size - 100)) == 7
+    said = (asked.run.out / "said").read_text()
+    assert "no room on the disk: the checkpoint of step 3 needs" in said
+    assert "what was saved before is intact. Make room and start again" in said
+    assert Checkpoints(asked.run.out / "checkpoints", say=pytest.fail).newest().step == 0
+    assert finished(child(asked.but(resume=True))) == 0
+    assert_same_run(asked.run.out, whole.run.out)
+
+
+@pytest.mark.parametrize("what", ["the checkpoint of step 6", "the model", "metrics.jsonl"])
+def test_a_disk_that_fills_up_in_the_middle(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = plan("gpt", tmp_path, tmp_path / "whole")
+    whole.start()
+    asked = plan("gpt", tmp_path)
+    staging, armed = disk.staging, True
+    rows = 0
+
+    def full(parent: Path, needed: int, wanted: str) -> Any:
+        if armed and wanted == what:
+            raise disk.DiskFull(disk.no_room(parent, needed, wanted))
+        return staging(parent, needed, wanted)
+
+    class Full:
+        def write(self, line: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def close(self) -> None:
+            pass
+
+    from qkv.training.metrics import Metrics
+
+    plain_open = Metrics.open
+
+    def open_full(self: Metrics) -> Any:
+        nonlocal rows
+        rows += 1
+        return Full() if armed and what == "metrics.jsonl" else plain_open(self)
+
+    monkeypatch.setattr(disk, "staging", full)
+    monkeypatch.setattr(Metrics, "open", open_full)
+    with pytest.raises(disk.DiskFull, match=f"no room on the disk: .*{what} needs"):
+        asked.start()
+    assert Checkpoints(asked.run.out / "checkpoints", say=pytest.fail).newest() is not None
+    armed = False
+    asked.but(resume=True).start()
+    assert_same_run(asked.run.out, whole.run.out)
+
+
+# Killed
+
+
+def killed_and_resumed(asked: Plan, kill: Callable[[Plan, int], bool], kills: int) -> list[Path]:
+    """Runs, each killed and resumed until it ends by itself, until there were so many kills."""
+    done, runs = 0, []
+    while done < kills:
+        out = asked.run.out.with_name(f"killed-{len(runs)}")
+        runs.append(out)
+        while done < kills and kill(asked.but(out=out, resume=True), done):
+            done += 1
+        assert finished(child(asked.but(out=out, resume=True))) == 0
+    return runs
+
+
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    """Ten kills by the clock and ten by the count of touches of the disk, which fall where files are written."""
+    whole = plan("gpt", tmp_path, tmp_path / "whole", checkpoint_every=2, validate_every=3)
+    assert finished(child(whole)) == 0  # the server starts, too
+    begun = time.monotonic()
+    assert finished(child(whole.but(out=tmp_path / "timed"))) == 0
+    length = time.monotonic() - begun
+    assert_same_run(tmp_path / "timed", whole.run.out)
+    draw = random.Random(3)
+    asked = plan("gpt", tmp_path, checkpoint_every=2, validate_every=3)
+
+    def by_clock(now: Plan, done: int) -> bool:
+        process = child(now)
+        process.join(draw.uniform(0.1, 0.9) * length)
+        process.kill()
+        return finished(process) == -signal.SIGKILL
+
+    def by_touch(now: Plan, done: int) -> bool:
+        return finished(child(now, touch=draw.randrange(1, 250))) == -signal.SIGKILL
+
+    for kill in (by_clock, by_touch):
+        for out in killed_and_resumed(asked, kill, 10):
+            assert_same_run(out, whole.run.out)
+            leftovers = [path.name for path in out.rglob(".*") if path.name != ".lock"]
+            assert leftovers == []
+            shutil.rmtree(out)
+
+
+# The command line
+
+
+def test_a_signal_from_outside_and_the_command_line(tmp_path: Path) -> None:
+    asked = plan("gpt", tmp_path)  # for its data
+    flags = [
+        "--data", *asked.data.data, "--tokenizer", "words", "--steps", "150", "--batch-tokens", "64", "--context", "16",
+        "--width", "16", "--depth", "1", "--heads", "2", "--vocabulary", "64", "--checkpoint-every", "40",
+        "--validate-every", "50", "--device", "cpu", "--sample-every", "0",
+    ]  # fmt: skip
+
+    def qkv(out: str, *words: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "qkv", "train", "gpt", "--out", str(tmp_path / out), *words]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(
+            command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
+        )
+
+    def running(process: subprocess.Popen[str], rows: int) -> None:
+        metrics = tmp_path / "stopped" / "metrics.jsonl"
+        while process.poll() is None and (not metrics.exists() or metrics.read_bytes().count(b"\n") < rows):
+            time.sleep(0.005)
+
+    whole, first = qkv("whole", *flags), qkv("stopped", *flags)
+    running(first, 10)
+    first.send_signal(signal.SIGINT)
+    said, _ = first.communicate(timeout=120)
+    assert first.returncode == 0, said
+    assert "all is saved. Go on with --resume." in said
+    assert "Traceback" not in said
+    second = qkv("stopped", "--resume")
+    running(second, len(rows_of(tmp_path / "stopped")) + 10)
+    second.send_signal(signal.SIGTERM)
+    said, _ = second.communicate(timeout=120)
+    assert second.returncode == 0, said
+    assert "Resuming after step" in said
+    assert "all is saved. Go on with --resume." in said
+    third = qkv("stopped", "--resume")
+    said, _ = third.communicate(timeout=120)
+    assert third.returncode == 0, said
+    assert "training cost (FLOPs)" in said
+    said, _ = whole.communicate(timeout=120)
+    assert whole.returncode == 0, said
+    assert_same_run(tmp_path / "stopped", tmp_path / "whole")
+    assert torch.isfinite(torch.cat([weight.flatten() for weight in model_of(tmp_path / "stopped").values()])).all()
