@@ -82,7 +82,9 @@ def test_help_shows_every_field_with_its_meaning(family: str, qkv: Command) -> N
         for field in fields(config):
             flag = field.name.replace("_", "-")
             # A choice between groups of fields, as rotary_scaling is, has no dashes.
-            found = re.search(rf"(--(no-)?|model:){flag}[ ,:{{](?P<meaning>.{{20,600}}?)\((default|required|optional)", said)
+            found = re.search(
+                rf"(--(no-)?|model:){flag}[ ,:{{](?P<meaning>.{{20,600}}?)\((default|required|optional)", said
+            )
             assert found, f"{field.name} is missing, or has no default"
             assert len(re.findall(r"\b[A-Za-z][a-z]+\b", found["meaning"])) >= 2, f"{field.name} has no meaning"
     assert "Tokens of one update, over all micro-batches and machines" in said
@@ -102,7 +104,9 @@ def test_a_preset_that_is_none(qkv: Command) -> None:
 
 
 def test_a_preset_of_another_family(qkv: Command) -> None:
-    qkv.refused("preset: bert-tiny is of another family; say qkv train bert --preset bert-tiny", "--preset", "bert-tiny")
+    qkv.refused(
+        "preset: bert-tiny is of another family; say qkv train bert --preset bert-tiny", "--preset", "bert-tiny"
+    )
 
 
 def test_a_flag_that_is_none(qkv: Command) -> None:
@@ -151,7 +155,10 @@ def test_no_folder(qkv: Command) -> None:
         (["--heads", "3"], "heads.*3"),
         (["--width", "0"], "width: expected 1 or more, not 0"),
         (["--dropout", "1.0"], "dropout: expected a probability from 0 to below 1, not 1"),
-        (["--tokenizer", "letters"], "tokenizer: 'letters' is neither a file nor a folder, nor one of characters, words"),
+        (
+            ["--tokenizer", "letters"],
+            "tokenizer: 'letters' is neither a file nor a folder, nor one of characters, words",
+        ),
         (["--device", "tpu9"], "device.*tpu9"),
         (["--device", "cuda"], "device: there is no GPU here"),
     ],
@@ -163,9 +170,7 @@ def test_values_that_cannot_be(words: list[str], message: str, qkv: Command, mon
 
 def test_a_precision_that_the_machine_cannot_compute_with(qkv: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "cpu_computes_with", lambda dtype: False)
-    qkv.refused(
-        "precision: this CPU cannot compute with bf16; use float32", "--precision", "bf16", "--device", "cpu"
-    )
+    qkv.refused("precision: this CPU cannot compute with bf16; use float32", "--precision", "bf16", "--device", "cpu")
 
 
 def test_recompute_of_an_rnn(qkv: Command) -> None:

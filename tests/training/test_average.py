@@ -34,9 +34,14 @@ def test_it_is_in_place_only_while_asked_for() -> None:
     average = ExponentialAverage(model, decay=0.9)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     average.weights = {name: torch.full_like(weight, 7.0) for name, weight in before.items()}
-    with pytest.raises(RuntimeError, match="halfway"), average.in_place(model):
-        assert all((weight == 7).all() for weight in model.parameters())
-        raise RuntimeError("halfway")
+
+    def use() -> None:
+        with average.in_place(model):
+            assert all((weight == 7).all() for weight in model.parameters())
+            raise RuntimeError("halfway")
+
+    with pytest.raises(RuntimeError, match="halfway"):
+        use()
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
     assert all((weight == 7).all() for weight in average.weights.values())
 

@@ -162,9 +162,7 @@ def test_samples_are_shown_when_they_are_due(tmp_path: Path, capsys: pytest.Capt
 
 @pytest.mark.parametrize("how", ["nan", "inf", "gradient"])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_bad_step_is_skipped(
-    how: str, optimizer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_step_is_skipped(how: str, optimizer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = plan("gpt", tmp_path, checkpoint_every=1, keep=20, optimizer={"optimizer": optimizer})
     run, _ = poisoned_run(asked, asked.task(), lambda position: position in (0, 5), how)
     outcome = train(run)

@@ -66,7 +66,9 @@ def test_only_what_is_asked_for_gets_a_gradient() -> None:
     features, weight, b, targets = asked()
     expected = gradients(loss_sum(features, weight, b, targets), features, weight, b)
     for wanted in ([0], [1], [2], [0, 2]):
-        tensors = [tensor.detach().requires_grad_(place in wanted) for place, tensor in enumerate([features, weight, b])]
+        tensors = [
+            tensor.detach().requires_grad_(place in wanted) for place, tensor in enumerate([features, weight, b])
+        ]
         found = gradients(loss_sum(*tensors, targets, chunk=7), *(tensors[place] for place in wanted))
         for mine, place in zip(found, wanted, strict=True):
             torch.testing.assert_close(mine, expected[place])

@@ -41,7 +41,7 @@ def test_every_family(family: str, smoothing: float) -> None:
         logits_of(model, batch).flatten(0, 1), batch.targets.flatten(), reduction="sum", label_smoothing=smoothing
     )
     torch.testing.assert_close(ours, expected)
-    parameters = [weight for weight in model.parameters()]
+    parameters = list(model.parameters())
     for mine, theirs in zip(
         torch.autograd.grad(ours, parameters, allow_unused=True),
         torch.autograd.grad(expected, parameters, allow_unused=True),

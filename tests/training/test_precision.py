@@ -82,7 +82,14 @@ def tried(monkeypatch: pytest.MonkeyPatch, code: int, said: str) -> None:
 
 @pytest.mark.parametrize(
     ("code", "said", "works"),
-    [(0, "262144.0\n", True), (-4, "", False), (-11, "", False), (0, "17.0\n", False), (1, "", False), (0, "nan", False)],
+    [
+        (0, "262144.0\n", True),
+        (-4, "", False),
+        (-11, "", False),
+        (0, "17.0\n", False),
+        (1, "", False),
+        (0, "nan", False),
+    ],
 )
 def test_a_processor_that_kills_or_errs_does_not_compute(
     code: int, said: str, works: bool, monkeypatch: pytest.MonkeyPatch

@@ -76,6 +76,18 @@ def test_a_model_with_memory(double_by_default: None) -> None:
         torch.testing.assert_close(same_gradients[name], gradients[name], msg=name)
 
 
+def test_words_are_still_made_one_by_one() -> None:
+    """Samples while training: nothing is computed again there, and the state is another one."""
+    plain, again = build(MODELS["gpt"]).eval(), build(MODELS["gpt"]).eval()
+    again.load_state_dict(plain.state_dict())
+    recompute_blocks(again)
+    ids = torch.randint(5, 64, (2, 6))
+    state = again.start()
+    with torch.no_grad():
+        logits = torch.cat([again.decode(ids[:, place : place + 1], state) for place in range(6)], dim=1)
+        torch.testing.assert_close(logits, plain(ids))
+
+
 def test_a_model_without_blocks_is_refused() -> None:
     with pytest.raises(ValueError, match="recompute: this model has no blocks to recompute; leave it out"):
         recompute_blocks(build(replace(RNNConfig(), vocabulary=20, width=8)))

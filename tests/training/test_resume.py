@@ -102,11 +102,10 @@ def test_more_steps_go_on(tmp_path: Path) -> None:
     assert outcome is not None
     assert (outcome.steps, outcome.finished) == (12, True)
     assert same_bits(model_of(asked.run.out), model_of(longer.run.out))
-    first, second = (
-        {name: tensor for name, tensor in Checkpoints(out / "checkpoints").newest().tensors().items()}
-        for out in (asked.run.out, longer.run.out)
-    )
-    assert same_bits(first, second)
+    first, second = (Checkpoints(out / "checkpoints").newest() for out in (asked.run.out, longer.run.out))
+    assert first is not None
+    assert second is not None
+    assert same_bits(first.tensors(), second.tensors())
 
 
 def test_another_micro_batch_gives_the_same_losses(tmp_path: Path, stop_after: Callable[[int], None]) -> None:
@@ -235,7 +234,7 @@ def killed_and_resumed(asked: Plan, kill: Callable[[Plan, int], bool], kills: in
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:
-    """Ten kills by the clock and ten by the count of touches of the disk, which fall where files are written."""
+    """Ten by the clock, and ten by the count of touches of the run's folder, which fall where files are written."""
     whole = plan("gpt", tmp_path, tmp_path / "whole", checkpoint_every=2, validate_every=3)
     assert finished(child(whole)) == 0  # the server starts, too
     begun = time.monotonic()
@@ -251,8 +250,12 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
         process.kill()
         return finished(process) == -signal.SIGKILL
 
+    halves: list[str] = []
+
     def by_touch(now: Plan, done: int) -> bool:
-        return finished(child(now, touch=draw.randrange(1, 250))) == -signal.SIGKILL
+        killed = finished(child(now, touch=draw.randrange(1, 120))) == -signal.SIGKILL
+        halves.extend(str(path.relative_to(now.run.out).parent) for path in now.run.out.rglob(".writing-*"))
+        return killed
 
     for kill in (by_clock, by_touch):
         for out in killed_and_resumed(asked, kill, 10):
@@ -260,6 +263,8 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
             leftovers = [path.name for path in out.rglob(".*") if path.name != ".lock"]
             assert leftovers == []
             shutil.rmtree(out)
+    assert "checkpoints" in halves, "a kill inside the writing of a checkpoint"
+    assert "." in halves, "and of the model"
 
 
 # The command line
@@ -276,9 +281,7 @@ def test_a_signal_from_outside_and_the_command_line(tmp_path: Path) -> None:
     def qkv(out: str, *words: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "qkv", "train", "gpt", "--out", str(tmp_path / out), *words]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(
-            command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
-        )
+        return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
 
     def running(process: subprocess.Popen[str], rows: int) -> None:
         metrics = tmp_path / "stopped" / "metrics.jsonl"

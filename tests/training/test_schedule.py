@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -32,7 +33,7 @@ def test_up_in_a_straight_line_and_then_never_up_again(schedule: str) -> None:
     found = rates(schedule)
     assert found[:100] == pytest.approx([2.0 * (step + 1) / 100 for step in range(100)])
     assert max(found) == pytest.approx(2.0)
-    assert all(one >= next_one for one, next_one in zip(found[99:], found[100:], strict=False))
+    assert all(one >= next_one for one, next_one in pairwise(found[99:]))
     assert min(found) > 0
 
 
@@ -47,7 +48,7 @@ def test_cosine() -> None:
 
 def test_linear() -> None:
     found = rates("linear", final_rate=0.0)
-    falls = [one - next_one for one, next_one in zip(found[99:], found[100:], strict=False)]
+    falls = [one - next_one for one, next_one in pairwise(found[99:])]
     assert falls == pytest.approx([2.0 / 900] * 900)
     assert found[-1] == pytest.approx(0.0, abs=1e-12)
 

@@ -117,7 +117,7 @@ def test_the_parts_are_halved_and_the_gradient_stays(rows: int, parts: int, erro
     gradients_of(Objective(model), batch, ALONE)
     said: list[str] = []
     cramped = Cramped(other, rows, error)
-    loss, used = gradients_of(cramped, batch, ALONE, say=said.append)
+    _, used = gradients_of(cramped, batch, ALONE, say=said.append)
     assert used == parts
     assert len(said) == {1: 0, 2: 1, 4: 2, 8: 3}[parts]
     assert all("Out of memory" in line for line in said)

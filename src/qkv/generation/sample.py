@@ -65,6 +65,7 @@ def distribution(
 
 def draw(probability: Float[Tensor, "B V"], chance: Float[Tensor, "B"]) -> Int[Tensor, "B"]:
     """The word on which each row's chance falls; never one of probability 0."""
+    # On a GPU sums are rounded each in its own way: a word of probability 0 may seem to reach further than the last.
     reached = probability.cumsum(-1).where(probability > 0, 0)  # (B, V)
     fallen = chance.to(reached).unsqueeze(-1) * reached.amax(
         -1, keepdim=True

@@ -37,9 +37,9 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of one run: one process writes, any may read.
 
-    The newest `keep` stay, and the best. A `passing` one, of a run that was told to stop, goes with the next: a run that
-    was never stopped has none, and must not end otherwise. To save a step removes those of later steps: a run that went
-    back and took another way from there must not find them when it is resumed.
+    The newest `keep` stay, and the best. A `passing` one, of a run that was told to stop, goes with the next: a run
+    that was never stopped has none, and must not end otherwise. To save a step removes those of later steps: a run that
+    went back and took another way from there must not find them when it is resumed.
     """
 
     def __init__(self, folder: Path | str, keep: int = 3, say: Callable[[str], object] = print) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
@@ -30,7 +31,7 @@ def recompute_activations(model: nn.Module) -> None:
     """A feed-forward layer keeps what goes into its activation, not what comes out: a quarter of all that is kept."""
     for module in model.modules():
         if isinstance(module, FeedForward):
-            module.activate = partial(checkpoint, module.activate, use_reentrant=False)  # type: ignore[method-assign,assignment]
+            module.activate = partial(checkpoint, module.activate, use_reentrant=False)  # type: ignore[method-assign]
 
 
 def recompute_blocks(model: nn.Module) -> None:
@@ -45,15 +46,17 @@ def recompute_blocks(model: nn.Module) -> None:
 def recompute(block: Block) -> None:
     plain = Plain(block)
 
-    def forward(*args: Any, state: SegmentMemory | None = None, **kwargs: Any) -> Any:
+    def forward(*args: Any, state: Any = None, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return plain(*args, state=state, **kwargs)
         # The weights of this moment, which in half precision are short copies that are gone on the way back.
-        weights = {f"block.{name}": weight for name, weight in block.named_parameters()}
+        weights: dict[str, Tensor] = {f"block.{name}": weight for name, weight in block.named_parameters()}
         before = remembered(state)
 
-        def run(x: Tensor, *others: Any) -> Any:
+        def run(*args: Any) -> Any:
             nonlocal state
             now, state = state, remembered(before)  # what the block adds to a memory it adds only once
-            return functional_call(plain, weights, (x, *others), {**kwargs, "state": now})
+            return functional_call(plain, weights, args, {**kwargs, "state": now})
 
         return checkpoint(run, *args, use_reentrant=False)
 

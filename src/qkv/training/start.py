@@ -59,7 +59,7 @@ def start(
         beginning = begin(task, optimizer, run, world, metrics=metrics)
         outcome = train(beginning, None if samples is None or shards else samples(task.tokenizer))
         if outcome.finished:
-            console.print(report(task, run, outcome))
+            console.print(report(run, outcome))
         return outcome
 
 
@@ -119,7 +119,7 @@ def plan(task: Task, optimizer: OptimizerConfig, run: RunConfig, world: World) -
         "parameters": f"{price.parameters:,}",
         "steps": f"{run.steps:,} of {task.training.tokens_per_step:,} tokens",
         "tokens": f"{tokens:,}, {run.steps / task.training.steps_per_epoch:,.1f} times through the data",
-        "memory, about": memory(price, precision),
+        "memory, about": memory(price),
         "cost": f"{flops:.2e} floating-point operations",
         "time, about": f"{clock(seconds)} on {world.size} x {world.device.type}, if 40% of its speed can be used",
         "precision": precision,
@@ -130,12 +130,12 @@ def plan(task: Task, optimizer: OptimizerConfig, run: RunConfig, world: World) -
     return table
 
 
-def memory(price: Cost, precision: str) -> str:
+def memory(price: Cost) -> str:
     weights, activations = price.weights / 2**30, price.activations / 2**30
     return f"{weights + activations:.2f} GiB: {weights:.2f} weights and optimizer, {activations:.2f} activations"
 
 
-def report(task: Task, run: RunConfig, outcome: Outcome) -> Table:
+def report(run: RunConfig, outcome: Outcome) -> Table:
     """The row of a results table: what came out, and what it cost."""
     loss = outcome.validation_loss or math.nan
     table = Table(

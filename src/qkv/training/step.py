@@ -47,9 +47,7 @@ def gradients_of(
         if world.device.type == "cuda":
             torch.cuda.empty_cache()
         parts = 2 * parts
-        say(
-            f"Out of memory: a batch now goes in {min(parts, rows)} parts, this one of {-(-rows // parts)} rows or fewer."
-        )
+        say(f"Out of memory: a batch now goes in {min(parts, rows)} parts, of {-(-rows // parts)} rows or fewer here.")
 
 
 def accumulate(

@@ -8,6 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Protocol, get_args, runtime_checkable
 
+from rich.console import Console
+
 from qkv.data.batch import Batch
 from qkv.data.causal import CausalData
 from qkv.data.masked import MaskedData, Words
@@ -130,7 +132,8 @@ def find_tokenizer(data: DataConfig, texts: Iterable[str], vocabulary: int, lear
     if learned is not None:
         return Tokenizer.read(learned)
     if data.tokenizer in get_args(Kind):
-        return train(data.tokenizer, texts, vocabulary)  # type: ignore[arg-type]
+        with Console(stderr=True).status(f"learning a tokenizer of kind {data.tokenizer}"):  # seen on a terminal only
+            return train(data.tokenizer, texts, vocabulary)  # type: ignore[arg-type]
     if not Path(data.tokenizer).exists():
         kinds = ", ".join(get_args(Kind))
         raise ValueError(f"tokenizer: {data.tokenizer!r} is neither a file nor a folder, nor one of {kinds}")
