@@ -24,6 +24,8 @@ bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/multi_head.py
 	$(BIN)/python benchmarks/sparse.py
 	$(BIN)/python benchmarks/gpt2.py
+	$(BIN)/python benchmarks/train.py --peer
+	$(BIN)/python benchmarks/prepare.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -3,7 +3,7 @@
 python benchmarks/train.py                              GPT-2 124M, 32 x 1024, bf16, compiled, on a GPU
 python benchmarks/train.py --batch 64
 python benchmarks/train.py --preset gpt2-xl --batch 16
-python benchmarks/train.py --preset gpt-tiny            on a CPU: the demo's GPT, float32
+python benchmarks/train.py --peer                       on a CPU: the demo's GPT, float32
 
 nanoGPT's figures were measured on one H200 with PyTorch 2.11, compiled, bf16, AdamW, clipped at 1.0.
 """
@@ -21,7 +21,8 @@ import tyro
 from ratio import machine
 
 from qkv.data.batch import Batch
-from qkv.models import build, preset
+from qkv.lab import demo
+from qkv.models import GPTConfig, build, preset
 from qkv.training.config import OptimizerConfig
 from qkv.training.distributed import World
 from qkv.training.guard import Guard
@@ -36,21 +37,28 @@ NANOGPT = {("gpt2", 32): (507_417, 21.3), ("gpt2", 64): (524_040, 40.8), ("gpt2-
 
 @dataclass
 class Options:
-    preset: str = "gpt2" if GPU else "gpt-tiny"
-    batch: int = 32
+    preset: str = "gpt2" if GPU else "demo"
+    """A name of `qkv presets`, or demo: the GPT of `make demo`."""
+    batch: int = 32 if GPU else 16
     steps: int = 30
     nanogpt: bool = False
     """nanoGPT's own mathematics in its benchmark: no biases in linear layers, and the exact GELU."""
     peer: bool = False
-    """Also time transformers' GPT2LMHeadModel of the same size, compiled on a GPU, with the same batches."""
+    """Also time the same model of transformers, compiled on a GPU, with the same batches."""
     replay: bool = True
     """Record a step's kernels and launch them as one."""
-    alternate: int = 1
+    alternate: int = 5
     """Rounds in which the peers take turns."""
 
 
+def size_of(options: Options) -> GPTConfig:
+    config = demo.WRITER if options.preset == "demo" else preset(options.preset)
+    assert isinstance(config, GPTConfig)
+    return config
+
+
 def ours(options: Options, device: torch.device) -> Callable[[torch.Tensor], None]:
-    config = replace(preset(options.preset), dropout=0.0, attention_dropout=0.0)
+    config = replace(size_of(options), dropout=0.0, attention_dropout=0.0)
     if options.nanogpt:
         config = replace(config, qkv_bias=False, output_bias=False, feed_forward_bias=False, activation="gelu")
     with device:
@@ -76,14 +84,32 @@ def ours(options: Options, device: torch.device) -> Callable[[torch.Tensor], Non
 
 
 def transformers_peer(options: Options, device: torch.device) -> Callable[[torch.Tensor], None]:
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
 
-    size = preset(options.preset)
-    config = GPT2Config(
-        vocab_size=size.vocabulary, n_positions=size.context, n_embd=size.width, n_layer=size.depth, n_head=size.heads,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-    )  # fmt: skip
-    model = GPT2LMHeadModel(config).to(device).train()
+    size = size_of(options)
+    names = {
+        "vocab_size": size.vocabulary,
+        "tie_word_embeddings": size.tied,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    model: torch.nn.Module
+    if size.position == "rotary":  # with layer norms and a GELU: GPT-NeoX, its sublayers one after the other
+        model = GPTNeoXForCausalLM(
+            GPTNeoXConfig(
+                **names, max_position_embeddings=size.context, hidden_size=size.width, num_hidden_layers=size.depth,
+                num_attention_heads=size.heads, intermediate_size=size.width_of_hidden, rotary_pct=1.0,
+                use_parallel_residual=False, hidden_act="gelu",
+            )
+        )  # fmt: skip
+    else:
+        model = GPT2LMHeadModel(
+            GPT2Config(
+                **names, n_positions=size.context, n_embd=size.width, n_layer=size.depth, n_head=size.heads,
+                resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+            )
+        )  # fmt: skip
+    model = model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     def loss(ids: torch.Tensor) -> torch.Tensor:
@@ -106,7 +132,7 @@ def transformers_peer(options: Options, device: torch.device) -> Callable[[torch
 def main(options: Options) -> None:
     torch.set_float32_matmul_precision("high")
     device = torch.device("cuda" if GPU else "cpu")
-    size = preset(options.preset)
+    size = size_of(options)
     batches = [torch.randint(size.vocabulary, (options.batch, size.context + 1), device=device) for _ in range(4)]
     tokens = options.batch * size.context
     peers = {"qkv": ours} | ({"transformers": transformers_peer} if options.peer else {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import fields, make_dataclass
@@ -19,6 +20,7 @@ if TYPE_CHECKING:  # each command imports what it needs, so that the others star
     from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
 
 Arguments = list[str]
+STOPPED = 130  # as of a program that Ctrl-C ended, so that `qkv train ... && ...` does not go on
 
 
 def demo(arguments: Arguments) -> None:
@@ -80,7 +82,9 @@ def train(arguments: Arguments) -> None:
     from qkv.training.start import start
 
     config, data, optimizer, run = training_flags(name, rest)
-    start(config, data, optimizer, run, samples=lambda tokenizer: samples.maker(config, data, tokenizer))
+    outcome = start(config, data, optimizer, run, samples=samples.maker)
+    if outcome is not None and not outcome.finished and "RANK" not in os.environ:
+        sys.exit(STOPPED)
 
 
 TRAIN_HELP = """  gpt          predicts the next word: text generation
@@ -161,7 +165,10 @@ def main() -> None:
     except BrokenPipeError:  # who read our output has seen enough
         sys.stderr.close()
     except (ValueError, TypeError, OSError, ImportError, RuntimeError, MemoryError) as error:
-        sys.exit(f"qkv: {error}")
+        if os.environ.get("QKV_TRACEBACK"):
+            raise
+        unforeseen = isinstance(error, TypeError | RuntimeError) and not isinstance(error, ValueError)
+        sys.exit(f"qkv: {error}" + ("\n(QKV_TRACEBACK=1 shows where it happened)" if unforeseen else ""))
     except KeyboardInterrupt:
         sys.exit("qkv: stopped")
 

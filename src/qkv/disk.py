@@ -71,6 +71,15 @@ def staging(parent: Path, needed: int, what: str) -> Iterator[Path]:
         shutil.rmtree(made, ignore_errors=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """A file with this text, in place of one that was there."""
+    content = text.encode()
+    with staging(path.parent, len(content), path.name) as made:
+        (made / path.name).write_bytes(content)
+        flush(made / path.name)
+        move(made / path.name, path)
+
+
 def free(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 

@@ -79,7 +79,9 @@ def test_sentences_written_down_by_hand(english: str) -> None:
 
 
 def test_the_lectures_sentence_comes_first() -> None:
-    assert pairs("train")[0] == ("cats chase mice", "kediler fareleri kovalar")
+    lecture = ("cats chase mice", "kediler fareleri kovalar")
+    assert pairs("valid")[0] == lecture
+    assert lecture not in pairs("train") + pairs("test")
 
 
 # Endings of words that are not in the lexicon as well

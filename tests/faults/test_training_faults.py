@@ -173,12 +173,19 @@ def test_a_precision_that_the_machine_cannot_compute_with(qkv: Command, monkeypa
     qkv.refused("precision: this CPU cannot compute with bf16; use float32", "--precision", "bf16", "--device", "cpu")
 
 
-def test_recompute_of_an_rnn(qkv: Command) -> None:
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--recompute"], "recompute: an RNN has no blocks to recompute; leave it out"),
+        (["--optimizer", "muon"], "optimizer: muon is for the matrices of blocks, and an RNN has none; use adamw"),
+    ],
+)
+def test_what_is_for_blocks_is_not_for_an_rnn(words: list[str], message: str, qkv: Command) -> None:
     pairs = qkv.folder / "pairs.tsv"
     pairs.write_text("one\teins\n" * 30)
-    code, said = qkv("train", "rnn", "--data", pairs, "--out", qkv.out, "--width", "8", "--steps", "2", "--recompute")
+    code, said = qkv("train", "rnn", "--data", pairs, "--out", qkv.out, "--width", "8", "--steps", "2", *words)
     assert code != 0
-    assert "recompute: an RNN has no blocks to recompute; leave it out" in said
+    assert message in said
     assert not qkv.out.exists()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -70,7 +69,7 @@ class Plan(NamedTuple):
         return Plan(self.config, self.data, self.optimizer, replace(self.run, **changes))
 
     def start(self, **more: Any) -> Outcome | None:
-        return start(*self, console=Console(file=io.StringIO(), width=200), **more)
+        return start(*self, console=Console(width=200, force_terminal=False), **more)
 
     def task(self) -> Task:
         return assemble(self.config, self.data, batch_tokens=self.run.batch_tokens, seed=self.run.seed)

@@ -251,3 +251,14 @@ def test_a_dry_run_leaves_nothing(tmp_path: Path) -> None:
     asked = plan("gpt", tmp_path, dry_run=True)
     assert asked.start() is None
     assert not asked.run.out.exists()
+
+
+def test_changed_validation_data_is_noticed(tmp_path: Path) -> None:
+    asked = plan("gpt", tmp_path, steps=2)
+    other = tmp_path / "valid.txt"
+    other.write_text("cats see mice\n" * 40)
+    asked = asked._replace(data=replace(asked.data, validation=(str(other),)))
+    asked.start()
+    other.write_text("mice see cats\n" * 40)
+    with pytest.raises(ValueError, match="has changed since the run"):
+        asked.but(resume=True).start()

@@ -36,6 +36,7 @@ class Watched:
 
     def batch(self, position: int) -> Batch:
         self.asked.append(position)
+        assert len(self.asked) < 200, "the run goes on and on"
         batch = self.data.batch(position)
         if not self.poisoned(position):
             return batch
@@ -149,7 +150,7 @@ def test_a_validation_that_is_no_number_is_never_the_best(tmp_path: Path, monkey
 
 def test_samples_are_shown_when_they_are_due(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = plan("gpt", tmp_path, sample_every=5)
-    asked.start(samples=lambda tokenizer: lambda model: [f"a vocabulary of {tokenizer.vocabulary}"])
+    asked.start(samples=lambda task: lambda model: [f"a vocabulary of {task.tokenizer.vocabulary}"])
     said = capsys.readouterr().out
     assert [line for line in said.splitlines() if line.startswith("after")] == [
         "after step 5", "after step 10", "after step 12",
@@ -285,7 +286,7 @@ def test_an_overflow_of_fp16_halves_the_scale_and_is_no_bad_step(
 ) -> None:
     asked = plan("gpt", tmp_path)
     run, _ = poisoned_run(asked, asked.task(), lambda position: 2 <= position < 7, "gradient")
-    scale = run.parts.scale
+    scale = run.memory.scale
     scale.active, scale.factor = True, torch.tensor(8.0)
     assert train(run).finished
     reasons = [row["reason"] for row in rows_of(asked.run.out) if row.get("event") == "skipped"]
@@ -299,7 +300,7 @@ def test_an_overflow_of_fp16_halves_the_scale_and_is_no_bad_step(
 def test_a_spike_in_fp16_is_called_a_spike(tmp_path: Path) -> None:
     asked = plan("gpt", tmp_path, steps=30)
     run, _ = poisoned_run(asked, asked.task(), lambda position: position == 27, "spike")
-    run.parts.scale.active, run.parts.scale.factor = True, torch.tensor(8.0)
+    run.memory.scale.active, run.memory.scale.factor = True, torch.tensor(8.0)
     assert train(run).finished
     (row,) = [row for row in rows_of(asked.run.out) if row.get("event") == "skipped"]
     assert row["reason"].startswith("the loss is ")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.models import GPT, GPTConfig, build
+from qkv.nn.block import Block
 from qkv.training.config import OptimizerConfig
 from qkv.training.optimizer import Optimizers, gradient_norm
 from training.small import MODELS, SIZE, same_bits
@@ -22,10 +23,18 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(7, 5)
-        self.stack = nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(5, 5)])})
+        self.block = Inside()
 
     def forward(self) -> Tensor:
-        return self.stack["blocks"][0](self.embedding.weight).square().sum()
+        return self.block.layer(self.embedding.weight).square().sum()
+
+
+class Inside(Block):
+    """A block that has nothing but one layer."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.layer = nn.Linear(5, 5)
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
@@ -152,7 +161,7 @@ def test_muon_steps_as_torchs_own() -> None:
     other.load_state_dict(model.state_dict())
     optimizers = Optimizers(model, OptimizerConfig(optimizer="muon", muon_learning_rate=0.02, weight_decay=0.1))
     optimizers.set_rate(0.5, 1.0)  # half way down the schedule, for both
-    matrix = other.stack["blocks"][0].weight
+    matrix = other.block.layer.weight
     plain = torch.optim.Muon([matrix], lr=0.01, weight_decay=0.1)
     for _ in range(3):
         model().backward()
@@ -169,7 +178,7 @@ def test_muon_steps_as_torchs_own() -> None:
                 if theirs is not matrix:
                     theirs.copy_(mine)
                 theirs.grad = None
-    torch.testing.assert_close(model.stack["blocks"][0].weight, matrix)
+    torch.testing.assert_close(model.block.layer.weight, matrix)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])

@@ -292,14 +292,14 @@ def test_a_signal_from_outside_and_the_command_line(tmp_path: Path) -> None:
     running(first, 10)
     first.send_signal(signal.SIGINT)
     said, _ = first.communicate(timeout=120)
-    assert first.returncode == 0, said
+    assert first.returncode == 130, said
     assert "all is saved. Go on with --resume." in said
     assert "Traceback" not in said
     second = qkv("stopped", "--resume")
     running(second, len(rows_of(tmp_path / "stopped")) + 10)
     second.send_signal(signal.SIGTERM)
     said, _ = second.communicate(timeout=120)
-    assert second.returncode == 0, said
+    assert second.returncode == 130, said
     assert "Resuming after step" in said
     assert "all is saved. Go on with --resume." in said
     third = qkv("stopped", "--resume")

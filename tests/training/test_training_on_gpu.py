@@ -88,7 +88,6 @@ def train(out: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, steps: in
     from qkv.training.start import start
 
     monkeypatch.setenv("QKV_CACHE", str(folder / "cache"))
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     text = folder / "text.txt"
     text.write_text("the cat chases the mouse and the mouse eats the cheese.\n" * 400)
     config = GPTConfig(vocabulary=300, context=64, width=64, depth=2, heads=4, dropout=0.1)

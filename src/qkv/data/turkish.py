@@ -262,14 +262,16 @@ def draw(seed: int, held_out: bool) -> Iterator[Sentence]:
 
 @cache
 def corpus() -> dict[Split, tuple[tuple[str, str], ...]]:
-    lecture = parse("cats chase mice")
-    seen = {lecture.english(): lecture.turkish()}
+    lecture = parse("cats chase mice")  # to validate on: whoever translates it has not learned it by heart
+    seen: dict[str, str] = {}
     splits: dict[Split, tuple[tuple[str, str], ...]] = {}
     for seed, (split, size) in enumerate(SIZES.items()):
         before = sum(map(len, splits.values()))
+        if split == "valid":
+            seen[lecture.english()] = lecture.turkish()
         for sentence in draw(seed, held_out=split == "test"):
             english = sentence.english()
-            if english not in seen:
+            if english not in seen and english != lecture.english():
                 seen[english] = sentence.turkish()
             if len(seen) == before + size:
                 break

@@ -25,6 +25,7 @@ from qkv.models.build import Config, Model
 from qkv.text import Tokenizer
 from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
 from qkv.training.start import SampleMaker, start
+from qkv.training.task import Task
 
 OUT = Path("runs/demo")
 SENTENCE = "cats chase mice"
@@ -123,10 +124,10 @@ def in_turkish(model: Transformer, tokenizer: Tokenizer, sentences: Sequence[str
     return [tokenizer.decode(row) for row in said]
 
 
-def sample_translation(tokenizer: Tokenizer) -> Callable[[Model], list[str]]:
+def sample_translation(task: Task) -> Callable[[Model], list[str]]:
     def said(model: Model) -> list[str]:
         assert isinstance(model, Transformer)
-        return [f"{SENTENCE}: {in_turkish(model, tokenizer, [SENTENCE])[0]}"]
+        return [f"{SENTENCE}: {in_turkish(model, task.tokenizer, [SENTENCE])[0]}"]
 
     return said
 
@@ -157,10 +158,10 @@ def completed(model: GPT, tokenizer: Tokenizer, prompt: str, length: int) -> str
     return tokenizer.decode(said)
 
 
-def sample_completion(tokenizer: Tokenizer) -> Callable[[Model], list[str]]:
+def sample_completion(task: Task) -> Callable[[Model], list[str]]:
     def said(model: Model) -> list[str]:
         assert isinstance(model, GPT)
-        return [PROMPT + completed(model, tokenizer, PROMPT, length=24)]
+        return [PROMPT + completed(model, task.tokenizer, PROMPT, length=24)]
 
     return said
 

@@ -42,9 +42,9 @@ class Tokenizer:
         """Into a .json file; into a folder, as tokenizer.json with the tokenizer_config.json of `transformers`."""
         path = Path(path)
         if path.is_dir() or path.suffix != ".json":
-            write_at_once(path / CONFIG, json.dumps(self.config, indent=2, ensure_ascii=False) + "\n")
+            disk.write_text(path / CONFIG, json.dumps(self.config, indent=2, ensure_ascii=False) + "\n")
             path = path / WHOLE
-        write_at_once(path, self.inner.to_str(pretty=True))
+        disk.write_text(path, self.inner.to_str(pretty=True))
 
     @property
     def config(self) -> dict[str, str]:
@@ -67,11 +67,12 @@ class Tokenizer:
         return [found.ids for found in self.inner.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        """The text of ids, special tokens left out."""
+        """The text of ids. Special tokens are left out, but not the one of unknown words: something was said there."""
         numbers = [index(id) for id in ids]
         if numbers and min(numbers) < 0:
             raise ValueError(f"ids: expected 0 or more, found {min(numbers)}")
-        return self.inner.decode(numbers, skip_special_tokens=True)
+        left_out = set(special_ids(self.inner).values()) - {self.unknown}
+        return self.inner.decode([id for id in numbers if id not in left_out], skip_special_tokens=False)
 
     def token(self, id: int) -> str:
         """An id's token as the vocabulary writes it, such as ##ing or Ġthe."""
@@ -117,11 +118,3 @@ class Tokenizer:
 def goes_on_a_word(character: str) -> bool:
     """A letter, digit or accent does; so does a part of a letter, which is what � stands for."""
     return character.isalnum() or character in ("_", "\ufffd") or unicodedata.category(character or " ")[0] == "M"
-
-
-def write_at_once(path: Path, text: str) -> None:
-    content = text.encode()
-    with disk.staging(path.parent, len(content), path.name) as made:
-        (made / path.name).write_bytes(content)
-        disk.flush(made / path.name)
-        disk.move(made / path.name, path)

@@ -27,7 +27,7 @@ class DataConfig:
     validation: tuple[str, ...] = ()
     """What to validate on, named like data; a part of the data is held out unless given."""
     held_out: float = 0.1
-    """Without validation: the fraction of the data held out, at most a million tokens or 2,000 pairs."""
+    """Without validation: the fraction of the data held out, at most 200,000 tokens or 2,000 pairs."""
     column: str = "text"
     """The column that has the text, in .jsonl, .csv, .tsv and .parquet."""
     columns: tuple[str, str] | None = None
@@ -69,7 +69,7 @@ class OptimizerConfig:
     final_rate: float = 0.1
     """The last learning rate as a fraction of the highest."""
     weight_decay: float = 0.1
-    """Of matrices; norms and biases have none."""
+    """Of matrices, a step: this times the learning rate, so more under muon; norms and biases have none."""
     beta1: float = 0.9
     """AdamW's memory of gradients."""
     beta2: float = 0.95
@@ -114,7 +114,7 @@ class RunConfig:
     micro_batch_tokens: int | None = None
     """Tokens of one forward pass on one device; as many as fit unless given."""
     precision: Precision | None = None
-    """float32, bf16 or fp16; the best for this machine unless given."""
+    """float32 (on a GPU with TF32 products), bf16 or fp16; the best for this machine unless given."""
     device: str | None = None
     """cpu, cuda, cuda:1 ...; a GPU if there is one unless given."""
     compile: bool | None = None
@@ -126,11 +126,11 @@ class RunConfig:
     distributed: Distributed = "ddp"
     """Under torchrun: ddp copies the model to every device, fsdp shards it over them, and shows no samples."""
     validate_every: int | None = None
-    """Steps between validations; twenty in a run unless given, and one at its end."""
+    """Steps between validations; ten in a run unless given (in a short one every 25), and one at its end."""
     sample_every: int | None = None
     """Steps between samples of what the model says; four in a run unless given, 0 for none."""
     checkpoint_every: int | None = None
-    """Steps between checkpoints; twenty in a run unless given, and one at its end."""
+    """Steps between checkpoints; twenty in a run unless given (in a short one every 25), and one at its end."""
     keep: int = 3
     """How many of the last checkpoints stay, besides the best one."""
     log_every: int = 10
@@ -138,7 +138,8 @@ class RunConfig:
     spike: float = 2.0
     """A step is skipped when its loss is this much above the median of the last hundred; 0 to skip none."""
     patience: int = 3
-    """After this many bad steps in a row, go back to the last checkpoint and skip their data."""
+    """After this many bad steps in a row, go back to the last checkpoint and leave their data out; after going back as
+    often without a new checkpoint, give up."""
     sinks: tuple[Sink, ...] = ()
     """Where the metrics go besides metrics.jsonl: tensorboard, wandb."""
     resume: bool = False

@@ -29,8 +29,15 @@ class Cost:
 
 
 def cost(
-    config: Config, micro_tokens: int, precision: Precision, *, recompute: bool = False, average: bool = False
+    config: Config,
+    micro_tokens: int,
+    precision: Precision,
+    *,
+    asked: float = 1.0,
+    recompute: bool = False,
+    average: bool = False,
 ) -> Cost:
+    """`asked` is the fraction of the words read that pass the output layer."""
     with torch.device("meta"):
         model = build(config)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -38,7 +45,9 @@ def cost(
     looked_up = sum(size for name, size in matrices.items() if "embedding" in name)
     output = config.vocabulary * config.width  # the output layer, be it the embedding or not
     own_output = isinstance(model.head, nn.Linear)
-    met = float(sum(matrices.values()) - looked_up + (0 if own_output else output))
+    at_the_end = output + sum(size for name, size in matrices.items() if name.startswith("head.") and not own_output)
+    inside = sum(matrices.values()) - looked_up + (0 if own_output else output) - at_the_end
+    met = inside + asked * at_the_end
     if isinstance(config, TransformerConfig | RNNConfig):
         met /= 2  # a word goes through the encoder or the decoder
     flops = 6 * met + 6 * attention_flops(config)

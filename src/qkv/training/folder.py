@@ -77,11 +77,7 @@ def describe(
 
 
 def write_description(out: Path, description: dict[str, Any]) -> None:
-    text = json.dumps(description, indent=1)
-    with disk.staging(out, len(text), RUN) as made:
-        (made / RUN).write_text(text, encoding="utf-8")
-        disk.flush(made / RUN)
-        disk.move(made / RUN, out / RUN)
+    disk.write_text(out / RUN, json.dumps(description, indent=1))
 
 
 def read_description(out: Path) -> dict[str, Any]:

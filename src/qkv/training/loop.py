@@ -37,8 +37,8 @@ class Outcome:
 
 def train(run: Run, samples: Samples | None = None) -> Outcome:
     """Take the run to its last step, or to where it is told to stop. `samples` shows what the model says by now."""
-    config, state, parts, progress = run.config, run.state, run.parts, run.progress
-    validate_every, save_every = config.every(config.validate_every, 20), config.every(config.checkpoint_every, 20)
+    config, state, memory, progress = run.config, run.state, run.memory, run.progress
+    validate_every, save_every = config.every(config.validate_every, 10), config.every(config.checkpoint_every, 20)
     sample_every = config.every(config.sample_every, 4)
 
     with (
@@ -52,19 +52,19 @@ def train(run: Run, samples: Samples | None = None) -> Outcome:
             step, position = state.step, state.position(state.step)
             batch = ahead.take(position, following=state.position(step + 1))
             loss, state.parts = gradients_of(
-                run.objective, batch, run.world, parts=state.parts, scale=parts.scale.factor,
+                run.objective, batch, run.world, parts=state.parts, scale=memory.scale.factor,
                 seed=(config.seed, step), say=progress.say,
             )  # fmt: skip
-            norm = gradient_norm(run.model.parameters()) / parts.scale.factor
-            bad = parts.guard.judge(step, loss, norm)
+            norm = gradient_norm(run.model.parameters()) / memory.scale.factor
+            bad = memory.guard.judge(step, loss, norm)
             clip = (norm / run.optimizer.clip).clamp(min=1.0) if run.optimizer.clip else 1.0
-            parts.optimizers.set_rate(run.rate(step), run.highest)
-            parts.optimizers.step(bad, divisor=parts.scale.factor * clip)
-            parts.optimizers.forget_gradients()
-            numbers = torch.stack([loss, norm, bad, parts.scale.factor])
-            parts.scale.update(overflow=~norm.isfinite())
-            if parts.average is not None:
-                parts.average.update(run.model, step)
+            memory.optimizers.set_rate(run.rate(step), run.highest)
+            memory.optimizers.step(bad, divisor=memory.scale.factor * clip)
+            memory.optimizers.forget_gradients()
+            numbers = torch.stack([loss, norm, bad, memory.scale.factor])
+            memory.scale.update(overflow=~norm.isfinite())
+            if memory.average is not None:
+                memory.average.update(run.model, step)
 
             if run.hear():  # of the step before this one: the device has this one to work on meanwhile
                 continue

@@ -18,7 +18,7 @@ from qkv.data.batch import IGNORE
 from qkv.training import fused_loss
 
 LOGITS = 2**25  # so many at once are no burden; and so many in one chunk on a CPU
-ROWS_ON_GPU = 8192
+ROWS_ON_GPU, LOGITS_ON_GPU = 2**13, 2**29
 
 
 def loss_sum(
@@ -44,7 +44,8 @@ def rows_at_once(N: int, V: int, gpu: bool) -> int:
     """All, where their logits are few; else as many as keep matrix products efficient, and never more than half."""
     if N * V <= LOGITS:
         return max(1, N)
-    return min(ROWS_ON_GPU if gpu else max(1, LOGITS // V), -(-N // 2))
+    most = min(ROWS_ON_GPU, LOGITS_ON_GPU // V) if gpu else LOGITS // V
+    return min(max(1, most), -(-N // 2))
 
 
 class ChunkedLoss(torch.autograd.Function):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from qkv.nn.block import Block
 from qkv.training.config import OptimizerConfig
 from qkv.training.distributed import like
 
@@ -80,11 +81,8 @@ class Optimizers:
 
 def matrices_inside(model: nn.Module) -> set[nn.Parameter]:
     """What Muon is for: the matrices of the blocks. Embeddings and output layers look things up by rows."""
-    return {
-        parameter
-        for name, parameter in model.named_parameters()
-        if parameter.dim() == 2 and (".blocks." in name or ".attention." in name)
-    }
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    return {parameter for block in blocks for parameter in block.parameters() if parameter.dim() == 2}
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:

@@ -51,6 +51,8 @@ def recompute(block: Block) -> None:
             return plain(*args, state=state, **kwargs)
         # The weights of this moment, which in half precision are short copies that are gone on the way back.
         weights: dict[str, Tensor] = {f"block.{name}": weight for name, weight in block.named_parameters()}
+        if state is None:
+            return checkpoint(functional_call, plain, weights, args, kwargs, use_reentrant=False)
         before = remembered(state)
 
         def run(*args: Any) -> Any:

@@ -24,14 +24,15 @@ class Replay:
     def fits(self, batch: Batch) -> bool:
         return self.batch is None or shape_of(batch) == shape_of(self.batch)
 
-    def gradients(self, batch: Batch, factor: Float[Tensor, ""]) -> Float[Tensor, ""]:
-        """The loss, and the gradient of loss * factor in the parameters, which had none."""
+    def gradients(self, batch: Batch, factor: Float[Tensor, ""], seed: int) -> Float[Tensor, ""]:
+        """The loss, and the gradient of loss * factor in the parameters, which had none; dropout from the seed."""
         if self.batch is None:
             self.record(batch, factor)
         assert self.batch is not None
         for own, given in zip(tensors_of(self.batch), tensors_of(batch), strict=True):
             own.copy_(given, non_blocking=True)
         self.factor.copy_(factor)
+        torch.manual_seed(seed)  # only now: to record has drawn, too
         self.graph.replay()
         for parameter, gradient in self.gradient.items():
             parameter.grad = gradient

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from qkv import artifact
+from qkv.data.causal import CausalData
+from qkv.data.masked import MaskedData
 from qkv.data.paired import PairedData
 from qkv.models.build import Config, Model, build, with_weights
 from qkv.text import Tokenizer
@@ -30,7 +31,7 @@ from qkv.training.precision import best_precision, check_precision
 from qkv.training.progress import Progress
 from qkv.training.recompute import recompute_blocks
 from qkv.training.schedule import highest_rate, learning_rate
-from qkv.training.state import Parts, RunState, put_weights
+from qkv.training.state import Memory, RunState, put_weights
 from qkv.training.step import validate
 from qkv.training.task import Task
 
@@ -55,7 +56,7 @@ class Run:
     model: Model
     objective: nn.Module
     """The loss of a batch, as every rank calls it."""
-    parts: Parts
+    memory: Memory
     state: RunState
     checkpoints: Checkpoints
     metrics: Metrics
@@ -93,9 +94,9 @@ class Run:
             self.progress.step(row)
             if scale > 1 and math.isfinite(loss) and not math.isfinite(norm):
                 self.skipped(done, f"its gradient overflows fp16 at a scale of {scale:.0f}, which is now halved")
-            elif reason := self.parts.guard.hear(done.step, done.position, loss, norm, bool(bad)):
+            elif reason := self.memory.guard.hear(done.step, done.position, loss, norm, bool(bad)):
                 self.skipped(done, reason)
-            if self.parts.guard.exhausted:
+            if self.memory.guard.exhausted:
                 self.go_back()
                 return True
         return False
@@ -108,7 +109,7 @@ class Run:
 
     def go_back(self) -> None:
         """To the newest checkpoint, and from there past the data of the bad steps."""
-        bad = self.parts.guard.bad
+        bad = self.memory.guard.bad
         (step, first), (_, last) = bad[0], bad[-1]
         good = self.checkpoints.last(1, up_to=step)
         if self.state.rewinds >= self.config.patience:
@@ -120,11 +121,11 @@ class Run:
         checkpoint = good[0] if good else self.checkpoints.newest()
         if checkpoint is None:
             raise RuntimeError("training fails, and there is no whole checkpoint to go back to; begin a new run")
-        self.parts.restore(checkpoint, self.state)
+        self.memory.restore(checkpoint, self.state)
         self.state.rewinds, self.state.left_out = rewinds, left_out
         first = max(first, self.state.position(self.state.step))
         self.state.leave_out(first, last)
-        self.parts.guard.bad = []
+        self.memory.guard.bad = []
         self.pending.clear()
         reason = f"{len(bad)} bad steps in a row, from step {step + 1} on"
         self.metrics.rewind(self.state.step, keep_events=True)
@@ -138,20 +139,20 @@ class Run:
 
     def save(self, *, best: bool, passing: bool = False) -> None:
         """A checkpoint on the run's way, or, passing, where it is told to stop."""
-        if not (self.parts.guard.bad or passing):
+        if not (self.memory.guard.bad or passing):
             self.state.rewinds = 0
         self.write_checkpoint(best, passing)
 
     def write_checkpoint(self, best: bool, passing: bool = False) -> None:
-        tensors = self.parts.tensors(self.world.first)
+        tensors = self.memory.tensors(self.world.first)
         with self.world.together():
             if self.world.first:
-                numbers = self.parts.numbers(self.state)
+                numbers = self.memory.numbers(self.state)
                 self.checkpoints.save(self.state.step, tensors, numbers, best=best, passing=passing)
 
     def check(self) -> bool:
         """Validate the weights as they would be kept. If they are the best so far they are, at once, and it is True."""
-        with self.parts.average.in_place(self.model) if self.parts.average else nullcontext():
+        with self.memory.average.in_place(self.model) if self.memory.average else nullcontext():
             loss = self.validation_loss()
             best = self.state.best is None or loss < self.state.best
             if best:
@@ -214,8 +215,6 @@ def begin(
     check_precision(precision, device)
     torch.set_float32_matmul_precision("high")
     torch.use_deterministic_algorithms(config.deterministic)
-    if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as PyTorch asks for on a GPU
     torch.manual_seed(config.seed)
     shards = sharded(world, config.distributed)
     model = (build(task.config) if model is None else model).to("cpu" if shards else device).train()
@@ -228,7 +227,7 @@ def begin(
             own.record()  # of pairs, every batch has a shape of its own
     objective = spread(own, world, config.distributed, precision)
     average = ExponentialAverage(model, optimizer.average_decay) if optimizer.average == "exponential" else None
-    parts = Parts(
+    memory = Memory(
         model,
         Optimizers(model, optimizer),
         LossScale(precision == "fp16", device),
@@ -238,18 +237,18 @@ def begin(
     metrics = metrics or Metrics(config.out, sinks=config.sinks, active=world.first)
     progress = progress or Progress(config.steps, every=config.log_every, active=world.first)
     checkpoints = Checkpoints(config.out / CHECKPOINTS, config.keep, say=progress.say)
-    asked = parts_of(config, world)
+    asked = parts_of(task, config, world)
     state = RunState(parts=asked, asked=asked)
     run = Run(
-        task, optimizer, config, world, model, objective, parts, state, checkpoints, metrics, progress,
+        task, optimizer, config, world, model, objective, memory, state, checkpoints, metrics, progress,
         highest=highest_rate(optimizer, task.config.width, config.steps),
-        flops_per_token=cost(task.config, 1, precision).flops_per_token,
+        flops_per_token=cost(task.config, 1, precision, asked=task.asked).flops_per_token,
         peak=measured_peak(device, precision) * world.size,
     )  # fmt: skip
     with world.in_turn():  # nothing is written before all have read
         newest = checkpoints.newest()
         if newest is not None:
-            parts.restore(newest, state)
+            memory.restore(newest, state)
             if state.asked != asked:  # else what a lack of memory made of it stays
                 state.parts = state.asked = asked
             progress.say(f"Resuming after step {state.step} of {config.steps}.")
@@ -258,6 +257,8 @@ def begin(
                 f"out: none of the checkpoints in {config.out} is whole; choose another folder to begin anew"
             )
         metrics.rewind(state.step)
+        if world.first and metrics.path.exists():
+            progress.recall(read_metrics(config.out))
     if world.anyone(state.step != world.agreed(state.step)):
         raise ValueError(f"out: all processes must see the same checkpoints in {config.out}; use a disk they share")
     if newest is None:
@@ -265,7 +266,12 @@ def begin(
     return run
 
 
-def parts_of(config: RunConfig, world: World) -> int:
+def parts_of(task: Task, config: RunConfig, world: World) -> int:
+    """Micro-batches a batch, so that none has more tokens than asked for; of pairs, whose rows differ, about."""
     if config.micro_batch_tokens is None:
         return 1
-    return max(1, -(-config.batch_tokens // (config.micro_batch_tokens * world.size)))
+    data, micro = task.training, config.micro_batch_tokens
+    if isinstance(data, CausalData | MaskedData):
+        length = data.tokens_per_step // data.rows
+        return -(-data.rows // (max(1, micro // length) * world.size))
+    return max(1, -(-config.batch_tokens // (micro * world.size)))

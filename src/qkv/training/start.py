@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -14,7 +15,6 @@ from qkv.models.bert import BERTConfig
 from qkv.models.build import Config, Model
 from qkv.models.foreign.folder import TOKENIZER
 from qkv.models.rnn import RNNConfig
-from qkv.text import Tokenizer
 from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
 from qkv.training.cost import Cost, cost, measured_peak
 from qkv.training.distributed import World, joined, sharded
@@ -22,10 +22,12 @@ from qkv.training.folder import RUN, check_same, claim, describe, locked, read_d
 from qkv.training.loop import Outcome, train
 from qkv.training.metrics import Metrics
 from qkv.training.precision import best_precision, check_precision
+from qkv.training.progress import Progress, clock
 from qkv.training.run import begin
+from qkv.training.schedule import highest_rate, warmup_steps
 from qkv.training.task import Task, assemble
 
-SampleMaker = Callable[[Tokenizer], Callable[[Model], list[str]]]
+SampleMaker = Callable[[Task], Callable[[Model], list[str]]]
 
 
 def start(
@@ -38,12 +40,14 @@ def start(
     console: Console | None = None,
 ) -> Outcome | None:
     """Train, or go on training; None after a dry run. Under torchrun every process calls this."""
+    if run.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, at the first matrix product on a GPU
     if isinstance(config, BERTConfig):
         config = replace(config, pooler=False, next_sentence=False)  # guessing words teaches them nothing
     with joined(run.device) as world, ExitStack() as held:
-        console = console or Console(highlight=False, quiet=not world.first)
+        shown, console = console, console or Console(highlight=False, quiet=not world.first)
         with world.in_turn():  # the first process claims the folder, learns the tokenizer and prepares the data
-            check_possible(config, run, world)
+            check_possible(config, optimizer, run, world)
             if world.size > 1 and "-" in data.data:
                 raise ValueError("data: under torchrun only one process could read standard input; give a file")
             if run.dry_run:
@@ -56,8 +60,9 @@ def start(
             return None
         metrics = Metrics(run.out, sinks=run.sinks, config=read_description(run.out), active=world.first)
         shards = sharded(world, run.distributed)  # no process has a whole model to sample from
-        beginning = begin(task, optimizer, run, world, metrics=metrics)
-        outcome = train(beginning, None if samples is None or shards else samples(task.tokenizer))
+        progress = Progress(run.steps, every=run.log_every, console=shown, active=world.first)
+        beginning = begin(task, optimizer, run, world, metrics=metrics, progress=progress)
+        outcome = train(beginning, None if samples is None or shards else samples(task))
         if outcome.finished:
             console.print(report(run, outcome))
         return outcome
@@ -99,18 +104,24 @@ def prepare(
     return task
 
 
-def check_possible(config: Config, run: RunConfig, world: World) -> None:
+def check_possible(config: Config, optimizer: OptimizerConfig, run: RunConfig, world: World) -> None:
     """What this machine or model cannot do is refused before there is anything in the folder."""
     check_precision(run.precision or best_precision(world.device), world.device)
     if run.recompute and isinstance(config, RNNConfig):
         raise ValueError("recompute: an RNN has no blocks to recompute; leave it out")
+    if optimizer.optimizer == "muon" and isinstance(config, RNNConfig):
+        raise ValueError("optimizer: muon is for the matrices of blocks, and an RNN has none; use adamw")
 
 
 def plan(task: Task, optimizer: OptimizerConfig, run: RunConfig, world: World) -> Table:
     """What is about to happen, in numbers."""
     precision = run.precision or best_precision(world.device)
-    micro = min(run.micro_batch_tokens or run.batch_tokens, run.batch_tokens) // world.size
-    price = cost(task.config, micro, precision, recompute=run.recompute, average=optimizer.average == "exponential")
+    own = -(-run.batch_tokens // world.size)
+    micro = min(run.micro_batch_tokens or own, own)
+    average = optimizer.average == "exponential"
+    price = cost(task.config, micro, precision, asked=task.asked, recompute=run.recompute, average=average)
+    shards = world.size if sharded(world, run.distributed) else 1
+    highest = highest_rate(optimizer, task.config.width, run.steps)
     tokens = run.steps * task.training.tokens_per_step
     flops = price.flops_per_token * tokens
     seconds = flops / (0.4 * measured_peak(world.device, precision) * world.size)
@@ -119,7 +130,8 @@ def plan(task: Task, optimizer: OptimizerConfig, run: RunConfig, world: World) -
         "parameters": f"{price.parameters:,}",
         "steps": f"{run.steps:,} of {task.training.tokens_per_step:,} tokens",
         "tokens": f"{tokens:,}, {run.steps / task.training.steps_per_epoch:,.1f} times through the data",
-        "memory, about": memory(price),
+        "learning rate": f"{highest:.2e} after {warmup_steps(optimizer, run.steps)} steps, then {optimizer.schedule}",
+        "memory, about": memory(price, shards),
         "cost": f"{flops:.2e} floating-point operations",
         "time, about": f"{clock(seconds)} on {world.size} x {world.device.type}, if 40% of its speed can be used",
         "precision": precision,
@@ -130,14 +142,15 @@ def plan(task: Task, optimizer: OptimizerConfig, run: RunConfig, world: World) -
     return table
 
 
-def memory(price: Cost) -> str:
-    weights, activations = price.weights / 2**30, price.activations / 2**30
+def memory(price: Cost, shards: int) -> str:
+    """Of one process."""
+    weights, activations = price.weights / 2**30 / shards, price.activations / 2**30
     return f"{weights + activations:.2f} GiB: {weights:.2f} weights and optimizer, {activations:.2f} activations"
 
 
 def report(run: RunConfig, outcome: Outcome) -> Table:
     """The row of a results table: what came out, and what it cost."""
-    loss = outcome.validation_loss or math.nan
+    loss = math.nan if outcome.validation_loss is None else outcome.validation_loss
     table = Table(
         "steps", "tokens", "validation loss", "perplexity", "time", "training cost (FLOPs)", title=str(run.out)
     )
@@ -145,9 +158,3 @@ def report(run: RunConfig, outcome: Outcome) -> Table:
     cells = [f"{outcome.steps:,}", f"{outcome.tokens:,}", f"{loss:.4f}", perplexity, clock(outcome.seconds)]
     table.add_row(*cells, f"{outcome.flops:.2e}")
     return table
-
-
-def clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

@@ -45,7 +45,7 @@ class RunState:
 
 
 @dataclass(frozen=True)
-class Parts:
+class Memory:
     """Everything with a memory."""
 
     model: nn.Module

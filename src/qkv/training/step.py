@@ -56,9 +56,10 @@ def accumulate(
     """Gradients add up over the parts; the loss is divided once, by the count of the whole batch."""
     total = torch.zeros((), device=world.device)
     for number, part in enumerate(parts):
-        torch.manual_seed(mixed(*seed, world.rank, number))  # dropout is a function of the place in the run, too
+        drawn = mixed(*seed, world.rank, number)  # dropout is a function of the place in the run, too
         if isinstance(objective, Objective) and objective.replay and len(parts) == 1 and objective.replay.fits(part):
-            return objective.replay.gradients(part.pin(), torch.as_tensor(scale / count, device=world.device))
+            return objective.replay.gradients(part.pin(), torch.as_tensor(scale / count, device=world.device), drawn)
+        torch.manual_seed(drawn)
         with exchanging(objective, now=number == len(parts) - 1):
             loss = objective(part.pin().to(world.device))
             (loss * (scale * world.size / count)).backward()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -25,7 +26,7 @@ from qkv.models.transformer import TransformerConfig
 from qkv.text import Kind, Tokenizer, train
 from qkv.training.config import DataConfig
 
-MOST_HELD_OUT = {"tokens": 1_000_000, "pairs": 2_000}
+MOST_HELD_OUT = {"tokens": 200_000, "pairs": 2_000}
 
 
 @runtime_checkable
@@ -50,7 +51,9 @@ class Task:
     training: Data
     validation: Data
     fingerprint: str
-    """Of what is read and how it is cut into tokens."""
+    """Of what is read, to train and to validate on, and how it is cut into tokens."""
+    asked: float = 1.0
+    """The fraction of the words read that the output layer is asked about."""
     notes: tuple[str, ...] = ()
     """What a person should know about the data."""
 
@@ -91,7 +94,9 @@ def text_task(
     if isinstance(config, GPTConfig) and config.memory and not data.across_documents:
         raise ValueError("across_documents: a model with memory reads on from text to text; leave it True")
     said = f"{len(training):,} tokens to train on, {len(validation):,} to validate on, vocabulary {config.vocabulary:,}"
-    return Task(config, tokenizer, batches(training, False), batches(validation, True), tokens.fingerprint, (said,))
+    asked = data.mask_rate if isinstance(config, BERTConfig) else 1.0
+    fingerprint = both(training, validation)
+    return Task(config, tokenizer, batches(training, False), batches(validation, True), fingerprint, asked, (said,))
 
 
 def paired_task(
@@ -125,7 +130,9 @@ def paired_task(
     ]
     if left_out := sum(each.left_out for each in made):
         notes.append(f"{left_out:,} pairs are longer than the context or a whole batch, and are left out")
-    return Task(config, tokenizer, *made, pairs.fingerprint, tuple(notes))
+    first, second = (tokenizer.decode(side(0)) for side in (training.source, training.target))
+    notes.append(f"the first pair: {first} -> {second}")
+    return Task(config, tokenizer, *made, both(training, validation), notes=tuple(notes))
 
 
 def find_tokenizer(data: DataConfig, texts: Iterable[str], vocabulary: int, learned: Path | None) -> Tokenizer:
@@ -145,6 +152,10 @@ def validation_source(data: DataConfig) -> tuple[str, ...]:
     if not data.validation and len(data.data) == 1 and data.data[0] in SPLITS:
         return (f"{data.data[0]}:valid",)
     return data.validation
+
+
+def both(training: Tokens | Pairs, validation: Tokens | Pairs) -> str:
+    return hashlib.sha256(f"{training.fingerprint} {validation.fingerprint}".encode()).hexdigest()
 
 
 def fraction(held_out: float, count: int, of: str) -> float:
