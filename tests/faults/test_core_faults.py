@@ -398,7 +398,7 @@ def test_an_unknown_preset_suggests_the_nearest() -> None:
         preset("gpt-2")
     with refused("preset: there is no 'llama3-8B'; did you mean llama3-8b"):
         preset("llama3-8B")
-    with refused("preset: there is no 'qqqqqq'; expected one of rnn, rnn-attention, transformer-base"):
+    with refused("preset: there is no 'qqqqqq'; expected one of gpt-tiny, gpt-small"):
         preset("qqqqqq")
 
 

@@ -94,7 +94,10 @@ class World:
 @contextmanager
 def joined(device: str | None) -> Iterator[World]:
     """This process among those that torchrun started, or alone."""
-    kind = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        kind = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise ValueError(f"device: expected cpu, cuda, cuda:1 ..., not {device}") from error
     if kind.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device: there is no GPU here that PyTorch can use, so not {device}; use cpu")
     if "RANK" not in os.environ:
