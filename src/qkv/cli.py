@@ -110,6 +110,8 @@ def training_flags(name: str, arguments: Arguments) -> tuple[Config, DataConfig,
         raise ValueError(f"preset: {chosen} is of another family; say qkv train {family(model)} --preset {chosen}")
     out = value_of("--out", arguments)
     before = remembered(Path(out)) if out is not None and "--resume" in arguments else None
+    if out is not None and "--resume" in arguments and before is None and value_of("--data", arguments) is None:
+        raise ValueError(f"out: there is no run in {out} to go on with; give --data to begin one")
     if before is not None:
         own, known = before
         if family(own) != name:
@@ -167,10 +169,11 @@ def main() -> None:
     except (ValueError, TypeError, OSError, ImportError, RuntimeError, MemoryError) as error:
         if os.environ.get("QKV_TRACEBACK"):
             raise
-        unforeseen = isinstance(error, TypeError | RuntimeError) and not isinstance(error, ValueError)
+        unforeseen = type(error) in (TypeError, RuntimeError)
         sys.exit(f"qkv: {error}" + ("\n(QKV_TRACEBACK=1 shows where it happened)" if unforeseen else ""))
     except KeyboardInterrupt:
-        sys.exit("qkv: stopped")
+        print("qkv: stopped", file=sys.stderr)
+        sys.exit(STOPPED)
 
 
 if __name__ == "__main__":

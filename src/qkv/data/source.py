@@ -104,7 +104,7 @@ def open_pairs(data: Sequence[str | Path], *, columns: tuple[str, str] | None = 
         if {"source", "target"} <= set(names):
             return ("source", "target")
         if len(names) != 2:
-            raise ValueError(f"{where}: {len(names)} columns, expected two; name the two that are the pair")
+            raise ValueError(f"{where}: {len(names)} columns, expected two; name the two that are the pair (--columns)")
         return ("1", "2")
 
     def pairs(row: list[Any], where: str) -> Iterator[tuple[str, str]]:

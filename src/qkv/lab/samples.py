@@ -37,7 +37,12 @@ def writing(model: GPT, tokenizer: Tokenizer) -> list[str]:
     prompt = torch.full((EXAMPLES, 1), begin, device=device_of(model))
     length = min(LENGTH, model.config.context)
     said = generate(model, prompt, length=length, end=tokenizer.end, temperature=0.8, top_k=50, seed=0)
-    return [tokenizer.decode(ids) for ids in said]
+    return [shortened(tokenizer.decode(ids)) for ids in said]
+
+
+def shortened(text: str, lines: int = 8) -> str:
+    """Without empty lines, and not too many."""
+    return "\n".join([line for line in text.splitlines() if line.strip()][:lines])
 
 
 def translations(model: Transformer | RNN, tokenizer: Tokenizer, batch: Batch) -> list[str]:

@@ -110,7 +110,8 @@ class RunConfig:
     seed: int = 0
     """Of the weights, the order of the data and dropout."""
     batch_tokens: int = 4096
-    """Tokens of one update, over all micro-batches and machines; of a translation, padding counts too."""
+    """Tokens of one update, over all micro-batches and machines, in whole rows; of a translation, of each side, padding
+    included."""
     micro_batch_tokens: int | None = None
     """Tokens of one forward pass on one device; as many as fit unless given."""
     precision: Precision | None = None

@@ -7,6 +7,7 @@ run.json     metrics.jsonl      checkpoints/         how it was trained, what wa
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,6 +16,7 @@ from typing import Any
 
 from qkv import disk
 from qkv.artifact import TOKENIZER_CONFIG
+from qkv.data.source import SPLITS
 from qkv.models.build import Config, from_json, to_json
 from qkv.models.foreign.folder import TOKENIZER, read_json
 from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
@@ -69,11 +71,17 @@ def describe(
 ) -> dict[str, Any]:
     return {
         "model": to_json(model),
-        "data": asdict(data),
+        "data": asdict(data) | {name: tuple(map(located, getattr(data, name))) for name in ("data", "validation")},
         "optimizer": asdict(optimizer),
         "run": {name: str(value) if isinstance(value, Path) else value for name, value in asdict(run).items()},
         "fingerprint": fingerprint,
     }
+
+
+def located(item: str) -> str:
+    """A file's whole path, so that a run can be resumed from anywhere."""
+    embedded = item.partition(":")[0] in SPLITS and not item.startswith(".")
+    return item if embedded or item.startswith(("hf:", "-")) else os.path.abspath(item)
 
 
 def write_description(out: Path, description: dict[str, Any]) -> None:

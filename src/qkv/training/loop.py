@@ -41,6 +41,8 @@ def train(run: Run, samples: Samples | None = None) -> Outcome:
     validate_every, save_every = config.every(config.validate_every, 10), config.every(config.checkpoint_every, 20)
     sample_every = config.every(config.sample_every, 4)
 
+    if state.step >= run.steps:
+        progress.say(f"All {run.steps} steps are done; give more --steps to go on.")
     with (
         closing(run.metrics),
         run.progress,

@@ -36,6 +36,10 @@ from qkv.training.step import validate
 from qkv.training.task import Task
 
 
+class Diverged(RuntimeError):
+    """Training cannot go on, whatever data it is given."""
+
+
 class Done(NamedTuple):
     """A step that was sent to the device; its numbers are known there, and here a little later."""
 
@@ -79,6 +83,7 @@ class Run:
             done = self.pending.pop(0)
             loss, norm, bad, scale = done.numbers.tolist()
             speed = done.tokens / done.seconds
+            self.peak = max(self.peak, self.flops_per_token * speed)  # it was measured on a machine that was busy
             row = {
                 "step": done.step + 1,
                 "loss": loss,
@@ -113,14 +118,14 @@ class Run:
         (step, first), (_, last) = bad[0], bad[-1]
         good = self.checkpoints.last(1, up_to=step)
         if self.state.rewinds >= self.config.patience:
-            raise RuntimeError(
+            raise Diverged(
                 f"training fails again and again, now at step {step + 1}: it went back {self.state.rewinds} times, "
                 "each time past other data, so the data is not to blame; lower the learning rate or raise the warmup"
             )
         rewinds, left_out = self.state.rewinds + 1, self.state.left_out
         checkpoint = good[0] if good else self.checkpoints.newest()
         if checkpoint is None:
-            raise RuntimeError("training fails, and there is no whole checkpoint to go back to; begin a new run")
+            raise Diverged("training fails, and there is no whole checkpoint to go back to; begin a new run")
         self.memory.restore(checkpoint, self.state)
         self.state.rewinds, self.state.left_out = rewinds, left_out
         first = max(first, self.state.position(self.state.step))

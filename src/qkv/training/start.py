@@ -52,6 +52,7 @@ def start(
                 raise ValueError("data: under torchrun only one process could read standard input; give a file")
             if run.dry_run:
                 task = assemble(config, data, batch_tokens=run.batch_tokens, seed=run.seed)
+                console.print("\n".join(task.notes))
             else:
                 going_on = held.enter_context(claimed(run)) if world.first else found(run)
                 task = prepare(config, data, optimizer, run, going_on, console)

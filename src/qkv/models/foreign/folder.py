@@ -174,6 +174,20 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     mode = path.stat().st_mode
     save_file(own, path, metadata=dict(metadata))
     path.chmod(mode)  # safetensors lets only its owner read a file
+    sort_metadata(path)
+
+
+def sort_metadata(path: Path) -> None:
+    """The library writes metadata in an order that differs from time to time; sorted, equal models are equal files."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        if "__metadata__" in header:
+            header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= size:
+            file.seek(8)
+            file.write(text.ljust(size))
 
 
 def shard(tensors: Mapping[str, Tensor], max_shard_bytes: int) -> list[list[str]]:
