@@ -13,7 +13,6 @@ from qkv.data.batch import IGNORE, Batch
 from qkv.data.documents import document_numbers, positions_within
 from qkv.data.order import Windows, draws
 from qkv.data.prepared import Tokens
-from qkv.text.special import special_ids
 from qkv.text.tokenizer import Tokenizer
 
 SHOWN_AS_MASK, SHOWN_AS_RANDOM = 0.8, 0.1  # and the rest as it is, so that a word that is shown may be wrong too
@@ -40,7 +39,7 @@ class Words:
             raise ValueError("tokenizer: the masked objective needs a mask token, [mask] or [MASK], and it has none")
         special = np.ones(tokenizer.vocabulary, dtype=bool)  # so are ids that stand for nothing
         special[list(tokenizer.inner.get_vocab(with_added_tokens=True).values())] = False
-        special[list(special_ids(tokenizer.inner).values())] = True
+        special[list(tokenizer.special)] = True
         return cls(
             tokenizer.mask, tokenizer.starts_word, special, tokenizer.start, tokenizer.end, tokenizer.padding or 0
         )

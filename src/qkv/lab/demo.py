@@ -20,6 +20,7 @@ from qkv.evaluation import bleu
 from qkv.generation import generate, translate
 from qkv.insight.alignment import alignment
 from qkv.lab.board import matrix
+from qkv.lab.samples import device_of
 from qkv.models import GPT, GPTConfig, Transformer, preset
 from qkv.models.build import Config, Model
 from qkv.text import Tokenizer
@@ -114,7 +115,7 @@ def show_alignment(console: Console, model: Transformer, tokenizer: Tokenizer, e
 
 def in_turkish(model: Transformer, tokenizer: Tokenizer, sentences: Sequence[str]) -> list[str]:
     start, end, padding = map(number_of, (tokenizer.start, tokenizer.end, tokenizer.padding))
-    device = next(model.parameters()).device
+    device = device_of(model)
     said = []
     for begin in range(0, len(sentences), 500):
         ids = tokenizer.encode_batch(sentences[begin : begin + 500])
@@ -153,7 +154,7 @@ def show_writer(console: Console, out: Path, steps: int) -> bool:
 
 def completed(model: GPT, tokenizer: Tokenizer, prompt: str, length: int) -> str:
     """What the model says after the prompt."""
-    ids = torch.tensor([tokenizer.encode(prompt)], device=next(model.parameters()).device)
+    ids = torch.tensor([tokenizer.encode(prompt)], device=device_of(model))
     (said,) = generate(model, ids, length=length, end=tokenizer.end, temperature=0.5, top_k=40, seed=0)
     return tokenizer.decode(said)
 

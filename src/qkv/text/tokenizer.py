@@ -71,8 +71,13 @@ class Tokenizer:
         numbers = [index(id) for id in ids]
         if numbers and min(numbers) < 0:
             raise ValueError(f"ids: expected 0 or more, found {min(numbers)}")
-        left_out = set(special_ids(self.inner).values()) - {self.unknown}
-        return self.inner.decode([id for id in numbers if id not in left_out], skip_special_tokens=False)
+        silent = self.special - {self.unknown}
+        return self.inner.decode([id for id in numbers if id not in silent], skip_special_tokens=False)
+
+    @cached_property
+    def special(self) -> frozenset[int]:
+        """The ids that are no words."""
+        return frozenset(special_ids(self.inner).values())
 
     def token(self, id: int) -> str:
         """An id's token as the vocabulary writes it, such as ##ing or Ġthe."""
@@ -90,9 +95,8 @@ class Tokenizer:
         """Which tokens begin a word, for masking whole words. A special token stands alone, so it begins one too; and
         the first token of a text always does, whatever is said here."""
         begins = np.ones(self.vocabulary, dtype=bool)
-        special = set(special_ids(self.inner).values())
         for token, id in self.inner.get_vocab(with_added_tokens=True).items():
-            begins[id] = id in special or not self.continues(token)
+            begins[id] = id in self.special or not self.continues(token)
         return begins
 
     def continues(self, token: str) -> bool:

@@ -46,8 +46,6 @@ def mean_of(checkpoints: Sequence[Checkpoint], prefix: str) -> dict[str, Tensor]
     """The mean of the tensors whose names begin with the prefix, without it, added up in float64."""
     total: dict[str, Tensor] = {}
     for checkpoint in checkpoints:
-        for name, tensor in checkpoint.tensors().items():
-            if name.startswith(prefix):
-                own = name.removeprefix(prefix)
-                total[own] = tensor.double() + total.get(own, 0.0)
+        for name, tensor in checkpoint.tensors(prefix).items():
+            total[name] = tensor.double() + total.get(name, 0.0)
     return {name: (tensor / len(checkpoints)).float() for name, tensor in total.items()}

@@ -29,9 +29,10 @@ class Checkpoint:
     passing: bool
     state: dict[str, Any]
 
-    def tensors(self) -> dict[str, Tensor]:
-        """On the CPU, in memory of their own: the file may go while they are in use."""
-        return {name: read().clone() for name, read in open_file(self.path / TENSORS).items()}
+    def tensors(self, under: str = "") -> dict[str, Tensor]:
+        """Those whose names begin so, without that; on the CPU, in memory of their own: the file may go meanwhile."""
+        found = open_file(self.path / TENSORS).items()
+        return {name.removeprefix(under): read().clone() for name, read in found if name.startswith(under)}
 
 
 class Checkpoints:

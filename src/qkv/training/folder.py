@@ -107,7 +107,7 @@ def remembered(out: Path) -> tuple[Config, dict[str, Any]] | None:
 
 def check_same(out: Path, now: dict[str, Any]) -> list[str]:
     """An error where resuming would not go on with the same run; what else has changed, in words."""
-    before = json.loads(json.dumps(read_description(out)))
+    before = read_description(out)
     now = json.loads(json.dumps(now))  # tuples and lists alike
     if before["model"] != now["model"]:
         names = [name for name in now["model"] if before["model"].get(name) != now["model"][name]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -15,8 +14,7 @@ from qkv import artifact
 from qkv.data.causal import CausalData
 from qkv.data.masked import MaskedData
 from qkv.data.paired import PairedData
-from qkv.models.build import Config, Model, build, with_weights
-from qkv.text import Tokenizer
+from qkv.models.build import Model, build, with_weights
 from qkv.training.average import ExponentialAverage, mean_of
 from qkv.training.checkpoint import Checkpoints
 from qkv.training.config import OptimizerConfig, RunConfig
@@ -178,7 +176,8 @@ class Run:
         weights = gathered(own, self.world.first)
         with self.world.together():
             if self.world.first:
-                keep(self.task.config, weights, self.task.tokenizer, self.config.out)
+                model = with_weights(self.task.config, weights)
+                artifact.save(model, self.config.out, tokenizer=self.task.tokenizer, replace=True)
 
     def finish(self) -> None:
         if self.optimizer.average == "last":
@@ -198,10 +197,6 @@ class Run:
         }
         if self.world.first and row not in read_metrics(self.config.out):  # it may have been resumed at its end
             self.metrics.write(row)
-
-
-def keep(config: Config, weights: dict[str, Tensor], tokenizer: Tokenizer, out: Path) -> None:
-    artifact.save(with_weights(config, weights), out, tokenizer=tokenizer, replace=True)
 
 
 def begin(

@@ -68,13 +68,12 @@ class Memory:
 
     def restore(self, checkpoint: Checkpoint, state: RunState) -> None:
         """Everything, and `state`, as it was when the checkpoint was saved."""
-        tensors = checkpoint.tensors()
-        weights = under("model/", tensors)
+        weights = checkpoint.tensors("model/")
         put_weights(self.model, weights, str(checkpoint.path))
-        self.optimizers.load(under("optimizer/", tensors))
-        self.scale.load(under("scale/", tensors))
+        self.optimizers.load(checkpoint.tensors("optimizer/"))
+        self.scale.load(checkpoint.tensors("scale/"))
         if self.average is not None:
-            averages = under("average/", tensors) or weights  # averaging may have been asked for later
+            averages = checkpoint.tensors("average/") or weights  # averaging may have been asked for later
             own = self.model.named_parameters()
             self.average.weights = {name: like(averages[name], parameter) for name, parameter in own}
         numbers = dict(checkpoint.state)
@@ -82,10 +81,6 @@ class Memory:
         numbers["left_out"] = [(int(first), int(count)) for first, count in numbers["left_out"]]
         for name, value in numbers.items():
             setattr(state, name, value)
-
-
-def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 @torch.no_grad()

@@ -92,9 +92,11 @@ def share(batch: Batch, world: World, parts: int = 1) -> list[Batch]:
     """
     shares = batch.split(world.size)
     mine = shares[world.rank].split(parts) if world.rank < len(shares) else []
+    missing = min(parts, -(-batch.rows // world.size)) - len(mine)
+    if not missing:
+        return mine
     row = batch.part(0, 1)
-    nothing = replace(row, targets=torch.full_like(row.targets, IGNORE))
-    return mine + [nothing] * (min(parts, -(-batch.rows // world.size)) - len(mine))
+    return mine + [replace(row, targets=torch.full_like(row.targets, IGNORE))] * missing
 
 
 def mixed(*numbers: int) -> int:
