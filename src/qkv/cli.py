@@ -1,4 +1,4 @@
-"""The command line: `qkv train`, `qkv plot`, `qkv demo`, `qkv presets`."""
+"""The command line: `qkv train`, `qkv generate`, `qkv translate` ...; `qkv --help` lists them all."""
 
 from __future__ import annotations
 
@@ -146,7 +146,52 @@ def value_of(flag: str, arguments: Arguments) -> str | None:
     return None
 
 
-COMMANDS: dict[str, Callable[[Arguments], None]] = {"train": train, "plot": plot, "demo": demo, "presets": presets}
+def generate(arguments: Arguments) -> None:
+    """Let a GPT go on from a prompt: qkv generate runs/mine 'Once upon a time'"""
+    from qkv.commands import generate
+
+    tyro.cli(generate.run, args=arguments, prog="qkv generate")
+
+
+def chat(arguments: Arguments) -> None:
+    """Talk with a model that was taught to: qkv chat smollm2"""
+    from qkv.commands import chat
+
+    tyro.cli(chat.run, args=arguments, prog="qkv chat")
+
+
+def translate(arguments: Arguments) -> None:
+    """Translate lines of a file, of a pipe, or as you type them: qkv translate runs/translator"""
+    from qkv.commands import translate
+
+    tyro.cli(translate.run, args=arguments, prog="qkv translate")
+
+
+def fill(arguments: Arguments) -> None:
+    """Guess masked words with a BERT: qkv fill runs/encoder 'I took my [mask] for a walk'"""
+    from qkv.commands import fill
+
+    tyro.cli(fill.run, args=arguments, prog="qkv fill")
+
+
+def evaluate(arguments: Arguments) -> None:
+    """Score models in tasks: qkv evaluate smollm2 --task lambada --data lambada.jsonl"""
+    from qkv.commands import evaluate
+
+    tyro.cli(evaluate.run, args=arguments, prog="qkv evaluate")
+
+
+COMMANDS: dict[str, Callable[[Arguments], None]] = {
+    "train": train,
+    "generate": generate,
+    "chat": chat,
+    "translate": translate,
+    "fill": fill,
+    "evaluate": evaluate,
+    "plot": plot,
+    "demo": demo,
+    "presets": presets,
+}
 
 
 def main() -> None:

@@ -108,7 +108,7 @@ def test_sparse_masks_on_a_gpu_choose_flex(name: str) -> None:
     from qkv.nn.attention.attend import choose, scaled_dot
 
     x = torch.empty(B, H, 640, D, device="cuda")
-    assert choose(x, x, sparse(name, 640), scaled_dot, None, 0.0, False) == "flex"
+    assert choose(x, x, x, sparse(name, 640), scaled_dot, None, 0.0, False) == "flex"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

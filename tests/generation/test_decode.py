@@ -178,12 +178,17 @@ def test_nobody_elses_random_numbers_are_touched() -> None:
 
 @pytest.mark.parametrize("position", ["learned", "rotary"])
 @pytest.mark.parametrize("prompt", [1, 10, 16])
-def test_learned_positions_end_where_the_context_is_full(position: str, prompt: int) -> None:
+def test_a_text_ends_where_the_context_is_full(position: str, prompt: int) -> None:
     model, ids = gpt(position=position, context=16), words(B, prompt)
     full = 16 - prompt + 1  # the last word is said, and needs no place because nobody reads it
     for length in (1, full, full + 1, 30):
         found = generate(model, ids, length=length, seed=0)
-        assert {len(row) for row in found} == {min(length, full) if position == "learned" else length}
+        assert {len(row) for row in found} == {min(length, full)}
+    if position == "rotary":
+        assert {len(row) for row in generate(model, ids, length=30, seed=0, beyond="extend")} == {30}
+    else:
+        with pytest.raises(ValueError, match="beyond: learned positions end with the context"):
+            generate(model, ids, length=30, beyond="extend")
 
 
 @pytest.mark.parametrize("position", ["learned", "sinusoidal"])
@@ -220,9 +225,15 @@ def test_no_rows_say_nothing() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("qkv_unchecked")  # Triton cannot compile a function that the shape checks have rewritten
 @pytest.mark.parametrize("kind", GENERATORS)
 def test_a_gpu_says_what_the_cpu_says(kind: str) -> None:
-    model, ids = gpt(**GENERATORS[kind]), words(B, 5)
+    from qkv.generation import generate
+    from qkv.models import GPT, GPTConfig
+
+    like, ids = gpt(**GENERATORS[kind]), words(B, 5)
+    model = GPT(GPTConfig(**vars(like.config))).eval()
+    model.load_state_dict(like.state_dict())
     choices: list[dict[str, Any]] = [{"temperature": 0.0}, {}, {"temperature": 1.5, "top_k": 6, "top_p": 0.9}]
     right = [generate(model, ids, length=LENGTH, end=END, seed=3, **choice) for choice in choices]
     model.cuda()
@@ -242,16 +253,19 @@ def test_a_gpu_says_what_the_cpu_says(kind: str) -> None:
         ({"top_k": 0}, "top_k: expected 1 or more"),
         ({"seed": -4}, "seed: expected 0 or more"),
         ({"seed": [1, 2]}, "seed: expected one, or one for each of 4 rows, not 2"),
-        ({"ids": torch.zeros(4, 0, dtype=torch.long)}, r"ids: expected a prompt of one word or more .* not \(4, 0\)"),
-        ({"ids": torch.zeros(4, dtype=torch.long)}, r"ids: expected a prompt .* \(B, T\), not \(4,\)"),
-        ({"ids": torch.full((4, 2), 13)}, "ids: expected 0 to 12 .* found 13"),
-        ({"ids": torch.zeros(4, 17, dtype=torch.long)}, "context: 17 positions are more than the model's 16"),
+        ({"prompts": torch.zeros(4, 0, dtype=torch.long)}, "prompts: expected one id or more in each row"),
+        ({"prompts": torch.zeros(4, dtype=torch.long)}, r"prompts: expected ids of shape \(B, T\) .* not \(4,\)"),
+        ({"prompts": torch.full((4, 2), 13)}, "ids: expected 0 to 12 .* found 13"),
+        (
+            {"prompts": torch.zeros(4, 17, dtype=torch.long)},
+            "prompts: 17 tokens are more than the model's context of 16; shorten",
+        ),
     ],
 )
 def test_a_wrong_question_is_refused_by_name(wrong: dict[str, Any], message: str) -> None:
-    asked = {"ids": words(B, 3), "length": 5} | wrong
+    asked = {"prompts": words(B, 3), "length": 5} | wrong
     with pytest.raises(ValueError, match=message):
-        generate(gpt(position="learned"), asked.pop("ids"), **asked)
+        generate(gpt(position="learned"), asked.pop("prompts"), **asked)
 
 
 @pytest.mark.usefixtures("without_shape_checks")

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from qkv.generation.sample import chances, choose, distribution, draw, row_seeds
+from qkv.generation.choice import BROKEN, Choice, choose
+from qkv.generation.sample import chances, distribution, draw, row_seeds
 
 HALVES = torch.tensor([0.05, 0.5, 0.15, 0.3], dtype=torch.float64)
 
@@ -79,8 +80,8 @@ def test_filters_are_what_they_say(logits: list[float], top_k: int, top_p: float
 def test_temperature_0_takes_the_likeliest_and_the_first_of_equals() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 2.0], [5.0, -math.inf, 0.0, 4.0]])
     for chance in (1e-9, 0.5, 1.0):
-        assert choose(logits, torch.full((2,), chance), temperature=0).tolist() == [1, 0]
-        assert choose(logits, torch.full((2,), chance), temperature=1e-300, top_k=1).tolist()[1] == 0
+        assert choose(logits, torch.full((2,), chance), Choice(temperature=0)).tolist() == [1, 0]
+        assert choose(logits, torch.full((2,), chance), Choice(temperature=1e-300, top_k=1)).tolist()[1] == 0
 
 
 def test_the_chance_falls_on_a_word_as_long_as_it_is_likely() -> None:
@@ -98,7 +99,7 @@ def test_words_are_drawn_as_often_as_they_are_likely() -> None:
         logits = torch.randn(1, size) * 2
         for choice in ({}, {"temperature": 2.0}, {"top_k": 5}, {"top_p": 0.9}):
             expected = rows * distribution(logits, **choice)[0]
-            drawn = choose(logits.expand(rows, -1), chance, **choice)
+            drawn = choose(logits.expand(rows, -1), chance, Choice(**choice))
             count = torch.bincount(drawn, minlength=size)
             there = expected > 0
             assert count[~there].sum() == 0
@@ -132,18 +133,24 @@ def test_a_row_depends_on_its_seed_alone() -> None:
         ({"top_k": 0}, "top_k: expected 1 or more, not 0"),
         ({"top_p": 0.0}, "top_p: expected more than 0 and at most 1, not 0.0"),
         ({"top_p": 1.5}, "top_p: expected more than 0 and at most 1, not 1.5"),
+        ({"min_p": 1.5}, "min_p: expected 0 to 1, not 1.5"),
+        ({"repetition": 0.0}, "repetition: expected more than 0"),
+        ({"presence": math.nan}, "presence: expected a number"),
+        ({"minimum": -1}, "minimum: expected 0 words or more, not -1"),
+        ({"forced": {-1: 3}}, "forced: expected places from 0"),
     ],
 )
 def test_a_choice_that_is_none_is_refused(choice: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        choose(torch.zeros(1, 4), torch.ones(1), **choice)
+        Choice(**choice)
 
 
 @pytest.mark.parametrize("row", [[math.nan, 0.0], [-math.inf, -math.inf], [math.inf, 0.0]])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_broken_logits_are_refused(row: list[float], temperature: float) -> None:
-    with pytest.raises(ValueError, match="logits: a row has no likeliest word"):
-        choose(torch.tensor([[1.0, 2.0], row]), torch.ones(2), temperature=temperature)
+def test_broken_logits_are_told_by_their_word(row: list[float], temperature: float) -> None:
+    words = choose(torch.tensor([[1.0, 2.0], row]), torch.ones(2), Choice(temperature=temperature))
+    assert words[0] != BROKEN
+    assert words[1] == BROKEN
 
 
 def test_seeds_that_are_none_are_refused() -> None:

@@ -9,9 +9,10 @@ import torch
 from torch.testing import assert_close
 
 from models.families import RNN_KINDS, rnn, transformer, words
-from qkv.insight.alignment import alignment
+from qkv.insight.alignment import alignment, words_of
 from qkv.nn.attention import attend
 from qkv.nn.tap import record
+from qkv.text import train
 
 S, T, START = 5, 4, 1
 
@@ -87,3 +88,12 @@ def test_what_has_no_alignment_is_refused() -> None:
         alignment(transformer(), words(2, S), target, start=START)
     with pytest.raises(ValueError, match=r"target: expected one row of one word or more, not \(1, 0\)"):
         alignment(transformer(), source, target[:, :0], start=START)
+
+
+def test_the_words_that_pieces_make_up() -> None:
+    tokenizer = train("word-piece", ["play plays played walk walks walked"] * 5, 35)
+    ids = [*tokenizer.encode("plays walked"), tokenizer.end]
+    found = words_of(tokenizer, ids)
+    assert [word.text for word in found] == ["plays", "walked", ""]
+    assert [place for word in found for place in word.places] == list(range(len(ids)))
+    assert words_of(tokenizer, []) == []

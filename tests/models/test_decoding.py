@@ -82,6 +82,22 @@ def test_a_transformer_may_be_reordered_before_its_first_word() -> None:
     assert_close(model.decode(target, state), right)
 
 
+@pytest.mark.parametrize("kind", TRANSFORMER_KINDS)
+def test_rows_that_share_a_source_equal_rows_with_their_own(kind: str) -> None:
+    """Before the first word and after some, with words read one and several at a time."""
+    model = transformer(**TRANSFORMER_KINDS[kind])
+    source, target, more = sources(model.config, B, S), words(2 * B, 3), words(2 * B, 2)
+    keep = torch.arange(S) < torch.tensor([[6], [2], [4]])
+    rows, moved = torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([1, 0, 3, 3, 4, 5])
+    state = model.start(source, keep)
+    state.reorder(rows)
+    assert state.source.shared == 2
+    assert_close(model.decode(target, state), model(source[rows], target, source_keep=keep[rows]))
+    state.reorder(moved)
+    right = model(source[rows], torch.cat([target[moved], more], dim=1), source_keep=keep[rows])[:, 3:]
+    assert_close(torch.cat([model.decode(word, state) for word in more.split(1, dim=1)], dim=1), right)
+
+
 @pytest.mark.parametrize("kind", RNN_KINDS)
 def test_cached_rnn_equals_uncached(kind: str) -> None:
     assert_cached_equals_uncached(rnn(**RNN_KINDS[kind]))

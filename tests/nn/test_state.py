@@ -184,3 +184,42 @@ def test_a_recurrent_state_counts_its_words() -> None:
     state.append((hidden[0] + 2,), 1)
     assert state.length == 4
     assert_close(state.hidden, (hidden[0] + 2,))
+
+
+@given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=8), max_size=4), st.integers(1, 3))
+def test_however_rows_are_reordered_each_has_its_own_source(orders: list[list[int]], beams: int) -> None:
+    """Whether or not they share it."""
+    source, keep, (first,) = torch.randn(B, 4, E), torch.rand(B, 4) < 0.5, pieces(4)
+    cache = SourceCache(source, keep)
+    cache.append(0, *first)
+    of = list(range(B))
+    for order in [[row for row in range(B) for _ in range(beams)], *orders]:
+        rows = [each % len(of) for each in order]
+        of = [of[row] for row in rows]
+        cache.reorder(torch.tensor(rows))
+        assert cache.rows == len(of)
+        assert cache.keep is not None
+        for found, right in ((cache.source, source), (cache.keep, keep), (cache.read(0)[0], first[0])):
+            assert_close(found.repeat_interleave(cache.shared, 0), right[of])
+
+
+def test_beams_of_one_source_share_it() -> None:
+    source = torch.randn(B, 4, E)
+    cache = SourceCache(source)
+    cache.reorder(torch.tensor([0, 0, 1, 1, 2, 2]))
+    cache.reorder(torch.tensor([1, 0, 3, 3, 4, 5]))
+    assert cache.source is source
+    cache.reorder(torch.tensor([1, 1, 4, 5]))
+    assert_close(cache.source, source[[0, 2]])
+    assert (cache.shared, cache.rows) == (2, 4)
+
+
+@given(st.lists(st.permutations(range(5)), max_size=4), st.lists(st.integers(0, 4), min_size=5, max_size=5))
+def test_a_cache_reordered_in_place_is_as_one_reordered_anew(orders: list[list[int]], last: list[int]) -> None:
+    cache, seen = KeyValueCache(capacity=8), torch.empty(5, K, 0, D)
+    for order in [*orders, last]:
+        key, value = torch.randn(5, K, 2, D), torch.randn(5, K, 2, X)
+        cache.append(0, key, value)
+        seen = torch.cat([seen, key], dim=2)[order]
+        cache.reorder(torch.tensor(order))
+        assert_close(cache.read(0)[0], seen)

@@ -92,7 +92,8 @@ def test_a_path_that_is_not_there(tmp_path: Path) -> None:
 def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"sentencepiece")
     with refused(
-        f"{tmp_path}: no tokenizer in this folder; looked for tokenizer.json, vocab.json with merges.txt, and vocab.txt"
+        f"{tmp_path}: no tokenizer in this folder; looked for tokenizer.json, vocab.json with merges.txt or "
+        "source.spm, and vocab.txt"
     ):
         Tokenizer.read(tmp_path)
 

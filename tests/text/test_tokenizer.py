@@ -194,3 +194,14 @@ def test_ids_with_a_gap_are_all_counted() -> None:
     assert tokenizer.starts_word.shape == (tokenizer.vocabulary,)
     with pytest.raises(ValueError, match="id: expected one of the vocabulary's"):
         tokenizer.token(5)
+
+
+# What a text has that the vocabulary does not
+
+
+def test_unknown_words_are_named() -> None:
+    words = train("words", ["cats chase mice"], 20)
+    assert words.unknown_in("cats chase xyzzy, don't") == ["xyzzy", ",", "don't"]
+    assert words.unknown_in("mice") == words.unknown_in("") == []
+    assert train("characters", ["abc"], 20).unknown_in("abxc") == ["x"]
+    assert train("byte-pair", ["abc"], 300).unknown_in("abxc 中") == []

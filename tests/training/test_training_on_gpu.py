@@ -51,7 +51,7 @@ def test_a_replayed_step_has_the_gradients_of_a_plain_one(precision: Any) -> Non
     fast.compile_reader()
     fast.record()
     world = World(torch.device("cuda"))
-    tolerance = 1e-4 if precision == "float32" else 3e-2
+    tolerance = 1e-3 if precision == "float32" else 3e-2  # TensorFloat-32 may be on
     for seed in range(3):  # the later ones are replayed
         ids = torch.randint(300, (8, 65), generator=torch.Generator().manual_seed(seed))
         batch = Batch(ids=ids[:, :-1].contiguous(), targets=ids[:, 1:].contiguous())

@@ -166,6 +166,28 @@ def open_labelled(
     return LabelledSource(title(data, parts), once(parts))
 
 
+def open_rows(data: Sequence[str | Path], columns: Sequence[str]) -> Source[dict[str, Any]]:
+    """Rows of tables by the names of their columns, with values as they are: for tasks, which say what they need."""
+
+    def choose(names: list[str], where: str) -> tuple[str, ...]:
+        return tuple(columns)
+
+    def rows(row: list[Any], where: str) -> Iterator[dict[str, Any]]:
+        return iter([dict(zip(columns, row, strict=True))])
+
+    parts: list[Part[dict[str, Any]]] = []
+    for item in named(data):
+        split_of(item, "", "rows of a table")
+        if item.startswith("hf:"):
+            parts.append(hub_part(item, choose, rows, list(columns)))
+            continue
+        for file in tables(find_files(item, piped="jsonl")):
+            if file.format == "text":
+                raise ValueError(f"{file.name}: expected a table (.jsonl, .csv, .tsv or .parquet), not plain text")
+            parts.append(table_part(file, choose, rows, list(columns)))
+    return Source(title(data, parts), once(parts))
+
+
 # Names
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
+
+from qkv.evaluation import interval
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,29 @@ class Score:
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     """Of the whole corpus, one reference each; both are plain texts, as a person writes them."""
+    check(hypotheses, references)
+    words, characters = BLEU(), CHRF()
+    found = {metric: metric.corpus_score(hypotheses, [references]).score for metric in (words, characters)}
+    signature = f"BLEU|{words.get_signature()} chrF2|{characters.get_signature()}"
+    return Score(bleu=found[words], chrf=found[characters], signature=signature)
+
+
+def intervals(hypotheses: Sequence[str], references: Sequence[str], *, seed: int = 0) -> list[interval.Score]:
+    """BLEU and chrF, each with its interval: the sentences are drawn anew, and their counts summed as in the corpus."""
+    check(hypotheses, references)
+    scores = []
+    for name, metric in (("BLEU", BLEU()), ("chrF", CHRF())):
+        counts = np.array(metric._extract_corpus_statistics(hypotheses, [references]), dtype=np.float64)
+
+        def total(sums: np.ndarray, metric: BLEU | CHRF = metric) -> float:
+            return metric._compute_score_from_stats([round(number) for number in sums.tolist()]).score
+
+        value = metric.corpus_score(hypotheses, [references]).score
+        scores.append(interval.Score(name, value, *interval.bootstrap(counts, total, seed=seed)))
+    return scores
+
+
+def check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     for name, texts in (("hypotheses", hypotheses), ("references", references)):
         if isinstance(texts, str):
             raise TypeError(f"{name}: expected a list of texts, not one text")
@@ -28,7 +54,3 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
         raise ValueError(f"references: expected {len(hypotheses)} as there are hypotheses, not {len(references)}")
     if not hypotheses:
         raise ValueError("hypotheses: there is nothing to score")
-    words, characters = BLEU(), CHRF()
-    found = {metric: metric.corpus_score(hypotheses, [references]).score for metric in (words, characters)}
-    signature = f"BLEU|{words.get_signature()} chrF2|{characters.get_signature()}"
-    return Score(bleu=found[words], chrf=found[characters], signature=signature)

@@ -6,128 +6,263 @@ depend on its neighbours: it draws by its own chances, and leaves the batch when
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from jaxtyping import Bool, Int
+from torch import Tensor
 
-from qkv.generation.sample import chances, check_choice, choose
+from qkv.generation import recorded
+from qkv.generation.choice import Choice, choose, processed
+from qkv.generation.ensemble import Ensemble
+from qkv.generation.read import padded, read
+from qkv.generation.sample import chances
+from qkv.generation.talk import Beyond, Reason, Steps, Talk, Word
 from qkv.models import GPT, RNN, Transformer
-from qkv.nn.state import SegmentMemory
+
+__all__ = ["Beyond", "Reason", "Word", "generate", "stream", "translate", "without_dropout"]
+
+Prompts = Sequence[Sequence[int]] | Int[Tensor, "B T"]
+MOST_ROWS = 65536
 
 
-def generate(
+def generate(model: GPT, prompts: Prompts, **how: Any) -> list[list[int]]:
+    """Go on from each row's prompt: at most `length` new ids a row, up to the end id and without it. See `stream`."""
+    words = stream(model, prompts, **how)
+    return collect(words, len(prompts) * how.get("samples", 1))
+
+
+def stream(
     model: GPT,
-    ids: Int[Tensor, "B T"],
+    prompts: Prompts,
     *,
     length: int,
-    end: int | None = None,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
+    end: int | Sequence[int] | None = None,
+    choice: Choice | None = None,
+    samples: int = 1,
     seed: int | Sequence[int] | None = None,
-) -> list[list[int]]:
-    """Go on from each row's prompt: at most `length` new ids a row, up to the end id and without it.
+    beyond: Beyond = "refuse",
+    stop: Callable[[int, list[int]], bool] | None = None,
+    compiled: bool = False,
+    **how: Any,
+) -> Iterator[Word]:
+    """Word after word of every row, as they are said; a row's last one has the reason why it ended.
 
-    With learned positions a row also ends where the model's context is full: the prompt and what is said have, but for
-    the last word, which need not be read, no more places. Transformer-XL reads a prompt longer than its context in
-    segments. A seed makes the same texts again; a list has one for each row, as `row_seeds` gives them. Without a seed
-    the texts are new every time, and nobody else's random numbers are touched.
+    Row r * samples + s is sample s of prompt r; prompts may differ in length. `choice`, or its fields by name
+    (temperature=0.8, top_k=40), says how a word is chosen. `stop` is asked after each word whether its row is done.
+    A seed makes the same texts again; a list has one for each row, as `row_seeds` gives them. Without a seed the texts
+    are new every time, and nobody else's random numbers are touched.
+
+    A text that fills the model's context ends there; a prompt that is longer is refused. `beyond` = "slide" forgets the
+    beginning instead, whenever the context is full, and goes on from its last half; "extend" reads on, which learned
+    positions cannot. Transformer-XL's memory knows no such end: it reads a long prompt in segments.
+
+    On a GPU the step is recorded once and replayed; `compiled` has it compiled first, which takes long and pays when
+    many texts of one shape are made.
     """
     if not isinstance(model, GPT):
         raise TypeError(f"model: expected a GPT, which goes on from a prompt, not {type(model).__name__}")
-    if ids.dim() != 2 or ids.shape[1] == 0:
-        raise ValueError(f"ids: expected a prompt of one word or more in each row (B, T), not {tuple(ids.shape)}")
-    choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    check(model, length, end, choice)
-    chance = chances(seed, ids.shape[0], length)
-    with torch.no_grad(), without_dropout(model):
-        return go_on(model, ids, model.start(), chance, end, choice)
+    if isinstance(prompts, Tensor) and prompts.dim() != 2:
+        raise ValueError(f"prompts: expected ids of shape (B, T) or a list of lists, not {tuple(prompts.shape)}")
+    rows = prompts.tolist() if isinstance(prompts, Tensor) else [[int(id) for id in row] for row in prompts]
+    if any(not row for row in rows):
+        raise ValueError("prompts: expected one id or more in each row; a start or end id can begin a text")
+    choice, ends = settle(choice, how), as_ends(end)
+    check(model, length, ends, choice)
+    check_samples(samples, len(rows))
+    limit = limit_of(model, beyond)
+    if limit is not None:
+        rows = [within(row, limit, length, beyond) for row in rows]
+    chance = chances(seed, len(rows) * samples, length)
+    device = next(model.parameters()).device
+
+    def talks() -> Iterator[Word]:
+        for chosen in groups(model, rows):
+            numbers = [row * samples + sample for row in chosen for sample in range(samples)]
+            talk = Talk(
+                texts=[list(rows[row]) for row in chosen for _ in range(samples)],
+                rows=numbers,
+                chance=chance[numbers].to(device),
+                choice=choice,
+                ends=ends,
+                limit=limit,
+                slides=beyond == "slide",
+                stop=stop,
+                samples=samples,
+            )
+            yield from say(model, model.start, talk, compiled)
+
+    return talks()
 
 
 def translate(
-    model: Transformer | RNN,
+    model: Transformer | RNN | Sequence[Transformer | RNN],
     source: Int[Tensor, "B S"],
     keep: Bool[Tensor, "B S"] | None = None,
     *,
     start: int,
     end: int,
     length: int,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
+    choice: Choice | None = None,
+    samples: int = 1,
     seed: int | Sequence[int] | None = None,
+    **how: Any,
 ) -> list[list[int]]:
     """The target of each row's source: at most `length` ids, from the start id to the end id and without both.
 
-    `keep` is False for the source's padding. The rest is as in `generate`.
+    `keep` is False for the source's padding. Several models translate together, by the mean of their probabilities.
+    The likeliest word is chosen unless `choice` or `temperature` says otherwise. The rest is as in `stream`.
     """
-    if not isinstance(model, Transformer | RNN):
-        raise TypeError(f"model: expected a Transformer or an RNN, which translate, not {type(model).__name__}")
+    one = Ensemble(model) if isinstance(model, Sequence) else model
+    if not isinstance(one, Transformer | RNN | Ensemble):
+        raise TypeError(f"model: expected a Transformer or an RNN, which translate, not {type(one).__name__}")
     if source.dim() != 2:
         raise ValueError(f"source: expected shape (B, S), not {tuple(source.shape)}")
-    choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    check(model, length, end, choice)
-    if not 0 <= start < model.config.vocabulary:
-        raise ValueError(f"start: expected an id from 0 to {model.config.vocabulary - 1}, not {start}")
-    chance = chances(seed, source.shape[0], length)
-    if source.shape[0] == 0:
+    choice = settle(choice, how, temperature=0.0)
+    check(one, length, (end,), choice)
+    check_samples(samples, len(source))
+    if not 0 <= start < one.config.vocabulary:
+        raise ValueError(f"start: expected an id from 0 to {one.config.vocabulary - 1}, not {start}")
+    chance = chances(seed, source.shape[0] * samples, length)
+    talk = Talk(
+        texts=[[start] for _ in range(source.shape[0] * samples)],
+        rows=list(range(source.shape[0] * samples)),
+        chance=chance.to(source.device),
+        choice=choice,
+        ends=(end,),
+        limit=limit_of(one, "extend"),
+        samples=samples,
+    )
+    if not talk.texts:
         return []
-    with torch.no_grad(), without_dropout(model):
-        first = source.new_full((source.shape[0], 1), start)
-        return go_on(model, first, model.start(source, keep), chance, end, choice)
+    return collect(say(one, lambda: one.start(source, keep), talk), len(talk.texts))
 
 
-def check(model: GPT | Transformer | RNN, length: int, end: int | None, choice: dict[str, Any]) -> None:
-    if length < 1:
-        raise ValueError(f"length: expected 1 word or more, not {length}")
-    if end is not None and not 0 <= end < model.config.vocabulary:
-        raise ValueError(f"end: expected an id from 0 to {model.config.vocabulary - 1}, not {end}")
-    check_choice(**choice)
-
-
-def go_on(
-    model: GPT | Transformer | RNN,
-    ids: Int[Tensor, "B T"],
-    state: Any,
-    chance: Float[Tensor, "B L"],
-    end: int | None,
-    choice: dict[str, Any],
-) -> list[list[int]]:
-    """The loop: read what is new, choose a word for each row, and let the rows go that have ended."""
-    said: list[list[int]] = [[] for _ in range(ids.shape[0])]
-    running = list(range(ids.shape[0]))
-    limit = None if isinstance(model, RNN) or model.config.position != "learned" else model.config.context
-    for number in chance.T if running else ():  # (B,) for each word
-        chosen = choose(read(model, ids, state), number[running].to(ids.device), **choice)
-        words = chosen.tolist()
-        going = [place for place, word in enumerate(words) if word != end]
-        for place in going:
-            said[running[place]].append(words[place])
-        if not going or state.length == limit:
-            break
-        if len(going) < len(words):
-            running = [running[place] for place in going]
-            places = torch.tensor(going, device=ids.device)
-            state.reorder(places)
-            chosen = chosen[places]
-        ids = chosen.unsqueeze(1)  # (B,) -> (B, 1)
+def collect(words: Iterator[Word], rows: int) -> list[list[int]]:
+    said: list[list[int]] = [[] for _ in range(rows)]
+    for word in words:
+        if word.id is not None:
+            said[word.row].append(word.id)
     return said
 
 
-def read(model: GPT | Transformer | RNN, ids: Int[Tensor, "B T"], state: Any) -> Float[Tensor, "B V"]:
-    """Scores of the next word; of a prompt only the last word's are computed. Prefill and step are this one pass."""
-    segment = model.config.context if isinstance(model, GPT) and isinstance(state, SegmentMemory) else ids.shape[1]
-    for piece in ids.split(segment, dim=1):  # Transformer-XL reads as it was trained to
-        hidden = model.hidden(piece, state=state)
-    return model.logits(hidden[:, -1])  # (B, T, E) -> (B, V)
+def say(model: Any, start: Callable[[], Any], talk: Talk, compiled: bool = False) -> Iterator[Word]:
+    """The words of a talk as they are said: by replaying a recorded step for as long as that is possible."""
+    with without_dropout(model):
+        if recorded.serves(model, talk):
+            for rows, words in recorded.steps(model, talk, compiled):
+                yield from talk.hear(rows, words)
+        for rows, words in steps(model, start, talk):
+            yield from talk.hear(rows, words)
+
+
+def steps(model: Any, start: Callable[[], Any], talk: Talk) -> Steps:
+    """The loop: read what is new, choose a word for each row, and let the rows go that have ended."""
+    if not talk.running:
+        return
+    device = next(model.parameters()).device
+    begin = torch.no_grad()(start)
+    state, samples = begin(), 1 if talk.said else talk.samples
+    running = talk.running
+    ids, keep = padded([talk.within_context(row) for row in running[::samples]], device)
+    heard = talk.heard(running, model.config.vocabulary, device)
+    for place in range(talk.said, talk.length):
+        logits = read(model, ids, state, keep)  # (B, V)
+        if samples > 1:  # what the prompt says is the same for all samples of it
+            same = torch.arange(len(running), device=device) // samples
+            state.reorder(same)
+            logits, keep, samples = logits[same], None if keep is None else keep[same], 1
+        logits = processed(logits, talk.choice, heard, place, talk.ends)
+        words = choose(logits, talk.chance[running, place], talk.choice)
+        if heard is not None:
+            heard.add(words)
+        yield running, words.tolist()
+
+        going = [at for at, row in enumerate(running) if row not in talk.ended]
+        if not going:
+            return
+        if len(going) < len(running):
+            places = torch.tensor(going, device=device)
+            running, words, keep = talk.running, words[places], None if keep is None else keep[places]
+            state.reorder(places)
+            if heard is not None:
+                heard.reorder(places)
+        if (
+            talk.limit is not None and state.length == talk.limit
+        ):  # the longest texts are over, or forget their beginning
+            state = begin()
+            ids, keep = padded([talk.within_context(row) for row in running], device)
+        else:
+            ids = words.unsqueeze(1)  # (B,) -> (B, 1)
+            keep = None if keep is None else torch.cat([keep, keep.new_ones(len(running), 1)], dim=1)  # (B, S + 1)
+
+
+def groups(model: GPT, rows: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Rows that are read together. Padding before a text moves it, which segments and a fixed pattern would notice."""
+    if not model.config.memory and model.config.sparse != "fixed":
+        return [list(range(len(rows)))] if rows else []
+    lengths = sorted({len(row) for row in rows})
+    return [[at for at, row in enumerate(rows) if len(row) == length] for length in lengths]
+
+
+def settle(choice: Choice | None, how: dict[str, Any], **unless_given: Any) -> Choice:
+    if choice is None:
+        return Choice(**unless_given | how)
+    if how:
+        raise TypeError(f"{next(iter(how))}: it is a field of choice, which was given, too")
+    return choice
+
+
+def as_ends(end: int | Sequence[int] | None) -> tuple[int, ...]:
+    return () if end is None else (end,) if isinstance(end, int) else tuple(end)
+
+
+def check(model: Any, length: int, ends: tuple[int, ...], choice: Choice) -> None:
+    if length < 1:
+        raise ValueError(f"length: expected 1 word or more, not {length}")
+    choice.check(model.config.vocabulary, ends)
+
+
+def check_samples(samples: int, rows: int) -> None:
+    if samples < 1:
+        raise ValueError(f"samples: expected 1 or more, not {samples}")
+    if rows * samples > MOST_ROWS:
+        raise ValueError(
+            f"samples: {samples:,} of each of {rows:,} prompts are more than {MOST_ROWS:,} at once; ask for fewer, "
+            "with another seed each time"
+        )
+
+
+def limit_of(model: Any, beyond: Beyond) -> int | None:
+    """How many words fit into a text, if there is an end."""
+    config = model.config
+    if beyond not in ("refuse", "slide", "extend"):
+        raise ValueError(f"beyond: expected refuse, slide or extend, not {beyond!r}")
+    if isinstance(model, Ensemble):
+        return min((limit for each in model.models if (limit := limit_of(each, beyond)) is not None), default=None)
+    if isinstance(model, RNN) or (isinstance(model, GPT) and config.memory):
+        return None
+    if config.position == "learned" and isinstance(model, GPT) and beyond == "extend":
+        raise ValueError("beyond: learned positions end with the context; expected refuse or slide")
+    return None if config.position != "learned" and beyond == "extend" else config.context
+
+
+def within(row: list[int], limit: int, length: int, beyond: Beyond) -> list[int]:
+    """A prompt that fits: refused, or its end with as much room behind it as is asked for, half the context at most."""
+    if len(row) <= limit:
+        return row
+    if beyond == "refuse":
+        raise ValueError(
+            f"prompts: {len(row):,} tokens are more than the model's context of {limit:,}; shorten the prompt, or let "
+            "its beginning be forgotten with beyond = slide"
+        )
+    return row[-max(limit - length, limit // 2, 1) :]
 
 
 @contextmanager
-def without_dropout(model: nn.Module) -> Iterator[None]:
+def without_dropout(model: Any) -> Iterator[None]:
     """In evaluation mode; afterwards every part is in the mode it was in."""
     training = [module for module in model.modules() if module.training]
     model.eval()

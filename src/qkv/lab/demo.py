@@ -14,13 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from qkv import artifact
-from qkv.data.paired import pad
 from qkv.data.source import open_pairs
 from qkv.evaluation import bleu
-from qkv.generation import generate, translate
+from qkv.generation.text import complete
+from qkv.generation.translation import translate_texts
 from qkv.insight.alignment import alignment
 from qkv.lab.board import matrix
-from qkv.lab.samples import device_of
 from qkv.models import GPT, GPTConfig, Transformer, preset
 from qkv.models.build import Config, Model
 from qkv.text import Tokenizer
@@ -31,7 +30,6 @@ from qkv.training.task import Task
 OUT = Path("runs/demo")
 SENTENCE = "cats chase mice"
 PROMPT = "class Reader:\n    def __init__(self,"
-LONGEST = 20  # words of a translation
 
 TRANSLATOR = preset("transformer-tiny")
 WRITER = GPTConfig(vocabulary=2048, context=64, width=128, depth=4, heads=4, position="rotary")
@@ -114,15 +112,8 @@ def show_alignment(console: Console, model: Transformer, tokenizer: Tokenizer, e
 
 
 def in_turkish(model: Transformer, tokenizer: Tokenizer, sentences: Sequence[str]) -> list[str]:
-    start, end, padding = map(number_of, (tokenizer.start, tokenizer.end, tokenizer.padding))
-    device = device_of(model)
-    said = []
-    for begin in range(0, len(sentences), 500):
-        ids = tokenizer.encode_batch(sentences[begin : begin + 500])
-        source, keep = pad([[*row, end] for row in ids], padding)
-        keep = None if keep is None else keep.to(device)
-        said += translate(model, source.to(device), keep, start=start, end=end, length=LONGEST)
-    return [tokenizer.decode(row) for row in said]
+    found = translate_texts([model], tokenizer, sentences, beams=1, batch=500)
+    return [translations[0].text for _, translations in sorted(found, key=lambda each: each[0])]
 
 
 def sample_translation(task: Task) -> Callable[[Model], list[str]]:
@@ -154,9 +145,8 @@ def show_writer(console: Console, out: Path, steps: int) -> bool:
 
 def completed(model: GPT, tokenizer: Tokenizer, prompt: str, length: int) -> str:
     """What the model says after the prompt."""
-    ids = torch.tensor([tokenizer.encode(prompt)], device=device_of(model))
-    (said,) = generate(model, ids, length=length, end=tokenizer.end, temperature=0.5, top_k=40, seed=0)
-    return tokenizer.decode(said)
+    (said,) = complete(model, tokenizer, [prompt], length=length, temperature=0.5, top_k=40, seed=0)
+    return said
 
 
 def sample_completion(task: Task) -> Callable[[Model], list[str]]:
@@ -204,10 +194,13 @@ def number_of(id: int | None) -> int:
 
 def next_steps(out: Path) -> Text:
     steps = {
+        "Let it translate, and see where it looks:": f"qkv translate {out / 'turkish'} --text '{SENTENCE}' --alignment",
+        "Let it write:": f"qkv generate {out / 'python'} 'import os'",
         "Train on your own text, and see what it learns:": "qkv train gpt --data my.txt --out runs/mine",
         "The translator before the Transformer:": "qkv train rnn --data turkish --out runs/rnn",
         "The curves of what you just saw, as a picture:": f"qkv plot {out / 'turkish'} {out / 'python'}",
         "From a hash table to attention, on the board:": "qkv demo --board-only",
+        "How good is it, with an interval?": f"qkv evaluate {out / 'turkish'} --task translation --data turkish:test",
         "The model in your own program:": f"model, tokenizer = qkv.load({str(out / 'turkish')!r})",
     }
     if shutil.which("qkv") is None:

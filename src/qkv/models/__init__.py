@@ -4,6 +4,7 @@ from qkv.models.bert import BERT, BERTConfig
 from qkv.models.build import Config, Model, build, count_parameters, group_key_value_heads
 from qkv.models.gpt import GPT, GPTConfig
 from qkv.models.presets import PRESETS, preset
+from qkv.models.quantise import int8
 from qkv.models.rnn import RNN, RNNConfig
 from qkv.models.transformer import Transformer, TransformerConfig
 
@@ -22,5 +23,6 @@ __all__ = [
     "build",
     "count_parameters",
     "group_key_value_heads",
+    "int8",
     "preset",
 ]

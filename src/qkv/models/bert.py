@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -14,6 +13,7 @@ from qkv.nn.attention import Document, Mask, Padding, all_of
 from qkv.nn.block import NormPlace, Stack, StackConfig
 from qkv.nn.config import check_at_least_one
 from qkv.nn.embedding import Embedding
+from qkv.nn.linear import Linear, Matrix, linear
 from qkv.nn.position import Join
 from qkv.nn.tap import Taps
 
@@ -74,7 +74,7 @@ class BERT(nn.Module):
             else None
         )
         self.pooler = Pooler(config.width) if config.pooler else None
-        self.next_sentence = nn.Linear(config.width, 2) if config.next_sentence else None
+        self.next_sentence = Linear(config.width, 2) if config.next_sentence else None
         self.taps = Taps("logits") if config.word_head else Taps()
         initialise(self)
 
@@ -123,14 +123,14 @@ class BERT(nn.Module):
         )
 
     def logits(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
-        return self.taps("logits", F.linear(self.features(hidden), *self.output_layer))
+        return self.taps("logits", linear(self.features(hidden), *self.output_layer))
 
     def features(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
         """What the output layer reads."""
         return self.word_head(hidden)
 
     @property
-    def output_layer(self) -> tuple[Tensor, Tensor]:
+    def output_layer(self) -> tuple[Matrix, Tensor]:
         """Its matrix and its bias; a loss may apply it piece by piece."""
         return self.embedding.token.weight, self.word_head.bias
 

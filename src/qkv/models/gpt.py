@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -14,6 +13,7 @@ from qkv.nn.attention import Causal, Document, Mask, Padding, all_of
 from qkv.nn.block import Stack, StackConfig
 from qkv.nn.config import check_at_least_one
 from qkv.nn.embedding import Embedding
+from qkv.nn.linear import Linear, Matrix, linear
 from qkv.nn.position import Join
 from qkv.nn.state import KeyValueCache, SegmentMemory
 from qkv.nn.tap import Taps
@@ -71,7 +71,7 @@ class GPT(nn.Module):
             dropout=config.dropout,
         )
         self.stack = Stack(config)
-        self.head = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
+        self.head = None if config.tied else Linear(config.width, config.vocabulary, bias=False)
         self.taps = Taps("logits")
         initialise(self)
 
@@ -103,7 +103,7 @@ class GPT(nn.Module):
         """What the last block says: the logits before the output layer."""
         config = self.config
         expected = SegmentMemory if config.memory else KeyValueCache
-        if state is not None and type(state) is not expected:
+        if state is not None and not isinstance(state, expected):
             raise TypeError(f"state: expected the {expected.__name__} that start() gives, not {type(state).__name__}")
         before = 0 if state is None else state.length
         limit = config.context if config.position == "learned" else None
@@ -126,14 +126,14 @@ class GPT(nn.Module):
         )
 
     def logits(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
-        return self.taps("logits", F.linear(self.features(hidden), *self.output_layer))
+        return self.taps("logits", linear(self.features(hidden), *self.output_layer))
 
     def features(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
         """What the output layer reads."""
         return hidden
 
     @property
-    def output_layer(self) -> tuple[Tensor, None]:
+    def output_layer(self) -> tuple[Matrix, None]:
         """Its matrix and its bias; a loss may apply it piece by piece."""
         return self.embedding.token.weight if self.head is None else self.head.weight, None
 

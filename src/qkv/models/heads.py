@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from qkv.nn.feed_forward import Activation, activate
+from qkv.nn.linear import Linear
 from qkv.nn.norm import LayerNorm
 
 
@@ -15,7 +16,7 @@ class MaskedWordHead(nn.Module):
 
     def __init__(self, width: int, vocabulary: int, activation: Activation, norm_epsilon: float) -> None:
         super().__init__()
-        self.dense = nn.Linear(width, 2 * width if activation == "swiglu" else width)
+        self.dense = Linear(width, 2 * width if activation == "swiglu" else width)
         self.norm = LayerNorm(width, norm_epsilon)
         self.bias = nn.Parameter(torch.zeros(vocabulary))
         self.activation: Activation = activation
@@ -29,7 +30,7 @@ class Pooler(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(width, width)
+        self.dense = Linear(width, width)
 
     def forward(self, hidden: Float[Tensor, "B T E"]) -> Float[Tensor, "B E"]:
         return torch.tanh(self.dense(hidden[:, 0]))

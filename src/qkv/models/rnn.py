@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -18,6 +17,7 @@ from qkv.models.inputs import check_ids, check_keep, check_rows, padding_before_
 from qkv.nn.attention import Additive, General, Padding, attend, dot, scaled_dot
 from qkv.nn.attention.score import Score
 from qkv.nn.config import check_at_least_one, check_fields, check_probability
+from qkv.nn.linear import linear
 from qkv.nn.recurrent import Cell, Recurrent
 from qkv.nn.state import RecurrentState
 from qkv.nn.tap import Taps
@@ -170,7 +170,7 @@ class RNN(nn.Module):
         return self.score or (scaled_dot if self.config.attention == "scaled_dot" else dot)
 
     def logits(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
-        return self.taps("logits", F.linear(self.features(hidden), *self.output_layer))
+        return self.taps("logits", linear(self.features(hidden), *self.output_layer))
 
     def features(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
         """What the output layer reads."""

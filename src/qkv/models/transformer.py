@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -16,6 +15,7 @@ from qkv.nn.block import NormPlace, Stack, StackConfig
 from qkv.nn.config import check_at_least_one
 from qkv.nn.embedding import Embedding
 from qkv.nn.feed_forward import Activation
+from qkv.nn.linear import Linear, Matrix, linear
 from qkv.nn.position import Join, Position, Sinusoid
 from qkv.nn.state import DecoderState
 from qkv.nn.tap import Taps
@@ -88,7 +88,7 @@ class Transformer(nn.Module):
         self.source_embedding = embedding(config.source_vocabulary or config.vocabulary) if own else None
         self.encoder = Stack(config)
         self.decoder = Stack(config, depth=config.decoder_depth, cross=True)
-        self.head = nn.Linear(config.width, config.vocabulary, bias=False) if config.tied == "none" else None
+        self.head = Linear(config.width, config.vocabulary, bias=False) if config.tied == "none" else None
         self.logit_bias = nn.Parameter(torch.zeros(config.vocabulary)) if config.logit_bias else None
         self.taps = Taps("logits")
         initialise(self)
@@ -142,7 +142,7 @@ class Transformer(nn.Module):
                 raise TypeError(f"state: expected the DecoderState that start() gives, not {type(state).__name__}")
             encoded, source_keep = state.source.source, state.source.keep
         assert encoded is not None
-        check_rows(target, encoded.shape[0])
+        check_rows(target, encoded.shape[0] if state is None else state.source.rows)
         before = 0 if state is None else state.length
         check_ids(target, self.config.vocabulary, before, self.limit)
         positions = positions_of(target, target_keep, before)
@@ -163,14 +163,14 @@ class Transformer(nn.Module):
         return self.config.context if self.config.position == "learned" else None
 
     def logits(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
-        return self.taps("logits", F.linear(self.features(hidden), *self.output_layer))
+        return self.taps("logits", linear(self.features(hidden), *self.output_layer))
 
     def features(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
         """What the output layer reads."""
         return hidden
 
     @property
-    def output_layer(self) -> tuple[Tensor, Tensor | None]:
+    def output_layer(self) -> tuple[Matrix, Tensor | None]:
         """Its matrix and its bias; a loss may apply it piece by piece."""
         return self.embedding.token.weight if self.head is None else self.head.weight, self.logit_bias
 

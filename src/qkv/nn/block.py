@@ -9,6 +9,7 @@ from typing import Literal
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from qkv.nn import one_row
 from qkv.nn.attention.bias import Bias, Distance
 from qkv.nn.attention.mask import Fixed, Mask, Strided, Window, all_of
 from qkv.nn.attention.multi_head import MultiHeadAttention, check_heads
@@ -16,7 +17,7 @@ from qkv.nn.config import check_above_zero, check_at_least_one, check_fields, ch
 from qkv.nn.feed_forward import Activation, FeedForward
 from qkv.nn.norm import Norm, norm
 from qkv.nn.position import Position, RotaryScaling, alibi_slopes, rotary_angles
-from qkv.nn.state import DecoderState, KeyValueCache, SegmentMemory
+from qkv.nn.state import DecoderState, FixedCache, KeyValueCache, SegmentMemory
 from qkv.nn.tap import Taps
 
 NormPlace = Literal["before", "after"]
@@ -159,19 +160,30 @@ class Block(nn.Module):
         mask: Mask | None = None,
         bias: Bias | None = None,
         rotary: Float[Tensor, "2 #B 1 T D"] | None = None,
-        source: Float[Tensor, "B S E"] | None = None,
+        source: Float[Tensor, "N S E"] | None = None,
         source_mask: Mask | None = None,
         state: KeyValueCache | SegmentMemory | DecoderState | None = None,
     ) -> Float[Tensor, "B T E"]:
+        if isinstance(state, FixedCache) and one_row.serves_block(self, x, state):
+            return one_row.through(self, x, rotary, state)
         own, source_state = (state.target, state.source) if isinstance(state, DecoderState) else (state, None)
         x = self.taps("before", x)
         x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, bias=bias, rotary=rotary, state=own)[0])
         if self.cross_attention is not None and self.cross_attention_residual is not None:
-            cross = self.cross_attention
-            x = self.cross_attention_residual(x, lambda y: cross(y, source, mask=source_mask, state=source_state)[0])
+            x = self.cross_attention_residual(x, lambda y: self.look(y, source, source_mask, source_state))
         x = self.taps("between", x)
         x = self.feed_forward_residual(x, self.feed_forward)
         return self.taps("after", x)
+
+    def look(
+        self, x: Float[Tensor, "R T E"], source: Tensor | None, mask: Mask | None, state: KeyValueCache | None
+    ) -> Float[Tensor, "R T E"]:
+        """Cross-attention. Rows that share a source ask it together, one after the other: no copies of its keys."""
+        assert self.cross_attention is not None
+        together = (
+            x if source is None or len(source) in (0, len(x)) else x.unflatten(0, (len(source), -1)).flatten(1, 2)
+        )
+        return self.cross_attention(together, source, mask=mask, state=state)[0].view_as(x)
 
 
 class Stack(nn.Module):
@@ -190,7 +202,7 @@ class Stack(nn.Module):
         positions: Int[Tensor, "#B T"],
         *,
         mask: Mask | None = None,
-        source: Float[Tensor, "B S E"] | None = None,
+        source: Float[Tensor, "N S E"] | None = None,
         source_mask: Mask | None = None,
         state: KeyValueCache | SegmentMemory | DecoderState | None = None,
     ) -> Float[Tensor, "B T E"]:

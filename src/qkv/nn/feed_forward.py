@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from qkv.nn.linear import Linear
 from qkv.nn.tap import Taps
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "relu2"]
@@ -34,8 +35,8 @@ class FeedForward(nn.Module):
     def __init__(self, width: int, hidden: int, activation: Activation = "gelu", *, bias: bool = True) -> None:
         super().__init__()
         self.activation: Activation = activation
-        self.up = nn.Linear(width, 2 * hidden if activation == "swiglu" else hidden, bias=bias)
-        self.down = nn.Linear(hidden, width, bias=bias)
+        self.up = Linear(width, 2 * hidden if activation == "swiglu" else hidden, bias=bias)
+        self.down = Linear(hidden, width, bias=bias)
         self.taps = Taps("hidden")
 
     def forward(self, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from qkv.nn.attention.single import remember
+
 
 class State(Protocol):
     @property
@@ -71,24 +73,80 @@ class KeyValueCache:
         return keys[:, :, : self.lengths[layer]], values[:, :, : self.lengths[layer]]
 
     def reorder(self, rows: Int[Tensor, "B"]) -> None:
-        self.buffers = {
-            layer: (keys.index_select(0, rows), values.index_select(0, rows))
-            for layer, (keys, values) in self.buffers.items()
-        }
+        for layer, both in self.buffers.items():
+            length = self.lengths.get(layer, both[0].shape[2])
+            self.buffers[layer] = (reordered(both[0], rows, length), reordered(both[1], rows, length))
+
+
+def reordered(buffer: Float[Tensor, "R K S D"], rows: Int[Tensor, "B"], length: int) -> Float[Tensor, "B K S D"]:
+    if not buffer.is_cpu or len(rows) != len(buffer):
+        return buffer.index_select(0, rows)
+    # On a CPU new memory costs more than the copy into it: only rows that move are copied, and in their place.
+    moved = (rows != torch.arange(len(rows))).nonzero().squeeze(1)  # (M,)
+    seen = buffer[:, :, :length]
+    seen.index_copy_(0, moved, seen.index_select(0, rows[moved]))
+    return buffer
+
+
+class FixedCache(KeyValueCache):
+    """A cache whose every step looks alike, so that a GPU can record one step and replay it.
+
+    All its places are always there. `keep` says which of them have a word, and the next word of every row goes to
+    `place`, at `positions` in its text; all three are numbers on the device.
+    """
+
+    def __init__(self, read: KeyValueCache, keep: Bool[Tensor, "B N"], positions: Int[Tensor, "B 1"]) -> None:
+        """After what another cache has read, in its own buffers; `keep` is True for the next word, too."""
+        super().__init__(keep.shape[1], read.depth)
+        self.buffers, self.keep, self.positions = read.buffers, keep, positions
+        self.place = torch.tensor([read.length], device=keep.device)
+
+    @property
+    def length(self) -> int:
+        """Every place but the new word's."""
+        return self.capacity - 1
+
+    def append(
+        self, layer: int, key: Float[Tensor, "B K 1 D"], value: Float[Tensor, "B K 1 X"]
+    ) -> tuple[Float[Tensor, "B K N D"], Float[Tensor, "B K N X"]]:
+        keys, values = self.buffers[layer]
+        if not remember(keys, values, self.place, key, value):
+            keys.index_copy_(2, self.place, key)
+            values.index_copy_(2, self.place, value)
+        return keys, values
+
+    def advance(self) -> None:
+        """On to the next place."""
+        self.place += 1
+        self.positions += 1
+        self.keep.index_fill_(1, self.place.clamp(max=self.capacity - 1), True)
 
 
 class SourceCache(KeyValueCache):
-    """A decoder's view of its source: every layer's keys and values of it, computed once."""
+    """A decoder's view of its source: every layer's keys and values of it, computed once.
+
+    Rows that go on from one source, as beams and samples do, share it when they lie side by side, as many for each.
+    """
 
     def __init__(self, source: Float[Tensor, "B S E"], keep: Bool[Tensor, "B S"] | None = None, depth: int = 1) -> None:
         super().__init__(source.shape[1], depth)
         self.source = source
         self.keep = keep
+        self.shared = 1  # rows for each source
 
-    def reorder(self, rows: Int[Tensor, "B"]) -> None:
-        super().reorder(rows)
-        self.source = self.source.index_select(0, rows)
-        self.keep = None if self.keep is None else self.keep.index_select(0, rows)
+    @property
+    def rows(self) -> int:
+        return self.source.shape[0] * self.shared
+
+    def reorder(self, rows: Int[Tensor, "R"]) -> None:
+        sources = rows // self.shared  # (R,): the source of each new row
+        kept, times = sources.unique_consecutive(return_counts=True)
+        self.shared = int(times[0]) if len(times) and bool((times == times[0]).all()) else 1
+        kept = kept if self.shared > 1 else sources
+        if not torch.equal(kept, torch.arange(self.source.shape[0], device=rows.device)):
+            super().reorder(kept)
+            self.source = self.source.index_select(0, kept)
+            self.keep = None if self.keep is None else self.keep.index_select(0, kept)
 
 
 class DecoderState:

@@ -1,4 +1,7 @@
-"""Tokenizers from files: tokenizer.json, GPT-2's vocab.json with merges.txt, BERT's vocab.txt."""
+"""Tokenizers from files: tokenizer.json, GPT-2's vocab.json with merges.txt, BERT's vocab.txt.
+
+Those of GGUF files and Marian's, of several files each, have rooms of their own.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,12 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
+from qkv.text.gguf import read_gguf
+from qkv.text.marian import SOURCE as MARIAN_SOURCE
+from qkv.text.marian import read_marian
 from qkv.text.special import is_special, token_text
 
-WHOLE, CONFIG = "tokenizer.json", "tokenizer_config.json"
+WHOLE, CONFIG, CHAT = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 GPT2_VOCABULARY, GPT2_MERGES, BERT_VOCABULARY = "vocab.json", "merges.txt", "vocab.txt"
 ADDED = "added_tokens.json"
 GPT2_SPECIAL = "<|endoftext|>"
@@ -27,9 +33,12 @@ BERT_SPECIAL = {
 def read_files(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     """The tokenizer of a file or folder, and what the tokenizer_config.json beside it says."""
     file = find_file(path)
-    beside = file.parent / CONFIG
     try:
-        config = read_json(beside) if beside.is_file() else {}
+        if file.suffix.lower() == ".gguf":
+            return read_gguf(file)
+        config = read_config(file.parent)
+        if file.name == GPT2_VOCABULARY and (file.parent / MARIAN_SOURCE).is_file():
+            return read_marian(file.parent, read_ids(file), config)
         if file.name == GPT2_VOCABULARY:
             return read_gpt2(file, config), config
         if file.suffix == ".txt":
@@ -39,6 +48,12 @@ def read_files(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
         raise ValueError(f"{error.filename or file}: cannot be read ({error.strerror})") from error
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """What tokenizer_config.json says; the template of chats may be a file of its own beside it."""
+    config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    return {**config, "chat_template": read_text(folder / CHAT)} if (folder / CHAT).is_file() else config
+
+
 def find_file(path: Path) -> Path:
     """The one file that says most, of those that a folder may have."""
     if path.is_dir():
@@ -46,15 +61,15 @@ def find_file(path: Path) -> Path:
             if (path / name).is_file():
                 return path / name
         raise ValueError(
-            f"{path}: no tokenizer in this folder; looked for {WHOLE}, {GPT2_VOCABULARY} with {GPT2_MERGES}, "
-            f"and {BERT_VOCABULARY}"
+            f"{path}: no tokenizer in this folder; looked for {WHOLE}, {GPT2_VOCABULARY} with {GPT2_MERGES} or "
+            f"{MARIAN_SOURCE}, and {BERT_VOCABULARY}"
         )
     if not path.exists():
         raise ValueError(
             f"{path}: there is no such file or folder; expected {WHOLE}, or a folder with it, with {GPT2_VOCABULARY} "
-            f"and {GPT2_MERGES}, or with {BERT_VOCABULARY} (nothing is downloaded)"
+            f"and {GPT2_MERGES} or {MARIAN_SOURCE}, or with {BERT_VOCABULARY} (nothing is downloaded)"
         )
-    return path.parent / GPT2_VOCABULARY if path.name == GPT2_MERGES else path
+    return path.parent / GPT2_VOCABULARY if path.name in (GPT2_MERGES, MARIAN_SOURCE) else path
 
 
 def read_whole(file: Path) -> tokenizers.Tokenizer:

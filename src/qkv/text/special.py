@@ -37,6 +37,10 @@ FIELDS: dict[Role, tuple[str, ...]] = {
 """Where tokenizer_config.json names them. It is not asked for unknown: it names one even where every text is known."""
 
 
+class UnknownKind(ValueError):
+    """A tokenizer that is there, but of a kind that is not read here. The model beside it can be used all the same."""
+
+
 def is_special(name: str, config: Mapping[str, Any]) -> bool:
     """Whether a token of this name stands for no text: a known name, or one that tokenizer_config.json lists."""
     listed = config.get("additional_special_tokens")
@@ -47,7 +51,8 @@ def is_special(name: str, config: Mapping[str, Any]) -> bool:
 
 
 def special_ids(inner: tokenizers.Tokenizer) -> dict[str, int]:
-    return {added.content: id for id, added in inner.get_added_tokens_decoder().items() if added.special}
+    """The special tokens by name; Marian's are spelled with a space before it."""
+    return {added.content.strip(): id for id, added in inner.get_added_tokens_decoder().items() if added.special}
 
 
 def find_roles(inner: tokenizers.Tokenizer, config: Mapping[str, Any]) -> dict[Role, int | None]:
@@ -58,9 +63,19 @@ def find_roles(inner: tokenizers.Tokenizer, config: Mapping[str, Any]) -> dict[R
 
 def find_role(role: Role, special: Mapping[str, int], config: Mapping[str, Any]) -> int | None:
     named = [token_text(config.get(field)) for field in FIELDS.get(role, ())]
-    return next((special[name] for name in (*named, OURS[role], *KNOWN[role]) if name in special), None)
+    names = [name.strip() for name in named if isinstance(name, str)]
+    return next((special[name] for name in (*names, OURS[role], *KNOWN[role]) if name in special), None)
 
 
 def token_text(value: Any) -> Any:
     """Their configs write a token as a string, or as fields of which one is its content."""
     return value.get("content") if isinstance(value, dict) else value
+
+
+def find_chat_template(config: Mapping[str, Any]) -> str | None:
+    """The template of chats in tokenizer_config.json; of several, the one that is called default."""
+    found = config.get("chat_template")
+    if isinstance(found, list):
+        found = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+    found = found.get("default") if isinstance(found, dict) else found
+    return found if isinstance(found, str) else None

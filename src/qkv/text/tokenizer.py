@@ -17,7 +17,7 @@ from jaxtyping import Bool
 
 from qkv import disk
 from qkv.text.read import CONFIG, WHOLE, read_files
-from qkv.text.special import FIELDS, ROLES, find_roles, special_ids
+from qkv.text.special import FIELDS, ROLES, find_chat_template, find_roles, special_ids
 
 
 class Tokenizer:
@@ -32,10 +32,14 @@ class Tokenizer:
         self.inner.encode_special_tokens = True  # in the library's words: spelled out, as any other text
         self.roles = find_roles(inner, config or {})
         self.padding, self.unknown, self.start, self.end, self.mask = (self.roles[role] for role in ROLES)
+        self.chat_template = find_chat_template(config or {})
+        """Jinja's, from messages to the text that a model of chats was trained on; see chat.py."""
+        self.told_to_start = (config or {}).get("add_bos_token")
 
     @classmethod
     def read(cls, path: Path | str) -> Tokenizer:
-        """From tokenizer.json, GPT-2's vocab.json and merges.txt, or BERT's vocab.txt: the file, or its folder."""
+        """From tokenizer.json, GPT-2's vocab.json and merges.txt, Marian's with source.spm, or BERT's vocab.txt: the
+        file, or its folder. Or from inside a GGUF file."""
         return cls(*read_files(Path(path)))
 
     def write(self, path: Path | str) -> None:
@@ -47,12 +51,21 @@ class Tokenizer:
         disk.write_text(path, self.inner.to_str(pretty=True))
 
     @property
-    def config(self) -> dict[str, str]:
-        """What tokenizer_config.json says: the special tokens by role."""
+    def config(self) -> dict[str, Any]:
+        """What tokenizer_config.json says: the special tokens by role, and the template of chats."""
         ids = {field: self.roles[role] for role, fields in FIELDS.items() for field in fields}
         ids["unk_token"] = self.unknown
         names = {field: self.token(id) for field, id in ids.items() if id is not None}
-        return {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+        told = {"add_bos_token": self.told_to_start, "chat_template": self.chat_template}
+        said = {field: value for field, value in told.items() if value is not None}
+        return {"tokenizer_class": "PreTrainedTokenizerFast", **names, **said}
+
+    @cached_property
+    def starts_texts(self) -> bool:
+        """Whether a text that is read begins with the start id: as the config says, else as the rules do it."""
+        if self.start is None or self.told_to_start is not None:
+            return self.start is not None and self.told_to_start is True
+        return self.inner.encode("", add_special_tokens=True).ids[:1] == [self.start]
 
     @cached_property
     def vocabulary(self) -> int:
@@ -73,6 +86,14 @@ class Tokenizer:
             raise ValueError(f"ids: expected 0 or more, found {min(numbers)}")
         silent = self.special - {self.unknown}
         return self.inner.decode([id for id in numbers if id not in silent], skip_special_tokens=False)
+
+    def unknown_in(self, text: str) -> list[str]:
+        """The parts of a text that the vocabulary does not have."""
+        if self.unknown is None:
+            return []
+        found = self.inner.encode(text, add_special_tokens=False)
+        places = zip(found.ids, found.offsets, strict=True)
+        return [text[begin:stop] for id, (begin, stop) in places if id == self.unknown]
 
     @cached_property
     def special(self) -> frozenset[int]:

@@ -91,15 +91,21 @@ class World:
                 pass
 
 
-@contextmanager
-def joined(device: str | None) -> Iterator[World]:
-    """This process among those that torchrun started, or alone."""
+def device_named(device: str | None) -> torch.device:
+    """The device that a person asks for; the GPU unless given, if there is one."""
     try:
         kind = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError as error:
         raise ValueError(f"device: expected cpu, cuda, cuda:1 ..., not {device}") from error
     if kind.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device: there is no GPU here that PyTorch can use, so not {device}; use cpu")
+    return kind
+
+
+@contextmanager
+def joined(device: str | None) -> Iterator[World]:
+    """This process among those that torchrun started, or alone."""
+    kind = device_named(device)
     if "RANK" not in os.environ:
         yield World(kind)
         return

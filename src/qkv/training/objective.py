@@ -68,6 +68,8 @@ class Objective(nn.Module):
 
     def forward(self, batch: Batch) -> Float[Tensor, ""]:
         weight, bias = self.model.output_layer
+        if not isinstance(weight, Tensor):
+            raise TypeError("model: int8 weights are frozen; train the float32 model")
         read = self.compiled if self.compiled is not None and self.training else self.reader
         smoothing = self.smoothing if self.training else 0.0
         return loss_sum(read(batch), weight, bias, batch.targets, smoothing=smoothing)

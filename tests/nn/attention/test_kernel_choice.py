@@ -16,7 +16,7 @@ query, key = torch.zeros(1, 2, S, 4), torch.zeros(1, 2, S, 4)
 
 
 def chosen(mask, score=scaled_dot, T: int = S, wants_weights: bool = False) -> str:
-    return choose(query[:, :, :T], key, mask, score, None, 0.0, wants_weights)
+    return choose(query[:, :, :T], key, key, mask, score, None, 0.0, wants_weights)
 
 
 def test_weights_and_learned_scores_need_eager() -> None:

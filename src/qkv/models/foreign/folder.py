@@ -21,7 +21,7 @@ from qkv.models.foreign.rule import Weights
 
 CONFIG, SINGLE, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
 REPLACEMENT = ".replacement"
-BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
+BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 FORMAT = {"format": "pt"}
 SHARD_BYTES = 5_000_000_000
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")

@@ -5,6 +5,7 @@ A file is read as Llama in other words: its fields and tensors get the names of 
 
 from __future__ import annotations
 
+import struct
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,8 +103,9 @@ def open_gguf(path: Path) -> Any:
             count = int(self._get(offset + 4, np.uint64)[0])
             size = 12
             if member == STRING:
+                data, length = memoryview(self.data), "<Q" if self.byte_order == "I" else ">Q"
                 for _ in range(count):
-                    size += 8 + int(self._get(offset + size, np.uint64)[0])
+                    size += 8 + struct.unpack_from(length, data, int(offset) + size)[0]
             else:
                 size += count * np.dtype(self.gguf_scalar_to_np[member]).itemsize
             return size, [], [], [ARRAY]
@@ -210,7 +212,8 @@ def weights_of(fields: Fields, tensors: dict[str, Any]) -> Weights:
 def numbers(tensor: Any, turned_heads: int = 0) -> Tensor:
     """The tensor as float32; the rows of queries and keys brought back into our order."""
     try:
-        array = library().dequantize(tensor.data, tensor.tensor_type)
+        plain = np.asarray(tensor.data)  # not a numpy.memmap, each of whose views costs as much as its numbers
+        array = library().dequantize(plain, tensor.tensor_type)
     except NotImplementedError as error:
         raise ValueError(f"{tensor.tensor_type.name} numbers cannot be read ({error})") from error
     x = torch.from_numpy(np.array(array, dtype=np.float32))  # a copy: the array may be a view of the file

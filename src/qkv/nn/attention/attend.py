@@ -1,7 +1,8 @@
 """THE equation: attend(Q, K, V) = softmax(score(Q, K)) V. Every attention in the system ends here.
 
 `eager` below is the definition. The other kernels are substitutes that give the same numbers, chosen by what the call
-asks for: PyTorch's `fused` kernels; FlexAttention (`flex`) and `blocked`, which skip what a sparse mask rules out.
+asks for: PyTorch's `fused` kernels; FlexAttention (`flex`) and `blocked`, which skip what a sparse mask rules out;
+`single`, for one query a row.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from qkv.nn.attention import blocked, flex, fused
+from qkv.nn.attention import blocked, flex, fused, single
 from qkv.nn.attention.bias import Bias, as_bias
 from qkv.nn.attention.mask import Mask, as_mask
 from qkv.nn.attention.score import General, Score, dot, scaled_dot
 from qkv.nn.attention.shape import four_dimensions
 from qkv.nn.attention.softmax import softmax_or_zeros
 
-Kernel = Literal["eager", "fused", "blocked", "flex"]
+Kernel = Literal["eager", "fused", "blocked", "flex", "single"]
 KERNELS = get_args(Kernel)
 Listener = Callable[[Tensor], Tensor]
 
@@ -59,7 +60,7 @@ def attend(
         query, key, score = score.A(query), score.B(key), dot
     if kernel is not None and kernel not in KERNELS:
         raise ValueError(f"kernel: expected one of {', '.join(KERNELS)}, not {kernel!r}")
-    kernel = kernel or choose(query, key, mask, score, bias, dropout, wants_weights)
+    kernel = kernel or choose(query, key, value, mask, score, bias, dropout, wants_weights)
     weights = None
     if kernel == "eager":
         output, weights = eager(query, key, value, mask, score, bias, dropout, on_scores, on_weights)
@@ -71,6 +72,8 @@ def attend(
             output = fused.attend(query, key, value, mask, bias, scale, dropout)
         elif kernel == "blocked":
             output = blocked.attend(query, key, value, mask, bias, scale, dropout)
+        elif kernel == "single":
+            output = single.attend(query, key, value, mask, bias, scale, dropout)
         else:
             output = flex.attend(query, key, value, mask, bias, scale, dropout)
     return without_heads(output, dims), without_heads(weights, dims) if need_weights and weights is not None else None
@@ -110,6 +113,7 @@ def eager(
 def choose(
     query: Tensor,
     key: Tensor,
+    value: Tensor,
     mask: Mask | None,
     score: Score,
     bias: Bias | None,
@@ -120,6 +124,8 @@ def choose(
     T, S = query.shape[-2], key.shape[-2]
     if wants_weights or score not in (dot, scaled_dot) or T == 0 or S == 0:
         return "eager"
+    if single.serves(query, key, value, mask, bias, dropout):
+        return "single"
     if flex.serves(mask, bias, dropout, query, S):
         return "flex"
     if mask is not None and blocked.serves(mask, T, S, query.device):

@@ -10,7 +10,6 @@ kv_heads = 1          multi-query      q q q q q q q q        all of them share 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -18,6 +17,7 @@ from qkv.nn.attention.attend import attend
 from qkv.nn.attention.bias import Bias
 from qkv.nn.attention.mask import Mask
 from qkv.nn.attention.relative import RelativePosition
+from qkv.nn.linear import Linear
 from qkv.nn.position import rotate
 from qkv.nn.state import KeyValueCache, SegmentMemory
 from qkv.nn.tap import Taps
@@ -43,8 +43,8 @@ class MultiHeadAttention(nn.Module):
         self.heads, self.kv_heads, self.head_width = heads, kv_heads, head_width or width // heads
         self.dropout, self.layer = dropout, layer
         # One matrix makes queries, keys and values: the rows of Q first, then K, then V.
-        self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * self.head_width, bias=qkv_bias)
-        self.output = nn.Linear(heads * self.head_width, width, bias=output_bias)
+        self.qkv = Linear(width, (heads + 2 * kv_heads) * self.head_width, bias=qkv_bias)
+        self.output = Linear(heads * self.head_width, width, bias=output_bias)
         self.relative = RelativePosition(width, heads, self.head_width) if relative else None
         self.taps = Taps("query", "key", "value", "scores", "weights", "heads")
 
@@ -96,12 +96,10 @@ class MultiHeadAttention(nn.Module):
             query, key, value = self.split(self.qkv(x), self.heads, self.kv_heads, self.kv_heads)
         else:
             rows = self.heads * self.head_width
-            bias = self.qkv.bias
-            query_bias, kv_bias = (None, None) if bias is None else (bias[:rows], bias[rows:])
-            (query,) = self.split(F.linear(x, self.qkv.weight[:rows], query_bias), self.heads)
+            (query,) = self.split(self.qkv(x, slice(0, rows)), self.heads)
             if state is not None and self.layer in state:
                 return query, *state.read(self.layer)  # a source is projected once
-            key, value = self.split(F.linear(source, self.qkv.weight[rows:], kv_bias), self.kv_heads, self.kv_heads)
+            key, value = self.split(self.qkv(source, slice(rows, None)), self.kv_heads, self.kv_heads)
         if rotary is not None:
             query, key = rotate(query, rotary), rotate(key, rotary)
         if state is not None:

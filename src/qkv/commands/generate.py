@@ -1,0 +1,162 @@
+"""qkv generate: a GPT goes on from a prompt."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from qkv.commands.opening import (
+    Machine,
+    ModelName,
+    note,
+    note_unknown,
+    open_model,
+    printable,
+    read_text,
+    standard_input,
+)
+from qkv.generation.beam import beam_search
+from qkv.generation.choice import Choice
+from qkv.generation.talk import Beyond
+from qkv.generation.text import Piece, prompt_ids, stream_text
+from qkv.models import GPT
+from qkv.text import Tokenizer
+
+
+def run(
+    model: ModelName,
+    prompt: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[PROMPT]")] = (),
+    file: Path | None = None,
+    length: int = 100,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    top_p: float | None = 0.95,
+    min_p: float | None = None,
+    repetition: float = 1.0,
+    presence: float = 0.0,
+    frequency: float = 0.0,
+    samples: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1,
+    seed: int | None = None,
+    stop: tuple[str, ...] = (),
+    beams: int = 0,
+    beyond: Beyond = "refuse",
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+    machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008 - tyro reads the defaults
+) -> None:
+    """Go on from a prompt, and show the words as they come.
+
+    Without a prompt, what comes through a pipe is the prompt; without that, or with an empty one, the model begins a
+    new text, after its start or end token. At a terminal the prompt is shown before what is said.
+
+    Args:
+        model: A run's folder, a folder of transformers, a GGUF file, or smollm2.
+        prompt: The text to go on from; several words need no quotes.
+        file: Take the prompt from this file. The newline at its end does not count, nor does that of a pipe.
+        length: At most so many tokens.
+        temperature: Above 1 bolder, below 1 more careful; 0 is always the likeliest word.
+        top_k: Draw from so many of the likeliest words.
+        top_p: Draw from the fewest, likeliest first, whose probabilities sum to this; 1 for all.
+        min_p: Leave out words less likely than this times the likeliest.
+        repetition: Above 1, words that stand there already get less likely.
+        presence: Taken off the logit of each word that was said already.
+        frequency: Taken off the logit of a word for each time it was said.
+        samples: So many texts; they are numbered.
+        seed: The same seed gives the same texts again.
+        stop: Texts before which to stop; what follows the first of them is never shown.
+        beams: Instead of drawing words, search with so many beams for the likeliest texts, which are shown at the end;
+            what is said above of drawing does not count then.
+        beyond: When prompt and text do not fit into the context: refuse the prompt and end the text, or slide: forget
+            the beginning. With rotary positions also extend: read on, further than in training.
+        as_json: A line of JSON for each text: prompt, sample, text, and the reason why it ended.
+        machine: Where and how it computes.
+    """
+    choice = Choice(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition=repetition,
+        presence=presence,
+        frequency=frequency,
+    )
+    if beams and stop:
+        raise ValueError("stop: a search with beams has no stop strings; leave one of them out")
+    if beams and not 1 <= samples <= beams:
+        raise ValueError(f"samples: expected 1 to {beams}, as many as there are beams, not {samples}")
+    text = wanted(" ".join(prompt) if prompt else None, file)
+    opened = open_model(model, machine, GPT)
+    note_unknown(opened.tokenizer, [text])
+    assert isinstance(opened.model, GPT)
+    if beams:
+        show(likeliest(opened.model, opened.tokenizer, text, length, beams, samples), text, samples, as_json)
+        return
+    how: dict[str, Any] = {"choice": choice, "samples": samples, "seed": seed, "beyond": beyond, "stop": stop}
+    spoken = stream_text(opened.model, opened.tokenizer, [text], length=length, **how)
+    size, context = len(prompt_ids(opened.tokenizer, text)), opened.model.config.context
+    if beyond == "slide" and size > context and not opened.model.config.memory:
+        note(f"the prompt has {size:,} tokens, and {context:,} fit into the context: its beginning is forgotten")
+    show(spoken, text, samples, as_json)
+
+
+def wanted(prompt: str | None, file: Path | None) -> str:
+    if prompt is not None and file is not None:
+        raise ValueError("file: the prompt was given, too; leave one of them out")
+    if prompt is not None:
+        return prompt
+    if file is not None:
+        return read_text(file).removesuffix("\n")
+    if sys.stdin.isatty():
+        return ""
+    text = standard_input()
+    if not text:
+        raise ValueError('prompt: standard input is empty; give a prompt, or "" to begin a new text')
+    return text.removesuffix("\n")
+
+
+def likeliest(model: GPT, tokenizer: Tokenizer, text: str, length: int, beams: int, samples: int) -> Iterator[Piece]:
+    prompt = prompt_ids(tokenizer, text)
+    (found,) = beam_search(model, [prompt], end=tokenizer.end, length=length, beams=beams, n_best=samples)
+    for row, hypothesis in enumerate(found):
+        yield Piece(row, tokenizer.decode(hypothesis.ids), "length" if len(hypothesis.ids) == length else "end")
+
+
+def show(pieces: Iterable[Piece], prompt: str, samples: int, as_json: bool) -> None:
+    """The first text as it comes, and each other one when those before it are whole."""
+    console = Console(highlight=False, soft_wrap=True)
+    for row, spoken in groupby(in_order(pieces), key=lambda piece: piece.row):
+        if not as_json and samples > 1:
+            console.print(f"[dim]sample {row + 1}[/dim]")
+        if not as_json and console.is_terminal:
+            console.print(printable(prompt), style="bold", markup=False, end="")
+        text, reason = "", None
+        for piece in spoken:
+            text, reason = text + piece.text, piece.reason
+            if not as_json:
+                sys.stdout.write(printable(piece.text) if console.is_terminal else piece.text)
+                sys.stdout.flush()
+        if as_json:
+            line = {"prompt": prompt, "sample": row + 1, "text": text, "reason": reason}
+            sys.stdout.write(json.dumps(line, ensure_ascii=False))
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        if reason == "context":
+            note("the context is full, so the text ends here; --beyond slide goes on and forgets the beginning")
+
+
+def in_order(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """All of the first row, then all of the second, and so on; what comes too early waits."""
+    waiting: dict[int, list[Piece]] = {}
+    row = 0
+    for piece in pieces:
+        waiting.setdefault(piece.row, []).append(piece)
+        while waiting.get(row):
+            first = waiting[row].pop(0)
+            yield first
+            row += first.reason is not None

@@ -1,0 +1,272 @@
+"""One model, one task, one number of examples: scores with their intervals, and how they were come by."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+from qkv.data.source import Source, open_pairs, open_rows, open_texts
+from qkv.evaluation import perplexity
+from qkv.evaluation.bleu import bleu, intervals
+from qkv.evaluation.interval import Score, accuracy
+from qkv.evaluation.interval import perplexity as word_perplexity
+from qkv.evaluation.likelihood import Likelihood, likelihoods, shortened
+from qkv.evaluation.question import Question, Row, requests, with_examples
+from qkv.evaluation.task import Normalise, Task, fill, parts
+from qkv.generation.text import complete
+from qkv.generation.translation import translate_texts
+from qkv.models import BERT, GPT
+from qkv.models.build import Model
+from qkv.text import Tokenizer
+
+LONGEST_ANSWER, AT_ONCE = 128, 8  # words of a translation that a GPT gives, and how many it gives at a time
+
+
+class Subject(NamedTuple):
+    """Who is tested."""
+
+    name: str
+    model: Model
+    tokenizer: Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """How it is tested; two scores compare only where this is the same."""
+
+    shots: int = 0
+    """Answered examples before each question."""
+    seed: int = 0
+    """Chooses the examples, and draws for the intervals."""
+    limit: int | None = None
+    """Only so many rows, the first ones."""
+    examples: tuple[str, ...] = ()
+    """Where the answered examples are from."""
+    window: int | None = None
+    stride: int | None = None
+    beams: int = 4
+    """How many translations are followed side by side."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("shots", 0), ("seed", 0), ("limit", 1), ("beams", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name}: expected {least} or more, not {value}")
+
+
+PLAIN = Protocol()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    task: str
+    model: str
+    shots: int
+    rows: int
+    scores: tuple[Score, ...]
+    said: tuple[str, ...] = ()
+    """The protocol in words, and what was cut or left out."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """The same as numbers, and what was found on the way."""
+    chance: float | None = None
+    """The accuracy of guessing."""
+    seconds: float = 0.0
+
+
+Progress = Callable[[int, int], None]
+
+
+def evaluate(
+    task: Task,
+    subject: Subject,
+    data: Sequence[str],
+    protocol: Protocol = PLAIN,
+    progress: Progress = lambda done, all: None,
+) -> Result:
+    """The scores of one model in one task. `progress` hears how much is done, of how much."""
+    data = data or ([task.beside(task.data)] if task.data else [])
+    if not data:
+        needs = f"a table with the columns {', '.join(task.columns)}" if task.kind not in ASKED else "files of text"
+        raise ValueError(f"data: the task {task.name} has none of its own; give --data FILE, {needs}")
+    begin = time.perf_counter()
+    ask = ASKED.get(task.kind, by_likelihood)
+    found = ask(task, subject, data, protocol, progress)
+    kept = tuple(score for score in found["scores"] if score.name.partition(" by ")[0] in task.metrics)
+    found |= {"scores": kept, "seconds": time.perf_counter() - begin}
+    return Result(task=task.name, model=subject.name, shots=protocol.shots, **found)
+
+
+def first(source: Source[Any], limit: int | None) -> list[Any]:
+    return list(islice(source, limit))
+
+
+def rows_of(task: Task, data: Sequence[str], limit: int | None = None) -> list[Row]:
+    if task.kind != "translation":
+        return first(open_rows(data, task.columns), limit)
+    columns = task.columns if len(task.columns) == 2 else ("source", "target")
+    named = None if columns == ("source", "target") else (columns[0], columns[1])
+    return [dict(zip(columns, pair, strict=True)) for pair in first(open_pairs(data, columns=named), limit)]
+
+
+def few_shot(task: Task, rows: Sequence[Row], data: Sequence[str], protocol: Protocol) -> list[Question]:
+    """The rows' questions after examples from where the person, the task, or else the data has them."""
+    given = list(protocol.examples) or ([task.beside(task.examples)] if task.examples else list(data))
+    pool = rows_of(task, given) if protocol.shots else []
+    names = {"name": ", ".join(data), "pool_name": ", ".join(given)}
+    return with_examples(task, rows, pool, shots=protocol.shots, seed=protocol.seed, **names)
+
+
+def choice_of_examples(protocol: Protocol) -> tuple[str, ...]:
+    return (f"examples chosen by seed {protocol.seed}",) if protocol.shots else ()
+
+
+# Which of several texts is the likelier one
+
+
+def by_likelihood(
+    task: Task, subject: Subject, data: Sequence[str], protocol: Protocol, progress: Progress
+) -> dict[str, Any]:
+    name, model, tokenizer = subject
+    if not isinstance(model, GPT):
+        raise ValueError(f"{name}: {task.name} is asked of a GPT, which predicts the next word, not of a {kind(model)}")
+    rows = rows_of(task, data, protocol.limit)
+    questions = few_shot(task, rows, data, protocol)
+    asked = requests(tokenizer, [(each.context, way) for each in questions for way in each.continuations])
+    kept, cut = shortened(asked, model)
+    done = 0
+
+    def hear(answered: int) -> None:
+        nonlocal done
+        done += answered
+        progress(done, len(asked))
+
+    found = iter(likelihoods(model, kept, progress=hear))
+    answers = [[next(found) for _ in each.continuations] for each in questions]
+    said = list(choice_of_examples(protocol))
+    if cut:
+        said.append(f"{cut:,} of {len(asked):,} contexts were cut from the left to {model.config.context:,} tokens")
+    facts = {"requests": len(asked), "cut": cut, "context": model.config.context}
+    if task.kind == "last word":
+        right = [answer.greedy for (answer,) in answers]
+        # Of the word, whatever number of tokens it has: as the literature counts.
+        surprise = word_perplexity([(answer.log_probability,) for (answer,) in answers], seed=protocol.seed)
+        return {"rows": len(rows), "scores": (accuracy(right), surprise), "said": tuple(said), "facts": facts}
+    scores = []
+    for how in task.normalise:
+        by = "" if how == "none" else f" by {how}"
+        right = [wins(each, answer, how) for each, answer in zip(questions, answers, strict=True)]
+        scores.append(accuracy(right, f"accuracy{by}"))
+    said.append(f"log-probabilities divided by: {', '.join(task.normalise)}")
+    chance = sum(1 / len(each.continuations) for each in questions) / len(questions)
+    return {"rows": len(rows), "scores": tuple(scores), "said": tuple(said), "facts": facts, "chance": chance}
+
+
+def wins(question: Question, answers: Sequence[Likelihood], how: Normalise) -> bool:
+    """Whether the right choice is likelier than every other; a tie is no win."""
+    scores = [
+        answer.log_probability / length(choice, answer, how)
+        for choice, answer in zip(question.choices, answers, strict=True)
+    ]
+    others = scores[: question.right] + scores[question.right + 1 :]
+    return scores[question.right] > max(others)
+
+
+def length(choice: str, answer: Likelihood, how: Normalise) -> int:
+    lengths = {"none": 1, "characters": len(choice), "bytes": len(choice.encode()), "tokens": len(answer.words)}
+    return lengths[how]
+
+
+# How well a text is predicted
+
+
+def by_surprise(
+    task: Task, subject: Subject, data: Sequence[str], protocol: Protocol, progress: Progress
+) -> dict[str, Any]:
+    name, model, tokenizer = subject
+    if isinstance(model, BERT):
+        raise ValueError(f"{name}: a BERT sees both ways and has no perplexity; it guesses masked words: qkv fill")
+    if isinstance(model, GPT):
+        pieces = islice_documents(open_texts(data, column=task.columns[0]), protocol.limit)
+        window, stride = perplexity.window_and_stride(model, protocol.window, protocol.stride)
+        found = perplexity.of_texts(
+            model, tokenizer, pieces, window=window, stride=stride, seed=protocol.seed, progress=progress
+        )
+        rows, said = found.documents, f"window {window:,}, stride {stride:,}"
+        facts: dict[str, Any] = {"window": window, "stride": stride}
+    else:
+        pairs = first(open_pairs(data), protocol.limit)
+        found = perplexity.of_pairs(model, tokenizer, pairs, seed=protocol.seed)
+        rows, said, facts = len(pairs), "targets given their sources", {}
+    counts = {"tokens": found.tokens, "scored": found.scored, "characters": found.characters, "bytes": found.bytes}
+    told = f"{found.tokens:,} tokens, {found.scored:,} scored"
+    return {"rows": rows, "scores": found.scores, "said": (said, told), "facts": facts | counts}
+
+
+def islice_documents(pieces: Any, limit: int | None) -> Any:
+    """The pieces of the first documents."""
+    ended = 0
+    for piece in pieces:
+        yield piece
+        ended += piece.ends
+        if ended == limit:
+            return
+
+
+# Translations
+
+
+def by_translating(
+    task: Task, subject: Subject, data: Sequence[str], protocol: Protocol, progress: Progress
+) -> dict[str, Any]:
+    name, model, tokenizer = subject
+    rows = rows_of(task, data, protocol.limit)
+    references = [fill(task.answer, row) for row in rows]
+    if isinstance(model, BERT):
+        raise ValueError(f"{name}: a BERT does not translate; expected a transformer, an rnn or a gpt")
+    if isinstance(model, GPT):
+        if len(list(parts(task.template))) == 1 and task.template.startswith("{"):
+            raise ValueError(
+                f"{name}: a GPT translates by a prompt; write a task file whose template says what is wanted, such as "
+                "'English: {source}\\nTurkish:'"
+            )
+        prompts = [each.context for each in few_shot(task, rows, data, protocol)]
+        said = [text.strip() for text in said_by(subject, prompts, progress)]
+        return scored(
+            said,
+            references,
+            protocol.seed,
+            ", ".join((*choice_of_examples(protocol), "greedy, to the end of the line")),
+        )
+    hypotheses = [""] * len(rows)
+    translated = translate_texts([model], tokenizer, [fill(task.template, row) for row in rows], beams=protocol.beams)
+    for done, (number, best) in enumerate(translated, start=1):
+        hypotheses[number] = best[0].text
+        progress(done, len(rows))
+    return scored(hypotheses, references, protocol.seed, f"beam {protocol.beams}")
+
+
+def said_by(subject: Subject, prompts: Sequence[str], progress: Progress) -> Iterator[str]:
+    """A line of each prompt's continuation, the likeliest word at every place."""
+    assert isinstance(subject.model, GPT)
+    for start in range(0, len(prompts), AT_ONCE):
+        some = prompts[start : start + AT_ONCE]
+        how: dict[str, Any] = {"length": LONGEST_ANSWER, "stop": ["\n"], "temperature": 0.0}
+        yield from complete(subject.model, subject.tokenizer, some, **how)
+        progress(start + len(some), len(prompts))
+
+
+def scored(hypotheses: Sequence[str], references: Sequence[str], seed: int, how: str) -> dict[str, Any]:
+    scores = tuple(intervals(hypotheses, references, seed=seed))
+    signature = bleu(hypotheses, references).signature
+    facts = {"signature": signature, "hypotheses": list(hypotheses)}
+    return {"rows": len(hypotheses), "scores": scores, "said": (how, signature), "facts": facts}
+
+
+def kind(model: Model) -> str:
+    return type(model).__name__
+
+
+ASKED: dict[str, Callable[..., dict[str, Any]]] = {"perplexity": by_surprise, "translation": by_translating}

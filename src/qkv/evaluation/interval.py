@@ -1,0 +1,87 @@
+"""How far a score may be off because the test is only a sample: intervals that hold the truth 95 times in 100."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+CONFIDENCE = 0.95
+DEVIATIONS = 1.959963984540054  # of a normal: so far from its mean it lies 95 times in 100
+DRAWS = 1000
+
+
+@dataclass(frozen=True)
+class Score:
+    """A named number with its interval."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    higher_is_better: bool = True
+    percent: bool = False
+    """A part of 1, to be shown in percent."""
+
+
+def accuracy(right: Sequence[bool], name: str = "accuracy") -> Score:
+    low, high = wilson(sum(right), len(right))
+    return Score(name, sum(right) / len(right), low, high, percent=True)
+
+
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """Wilson's interval of a proportion: all p that are not further from what was found than 1.96 of their deviations.
+
+    Unlike mean plus or minus, it stays within 0 and 1 and says something where all were right, or none.
+    """
+    if not 0 <= successes <= trials or trials < 1:
+        raise ValueError(f"successes: expected 0 to {trials} of 1 trial or more, not {successes}")
+    z, p = DEVIATIONS, successes / trials
+    middle = (p + z * z / (2 * trials)) / (1 + z * z / trials)
+    reach = z / (1 + z * z / trials) * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials))
+    low = 0.0 if successes == 0 else middle - reach  # exactly, whatever rounding would say
+    high = 1.0 if successes == trials else middle + reach
+    return low, high
+
+
+def bootstrap(
+    units: Float[np.ndarray, "n k"] | Any,
+    score: Callable[[Float[np.ndarray, "k"]], float],
+    *,
+    seed: int = 0,
+    draws: int = DRAWS,
+) -> tuple[float, float]:
+    """The interval of a score that is a function of sums over the test's units, such as sentences.
+
+    The test is drawn anew from its own units, with repetition; of the scores found so, the middle 95% remain. The same
+    seed finds the same interval.
+    """
+    units = np.asarray(units, dtype=np.float64)
+    if units.ndim != 2 or len(units) == 0:
+        raise ValueError(f"units: expected shape (n, k) with one unit or more, not {units.shape}")
+    random = np.random.default_rng(seed)
+    n = len(units)
+    found = []
+    for _ in range(draws):
+        times = np.bincount(random.integers(n, size=n), minlength=n)  # (n,): how often each was drawn
+        found.append(score(times @ units))
+    # Of what was found, not between it: between infinite perplexities there is nothing.
+    low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], method="nearest")
+    return float(low), float(high)
+
+
+def perplexity(log_probabilities: Sequence[Sequence[float]], *, seed: int = 0, name: str = "perplexity") -> Score:
+    """exp of the mean surprise of a word; each unit brings the log-probabilities of some words."""
+    units = np.array([[math.fsum(unit), len(unit)] for unit in log_probabilities])
+    low, high = bootstrap(units, exp_mean, seed=seed)
+    return Score(name, exp_mean(units.sum(0)), low, high, higher_is_better=False)
+
+
+def exp_mean(sums: Float[np.ndarray, "2"]) -> float:
+    """Infinite where a number would overflow: a model may find a text almost impossible."""
+    mean = -sums[0] / sums[1]
+    return math.exp(mean) if mean < 700 else math.inf

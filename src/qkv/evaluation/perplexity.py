@@ -1,0 +1,151 @@
+"""How surprised a model is by a text: perplexity, bits per character and per byte, with the window and stride said.
+
+Perplexity is a matter of the tokenizer, too: fewer tokens to a text make each harder. Bits per character and per byte
+compare across tokenizers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from qkv.data.lines import Piece
+from qkv.data.paired import pad
+from qkv.evaluation import interval
+from qkv.evaluation.likelihood import TOKENS, TOKENS_ON_GPU, Likelihood, Request, likelihoods, word_log_probabilities
+from qkv.evaluation.question import first_word
+from qkv.generation.decode import without_dropout
+from qkv.models import GPT, RNN, Transformer
+from qkv.text import Tokenizer
+
+UNIT = 64  # words that an interval takes together: neighbours are alike, so that single ones would say too much
+WINDOW = 1024
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    scores: tuple[interval.Score, ...]
+    tokens: int
+    """Of the text."""
+    scored: int
+    """Predicted words: all of the text's, and an end after each target."""
+    characters: int
+    bytes: int
+    documents: int
+
+
+def of_texts(
+    model: GPT,
+    tokenizer: Tokenizer,
+    texts: Iterable[Piece],
+    *,
+    window: int | None = None,
+    stride: int | None = None,
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda done, all: None,
+) -> Perplexity:
+    """Of documents, each predicted from its own beginning.
+
+    Each window of `window` words scores its last `stride` words, the first one all of its words: so every word is
+    scored once, and all but the first ones with at least window - stride words before them.
+    """
+    window, stride = window_and_stride(model, window, stride)
+    first, asked = first_word(tokenizer), []
+    characters = tokens = size = documents = 0
+    ids: list[int] = []
+    for text, ends in texts:
+        ids += tokenizer.encode(text)
+        characters, size = characters + len(text), size + len(text.encode())
+        if ends:
+            asked += windows([first, *ids], window, stride)
+            tokens, documents = tokens + len(ids), documents + 1
+            ids = []
+    if not asked:
+        raise ValueError("data: there is no word in it")
+    done = 0
+
+    def hear(answered: int) -> None:
+        nonlocal done
+        done += answered
+        progress(done, len(asked))
+
+    found = likelihoods(model, asked, progress=hear)
+    scored = sum(len(each.words) for each in found)
+    return Perplexity(scores(found, characters, size, seed), tokens, scored, characters, size, documents)
+
+
+def window_and_stride(model: GPT, window: int | None, stride: int | None) -> tuple[int, int]:
+    context = model.config.context
+    window = min(context, WINDOW) if window is None else window
+    if not 1 <= window <= context and not (window >= 1 and model.config.memory):
+        raise ValueError(f"window: expected 1 to {context}, the model's context, not {window}")
+    stride = max(1, window // 2) if stride is None else stride
+    if not 1 <= stride <= window:
+        raise ValueError(f"stride: expected 1 to {window}, the window, not {stride}")
+    return window, stride
+
+
+def windows(ids: Sequence[int], window: int, stride: int) -> list[Request]:
+    """What is read and what is scored, so that each word but the first is scored once. The last window is full, too."""
+    made, done = [], 1
+    while done < len(ids):
+        end = min(len(ids), window + 1 if done == 1 else done + stride)
+        begin = max(0, end - 1 - window)
+        made.append(Request(tuple(ids[begin:done]), tuple(ids[done:end])))
+        done = end
+    return made
+
+
+def scores(
+    found: Sequence[Likelihood], characters: int, size: int, seed: int, bits: bool = True
+) -> tuple[interval.Score, ...]:
+    units = [each.words[start : start + UNIT] for each in found for start in range(0, len(each.words), UNIT)]
+    one = interval.perplexity(units, seed=seed)
+    words = sum(map(len, units))
+
+    def bits_per(name: str, count: int) -> interval.Score:
+        value, low, high = (math.log2(number) * words / count for number in (one.value, one.low, one.high))
+        return replace(one, name=name, value=value, low=low, high=high)
+
+    return (one, bits_per("bits per character", characters), bits_per("bits per byte", size)) if bits else (one,)
+
+
+@torch.no_grad()
+def of_pairs(
+    model: Transformer | RNN, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], *, seed: int = 0
+) -> Perplexity:
+    """Of targets given their sources, and of the end after each; its logarithm is training's validation loss."""
+    if tokenizer.start is None or tokenizer.end is None:
+        raise ValueError("tokenizer: expected one with a token that starts and one that ends a text")
+    device = next(model.parameters()).device
+    budget = TOKENS_ON_GPU if device.type == "cuda" else TOKENS
+    start, end, padding = tokenizer.start, tokenizer.end, tokenizer.padding or 0
+    sources = [[*ids, end] for ids in tokenizer.encode_batch([source for source, _ in pairs])]
+    targets = [[*ids, end] for ids in tokenizer.encode_batch([target for _, target in pairs])]
+    order = sorted(range(len(pairs)), key=lambda place: (len(targets[place]), len(sources[place])), reverse=True)
+    found: list[Likelihood] = [Likelihood((), False)] * len(pairs)
+
+    def on(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x.to(device)
+
+    with without_dropout(model):
+        while order:
+            count = max(1, budget // max(len(targets[order[0]]), len(sources[order[0]])))
+            batch, order = order[:count], order[count:]
+            source, source_keep = pad([sources[place] for place in batch], padding)
+            said, keep = pad([[start, *targets[place][:-1]] for place in batch], padding)
+            hidden = model.forced(source.to(device), said.to(device), source_keep=on(source_keep), target_keep=on(keep))
+            is_word = torch.ones_like(said, dtype=torch.bool) if keep is None else keep  # (B, T)
+            asked = torch.tensor([id for place in batch for id in targets[place]], device=device)  # (N,)
+            words, _ = word_log_probabilities(model, hidden[is_word.to(device)], asked)
+            lengths = [len(targets[place]) for place in batch]
+            for place, part in zip(batch, words.cpu().split(lengths), strict=True):
+                found[place] = Likelihood(tuple(part.tolist()), False)
+    characters, size = (sum(map(len, each)) for each in zip(*((t, t.encode()) for _, t in pairs), strict=True))
+    scored = sum(map(len, targets))
+    counts = (scored - len(pairs), scored, characters, size, len(pairs))
+    return Perplexity(scores(found, characters, size, seed, bits=False), *counts)

@@ -1,0 +1,179 @@
+"""Decoding on a GPU: one step is recorded and replayed (a CUDA graph), and the host never waits for a word.
+
+A step of a small model is a hundred kernels of some microseconds. Launched one by one, the host is slower than the GPU;
+replayed, they follow each other without a gap. The host reads each word while the next ones are already being made.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from qkv.generation.choice import choose, processed
+from qkv.generation.read import padded, read
+from qkv.generation.talk import Steps, Talk
+from qkv.models import GPT
+from qkv.nn.state import FixedCache, KeyValueCache
+from qkv.nn.tap import Taps
+
+recordings: WeakKeyDictionary[nn.Module, tuple[Asked, Recording]] = WeakKeyDictionary()
+"""Of each model the last one: it holds the memory of its cache."""
+COMPILER: dict[str, Any] = {"coordinate_descent_tuning": True}
+AHEAD = 3  # steps that the GPU may be ahead of the host
+WORTH = 32  # words that are worth recording a step
+TILE = 64  # capacities are multiples of it, so that texts of nearly one length share a recording
+
+
+def serves(model: Any, talk: Talk) -> bool:
+    """A step that always looks alike: no sparse pattern, no positions that count from the last place."""
+    if not isinstance(model, GPT) or not next(model.parameters()).is_cuda or not talk.texts:
+        return False
+    if any(module._forward_hooks or (isinstance(module, Taps) and module.listeners) for module in model.modules()):
+        return False  # who listens wants to hear every word
+    config = model.config
+    if config.memory or config.sparsity() is not None or config.position in ("alibi", "relative"):
+        return False
+    return words_that_fit(talk) > talk.choice.settled + WORTH
+
+
+def words_that_fit(talk: Talk) -> int:
+    """How many words can be said before the context of the longest text is full."""
+    return talk.length if talk.limit is None else min(talk.length, talk.limit - max(talk.prompts) + 1)
+
+
+def steps(model: GPT, talk: Talk, compiled: bool) -> Steps:
+    """As `decode.steps`, for as many words as fit; rows that have ended go on, and nobody listens to them."""
+    count = words_that_fit(talk)
+    ids, keep = padded(talk.texts[:: talk.samples], next(model.parameters()).device)
+    asked = what_is_asked(model, talk, ids.shape[1] + count - 1, compiled)
+    found, recording = recordings.pop(model, (None, None))  # it serves one talk at a time
+    if recording is None or found != asked:
+        del recording
+        recording = Recording(model, talk, asked)
+    try:
+        yield from recording.steps(model, ids, keep, talk, count)
+    finally:
+        recordings[model] = (asked, recording)
+
+
+class Asked(NamedTuple):
+    """What a recording must be the same in to be used again."""
+
+    rows: int
+    capacity: int
+    length: int
+    compiled: bool
+    ends: tuple[int, ...]
+    choice: str
+    weights: tuple[Any, ...]
+
+
+def what_is_asked(model: GPT, talk: Talk, places: int, compiled: bool) -> Asked:
+    """A recording knows its weights by where they lie."""
+    capacity, length = (-(-count // TILE) * TILE for count in (places, talk.length))
+    if model.config.position == "learned":
+        capacity = min(capacity, model.config.context)
+    weights = tuple((each.data_ptr(), each.dtype) for each in model.parameters())
+    return Asked(len(talk.texts), capacity, length, compiled, talk.ends, repr(talk.choice), weights)
+
+
+class Recording:
+    """One step of a model for so many rows and places, and all that it reads and writes."""
+
+    def __init__(self, model: GPT, talk: Talk, asked: Asked) -> None:
+        config, weight, rows = model.config, next(model.parameters()), asked.rows
+        kv_heads = config.heads if config.kv_heads is None else config.kv_heads
+        shape = (rows, kv_heads, asked.capacity, config.width_of_head)
+        self.choice, self.ends, self.settled = talk.choice, talk.ends, talk.choice.settled + 1
+        self.buffers = {layer: (weight.new_zeros(shape), weight.new_zeros(shape)) for layer in range(config.depth)}
+        self.words = torch.zeros(rows, dtype=torch.int64, device=weight.device)
+        self.place = torch.zeros(1, dtype=torch.int64, device=weight.device)  # in what is said
+        self.chance = torch.zeros(rows, asked.length, dtype=talk.chance.dtype, device=weight.device)
+        self.heard = talk.heard(range(rows), config.vocabulary, weight.device)
+        keep = torch.ones(rows, asked.capacity, dtype=torch.bool, device=weight.device)
+        self.cache = FixedCache(self.empty(asked.capacity, rows), keep, torch.zeros_like(self.words).unsqueeze(1))
+        self.pass_through = torch.compile(read, dynamic=False, options=COMPILER) if asked.compiled else read
+        self.record(model)
+
+    def record(self, model: GPT) -> None:
+        def step() -> None:
+            self.choose(self.read(model), self.settled)
+
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):  # compiled and tuned before it is recorded
+            for _ in range(2):
+                step()
+        torch.cuda.current_stream().wait_stream(aside)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # others may go on meanwhile
+            step()
+
+    def empty(self, capacity: int, rows: int) -> KeyValueCache:
+        """An ordinary cache that writes into the first rows of these buffers."""
+        cache = KeyValueCache(capacity, len(self.buffers))
+        cache.buffers = {layer: (keys[:rows], values[:rows]) for layer, (keys, values) in self.buffers.items()}
+        return cache
+
+    def steps(
+        self, model: GPT, ids: Int[Tensor, "P T"], keep: Bool[Tensor, "P T"] | None, talk: Talk, count: int
+    ) -> Steps:
+        logits = self.begin(model, ids, keep, talk)
+        host = torch.empty(count, len(self.words), dtype=torch.int64, pin_memory=True)
+        copied: list[torch.cuda.Event] = []
+        for place in range(count + AHEAD):
+            if place < count:
+                if place > talk.choice.settled:
+                    self.graph.replay()
+                else:
+                    self.choose(self.read(model) if place else logits, place)
+                host[place].copy_(self.words, non_blocking=True)
+                copied.append(torch.cuda.Event())
+                copied[-1].record()
+            if place >= AHEAD:
+                copied[place - AHEAD].synchronize()
+                yield range(len(self.words)), host[place - AHEAD].tolist()
+                if len(talk.ended) == len(self.words):
+                    return
+
+    def begin(
+        self, model: GPT, ids: Int[Tensor, "P T"], keep: Bool[Tensor, "P T"] | None, talk: Talk
+    ) -> Float[Tensor, "B V"]:
+        """Read the prompts, as ever, and make everything ready for the second word; what may come first is given."""
+        cache, T = self.cache, ids.shape[1]
+        logits = read(model, ids, self.empty(cache.capacity, len(ids)), keep)  # (P, V)
+        same = torch.arange(len(self.words), device=ids.device) // talk.samples
+        if talk.samples > 1:
+            for both in self.buffers.values():
+                for buffer in both:
+                    buffer[:, :, :T] = buffer[same, :, :T]
+        cache.keep.zero_()
+        cache.keep[:, :T] = True if keep is None else keep[same]
+        cache.positions.copy_(cache.keep.sum(1, keepdim=True))
+        cache.keep[:, T] = True
+        cache.place.fill_(T)
+        self.place.zero_()
+        self.chance[:, : talk.length] = talk.chance
+        fresh = talk.heard(range(len(talk.texts)), model.config.vocabulary, ids.device)
+        if self.heard is not None and fresh is not None:
+            self.heard.read.copy_(fresh.read)
+            self.heard.said.copy_(fresh.said)
+        return logits[same]
+
+    def read(self, model: GPT) -> Float[Tensor, "B V"]:
+        logits = self.pass_through(model, self.words.clamp(min=0).unsqueeze(1), self.cache)
+        self.cache.advance()
+        return logits
+
+    def choose(self, logits: Float[Tensor, "B V"], place: int) -> None:
+        logits = processed(logits, self.choice, self.heard, place, self.ends)
+        chance = self.chance.index_select(1, self.place).squeeze(1) if self.choice.temperature else self.chance[:, 0]
+        words = choose(logits, chance, self.choice)
+        if self.heard is not None:
+            self.heard.add(words)
+        self.words.copy_(words)
+        self.place += 1

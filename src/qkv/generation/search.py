@@ -1,0 +1,140 @@
+"""What every search over whole sequences shares: sentences side by side, several beams each, and leaving when done.
+
+A beam is a sequence so far. All beams of a sentence lie side by side in the batch, and a sentence whose search is over
+leaves it. What a sentence finds does not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from qkv.generation.decode import limit_of, within, without_dropout
+from qkv.generation.ensemble import Ensemble
+from qkv.generation.read import read
+from qkv.models import GPT, RNN, Transformer
+from qkv.nn.packed import packing
+
+Translator = Transformer | RNN | Sequence[Transformer | RNN]
+Rows = Int[Tensor, "B S"] | Sequence[Sequence[int]]
+MOST_BEAMS = 1024
+MANY = 4  # sentences for which it pays to pack the weights
+BROKEN = "logits: a row has no likeliest word (nan or infinite); the model's weights are broken"
+
+S = TypeVar("S")
+Advance = Callable[[Float[Tensor, "R V"], list[S], int], list[list[tuple[int, int]]]]
+"""From the logits of all beams, the sentences they are of, and how many words were said: for each sentence its beams
+that go on, each as the old beam and the new word; always as many of them, and none when its search is over."""
+
+
+def settle(model: Any, source: Rows, keep: Tensor | None, start: int | None) -> tuple[Any, list[list[int]]]:
+    """One model, and the words of each source or prompt, after a look whether they go together."""
+    one = Ensemble(model) if isinstance(model, Sequence) else model
+    if isinstance(one, Ensemble) and len(one.models) == 1:
+        one = one.models[0]  # the logarithm of its probabilities would be taken twice
+    if isinstance(one, GPT):
+        if start is not None or keep is not None:
+            raise ValueError("start: a GPT goes on from its prompt; leave start and keep out")
+    elif not isinstance(one, Transformer | RNN | Ensemble):
+        raise TypeError(f"model: expected a Transformer, an RNN or a GPT, not {type(one).__name__}")
+    elif start is None or not 0 <= start < one.config.vocabulary:
+        raise ValueError(f"start: expected an id from 0 to {one.config.vocabulary - 1}, not {start}")
+    if isinstance(source, Tensor) and source.dim() != 2:
+        raise ValueError(f"source: expected shape (B, S) or a list of lists, not {tuple(source.shape)}")
+    rows = source.tolist() if isinstance(source, Tensor) else [[int(id) for id in row] for row in source]
+    if keep is not None:
+        if tuple(keep.shape) != (len(rows), len(rows[0]) if rows else 0):
+            raise ValueError(f"keep: expected the source's shape, not {tuple(keep.shape)}")
+        rows = [[id for id, word in zip(*both, strict=True) if word] for both in zip(rows, keep.tolist(), strict=True)]
+    if any(not row for row in rows):
+        raise ValueError("source: expected one id or more in each row")
+    return one, rows
+
+
+def check(
+    model: Any, length: int, end: int | None, minimum: int, forbidden: Sequence[int], beams: int, name: str = "beams"
+) -> None:
+    vocabulary = model.config.vocabulary
+    if length < 1:
+        raise ValueError(f"length: expected 1 word or more, not {length}")
+    if minimum < 0:
+        raise ValueError(f"minimum: expected 0 words or more, not {minimum}")
+    if not 1 <= beams <= MOST_BEAMS:
+        raise ValueError(f"{name}: expected 1 to {MOST_BEAMS:,}, not {beams:,}")
+    for field, ids in (("end", [] if end is None else [end]), ("forbidden", forbidden)):
+        for id in ids:
+            if not 0 <= id < vocabulary:
+                raise ValueError(f"{field}: expected an id from 0 to {vocabulary - 1}, not {id}")
+    if len({*forbidden, *([] if end is None or not minimum else [end])}) == vocabulary:
+        raise ValueError("forbidden: no word is left that may be said")
+
+
+def batches(rows: Sequence[Sequence[int]], size: int, equal: bool) -> list[list[int]]:
+    """Rows that are read together, the longest first: of nearly one length, or of exactly one."""
+    if size < 1:
+        raise ValueError(f"batch: expected 1 sentence or more, not {size}")
+    made: list[list[int]] = []
+    for at in sorted(range(len(rows)), key=lambda at: -len(rows[at])):
+        full = not made or len(made[-1]) == size
+        if full or (equal and len(rows[made[-1][0]]) != len(rows[at])):
+            made.append([])
+        made[-1].append(at)
+    return made
+
+
+@torch.inference_mode()
+def search(
+    model: Any,
+    rows: list[list[int]],
+    start: int | None,
+    length: int,
+    batch: int,
+    begin: Callable[[int, int], S],
+    advance: Advance[S],
+) -> None:
+    """Search all rows, some at a time. `begin` makes the sentence of a row, given how many words fit."""
+    limit = limit_of(model, "refuse" if isinstance(model, GPT) else "extend")
+    if isinstance(model, GPT) and limit is not None:
+        rows = [within(row, limit, length, "refuse") for row in rows]
+    device = next(model.parameters()).device
+    with without_dropout(model), packing() if len(rows) >= MANY else nullcontext():
+        for numbers in batches(rows, batch, equal=isinstance(model, GPT)):
+            if isinstance(model, GPT):
+                state, ids = model.start(), torch.tensor([rows[number] for number in numbers], device=device)
+            else:
+                assert start is not None
+                source, keep = padded_after([rows[number] for number in numbers], device)
+                state, ids = model.start(source, keep), source.new_full((len(numbers), 1), start)
+            fits = length if limit is None else min(length, limit - ids.shape[1] + 1)
+            walk(model, ids, state, [begin(number, fits) for number in numbers], fits, advance)
+
+
+def walk(model: Any, ids: Int[Tensor, "B T"], state: Any, sentences: list[S], length: int, advance: Advance[S]) -> None:
+    """The loop: read what is new, and let each sentence choose which of its beams go on with which word."""
+    for said in range(length):
+        beams = ids.shape[0] // len(sentences)  # one of each sentence at first
+        going = advance(read(model, ids, state), sentences, said)
+        rows = [at * beams + beam for at, chosen in enumerate(going) for beam, _ in chosen]
+        if not rows:
+            return
+        sentences = [sentence for sentence, chosen in zip(sentences, going, strict=True) if chosen]
+        if rows != list(range(ids.shape[0])):
+            state.reorder(torch.tensor(rows, device=ids.device))
+        ids = torch.tensor([[word] for chosen in going for _, word in chosen], device=ids.device)  # (R, 1)
+
+
+def padded_after(
+    rows: Sequence[Sequence[int]], device: torch.device
+) -> tuple[Int[Tensor, "B S"], Bool[Tensor, "B S"] | None]:
+    """Sources of different lengths in one tensor, with padding after the shorter ones; and where their words are."""
+    longest = max(len(row) for row in rows)
+    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
+    if all(len(row) == longest for row in rows):
+        return ids, None
+    lengths = torch.tensor([[len(row)] for row in rows], device=device)  # (B, 1)
+    return ids, torch.arange(longest, device=device) < lengths

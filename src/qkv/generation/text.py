@@ -1,0 +1,134 @@
+"""Text in, text out: a prompt becomes ids, and what a model says becomes text again, piece by piece.
+
+What is returned is the pieces that were streamed, put together; there is no other way to text.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from qkv.generation.decode import stream
+from qkv.generation.talk import Reason
+from qkv.models import GPT
+from qkv.text.special import OURS
+from qkv.text.stream import Stream
+from qkv.text.tokenizer import Tokenizer
+
+
+class Piece(NamedTuple):
+    row: int
+    text: str
+    """Whole characters that are never taken back; it may be empty."""
+    reason: Reason | None
+    """Why this is the row's last piece; None when it is not."""
+
+
+def stream_text(
+    model: GPT,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str | Sequence[int]],
+    *,
+    length: int,
+    stop: Sequence[str] = (),
+    end: int | Sequence[int] | None = None,
+    **how: Any,
+) -> Iterator[Piece]:
+    """What the model says after each prompt, as it says it. Row r * samples + s is sample s of prompt r.
+
+    A row ends before the first stop string, of which nothing is ever said. `end` is the tokenizer's unless given. A
+    prompt is text, or the ids of a chat. The rest is as in `decode.stream`.
+    """
+    if any(not each for each in stop):
+        raise ValueError("stop: expected a text of one character or more, not an empty one")
+    ids = [prompt_ids(tokenizer, prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+    rows: dict[int, Speaker] = defaultdict(lambda: Speaker(tokenizer, stop))
+
+    def stopped(row: int, said: list[int]) -> bool:
+        rows[row].hear(said[-1])
+        return rows[row].stopped
+
+    words = stream(
+        model, ids, length=length, end=tokenizer.end if end is None else end, stop=stopped if stop else None, **how
+    )
+
+    def pieces() -> Iterator[Piece]:
+        for word in words:
+            speaker = rows[word.row]
+            if not stop and word.id is not None:
+                speaker.hear(word.id)
+            if word.reason is not None:
+                speaker.close()
+            reason = "stop" if speaker.stopped and word.reason else word.reason
+            yield Piece(word.row, speaker.take(), reason)
+
+    return pieces()
+
+
+def complete(model: GPT, tokenizer: Tokenizer, prompts: Sequence[str | Sequence[int]], **how: Any) -> list[str]:
+    """The texts of `stream_text`, each whole."""
+    texts = [""] * (len(prompts) * max(0, how.get("samples", 1)))
+    for piece in stream_text(model, tokenizer, prompts, **how):
+        texts[piece.row] += piece.text
+    return texts
+
+
+def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a prompt: with the start id before it where the tokenizer says so; of an empty one, a text's begin."""
+    ids = tokenizer.encode(text)
+    if tokenizer.starts_texts and tokenizer.start is not None:
+        return [tokenizer.start, *ids]
+    if ids:
+        return ids
+    begin = beginning(tokenizer)
+    if begin is None:
+        raise ValueError("prompt: it is empty, and this tokenizer has no start or end token to begin with; say a word")
+    return [begin]
+
+
+def beginning(tokenizer: Tokenizer) -> int | None:
+    """The id that a text begins after. In what is trained here that is the end of the text before."""
+    ours = tokenizer.start is not None and tokenizer.token(tokenizer.start) == OURS["start"]
+    first, second = (tokenizer.end, tokenizer.start) if ours else (tokenizer.start, tokenizer.end)
+    return second if first is None else first
+
+
+class Speaker:
+    """One row's text: what may be said of it by now, and what might be the beginning of a stop string."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+        self.stream, self.stop = Stream(tokenizer), tuple(stop)
+        self.held = ""
+        self.settled = 0
+        """So much of what is held is said with the next piece."""
+        self.stopped = False
+
+    def hear(self, id: int) -> None:
+        self.add(self.stream.add(id))
+
+    def close(self) -> None:
+        if not self.stopped:
+            self.add(self.stream.close())
+        if not self.stopped:
+            self.settled = len(self.held)
+
+    def add(self, text: str) -> None:
+        self.held += text
+        found = [(place + len(each), place) for each in self.stop if (place := self.held.find(each, self.settled)) >= 0]
+        if found:  # the one that is whole first, however many characters came at once
+            _, place = min(found)
+            self.held, self.settled, self.stopped = self.held[:place], place, True
+        else:
+            self.settled = len(self.held) - max((overlap(self.held, each) for each in self.stop), default=0)
+
+    def take(self) -> str:
+        text, self.held = self.held[: self.settled], self.held[self.settled :]
+        self.settled = 0
+        return text
+
+
+def overlap(text: str, stop: str) -> int:
+    """How many characters at the end of the text are the beginning of the stop string, though not all of it."""
+    longest = min(len(text), len(stop) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from commands.conftest import Qkv
+from qkv import artifact
+from qkv.generation.text import complete
+from qkv.models import GPT
+from qkv.text.chat import Message, encode_chat, ends_of_turn
+
+GREEDY = ("--temperature", 0, "--length", 6)
+
+
+def test_each_answer_knows_what_was_said_before(qkv: Qkv, models: Path) -> None:
+    model, tokenizer = artifact.load(models / "chat")
+    assert isinstance(model, GPT)
+    assert tokenizer is not None
+    messages, answers = [Message(role="system", content="cat")], []
+    for text in ("cats", "mice"):
+        messages.append(Message(role="user", content=text))
+        ids, ends = encode_chat(tokenizer, messages), ends_of_turn(tokenizer)
+        (answer,) = complete(model, tokenizer, [ids], length=6, temperature=0.0, end=ends)
+        messages.append(Message(role="assistant", content=answer))
+        answers.append(answer)
+    printed = qkv("chat", models / "chat", "--system", "cat", *GREEDY, typed="cats\n\n  mice \n/quit\nnever read\n")
+    assert printed.out == "".join(f"{answer}\n" for answer in answers)
+    assert printed.code == 0
+
+
+def test_begin_anew(qkv: Qkv, models: Path) -> None:
+    printed = qkv("chat", models / "chat", *GREEDY, typed="cats\n/again\ncats\n")
+    first, second = printed.out[: len(printed.out) // 2], printed.out[len(printed.out) // 2 :]
+    assert first == second != ""
+
+
+def test_a_long_talk_forgets_its_beginning_aloud(qkv: Qkv, models: Path) -> None:
+    printed = qkv("chat", models / "chat", *GREEDY, typed="cats chase mice\n" * 4)
+    assert printed.code == 0
+    assert "the talk is longer than the context of 64 tokens: its first 2 messages are forgotten" in printed.error
+
+
+def test_bad_input(qkv: Qkv, models: Path) -> None:
+    for words, message in [
+        (["gpt"], "chat_template: this tokenizer has none, so its model was not taught to chat; use qkv generate"),
+        (["bert"], "a BERT guesses masked words: use qkv fill"),
+        (["chat"], "standard input: it is empty; say something, a line at a time"),
+        (["chat", "--length", "0"], "length: expected 1 word or more, not 0"),
+        (["chat", "--temperature", "-1"], "temperature: expected 0"),
+    ]:
+        printed = qkv("chat", models / words[0], *words[1:])
+        assert printed.code == 1
+        assert message in printed.error
+        assert printed.out == ""
+
+
+def test_a_message_longer_than_the_context(qkv: Qkv, models: Path) -> None:
+    printed = qkv("chat", models / "chat", *GREEDY, typed="cats " * 80 + "\n")
+    assert printed.code == 1
+    assert "tokens are more than the model's context of 64" in printed.error

@@ -1,0 +1,268 @@
+"""Whole tasks on small models: scores counted by hand from the model's own logits, and the command a person types."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import qkv
+from evaluation.small import small_folder, small_gpt, small_tokenizer
+from qkv import cli
+from qkv.evaluation.evaluate import Protocol, Result, Subject, evaluate, wins
+from qkv.evaluation.likelihood import Likelihood
+from qkv.evaluation.question import Question
+from qkv.evaluation.task import read_task
+from qkv.models import RNN, RNNConfig, Transformer, TransformerConfig
+
+
+@pytest.fixture(scope="module")
+def subject() -> Subject:
+    tokenizer = small_tokenizer()
+    return Subject("small", small_gpt(tokenizer.vocabulary).double(), tokenizer)
+
+
+def table(path: Path, rows: list[dict[str, Any]]) -> list[str]:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [str(path)]
+
+
+def log_probability(subject: Subject, context: str, continuation: str) -> tuple[float, bool]:
+    """By the definition: one text, one pass."""
+    _, model, tokenizer = subject
+    known, whole = tokenizer.encode(context), tokenizer.encode(context + continuation)
+    begin = len(known)
+    if not known:
+        assert tokenizer.end is not None
+        whole, begin = [tokenizer.end, *whole], 1
+    with torch.no_grad():
+        chances = model(torch.tensor([whole]))[0].log_softmax(-1)  # type: ignore[operator]
+    places = range(begin, len(whole))
+    total = sum(float(chances[place - 1, whole[place]]) for place in places)
+    return total, all(int(chances[place - 1].argmax()) == whole[place] for place in places)
+
+
+def test_last_words(subject: Subject, tmp_path: Path) -> None:
+    texts = ["the cat sat on the mat", "a dog ran to the man", "the man sat down", "who sat on the cat"]
+    found = evaluate(read_task("lambada"), subject, table(tmp_path / "t.jsonl", [{"text": text} for text in texts]))
+    by_hand = [
+        log_probability(subject, *cut) for cut in (("".join(t.rpartition(" ")[:1]), " " + t.split()[-1]) for t in texts)
+    ]
+    accuracy, perplexity = found.scores
+    assert accuracy.value == sum(greedy for _, greedy in by_hand) / 4
+    assert perplexity.value == pytest.approx(math.exp(-sum(total for total, _ in by_hand) / 4))
+    assert found.rows == 4
+    assert found.said == ()
+
+
+def test_choices_with_and_without_their_length(subject: Subject, tmp_path: Path) -> None:
+    rows = [
+        {"context": "the cat", "choices": ["sat on the mat.", "ran", "a dog and a man", "who?"], "answer": place % 4}
+        for place in range(8)
+    ]
+    found = evaluate(read_task("hellaswag"), subject, table(tmp_path / "t.jsonl", rows))
+    plain = [log_probability(subject, "the cat", " " + choice)[0] for choice in rows[0]["choices"]]
+    by_length = [total / len(choice) for total, choice in zip(plain, rows[0]["choices"], strict=True)]
+    assert [score.name for score in found.scores] == ["accuracy", "accuracy by characters"]
+    assert [score.value for score in found.scores] == [0.25, 0.25]
+    assert found.chance == 0.25
+    for likeliest, score in ((plain, 0), (by_length, 1)):
+        best = likeliest.index(max(likeliest))
+        only = evaluate(read_task("hellaswag"), subject, table(tmp_path / "u.jsonl", [{**rows[0], "answer": best}]))
+        assert only.scores[score].value == 1.0
+
+
+def test_lengths_are_of_characters_bytes_or_tokens() -> None:
+    """The second choice has a worse sum, and is better by each length that it has more of."""
+    asked = Question("", ("ab", "äbcd"), 1, ("ab", "äbcd"))
+    answers = [Likelihood((-1.0, -1.0), False), Likelihood((-1.0, -1.0, -0.5), False)]
+    assert not wins(asked, answers, "none")
+    assert wins(asked, answers, "characters")
+    assert wins(asked, answers, "bytes")
+    assert wins(asked, answers, "tokens")
+    assert not wins(Question("", ("a", "b"), 0, ("a", "b")), [answers[0], answers[0]], "none")  # a tie is no win
+
+
+def test_minimal_pairs_and_a_metric_chosen(subject: Subject) -> None:
+    found = evaluate(read_task("agreement"), subject, [])
+    rows = [
+        json.loads(line) for line in Path(read_task("agreement").beside("agreement.jsonl")).read_text().splitlines()
+    ]
+    right = [
+        log_probability(subject, "", row["sentence_good"]) > log_probability(subject, "", row["sentence_bad"])
+        for row in rows
+    ]
+    assert found.rows == len(rows) == 20
+    assert found.scores[0].value == sum(right) / 20
+
+
+def test_shots_change_the_context_and_limit_the_rows(subject: Subject) -> None:
+    task = read_task("last-word")
+    subject = Subject("small", small_gpt(subject.tokenizer.vocabulary, context=1024), subject.tokenizer)
+    zero, two, again, other = (
+        evaluate(task, subject, [], Protocol(shots=shots, seed=seed, limit=5))
+        for shots, seed in ((0, 0), (2, 0), (2, 0), (2, 1))
+    )
+    assert {each.rows for each in (zero, two)} == {5}
+    assert two.scores == again.scores
+    assert len({each.scores[1].value for each in (zero, two, other)}) == 3
+    assert two.said == ("examples chosen by seed 0",)
+
+
+def test_contexts_that_were_cut_are_counted_aloud(subject: Subject) -> None:
+    found = evaluate(read_task("last-word"), subject, [], Protocol(shots=2, limit=5))
+    assert "5 of 5 contexts were cut from the left to 48 tokens" in found.said
+
+
+def test_perplexity_says_its_window_stride_and_counts(subject: Subject, tmp_path: Path) -> None:
+    (tmp_path / "my.txt").write_text("the cat sat on the mat.\n" * 20)
+    found = evaluate(read_task("perplexity"), subject, [str(tmp_path / "my.txt")], Protocol(window=32, stride=8))
+    tokens = len(subject.tokenizer.encode("the cat sat on the mat.\n" * 20))
+    assert found.said == ("window 32, stride 8", f"{tokens:,} tokens, {tokens:,} scored")
+    assert [score.name for score in found.scores] == ["perplexity", "bits per character", "bits per byte"]
+    assert found.facts["bytes"] == 24 * 20
+
+
+@pytest.fixture(scope="module")
+def translator() -> Subject:
+    tokenizer = small_tokenizer()
+    torch.manual_seed(1)
+    model = Transformer(TransformerConfig(vocabulary=tokenizer.vocabulary, context=64, width=16, depth=1, heads=2))
+    return Subject("translator", model.eval(), tokenizer)
+
+
+def test_translations_are_scored_with_a_signature(translator: Subject, tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("the cat\ta man\nthe dog\tthe mat\n")
+    found = evaluate(read_task("translation"), translator, [str(tmp_path / "a.tsv")], Protocol(beams=2))
+    assert [score.name for score in found.scores] == ["BLEU", "chrF"]
+    assert "version:" in found.said[1]
+    assert len(found.facts["hypotheses"]) == 2
+    surprise = evaluate(read_task("perplexity"), translator, [str(tmp_path / "a.tsv")])
+    assert surprise.said[0] == "targets given their sources"
+
+
+def test_a_gpt_translates_by_a_prompt(subject: Subject, tmp_path: Path) -> None:
+    data = table(tmp_path / "a.jsonl", [{"source": "the cat", "target": "a man"}, {"source": "a", "target": "b"}])
+    with pytest.raises(ValueError, match=r"^small: a GPT translates by a prompt; write a task file"):
+        evaluate(read_task("translation"), subject, data)
+    task = tmp_path / "mine.toml"
+    task.write_text(
+        'name = "mine"\nkind = "translation"\ntemplate = "{source} ="\nanswer = "{target}"\nseparator = "\\n"'
+    )
+    model = Subject("small", small_gpt(subject.tokenizer.vocabulary, context=256), subject.tokenizer)
+    found = evaluate(read_task(task), model, data, Protocol(shots=1))
+    assert all("\n" not in said for said in found.facts["hypotheses"])
+
+
+# What a person types
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["qkv", "evaluate", *arguments])
+    cli.main()
+
+
+def test_several_models_in_one_table_with_json_and_a_plot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = small_folder(tmp_path / "one"), small_folder(tmp_path / "two", position="rotary")
+    out, plot = tmp_path / "results" / "scores.json", tmp_path / "scores.png"
+    monkeypatch.setenv("COLUMNS", "200")
+    typed(
+        monkeypatch, str(one), str(two), "--task", "agreement", "--task", "last-word", "--shots", "0", "1",
+        "--limit", "6", "--out", str(out), "--plot", str(plot),
+    )  # fmt: skip
+    said = capsys.readouterr().out
+    for word in (
+        "one",
+        "two",
+        "agreement",
+        "last-word",
+        "accuracy",
+        "perplexity",
+        "95% intervals",
+        "examples chosen by seed 0",
+    ):
+        assert word in said
+    found = json.loads(out.read_text())
+    assert len(found["results"]) == 8
+    assert {(each["model"], each["task"], each["shots"]) for each in found["results"]} == {
+        (model, task, shots) for model in ("one", "two") for task in ("agreement", "last-word") for shots in (0, 1)
+    }
+    assert found["asked"]["limit"] == 6
+    assert found["asked"]["shots"] == [0, 1]
+    assert found["tasks"]["agreement"]["choices"] == ["{sentence_good}", "{sentence_bad}"]
+    assert all(len(digest) == 64 for files in found["data"].values() for digest in files.values())
+    assert found["models"]["one"]["sha256 of weights"] != found["models"]["two"]["sha256 of weights"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    loaded = qkv.load(one)
+    assert loaded.tokenizer is not None
+    subject = Subject("one", loaded.model, loaded.tokenizer)
+    again: Result = evaluate(read_task("agreement"), subject, [], Protocol(limit=6))
+    assert again.scores[0].value == next(
+        each["scores"][0]["value"] for each in found["results"] if (each["model"], each["task"]) == ("one", "agreement")
+    )
+
+
+def test_translations_that_are_there_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "said.txt").write_text("the cat sat on the mat\na dog\n")
+    (tmp_path / "true.txt").write_text("the cat sat on the mat\na dog\n")
+    said, true = str(tmp_path / "said.txt"), str(tmp_path / "true.txt")
+    typed(monkeypatch, "--task", "translation", "--hypotheses", said, "--data", true)
+    assert "100.00" in capsys.readouterr().out
+
+
+def test_faults_are_one_sentence_and_nothing_is_written(tmp_path: Path) -> None:
+    """In a child process, as a person sees them: without the checks of shapes, and with the exit status."""
+    model = str(small_folder(tmp_path / "model"))
+    rnn = RNN(RNNConfig(vocabulary=small_tokenizer().vocabulary, width=8))
+    qkv.save(rnn, tmp_path / "rnn", tokenizer=small_tokenizer())
+    (tmp_path / "broken.toml").write_text('name = "x"\nkind = "choice"\ntemplate = "{text}"\nanswer = "{a}"\n')
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "other.jsonl").write_text('{"txt": "a b"}\n')
+    (tmp_path / "two.txt").write_text("a\nb\n")
+    (tmp_path / "three.txt").write_text("a\nb\nc\n")
+    at = lambda name: str(tmp_path / name)  # noqa: E731
+    faults = [
+        ([model], "task: expected one task or more, such as --task lambada"),
+        (["--task", "agreement"], "models: expected one model or more, such as runs/mine or smollm2"),
+        ([model, "--task", "lambda"], "task: there is no task 'lambda'; did you mean lambada?"),
+        ([model, "--task", at("broken.toml")], f"{at('broken.toml')}: choices: this field is missing"),
+        ([model, "--task", "lambada"], "data: the task lambada has none of its own; give --data FILE, a table with"),
+        ([model, "--task", "lambada", "--data", at("empty.jsonl")], f"{at('empty.jsonl')}: the file has no rows"),
+        ([model, "--task", "lambada", "--data", at("other.jsonl")], f"{at('other.jsonl')}:1: no column 'text'"),
+        ([model, "--task", "lambada", "--data", at("none.jsonl")], f"{at('none.jsonl')}: no such file or folder"),
+        ([model, "--task", "agreement", "--limit", "0"], "limit: expected 1 or more, not 0"),
+        ([model, "--task", "agreement", "--shots", "-1"], "shots: expected 0 or more, not -1"),
+        ([model, "--task", "agreement", "--shots", "20"], "shots: "),
+        ([model, "--task", "perplexity", "--data", at("two.txt"), "--stride", "0"], "stride: expected 1 to 48"),
+        ([model, "--task", "agreement", "--plot", at("a.gif")], "plot: expected the name of a .png"),
+        ([model, "--task", "lambada", "--task", "blimp", "--data", "a", "b", "c"], "data: 3 files for 2 tasks"),
+        ([at("rnn"), "--task", "agreement"], "rnn: agreement is asked of a GPT"),
+        (["--task", "translation", "--hypotheses", at("two.txt"), "--data", at("three.txt")], "references: expected 2"),
+    ]  # fmt: skip
+    program = (
+        "import io, json, sys, contextlib\nfrom qkv import cli\n"
+        "for arguments in json.load(sys.stdin):\n"
+        "    sys.argv = ['qkv', 'evaluate', *arguments]\n"
+        "    try:\n        cli.main()\n        print('no fault')\n"
+        "    except SystemExit as error:\n        print(json.dumps(str(error.code)))\n"
+    )
+    asked = [[*arguments, "--out", at("never.json")] for arguments, _ in faults]
+    ran = subprocess.run(
+        [sys.executable, "-c", program], input=json.dumps(asked), capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    for (arguments, sentence), line in zip(faults, ran.stdout.splitlines(), strict=True):
+        said = json.loads(line)
+        assert said.startswith(f"qkv: {sentence}"), arguments
+        assert "\n" not in said
+    assert not Path(at("never.json")).exists()

@@ -1,0 +1,82 @@
+"""Intervals against closed forms, published values, and every possible outcome counted."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+
+from qkv.evaluation.interval import Score, accuracy, bootstrap, perplexity, wilson
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilson_equals_newcombe_1998(successes: int, trials: int, low: float, high: float) -> None:
+    """Method 3 in the table of Newcombe's comparison of seven methods, Statistics in Medicine 17."""
+    assert wilson(successes, trials) == pytest.approx((low, high), abs=5e-5)
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(3, 10), (50, 100), (199, 200), (1, 1)])
+def test_the_ends_are_where_the_score_test_turns(successes: int, trials: int) -> None:
+    """At each end p, what was found is 1.96 deviations of p away: the equation that Wilson solved."""
+    for p in wilson(successes, trials):
+        if 0 < p < 1:
+            assert abs(successes / trials - p) == pytest.approx(1.959964 * math.sqrt(p * (1 - p) / trials), rel=1e-5)
+
+
+def test_wilson_holds_the_truth_95_times_in_100() -> None:
+    """Every outcome of 50 trials, weighted by its probability, for many true proportions."""
+    n, covered = 50, []
+    for p in np.linspace(0.05, 0.95, 91):
+        chances = [math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(n + 1)]
+        covered.append(sum(c for k, c in enumerate(chances) if wilson(k, n)[0] <= p <= wilson(k, n)[1]))
+    assert np.mean(covered) == pytest.approx(0.95, abs=0.01)
+    assert min(covered) > 0.9
+
+
+def test_nothing_right_and_all_right_stay_within_0_and_1() -> None:
+    assert wilson(0, 5)[0] == 0.0
+    assert wilson(5, 5)[1] == 1.0
+    assert accuracy([True, False, True, True]) == Score("accuracy", 0.75, *wilson(3, 4), percent=True)
+
+
+def test_the_bootstrap_finds_the_quantiles_of_all_samples() -> None:
+    """Of four units there are 256 samples: their quantiles are what many draws come to."""
+    units = np.array([[1.0, 1.0], [2.0, 1.0], [4.0, 1.0], [9.0, 1.0]])
+    means = [np.mean([units[place, 0] for place in places]) for places in product(range(4), repeat=4)]
+    low, high = bootstrap(units, lambda sums: sums[0] / sums[1], draws=20_000)
+    assert low == pytest.approx(np.quantile(means, 0.025), abs=0.13)
+    assert high == pytest.approx(np.quantile(means, 0.975), abs=0.26)
+
+
+def test_the_bootstrap_of_a_mean_is_near_the_normal_interval() -> None:
+    values = np.random.default_rng(1).normal(3.0, 2.0, size=2000)
+    low, high = bootstrap(np.stack([values, np.ones(2000)], 1), lambda sums: sums[0] / sums[1])
+    reach = 1.96 * values.std() / math.sqrt(2000)
+    assert (low, high) == pytest.approx((values.mean() - reach, values.mean() + reach), abs=0.15 * reach)
+
+
+def test_the_same_seed_finds_the_same_interval() -> None:
+    units = np.random.default_rng(0).random((30, 2))
+    first, again, other = (bootstrap(units, lambda sums: float(sums[0]), seed=seed) for seed in (5, 5, 6))
+    assert first == again != other
+
+
+def test_perplexity_weighs_units_by_their_words() -> None:
+    score = perplexity([[math.log(0.5)] * 3, [math.log(0.25)]])
+    assert score.value == pytest.approx((2**3 * 4) ** (1 / 4))
+    assert score.low <= score.value <= score.high
+    assert not score.higher_is_better
+    assert perplexity([[-1e6], [-1e6]]).value == math.inf
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_faults_are_one_sentence() -> None:
+    with pytest.raises(ValueError, match=r"^successes: expected 0 to 3 of 1 trial or more, not 4$"):
+        wilson(4, 3)
+    with pytest.raises(ValueError, match=r"^units: expected shape"):
+        bootstrap(np.zeros((0, 2)), lambda sums: 0.0)

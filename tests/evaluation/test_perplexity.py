@@ -1,0 +1,109 @@
+"""Perplexity with windows and strides against a plain loop in float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from evaluation.small import TEXT, small_gpt, small_tokenizer
+from qkv.data.lines import Piece
+from qkv.evaluation.likelihood import Request
+from qkv.evaluation.perplexity import of_pairs, of_texts, window_and_stride, windows
+from qkv.models import GPT, RNN, RNNConfig, Transformer, TransformerConfig
+from qkv.text import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return small_tokenizer()
+
+
+def surprise(model: GPT, ids: list[int], window: int, stride: int) -> list[float]:
+    """Word after word: its window is the one whose last `stride` words it is among."""
+    words = []
+    for place in range(1, len(ids)):
+        end = window if place <= window else min(len(ids) - 1, window + stride * math.ceil((place - window) / stride))
+        end = min(end, len(ids) - 1)
+        begin = max(0, end - window)
+        with torch.no_grad():
+            chances = model(torch.tensor([ids[begin:place]]))[0, -1].log_softmax(-1)
+        words.append(float(chances[ids[place]]))
+    return words
+
+
+@pytest.mark.parametrize(("window", "stride"), [(16, 16), (16, 8), (16, 5), (16, 1), (48, 24)])
+def test_equals_a_plain_loop(tokenizer: Tokenizer, window: int, stride: int) -> None:
+    model = small_gpt(tokenizer.vocabulary).double()
+    texts = [TEXT[:90], "the cat", "a"]
+    assert tokenizer.end is not None
+    documents = [[tokenizer.end, *tokenizer.encode(text)] for text in texts]
+    words = [word for ids in documents for word in surprise(model, ids, window, stride)]
+    found = of_texts(model, tokenizer, [Piece(text, True) for text in texts], window=window, stride=stride)
+    perplexity, per_character, per_byte = found.scores
+    assert found.scored == found.tokens == len(words) == sum(len(ids) - 1 for ids in documents)
+    assert perplexity.value == pytest.approx(math.exp(-sum(words) / len(words)))
+    assert per_character.value == pytest.approx(-sum(words) / math.log(2) / len("".join(texts)))
+    assert per_byte.value == per_character.value  # ASCII
+    for score in found.scores:
+        assert score.low <= score.value <= score.high
+
+
+def test_a_document_may_come_in_pieces_and_bytes_are_not_characters(tokenizer: Tokenizer) -> None:
+    model = small_gpt(tokenizer.vocabulary).double()
+    pieces = [Piece("the mäts\n", False), Piece("a dog\n", True)]
+    found = of_texts(model, tokenizer, pieces)
+    whole = of_texts(model, tokenizer, [Piece("the mäts\na dog\n", True)])
+    assert found.scores[0].value == pytest.approx(whole.scores[0].value)
+    assert (found.characters, found.bytes, found.documents) == (15, 16, 1)
+    assert found.scores[1].value * 15 == pytest.approx(found.scores[2].value * 16)
+
+
+def test_windows_score_every_word_once_and_are_full() -> None:
+    """The sliding-window protocol: the first scores all of its words, the others their last `stride`."""
+    ids = list(range(24))
+    made = windows(ids, 10, 4)
+    assert [each.continuation for each in made] == [
+        tuple(range(1, 11)), tuple(range(11, 15)), tuple(range(15, 19)), tuple(range(19, 23)), (23,),
+    ]  # fmt: skip
+    assert made[1] == Request(tuple(range(4, 11)), tuple(range(11, 15)))
+    assert {len(each.context) + len(each.continuation) - 1 for each in made} == {10}
+    assert windows([1, 2], 10, 4) == [Request((1,), (2,))]
+    assert windows([1], 10, 4) == []
+
+
+@pytest.mark.parametrize("family", ["transformer", "rnn"])
+def test_targets_given_their_sources(tokenizer: Tokenizer, family: str) -> None:
+    V = tokenizer.vocabulary
+    model: Transformer | RNN
+    if family == "transformer":
+        model = Transformer(TransformerConfig(vocabulary=V, width=16, depth=1, heads=2)).double()
+    else:
+        model = RNN(RNNConfig(vocabulary=V, width=16, attention="additive")).double()
+    pairs = [("the cat", "a man sat"), ("a", "mat"), ("the dog ran to the man", "the the the"), ("who?", "a dog")]
+    words = []
+    start, end = tokenizer.start, tokenizer.end
+    assert start is not None
+    assert end is not None
+    model.eval()
+    for source, target in pairs:
+        asked = [*tokenizer.encode(target), end]
+        with torch.no_grad():
+            logits = model(torch.tensor([[*tokenizer.encode(source), end]]), torch.tensor([[start, *asked[:-1]]]))
+        words += logits[0].log_softmax(-1)[range(len(asked)), asked].tolist()
+    found = of_pairs(model, tokenizer, pairs)
+    assert found.scored == len(words) == found.tokens + 4
+    assert found.scores[0].value == pytest.approx(math.exp(-sum(words) / len(words)))
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_faults_are_one_sentence(tokenizer: Tokenizer) -> None:
+    model = small_gpt(tokenizer.vocabulary)
+    assert window_and_stride(model, None, None) == (48, 24)
+    with pytest.raises(ValueError, match=r"^window: expected 1 to 48, the model's context, not 49$"):
+        window_and_stride(model, 49, None)
+    with pytest.raises(ValueError, match=r"^stride: expected 1 to 20, the window, not 0$"):
+        window_and_stride(model, 20, 0)
+    with pytest.raises(ValueError, match=r"^data: there is no word in it$"):
+        of_texts(model, tokenizer, [Piece("", True)])
