@@ -27,8 +27,8 @@ bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/train.py --peer
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/decode.py
+	$(BIN)/python benchmarks/decode_gpu.py --peer
 	$(BIN)/python benchmarks/translate.py
-	$(BIN)/python benchmarks/decode.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -2,7 +2,6 @@
 
 python benchmarks/decode_gpu.py                            GPT-2 124M at batch 1 and 32, GPT-2 XL at batch 1
 python benchmarks/decode_gpu.py --jobs gpt2:1 --peer       the peer's compiling takes a minute or more for each job
-python benchmarks/decode_gpu.py --jobs gpt2:32 --compiled
 
 A step reads every weight once, and the keys and values so far; the fraction is of the speed of a large copy.
 """
@@ -34,16 +33,14 @@ class Options:
     prompt: int = 128
     words: int = 256
     rounds: int = 7
-    compiled: bool = False
-    """Ours compiled, too; it takes half a minute."""
     sampled: bool = False
     """Ours also with temperature 0.8 and the 200 likeliest words."""
     peer: bool = False
 
 
-def ours(model: GPT, options: Options, compiled: bool = False, **how: float) -> Peer:
+def ours(model: GPT, options: Options, **how: float) -> Peer:
     how = {"temperature": 0.0} | how
-    return lambda prompts: generate(model, prompts, length=options.words, seed=0, compiled=compiled, **how)
+    return lambda prompts: generate(model, prompts, length=options.words, seed=0, **how)
 
 
 def transformers_peer(model: GPT, options: Options) -> Peer:
@@ -82,6 +79,9 @@ def bytes_of_step(model: GPT, batch: int, options: Options) -> float:
 
 
 def main(options: Options) -> None:
+    if not torch.cuda.is_available():
+        print("decode_gpu.py: there is no GPU here, so nothing is measured")
+        return
     torch.manual_seed(0)
     speed = copy_speed()
     print(f"{options.prompt} words in, {options.words} out, bf16; {machine()}")
@@ -95,8 +95,6 @@ def main(options: Options) -> None:
         peers: dict[str, Peer] = {"qkv": ours(model, options)}
         if options.sampled:
             peers["qkv, sampled"] = ours(model, options, temperature=0.8, top_k=200)
-        if options.compiled:
-            peers["qkv, compiled"] = ours(model, options, compiled=True)
         if options.peer:
             peers["transformers, static cache"] = transformers_peer(model, options)
         prompts = torch.randint(config.vocabulary, (int(batch), options.prompt), device="cuda")

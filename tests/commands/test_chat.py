@@ -44,7 +44,8 @@ def test_bad_input(qkv: Qkv, models: Path) -> None:
         (["gpt"], "chat_template: this tokenizer has none, so its model was not taught to chat; use qkv generate"),
         (["bert"], "a BERT guesses masked words: use qkv fill"),
         (["chat"], "standard input: it is empty; say something, a line at a time"),
-        (["chat", "--length", "0"], "length: expected 1 word or more, not 0"),
+        (["chat", "--length", "0"], "length: expected 1 to 1,000,000 tokens, not 0"),
+        (["chat", "--length", "100000000000"], "length: expected 1 to 1,000,000 tokens, not 100,000,000,000"),
         (["chat", "--temperature", "-1"], "temperature: expected 0"),
     ]:
         printed = qkv("chat", models / words[0], *words[1:])
@@ -56,4 +57,13 @@ def test_bad_input(qkv: Qkv, models: Path) -> None:
 def test_a_message_longer_than_the_context(qkv: Qkv, models: Path) -> None:
     printed = qkv("chat", models / "chat", *GREEDY, typed="cats " * 80 + "\n")
     assert printed.code == 1
-    assert "tokens are more than the model's context of 64" in printed.error
+    assert printed.error.endswith(" tokens are more than the model's context of 64; say less\n")
+
+
+def test_a_template_that_fails(qkv: Qkv, models: Path, tmp_path: Path) -> None:
+    model, tokenizer = artifact.load(models / "chat")
+    assert tokenizer is not None
+    tokenizer.chat_template = "{{ 1 / 0 }}"
+    artifact.save(model, tmp_path / "model", tokenizer=tokenizer)
+    printed = qkv("chat", tmp_path / "model", typed="cats\n")
+    assert printed == ("", "qkv: chat_template: it does not take these messages (division by zero)\n", 1)

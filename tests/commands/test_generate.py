@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from commands.conftest import Qkv
 from qkv import artifact
-from qkv.generation.text import complete
+from qkv.generation.beam import beam_search
+from qkv.generation.text import complete, prompt_ids
 from qkv.models import GPT
 from qkv.models.foreign import write_folder
+from qkv.models.quantise import int8
 from qkv.text import Tokenizer
 
 
@@ -18,6 +22,15 @@ def opened(folder: Path) -> tuple[GPT, Tokenizer]:
     assert isinstance(model, GPT)
     assert tokenizer is not None
     return model, tokenizer
+
+
+def ending(model: GPT, tokenizer: Tokenizer) -> GPT:
+    """With the end as the likeliest word by far, whatever was said."""
+    with torch.no_grad():
+        hidden = model.hidden(torch.tensor([prompt_ids(tokenizer, "the cat")]))[0, -1]
+        assert tokenizer.end is not None
+        model.embedding.token.weight[tokenizer.end] = 50 * hidden
+    return model
 
 
 def test_a_prompt_gives_the_text_of_the_library(qkv: Qkv, models: Path) -> None:
@@ -49,12 +62,15 @@ def test_a_folder_of_transformers(qkv: Qkv, models: Path, tmp_path: Path) -> Non
     assert qkv("generate", tmp_path / "theirs", *how) == qkv("generate", models / "gpt", *how)
 
 
-def test_smollm2_by_name_and_by_its_file(qkv: Qkv) -> None:
+def test_smollm2_by_name_and_by_its_file(qkv: Qkv, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_once = lru_cache(artifact.load)  # it is large; the name and the file must mean the same one
+    monkeypatch.setattr(artifact, "load", lambda path: read_once(artifact.named(path)))
     printed = qkv("generate", "smollm2", "The capital of France is", "--length", 2, "--temperature", 0)
     assert printed == (" Paris.\n", "", 0)
     said = "What is the capital of France? Answer in one word.\n"
-    printed = qkv("chat", artifact.named("smollm2"), "--temperature", 0, "--length", 20, typed=said)
+    printed = qkv("chat", artifact.named("smollm2"), "--temperature", 0, "--length", 8, typed=said)
     assert "Paris" in printed.out
+    assert read_once.cache_info().misses == 1
 
 
 def test_several_samples_are_numbered(qkv: Qkv, models: Path) -> None:
@@ -78,13 +94,52 @@ def test_a_stop_string_is_not_shown(qkv: Qkv, models: Path) -> None:
 
 def test_beams(qkv: Qkv, models: Path) -> None:
     printed = qkv("generate", models / "gpt", "the cat", "--length", 4, "--beams", 3, "-n", 2, "--json")
-    assert printed.code == 0
-    assert [json.loads(line)["sample"] for line in printed.out.splitlines()] == [1, 2]
+    assert (printed.code, printed.error) == (0, "")
+    model, tokenizer = opened(models / "gpt")
+    prompts = [prompt_ids(tokenizer, "the cat")]
+    (found,) = beam_search(model, prompts, end=tokenizer.end, length=4, beams=3, n_best=2)
+    expected = [
+        {
+            "prompt": "the cat",
+            "sample": number,
+            "text": tokenizer.decode(each.ids),
+            "reason": "length" if len(each.ids) == 4 else "end",
+        }
+        for number, each in enumerate(found, start=1)
+    ]
+    assert [json.loads(line) for line in printed.out.splitlines()] == expected
+
+
+def test_why_a_text_of_beams_ended(qkv: Qkv, models: Path, tmp_path: Path) -> None:
+    how = ("--beams", 2, "--json")
+    printed = qkv("generate", models / "gpt", "the cat", "--length", 100, *how)
+    assert json.loads(printed.out)["reason"] == "context"
+    assert "the context is full, so the text ends here; without --beams, --beyond slide goes on" in printed.error
+    model, tokenizer = opened(models / "gpt")
+    room = 32 - len(prompt_ids(tokenizer, "the cat")) + 1
+    for length, reason in ((room + 1, "context"), (room, "length"), (room - 1, "length")):
+        printed = qkv("generate", models / "gpt", "the cat", "--length", length, *how)
+        assert json.loads(printed.out)["reason"] == reason
+        assert ("the context is full" in printed.error) == (reason == "context")
+
+    artifact.save(ending(model, tokenizer), tmp_path / "ends", tokenizer=tokenizer)
+    printed = qkv("generate", tmp_path / "ends", "the cat", "--length", 100, *how)
+    assert (json.loads(printed.out)["reason"], json.loads(printed.out)["text"]) == ("end", "")
+    assert printed.error == ""
 
 
 def test_int8(qkv: Qkv, models: Path) -> None:
-    printed = qkv("generate", models / "gpt", "the cat", "--length", 4, "--temperature", 0, "--int8")
-    assert printed.code == 0, printed.error
+    """What is said is what the library says with these weights, and they are not those of float32."""
+    how = ("the cat", "--length", 12, "--temperature", 0)
+    model, tokenizer = opened(models / "gpt")
+    eight = int8(model)
+    assert isinstance(eight, GPT)
+    (expected,) = complete(eight, tokenizer, ["the cat"], length=12, temperature=0.0)
+    assert qkv("generate", models / "gpt", *how, "--int8") == (expected + "\n", "", 0)
+    ids = torch.tensor([tokenizer.encode("the cat")])
+    with torch.no_grad():
+        exact, rounded = opened(models / "gpt")[0](ids), eight(ids)
+    assert 0 < (exact - rounded).abs().max() < 0.05 * exact.abs().max()
 
 
 def test_a_full_context_is_said_aloud(qkv: Qkv, models: Path) -> None:
@@ -102,15 +157,27 @@ def test_a_full_context_is_said_aloud(qkv: Qkv, models: Path) -> None:
     [
         (["gpt"], "", 'prompt: standard input is empty; give a prompt, or "" to begin a new text'),
         (["gpt"], b"\xff\xfe", "standard input: not UTF-8 text"),
-        (["gpt", "the cat " * 30], "", "prompts: "),
+        (
+            ["gpt", "the cat " * 30],
+            "",
+            "tokens are more than the model's context of 32; shorten it, or let its beginning be forgotten with "
+            "--beyond slide\n",
+        ),
+        (["gpt", "the cat " * 30, "--beams", "2"], "", "tokens are more than the model's context of 32; shorten it\n"),
         (["gpt", "a", "-n", "0"], "", "samples: expected 1 or more, not 0"),
-        (["gpt", "a", "-n", "1000000"], "", "samples: 1,000,000 of each of 1 prompts are more than 65,536 at once"),
+        (["gpt", "a", "-n", "70000", "--length", "5"], "", "samples: 70,000 of each of 1 prompts are more than 65,536"),
+        (["gpt", "a", "-n", "1000000"], "", "samples: 1,000,000 of 100 tokens each are more than 20,000,000 tokens"),
         (
             ["gpt", "a", "--temperature", "-1"],
             "",
             "temperature: expected 0 (always the likeliest word) or more, not -1",
         ),
-        (["gpt", "a", "--length", "0"], "", "length: expected 1 word or more, not 0"),
+        (["gpt", "a", "--length", "0"], "", "length: expected 1 to 1,000,000 tokens, not 0"),
+        (["gpt", "a", "--length", "100000000000"], "", "length: expected 1 to 1,000,000 tokens, not 100,000,000,000"),
+        (["gpt", "a", "--beams", "-1"], "", "beams: expected 1 to 1,024, or 0 to draw words instead, not -1"),
+        (["gpt", "a", "--beams", "1025"], "", "beams: expected 1 to 1,024, or 0 to draw words instead, not 1,025"),
+        (["gpt", "a", "--beams", "2", "--beyond", "slide"], "", "beyond: a search with beams ends where the context"),
+        (["gpt", "a", "--beams", "2", "--beyond", "extend"], "", "does; leave extend or the beams out"),
         (["gpt", "a", "--stop", "b", "--beams", "2"], "", "stop: a search with beams has no stop strings"),
         (["gpt", "a", "--beams", "2", "-n", "3"], "", "samples: expected 1 to 2, as many as there are beams, not 3"),
         (["gpt", "a", "--stop", ""], "", "stop: expected a text of one character or more"),

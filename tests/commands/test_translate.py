@@ -76,6 +76,8 @@ def test_unknown_words_are_named(qkv: Qkv, models: Path) -> None:
         (["one", "--beams", "0"], "cats", "beams: expected 1 to 1,024, not 0"),
         (["one", "--beams", "1000000"], "cats", "beams: expected 1 to 1,024, not 1,000,000"),
         (["one", "--n-best", "9"], "cats", "n_best: expected 1 to 4, as many as there are beams, not 9"),
+        (["one", "--length", "0"], "cats", "length: expected 1 to 1,000,000 tokens, not 0"),
+        (["one", "--length", "100000000000"], "cats", "length: expected 1 to 1,000,000 tokens, not 100,000,000,000"),
         (["one", "stranger"], "cats", "its tokenizer is not that of"),
         (["one", "other", "--alignment"], "cats", "alignment: one model looks at the source in its own way"),
         (["one"], "cats\n" + "cats " * 50, "line 2: 51 tokens are more than the model's context of 40"),

@@ -116,7 +116,7 @@ def test_one_query_a_row(B: int, H: int, K: int, S: int, D: int) -> None:
             half = [each.bfloat16() for each in (query, key, value)]
             right, _ = qkv().attend(*(each.double() for each in half), mask=mask, kernel="eager")
             found, _ = qkv().attend(*half, mask=mask)
-            torch.testing.assert_close(found.double(), right, atol=3e-2, rtol=2e-2)
+            assert far(found, right) < 1e-2 or not right.any()
 
 
 CHOICES: list[dict[str, Any]] = [
@@ -129,13 +129,12 @@ CHOICES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("kind", ["gpt-2", "llama"])
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_recorded_step_says_what_the_cpu_says(kind: str, compiled: bool) -> None:
+def test_a_recorded_step_says_what_the_cpu_says(kind: str) -> None:
     model = model_of(KINDS[kind])
     prompts = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3], [5]]
-    for choice in CHOICES if not compiled else CHOICES[:2]:
+    for choice in CHOICES:
         asked: dict[str, Any] = {"length": 80, "end": 7, "seed": 3, "samples": 2, **choice}
-        found = [qkv().generate(model, prompts, compiled=compiled, **asked) for _ in range(2)]
+        found = [qkv().generate(model, prompts, **asked) for _ in range(2)]
         assert model in qkv().recorded.recordings
         assert found[0] == found[1] == qkv().generate(model.cpu(), prompts, **asked)
         model.cuda()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sacrebleu
 import torch
 
 import qkv
@@ -20,6 +21,7 @@ from qkv.evaluation.likelihood import Likelihood
 from qkv.evaluation.question import Question
 from qkv.evaluation.task import read_task
 from qkv.models import RNN, RNNConfig, Transformer, TransformerConfig
+from qkv.text.train import train
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +131,40 @@ def test_perplexity_says_its_window_stride_and_counts(subject: Subject, tmp_path
     assert found.facts["bytes"] == 24 * 20
 
 
+def assert_sacrebleu(found: Result, references: list[str]) -> None:
+    """The scores are those of what was said, by sacrebleu's own functions."""
+    said = found.facts["hypotheses"]
+    assert len(said) == len(references)
+    values = {score.name: score.value for score in found.scores}
+    assert values["BLEU"] == pytest.approx(sacrebleu.corpus_bleu(said, [references]).score)
+    assert values["chrF"] == pytest.approx(sacrebleu.corpus_chrf(said, [references]).score)
+    assert values["chrF"] > 0  # some letters are right even by chance
+
+
+@pytest.mark.parametrize("name", ["perplexity", "translation"])
+def test_where_no_examples_go_they_are_not_claimed(translator: Subject, tmp_path: Path, name: str) -> None:
+    (tmp_path / "a.tsv").write_text("the cat\ta man\nthe dog\tthe mat\n")
+    found = evaluate(read_task(name), translator, [str(tmp_path / "a.tsv")], Protocol(beams=1, shots=1))
+    assert found.shots == 0
+    assert found.said[-1] == "no examples: they stand before questions, not before texts to predict or to translate"
+
+
+def test_unknown_words_are_told(tmp_path: Path) -> None:
+    tokenizer = train("words", ["the cat sat on the mat\n"] * 3, 20)
+    subject = Subject("words", small_gpt(tokenizer.vocabulary), tokenizer)
+    told = "are not in the vocabulary and are read as [unknown]"
+    rows = table(tmp_path / "t.jsonl", [{"text": "the zebra sat"}, {"text": "the cat zebra"}])
+    found = evaluate(read_task("lambada"), subject, rows)
+    assert found.facts["unknown"] == 2
+    assert f"2 of 6 tokens {told}" in found.said
+    (tmp_path / "my.txt").write_text("the zebra sat")
+    found = evaluate(read_task("perplexity"), subject, [str(tmp_path / "my.txt")])
+    assert found.facts["unknown"] == 1
+    assert found.said[-1] == f"1 of 3 tokens {told}"
+    (tmp_path / "my.txt").write_text("the cat sat")
+    assert told not in str(evaluate(read_task("perplexity"), subject, [str(tmp_path / "my.txt")]).said)
+
+
 @pytest.fixture(scope="module")
 def translator() -> Subject:
     tokenizer = small_tokenizer()
@@ -142,7 +178,7 @@ def test_translations_are_scored_with_a_signature(translator: Subject, tmp_path:
     found = evaluate(read_task("translation"), translator, [str(tmp_path / "a.tsv")], Protocol(beams=2))
     assert [score.name for score in found.scores] == ["BLEU", "chrF"]
     assert "version:" in found.said[1]
-    assert len(found.facts["hypotheses"]) == 2
+    assert_sacrebleu(found, ["a man", "the mat"])
     surprise = evaluate(read_task("perplexity"), translator, [str(tmp_path / "a.tsv")])
     assert surprise.said[0] == "targets given their sources"
 
@@ -158,6 +194,7 @@ def test_a_gpt_translates_by_a_prompt(subject: Subject, tmp_path: Path) -> None:
     model = Subject("small", small_gpt(subject.tokenizer.vocabulary, context=256), subject.tokenizer)
     found = evaluate(read_task(task), model, data, Protocol(shots=1))
     assert all("\n" not in said for said in found.facts["hypotheses"])
+    assert_sacrebleu(found, ["a man", "b"])
 
 
 # What a person types

@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.utils import get_rolling_token_windows
 
+import qkv_lm_eval
 from evaluation.small import TEXT, small_folder
 from qkv.evaluation.evaluate import Subject, evaluate
-from qkv.evaluation.harness import Harness
+from qkv.evaluation.harness import Harness, manner
 from qkv.evaluation.perplexity import windows
 from qkv.evaluation.task import read_task
 from qkv.generation.text import complete
@@ -123,6 +125,39 @@ def test_texts_are_generated_up_to_what_stops_them(harness: Harness) -> None:
     assert [second] == complete(harness.model, harness.tokenizer, ["a dog ran to"], **greedy)
     cut = harness.tokenizer.encode("who sat on the mat? " * 9)[-(64 - 12) :]
     assert [third] == complete(harness.model, harness.tokenizer, [cut], **greedy)
+
+
+def test_a_long_answer_leaves_half_of_the_context_to_the_question(harness: Harness) -> None:
+    """An answer of 256 words, where the task does not say, is longer than the whole context of 64."""
+    question = "who sat on the mat? " * 9
+    (found,) = harness.generate_until(instances("generate_until", (question, {"until": []})))
+    kept = harness.tokenizer.encode(question)[-32:]
+    assert [found] == complete(harness.model, harness.tokenizer, [kept], length=256, temperature=0.0)
+    (other,) = complete(harness.model, harness.tokenizer, [kept[-1:]], length=256, temperature=0.0)
+    assert found != other
+
+
+def test_an_empty_text_stops_nothing(harness: Harness) -> None:
+    assert manner({"until": ["", "\n"]})["stop"] == ["\n"]
+    assert manner({"until": ""})["stop"] == []
+    empty, none = ((("the cat", {"until": until, "max_gen_toks": 5}),) for until in ([""], []))
+    first = harness.generate_until(instances("generate_until", *empty))
+    assert first == harness.generate_until(instances("generate_until", *none))
+    assert first != [""]
+
+
+def test_a_strange_harness_does_not_break_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another version, or no harness at all: PyTorch is imported all the same."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lm_eval"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "lm_eval", types.ModuleType("lm_eval"))
+    qkv_lm_eval.register()
+    strange = types.ModuleType("lm_eval.api.registry")
+    for name in ("lm_eval.models", "lm_eval.api"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "lm_eval.api.registry", strange)
+    strange.model_registry = 3  # type: ignore[attr-defined]
+    qkv_lm_eval.register()
 
 
 @pytest.mark.usefixtures("without_shape_checks")

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from qkv.evaluation.interval import Score, accuracy, bootstrap, perplexity, wilson
+from qkv.evaluation.interval import LEAST, Score, accuracy, bootstrap, perplexity, wilson
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,22 @@ def test_the_same_seed_finds_the_same_interval() -> None:
 
 
 def test_perplexity_weighs_units_by_their_words() -> None:
-    score = perplexity([[math.log(0.5)] * 3, [math.log(0.25)]])
-    assert score.value == pytest.approx((2**3 * 4) ** (1 / 4))
-    assert score.low <= score.value <= score.high
+    score = perplexity([[math.log(0.5)] * 3, [math.log(0.25)], [math.log(0.5)] * 2, [math.log(0.25)] * 2])
+    assert score.value == pytest.approx((2**5 * 4**3) ** (1 / 8))
+    assert score.low is not None
+    assert score.high is not None
+    assert score.low < score.value < score.high
     assert not score.higher_is_better
     assert perplexity([[-1e6], [-1e6]]).value == math.inf
+
+
+@pytest.mark.parametrize("units", [1, 2, 3])
+def test_few_units_have_no_interval(units: int) -> None:
+    """One would have the interval of nothing, two and three that of their own extremes."""
+    score = perplexity([[-float(unit + 1)] for unit in range(units)])
+    assert (score.low, score.high) == (None, None)
+    assert units**-units > 0.025  # so often the worst one alone is drawn
+    assert LEAST**-LEAST < 0.025
 
 
 @pytest.mark.usefixtures("without_shape_checks")

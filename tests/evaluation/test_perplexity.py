@@ -13,6 +13,7 @@ from qkv.evaluation.likelihood import Request
 from qkv.evaluation.perplexity import of_pairs, of_texts, window_and_stride, windows
 from qkv.models import GPT, RNN, RNNConfig, Transformer, TransformerConfig
 from qkv.text import Tokenizer
+from qkv.text.train import train
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def surprise(model: GPT, ids: list[int], window: int, stride: int) -> list[float
 @pytest.mark.parametrize(("window", "stride"), [(16, 16), (16, 8), (16, 5), (16, 1), (48, 24)])
 def test_equals_a_plain_loop(tokenizer: Tokenizer, window: int, stride: int) -> None:
     model = small_gpt(tokenizer.vocabulary).double()
-    texts = [TEXT[:90], "the cat", "a"]
+    texts = [TEXT[:90], "the cat", "a", "on the mat"]
     assert tokenizer.end is not None
     documents = [[tokenizer.end, *tokenizer.encode(text)] for text in texts]
     words = [word for ids in documents for word in surprise(model, ids, window, stride)]
@@ -47,6 +48,8 @@ def test_equals_a_plain_loop(tokenizer: Tokenizer, window: int, stride: int) -> 
     assert per_character.value == pytest.approx(-sum(words) / math.log(2) / len("".join(texts)))
     assert per_byte.value == per_character.value  # ASCII
     for score in found.scores:
+        assert score.low is not None
+        assert score.high is not None
         assert score.low <= score.value <= score.high
 
 
@@ -58,6 +61,16 @@ def test_a_document_may_come_in_pieces_and_bytes_are_not_characters(tokenizer: T
     assert found.scores[0].value == pytest.approx(whole.scores[0].value)
     assert (found.characters, found.bytes, found.documents) == (15, 16, 1)
     assert found.scores[1].value * 15 == pytest.approx(found.scores[2].value * 16)
+
+
+def test_unknown_words_are_counted() -> None:
+    tokenizer = train("words", ["the cat sat on the mat\n"] * 3, 20)
+    model = small_gpt(tokenizer.vocabulary)
+    found = of_texts(model, tokenizer, [Piece("the zebra sat", True), Piece("zebra on zebra", True)])
+    assert (found.unknown, found.tokens) == (3, 6)
+    assert of_texts(model, tokenizer, [Piece("the cat sat", True)]).unknown == 0
+    translator = RNN(RNNConfig(vocabulary=tokenizer.vocabulary, width=8))
+    assert of_pairs(translator, tokenizer, [("the cat", "the zebra"), ("zebra", "on")]).unknown == 1  # of the targets
 
 
 def test_windows_score_every_word_once_and_are_full() -> None:

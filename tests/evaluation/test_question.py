@@ -46,6 +46,42 @@ def test_classes_have_labels(label: Any, word: str) -> None:
     assert made.choices[made.right] == word
 
 
+NUMBERS = {"context": "2 - 1 =", "choices": ["1", "0", "2"]}
+
+
+@pytest.mark.parametrize(("answer", "right"), [(0, 0), (1, 1), (2, 2), ("2", 2)])
+def test_a_number_is_a_place_whatever_the_choices_say(answer: Any, right: int) -> None:
+    assert question(read_task("hellaswag"), {**NUMBERS, "answer": answer}, "row 1").right == right
+
+
+@pytest.mark.parametrize("answer", ["0", "1"])
+def test_a_text_that_may_be_a_choice_or_a_place_is_refused(answer: str) -> None:
+    """Also where the row is only an example."""
+    task, row = read_task("hellaswag"), {**NUMBERS, "answer": answer}
+    sentence = f"row 1: answer: '{answer}' is the text of choice {1 - int(answer)} and the number of choice {answer}; "
+    with pytest.raises(ValueError, match=f"^my.jsonl, {sentence}"):
+        question(task, row, "my.jsonl, row 1")
+    with pytest.raises(ValueError, match=f"^pool, {sentence}"):
+        with_examples(task, [{**NUMBERS, "answer": 0}], [row], "pool", name="data", shots=1, seed=0)
+
+
+def test_labels_come_before_texts_and_numbers() -> None:
+    task = replace(read_task("sst-2"), choices={"1": "0", "0": "1"})
+    for label in ("1", 1):
+        assert question(task, {"sentence": "x", "label": label}, "row 1").right == 0
+
+
+@pytest.mark.parametrize("how", ["characters", "bytes"])
+def test_an_empty_choice_has_no_length_to_divide_by(how: Any) -> None:
+    task = replace(read_task("hellaswag"), choices=("{a}", "{b}"), normalise=("none", how))
+    row = {"a": "yes", "b": " ", "context": "x", "answer": 0}
+    with pytest.raises(
+        ValueError, match=r"^row 3: choices: number 1 is empty, so nothing can be divided by its length$"
+    ):
+        question(task, row, "row 3")
+    assert question(replace(task, normalise=("none",)), row, "row 3").choices == ("yes", "")
+
+
 @pytest.mark.parametrize(
     ("task", "row", "sentence"),
     [
@@ -58,6 +94,14 @@ def test_classes_have_labels(label: Any, word: str) -> None:
         ),
         ("hellaswag", {"context": "x", "choices": ["a"], "answer": 0}, "choices: expected two choices or more, not 1"),
         ("hellaswag", {"context": "x", "choices": 3, "answer": 0}, "choices: expected a list of texts, not 3"),
+        (
+            "hellaswag",
+            {"context": "x", "choices": ["a", "2"], "answer": 2},
+            "answer: expected one of the choices or its",
+        ),
+        ("lambada", {"text": None}, "text: expected a value, not null"),
+        ("sst-2", {"sentence": "x", "label": None}, "label: expected a value, not null"),
+        ("hellaswag", {"context": "x", "choices": None, "answer": 0}, "choices: expected a value, not null"),
         ("cbt", {"context": "x", "question": "y", "candidates": ["a", "b"], "answer": "a"}, "blank: there is no XXXXX"),
     ],
 )

@@ -51,6 +51,8 @@ def test_templates_take_columns_and_brackets() -> None:
         ('kind = "classification"', "", "kind: this field is missing"),
         ('answer = "{label}"', "", "answer: this field is missing; a task of kind 'classification' needs it"),
         ("template", "templat", "templat: there is no such field; did you mean template?"),
+        ('"classification"', '["choice"]', "kind: expected one of last word, choice, cloze,"),
+        ('name = "mine"', 'name = "mine"\nnormalise = []', "normalise: expected one or more of none, characters,"),
         ("classification", "quiz", "kind: expected one of last word, choice, cloze,"),
         ('{ bad = "bad", good = "good" }', '["good"]', "choices: expected two or more"),
         ('{ bad = "bad", good = "good" }', "[1, 2]", "choices: expected text in quotation marks, not"),

@@ -126,6 +126,7 @@ def test_penalties_do_not_depend_on_neighbours() -> None:
         ({"forced": {0: 3}, "forbidden": (3,)}, "forced: 3 at place 0 is forbidden at the same time"),
         ({"forced": {0: 3}, "end": 3, "minimum": 2}, "forced: place 0 ends the text, and minimum asks for 2 words"),
         ({"forbidden": tuple(range(13))}, "forbidden: no word is left"),
+        ({"forbidden": tuple(range(12)), "end": 12, "minimum": 1}, "forbidden: no word is left"),
         ({"samples": 0}, "samples: expected 1 or more, not 0"),
         ({"samples": 1_000_000}, "samples: 1,000,000 of each of 2 prompts are more than 65,536 at once"),
         ({"beyond": "cut"}, "beyond: expected refuse, slide or extend, not 'cut'"),

@@ -9,7 +9,7 @@ import torch
 
 from models.families import GPT_KINDS, gpt, words
 from qkv.generation import Word, generate, row_seeds, stream
-from qkv.models import GPT
+from qkv.models import GPT, GPTConfig
 
 PROMPTS = [[1, 2, 3, 4, 5], [6], [7, 8, 9], [10, 11, 12, 1, 2, 3, 4]]
 MORE: dict[str, dict[str, Any]] = {"transformer-xl": {"position": "relative", "memory": 5, "context": 4}}
@@ -143,3 +143,20 @@ def test_a_model_with_broken_weights_is_told() -> None:
 
 def test_nobody_asks_for_nothing() -> None:
     assert generate(gpt(), words(0, 3), length=4, samples=3) == []
+
+
+def test_in_float32_and_with_packed_weights_rows_do_not_mind_each_other() -> None:
+    """As a person runs it: float32, in which a batch's kernels add up in another order than a row's."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocabulary=500, context=128, width=96, depth=3, heads=6)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 4  # a model that has opinions
+    prompts = [torch.randint(500, (length,)).tolist() for length in (3, 17, 1, 40, 9, 9)]
+    for how in ({"temperature": 0}, {"end": 6}, {"top_p": 0.9, "repetition": 1.2}):
+        seeds = row_seeds(1, 6)
+        together = generate(model, prompts, length=30, seed=seeds, **how)
+        alone = [
+            generate(model, [row], length=30, seed=[seed], **how)[0] for row, seed in zip(prompts, seeds, strict=True)
+        ]
+        assert together == alone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import permutations
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from generation.every_sequence import every_sequence
 from models.families import gpt, rnn, transformer, words
 from qkv.generation import row_seeds
+from qkv.generation.choice import NO_LIKELIEST
 from qkv.generation.stochastic import handed_down, stochastic_beam_search
 
 V, START, END, LENGTH = 3, 1, 2, 3
@@ -139,3 +141,10 @@ def test_a_wrong_question_is_refused_by_name(wrong: dict[str, Any], message: str
     asked = {"start": START, "end": END, "length": 5, "samples": 2} | wrong
     with pytest.raises(ValueError, match=message):
         stochastic_beam_search(rnn(), words(2, 3), **asked)
+
+
+def test_broken_weights_are_named_in_the_words_of_every_decoder() -> None:
+    broken = rnn()
+    torch.nn.init.constant_(broken.bridge.weight, float("nan"))
+    with pytest.raises(ValueError, match=re.escape(NO_LIKELIEST)):
+        stochastic_beam_search(broken, words(2, 3), start=START, end=END, length=3, samples=2)

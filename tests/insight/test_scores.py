@@ -8,6 +8,7 @@ from typing import Any
 import matplotlib
 import pytest
 
+from qkv import disk
 from qkv.insight.curves import STYLE
 from qkv.insight.scores import draw, plot
 
@@ -50,6 +51,28 @@ def test_every_score_has_a_panel_with_every_interval() -> None:
 def test_the_picture_is_written(tmp_path: Path, ending: str) -> None:
     out = plot({"results": RESULTS}, tmp_path / "new" / f"scores.{ending}")
     assert out.stat().st_size > 1000
+
+
+def test_a_score_without_an_interval_is_a_dot_alone() -> None:
+    without = result("one", "agreement", 0, perplexity=(12.0, None, None))  # type: ignore[arg-type]
+    figure = draw([without, result("two", "agreement", 0, perplexity=(13.0, 10.0, 15.0))])
+    heights = [tuple(line.get_ydata()) for line in figure.axes[0].lines]  # type: ignore[arg-type]
+    assert (12.0,) in heights
+    assert (10.0, 15.0) in heights
+
+
+def test_the_picture_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "scores.png"
+    out.write_text("the old one")
+
+    def broken(path: Path) -> None:
+        raise OSError("no more")
+
+    monkeypatch.setattr(disk, "flush", broken)
+    with pytest.raises(OSError, match="no more"):
+        plot({"results": RESULTS}, out)
+    assert out.read_text() == "the old one"
+    assert list(tmp_path.iterdir()) == [out]
 
 
 def test_another_ending_is_refused(tmp_path: Path) -> None:

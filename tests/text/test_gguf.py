@@ -147,6 +147,17 @@ def test_the_tokens_by_type(tmp_path: Path) -> None:
     assert Tokenizer.read(gguf_file(tmp_path / "b.gguf", ggml_add_bos_token=True)).starts_texts
 
 
+@pytest.mark.parametrize(
+    ("kind", "starts"),
+    [("llama-bpe", True), ("llama3", True), ("llama-v3", True), ("falcon3", True), ("gpt-2", False), ("smollm", False)],
+)
+def test_texts_start_as_in_llama_cpp_where_the_file_does_not_say(kind: str, starts: bool, tmp_path: Path) -> None:
+    file = gguf_file(tmp_path / "tiny.gguf", ggml_pre=kind, ggml_add_bos_token=None)
+    assert Tokenizer.read(file).starts_texts == starts
+    said = gguf_file(tmp_path / "said.gguf", ggml_pre=kind, ggml_add_bos_token=False)
+    assert not Tokenizer.read(said).starts_texts
+
+
 def test_it_is_written_and_read_again(tmp_path: Path) -> None:
     tokenizer = Tokenizer.read(gguf_file(tmp_path / "tiny.gguf", ggml_add_bos_token=True))
     tokenizer.write(tmp_path / "folder")

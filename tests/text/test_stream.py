@@ -15,7 +15,7 @@ from qkv.text.stream import Stream
 from text.kinds_of_tokenizer import byte_fallback, gguf_file, marian_folder, wordpiece_of_bert
 from text.sentences import ODD, SENTENCES, SIZES
 
-KINDS = [*SIZES, "gguf", "marian", "bert", "byte-fallback", "no decoder"]
+KINDS = [*SIZES, "gguf", "marian", "bert", "byte-fallback", "no decoder", "bytes in a sequence"]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -27,9 +27,17 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         return Tokenizer.read(gguf_file(folder / "tiny.gguf"))
     if kind == "marian":
         return Tokenizer.read(marian_folder(folder))
+    if kind == "bytes in a sequence":
+        return bytes_in_a_sequence(decoders.ByteLevel(), decoders.Replace("é", "e"))
     if kind == "no decoder":
         return Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?")))
     return Tokenizer(wordpiece_of_bert() if kind == "bert" else byte_fallback())
+
+
+def bytes_in_a_sequence(*steps: decoders.Decoder) -> Tokenizer:
+    inner = tokenizers.Tokenizer.from_str(train("byte-pair", SENTENCES, SIZES["byte-pair"]).inner.to_str())
+    inner.decoder = decoders.Sequence(list(steps))
+    return Tokenizer(inner)
 
 
 def pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
@@ -60,6 +68,14 @@ def test_no_half_character_is_ever_said() -> None:
     assert pieces(tokenizer, ids) == ["a", "", "", "", "👩", "", "é", ""]
     assert pieces(tokenizer, ids[:3]) == ["a", "", "", "\ufffd"]
     assert pieces(tokenizer, [*ids[:3], ids[0]]) == ["a", "", "", "\ufffda", ""]
+
+
+def test_nor_where_bytes_are_decoded_in_a_sequence() -> None:
+    for steps in ([decoders.ByteLevel()], [decoders.ByteLevel(), decoders.Strip(" ", 1, 0)]):
+        tokenizer = bytes_in_a_sequence(*steps)
+        ids = tokenizer.encode(" 👩é")
+        assert [piece for piece in pieces(tokenizer, ids) if piece.strip()] == ["👩", "é"]
+        assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids)
 
 
 def test_bytes_that_never_become_a_character_do_not_wait() -> None:

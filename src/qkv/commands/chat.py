@@ -7,8 +7,9 @@ from typing import Any
 
 import tyro
 
-from qkv.commands.opening import Machine, ModelName, forgiving, note, open_model, printable, typed_lines
+from qkv.commands.opening import Machine, ModelName, check_length, forgiving, note, open_model, printable, typed_lines
 from qkv.generation.choice import Choice
+from qkv.generation.decode import limit_of
 from qkv.generation.text import stream_text
 from qkv.models import GPT
 from qkv.text import Tokenizer
@@ -43,8 +44,7 @@ def run(
         machine: Where and how it computes.
     """
     choice = Choice(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition=repetition)
-    if length < 1:
-        raise ValueError(f"length: expected 1 word or more, not {length}")
+    check_length(length)
     opened = open_model(model, machine, GPT)
     assert isinstance(opened.model, GPT)
     ends = ends_of_turn(opened.tokenizer)  # which needs a template: its lack is said before anyone types
@@ -62,6 +62,9 @@ def run(
             asked = [*messages, Message(role="user", content=line)]
             asked = remembered(opened.model, opened.tokenizer, asked, told, length)
             ids = encode_chat(opened.tokenizer, asked)
+            limit = limit_of(opened.model, "refuse")
+            if limit is not None and len(ids) > limit:
+                raise ValueError(f"text: {len(ids):,} tokens are more than the model's context of {limit:,}; say less")
             answer = speak(opened.model, opened.tokenizer, ids, length=length, choice=choice, end=ends, seed=seed)
             messages = [*asked, Message(role="assistant", content=answer)]
     if not said and not sys.stdin.isatty():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,16 +13,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from qkv.artifact import checksum
-from qkv.commands.opening import Machine, open_model
+from qkv.commands.opening import Machine, device_of, open_model
 from qkv.data.files import find_files
 from qkv.data.lines import lines
 from qkv.data.source import SPLITS, open_pairs
 from qkv.evaluation import report
-from qkv.evaluation.evaluate import Protocol, Result, Subject, evaluate, scored
+from qkv.evaluation.evaluate import Protocol, Result, Subject, evaluate, scored, takes_examples
 from qkv.evaluation.task import Task, read_task
 from qkv.insight import scores
 from qkv.models import BERT, GPT, RNN, Transformer
-from qkv.models.build import family
+from qkv.models.build import Model, family
+from qkv.text import Tokenizer
 
 
 def run(
@@ -76,31 +78,70 @@ def run(
     protocols = [replace(protocol, shots=number) for number in dict.fromkeys(shots)]
     if not protocols:
         raise ValueError("shots: expected one number or more")
+    check_place("out", out)
+    check_place("plot", plot)
     if plot is not None:
-        scores.check_place(plot)
-    told: dict[str, Any] = {}
-    if hypotheses is not None:
-        results = [written(asked, hypotheses, models, protocol)]
-    else:
-        if not models:
-            raise ValueError("models: expected one model or more, such as runs/mine or smollm2")
-        results = []
-        for name, title in zip(dict.fromkeys(models), titles(list(dict.fromkeys(models))), strict=True):
-            subject = Subject(title, *open_model(name, machine, GPT, BERT, Transformer, RNN))
-            told[title] = {"path": name, **identity(subject)}
-            results += [result for each, given in asked for result in answers(each, subject, given, protocols)]
-            del subject  # before the next one needs the memory
-    console = Console(highlight=False)
-    console.print(report.table(results))
-    for line in report.notes(results):
-        console.print(line, style="dim", markup=False, soft_wrap=True)
-    files = {each.name: fingerprints(given or [each.beside(each.data)]) for each, given in asked}
+        scores.check_ending(plot)
     how = asdict(protocol) | {"shots": [each.shots for each in protocols]} | asdict(machine)
-    found = report.as_json(results, [each for each, _ in asked], files, told, how)
+    found = Found(asked, how)
+    try:
+        if hypotheses is not None:
+            found.results.append(written(asked, hypotheses, models, protocols))
+        elif not models:
+            raise ValueError("models: expected one model or more, such as runs/mine or smollm2")
+        for name, title in zip(dict.fromkeys(models), titles(list(dict.fromkeys(models))), strict=True):
+            subject, found.models[title] = opened(name, title, machine)
+            for each, given in asked:
+                for result in answers(each, subject, given, protocols):
+                    found.results.append(result)
+            del subject  # before the next one needs the memory
+    except BaseException as error:
+        found.failure = str(error) or type(error).__name__
+        raise
+    finally:
+        if found.results:  # what took long is not lost because something after it failed
+            tell(found, out, plot)
+
+
+@dataclass
+class Found:
+    """All that is known by now."""
+
+    asked: list[tuple[Task, list[str]]]
+    how: dict[str, Any]
+    models: dict[str, Any] = field(default_factory=dict)
+    results: list[Result] = field(default_factory=list)
+    failure: str = ""
+
+
+def tell(found: Found, out: Path | None, plot: Path | None) -> None:
+    console = Console(highlight=False)
+    console.print(report.table(found.results))
+    for line in report.notes(found.results):
+        console.print(line, style="dim", markup=False, soft_wrap=True)
+    answered = {result.task for result in found.results}
+    asked = [(task, given) for task, given in found.asked if task.name in answered]
+    files = {task.name: fingerprints(own(task, given)) for task, given in asked}
+    whole = report.as_json(
+        found.results, [task for task, _ in asked], files, found.models, found.how, failure=found.failure
+    )
     if out is not None:
-        report.write(out, found)
+        report.write(out, whole)
     if plot is not None:
-        scores.plot(found, plot)
+        scores.plot(whole, plot)
+
+
+def check_place(name: str, path: Path | None) -> None:
+    """Before the work begins: whether its file can be written at the end."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise ValueError(f"{name}: expected the name of a file, and {path} is a folder")
+    above = next(each for each in path.absolute().parents if each.exists())
+    if not above.is_dir():
+        raise ValueError(f"{name}: {path} cannot be written: {above} is a file and no folder")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise ValueError(f"{name}: {path} cannot be written: the folder {above} may not be changed")
 
 
 # What was asked
@@ -129,8 +170,33 @@ def paired(tasks: Sequence[tuple[str, Task, list[str]]], data: Sequence[str]) ->
     for item in data:
         if item.startswith("-"):
             raise ValueError("data: a pipe can be read only once; write it into a file first")
-    of = {name: [each] for name, each in zip(waiting, data, strict=False)} if len(waiting) > 1 else {}
-    return [(task, given or of.get(name, [] if of else list(data))) for name, task, given in tasks]
+    rest = iter([[item] for item in data] if len(waiting) > 1 else [list(data)])
+    return apart([(task, given or next(rest, [])) for _, task, given in tasks])
+
+
+def apart(asked: Sequence[tuple[Task, list[str]]]) -> list[tuple[Task, list[str]]]:
+    """Tasks of one name are told apart by their files; the very same one twice is asked once."""
+    different = {(task.name, task.origin, *own(task, given)): (task, given) for task, given in asked}.values()
+    made = []
+    for task, given in different:
+        same = [each for each in different if each[0].name == task.name]
+        ways = (short_names, full_names, lambda task, given: f"{task.origin}, {full_names(task, given)}")
+        way = next(way for way in ways if len({way(*each) for each in same}) == len(same))
+        made.append((replace(task, name=f"{task.name} ({way(task, given)})") if len(same) > 1 else task, given))
+    return made
+
+
+def own(task: Task, given: Sequence[str]) -> Sequence[str]:
+    """The files that a task is asked of: what was given, or what it has itself."""
+    return given or [task.beside(task.data)]
+
+
+def full_names(task: Task, given: Sequence[str]) -> str:
+    return ", ".join(own(task, given))
+
+
+def short_names(task: Task, given: Sequence[str]) -> str:
+    return ", ".join(Path(item).name for item in own(task, given))
 
 
 def titles(models: Sequence[str]) -> list[str]:
@@ -139,8 +205,19 @@ def titles(models: Sequence[str]) -> list[str]:
     return [one if short.count(one) == 1 and one else name for one, name in zip(short, models, strict=True)]
 
 
-def identity(subject: Subject) -> dict[str, Any]:
-    _, model, tokenizer = subject
+def opened(name: str, title: str, machine: Machine) -> tuple[Subject, dict[str, Any]]:
+    """A model and who it is: the weights as they were saved tell that, before they become bytes."""
+    device_of(machine)
+    model, tokenizer = open_model(name, replace(machine, int8=False), GPT, BERT, Transformer, RNN)
+    told = {"path": name, **identity(model, tokenizer), "int8": machine.int8}
+    if machine.int8:
+        from qkv.models.quantise import int8
+
+        model = int8(model)
+    return Subject(title, model, tokenizer), told
+
+
+def identity(model: Model, tokenizer: Tokenizer) -> dict[str, Any]:
     weight = next(model.parameters())
     return {
         "family": family(model.config),
@@ -166,10 +243,9 @@ def fingerprints(data: Sequence[str]) -> dict[str, str]:
 # Answers
 
 
-def answers(task: Task, subject: Subject, data: list[str], protocols: Sequence[Protocol]) -> list[Result]:
-    few = task.kind not in ("perplexity",) and not (task.kind == "translation" and not isinstance(subject.model, GPT))
-    results = []
-    for protocol in protocols if few else [replace(protocols[0], shots=0)]:
+def answers(task: Task, subject: Subject, data: list[str], protocols: Sequence[Protocol]) -> Iterator[Result]:
+    few = takes_examples(task, subject.model)
+    for protocol in protocols if few else [max(protocols, key=lambda each: each.shots)]:  # whose result says so
         errors = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         bar = Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal)
@@ -179,16 +255,18 @@ def answers(task: Task, subject: Subject, data: list[str], protocols: Sequence[P
             def hear(done: int, all: int, bar: Progress = bar, line: Any = line) -> None:
                 bar.update(line, completed=done, total=all)
 
-            results.append(evaluate(task, subject, data, protocol, hear))
-    return results
+            result = evaluate(task, subject, data, protocol, hear)
+        yield result
 
 
 def written(
-    asked: Sequence[tuple[Task, list[str]]], hypotheses: Path, models: Sequence[str], protocol: Protocol
+    asked: Sequence[tuple[Task, list[str]]], hypotheses: Path, models: Sequence[str], protocols: Sequence[Protocol]
 ) -> Result:
     """Translations that are there already, against the references: the targets of pairs, or a file with a line each."""
     if models or len(asked) != 1 or asked[0][0].kind != "translation":
         raise ValueError("hypotheses: expected --task translation alone, and no model")
+    if any(protocol.shots for protocol in protocols):
+        raise ValueError("shots: translations that are there already have no examples before them; leave it out")
     task, data = asked[0]
     if not data:
         raise ValueError("data: expected the references: a file with a line each, or pairs of source and target")
@@ -196,5 +274,5 @@ def written(
     first = find_files(data[0], piped="text")[0] if data[0].partition(":")[0] not in SPLITS else None
     plain = first is not None and first.format == "text" and len(data) == 1
     references = [line for _, line in lines(first)] if first and plain else [target for _, target in open_pairs(data)]
-    found = scored(said, references, protocol.seed, "translations as given")
+    found = scored(said, references, protocols[0].seed, "translations as given")
     return Result(task=task.name, model=hypotheses.name, shots=0, **found)

@@ -15,6 +15,7 @@ from rich.console import Console
 from qkv.commands.opening import (
     Machine,
     ModelName,
+    check_length,
     note,
     note_unknown,
     open_model,
@@ -24,10 +25,14 @@ from qkv.commands.opening import (
 )
 from qkv.generation.beam import beam_search
 from qkv.generation.choice import Choice
-from qkv.generation.talk import Beyond
+from qkv.generation.decode import limit_of
+from qkv.generation.search import MOST_BEAMS
+from qkv.generation.talk import Beyond, Reason
 from qkv.generation.text import Piece, prompt_ids, stream_text
 from qkv.models import GPT
 from qkv.text import Tokenizer
+
+MOST_TOKENS = 20_000_000  # every one has its chance, drawn before the first is said
 
 
 def run(
@@ -71,7 +76,7 @@ def run(
         seed: The same seed gives the same texts again.
         stop: Texts before which to stop; what follows the first of them is never shown.
         beams: Instead of drawing words, search with so many beams for the likeliest texts, which are shown at the end;
-            what is said above of drawing does not count then.
+            what is said above of drawing does not count then, and stop and beyond are refused.
         beyond: When prompt and text do not fit into the context: refuse the prompt and end the text, or slide: forget
             the beginning. With rotary positions also extend: read on, further than in training.
         as_json: A line of JSON for each text: prompt, sample, text, and the reason why it ended.
@@ -86,22 +91,35 @@ def run(
         presence=presence,
         frequency=frequency,
     )
+    check_length(length)
+    if samples > 0 and samples * length > MOST_TOKENS:
+        raise ValueError(
+            f"samples: {samples:,} of {length:,} tokens each are more than {MOST_TOKENS:,} tokens at once; ask for "
+            "fewer, with another seed each time"
+        )
+    if not 0 <= beams <= MOST_BEAMS:
+        raise ValueError(f"beams: expected 1 to {MOST_BEAMS:,}, or 0 to draw words instead, not {beams:,}")
     if beams and stop:
         raise ValueError("stop: a search with beams has no stop strings; leave one of them out")
+    if beams and beyond != "refuse":
+        raise ValueError(f"beyond: a search with beams ends where the context does; leave {beyond} or the beams out")
     if beams and not 1 <= samples <= beams:
         raise ValueError(f"samples: expected 1 to {beams}, as many as there are beams, not {samples}")
     text = wanted(" ".join(prompt) if prompt else None, file)
     opened = open_model(model, machine, GPT)
     note_unknown(opened.tokenizer, [text])
     assert isinstance(opened.model, GPT)
+    size, limit = len(prompt_ids(opened.tokenizer, text)), limit_of(opened.model, beyond)
+    if beyond == "refuse" and limit is not None and size > limit:
+        slide = "" if beams else ", or let its beginning be forgotten with --beyond slide"
+        raise ValueError(f"prompt: {size:,} tokens are more than the model's context of {limit:,}; shorten it{slide}")
     if beams:
-        show(likeliest(opened.model, opened.tokenizer, text, length, beams, samples), text, samples, as_json)
+        show(likeliest(opened.model, opened.tokenizer, text, length, beams, samples), text, samples, as_json, True)
         return
     how: dict[str, Any] = {"choice": choice, "samples": samples, "seed": seed, "beyond": beyond, "stop": stop}
     spoken = stream_text(opened.model, opened.tokenizer, [text], length=length, **how)
-    size, context = len(prompt_ids(opened.tokenizer, text)), opened.model.config.context
-    if beyond == "slide" and size > context and not opened.model.config.memory:
-        note(f"the prompt has {size:,} tokens, and {context:,} fit into the context: its beginning is forgotten")
+    if beyond == "slide" and limit is not None and size > limit:
+        note(f"the prompt has {size:,} tokens, and {limit:,} fit into the context: its beginning is forgotten")
     show(spoken, text, samples, as_json)
 
 
@@ -122,12 +140,19 @@ def wanted(prompt: str | None, file: Path | None) -> str:
 
 def likeliest(model: GPT, tokenizer: Tokenizer, text: str, length: int, beams: int, samples: int) -> Iterator[Piece]:
     prompt = prompt_ids(tokenizer, text)
+    limit = limit_of(model, "refuse")
     (found,) = beam_search(model, [prompt], end=tokenizer.end, length=length, beams=beams, n_best=samples)
     for row, hypothesis in enumerate(found):
-        yield Piece(row, tokenizer.decode(hypothesis.ids), "length" if len(hypothesis.ids) == length else "end")
+        said = len(hypothesis.ids)
+        reason: Reason = "end"
+        if said == length:
+            reason = "length"
+        elif limit is not None and len(prompt) + said > limit:  # as in a draw, the last word needs no place
+            reason = "context"
+        yield Piece(row, tokenizer.decode(hypothesis.ids), reason)
 
 
-def show(pieces: Iterable[Piece], prompt: str, samples: int, as_json: bool) -> None:
+def show(pieces: Iterable[Piece], prompt: str, samples: int, as_json: bool, beams: bool = False) -> None:
     """The first text as it comes, and each other one when those before it are whole."""
     console = Console(highlight=False, soft_wrap=True)
     for row, spoken in groupby(in_order(pieces), key=lambda piece: piece.row):
@@ -147,7 +172,10 @@ def show(pieces: Iterable[Piece], prompt: str, samples: int, as_json: bool) -> N
         sys.stdout.write("\n")
         sys.stdout.flush()
         if reason == "context":
-            note("the context is full, so the text ends here; --beyond slide goes on and forgets the beginning")
+            without = "without --beams, " if beams else ""
+            note(
+                f"the context is full, so the text ends here; {without}--beyond slide goes on and forgets the beginning"
+            )
 
 
 def in_order(pieces: Iterable[Piece]) -> Iterator[Piece]:

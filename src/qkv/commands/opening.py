@@ -23,6 +23,7 @@ from qkv.training.distributed import device_named
 Precision = Literal["float32", "bf16"]
 ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 COMMANDS_OF_TERMINALS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+LONGEST = 1_000_000
 PURPOSE: dict[type[Model], str] = {
     GPT: "a GPT goes on from a text: use qkv generate, or qkv chat",
     BERT: "a BERT guesses masked words: use qkv fill",
@@ -48,11 +49,7 @@ class Opened(NamedTuple):
 
 def open_model(name: str, machine: Machine, *wanted: type[Model]) -> Opened:
     """A model of one of the wanted families with its tokenizer, ready on its device."""
-    device = device_named(machine.device)
-    if machine.precision == "bf16" and device.type == "cpu":
-        raise ValueError("precision: bf16 is for GPUs; expected float32 on a CPU")
-    if machine.int8 and device.type != "cpu":
-        raise ValueError(f"int8: weights of eight bits are for CPUs, not for {device.type}; leave it out")
+    device = device_of(machine)
     with Console(stderr=True).status(f"reading {name} ..."):
         model, tokenizer = artifact.load(name)
         if not isinstance(model, wanted):
@@ -68,6 +65,21 @@ def open_model(name: str, machine: Machine, *wanted: type[Model]) -> Opened:
         half = device.type == "cuda" and isinstance(model, GPT) and machine.precision != "float32"
         dtype = torch.bfloat16 if half or machine.precision == "bf16" else torch.float32
         return Opened(model.to(device, dtype), tokenizer)
+
+
+def device_of(machine: Machine) -> torch.device:
+    """Which it is, if it can compute as it is told to."""
+    device = device_named(machine.device)
+    if machine.precision == "bf16" and device.type == "cpu":
+        raise ValueError("precision: bf16 is for GPUs; expected float32 on a CPU")
+    if machine.int8 and device.type != "cpu":
+        raise ValueError(f"int8: weights of eight bits are for CPUs, not for {device.type}; leave it out")
+    return device
+
+
+def check_length(length: int) -> None:
+    if not 1 <= length <= LONGEST:
+        raise ValueError(f"length: expected 1 to {LONGEST:,} tokens, not {length:,}")
 
 
 def note(text: str) -> None:

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from qkv import disk
 from qkv.commands.opening import (
     Machine,
+    check_length,
     forgiving,
     note_unknown,
     open_model,
@@ -63,6 +64,8 @@ def run(
     """
     if not models:
         raise ValueError("model: expected the folder of a translator, or several")
+    if length is not None:
+        check_length(length)
     if align and len(models) > 1:
         raise ValueError("alignment: one model looks at the source in its own way; expected one model, not several")
     if text is not None and data:

@@ -1,5 +1,5 @@
 """Numbers that compare with the literature."""
 
-from qkv.evaluation.bleu import Score, bleu
+from qkv.evaluation.bleu import Closeness, bleu
 
-__all__ = ["Score", "bleu"]
+__all__ = ["Closeness", "bleu"]

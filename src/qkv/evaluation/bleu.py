@@ -13,7 +13,7 @@ from qkv.evaluation import interval
 
 
 @dataclass(frozen=True)
-class Score:
+class Closeness:
     bleu: float
     """0 to 100: how many runs of 1 to 4 words are the reference's."""
     chrf: float
@@ -22,13 +22,13 @@ class Score:
     """How it was counted: two scores compare only if theirs are the same."""
 
 
-def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Closeness:
     """Of the whole corpus, one reference each; both are plain texts, as a person writes them."""
     check(hypotheses, references)
     words, characters = BLEU(), CHRF()
     found = {metric: metric.corpus_score(hypotheses, [references]).score for metric in (words, characters)}
     signature = f"BLEU|{words.get_signature()} chrF2|{characters.get_signature()}"
-    return Score(bleu=found[words], chrf=found[characters], signature=signature)
+    return Closeness(bleu=found[words], chrf=found[characters], signature=signature)
 
 
 def intervals(hypotheses: Sequence[str], references: Sequence[str], *, seed: int = 0) -> list[interval.Score]:

@@ -14,7 +14,7 @@ from qkv.evaluation.bleu import bleu, intervals
 from qkv.evaluation.interval import Score, accuracy
 from qkv.evaluation.interval import perplexity as word_perplexity
 from qkv.evaluation.likelihood import Likelihood, likelihoods, shortened
-from qkv.evaluation.question import Question, Row, requests, with_examples
+from qkv.evaluation.question import Question, Row, requests, unknown_among, with_examples
 from qkv.evaluation.task import Normalise, Task, fill, parts
 from qkv.generation.text import complete
 from qkv.generation.translation import translate_texts
@@ -93,10 +93,17 @@ def evaluate(
         raise ValueError(f"data: the task {task.name} has none of its own; give --data FILE, {needs}")
     begin = time.perf_counter()
     ask = ASKED.get(task.kind, by_likelihood)
+    shots = protocol.shots if takes_examples(task, subject.model) else 0
     found = ask(task, subject, data, protocol, progress)
+    if shots != protocol.shots:
+        found["said"] += ("no examples: they stand before questions, not before texts to predict or to translate",)
     kept = tuple(score for score in found["scores"] if score.name.partition(" by ")[0] in task.metrics)
     found |= {"scores": kept, "seconds": time.perf_counter() - begin}
-    return Result(task=task.name, model=subject.name, shots=protocol.shots, **found)
+    return Result(task=task.name, model=subject.name, shots=shots, **found)
+
+
+def takes_examples(task: Task, model: Model) -> bool:
+    return task.kind != "perplexity" and (task.kind != "translation" or isinstance(model, GPT))
 
 
 def first(source: Source[Any], limit: int | None) -> list[Any]:
@@ -119,6 +126,14 @@ def few_shot(task: Task, rows: Sequence[Row], data: Sequence[str], protocol: Pro
     return with_examples(task, rows, pool, shots=protocol.shots, seed=protocol.seed, **names)
 
 
+def unknown_words(tokenizer: Tokenizer, unknown: int, tokens: int) -> tuple[str, ...]:
+    """Such a token stands for many words and is easy to guess: scores are better than they should be."""
+    if not unknown or tokenizer.unknown is None:
+        return ()
+    name = tokenizer.token(tokenizer.unknown).strip()
+    return (f"{unknown:,} of {tokens:,} tokens are not in the vocabulary and are read as {name}",)
+
+
 def choice_of_examples(protocol: Protocol) -> tuple[str, ...]:
     return (f"examples chosen by seed {protocol.seed}",) if protocol.shots else ()
 
@@ -136,19 +151,15 @@ def by_likelihood(
     questions = few_shot(task, rows, data, protocol)
     asked = requests(tokenizer, [(each.context, way) for each in questions for way in each.continuations])
     kept, cut = shortened(asked, model)
-    done = 0
-
-    def hear(answered: int) -> None:
-        nonlocal done
-        done += answered
-        progress(done, len(asked))
-
-    found = iter(likelihoods(model, kept, progress=hear))
+    found = iter(likelihoods(model, kept, progress=progress))
     answers = [[next(found) for _ in each.continuations] for each in questions]
     said = list(choice_of_examples(protocol))
     if cut:
         said.append(f"{cut:,} of {len(asked):,} contexts were cut from the left to {model.config.context:,} tokens")
-    facts = {"requests": len(asked), "cut": cut, "context": model.config.context}
+    tokens = sum(len(context) + len(continuation) for context, continuation in asked)
+    unknown = sum(unknown_among(tokenizer, ids) for request in asked for ids in request)
+    said += unknown_words(tokenizer, unknown, tokens)
+    facts = {"requests": len(asked), "cut": cut, "context": model.config.context, "unknown": unknown}
     if task.kind == "last word":
         right = [answer.greedy for (answer,) in answers]
         # Of the word, whatever number of tokens it has: as the literature counts.
@@ -200,9 +211,10 @@ def by_surprise(
         pairs = first(open_pairs(data), protocol.limit)
         found = perplexity.of_pairs(model, tokenizer, pairs, seed=protocol.seed)
         rows, said, facts = len(pairs), "targets given their sources", {}
-    counts = {"tokens": found.tokens, "scored": found.scored, "characters": found.characters, "bytes": found.bytes}
-    told = f"{found.tokens:,} tokens, {found.scored:,} scored"
-    return {"rows": rows, "scores": found.scores, "said": (said, told), "facts": facts | counts}
+    facts |= {each: getattr(found, each) for each in ("tokens", "scored", "characters", "bytes", "unknown")}
+    told = said, f"{found.tokens:,} tokens, {found.scored:,} scored"
+    unknown = unknown_words(tokenizer, found.unknown, found.tokens)
+    return {"rows": rows, "scores": found.scores, "said": (*told, *unknown), "facts": facts}
 
 
 def islice_documents(pieces: Any, limit: int | None) -> Any:

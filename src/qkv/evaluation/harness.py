@@ -7,7 +7,7 @@ The same likelihoods as `qkv evaluate`, behind the harness's three questions. Fr
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from qkv import artifact
+from qkv.evaluation import question
 from qkv.evaluation.likelihood import Likelihood, Request, likelihoods, shortened
 from qkv.evaluation.perplexity import windows
-from qkv.evaluation.question import first_word, requests
 from qkv.generation.text import complete, prompt_ids
 from qkv.models import GPT
 from qkv.training.distributed import device_named
@@ -58,7 +58,7 @@ class Harness(LM):
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """How likely each continuation is after its context, and whether greedy decoding would say it."""
         pairs = [request.args for request in requests]
-        found = self.answers(as_requests(self.tokenizer, pairs))
+        found = self.answers(question.requests(self.tokenizer, pairs))
         answers = [(each.log_probability, each.greedy) for each in found]
         for pair, answer in zip(pairs, answers, strict=True):
             self.cache_hook.add_partial("loglikelihood", pair, answer)
@@ -66,7 +66,7 @@ class Harness(LM):
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Of whole texts, each word predicted once, the windows side by side."""
-        first, context = first_word(self.tokenizer), self.model.config.context
+        first, context = question.first_word(self.tokenizer), self.model.config.context
         texts = self.tokenizer.encode_batch([request.args[0] for request in requests])
         asked = [windows([first, *ids], context, context) for ids in texts]
         found = iter(self.answers([one for each in asked for one in each]))
@@ -83,7 +83,8 @@ class Harness(LM):
             groups.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(place)
         for key, places in groups.items():
             how = manner(json.loads(key))
-            room = max(1, self.model.config.context - how["length"])
+            context = self.model.config.context
+            room = max(context - how["length"], context // 2, 1)  # a long answer does not take all of the question
             prompts = {place: prompt_ids(self.tokenizer, requests[place].args[0]) for place in places}
             cut = sum(len(ids) > room for ids in prompts.values())
             tell(cut, len(places), room)
@@ -100,18 +101,16 @@ class Harness(LM):
         errors = Console(stderr=True)
         with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
             line = bar.add_task("qkv", total=len(kept))
-            hear: Callable[[int], None] = lambda answered: bar.advance(line, answered)  # noqa: E731
-            return likelihoods(self.model, kept, progress=hear)
-
-
-as_requests = requests  # the harness's own word for what it hands over
+            return likelihoods(self.model, kept, progress=lambda done, all: bar.update(line, completed=done, total=all))
 
 
 def manner(asked: dict[str, Any]) -> dict[str, Any]:
     """How to generate: the harness's names, as ours."""
-    stop = asked.get("until") or []
+    until = asked.get("until") or []
     how: dict[str, Any] = {
-        "stop": [stop] if isinstance(stop, str) else list(stop),
+        "stop": [
+            text for text in ([until] if isinstance(until, str) else until) if text
+        ],  # "" would stop before a word
         "length": int(asked.get("max_gen_toks") or asked.get("max_new_tokens") or LENGTH),
         "temperature": 0.0,
         "seed": 0,

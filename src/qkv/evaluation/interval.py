@@ -13,6 +13,7 @@ from jaxtyping import Float
 CONFIDENCE = 0.95
 DEVIATIONS = 1.959963984540054  # of a normal: so far from its mean it lies 95 times in 100
 DRAWS = 1000
+LEAST = 4  # units: of fewer, one alone is drawn so often that the ends would be the best and the worst unit
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,9 @@ class Score:
 
     name: str
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
+    """None where the test has too few units for an interval."""
     higher_is_better: bool = True
     percent: bool = False
     """A part of 1, to be shown in percent."""
@@ -54,17 +56,19 @@ def bootstrap(
     *,
     seed: int = 0,
     draws: int = DRAWS,
-) -> tuple[float, float]:
+) -> tuple[float, float] | tuple[None, None]:
     """The interval of a score that is a function of sums over the test's units, such as sentences.
 
     The test is drawn anew from its own units, with repetition; of the scores found so, the middle 95% remain. The same
-    seed finds the same interval.
+    seed finds the same interval. Of fewer than LEAST units there is none.
     """
     units = np.asarray(units, dtype=np.float64)
     if units.ndim != 2 or len(units) == 0:
         raise ValueError(f"units: expected shape (n, k) with one unit or more, not {units.shape}")
-    random = np.random.default_rng(seed)
     n = len(units)
+    if n < LEAST:
+        return None, None
+    random = np.random.default_rng(seed)
     found = []
     for _ in range(draws):
         times = np.bincount(random.integers(n, size=n), minlength=n)  # (n,): how often each was drawn

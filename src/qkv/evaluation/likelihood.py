@@ -20,12 +20,11 @@ from torch import Tensor
 
 from qkv.generation.decode import without_dropout
 from qkv.models import GPT, RNN, Transformer
-from qkv.nn.packed import packing
+from qkv.nn.packed import packing, small_enough
 from qkv.nn.state import KeyValueCache, SegmentMemory
 
 LOGITS, LOGITS_ON_GPU = 2**23, 2**27  # so many at once are no burden, on a CPU for each of its cores
 TOKENS, TOKENS_ON_GPU = 2**9, 2**15  # of one pass
-PACKED = 2**30  # bytes of weights of which a copy is no burden
 
 
 class Request(NamedTuple):
@@ -81,9 +80,9 @@ def likelihoods(
     requests: Sequence[Request],
     *,
     batch_tokens: int | None = None,
-    progress: Callable[[int], None] = lambda answered: None,
+    progress: Callable[[int, int], None] = lambda done, all: None,
 ) -> list[Likelihood]:
-    """Of each request, in order. `progress` hears after each pass how many requests it answered.
+    """Of each request, in order. `progress` hears after each pass how many distinct ones are answered, of how many.
 
     The model's own dtype is computed with; softmax is in float32, or finer where the model is.
     """
@@ -92,17 +91,18 @@ def likelihoods(
     device = next(model.parameters()).device
     batch_tokens = batch_tokens or (TOKENS_ON_GPU if device.type == "cuda" else TOKENS)
     found: dict[Request, Likelihood] = {}
-    made = list(batches(rows_of(requests, shares=shares_state(model)), batch_tokens))
+    distinct = len(set(requests))
+    made = list(batches(rows_of(requests, shares=shares_state(model)), batch_tokens, furthest(model)))
     with without_dropout(model), packing() if worth_packing(model, made) else nullcontext():
         for answers in side_by_side(lambda batch: read(model, batch, device), made, device):
             found |= answers
-            progress(len(answers))
+            progress(len(found), distinct)
     return [found[request] for request in requests]
 
 
 def worth_packing(model: GPT, made: Sequence[list[Row]]) -> bool:
     """Whether matrices are used often enough for a copy in the kernel's own order, and are few enough for one."""
-    return len(made) >= 16 and sum(each.nbytes for each in model.parameters()) <= PACKED
+    return len(made) >= 16 and small_enough(model)
 
 
 def side_by_side(
@@ -152,9 +152,14 @@ def shares_state(model: GPT) -> bool:
     return config.position not in ("alibi", "relative") and config.window is None and config.sparse == "none"
 
 
-def batches(rows: Sequence[Row], batch_tokens: int) -> Iterator[list[Row]]:
+def furthest(model: GPT) -> float:
+    """How far a batch may reach, padding included: a learned position has no more numbers than it was given."""
+    return model.config.context if model.config.position == "learned" else math.inf
+
+
+def batches(rows: Sequence[Row], batch_tokens: int, furthest: float = math.inf) -> Iterator[list[Row]]:
     """The longest first: if memory does not suffice, it shows at once. Once a batch has work enough, rows that would be
-    padding for an eighth or more are left to the next."""
+    padding for an eighth or more are left to the next. All branches begin where the longest stem ends."""
     batch: list[Row] = []
     for row in sorted(rows, key=lambda row: (bool(row.branches), len(row.stem)), reverse=True):
         if batch:
@@ -162,7 +167,8 @@ def batches(rows: Sequence[Row], batch_tokens: int) -> Iterator[list[Row]]:
             branching = sum(len(branch) for each in (*batch, row) for branch in each.branches)
             full = (len(batch) + 1) * longest + branching > batch_tokens
             enough = len(batch) * longest > batch_tokens // 4 and 8 * len(row.stem) <= 7 * longest
-            if full or enough or bool(batch[0].branches) != bool(row.branches):
+            reach = longest + max((len(branch) for each in (*batch, row) for branch in each.branches), default=0)
+            if full or enough or reach > furthest or bool(batch[0].branches) != bool(row.branches):
                 yield batch
                 batch = []
         batch.append(row)

@@ -17,7 +17,7 @@ from qkv.data.lines import Piece
 from qkv.data.paired import pad
 from qkv.evaluation import interval
 from qkv.evaluation.likelihood import TOKENS, TOKENS_ON_GPU, Likelihood, Request, likelihoods, word_log_probabilities
-from qkv.evaluation.question import first_word
+from qkv.evaluation.question import first_word, unknown_among
 from qkv.generation.decode import without_dropout
 from qkv.models import GPT, RNN, Transformer
 from qkv.text import Tokenizer
@@ -36,6 +36,8 @@ class Perplexity:
     characters: int
     bytes: int
     documents: int
+    unknown: int
+    """Tokens that stand for words which the vocabulary does not have."""
 
 
 def of_texts(
@@ -55,7 +57,7 @@ def of_texts(
     """
     window, stride = window_and_stride(model, window, stride)
     first, asked = first_word(tokenizer), []
-    characters = tokens = size = documents = 0
+    characters = tokens = size = documents = unknown = 0
     ids: list[int] = []
     for text, ends in texts:
         ids += tokenizer.encode(text)
@@ -63,19 +65,13 @@ def of_texts(
         if ends:
             asked += windows([first, *ids], window, stride)
             tokens, documents = tokens + len(ids), documents + 1
+            unknown += unknown_among(tokenizer, ids)
             ids = []
     if not asked:
         raise ValueError("data: there is no word in it")
-    done = 0
-
-    def hear(answered: int) -> None:
-        nonlocal done
-        done += answered
-        progress(done, len(asked))
-
-    found = likelihoods(model, asked, progress=hear)
+    found = likelihoods(model, asked, progress=progress)
     scored = sum(len(each.words) for each in found)
-    return Perplexity(scores(found, characters, size, seed), tokens, scored, characters, size, documents)
+    return Perplexity(scores(found, characters, size, seed), tokens, scored, characters, size, documents, unknown)
 
 
 def window_and_stride(model: GPT, window: int | None, stride: int | None) -> tuple[int, int]:
@@ -108,8 +104,11 @@ def scores(
     words = sum(map(len, units))
 
     def bits_per(name: str, count: int) -> interval.Score:
-        value, low, high = (math.log2(number) * words / count for number in (one.value, one.low, one.high))
-        return replace(one, name=name, value=value, low=low, high=high)
+        def bits(perplexity: float) -> float:
+            return math.log2(perplexity) * words / count
+
+        low, high = (None if end is None else bits(end) for end in (one.low, one.high))
+        return replace(one, name=name, value=bits(one.value), low=low, high=high)
 
     return (one, bits_per("bits per character", characters), bits_per("bits per byte", size)) if bits else (one,)
 
@@ -147,5 +146,6 @@ def of_pairs(
                 found[place] = Likelihood(tuple(part.tolist()), False)
     characters, size = (sum(map(len, each)) for each in zip(*((t, t.encode()) for _, t in pairs), strict=True))
     scored = sum(map(len, targets))
-    counts = (scored - len(pairs), scored, characters, size, len(pairs))
+    unknown = sum(unknown_among(tokenizer, ids) for ids in targets)
+    counts = (scored - len(pairs), scored, characters, size, len(pairs), unknown)
     return Perplexity(scores(found, characters, size, seed, bits=False), *counts)

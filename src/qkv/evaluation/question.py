@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from qkv.evaluation.likelihood import Request
-from qkv.evaluation.task import Task, fill
+from qkv.evaluation.task import Task, fill, parts
 from qkv.generation.text import beginning
 from qkv.text import Tokenizer
 
@@ -38,6 +38,9 @@ class Question:
 
 def question(task: Task, row: Row, where: str) -> Question:
     """One row, by the kind of its task."""
+    for column in task.columns:
+        if row[column] is None:
+            raise ValueError(f"{where}: {column}: expected a value, not null")
     text = fill(task.template, row)
     if task.kind == "last word":
         before, space, word = text.rpartition(" ")
@@ -48,9 +51,12 @@ def question(task: Task, row: Row, where: str) -> Question:
         target = fill(task.answer, row)
         return Question(text, (task.joint + target,), 0, (target,))
     choices, labels = choices_of(task, row, where)
+    if "" in choices and {"characters", "bytes"} & set(task.normalise):
+        number = choices.index("")
+        raise ValueError(f"{where}: choices: number {number} is empty, so nothing can be divided by its length")
     if task.kind == "minimal pair":
         return Question("", choices, 0, choices)
-    right = right_choice(fill(task.answer, row), choices, labels, where)
+    right = right_choice(answer_of(task, row), choices, labels, where)
     if task.kind == "cloze":
         before, blank, after = text.rpartition(task.blank)
         if not blank:
@@ -79,12 +85,28 @@ def choices_of(task: Task, row: Row, where: str) -> tuple[tuple[str, ...], tuple
     return tuple(each.strip() for each in found), ()
 
 
-def right_choice(answer: str, choices: Sequence[str], labels: Sequence[str], where: str) -> int:
-    for names in (labels, choices):
-        if answer in names:
-            return names.index(answer)
-    if not labels and answer.isdecimal() and int(answer) < len(choices):
-        return int(answer)
+def answer_of(task: Task, row: Row) -> str | int:
+    """As text, or as the number that the data has."""
+    (before, column), *others = parts(task.answer)
+    found = None if before or others or column is None else row[column]
+    return found if isinstance(found, int) and not isinstance(found, bool) else fill(task.answer, row)
+
+
+def right_choice(answer: str | int, choices: Sequence[str], labels: Sequence[str], where: str) -> int:
+    """By its label; without labels by its place if the answer is a number, by its text or its place if it is a text."""
+    text = str(answer)
+    if text in labels:
+        return labels.index(text)
+    place = int(text) if not labels and text.isdecimal() and int(text) < len(choices) else None
+    named = choices.index(text) if text in choices and (labels or isinstance(answer, str)) else None
+    if place is not None and named is not None and place != named:
+        raise ValueError(
+            f"{where}: answer: {text!r} is the text of choice {named} and the number of choice {place}; in JSON, "
+            "a number without quotation marks is always a place"
+        )
+    for found in (named, place):
+        if found is not None:
+            return found
     expected = ", ".join(labels) if labels else f"one of the choices or its number, 0 to {len(choices) - 1}"
     raise ValueError(f"{where}: answer: expected {expected}, not {answer!r}")
 
@@ -134,6 +156,11 @@ def first_word(tokenizer: Tokenizer) -> int:
     if found is None:
         raise ValueError("tokenizer: it has no token that starts or ends a text, so nothing can come before the first")
     return found
+
+
+def unknown_among(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
+    """How many of the ids stand for words that the vocabulary does not have."""
+    return 0 if tokenizer.unknown is None else ids.count(tokenizer.unknown)
 
 
 def requests(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[Request]:

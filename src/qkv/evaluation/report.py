@@ -18,14 +18,14 @@ from rich.text import Text
 
 from qkv import disk
 from qkv.evaluation.evaluate import Result
-from qkv.evaluation.interval import Score
+from qkv.evaluation.interval import LEAST, Score
 from qkv.evaluation.task import Task
 
 
 def shown(score: Score) -> str:
-    """43.5% [36.8, 50.4]"""
-    value, low, high = (number(each, score.percent) for each in (score.value, score.low, score.high))
-    return f"{value}{'%' if score.percent else ''} [{low}, {high}]"
+    """43.5% [36.8, 50.4], or 43.5% [-] where there is no interval."""
+    ends = [number(end, score.percent) for end in (score.low, score.high) if end is not None]
+    return f"{number(score.value, score.percent)}{'%' if score.percent else ''} [{', '.join(ends) or '-'}]"
 
 
 def number(value: float, percent: bool = False) -> str:
@@ -79,8 +79,11 @@ def notes(results: Sequence[Result]) -> list[str]:
     lines: dict[str, list[str]] = {}
     for result in results:
         chance = () if result.chance is None else (f"guessing is right in {100 * result.chance:.1f}%",)
-        line = f"{result.task}: {'; '.join((*result.said, *chance))}"
-        if result.said or chance:
+        few = any(score.low is None for score in result.scores)
+        no_interval = (f"[-]: fewer than {LEAST} parts to draw an interval from",) if few else ()
+        told = (*result.said, *chance, *no_interval)
+        line = f"{result.task}: {'; '.join(told)}"
+        if told:
             lines.setdefault(line, []).append(result.model)
     models = {result.model for result in results}
     return [line if set(who) == models else f"{line} ({', '.join(who)})" for line, who in lines.items()]
@@ -92,14 +95,16 @@ def as_json(
     data: Mapping[str, Any],
     models: Mapping[str, Any],
     asked: Mapping[str, Any],
+    failure: str = "",
 ) -> dict[str, Any]:
-    """Everything that is needed to repeat it: what was asked, of whom, with which files."""
+    """Everything that is needed to repeat it: what was asked, of whom, with which files, and why it ended early."""
     return {
         "results": [asdict(result) for result in results],
         "tasks": {task.name: task.as_json() for task in tasks},
         "data": dict(data),
         "models": dict(models),
         "asked": dict(asked),
+        "failure": failure or None,
         "versions": {"qkv": version("qkv"), "torch": torch.__version__, "python": platform.python_version()},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }

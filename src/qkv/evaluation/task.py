@@ -125,7 +125,7 @@ def task_of(values: Mapping[str, Any], origin: str) -> Task:
     for name, field in known.items():
         if field.default is MISSING and name not in values:
             raise ValueError(f"{origin}: {name}: this field is missing")
-    if values["kind"] not in REQUIRED:
+    if not isinstance(values["kind"], str) or values["kind"] not in REQUIRED:
         raise ValueError(f"{origin}: kind: expected one of {', '.join(get_args(Kind))}, not {values['kind']!r}")
     for name in REQUIRED[values["kind"]]:
         if name not in values:
@@ -145,6 +145,8 @@ def field_of(name: str, value: Any, origin: str) -> Any:
     texts = (value.values() if isinstance(value, dict) else value) if several else (value,)
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"{origin}: {name}: expected text in quotation marks, not {value!r}")
+    if name == "normalise" and not value:
+        raise ValueError(f"{origin}: {name}: expected one or more of {', '.join(get_args(Normalise))}, not none at all")
     if name == "normalise" and (unknown := set(value) - set(get_args(Normalise))):
         raise ValueError(f"{origin}: {name}: expected {', '.join(get_args(Normalise))}, not {', '.join(unknown)}")
     return value

@@ -18,8 +18,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
+from qkv.generation.choice import NO_LIKELIEST
 from qkv.generation.likeliest import likeliest
-from qkv.generation.search import BROKEN, Rows, Translator, check, search, settle
+from qkv.generation.search import Rows, Translator, check, search, settle
 from qkv.models import GPT
 
 Penalty = Literal["paper", "power"]
@@ -139,7 +140,7 @@ class Rule:
         by_sentence = (len(sentences), -1, values.shape[1])  # (B, beams, K)
         scores, ids = (x.numpy().reshape(by_sentence) for x in (values.cpu().double(), words.cpu()))
         if np.isnan(scores).any():
-            raise ValueError(BROKEN)
+            raise ValueError(NO_LIKELIEST)
         return [each.advance(*its) for each, *its in zip(sentences, scores, ids, strict=True)]
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from qkv.generation.sample import candidates, draw
 
 BROKEN = -1  # the word of a row that has no likeliest one
+NO_LIKELIEST = "logits: a row has no likeliest word (nan or infinite); the model's weights are broken"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ class Choice:
                 raise ValueError(f"forced: {id} at place {place} is forbidden at the same time")
             if id in ends and place < self.minimum:
                 raise ValueError(f"forced: place {place} ends the text, and minimum asks for {self.minimum} words")
-        if len(set(self.forbidden)) == vocabulary:
+        if len({*self.forbidden, *(ends if self.minimum else ())}) == vocabulary:
             raise ValueError("forbidden: no word is left that may be said")
 
     @property

@@ -7,11 +7,11 @@ depend on its neighbours: it draws by its own chances, and leaves the batch when
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from qkv.generation import recorded
@@ -21,11 +21,13 @@ from qkv.generation.read import padded, read
 from qkv.generation.sample import chances
 from qkv.generation.talk import Beyond, Reason, Steps, Talk, Word
 from qkv.models import GPT, RNN, Transformer
+from qkv.nn.packed import Packed, packing, small_enough
 
 __all__ = ["Beyond", "Reason", "Word", "generate", "stream", "translate", "without_dropout"]
 
 Prompts = Sequence[Sequence[int]] | Int[Tensor, "B T"]
 MOST_ROWS = 65536
+MANY_ROWS, MANY_WORDS = 4, 16  # from which on it pays to pack the weights, on a CPU
 
 
 def generate(model: GPT, prompts: Prompts, **how: Any) -> list[list[int]]:
@@ -45,7 +47,6 @@ def stream(
     seed: int | Sequence[int] | None = None,
     beyond: Beyond = "refuse",
     stop: Callable[[int, list[int]], bool] | None = None,
-    compiled: bool = False,
     **how: Any,
 ) -> Iterator[Word]:
     """Word after word of every row, as they are said; a row's last one has the reason why it ended.
@@ -58,9 +59,6 @@ def stream(
     A text that fills the model's context ends there; a prompt that is longer is refused. `beyond` = "slide" forgets the
     beginning instead, whenever the context is full, and goes on from its last half; "extend" reads on, which learned
     positions cannot. Transformer-XL's memory knows no such end: it reads a long prompt in segments.
-
-    On a GPU the step is recorded once and replayed; `compiled` has it compiled first, which takes long and pays when
-    many texts of one shape are made.
     """
     if not isinstance(model, GPT):
         raise TypeError(f"model: expected a GPT, which goes on from a prompt, not {type(model).__name__}")
@@ -69,6 +67,7 @@ def stream(
     rows = prompts.tolist() if isinstance(prompts, Tensor) else [[int(id) for id in row] for row in prompts]
     if any(not row for row in rows):
         raise ValueError("prompts: expected one id or more in each row; a start or end id can begin a text")
+    check_ids(rows, model.config.vocabulary)
     choice, ends = settle(choice, how), as_ends(end)
     check(model, length, ends, choice)
     check_samples(samples, len(rows))
@@ -84,7 +83,7 @@ def stream(
             talk = Talk(
                 texts=[list(rows[row]) for row in chosen for _ in range(samples)],
                 rows=numbers,
-                chance=chance[numbers].to(device),
+                chance=on(device, chance[numbers]),
                 choice=choice,
                 ends=ends,
                 limit=limit,
@@ -92,7 +91,7 @@ def stream(
                 stop=stop,
                 samples=samples,
             )
-            yield from say(model, model.start, talk, compiled)
+            yield from say(model, model.start, talk)
 
     return talks()
 
@@ -129,7 +128,7 @@ def translate(
     talk = Talk(
         texts=[[start] for _ in range(source.shape[0] * samples)],
         rows=list(range(source.shape[0] * samples)),
-        chance=chance.to(source.device),
+        chance=on(source.device, chance),
         choice=choice,
         ends=(end,),
         limit=limit_of(one, "extend"),
@@ -140,6 +139,10 @@ def translate(
     return collect(say(one, lambda: one.start(source, keep), talk), len(talk.texts))
 
 
+def on(device: torch.device, chance: Float[Tensor, "B L"]) -> Float[Tensor, "B L"]:
+    return chance.to(device, torch.float32 if device.type == "mps" else chance.dtype)  # Apple's GPUs know nothing finer
+
+
 def collect(words: Iterator[Word], rows: int) -> list[list[int]]:
     said: list[list[int]] = [[] for _ in range(rows)]
     for word in words:
@@ -148,11 +151,11 @@ def collect(words: Iterator[Word], rows: int) -> list[list[int]]:
     return said
 
 
-def say(model: Any, start: Callable[[], Any], talk: Talk, compiled: bool = False) -> Iterator[Word]:
+def say(model: Any, start: Callable[[], Any], talk: Talk) -> Iterator[Word]:
     """The words of a talk as they are said: by replaying a recorded step for as long as that is possible."""
     with without_dropout(model):
         if recorded.serves(model, talk):
-            for rows, words in recorded.steps(model, talk, compiled):
+            for rows, words in recorded.steps(model, talk):
                 yield from talk.hear(rows, words)
         for rows, words in steps(model, start, talk):
             yield from talk.hear(rows, words)
@@ -168,8 +171,11 @@ def steps(model: Any, start: Callable[[], Any], talk: Talk) -> Steps:
     running = talk.running
     ids, keep = padded([talk.within_context(row) for row in running[::samples]], device)
     heard = talk.heard(running, model.config.vocabulary, device)
+    many = len(running) >= MANY_ROWS and talk.length >= MANY_WORDS and small_enough(model)
+    matrices: Packed | None = {} if many else None
     for place in range(talk.said, talk.length):
-        logits = read(model, ids, state, keep)  # (B, V)
+        with nullcontext() if matrices is None else packing(matrices):
+            logits = read(model, ids, state, keep)  # (B, V)
         if samples > 1:  # what the prompt says is the same for all samples of it
             same = torch.arange(len(running), device=device) // samples
             state.reorder(same)
@@ -223,6 +229,14 @@ def check(model: Any, length: int, ends: tuple[int, ...], choice: Choice) -> Non
     if length < 1:
         raise ValueError(f"length: expected 1 word or more, not {length}")
     choice.check(model.config.vocabulary, ends)
+
+
+def check_ids(rows: Sequence[Sequence[int]], vocabulary: int) -> None:
+    """On the host, and before anything is read: a GPU that finds a wrong id is of no more use to the program."""
+    for row in rows:
+        if min(row) < 0 or max(row) >= vocabulary:
+            wrong = min(row) if min(row) < 0 else max(row)
+            raise ValueError(f"prompts: expected ids from 0 to {vocabulary - 1}, found {wrong}")
 
 
 def check_samples(samples: int, rows: int) -> None:

@@ -6,7 +6,6 @@ import re
 from typing import NamedTuple
 
 import torch
-from tokenizers import decoders
 
 from qkv.generation.decode import without_dropout
 from qkv.models import BERT
@@ -55,7 +54,7 @@ def masked_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     parts = masks_of(tokenizer).split(text)
     if len(parts) == 1:
         raise ValueError("text: there is no mask in it to fill; write [mask] where a word is missing")
-    if isinstance(tokenizer.inner.decoder, decoders.ByteLevel | decoders.Metaspace):
+    if tokenizer.decoders & {"ByteLevel", "Metaspace"}:
         # The space before a word is a part of the word, and so of the one that is hidden.
         parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
     ids: list[int] = []

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from qkv.generation.choice import choose, processed
+from qkv.generation.choice import choose, on_device, processed
 from qkv.generation.read import padded, read
 from qkv.generation.talk import Steps, Talk
 from qkv.models import GPT
@@ -22,8 +22,8 @@ from qkv.nn.tap import Taps
 
 recordings: WeakKeyDictionary[nn.Module, tuple[Asked, Recording]] = WeakKeyDictionary()
 """Of each model the last one: it holds the memory of its cache."""
-COMPILER: dict[str, Any] = {"coordinate_descent_tuning": True}
 AHEAD = 3  # steps that the GPU may be ahead of the host
+NO_END = 4096  # places for a text whose context has no end: all of them are there from the beginning
 WORTH = 32  # words that are worth recording a step
 TILE = 64  # capacities are multiples of it, so that texts of nearly one length share a recording
 
@@ -37,19 +37,20 @@ def serves(model: Any, talk: Talk) -> bool:
     config = model.config
     if config.memory or config.sparsity() is not None or config.position in ("alibi", "relative"):
         return False
-    return words_that_fit(talk) > talk.choice.settled + WORTH
+    return words_that_fit(model, talk) > talk.choice.settled + WORTH
 
 
-def words_that_fit(talk: Talk) -> int:
-    """How many words can be said before the context of the longest text is full."""
-    return talk.length if talk.limit is None else min(talk.length, talk.limit - max(talk.prompts) + 1)
+def words_that_fit(model: GPT, talk: Talk) -> int:
+    """How many words can be said before the longest text fills the context, or where it has no end, a large room."""
+    room = max(model.config.context, NO_END) if talk.limit is None else talk.limit
+    return min(talk.length, room - max(talk.prompts) + 1)
 
 
-def steps(model: GPT, talk: Talk, compiled: bool) -> Steps:
+def steps(model: GPT, talk: Talk) -> Steps:
     """As `decode.steps`, for as many words as fit; rows that have ended go on, and nobody listens to them."""
-    count = words_that_fit(talk)
+    count = words_that_fit(model, talk)
     ids, keep = padded(talk.texts[:: talk.samples], next(model.parameters()).device)
-    asked = what_is_asked(model, talk, ids.shape[1] + count - 1, compiled)
+    asked = what_is_asked(model, talk, ids.shape[1] + count - 1)
     found, recording = recordings.pop(model, (None, None))  # it serves one talk at a time
     if recording is None or found != asked:
         del recording
@@ -66,19 +67,18 @@ class Asked(NamedTuple):
     rows: int
     capacity: int
     length: int
-    compiled: bool
     ends: tuple[int, ...]
     choice: str
     weights: tuple[Any, ...]
 
 
-def what_is_asked(model: GPT, talk: Talk, places: int, compiled: bool) -> Asked:
+def what_is_asked(model: GPT, talk: Talk, places: int) -> Asked:
     """A recording knows its weights by where they lie."""
     capacity, length = (-(-count // TILE) * TILE for count in (places, talk.length))
     if model.config.position == "learned":
         capacity = min(capacity, model.config.context)
     weights = tuple((each.data_ptr(), each.dtype) for each in model.parameters())
-    return Asked(len(talk.texts), capacity, length, compiled, talk.ends, repr(talk.choice), weights)
+    return Asked(len(talk.texts), capacity, length, talk.ends, repr(talk.choice), weights)
 
 
 class Recording:
@@ -96,7 +96,7 @@ class Recording:
         self.heard = talk.heard(range(rows), config.vocabulary, weight.device)
         keep = torch.ones(rows, asked.capacity, dtype=torch.bool, device=weight.device)
         self.cache = FixedCache(self.empty(asked.capacity, rows), keep, torch.zeros_like(self.words).unsqueeze(1))
-        self.pass_through = torch.compile(read, dynamic=False, options=COMPILER) if asked.compiled else read
+        self.never = on_device(talk.choice.forbidden, weight.device)  # a recording knows it only by where it lies
         self.record(model)
 
     def record(self, model: GPT) -> None:
@@ -105,7 +105,7 @@ class Recording:
 
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # compiled and tuned before it is recorded
+        with torch.cuda.stream(aside):  # kernels are compiled before they are recorded
             for _ in range(2):
                 step()
         torch.cuda.current_stream().wait_stream(aside)
@@ -165,7 +165,7 @@ class Recording:
         return logits[same]
 
     def read(self, model: GPT) -> Float[Tensor, "B V"]:
-        logits = self.pass_through(model, self.words.clamp(min=0).unsqueeze(1), self.cache)
+        logits = read(model, self.words.clamp(min=0).unsqueeze(1), self.cache)
         self.cache.advance()
         return logits
 

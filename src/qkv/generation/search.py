@@ -11,20 +11,20 @@ from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from qkv.data.paired import pad
 from qkv.generation.decode import limit_of, within, without_dropout
 from qkv.generation.ensemble import Ensemble
 from qkv.generation.read import read
 from qkv.models import GPT, RNN, Transformer
-from qkv.nn.packed import packing
+from qkv.nn.packed import packing, small_enough
 
 Translator = Transformer | RNN | Sequence[Transformer | RNN]
 Rows = Int[Tensor, "B S"] | Sequence[Sequence[int]]
 MOST_BEAMS = 1024
 MANY = 4  # sentences for which it pays to pack the weights
-BROKEN = "logits: a row has no likeliest word (nan or infinite); the model's weights are broken"
 
 S = TypeVar("S")
 Advance = Callable[[Float[Tensor, "R V"], list[S], int], list[list[tuple[int, int]]]]
@@ -74,17 +74,23 @@ def check(
         raise ValueError("forbidden: no word is left that may be said")
 
 
-def batches(rows: Sequence[Sequence[int]], size: int, equal: bool) -> list[list[int]]:
-    """Rows that are read together, the longest first: of nearly one length, or of exactly one."""
+def batches(rows: Sequence[Sequence[int]], size: int, similar: int | None = None) -> list[list[int]]:
+    """Rows that are read together, by their places, the longest first: at most `size` of nearly one length. With
+    `similar`, all their lengths lie in the same multiple of it; with 1 they are equal."""
     if size < 1:
         raise ValueError(f"batch: expected 1 sentence or more, not {size}")
+    kinds = [0 if similar is None else rounded(len(row), similar) for row in rows]
     made: list[list[int]] = []
     for at in sorted(range(len(rows)), key=lambda at: -len(rows[at])):
-        full = not made or len(made[-1]) == size
-        if full or (equal and len(rows[made[-1][0]]) != len(rows[at])):
+        if not made or len(made[-1]) == size or kinds[made[-1][0]] != kinds[at]:
             made.append([])
         made[-1].append(at)
     return made
+
+
+def rounded(length: int, multiple: int) -> int:
+    """Up to a multiple."""
+    return -(-length // multiple) * multiple
 
 
 @torch.inference_mode()
@@ -102,13 +108,14 @@ def search(
     if isinstance(model, GPT) and limit is not None:
         rows = [within(row, limit, length, "refuse") for row in rows]
     device = next(model.parameters()).device
-    with without_dropout(model), packing() if len(rows) >= MANY else nullcontext():
-        for numbers in batches(rows, batch, equal=isinstance(model, GPT)):
+    with without_dropout(model), packing() if len(rows) >= MANY and small_enough(model) else nullcontext():
+        for numbers in batches(rows, batch, similar=1 if isinstance(model, GPT) else None):
             if isinstance(model, GPT):
                 state, ids = model.start(), torch.tensor([rows[number] for number in numbers], device=device)
             else:
                 assert start is not None
-                source, keep = padded_after([rows[number] for number in numbers], device)
+                source, keep = pad([rows[number] for number in numbers], 0)
+                source, keep = source.to(device), None if keep is None else keep.to(device)
                 state, ids = model.start(source, keep), source.new_full((len(numbers), 1), start)
             fits = length if limit is None else min(length, limit - ids.shape[1] + 1)
             walk(model, ids, state, [begin(number, fits) for number in numbers], fits, advance)
@@ -126,15 +133,3 @@ def walk(model: Any, ids: Int[Tensor, "B T"], state: Any, sentences: list[S], le
         if rows != list(range(ids.shape[0])):
             state.reorder(torch.tensor(rows, device=ids.device))
         ids = torch.tensor([[word] for chosen in going for _, word in chosen], device=ids.device)  # (R, 1)
-
-
-def padded_after(
-    rows: Sequence[Sequence[int]], device: torch.device
-) -> tuple[Int[Tensor, "B S"], Bool[Tensor, "B S"] | None]:
-    """Sources of different lengths in one tensor, with padding after the shorter ones; and where their words are."""
-    longest = max(len(row) for row in rows)
-    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
-    if all(len(row) == longest for row in rows):
-        return ids, None
-    lengths = torch.tensor([[len(row)] for row in rows], device=device)  # (B, 1)
-    return ids, torch.arange(longest, device=device) < lengths

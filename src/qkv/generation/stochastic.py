@@ -16,9 +16,10 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from qkv.generation.beam import Hypothesis
+from qkv.generation.choice import NO_LIKELIEST
 from qkv.generation.likeliest import log_probabilities
 from qkv.generation.sample import as_seeds
-from qkv.generation.search import BROKEN, Rows, Translator, check, search, settle
+from qkv.generation.search import Rows, Translator, check, search, settle
 from qkv.models import GPT
 
 
@@ -59,7 +60,7 @@ def stochastic_beam_search(
         logits[:, never] = -math.inf  # what is left shares the probability: this is a draw, not a ranking
         scores = log_probabilities(logits)  # (R, V)
         if bool(scores.isnan().any()):
-            raise ValueError(BROKEN)
+            raise ValueError(NO_LIKELIEST)
         by_draw = scores.numpy().reshape(len(draws), -1, scores.shape[1])
         return [draw.advance(its) for draw, its in zip(draws, by_draw, strict=True)]
 

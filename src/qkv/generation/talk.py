@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qkv.generation.choice import BROKEN, Choice, Heard
+from qkv.generation.choice import BROKEN, NO_LIKELIEST, Choice, Heard
 from qkv.generation.read import padded
 
 Reason = Literal["end", "stop", "length", "context"]
@@ -85,9 +85,7 @@ class Talk:
             if row in self.ended:
                 continue
             if word == BROKEN:
-                raise ValueError(
-                    "logits: a row has no likeliest word (nan or infinite); the model's weights are broken"
-                )
+                raise ValueError(NO_LIKELIEST)
             reason = self.reason(row, word)
             if reason is not None:
                 self.ended[row] = reason

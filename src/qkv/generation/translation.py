@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from qkv.generation.beam import beam_search
+from qkv.generation.search import batches, rounded
 from qkv.models import RNN, Transformer
 from qkv.text.tokenizer import Tokenizer
 
 SIMILAR = 16
 """Sources whose lengths lie in the same multiple of so many tokens may be translated together."""
 AT_ONCE = 64
+"""Sources that one search gets; it reads fewer of them together, but need not begin as often."""
 
 
 class Translation(NamedTuple):
@@ -30,7 +31,7 @@ def translate_texts(
     length: int | None = None,
     **how: Any,
 ) -> Iterator[tuple[int, list[Translation]]]:
-    """The place of each text and its translations, the best first; the shortest texts come first.
+    """The place of each text and its translations, the best first; the longest texts come first.
 
     Several models translate together. A translation has at most `length` tokens: unless given, twice as many as its
     source and a few more, rounded, so that it does not depend on what is translated beside it. An empty text has an
@@ -39,22 +40,18 @@ def translate_texts(
     if tokenizer.start is None or tokenizer.end is None:
         raise ValueError("tokenizer: a translator needs a start and an end token, and this one lacks them")
     sources = source_ids(models, tokenizer, texts)
-    places = sorted(range(len(sources)), key=lambda place: len(sources[place]))
     # A start that is no word, such as Marian's padding, is never said.
     never = tuple({tokenizer.start} - {tokenizer.end})
     how = {"start": tokenizer.start, "end": tokenizer.end, "forbidden": never, **how}
 
     def translations() -> Iterator[tuple[int, list[Translation]]]:
-        for size, similar in groupby(places, key=lambda place: -(-len(sources[place]) // SIMILAR) * SIMILAR):
-            waiting = list(similar)
-            while chosen := waiting[:AT_ONCE]:
-                waiting = waiting[AT_ONCE:]
-                longest = room_for(models, 2 * size + SIMILAR) if length is None else length
-                rows = [sources[place] for place in chosen]
-                found = beam_search(models, rows, length=longest, **how) if size else [[] for _ in rows]
-                for place, hypotheses in zip(chosen, found, strict=True):
-                    said = [Translation(in_one_line(tokenizer.decode(ids)), score, ids) for ids, score, _ in hypotheses]
-                    yield place, said or [Translation("", 0.0, [])]
+        for chosen in batches(sources, AT_ONCE, similar=SIMILAR):
+            size, rows = rounded(len(sources[chosen[0]]), SIMILAR), [sources[place] for place in chosen]
+            longest = room_for(models, 2 * size + SIMILAR) if length is None else length
+            found = beam_search(models, rows, length=longest, **how) if size else [[] for _ in rows]
+            for place, hypotheses in zip(chosen, found, strict=True):
+                said = [Translation(in_one_line(tokenizer.decode(ids)), score, ids) for ids, score, _ in hypotheses]
+                yield place, said or [Translation("", 0.0, [])]
 
     return translations()
 

@@ -14,6 +14,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from qkv import disk
 from qkv.insight.curves import COLOURS, INK, PALE, ROUND, STYLE
 
 ENDINGS = (".png", ".svg", ".pdf")
@@ -24,17 +25,20 @@ FEW = 6  # dots in a panel that have room for their numbers
 
 def plot(found: Mapping[str, Any], out: Path) -> Path:
     """Draw what `qkv evaluate --out` writes: a panel for each score, a dot with its interval for each model."""
-    check_place(out)
+    check_ending(out)
     with matplotlib.rc_context(STYLE):
         figure = draw(found["results"])
         picture = BytesIO()
         figure.savefig(picture, format=out.suffix[1:].lower(), dpi=160)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(picture.getvalue())
+    content = picture.getvalue()
+    with disk.staging(out.parent, len(content), out.name) as made:
+        (made / out.name).write_bytes(content)
+        disk.flush(made / out.name)
+        disk.move(made / out.name, out)
     return out
 
 
-def check_place(out: Path) -> None:
+def check_ending(out: Path) -> None:
     if out.suffix.lower() not in ENDINGS:
         raise ValueError(f"plot: expected the name of a .png, .svg or .pdf file, not {out}")
 
@@ -76,7 +80,8 @@ def panel(
         shift = 0.5 * ((number + 0.5) / len(models) - 0.5)
         own = sorted(((r, s) for r, s in scored if r["model"] == model), key=lambda pair: pair[0]["shots"])
         x = [shots.index(result["shots"]) + shift for result, _ in own]
-        y, low, high = ([scale * score[each] for _, score in own] for each in ("value", "low", "high"))
+        y = [scale * score["value"] for _, score in own]
+        low, high = ([scale * end(score, each) for _, score in own] for each in ("low", "high"))
         look = looks[model]
         for at, bottom, top in zip(x, low, high, strict=True):
             axes.plot([at, at], [bottom, top], color=look["color"], linewidth=1.8, alpha=0.75, solid_capstyle="round")
@@ -99,12 +104,17 @@ def panel(
     axes.set_xlabel("examples before the question" if len(shots) > 1 else one)
     axes.grid(axis="x", visible=False)
     axes.margins(y=0.12)
-    lows, highs = ([score[each] for _, score in scored] for each in ("low", "high"))
+    lows, highs = ([end(score, each) for _, score in scored] for each in ("low", "high"))
     if scale == 1 and min(lows) > 0 and max(highs) > 100 * min(lows):
         axes.set_yscale("log")  # one of them is off by far; the others would lie flat
     else:
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=ROUND))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def end(score: Mapping[str, Any], name: str) -> float:
+    """Of the interval; without one it is the dot alone."""
+    return float(score["value"] if score[name] is None else score[name])
 
 
 def said(value: float) -> str:

@@ -45,31 +45,30 @@ class Int8Matrix(nn.Module):
         if not x.is_cpu or x.dtype != torch.float32:
             raise ValueError(f"model: int8 weights multiply float32 numbers on a CPU, not {x.dtype} on {x.device}")
         first, last, _ = (rows or slice(None)).indices(self.shape[0])
-        groups = slice(first // self.piece, -(-last // self.piece))  # those that hold the rows asked for
+        groups = range(first // self.piece, -(-last // self.piece))  # those that hold the rows asked for
         flat = x.reshape(-1, self.shape[1])  # (M, E)
         few = 0 < len(flat) <= FEW_ROWS and not (torch.is_grad_enabled() and x.requires_grad)
         product = self.summed(flat, groups) if few else self.multiplied(flat, groups)  # (M, G * P)
-        before = groups.start * self.piece
-        product = product[:, first - before : last - before].unflatten(0, x.shape[:-1])  # (*n, R)
-        size = self.size[first:last]
-        return product * size if bias is None else torch.addcmul(bias, product, size)
+        size = self.size
+        if rows is not None or product.shape[1] > len(size):
+            before = groups.start * self.piece
+            product, size = product[:, first - before : last - before], size[first:last]  # (M, R), (R,)
+        product = product * size if bias is None else torch.addcmul(bias, product, size)
+        return product.view(*x.shape[:-1], last - first)
 
-    def summed(self, x: Float[Tensor, "M E"], groups: slice) -> Float[Tensor, "M GP"]:
+    def summed(self, x: Float[Tensor, "M E"], groups: range) -> Float[Tensor, "M GP"]:
         """Pieces times their numbers of x, summed as they are read."""
-        (M, E), G = x.shape, groups.stop - groups.start
-        places, begins = bags(groups.start, groups.stop, M, E)
+        (M, E), G = x.shape, len(groups)
+        places, begins = bags(groups, M, E)
+        weights = x.expand(G, M, E).flatten()
         sums = torch.ops.quantized.embedding_bag_byte_rowwise_offsets(
-            self.packed,
-            places,
-            begins,
-            per_sample_weights=x.expand(G, M, E).flatten(),
-            include_last_offset=True,
+            self.packed, places, begins, per_sample_weights=weights, include_last_offset=True
         )  # (G * M, P)
-        return sums.view(G, M, self.piece).transpose(0, 1).flatten(1)
+        return sums.view(1, -1) if M == 1 else sums.view(G, M, self.piece).transpose(0, 1).flatten(1)
 
-    def multiplied(self, x: Float[Tensor, "M E"], groups: slice) -> Float[Tensor, "M GP"]:
+    def multiplied(self, x: Float[Tensor, "M E"], groups: range) -> Float[Tensor, "M GP"]:
         """Group by group: the float32 numbers of one are few enough to stay in the processor's cache."""
-        return torch.cat([x @ numbers(pieces) for pieces in self.by_group[groups]], dim=1)
+        return torch.cat([x @ numbers(pieces) for pieces in self.by_group[groups.start : groups.stop]], dim=1)
 
     @property
     def by_group(self) -> UInt8[Tensor, "G E Z"]:
@@ -118,7 +117,8 @@ def numbers(pieces: UInt8[Tensor, "E Z"]) -> Float[Tensor, "E P"]:
 
 
 @lru_cache(maxsize=64)
-def bags(first: int, last: int, M: int, E: int) -> tuple[Int32[Tensor, "GME"], Int32[Tensor, "B"]]:
+def bags(groups: range, M: int, E: int) -> tuple[Int32[Tensor, "GME"], Int32[Tensor, "B"]]:
     """Which pieces are summed for each group and each of M rows, and where each sum begins. The same every step."""
-    places = torch.arange(first * E, last * E, dtype=torch.int32).view(-1, 1, E).expand(-1, M, -1).flatten()
+    pieces = torch.arange(groups.start * E, groups.stop * E, dtype=torch.int32)  # (G * E,)
+    places = pieces.view(-1, 1, E).expand(-1, M, -1).flatten()
     return places, torch.arange(0, len(places) + 1, E, dtype=torch.int32)

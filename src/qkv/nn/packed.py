@@ -1,4 +1,4 @@
-"""Matrices in the order in which a CPU's kernel reads them: worth the copy when one search uses them many times."""
+"""Matrices in the order in which a CPU's kernel reads them: worth the copy when one task uses them many times."""
 
 from __future__ import annotations
 
@@ -7,20 +7,27 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-Key = tuple[int, int, int]
-packed: ContextVar[dict[Key, Tensor] | None] = ContextVar("packed", default=None)
+Key = tuple[int, ...]
+Packed = dict[Key, tuple[Tensor, Tensor]]
+"""What was packed, and of which matrix: that one stays, so that no other can lie in its place."""
+packed: ContextVar[Packed | None] = ContextVar("packed", default=None)
+LARGEST = 2**30  # bytes of a model of which there may be a second copy
 
 
 @contextmanager
-def packing() -> Iterator[None]:
-    """While the context is open, and no weight changes, every matrix is packed once and kept."""
-    before = packed.set({})
+def packing(into: Packed | None = None) -> Iterator[None]:
+    """While the context is open every matrix is packed once and kept, `into` what is given or for so long."""
+    before = packed.set({} if into is None else into)
     try:
         yield
     finally:
         packed.reset(before)
+
+
+def small_enough(model: nn.Module) -> bool:
+    return sum(each.nbytes for each in model.parameters()) <= LARGEST
 
 
 def as_packed(weight: Tensor) -> Tensor:
@@ -28,7 +35,8 @@ def as_packed(weight: Tensor) -> Tensor:
     kept = packed.get()
     if kept is None:
         return weight
-    key = (weight.data_ptr(), *weight.shape)
+    changes = 0 if weight.is_inference() else weight._version  # a weight that was trained since is another
+    key = (weight.data_ptr(), *weight.shape, changes)
     if key not in kept:
-        kept[key] = torch.ops.mkldnn._reorder_linear_weight(weight, None)
-    return kept[key]
+        kept[key] = (weight, torch.ops.mkldnn._reorder_linear_weight(weight, None))
+    return kept[key][1]

@@ -1,6 +1,7 @@
 """A chat as ids: the template that came with the tokenizer writes the messages down, special tokens included.
 
-What a person says is only ever text. A message that spells <|im_end|> does not end its turn.
+What a person says is only ever text. A message that spells <|im_end|> does not end its turn, whether the tokenizer
+calls that token special or not. (A role is the program's word: it may complete a token that the template begins.)
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, NoReturn, TypedDict
 from qkv.text.tokenizer import Tokenizer
 
 MARKS = [chr(number) for number in range(0xFDD0, 0xFDF0)]  # Unicode promises that these are no characters
+ANSWER = MARKS[0] + "answer" + MARKS[0]  # what no template says by itself
 
 
 class Message(TypedDict):
@@ -25,42 +27,74 @@ class Message(TypedDict):
 
 def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message], *, reply: bool = True) -> list[int]:
     """The ids of a chat, up to where the assistant begins to speak; without `reply`, up to the last message's end."""
-    spelled = spellings(tokenizer)
-    said = "".join(f"{message['role']}{message['content']}" for message in messages)
-    mark = next((mark for mark in MARKS if mark not in said), None)
-    if mark is None:
+    said = "".join(f"{message['role']}{message['content']}" for message in messages) + str(tokenizer.chat_template)
+    free = [mark for mark in MARKS if mark not in said]
+    if len(free) < 2:
         raise ValueError("messages: they have every sign in them that Unicode says is none")
+    before, after = free[:2]
+    pattern = pattern_of(tokenizer)
 
-    def broken(text: str) -> str:
-        """Special tokens that a person spelled, with a mark inside, which the text loses again when it is encoded."""
-        return pattern.sub(lambda found: found[0][:1] + mark + found[0][1:], text)
+    def marked(text: str) -> str:
+        """With marks around each marker that is spelled in a message. They stand around it, not inside, so that a
+        template that looks for one, such as the end of a thought, finds it."""
+        return pattern.sub(lambda found: before + found[0] + after, text)
 
-    pattern = re.compile("|".join(map(re.escape, sorted(spelled, key=len, reverse=True))) or "(?!)")
-    safe = [Message(role=broken(message["role"]), content=broken(message["content"])) for message in messages]
-    ids: list[int] = []
+    def text(part: str, first: bool) -> list[int]:
+        return encode_part(tokenizer, part.replace(before, "").replace(after, ""), first)
+
+    safe = [
+        Message(role=marked(message["role"]), content=apart(tokenizer, marked(message["content"]), after))
+        for message in messages
+    ]
     rendered = render(tokenizer, safe, reply=reply)
+    ids: list[int] = []
     place = 0
-    for found in pattern.finditer(rendered):
-        ids += encode_part(tokenizer, rendered[place : found.start()].replace(mark, ""), first=place == 0)
-        ids.append(spelled[found[0]])
-        place = found.end()
-    return ids + encode_part(tokenizer, rendered[place:].replace(mark, ""), first=place == 0)
+    for found in re.finditer(f"{before}(?:{pattern.pattern}){after}|({pattern.pattern})", rendered):
+        if found[1]:  # the template's own
+            ids += [*text(rendered[place : found.start()], place == 0), marker_id(tokenizer, found[1])]
+            place = found.end()
+    return ids + text(rendered[place:], place == 0)
+
+
+def apart(tokenizer: Tokenizer, content: str, mark: str) -> str:
+    """With a mark where the template's text beside it could make a marker of it, as < before |im_end|> would."""
+    said = content.strip()  # templates may strip it, too
+    parts = [(each[:cut], each[cut:]) for each in tokenizer.markers for cut in range(1, len(each))]
+    begin = mark if any(said.startswith(right) or right.startswith(said) for _, right in parts) else ""
+    end = mark if any(said.endswith(left) or left.endswith(said) for left, _ in parts) else ""
+    return content.replace(said, begin + said + end, 1) if said else content
+
+
+def pattern_of(tokenizer: Tokenizer) -> re.Pattern[str]:
+    """Finds markers, the longest where several begin; some take the spaces beside them along."""
+    spelled = sorted(tokenizer.markers.items(), key=lambda item: -len(item[0]))
+    space = r"\s*"
+    each = [space * token.lstrip + re.escape(text) + space * token.rstrip for text, (_, token) in spelled]
+    return re.compile("|".join(each) or "(?!)")
+
+
+def marker_id(tokenizer: Tokenizer, found: str) -> int:
+    """Of what the pattern found, which may have spaces beside it."""
+    stripped = {text.strip(): id for text, (id, _) in tokenizer.markers.items()}
+    return tokenizer.markers[found][0] if found in tokenizer.markers else stripped[found.strip()]
 
 
 def encode_part(tokenizer: Tokenizer, text: str, first: bool) -> list[int]:
     """A text between two special tokens. Where a mark stands before a whole text alone, this one must do without."""
+    encode = tokenizer.encode_as_text
     if first or not text or getattr(tokenizer.inner.pre_tokenizer, "prepend_scheme", None) != "first":
-        return tokenizer.encode(text)
-    line, both = tokenizer.encode("\n"), tokenizer.encode("\n" + text)
-    return both[len(line) :] if both[: len(line)] == line else tokenizer.encode(text)
+        return encode(text)
+    line, both = encode("\n"), encode("\n" + text)
+    return both[len(line) :] if both[: len(line)] == line else encode(text)
 
 
 def ends_of_turn(tokenizer: Tokenizer) -> list[int]:
-    """The ids that end what the assistant says: the one that the template writes there, and the end of texts."""
-    turn = [Message(role="user", content="a"), Message(role="assistant", content="b")]
-    written = encode_chat(tokenizer, turn, reply=False)
-    spoken = encode_chat(tokenizer, turn[:1], reply=True)
-    after = [id for id in written[len(spoken) :] if id in tokenizer.special][:1]
+    """The ids that end what the assistant says: the first marker that the template writes after an answer, if there is
+    one, and the end of texts."""
+    turn = [Message(role="user", content="a"), Message(role="assistant", content=ANSWER)]
+    _, answer, rest = render(tokenizer, turn, reply=False).rpartition(ANSWER)
+    found = pattern_of(tokenizer).search(rest) if answer else None
+    after = [] if found is None else [marker_id(tokenizer, found[0])]
     return list(dict.fromkeys([*after, *([] if tokenizer.end is None else [tokenizer.end])]))
 
 
@@ -70,23 +104,22 @@ def render(tokenizer: Tokenizer, messages: Sequence[Message], *, reply: bool = T
         raise ValueError(
             "chat_template: this tokenizer has none, so its model was not taught to chat; use qkv generate"
         )
-    from jinja2.exceptions import TemplateError
-
+    template = compiled(tokenizer.chat_template)
     names = {field: token for field, token in tokenizer.config.items() if field.endswith("_token")}
     try:
-        return compiled(tokenizer.chat_template).render(messages=messages, add_generation_prompt=reply, **names)
-    except (TemplateError, TypeError, AttributeError) as error:
-        raise ValueError(f"chat_template: it does not take these messages ({error})") from error
+        return template.render(messages=messages, add_generation_prompt=reply, **names)
+    except Exception as error:  # a template is a program of someone else's, and may raise anything
+        raise ValueError(f"chat_template: it does not take these messages ({in_a_line(error)})") from error
 
 
-def spellings(tokenizer: Tokenizer) -> dict[str, int]:
-    return {tokenizer.token(id): id for id in tokenizer.special}
+def in_a_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 @lru_cache(maxsize=8)
 def compiled(template: str) -> Any:
     """With the names that `transformers` gives templates, in a sandbox: a template comes from someone else's file."""
-    from jinja2.exceptions import TemplateError, TemplateSyntaxError
+    from jinja2.exceptions import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     def refuse(message: str) -> NoReturn:
@@ -103,5 +136,5 @@ def compiled(template: str) -> Any:
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     try:
         return environment.from_string(template)
-    except TemplateSyntaxError as error:
-        raise ValueError(f"chat_template: not a template of jinja ({error})") from error
+    except Exception as error:  # also one that is nested too deeply
+        raise ValueError(f"chat_template: not a template of jinja ({in_a_line(error)})") from error

@@ -135,7 +135,8 @@ def config_of(found: dict[str, Any], tokens: list[str], file: Path) -> dict[str,
         if not isinstance(id, int) or not 0 <= id < len(tokens):
             raise ValueError(f"{file}: {field}: expected an id from 0 to {len(tokens) - 1}, not {id!r}")
         config[name] = tokens[id]
-    starts = found.get("tokenizer.ggml.add_bos_token", found["tokenizer.ggml.model"] == "llama" or None)
+    usual = found["tokenizer.ggml.model"] == "llama" or found.get("tokenizer.ggml.pre") in AS_LLAMA3  # as in llama.cpp
+    starts = found.get("tokenizer.ggml.add_bos_token", usual or None)
     if isinstance(starts, bool):
         config["add_bos_token"] = starts
     if isinstance(found.get("tokenizer.chat_template"), str):

@@ -1,6 +1,7 @@
 """Ids one by one become text piece by piece: each piece is whole characters, and none is taken back.
 
-All pieces together are `tokenizer.decode` of all ids, and an id costs the same wherever it stands.
+All pieces together are `tokenizer.decode` of all ids, as long as how a word is joined depends on the word before it
+alone; and an id costs the same wherever it stands.
 """
 
 from __future__ import annotations
@@ -8,8 +9,6 @@ from __future__ import annotations
 import codecs
 import re
 from functools import lru_cache
-
-from tokenizers import decoders
 
 from qkv.text.tokenizer import Tokenizer
 
@@ -22,26 +21,29 @@ class Stream:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.silent = tokenizer.special - {tokenizer.unknown}
-        decoder = tokenizer.inner.decoder
-        self.bytes = isinstance(decoder, decoders.ByteLevel)
+        self.byte_level = "ByteLevel" in tokenizer.decoders
+        self.bytes_alone = tokenizer.decoders <= {"Sequence", "ByteLevel"} and self.byte_level
+        """There is nothing to do after the bytes have become characters."""
         self.characters = codecs.getincrementaldecoder("utf-8")("replace")
-        self.bytes_as_words = decoder is not None and b"ByteFallback" in decoder.__getstate__()
+        self.bytes_as_words = "ByteFallback" in tokenizer.decoders
         self.before: list[int] = []
         """The last id whose text is out: how a word is joined to the one before it depends on that one alone."""
         self.waiting: list[int] = []
-        """A run of words that stand for bytes; what it means is known when it is over."""
+        """Words whose characters are not whole: part of one, or a run of words that stand for bytes, until it ends."""
 
     def add(self, id: int) -> str:
         token = self.tokenizer.inner.id_to_token(id)
         if id in self.silent or token is None:
             return ""
-        if self.bytes:
-            return self.characters.decode(bytes_of(token))
+        characters = self.characters.decode(bytes_of(token)) if self.byte_level else ""
+        if self.bytes_alone:
+            return characters
         self.waiting.append(id)
-        return "" if self.bytes_as_words and A_BYTE.fullmatch(token) else self.settle()
+        half = bool(self.characters.getstate()[0]) or (self.bytes_as_words and A_BYTE.fullmatch(token))
+        return "" if half else self.settle()
 
     def close(self) -> str:
-        return self.characters.decode(b"", final=True) if self.bytes else self.settle()
+        return self.characters.decode(b"", final=True) if self.bytes_alone else self.settle()
 
     def settle(self) -> str:
         if not self.waiting:

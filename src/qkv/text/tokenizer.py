@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -14,6 +15,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 import tokenizers
 from jaxtyping import Bool
+from tokenizers import AddedToken
 
 from qkv import disk
 from qkv.text.read import CONFIG, WHOLE, read_files
@@ -23,7 +25,10 @@ from qkv.text.special import FIELDS, ROLES, find_chat_template, find_roles, spec
 class Tokenizer:
     """`encode` and `decode` between text and ids; `padding`, `start`, `end` ... are the ids of special tokens, if any.
 
-    A text is only ever text: one that spells "[end]" gets the ids of those signs, never the special token.
+    No special token is looked for in a text: one that spells "[end]" gets the ids of those signs. Three things are not
+    promised. Tokens that were added without being special are found, as their makers want it; and a special token that
+    is a single sign, or that a vocabulary of words or unigrams has as a word, may be found as such. `encode_as_text`
+    promises more, for what a person says to a model of chats.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer, config: Mapping[str, Any] | None = None) -> None:
@@ -78,6 +83,47 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, all cores at work; no special tokens are added."""
         return [found.ids for found in self.inner.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def encode_as_text(self, text: str) -> list[int]:
+        """The ids of a text without any marker, special or not. A marker that the vocabulary has as a word is cut into
+        its signs; a single sign that is a marker becomes the unknown token, or is left out where there is none."""
+        found = self.without_markers.encode(text, add_special_tokens=False)
+        never = {id for id, _ in self.markers.values()} - {self.unknown}
+        if never.isdisjoint(found.ids):
+            return list(found.ids)
+        ids: list[int] = []
+        for id, (begin, end) in zip(found.ids, found.offsets, strict=True):
+            if id not in never:
+                ids.append(id)
+            elif end - begin > 1:
+                ids += [each for sign in text[begin:end] for each in self.encode_as_text(sign)]
+            elif self.unknown is not None:
+                ids.append(self.unknown)
+        return ids
+
+    @cached_property
+    def markers(self) -> dict[str, tuple[int, AddedToken]]:
+        """Added tokens that may mark something, by their spelling: all but runs of spaces that are not special."""
+        added = self.inner.get_added_tokens_decoder().items()
+        return {each.content: (id, each) for id, each in added if each.special or each.content.strip(" \t\n\r▁")}
+
+    @cached_property
+    def without_markers(self) -> tokenizers.Tokenizer:
+        """The same rules, but for the library every marker is special, which it then does not look for."""
+        if all(token.special for _, token in self.markers.values()):
+            return self.inner
+        values = json.loads(self.inner.to_str())
+        for added in values["added_tokens"]:
+            added["special"] = added["content"] in self.markers
+        inner = tokenizers.Tokenizer.from_str(json.dumps(values))
+        inner.encode_special_tokens = True
+        return inner
+
+    @cached_property
+    def decoders(self) -> frozenset[str]:
+        """The kinds of the decoder, by the library's names; in a sequence there are several."""
+        state = b"" if self.inner.decoder is None else self.inner.decoder.__getstate__()
+        return frozenset(re.findall(r'"type":\s*"(\w+)"', state.decode()))
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """The text of ids. Special tokens are left out, but not the one of unknown words: something was said there."""
