@@ -83,6 +83,7 @@ def test_unknown_words_are_named(qkv: Qkv, models: Path) -> None:
         (["one"], "cats\n" + "cats " * 50, "line 2: 51 tokens are more than the model's context of 40"),
         (["gpt"], "cats", "a GPT goes on from a text: use qkv generate, or qkv chat"),
         (["bert"], "cats", "a BERT guesses masked words: use qkv fill"),
+        (["one", "--text", " "], "", "text: there is nothing to translate"),
         (["one", "--text", "a", "--data", "b"], "", "text: files are given, too; leave one of them out"),
     ],
 )
@@ -93,3 +94,13 @@ def test_bad_input(qkv: Qkv, models: Path, words: list[str], typed: str, message
     assert message in printed.error
     assert printed.out == ""
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_is_never_written_over_itself(qkv: Qkv, models: Path, tmp_path: Path) -> None:
+    source = tmp_path / "input.en"
+    source.write_text("cats\n")
+    printed = qkv("translate", models / "one", "--data", source, "--out", source)
+    assert (printed.code, source.read_text()) == (1, "cats\n")
+    assert "is what is to be translated; choose another name" in printed.error
+    printed = qkv("translate", models / "one", "--data", source, "--out", tmp_path)
+    assert "out: expected the name of a file" in printed.error

@@ -116,7 +116,7 @@ def test_faults_are_one_sentence(tokenizer: Tokenizer) -> None:
     assert window_and_stride(model, None, None) == (48, 24)
     with pytest.raises(ValueError, match=r"^window: expected 1 to 48, the model's context, not 49$"):
         window_and_stride(model, 49, None)
-    with pytest.raises(ValueError, match=r"^stride: expected 1 to 20, the window, not 0$"):
+    with pytest.raises(ValueError, match=r"^stride: expected 1 to 20, the words that are read at once, not 0$"):
         window_and_stride(model, 20, 0)
     with pytest.raises(ValueError, match=r"^data: there is no word in it$"):
         of_texts(model, tokenizer, [Piece("", True)])

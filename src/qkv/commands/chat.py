@@ -56,6 +56,7 @@ def run(
             break
         if line == "/again":
             messages = list(told)
+            note("a new talk begins")
             continue
         said = True
         with forgiving():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from qkv.artifact import checksum
-from qkv.commands.opening import Machine, device_of, open_model
+from qkv.commands.opening import Machine, check_place, device_of, open_model
 from qkv.data.files import find_files
 from qkv.data.lines import lines
 from qkv.data.source import SPLITS, open_pairs
@@ -129,19 +128,6 @@ def tell(found: Found, out: Path | None, plot: Path | None) -> None:
         report.write(out, whole)
     if plot is not None:
         scores.plot(whole, plot)
-
-
-def check_place(name: str, path: Path | None) -> None:
-    """Before the work begins: whether its file can be written at the end."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise ValueError(f"{name}: expected the name of a file, and {path} is a folder")
-    above = next(each for each in path.absolute().parents if each.exists())
-    if not above.is_dir():
-        raise ValueError(f"{name}: {path} cannot be written: {above} is a file and no folder")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise ValueError(f"{name}: {path} cannot be written: the folder {above} may not be changed")
 
 
 # What was asked

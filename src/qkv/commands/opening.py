@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -145,3 +146,16 @@ def forgiving() -> Iterator[None]:
 def printable(text: str) -> str:
     """For a terminal: signs that would move its cursor or change its colours are shown as �."""
     return COMMANDS_OF_TERMINALS.sub("\ufffd", text)
+
+
+def check_place(name: str, path: Path | None) -> None:
+    """Before the work begins: whether its file can be written at the end."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise ValueError(f"{name}: expected the name of a file, and {path} is a folder")
+    above = next(each for each in path.absolute().parents if each.exists())
+    if not above.is_dir():
+        raise ValueError(f"{name}: {path} cannot be written: {above} is a file and no folder")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise ValueError(f"{name}: {path} cannot be written: the folder {above} may not be changed")

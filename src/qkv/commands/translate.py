@@ -17,6 +17,7 @@ from qkv import disk
 from qkv.commands.opening import (
     Machine,
     check_length,
+    check_place,
     forgiving,
     note_unknown,
     open_model,
@@ -70,6 +71,11 @@ def run(
         raise ValueError("alignment: one model looks at the source in its own way; expected one model, not several")
     if text is not None and data:
         raise ValueError("text: files are given, too; leave one of them out")
+    if text is not None and not text.strip():
+        raise ValueError("text: there is nothing to translate; expected a sentence")
+    check_place("out", out)
+    if out is not None and any(file.exists() and out.exists() and file.samefile(out) for file in data):
+        raise ValueError(f"out: {out} is what is to be translated; choose another name")
     typed = text is None and not data and sys.stdin.isatty()
     texts = [] if typed else [text] if text is not None else lines_of(data)
     opened = [open_model(name, machine, Transformer, RNN) for name in models]

@@ -89,7 +89,7 @@ def evaluate(
     """The scores of one model in one task. `progress` hears how much is done, of how much."""
     data = data or ([task.beside(task.data)] if task.data else [])
     if not data:
-        needs = f"a table with the columns {', '.join(task.columns)}" if task.kind not in ASKED else "files of text"
+        needs = f"a table with {', '.join(task.columns)} as columns" if task.kind not in ASKED else "files of text"
         raise ValueError(f"data: the task {task.name} has none of its own; give --data FILE, {needs}")
     begin = time.perf_counter()
     ask = ASKED.get(task.kind, by_likelihood)

@@ -81,7 +81,7 @@ def window_and_stride(model: GPT, window: int | None, stride: int | None) -> tup
         raise ValueError(f"window: expected 1 to {context}, the model's context, not {window}")
     stride = max(1, window // 2) if stride is None else stride
     if not 1 <= stride <= window:
-        raise ValueError(f"stride: expected 1 to {window}, the window, not {stride}")
+        raise ValueError(f"stride: expected 1 to {window}, the words that are read at once, not {stride}")
     return window, stride
 
 

@@ -102,7 +102,7 @@ def read_task(name: str | Path) -> Task:
         known = sorted(each.stem for each in EMBEDDED.glob("*.toml"))
         if str(name) not in known:
             close = difflib.get_close_matches(str(name), known, n=1)
-            meant = f"; did you mean {close[0]}?" if close else ""
+            meant = f"; did you mean {close[0]}?" if close else "."
             raise ValueError(f"task: there is no task {str(name)!r}{meant} Expected {', '.join(known)} or a .toml file")
         path = EMBEDDED / f"{name}.toml"
     if not path.is_file():

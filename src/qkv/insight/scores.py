@@ -77,7 +77,7 @@ def panel(
     models = [model for model in looks if any(result["model"] == model for result, _ in scored)]
     scale = 100.0 if scored[0][1]["percent"] else 1.0
     for number, model in enumerate(models):
-        shift = 0.5 * ((number + 0.5) / len(models) - 0.5)
+        shift = 0.7 * ((number + 0.5) / len(models) - 0.5)
         own = sorted(((r, s) for r, s in scored if r["model"] == model), key=lambda pair: pair[0]["shots"])
         x = [shots.index(result["shots"]) + shift for result, _ in own]
         y = [scale * score["value"] for _, score in own]
@@ -105,7 +105,7 @@ def panel(
     axes.grid(axis="x", visible=False)
     axes.margins(y=0.12)
     lows, highs = ([end(score, each) for _, score in scored] for each in ("low", "high"))
-    if scale == 1 and min(lows) > 0 and max(highs) > 100 * min(lows):
+    if scale == 1 and min(lows) > 0 and max(highs) > 10 * min(lows):
         axes.set_yscale("log")  # one of them is off by far; the others would lie flat
     else:
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=ROUND))
