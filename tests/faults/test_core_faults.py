@@ -90,7 +90,7 @@ def test_a_kernel_asked_for_what_it_cannot_do() -> None:
 
 
 def test_an_unknown_kernel() -> None:
-    with refused("kernel: expected one of eager, fused, blocked, flex, not 'quick'"):
+    with refused("kernel: expected one of eager, fused, blocked, flex, single, not 'quick'"):
         attend(QUERY, KEY, KEY, kernel="quick")
 
 
