@@ -49,7 +49,7 @@ def run(
 
     qkv evaluate smollm2 --task sst-2 --data dev.tsv --examples train.tsv --shots 0 1 5
 
-    qkv evaluate runs/mine --task perplexity --data my.txt --stride 256
+    qkv evaluate runs/mine --task perplexity --data my.txt --stride 64
 
     qkv evaluate runs/translator --task translation --data test.en test.de
 

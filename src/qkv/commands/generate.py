@@ -109,15 +109,17 @@ def run(
     opened = open_model(model, machine, GPT)
     note_unknown(opened.tokenizer, [text])
     assert isinstance(opened.model, GPT)
-    size, limit = len(prompt_ids(opened.tokenizer, text)), limit_of(opened.model, beyond)
+    ids, limit = prompt_ids(opened.tokenizer, text), limit_of(opened.model, beyond)
+    size = len(ids)
     if beyond == "refuse" and limit is not None and size > limit:
         slide = "" if beams else ", or let its beginning be forgotten with --beyond slide"
         raise ValueError(f"prompt: {size:,} tokens are more than the model's context of {limit:,}; shorten it{slide}")
     if beams:
-        show(likeliest(opened.model, opened.tokenizer, text, length, beams, samples), text, samples, as_json, True)
+        found = likeliest(opened.model, opened.tokenizer, ids, length, limit, beams, samples)
+        show(found, text, samples, as_json, True)
         return
     how: dict[str, Any] = {"choice": choice, "samples": samples, "seed": seed, "beyond": beyond, "stop": stop}
-    spoken = stream_text(opened.model, opened.tokenizer, [text], length=length, **how)
+    spoken = stream_text(opened.model, opened.tokenizer, [ids], length=length, **how)
     if beyond == "slide" and limit is not None and size > limit:
         note(f"the prompt has {size:,} tokens, and {limit:,} fit into the context: its beginning is forgotten")
     show(spoken, text, samples, as_json)
@@ -138,9 +140,10 @@ def wanted(prompt: str | None, file: Path | None) -> str:
     return text.removesuffix("\n")
 
 
-def likeliest(model: GPT, tokenizer: Tokenizer, text: str, length: int, beams: int, samples: int) -> Iterator[Piece]:
-    prompt = prompt_ids(tokenizer, text)
-    limit = limit_of(model, "refuse")
+def likeliest(
+    model: GPT, tokenizer: Tokenizer, prompt: list[int], length: int, limit: int | None, beams: int, samples: int
+) -> Iterator[Piece]:
+    """By beam search, in a model whose context has room for `limit` tokens."""
     (found,) = beam_search(model, [prompt], end=tokenizer.end, length=length, beams=beams, n_best=samples)
     for row, hypothesis in enumerate(found):
         said = len(hypothesis.ids)

@@ -31,17 +31,17 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Closeness:
     return Closeness(bleu=found[words], chrf=found[characters], signature=signature)
 
 
-def intervals(hypotheses: Sequence[str], references: Sequence[str], *, seed: int = 0) -> list[interval.Score]:
-    """BLEU and chrF, each with its interval: the sentences are drawn anew, and their counts summed as in the corpus."""
-    check(hypotheses, references)
+def intervals(
+    near: Closeness, hypotheses: Sequence[str], references: Sequence[str], *, seed: int = 0
+) -> list[interval.Score]:
+    """What `bleu` found, each with its interval: sentences are drawn anew, and their counts summed as in the corpus."""
     scores = []
-    for name, metric in (("BLEU", BLEU()), ("chrF", CHRF())):
+    for name, value, metric in (("BLEU", near.bleu, BLEU()), ("chrF", near.chrf, CHRF())):
         counts = np.array(metric._extract_corpus_statistics(hypotheses, [references]), dtype=np.float64)
 
         def total(sums: np.ndarray, metric: BLEU | CHRF = metric) -> float:
             return metric._compute_score_from_stats([round(number) for number in sums.tolist()]).score
 
-        value = metric.corpus_score(hypotheses, [references]).score
         scores.append(interval.Score(name, value, *interval.bootstrap(counts, total, seed=seed)))
     return scores
 

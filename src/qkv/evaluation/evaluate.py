@@ -271,10 +271,10 @@ def said_by(subject: Subject, prompts: Sequence[str], progress: Progress) -> Ite
 
 
 def scored(hypotheses: Sequence[str], references: Sequence[str], seed: int, how: str) -> dict[str, Any]:
-    scores = tuple(intervals(hypotheses, references, seed=seed))
-    signature = bleu(hypotheses, references).signature
-    facts = {"signature": signature, "hypotheses": list(hypotheses)}
-    return {"rows": len(hypotheses), "scores": scores, "said": (how, signature), "facts": facts}
+    near = bleu(hypotheses, references)
+    scores = tuple(intervals(near, hypotheses, references, seed=seed))
+    facts = {"signature": near.signature, "hypotheses": list(hypotheses)}
+    return {"rows": len(hypotheses), "scores": scores, "said": (how, near.signature), "facts": facts}
 
 
 def kind(model: Model) -> str:

@@ -107,10 +107,9 @@ class Harness(LM):
 def manner(asked: dict[str, Any]) -> dict[str, Any]:
     """How to generate: the harness's names, as ours."""
     until = asked.get("until") or []
+    until = [until] if isinstance(until, str) else until
     how: dict[str, Any] = {
-        "stop": [
-            text for text in ([until] if isinstance(until, str) else until) if text
-        ],  # "" would stop before a word
+        "stop": [text for text in until if text],  # "" would stop before a word
         "length": int(asked.get("max_gen_toks") or asked.get("max_new_tokens") or LENGTH),
         "temperature": 0.0,
         "seed": 0,

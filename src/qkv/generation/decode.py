@@ -195,9 +195,8 @@ def steps(model: Any, start: Callable[[], Any], talk: Talk) -> Steps:
             state.reorder(places)
             if heard is not None:
                 heard.reorder(places)
-        if (
-            talk.limit is not None and state.length == talk.limit
-        ):  # the longest texts are over, or forget their beginning
+        if talk.limit is not None and state.length == talk.limit:
+            # The longest texts are over, or forget their beginning.
             state = begin()
             ids, keep = padded([talk.within_context(row) for row in running], device)
         else:

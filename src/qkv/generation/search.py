@@ -15,6 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from qkv.data.paired import pad
+from qkv.generation import decode
+from qkv.generation.choice import Choice
 from qkv.generation.decode import limit_of, within, without_dropout
 from qkv.generation.ensemble import Ensemble
 from qkv.generation.read import read
@@ -59,19 +61,9 @@ def settle(model: Any, source: Rows, keep: Tensor | None, start: int | None) -> 
 def check(
     model: Any, length: int, end: int | None, minimum: int, forbidden: Sequence[int], beams: int, name: str = "beams"
 ) -> None:
-    vocabulary = model.config.vocabulary
-    if length < 1:
-        raise ValueError(f"length: expected 1 word or more, not {length}")
-    if minimum < 0:
-        raise ValueError(f"minimum: expected 0 words or more, not {minimum}")
+    decode.check(model, length, decode.as_ends(end), Choice(minimum=minimum, forbidden=tuple(forbidden)))
     if not 1 <= beams <= MOST_BEAMS:
         raise ValueError(f"{name}: expected 1 to {MOST_BEAMS:,}, not {beams:,}")
-    for field, ids in (("end", [] if end is None else [end]), ("forbidden", forbidden)):
-        for id in ids:
-            if not 0 <= id < vocabulary:
-                raise ValueError(f"{field}: expected an id from 0 to {vocabulary - 1}, not {id}")
-    if len({*forbidden, *([] if end is None or not minimum else [end])}) == vocabulary:
-        raise ValueError("forbidden: no word is left that may be said")
 
 
 def batches(rows: Sequence[Sequence[int]], size: int, similar: int | None = None) -> list[list[int]]:
