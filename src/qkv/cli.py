@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # each command imports what it needs, so that the others star
     from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
 
 Arguments = list[str]
+TRAINED = [name for name in FAMILIES if name != "tuned"]  # which qkv finetune makes
 STOPPED = 130  # as of a program that Ctrl-C ended, so that `qkv train ... && ...` does not go on
 
 
@@ -73,11 +74,11 @@ def plot(arguments: Arguments) -> None:
 def train(arguments: Arguments) -> None:
     """Train a model on your text: qkv train gpt --data my.txt --out runs/mine"""
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(f"usage: qkv train {{{','.join(FAMILIES)}}} --data ... --out ...\n\n{TRAIN_HELP}")
+        print(f"usage: qkv train {{{','.join(TRAINED)}}} --data ... --out ...\n\n{TRAIN_HELP}")
         return
     name, *rest = arguments
-    if name not in FAMILIES:
-        raise ValueError(f"train: expected one of {', '.join(FAMILIES)}, not {name!r}")
+    if name not in TRAINED:
+        raise ValueError(f"train: expected one of {', '.join(TRAINED)}, not {name!r}")
     from qkv.lab import samples
     from qkv.training.start import start
 
@@ -174,6 +175,29 @@ def fill(arguments: Arguments) -> None:
     tyro.cli(fill.run, args=arguments, prog="qkv fill")
 
 
+def finetune(arguments: Arguments) -> None:
+    """Teach a pre-trained model a task: qkv finetune minilm --task classify --data train.tsv --out runs/mine"""
+    from qkv.commands import finetune
+
+    flags = finetune.flags_of(arguments, value_of("--out", arguments), "--resume" in arguments)
+    if not finetune.run(flags) and "RANK" not in os.environ:
+        sys.exit(STOPPED)
+
+
+def classify(arguments: Arguments) -> None:
+    """Ask a fine-tuned model about texts: qkv classify runs/sst-2 'a film to remember'"""
+    from qkv.commands import classify
+
+    tyro.cli(classify.classify, args=arguments, prog="qkv classify")
+
+
+def tag(arguments: Arguments) -> None:
+    """Tag the words of sentences with a fine-tuned model: qkv tag runs/tagger 'The cat sat'"""
+    from qkv.commands import classify
+
+    tyro.cli(classify.tag, args=arguments, prog="qkv tag")
+
+
 def evaluate(arguments: Arguments) -> None:
     """Score models in tasks: qkv evaluate smollm2 --task lambada --data lambada.jsonl"""
     from qkv.commands import evaluate
@@ -181,13 +205,24 @@ def evaluate(arguments: Arguments) -> None:
     tyro.cli(evaluate.run, args=arguments, prog="qkv evaluate")
 
 
+def compare(arguments: Arguments) -> None:
+    """Prompting against fine-tuning: qkv compare smollm2 --task sst-2 --data a.tsv --validation b.tsv --out both"""
+    from qkv.commands import compare
+
+    tyro.cli(compare.run, args=arguments, prog="qkv compare")
+
+
 COMMANDS: dict[str, Callable[[Arguments], None]] = {
     "train": train,
+    "finetune": finetune,
     "generate": generate,
     "chat": chat,
     "translate": translate,
     "fill": fill,
+    "classify": classify,
+    "tag": tag,
     "evaluate": evaluate,
+    "compare": compare,
     "plot": plot,
     "demo": demo,
     "presets": presets,

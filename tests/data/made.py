@@ -30,12 +30,12 @@ def made_pairs(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Pairs:
 
 
 def same(one: Batch, other: Batch) -> bool:
-    def tensors(batch: Batch) -> list:
-        return [getattr(batch, field.name) for field in fields(batch)]
-
+    values = [(getattr(one, field.name), getattr(other, field.name)) for field in fields(one)]
     return all(
-        (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b))
-        for a, b in zip(tensors(one), tensors(other), strict=True)
+        torch.equal(a, b)
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+        else type(a) is type(b) and a == b
+        for a, b in values
     )
 
 

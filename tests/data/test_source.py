@@ -1,4 +1,4 @@
-"""Every kind of file, and every way to name one, gives the same texts, pairs and labelled rows."""
+"""Every kind of file, and every way to name one, gives the same texts and pairs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.data import Labelled, Piece, open_labelled, open_pairs, open_texts
+from qkv.data import Piece, open_pairs, open_texts
 from qkv.data import lines as lines_module
 from qkv.data.lines import LONGEST_PIECE, text_pieces
 
@@ -222,9 +222,6 @@ def test_a_readme_beside_tables_is_no_data() -> None:
     write("data/README.md", "# pairs")
     write("data/train.tsv", "a\tb\n")
     assert list(open_pairs(["data"])) == [("a", "b")]
-    write("rows/README.md", "# rows")
-    write("rows/train.tsv", "sentence\tlabel\na\t1\n")
-    assert list(open_labelled(["rows"])) == [Labelled("a", "1")]
 
 
 @pytest.mark.parametrize("pattern", ["data/*.log", "data/**/*.log", "d?ta/[ab].log", "data/**"])
@@ -261,8 +258,6 @@ def test_standard_input_is_read_again_and_again(monkeypatch: pytest.MonkeyPatch)
 def test_tables_through_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     piped(monkeypatch, b"a\tb\n")
     assert list(open_pairs(["-"])) == [("a", "b")]
-    piped(monkeypatch, b"sentence\tlabel\na\t1\n")
-    assert list(open_labelled(["-"])) == [Labelled("a", "1")]
     piped(monkeypatch, b'{"text": "a"}\n')
     assert documents(open_texts(["-.jsonl"])) == ["a"]
 
@@ -327,29 +322,6 @@ def test_embedded_turkish() -> None:
     assert [source.name for source in splits] == ["turkish:train", "turkish:valid", "turkish:test"]
     assert [sum(1 for _ in source) for source in splits] == [120_000, 2_000, 2_000]
     assert len({value for source in splits for value in source.fingerprint().values()}) == 3
-
-
-# Labelled rows
-
-
-@pytest.mark.parametrize("kind", [".tsv", ".jsonl", ".csv", ".parquet"])
-def test_labelled_rows(kind: str) -> None:
-    name = table("a" + kind, {"sentence": ["it 's fun ", "dull"], "label": [1, 0]})
-    assert list(open_labelled([name])) == [Labelled("it 's fun", "1"), Labelled("dull", "0")]
-
-
-def test_labelled_pairs_of_texts() -> None:
-    columns = {"index": [0], "sentence1": ["a"], "sentence2": ["b"], "label": ["entailment"]}
-    assert list(open_labelled([table("a.tsv", columns)])) == [Labelled("a", "entailment", "b")]
-    other = table("b.jsonl", {"this": ["a"], "that": ["b"], "class": [True]})
-    assert list(open_labelled([other], text="this", pair="that", label="class")) == [Labelled("a", "true", "b")]
-    assert list(open_labelled([other], text="this", label="class")) == [Labelled("a", "true")]
-    question = {"question": ["q"], "sentence": ["s"], "label": [0]}
-    assert list(open_labelled([table("c.tsv", question)])) == [Labelled("q", "0", "s")]
-
-
-def test_labelled_rows_without_a_header() -> None:
-    assert list(open_labelled([write("a.tsv", "1\tfun\n")], text="2", label="1")) == [Labelled("fun", "1")]
 
 
 # What a source is made of

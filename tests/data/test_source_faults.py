@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from qkv.data import lines as lines_module
-from qkv.data import open_labelled, open_pairs, open_texts
+from qkv.data import open_pairs, open_texts
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")
 
@@ -87,8 +87,11 @@ def test_embedded_sources_of_another_kind() -> None:
         open_texts(["turkish"])
     with refused("python:valid: python holds texts, not pairs"):
         open_pairs(["python:valid"])
-    with refused("turkish: turkish holds pairs, not labelled rows"):
-        open_labelled(["turkish"])
+
+
+def test_tagged_words_are_no_texts() -> None:
+    with refused("a.conllu: CoNLL-U holds tagged words (finetune --task tag), not texts or a table"):
+        list(open_texts([write("a.conllu", "1\ta\n")]))
 
 
 def test_splits_that_are_not_there() -> None:
@@ -226,10 +229,6 @@ def test_a_missing_column(name: str, content: str, where: str) -> None:
         list(open_texts([name], column="title"))
     with refused(f"{where}: no column 'en'; the columns are titel, body"):
         list(open_pairs([name], columns=("en", "de")))
-    with refused(f"{where}: no column is called sentence or text; name the one that is the text"):
-        list(open_labelled([name]))
-    with refused(f"{where}: no column 'label'; the columns are titel, body"):
-        list(open_labelled([name], text="body"))
     with refused(f"{where}: no column '3'; the columns are titel, body"):
         list(open_texts([name], column="3"))
 
@@ -289,7 +288,7 @@ def test_parquet_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
         list(open_texts([write("a.parquet", "x")]))
 
 
-# Pairs and labels
+# Pairs
 
 
 def test_parallel_files_of_different_length() -> None:
@@ -316,14 +315,3 @@ def test_pairs_of_other_than_two_columns() -> None:
         list(open_pairs([write("a.tsv", "a\tb\tc\n")]))
     with refused("a.tsv:1: 1 columns, expected two"):
         list(open_pairs([write("a.tsv", "a b\n")]))
-
-
-def test_labels_that_are_none() -> None:
-    with refused("a.jsonl:1: the label: expected a string or a number, not null"):
-        list(open_labelled([write("a.jsonl", '{"text": "a", "label": null}\n')]))
-    with refused("a.tsv:2: the label is empty"):
-        list(open_labelled([write("a.tsv", "text\tlabel\na\t \n")]))
-    with refused("a.tsv:2: the text is empty; leave the row out"):
-        list(open_labelled([write("a.tsv", "text\tlabel\n \t1\n")]))
-    with refused("a.txt: labelled rows are read from .tsv, .csv, .jsonl or .parquet"):
-        open_labelled([write("a.txt", "a")])

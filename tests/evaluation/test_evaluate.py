@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ import qkv
 from evaluation.small import small_folder, small_gpt, small_tokenizer
 from qkv import cli
 from qkv.evaluation.evaluate import Protocol, Result, Subject, evaluate, wins
+from qkv.evaluation.interval import accuracy
 from qkv.evaluation.likelihood import Likelihood
 from qkv.evaluation.question import Question
 from qkv.evaluation.task import read_task
-from qkv.models import RNN, RNNConfig, Transformer, TransformerConfig
+from qkv.generation.text import complete
+from qkv.models import GPT, RNN, RNNConfig, Transformer, TransformerConfig
 from qkv.text.train import train
 
 
@@ -129,6 +132,38 @@ def test_perplexity_says_its_window_stride_and_counts(subject: Subject, tmp_path
     assert found.said == ("window 32, stride 8", f"{tokens:,} tokens, {tokens:,} scored")
     assert [score.name for score in found.scores] == ["perplexity", "bits per character", "bits per byte"]
     assert found.facts["bytes"] == 24 * 20
+
+
+def test_a_line_is_right_if_it_says_an_accepted_answer(subject: Subject, tmp_path: Path) -> None:
+    """What the model says is taken as one of the accepted answers, in other letters; then as a part of it."""
+    task = replace(read_task("french"), data="", examples="")
+    words = [{"english": english, "french": "nothing it would say"} for english in ("cat", "dog", "man", "mat")]
+    wrong = evaluate(task, subject, table(tmp_path / "a.jsonl", words))
+    assert wrong.scores[0].value == 0
+    lines = wrong.facts["lines"]
+    assert len(lines) == 4
+    assert all(line and line == line.strip() and "\n" not in line for line in lines)
+    prompts = [f"Translate English to French:\n{row['english']} =>" for row in words]
+    how: dict[str, Any] = {"length": 128, "stop": ["\n"], "temperature": 0.0}
+    assert isinstance(subject.model, GPT)
+    assert lines == [text.strip() for text in complete(subject.model, subject.tokenizer, prompts, **how)]
+    accepted = [["no", f" {lines[0].swapcase()} "], [lines[1]], [lines[2] + "x"], [lines[3][:-1] or "no"]]
+    rows = [{**row, "french": french} for row, french in zip(words, accepted, strict=True)]
+    found = evaluate(task, subject, table(tmp_path / "b.jsonl", rows))
+    assert found.scores[0] == accuracy([True, True, False, False])
+    assert found.chance is None
+
+
+def test_french_asks_five_words_after_sixteen_others(subject: Subject) -> None:
+    task = read_task("french")
+    asked, pool = ([json.loads(line) for line in Path(task.beside(name)).read_text().splitlines()]
+                   for name in (task.data, task.examples))  # fmt: skip
+    assert len(asked) == 5
+    assert len({row["english"] for row in pool}) == len(pool) >= 16
+    assert not {row["english"] for row in asked} & {row["english"] for row in pool}
+    wide = Subject("small", small_gpt(subject.tokenizer.vocabulary, context=1024), subject.tokenizer)
+    found = evaluate(task, wide, [], Protocol(shots=16))
+    assert (found.rows, found.shots) == (5, 16)
 
 
 def assert_sacrebleu(found: Result, references: list[str]) -> None:
@@ -284,6 +319,7 @@ def test_faults_are_one_sentence_and_nothing_is_written(tmp_path: Path) -> None:
         ([model, "--task", "agreement", "--plot", at("a.gif")], "plot: expected the name of a .png"),
         ([model, "--task", "lambada", "--task", "blimp", "--data", "a", "b", "c"], "data: 3 files for 2 tasks"),
         ([at("rnn"), "--task", "agreement"], "rnn: agreement is asked of a GPT"),
+        ([at("rnn"), "--task", "french"], "rnn: french is asked of a GPT"),
         (["--task", "translation", "--hypotheses", at("two.txt"), "--data", at("three.txt")], "references: expected 2"),
     ]  # fmt: skip
     program = (

@@ -34,6 +34,27 @@ def test_a_gap_is_filled_and_the_rest_of_the_sentence_is_scored_with_it() -> Non
     assert made.right == 1
 
 
+@pytest.mark.parametrize("french", [["l'eau", " eau "], "l'eau|eau"])
+def test_of_a_line_each_accepted_answer_is_right_and_the_first_is_an_example(french: Any) -> None:
+    made = question(read_task("french"), {"english": "water", "french": french}, "row 1")
+    assert (made.context, made.choices) == ("water =>", ("l'eau", "eau"))
+    assert made.answered == "water => l'eau"
+
+
+@pytest.mark.parametrize("french", [[], [""], "", 3, ["eau", 3]])
+def test_a_line_needs_an_answer(french: Any) -> None:
+    with pytest.raises(ValueError, match=r"^row 1: french: expected a list of texts, not "):
+        question(read_task("french"), {"english": "water", "french": french}, "row 1")
+
+
+def test_the_lecture_s_prompt() -> None:
+    task = read_task("french")
+    rows = [{"english": "cheese", "french": ["fromage", "le fromage"]}]
+    pool = [{"english": "sea otter", "french": "loutre de mer"}]
+    (made,) = with_examples(task, rows, pool, "pool", name="data", shots=1, seed=0)
+    assert made.context == "Translate English to French:\nsea otter => loutre de mer\ncheese =>"
+
+
 def test_minimal_pairs_have_no_context() -> None:
     made = question(read_task("blimp"), {"sentence_good": "He is.", "sentence_bad": "He are."}, "row 1")
     assert (made.context, made.continuations, made.right) == ("", ("He is.", "He are."), 0)

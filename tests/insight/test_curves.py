@@ -11,7 +11,8 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import same_color
 
-from qkv.insight.curves import BUCKETS, COLOURS, draw, plot, smoothed, thinned
+from qkv.insight.curves import BUCKETS, draw, plot, smoothed, thinned
+from qkv.insight.picture import COLOURS
 from qkv.insight.run import names, read_run, short
 from qkv.training.metrics import NAME, Metrics
 

@@ -9,7 +9,7 @@ import matplotlib
 import pytest
 
 from qkv import disk
-from qkv.insight.curves import STYLE
+from qkv.insight.picture import STYLE
 from qkv.insight.scores import draw, plot
 
 

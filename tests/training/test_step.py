@@ -179,7 +179,7 @@ def test_validation_is_the_mean_over_all_that_is_asked(family: str, parts: int) 
     model = small(family, dropout=0.5)
     first, second = made_batch(family), made_batch(family, rows=2, length=5)
     objective = Objective(model, smoothing=0.4).train()
-    found = validate(objective, Listed(first, second), ALONE, parts)
+    found = validate(objective, Listed(first, second), ALONE, parts).loss
     assert objective.training
     assert model.training
     plain = Objective(model).eval()

@@ -20,6 +20,7 @@ from qkv.evaluation import report
 from qkv.evaluation.evaluate import Protocol, Result, Subject, evaluate, scored, takes_examples
 from qkv.evaluation.task import Task, read_task
 from qkv.insight import scores
+from qkv.insight.picture import check_ending
 from qkv.models import BERT, GPT, RNN, Transformer
 from qkv.models.build import Model, family
 from qkv.text import Tokenizer
@@ -57,8 +58,8 @@ def run(
 
     Args:
         models: Folders of runs or of transformers, GGUF files, or smollm2.
-        task: lambada, hellaswag, cbt, blimp, sst-2, rte, translation, perplexity; agreement and last-word have small
-            data of their own; or a task file (.toml). NAME=FILE says which data it is asked of.
+        task: lambada, hellaswag, cbt, blimp, sst-2, rte, translation, perplexity; agreement, last-word and french have
+            small data of their own; or a task file (.toml). NAME=FILE says which data it is asked of.
         data: The data of the task that was given without =FILE; of several such tasks, one file each, in order.
         shots: How many answered examples come before a question; several numbers for several scores.
         seed: Chooses the examples, and draws for the intervals.
@@ -80,7 +81,7 @@ def run(
     check_place("out", out)
     check_place("plot", plot)
     if plot is not None:
-        scores.check_ending(plot)
+        check_ending(plot)
     how = asdict(protocol) | {"shots": [each.shots for each in protocols]} | asdict(machine)
     found = Found(asked, how)
     try:
@@ -89,7 +90,7 @@ def run(
         elif not models:
             raise ValueError("models: expected one model or more, such as runs/mine or smollm2")
         for name, title in zip(dict.fromkeys(models), titles(list(dict.fromkeys(models))), strict=True):
-            subject, found.models[title] = opened(name, title, machine)
+            subject, found.models[title] = opened(name, title, machine, GPT, BERT, Transformer, RNN)
             for each, given in asked:
                 for result in answers(each, subject, given, protocols):
                     found.results.append(result)
@@ -191,10 +192,10 @@ def titles(models: Sequence[str]) -> list[str]:
     return [one if short.count(one) == 1 and one else name for one, name in zip(short, models, strict=True)]
 
 
-def opened(name: str, title: str, machine: Machine) -> tuple[Subject, dict[str, Any]]:
+def opened(name: str, title: str, machine: Machine, *wanted: type[Model]) -> tuple[Subject, dict[str, Any]]:
     """A model and who it is: the weights as they were saved tell that, before they become bytes."""
     device_of(machine)
-    model, tokenizer = open_model(name, replace(machine, int8=False), GPT, BERT, Transformer, RNN)
+    model, tokenizer = open_model(name, replace(machine, int8=False), *wanted)
     told = {"path": name, **identity(model, tokenizer), "int8": machine.int8}
     if machine.int8:
         from qkv.models.quantise import int8

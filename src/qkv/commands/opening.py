@@ -16,7 +16,7 @@ import tyro
 from rich.console import Console
 
 from qkv import artifact
-from qkv.models import BERT, GPT, RNN, Transformer
+from qkv.models import BERT, GPT, RNN, Transformer, Tuned
 from qkv.models.build import Model
 from qkv.text import Tokenizer
 from qkv.training.distributed import device_named
@@ -30,7 +30,9 @@ PURPOSE: dict[type[Model], str] = {
     BERT: "a BERT guesses masked words: use qkv fill",
     Transformer: "a Transformer of encoder and decoder translates: use qkv translate",
     RNN: "an RNN of encoder and decoder translates: use qkv translate",
+    Tuned: "a fine-tuned model answers with its head: use qkv classify, or qkv tag",
 }
+TAUGHT = "it was not taught to answer; qkv finetune puts a head on a GPT or a BERT"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,7 @@ def open_model(name: str, machine: Machine, *wanted: type[Model]) -> Opened:
     with Console(stderr=True).status(f"reading {name} ..."):
         model, tokenizer = artifact.load(name)
         if not isinstance(model, wanted):
-            raise ValueError(f"{name}: {PURPOSE[type(model)]}")
+            raise ValueError(f"{name}: {TAUGHT if wanted == (Tuned,) else PURPOSE[type(model)]}")
         tokenizer = tokenizer or artifact.tokenizer_of(name)
         if tokenizer.vocabulary > model.config.vocabulary:
             known = model.config.vocabulary

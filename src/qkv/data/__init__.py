@@ -1,23 +1,14 @@
 """From texts, pairs and labelled rows to batches of ids: sources, preparing, order, objectives."""
 
-from qkv.data.source import (
-    Labelled,
-    LabelledSource,
-    PairSource,
-    Piece,
-    TextSource,
-    open_labelled,
-    open_pairs,
-    open_texts,
-)
+from qkv.data.examples import Example, open_examples
+from qkv.data.source import PairSource, Piece, TextSource, open_pairs, open_texts
 
 __all__ = [
-    "Labelled",
-    "LabelledSource",
+    "Example",
     "PairSource",
     "Piece",
     "TextSource",
-    "open_labelled",
+    "open_examples",
     "open_pairs",
     "open_texts",
 ]

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 IGNORE = -100
@@ -22,7 +22,7 @@ class Batch:
     """What the model reads; of a pair, the target's words after the start token."""
     targets: Int[Tensor, "B N"]
     """What it must say: at each position (N = T), or at each of `places` (N = M); IGNORE where nothing is asked."""
-    places: Int[Tensor, "B N"] | None = None
+    places: Int[Tensor, "B P"] | None = None
     """Which positions are asked, when it is not all of them."""
     keep: Bool[Tensor, "B T"] | None = None
     """False for padding; None when there is none."""
@@ -33,6 +33,12 @@ class Batch:
     source: Int[Tensor, "B S"] | None = None
     """Of a pair: what the encoder reads."""
     source_keep: Bool[Tensor, "B S"] | None = None
+    segments: Int[Tensor, "B T"] | None = None
+    """Of a labelled pair: 0 for the first text's words, 1 for the second's."""
+    numbers: Float[Tensor, "B N"] | None = None
+    """Where the answer is a number: which; the targets then only say that one is asked."""
+    group: int = 1
+    """So many sequences stand side by side in a row, equally long; a place is counted from its sequence's begin."""
 
     @property
     def rows(self) -> int:
@@ -76,6 +82,9 @@ class Batch:
             positions=part.positions,
             source=None if part.source is None else part.source[:, :S],
             source_keep=unless_full(part.source_keep, S),
+            segments=part.segments,
+            numbers=part.numbers,
+            group=part.group,
         )
 
     def to(self, device: torch.device | str) -> Batch:
@@ -88,11 +97,11 @@ class Batch:
         return self.with_counts(self.map(Tensor.pin_memory))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        tensors: dict[str, Any] = {}
-        for field in fields(self):
-            tensor = getattr(self, field.name)
-            tensors[field.name] = None if tensor is None else change(tensor)
-        return Batch(**tensors)
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        changed: dict[str, Any] = {
+            name: change(each) if isinstance(each, Tensor) else each for name, each in values.items()
+        }
+        return Batch(**changed)
 
     def with_counts(self, moved: Batch) -> Batch:
         moved.__dict__.update(count=self.count, tokens=self.tokens)

@@ -21,16 +21,17 @@ from typing import Any, Literal
 
 BLOCK = 1 << 20
 
-Format = Literal["text", "jsonl", "csv", "tsv", "parquet"]
+Format = Literal["text", "jsonl", "csv", "tsv", "parquet", "conllu"]
 FORMATS: dict[str, Format] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".csv": "csv",
     ".tsv": "tsv",
     ".parquet": "parquet",
+    ".conllu": "conllu",
 }
 COMPRESSIONS = (".gz", ".xz")
-IN_FOLDERS = (".txt", ".text", ".md", ".rst", *FORMATS)
+IN_FOLDERS = (".txt", ".text", ".md", ".rst", *(ending for ending in FORMATS if ending != ".conllu"))
 """What is read of a folder. A file named by itself or by a glob is text if its ending says nothing else."""
 OF_A_RUN = ("model.safetensors", "metrics.jsonl")
 

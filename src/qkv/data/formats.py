@@ -26,6 +26,8 @@ def read_rows(file: File, choose: Choose) -> Iterator[Row]:
         return json_rows(file, choose)
     if file.format == "parquet":
         return parquet_rows(file, choose)
+    if file.format == "conllu":
+        raise ValueError(f"{file.name}: CoNLL-U holds tagged words (finetune --task tag), not texts or a table")
     return table_rows(file, tsv_records(file) if file.format == "tsv" else csv_records(file), choose)
 
 

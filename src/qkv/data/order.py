@@ -7,7 +7,16 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Int
 
-STREAMS = {"windows": 0, "pairs": 1, "places": 2, "ordered places": 3, "held out": 4}
+STREAMS = {
+    "windows": 0,
+    "pairs": 1,
+    "places": 2,
+    "ordered places": 3,
+    "held out": 4,
+    "examples": 5,
+    "some examples": 6,
+    "conversations": 7,
+}
 
 
 def draws(stream: str, seed: int, number: int) -> np.random.Generator:

@@ -1,34 +1,20 @@
-"""What a person names as data, as texts, pairs or labelled rows: read one by one, again and again, never all held."""
+"""What a person names as data, as texts or pairs: read one by one, again and again, never all held."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, get_args
+from typing import Any, Generic, get_args
 
 from qkv.data import library, turkish
 from qkv.data.files import File, find_files
-from qkv.data.formats import as_label, as_string
+from qkv.data.formats import as_string
 from qkv.data.lines import Piece, text_pieces
 from qkv.data.parts import Item, Part, hub_part, library_part, parallel_part, table_part, text_part, turkish_part
 
 SPLITS: dict[str, tuple[str, ...]] = {"python": get_args(library.Split), "turkish": get_args(turkish.Split)}
 """The embedded sources; a file of this name is ./python."""
-PAIRS_OF_TEXTS = (
-    ("sentence1", "sentence2"),
-    ("premise", "hypothesis"),
-    ("question1", "question2"),
-    ("question", "sentence"),
-)
-SINGLE_TEXTS = ("sentence", "text")
-
-
-class Labelled(NamedTuple):
-    text: str
-    label: str
-    pair: str | None = None
-    """A second text, where the label is about two."""
 
 
 class Source(Generic[Item]):
@@ -60,10 +46,6 @@ class TextSource(Source[Piece]):
 
 class PairSource(Source[tuple[str, str]]):
     """Sentences and their translations, without spaces around them; a pair with an empty side is left out."""
-
-
-class LabelledSource(Source[Labelled]):
-    """Texts with their labels, without spaces around them."""
 
 
 # What a person calls
@@ -127,43 +109,6 @@ def open_pairs(data: Sequence[str | Path], *, columns: tuple[str, str] | None = 
     if texts:
         parts.append(parallel_part(texts, other_parts=bool(parts)))
     return PairSource(title(data, parts), once(parts))
-
-
-def open_labelled(
-    data: Sequence[str | Path], *, text: str | None = None, label: str = "label", pair: str | None = None
-) -> LabelledSource:
-    """Rows of a table for a classifier. Without `text`, the usual names of columns are looked for."""
-
-    def choose(names: list[str], where: str) -> tuple[str, ...]:
-        if text is not None:
-            return (text, label) if pair is None else (text, label, pair)
-        for one, two in PAIRS_OF_TEXTS:
-            if one in names and two in names and pair in (None, two):
-                return (one, label, two)
-        for one in SINGLE_TEXTS:
-            if one in names:
-                return (one, label) if pair is None else (one, label, pair)
-        raise ValueError(f"{where}: no column is called {' or '.join(SINGLE_TEXTS)}; name the one that is the text")
-
-    def labelled(row: list[Any], where: str) -> Iterator[Labelled]:
-        one = as_string(row[0], text or "text", where).strip()
-        if not one:
-            raise ValueError(f"{where}: the text is empty; leave the row out")
-        two = as_string(row[2], pair or "pair", where).strip() if len(row) == 3 else None
-        return iter([Labelled(one, as_label(row[1], where), two)])
-
-    parts: list[Part[Labelled]] = []
-    columns = (text, label, pair)
-    for item in named(data):
-        split_of(item, "", "labelled rows")
-        if item.startswith("hf:"):
-            parts.append(hub_part(item, choose, labelled, columns))
-            continue
-        for file in tables(find_files(item, piped="tsv")):
-            if file.format == "text":
-                raise ValueError(f"{file.name}: labelled rows are read from .tsv, .csv, .jsonl or .parquet")
-            parts.append(table_part(file, choose, labelled, columns))
-    return LabelledSource(title(data, parts), once(parts))
 
 
 def open_rows(data: Sequence[str | Path], columns: Sequence[str]) -> Source[dict[str, Any]]:

@@ -18,11 +18,11 @@ from qkv.evaluation.question import Question, Row, requests, unknown_among, with
 from qkv.evaluation.task import Normalise, Task, fill, parts
 from qkv.generation.text import complete
 from qkv.generation.translation import translate_texts
-from qkv.models import BERT, GPT
+from qkv.models import BERT, GPT, Tuned
 from qkv.models.build import Model
 from qkv.text import Tokenizer
 
-LONGEST_ANSWER, AT_ONCE = 128, 8  # words of a translation that a GPT gives, and how many it gives at a time
+LONGEST_ANSWER, AT_ONCE = 128, 8  # words of a line that a GPT says, and how many it gives at a time
 
 
 class Subject(NamedTuple):
@@ -89,7 +89,8 @@ def evaluate(
     """The scores of one model in one task. `progress` hears how much is done, of how much."""
     data = data or ([task.beside(task.data)] if task.data else [])
     if not data:
-        needs = f"a table with {', '.join(task.columns)} as columns" if task.kind not in ASKED else "files of text"
+        texts = task.kind in ("perplexity", "translation")
+        needs = "files of text" if texts else f"a table with {', '.join(task.columns)} as columns"
         raise ValueError(f"data: the task {task.name} has none of its own; give --data FILE, {needs}")
     begin = time.perf_counter()
     ask = ASKED.get(task.kind, by_likelihood)
@@ -144,9 +145,7 @@ def choice_of_examples(protocol: Protocol) -> tuple[str, ...]:
 def by_likelihood(
     task: Task, subject: Subject, data: Sequence[str], protocol: Protocol, progress: Progress
 ) -> dict[str, Any]:
-    name, model, tokenizer = subject
-    if not isinstance(model, GPT):
-        raise ValueError(f"{name}: {task.name} is asked of a GPT, which predicts the next word, not of a {kind(model)}")
+    model, tokenizer = check_predicts(task, subject), subject.tokenizer
     rows = rows_of(task, data, protocol.limit)
     questions = few_shot(task, rows, data, protocol)
     asked = requests(tokenizer, [(each.context, way) for each in questions for way in each.continuations])
@@ -175,6 +174,13 @@ def by_likelihood(
     return {"rows": len(rows), "scores": tuple(scores), "said": tuple(said), "facts": facts, "chance": chance}
 
 
+def check_predicts(task: Task, subject: Subject) -> GPT:
+    name, model, _ = subject
+    if not isinstance(model, GPT):
+        raise ValueError(f"{name}: {task.name} is asked of a GPT, which predicts the next word, not of a {kind(model)}")
+    return model
+
+
 def wins(question: Question, answers: Sequence[Likelihood], how: Normalise) -> bool:
     """Whether the right choice is likelier than every other; a tie is no win."""
     scores = [
@@ -190,6 +196,29 @@ def length(choice: str, answer: Likelihood, how: Normalise) -> int:
     return lengths[how]
 
 
+# What a model says
+
+
+def by_line(
+    task: Task, subject: Subject, data: Sequence[str], protocol: Protocol, progress: Progress
+) -> dict[str, Any]:
+    """Right is the likeliest line that says one of the accepted answers; case and spaces around it do not count."""
+    check_predicts(task, subject)
+    rows = rows_of(task, data, protocol.limit)
+    questions = few_shot(task, rows, data, protocol)
+    said = list(said_by(subject, [each.context for each in questions], progress))
+    right = [line_is_right(line, each.choices) for line, each in zip(said, questions, strict=True)]
+    told = (
+        *choice_of_examples(protocol),
+        "greedy, to the end of the line; right if it says one of the accepted answers",
+    )
+    return {"rows": len(rows), "scores": (accuracy(right),), "said": told, "facts": {"lines": said}}
+
+
+def line_is_right(line: str, accepted: Sequence[str]) -> bool:
+    return line.casefold() in {each.casefold() for each in accepted}
+
+
 # How well a text is predicted
 
 
@@ -197,6 +226,8 @@ def by_surprise(
     task: Task, subject: Subject, data: Sequence[str], protocol: Protocol, progress: Progress
 ) -> dict[str, Any]:
     name, model, tokenizer = subject
+    if isinstance(model, Tuned):
+        raise ValueError(f"{name}: a fine-tuned model answers its own task; score it with qkv classify --data FILE")
     if isinstance(model, BERT):
         raise ValueError(f"{name}: a BERT sees both ways and has no perplexity; it guesses masked words: qkv fill")
     if isinstance(model, GPT):
@@ -236,7 +267,7 @@ def by_translating(
     name, model, tokenizer = subject
     rows = rows_of(task, data, protocol.limit)
     references = [fill(task.answer, row) for row in rows]
-    if isinstance(model, BERT):
+    if isinstance(model, BERT | Tuned):
         raise ValueError(f"{name}: a BERT does not translate; expected a transformer, an rnn or a gpt")
     if isinstance(model, GPT):
         if len(list(parts(task.template))) == 1 and task.template.startswith("{"):
@@ -245,7 +276,7 @@ def by_translating(
                 "'English: {source}\\nTurkish:'"
             )
         prompts = [each.context for each in few_shot(task, rows, data, protocol)]
-        said = [text.strip() for text in said_by(subject, prompts, progress)]
+        said = list(said_by(subject, prompts, progress))
         return scored(
             said,
             references,
@@ -261,12 +292,12 @@ def by_translating(
 
 
 def said_by(subject: Subject, prompts: Sequence[str], progress: Progress) -> Iterator[str]:
-    """A line of each prompt's continuation, the likeliest word at every place."""
+    """A line of each prompt's continuation, the likeliest word at every place, without spaces around it."""
     assert isinstance(subject.model, GPT)
     for start in range(0, len(prompts), AT_ONCE):
         some = prompts[start : start + AT_ONCE]
         how: dict[str, Any] = {"length": LONGEST_ANSWER, "stop": ["\n"], "temperature": 0.0}
-        yield from complete(subject.model, subject.tokenizer, some, **how)
+        yield from (text.strip() for text in complete(subject.model, subject.tokenizer, some, **how))
         progress(start + len(some), len(prompts))
 
 
@@ -281,4 +312,8 @@ def kind(model: Model) -> str:
     return type(model).__name__
 
 
-ASKED: dict[str, Callable[..., dict[str, Any]]] = {"perplexity": by_surprise, "translation": by_translating}
+ASKED: dict[str, Callable[..., dict[str, Any]]] = {
+    "line": by_line,
+    "perplexity": by_surprise,
+    "translation": by_translating,
+}

@@ -35,10 +35,11 @@ def accuracy(right: Sequence[bool], name: str = "accuracy") -> Score:
     return Score(name, sum(right) / len(right), low, high, percent=True)
 
 
-def wilson(successes: int, trials: int) -> tuple[float, float]:
+def wilson(successes: int | float, trials: int) -> tuple[float, float]:
     """Wilson's interval of a proportion: all p that are not further from what was found than 1.96 of their deviations.
 
-    Unlike mean plus or minus, it stays within 0 and 1 and says something where all were right, or none.
+    Unlike mean plus or minus, it stays within 0 and 1 and says something where all were right, or none. A mean over
+    several runs may have a part of a success.
     """
     if not 0 <= successes <= trials or trials < 1:
         raise ValueError(f"successes: expected 0 to {trials} of 1 trial or more, not {successes}")

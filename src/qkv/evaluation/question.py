@@ -1,6 +1,6 @@
 """From a row of data to a question: a context, the ways to go on from it, and which of them is right.
 
-Every kind of task but translation and perplexity becomes this one form. Zero-, one- and few-shot differ only in what
+Every kind of task but perplexity becomes this one form. Zero-, one- and few-shot differ only in what
 stands before the context: answered questions of other rows, chosen by a seed.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from qkv.evaluation.likelihood import Request
-from qkv.evaluation.task import Task, fill, parts
+from qkv.evaluation.task import Task, fill, only_column
 from qkv.generation.text import beginning
 from qkv.text import Tokenizer
 
@@ -47,6 +47,9 @@ def question(task: Task, row: Row, where: str) -> Question:
         if not space or not word:
             raise ValueError(f"{where}: expected a text of two words or more, not {text!r}")
         return Question(before, (space + word,), 0, (word,))
+    if task.kind == "line":
+        accepted = accepted_of(task, row, where)
+        return Question(text, tuple(task.joint + each for each in accepted), 0, accepted)
     if task.kind == "translation":
         target = fill(task.answer, row)
         return Question(text, (task.joint + target,), 0, (target,))
@@ -76,19 +79,30 @@ def choices_of(task: Task, row: Row, where: str) -> tuple[tuple[str, ...], tuple
         return tuple(fill(text, row) for text in task.choices.values()), tuple(task.choices)
     if not isinstance(task.choices, str):
         return tuple(fill(text, row) for text in task.choices), ()
-    found = row[task.choices]
-    found = found.split("|") if isinstance(found, str) else found  # as the Children's Book Test writes a list
-    if not isinstance(found, list) or not all(isinstance(each, str) and each.strip() for each in found):
-        raise ValueError(f"{where}: {task.choices}: expected a list of texts, not {found!r}")
+    found = listed(row[task.choices], f"{where}: {task.choices}")
     if len(found) < 2:
         raise ValueError(f"{where}: {task.choices}: expected two choices or more, not {len(found)}")
-    return tuple(each.strip() for each in found), ()
+    return found, ()
+
+
+def accepted_of(task: Task, row: Row, where: str) -> tuple[str, ...]:
+    """The lines that are right: those of the column that the answer is, or its one text."""
+    column = only_column(task.answer)
+    return listed(fill(task.answer, row) if column is None else row[column], f"{where}: {column or 'answer'}")
+
+
+def listed(found: Any, where: str) -> tuple[str, ...]:
+    """A list of texts, without the spaces around them."""
+    found = found.split("|") if isinstance(found, str) else found  # as the Children's Book Test writes a list
+    if not isinstance(found, list) or not found or not all(isinstance(each, str) and each.strip() for each in found):
+        raise ValueError(f"{where}: expected a list of texts, not {found!r}")
+    return tuple(each.strip() for each in found)
 
 
 def answer_of(task: Task, row: Row) -> str | int:
     """As text, or as the number that the data has."""
-    (before, column), *others = parts(task.answer)
-    found = None if before or others or column is None else row[column]
+    column = only_column(task.answer)
+    found = None if column is None else row[column]
     return found if isinstance(found, int) and not isinstance(found, bool) else fill(task.answer, row)
 
 

@@ -105,9 +105,14 @@ def as_json(
         "models": dict(models),
         "asked": dict(asked),
         "failure": failure or None,
-        "versions": {"qkv": version("qkv"), "torch": torch.__version__, "python": platform.python_version()},
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **made_with(),
     }
+
+
+def made_with() -> dict[str, Any]:
+    """By what, and when."""
+    versions = {"qkv": version("qkv"), "torch": torch.__version__, "python": platform.python_version()}
+    return {"versions": versions, "date": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 def write(path: Path, found: Mapping[str, Any]) -> None:

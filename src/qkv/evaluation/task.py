@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 
 EMBEDDED = Path(__file__).parent / "tasks"
 
-Kind = Literal["last word", "choice", "cloze", "minimal pair", "classification", "translation", "perplexity"]
+Kind = Literal["last word", "choice", "cloze", "minimal pair", "classification", "line", "translation", "perplexity"]
 Normalise = Literal["none", "characters", "bytes", "tokens"]
 
 REQUIRED: dict[Kind, tuple[str, ...]] = {
@@ -28,6 +28,7 @@ REQUIRED: dict[Kind, tuple[str, ...]] = {
     "cloze": ("template", "choices", "answer"),
     "minimal pair": ("choices",),
     "classification": ("template", "choices", "answer"),
+    "line": ("template", "answer"),
     "translation": ("template", "answer"),
     "perplexity": ("template",),
 }
@@ -37,6 +38,7 @@ METRICS: dict[Kind, tuple[str, ...]] = {
     "cloze": ("accuracy",),
     "minimal pair": ("accuracy",),
     "classification": ("accuracy",),
+    "line": ("accuracy",),
     "translation": ("BLEU", "chrF"),
     "perplexity": ("perplexity", "bits per character", "bits per byte"),
 }
@@ -49,7 +51,8 @@ class Task:
     template: str = ""
     """The text of a row; {column} stands for a column of the data. Spaces around a column's text are left out."""
     answer: str = ""
-    """Which choice is right: its text, its label or its number from 0. In a translation: the reference."""
+    """Which choice is right: its text, its label or its number from 0. In a translation: the reference. Of a line: what
+    it should say, or the column with a list of all that is accepted, the first one for examples."""
     choices: str | tuple[str, ...] | Mapping[str, str] = ()
     """The column with a list of them, or their templates (of a minimal pair the good one first), or texts by label."""
     description: str = ""
@@ -182,6 +185,12 @@ def parts(template: str) -> Iterator[tuple[str, str | None]]:
             yield text, column
     except ValueError as error:
         raise ValueError(f"template: {template!r}: {error}") from None
+
+
+def only_column(template: str) -> str | None:
+    """The column that a template is, where it is nothing else."""
+    (before, column), *others = parts(template)
+    return None if before or others else column
 
 
 def fill(template: str, row: Mapping[str, Any]) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,21 +13,12 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from qkv.insight.picture import COLOURS, INK, PALE, ROUND, head, save
 from qkv.insight.run import Horizontal, Numbers, Run, folder_of, names, read_run, short
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's, safe for all
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))  # one for each time the colours are used up
 BUCKETS = 2000  # no picture has more columns to show
-ROUND = [1, 2, 2.5, 5, 10]  # distances of ticks
-INK, PALE = "#222222", "#777777"
 PANELS = {"learning_rate": "learning rate", "gradient_norm": "gradient norm"}
-STYLE: Any = {
-    "font.size": 11, "text.color": INK, "axes.labelcolor": INK, "xtick.color": PALE, "ytick.color": PALE,
-    "axes.edgecolor": "#BBBBBB", "axes.spines.top": False, "axes.spines.right": False,
-    "axes.grid": True, "grid.color": "#E6E6E6", "grid.linewidth": 0.8, "axes.axisbelow": True,
-    "legend.framealpha": 0.85, "legend.edgecolor": "none", "svg.fonttype": "none",
-    "text.parse_math": False,
-}  # fmt: skip
 
 
 def plot(
@@ -50,13 +39,7 @@ def plot(
     folders = list({folder.resolve(): folder for folder in folders}.values())
     out = place_of(out, folders)
     read = [read_run(folder, name, x) for folder, name in zip(folders, names(folders), strict=True)]
-    with matplotlib.rc_context(STYLE):
-        figure = draw(read, x, smooth)
-        picture = BytesIO()
-        figure.savefig(picture, format=out.suffix[1:].lower(), dpi=160)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(picture.getvalue())
-    return out
+    return save(lambda: draw(read, x, smooth), out)
 
 
 def place_of(out: Path | str | None, folders: Sequence[Path]) -> Path:
@@ -140,7 +123,7 @@ def draw(runs: Sequence[Run], x: Horizontal, smooth: float) -> Figure:
         axes.xaxis.set_major_locator(MaxNLocator(ticks, integer=x == "step", steps=ROUND))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     main.set_xlabel(label)
-    head(main, runs)
+    told(main, runs)
     return figure
 
 
@@ -210,15 +193,14 @@ def name_and_best(run: Run) -> str:
     return name if run.best is None else f"{name}  (best {run.best[0]:.4g})"
 
 
-def head(axes: Axes, runs: Sequence[Run]) -> None:
+def told(axes: Axes, runs: Sequence[Run]) -> None:
     if len(runs) > 1:
         title, below = f"{len(runs)} runs compared", "best: the lowest validation loss of each"
     else:
         title, below = runs[0].name, runs[0].told
         if runs[0].best is not None:
             below += f"; best validation loss {runs[0].best[0]:.4g} at step {runs[0].best[1]:,}"
-    axes.set_title(title, fontsize=16, fontweight="bold", loc="left", pad=26)
-    axes.text(0, 1.025, below, transform=axes.transAxes, fontsize=11, color=PALE)
+    head(axes, title, below)
 
 
 def unit(runs: Sequence[Run], x: Horizontal) -> tuple[float, str]:

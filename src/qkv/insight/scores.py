@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from qkv import disk
-from qkv.insight.curves import COLOURS, INK, PALE, ROUND, STYLE
+from qkv.insight.picture import COLOURS, INK, PALE, ROUND, check_ending, save
 
-ENDINGS = (".png", ".svg", ".pdf")
 MARKS = "osD^vP*X"
 ACROSS = 3  # panels beside each other
 FEW = 6  # dots in a panel that have room for their numbers
@@ -26,21 +22,7 @@ FEW = 6  # dots in a panel that have room for their numbers
 def plot(found: Mapping[str, Any], out: Path) -> Path:
     """Draw what `qkv evaluate --out` writes: a panel for each score, a dot with its interval for each model."""
     check_ending(out)
-    with matplotlib.rc_context(STYLE):
-        figure = draw(found["results"])
-        picture = BytesIO()
-        figure.savefig(picture, format=out.suffix[1:].lower(), dpi=160)
-    content = picture.getvalue()
-    with disk.staging(out.parent, len(content), out.name) as made:
-        (made / out.name).write_bytes(content)
-        disk.flush(made / out.name)
-        disk.move(made / out.name, out)
-    return out
-
-
-def check_ending(out: Path) -> None:
-    if out.suffix.lower() not in ENDINGS:
-        raise ValueError(f"plot: expected the name of a .png, .svg or .pdf file, not {out}")
+    return save(lambda: draw(found["results"]), out)
 
 
 def draw(results: Sequence[Mapping[str, Any]]) -> Figure:

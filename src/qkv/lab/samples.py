@@ -10,7 +10,7 @@ from torch import Tensor
 from qkv.data.batch import IGNORE, Batch
 from qkv.generation import generate, translate
 from qkv.generation.decode import without_dropout
-from qkv.models import BERT, GPT, RNN, Transformer
+from qkv.models import BERT, GPT, RNN, Transformer, Tuned
 from qkv.models.build import Model
 from qkv.text import Tokenizer
 from qkv.training.task import Task
@@ -26,7 +26,9 @@ def maker(task: Task) -> Callable[[Model], list[str]]:
     def says(model: Model) -> list[str]:
         if isinstance(model, GPT):
             return writing(model, tokenizer)
-        return guesses(model, tokenizer, batch) if isinstance(model, BERT) else translations(model, tokenizer, batch)
+        if isinstance(model, BERT):
+            return guesses(model, tokenizer, batch)
+        return [] if isinstance(model, Tuned) else translations(model, tokenizer, batch)
 
     return says
 

@@ -102,7 +102,9 @@ class BERT(nn.Module):
         segments: Int[Tensor, "B T"] | None = None,
         documents: Int[Tensor, "B T"] | None = None,
         positions: Int[Tensor, "B T"] | None = None,
-    ) -> Float[Tensor, "B T E"]:
+        first: bool = False,
+    ) -> Float[Tensor, "B W E"]:
+        """The words in context (W = T); with `first` only the first one (W = 1), less work for the last block."""
         limit = self.config.context if self.config.position == "learned" else None
         check_ids(ids, self.config.vocabulary, 0, limit)
         positions = positions_of(ids, keep, 0, positions, limit)
@@ -113,7 +115,7 @@ class BERT(nn.Module):
                 raise ValueError("segments: this BERT tells no sentences apart (its config has segments = 0)")
             check_range("segments", segments, self.config.segments, "segments")
         x = self.embedding(ids, positions, segments)
-        return self.stack(x, positions, mask=self.mask(keep, documents))
+        return self.stack(x, positions, mask=self.mask(keep, documents), first=first)
 
     def mask(self, keep: Tensor | None, documents: Tensor | None) -> Mask | None:
         return all_of(

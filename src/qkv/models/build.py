@@ -12,19 +12,22 @@ from torch import Tensor
 
 from qkv.models.bert import BERT, BERTConfig
 from qkv.models.gpt import GPT, GPTConfig
+from qkv.models.heads import HeadConfig
 from qkv.models.rnn import RNN, RNNConfig
 from qkv.models.transformer import Transformer, TransformerConfig
+from qkv.models.tuned import Tuned, TunedConfig
 from qkv.nn.attention.multi_head import MultiHeadAttention, group_heads
 from qkv.nn.position import RotaryScaling
 
-Config = GPTConfig | BERTConfig | TransformerConfig | RNNConfig
-Model = GPT | BERT | Transformer | RNN
+Config = GPTConfig | BERTConfig | TransformerConfig | RNNConfig | TunedConfig
+Model = GPT | BERT | Transformer | RNN | Tuned
 
 FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
     "gpt": (GPTConfig, GPT),
     "bert": (BERTConfig, BERT),
     "transformer": (TransformerConfig, Transformer),
     "rnn": (RNNConfig, RNN),
+    "tuned": (TunedConfig, Tuned),
 }
 
 
@@ -48,6 +51,8 @@ def count_parameters(config: Config) -> int:
 
 
 def to_json(config: Config) -> dict[str, Any]:
+    if isinstance(config, TunedConfig):
+        return {"family": "tuned", "body": to_json(config.body), "head": asdict(config.head)}
     return {"family": family(config), **asdict(config)}
 
 
@@ -59,10 +64,21 @@ def from_json(values: Mapping[str, Any]) -> Config:
         raise ValueError(f"family: expected one of {', '.join(FAMILIES)}, not {name!r}")
     kind = FAMILIES[name][0]
     check_keys(values, kind, f"the {name} config")
+    if kind is TunedConfig:
+        return tuned_from_json(**values)
     if isinstance(values.get("rotary_scaling"), dict):
         check_keys(values["rotary_scaling"], RotaryScaling, "rotary_scaling")
         values["rotary_scaling"] = RotaryScaling(**values["rotary_scaling"])
     return kind(**values)
+
+
+def tuned_from_json(body: Mapping[str, Any], head: Mapping[str, Any]) -> TunedConfig:
+    inner = from_json(body)
+    if not isinstance(inner, GPTConfig | BERTConfig):
+        raise ValueError(f"body: expected a gpt or a bert, not a {family(inner)}")
+    check_keys(head, HeadConfig, "head")
+    lists = {key: tuple(value) for key, value in head.items() if isinstance(value, list)}  # as JSON has them
+    return TunedConfig(body=inner, head=HeadConfig(**{**head, **lists}))
 
 
 def check_keys(values: Mapping[str, Any], kind: type[Any], owner: str) -> None:
@@ -107,6 +123,8 @@ def group_key_value_heads(model: Model, kv_heads: int) -> Model:
     model = uncompiled(model)
     if isinstance(model, RNN):
         raise ValueError("kv_heads: an RNN has no heads to group")
+    if isinstance(model, Tuned):
+        raise ValueError("kv_heads: group the heads first, then fine-tune")
     weights: dict[str, Tensor] = dict(model.state_dict())
     for path, attention in model.named_modules():
         if isinstance(attention, MultiHeadAttention):

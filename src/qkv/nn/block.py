@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from qkv.nn import one_row
 from qkv.nn.attention.bias import Bias, Distance
-from qkv.nn.attention.mask import Fixed, Mask, Strided, Window, all_of
+from qkv.nn.attention.mask import Fixed, Mask, Padding, Strided, Window, all_of
 from qkv.nn.attention.multi_head import MultiHeadAttention, check_heads
 from qkv.nn.config import check_above_zero, check_at_least_one, check_fields, check_probability
 from qkv.nn.feed_forward import Activation, FeedForward
@@ -163,7 +163,11 @@ class Block(nn.Module):
         source: Float[Tensor, "N S E"] | None = None,
         source_mask: Mask | None = None,
         state: KeyValueCache | SegmentMemory | DecoderState | None = None,
-    ) -> Float[Tensor, "B T E"]:
+        first: bool = False,
+    ) -> Float[Tensor, "B W E"]:
+        """Every word (W = T), or with `first` only the first one (W = 1)."""
+        if first:
+            return self.first_word(x, mask)
         if isinstance(state, FixedCache) and one_row.serves_block(self, x, state):
             return one_row.through(self, x, rotary, state)
         own, source_state = (state.target, state.source) if isinstance(state, DecoderState) else (state, None)
@@ -174,6 +178,13 @@ class Block(nn.Module):
         x = self.taps("between", x)
         x = self.feed_forward_residual(x, self.feed_forward)
         return self.taps("after", x)
+
+    def first_word(self, x: Float[Tensor, "B T E"], mask: Mask | None) -> Float[Tensor, "B 1 E"]:
+        """Of the first word alone: it looks at all the others, and nobody looks at them any more."""
+        residual = self.attention_residual
+        looked_at = residual.norm(x) if residual.before else x
+        x = residual(x[:, :1], lambda y: self.attention(y, looked_at, mask=mask)[0])  # (B, 1, E)
+        return self.feed_forward_residual(x, self.feed_forward)
 
     def look(
         self, x: Float[Tensor, "R T E"], source: Tensor | None, mask: Mask | None, state: KeyValueCache | None
@@ -205,13 +216,27 @@ class Stack(nn.Module):
         source: Float[Tensor, "N S E"] | None = None,
         source_mask: Mask | None = None,
         state: KeyValueCache | SegmentMemory | DecoderState | None = None,
-    ) -> Float[Tensor, "B T E"]:
+        first: bool = False,
+    ) -> Float[Tensor, "B W E"]:
+        """Every word (W = T), or with `first` only the first one (W = 1), for which alone the last block is done."""
         config = self.config
         rotary = bias = None
         if config.position == "rotary":
             rotary = rotary_angles(positions, config.width_of_head, config.rotary_base, config.rotary_scaling)
         elif config.position == "alibi":
             bias = Distance(alibi_slopes(config.heads, x.device))
-        for block in self.blocks:
+        *lower, last = self.blocks
+        for block in lower:
             x = block(x, mask=mask, bias=bias, rotary=rotary, source=source, source_mask=source_mask, state=state)
+        if first and self.first_serves(mask):
+            x = last(x, mask=mask, first=True)  # (B, 1, E)
+        else:
+            x = last(x, mask=mask, bias=bias, rotary=rotary, source=source, source_mask=source_mask, state=state)
+            x = x[:, :1] if first else x
         return self.taps("output", x if self.norm is None else self.norm(x))
+
+    def first_serves(self, mask: Mask | None) -> bool:
+        """Where it does not matter at which position a query stands, and nobody listens to the other words."""
+        parts = [part for part in self.blocks[-1].modules() if isinstance(part, Taps)]
+        placed = self.config.position in ("rotary", "alibi", "relative")
+        return not placed and (mask is None or type(mask) is Padding) and not any(part.listeners for part in parts)

@@ -44,6 +44,8 @@ def is_union(kind: Any) -> bool:
 def fits(value: Any, kind: Any) -> bool:
     if get_origin(kind) is Literal:
         return value in get_args(kind)
+    if get_origin(kind) is tuple:  # of any length
+        return isinstance(value, tuple) and all(fits(each, get_args(kind)[0]) for each in value)
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if kind is float:
@@ -54,8 +56,9 @@ def fits(value: Any, kind: Any) -> bool:
 def describe(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(map(str, get_args(kind)))
+    if get_origin(kind) is tuple:
+        return f"several, each {describe(get_args(kind)[0])}"
     if is_dataclass(kind):
         return f"the fields of {getattr(kind, '__name__', kind)}"
-    return {int: "a whole number of 0 or more", float: "a number", bool: "true or false", NoneType: "nothing"}.get(
-        kind, str(kind)
-    )
+    names = {int: "a whole number of 0 or more", float: "a number", bool: "true or false", str: "a text"}
+    return {**names, NoneType: "nothing"}.get(kind, str(kind))

@@ -6,6 +6,8 @@ PyTorch's usual kernels then reach half the speed of memory; oneDNN's, on the ve
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -14,6 +16,9 @@ from torch import Tensor, nn
 from qkv.nn import one_row
 from qkv.nn.int8 import Int8Matrix
 from qkv.nn.packed import as_packed
+
+if TYPE_CHECKING:
+    from qkv.nn.lora import Adapters
 
 Matrix = Tensor | Int8Matrix
 
@@ -68,7 +73,14 @@ def wide(x: Float[Tensor, "*n E"], weight: Float[Tensor, "N E"], bias: Tensor | 
 
 
 class Linear(nn.Linear):
-    """A layer of a matrix and a bias, made and initialised as PyTorch's own."""
+    """A layer of a matrix and a bias, made and initialised as PyTorch's own; it may have low-rank adapters."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
+        super().__init__(inputs, outputs, bias)
+        self.adapters: Adapters | None = None
 
     def forward(self, x: Float[Tensor, "*n E"], rows: slice | None = None) -> Float[Tensor, "*n R"]:
-        return linear(x, self.weight, self.bias, rows)
+        y = linear(x, self.weight, self.bias, rows)
+        if self.adapters is None:
+            return y
+        return self.adapters(x, y, range(self.out_features)[rows or slice(None)])

@@ -44,7 +44,8 @@ def serves_block(block: Block, x: Tensor, state: object) -> bool:
     if triton is None or not isinstance(state, FixedCache) or not serves_row(x):
         return False
     attention, forward = block.attention, block.feed_forward
-    plain = serves_row(x, *(each.weight for each in (attention.qkv, attention.output, forward.up, forward.down)))
+    layers = (attention.qkv, attention.output, forward.up, forward.down)
+    plain = serves_row(x, *(each.weight for each in layers)) and all(each.adapters is None for each in layers)
     if not plain or block.training or not block.attention_residual.before or block.cross_attention is not None:
         return False
     if attention.relative is not None or attention.head_width not in (16, 32, 64, 128, 256):

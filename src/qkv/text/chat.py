@@ -59,9 +59,11 @@ def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message], *, reply: boo
 def apart(tokenizer: Tokenizer, content: str, mark: str) -> str:
     """With a mark where the template's text beside it could make a marker of it, as < before |im_end|> would."""
     said = content.strip()  # templates may strip it, too
-    parts = [(each[:cut], each[cut:]) for each in tokenizer.markers for cut in range(1, len(each))]
-    begin = mark if any(said.startswith(right) or right.startswith(said) for _, right in parts) else ""
-    end = mark if any(said.endswith(left) or left.endswith(said) for left, _ in parts) else ""
+    lefts = tuple(each[:cut] for each in tokenizer.markers for cut in range(1, len(each)))
+    rights = tuple(each[cut:] for each in tokenizer.markers for cut in range(1, len(each)))
+    short = len(said) < max(map(len, tokenizer.markers), default=0)  # it may itself be the middle of a marker
+    begin = mark if said.startswith(rights) or (short and any(each.startswith(said) for each in rights)) else ""
+    end = mark if said.endswith(lefts) or (short and any(each.endswith(said) for each in lefts)) else ""
     return content.replace(said, begin + said + end, 1) if said else content
 
 

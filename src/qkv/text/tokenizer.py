@@ -55,6 +55,13 @@ class Tokenizer:
             path = path / WHOLE
         disk.write_text(path, self.inner.to_str(pretty=True))
 
+    def with_special(self, names: Sequence[str], *, chat_template: str | None = None) -> Tokenizer:
+        """A copy that also has these special tokens, with new ids after all others, and another template of chats."""
+        inner = tokenizers.Tokenizer.from_str(self.inner.to_str())
+        inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+        config = self.config if chat_template is None else {**self.config, "chat_template": chat_template}
+        return Tokenizer(inner, config)
+
     @property
     def config(self) -> dict[str, Any]:
         """What tokenizer_config.json says: the special tokens by role, and the template of chats."""

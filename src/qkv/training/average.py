@@ -16,19 +16,19 @@ class ExponentialAverage:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        self.weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        self.weights = {name: parameter.detach().clone() for name, parameter in learning(model)}
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
         decay = min(self.decay, (1 + step) / (10 + step))
-        names, now = zip(*model.named_parameters(), strict=True)
+        names, now = zip(*learning(model), strict=True)
         torch._foreach_lerp_([self.weights[name] for name in names], now, 1 - decay)
 
     @contextmanager
     def in_place(self, model: nn.Module) -> Iterator[None]:
         """While the context is open, the model has the average's weights."""
         with torch.no_grad():
-            kept = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+            kept = {name: parameter.detach().clone() for name, parameter in learning(model)}
             put(model, self.weights)
             try:
                 yield
@@ -36,9 +36,14 @@ class ExponentialAverage:
                 put(model, kept)
 
 
+def learning(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters that are trained, by name; those that are frozen are in the model that a run began from."""
+    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+
+
 @torch.no_grad()
 def put(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    for name, parameter in model.named_parameters():
+    for name, parameter in learning(model):
         parameter.copy_(weights[name])
 
 

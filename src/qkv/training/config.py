@@ -80,6 +80,8 @@ class OptimizerConfig:
     """The largest norm of all gradients together; 0 for no clipping."""
     smoothing: float = 0.0
     """Label smoothing: the probability taken from the right word and given to all alike."""
+    layer_decay: float = 1.0
+    """The learning rate of each layer as a fraction of that of the layer above it; the embedding has the lowest."""
     average: Average = "none"
     """Which weights are kept in the end: the best on validation, an exponential average, or the mean of the last
     checkpoints."""
@@ -88,10 +90,12 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_above_zero(self, "muon_learning_rate", "epsilon")
+        check_above_zero(self, "muon_learning_rate", "epsilon", "layer_decay")
         if self.learning_rate is not None:
             check_above_zero(self, "learning_rate")
         check_probability(self, "beta1", "beta2", "smoothing", "average_decay")
+        if self.layer_decay > 1:
+            raise ValueError(f"layer_decay: expected at most 1, not {self.layer_decay!r}")
         for name in ("decay", "final_rate", "weight_decay", "clip"):
             value = getattr(self, name)
             fraction = name in ("decay", "final_rate")
@@ -100,18 +104,13 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """How the run goes."""
+class GoingConfig:
+    """How any run goes, be it of training or of fine-tuning."""
 
     out: Path
     """The folder of the run: the model, its checkpoints and metrics."""
-    steps: int = 1000
-    """Updates of the weights."""
     seed: int = 0
     """Of the weights, the order of the data and dropout."""
-    batch_tokens: int = 4096
-    """Tokens of one update, over all micro-batches and machines, in whole rows; of a translation, of each side, padding
-    included."""
     micro_batch_tokens: int | None = None
     """Tokens of one forward pass on one device; as many as fit unless given."""
     precision: Precision | None = None
@@ -130,6 +129,8 @@ class RunConfig:
     """Steps between validations; ten in a run unless given (in a short one every 25), and one at its end."""
     sample_every: int | None = None
     """Steps between samples of what the model says; four in a run unless given, 0 for none."""
+    stop_after: int | None = None
+    """Early stopping: the run ends when so many validations in a row were no better than the best."""
     checkpoint_every: int | None = None
     """Steps between checkpoints; twenty in a run unless given (in a short one every 25), and one at its end."""
     keep: int = 3
@@ -150,8 +151,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_at_least_one(
-            self, "steps", "batch_tokens", "micro_batch_tokens", "validate_every", "checkpoint_every", "keep",
-            "log_every", "patience",
+            self, "micro_batch_tokens", "validate_every", "stop_after", "checkpoint_every", "keep", "log_every",
+            "patience",
         )  # fmt: skip
         if self.seed < 0:
             raise ValueError(f"seed: expected 0 or more, not {self.seed}")
@@ -159,6 +160,21 @@ class RunConfig:
             raise ValueError(f"spike: expected 0 or more, not {self.spike}")
         if self.sample_every is not None and self.sample_every < 0:
             raise ValueError(f"sample_every: expected 0 or more, not {self.sample_every}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(GoingConfig):
+    """How a run of training goes."""
+
+    steps: int = 1000
+    """Updates of the weights."""
+    batch_tokens: int = 4096
+    """Tokens of one update, over all micro-batches and machines, in whole rows; of a translation, of each side, padding
+    included."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least_one(self, "steps", "batch_tokens")
 
     def every(self, given: int | None, times: int) -> int:
         """A number of steps, by default so that it comes so many times in a run, or fewer in a short one."""

@@ -6,6 +6,7 @@ import math
 import time
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from qkv.models.build import Config, build
 from qkv.models.gpt import GPTConfig
 from qkv.models.rnn import RNNConfig
 from qkv.models.transformer import TransformerConfig
+from qkv.models.tuned import TunedConfig
 from qkv.training.precision import DTYPES, Precision
 
 
@@ -34,12 +36,16 @@ def cost(
     precision: Precision,
     *,
     asked: float = 1.0,
+    trained: float = 1.0,
+    length: int | None = None,
     recompute: bool = False,
     average: bool = False,
 ) -> Cost:
-    """`asked` is the fraction of the words read that pass the output layer."""
+    """`asked` is the fraction of the words read that pass the output layer, `trained` of the parameters that learn;
+    texts are of `length` words, or of the context's."""
+    config = config.body if isinstance(config, TunedConfig) else config  # a head is next to nothing
     with torch.device("meta"):
-        model = build(config)
+        model: Any = build(config)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     matrices = {name: parameter.numel() for name, parameter in model.named_parameters() if parameter.dim() == 2}
     looked_up = sum(size for name, size in matrices.items() if "embedding" in name)
@@ -50,17 +56,20 @@ def cost(
     met = inside + asked * at_the_end
     if isinstance(config, TransformerConfig | RNNConfig):
         met /= 2  # a word goes through the encoder or the decoder
-    flops = 6 * met + 6 * attention_flops(config)
+    share = (2 + trained) / 3  # a frozen matrix needs no gradient of its own, which is a third of the work
+    flops = 6 * share * met + 6 * attention_flops(config, length)
     size = 4 if precision == "float32" else 2
-    kept = 4 + 4 + 8 + (4 if average else 0) + (size if size == 2 else 0)
-    return Cost(parameters, flops, parameters * kept, round(micro_tokens * kept_per_token(config, recompute) * size))
+    kept = 4 + trained * (4 + 8) + (4 if average else 0) + (size if size == 2 else 0)
+    return Cost(
+        parameters, flops, round(parameters * kept), round(micro_tokens * kept_per_token(config, recompute) * size)
+    )
 
 
-def attention_flops(config: Config) -> float:
+def attention_flops(config: Config, length: int | None = None) -> float:
     """Multiplications of a word's queries with the keys it sees and of its weights with their values, in all layers."""
-    if isinstance(config, RNNConfig):
+    if isinstance(config, RNNConfig | TunedConfig):
         return 0.0
-    seen = config.context / 2 if isinstance(config, GPTConfig) else config.context
+    seen = min(length or config.context, config.context) / (2 if isinstance(config, GPTConfig) else 1)
     if isinstance(config, TransformerConfig):
         seen = min(seen, 64)  # sentences
     seen = min(seen, config.window or seen)
@@ -71,7 +80,7 @@ def attention_flops(config: Config) -> float:
 
 def kept_per_token(config: Config, recompute: bool) -> float:
     """Numbers that the backward pass needs of one word: about 9 widths and 2 hidden layers a block."""
-    if isinstance(config, RNNConfig):
+    if isinstance(config, RNNConfig | TunedConfig):
         return 12.0 * config.width * (config.depth + 1)
     depth = config.depth + ((config.decoder_depth or config.depth) if isinstance(config, TransformerConfig) else 0)
     block = 9 * config.width + 2 * config.width_of_hidden

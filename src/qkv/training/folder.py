@@ -20,11 +20,12 @@ from qkv.data.source import SPLITS
 from qkv.models.build import Config, from_json, to_json
 from qkv.models.foreign.folder import TOKENIZER, read_json
 from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
+from qkv.training.tune_config import TuneConfig
 
 RUN, CHECKPOINTS, LOCK = "run.json", "checkpoints", ".lock"
-FIXED = {"data": ("data", "validation", "held_out", "column", "columns", "tokenizer", "across_documents", "mask_rate",
-                  "whole_words"), "run": ("seed", "batch_tokens"), "optimizer": ("optimizer",)}  # fmt: skip
-"""What a resumed run must share with its beginning; the rest may change, and does so from then on."""
+FIXED = {"run": ("seed", "batch_tokens"), "optimizer": ("optimizer", "layer_decay")}
+"""What a resumed run must share with its beginning, besides the model and the data; the rest may change, and does so
+from then on."""
 BEFORE_THE_FIRST_STEP = (LOCK, RUN, TOKENIZER, TOKENIZER_CONFIG)
 """All that is there of a run that failed or was killed before it was worth keeping."""
 
@@ -67,9 +68,10 @@ def locked(out: Path) -> Iterator[None]:
 
 
 def describe(
-    model: Config, data: DataConfig, optimizer: OptimizerConfig, run: RunConfig, fingerprint: str
+    model: Config, data: DataConfig | TuneConfig, optimizer: OptimizerConfig, run: RunConfig, fingerprint: str
 ) -> dict[str, Any]:
     return {
+        "command": "train" if isinstance(data, DataConfig) else "finetune",
         "model": to_json(model),
         "data": asdict(data) | {name: tuple(map(located, getattr(data, name))) for name in ("data", "validation")},
         "optimizer": asdict(optimizer),
@@ -114,9 +116,9 @@ def check_same(out: Path, now: dict[str, Any]) -> list[str]:
         name = names[0] if names else "family"
         old, new = before["model"].get(name), now["model"].get(name)
         raise ValueError(f"{name}: the run in {out} has {old!r}, not {new!r}; resume with the same model")
-    for part, fixed in FIXED.items():
+    for part, fixed in {"data": tuple(now["data"]), **FIXED}.items():
         for name in fixed:
-            if before[part].get(name) != now[part][name]:
+            if name in before[part] and before[part][name] != now[part][name]:
                 old, new = before[part].get(name), now[part][name]
                 raise ValueError(
                     f"{name}: the run in {out} has {old!r}, not {new!r}; resume with the same, or begin anew"

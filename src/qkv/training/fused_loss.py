@@ -20,19 +20,25 @@ def serves(logits: Tensor) -> bool:
 
 
 def softmax_loss_(
-    logits: Float[Tensor, "N P"], V: int, targets: Int[Tensor, "N"], smoothing: float
+    logits: Float[Tensor, "N P"],
+    V: int,
+    targets: Int[Tensor, "N"],
+    smoothing: float,
+    shares: Float[Tensor, "N"] | None = None,
 ) -> Float[Tensor, ""]:
     losses = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
     score_row[(logits.shape[0],)](
         logits,
         targets,
         losses,
+        losses if shares is None else shares.float(),
         V,
         logits.shape[1],
         logits.stride(0),
         smoothing,
         IGNORE,
         SMOOTH=smoothing > 0,
+        SHARES=shares is not None,
         LANES=4096,
         DEEP=2,
         num_warps=16,
@@ -48,12 +54,14 @@ if triton is not None:
         logits,
         targets,
         losses,
+        shares,
         V,
         P,
         stride,
         smoothing,
         ignore,
         SMOOTH: tl.constexpr,
+        SHARES: tl.constexpr,
         LANES: tl.constexpr,
         DEEP: tl.constexpr,
     ):
@@ -91,9 +99,10 @@ if triton is not None:
         loss = log_total - (1 - smoothing) * at_target
         if SMOOTH:
             loss -= smoothing * tl.sum(summed, 0) / V
-        tl.store(losses + row, tl.where(asked, loss, 0.0))
+        share = tl.load(shares + row) if SHARES else 1.0
+        tl.store(losses + row, tl.where(asked, loss * share, 0.0))
 
-        scale = tl.where(asked, 1.0, 0.0)
+        scale = tl.where(asked, share, 0.0)
         everyone = scale * smoothing / V
         for start in range(0, whole, DEEP * LANES):
             x = tl.load(logits + start + tile).to(tl.float32)
@@ -104,5 +113,5 @@ if triton is not None:
         tl.store(logits + beyond, slope.to(logits.dtype.element_ty), mask=beyond < P)
         tl.debug_barrier()  # the target's own slope comes after everyone's
         if asked:
-            own = tl.exp2((at_target - log_total) * LOG2_E) - everyone - (1 - smoothing)
+            own = (tl.exp2((at_target - log_total) * LOG2_E) - (1 - smoothing)) * scale - everyone
             tl.store(logits + target, own.to(logits.dtype.element_ty))

@@ -41,7 +41,9 @@ def train(run: Run, samples: Samples | None = None) -> Outcome:
     validate_every, save_every = config.every(config.validate_every, 10), config.every(config.checkpoint_every, 20)
     sample_every = config.every(config.sample_every, 4)
 
-    if state.step >= run.steps:
+    if run.gave_up():
+        progress.say(f"The run has ended early, after step {state.step}; a higher --stop-after lets it go on.")
+    elif state.step >= run.steps:
         progress.say(f"All {run.steps} steps are done; give more --steps to go on.")
     with (
         closing(run.metrics),
@@ -50,7 +52,7 @@ def train(run: Run, samples: Samples | None = None) -> Outcome:
         closing(Ahead(run.task.training)) as ahead,
     ):
         begun = time.perf_counter()
-        while state.step < run.steps:
+        while state.step < run.steps and not run.gave_up():
             step, position = state.step, state.position(state.step)
             batch = ahead.take(position, following=state.position(step + 1))
             loss, state.parts = gradients_of(
@@ -84,15 +86,17 @@ def train(run: Run, samples: Samples | None = None) -> Outcome:
             if run.hear():
                 continue
             best = validating and run.check()
-            if saving or best or stop:
-                run.save(best=best, passing=not (saving or best))
+            if saving or best or stop or run.gave_up():
+                run.save(best=best, passing=not (saving or best or run.gave_up()))
             if sampling and samples is not None:
                 progress.samples(f"after step {state.step}", samples(run.model))
             if stop and not last:
                 progress.say(f"Stopped after step {state.step} of {run.steps}; all is saved. Go on with --resume.")
                 break
+            if run.gave_up() and not last:
+                progress.say(f"No better for {state.stale} validations: the run ends early, after step {state.step}.")
             begun = time.perf_counter()
-        finished = state.step >= run.steps
+        finished = state.step >= run.steps or run.gave_up()
         if finished:
             run.finish()
     flops = run.flops_per_token * state.tokens

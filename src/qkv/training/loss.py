@@ -28,16 +28,19 @@ def loss_sum(
     targets: Int[Tensor, "*n"],
     *,
     smoothing: float = 0.0,
+    shares: Float[Tensor, "*n"] | None = None,
     chunk: int | None = None,
 ) -> Float[Tensor, ""]:
     """Sum over the positions of the cross-entropy between softmax(features weight^T + bias) and their targets.
 
-    A target of IGNORE asks nothing. Label smoothing takes `smoothing` of the probability from the target and gives it
-    to all words alike. `weight` may be of a finer dtype than `features`: it is used in theirs, its gradient in its own.
+    A target of IGNORE asks nothing. With `shares` each position counts as much as its share says. Label smoothing takes
+    `smoothing` of the probability from the target and gives it to all words alike. `weight` may be of a finer dtype
+    than `features`: it is used in theirs, its gradient in its own.
     """
     features, targets = features.flatten(0, -2), targets.flatten()  # (N, E), (N,)
     chunk = chunk or rows_at_once(features.shape[0], weight.shape[0], features.is_cuda)
-    return ChunkedLoss.apply(features, weight, bias, targets, smoothing, chunk)
+    shares = None if shares is None else shares.flatten()  # (N,)
+    return ChunkedLoss.apply(features, weight, bias, targets, smoothing, chunk, shares)
 
 
 def rows_at_once(N: int, V: int, gpu: bool) -> int:
@@ -58,6 +61,7 @@ class ChunkedLoss(torch.autograd.Function):
         targets: Int[Tensor, "N"],
         smoothing: float,
         chunk: int,
+        shares: Float[Tensor, "N"] | None,
     ) -> Float[Tensor, ""]:
         V = weight.shape[0]
         W = aligned(weight.to(features.dtype))  # (P, E): P is V, or a little more
@@ -73,7 +77,7 @@ class ChunkedLoss(torch.autograd.Function):
             logits = F.linear(features[part], W)  # (n, P)
             if b is not None:
                 logits[:, :V] += b
-            total += softmax_loss_(logits, V, targets[part], smoothing)
+            total += softmax_loss_(logits, V, targets[part], smoothing, None if shares is None else shares[part])
             slope = logits  # no longer: it now holds the loss's derivative for each of them
             if d_features is not None:
                 torch.mm(slope, W, out=d_features[part])
@@ -96,18 +100,23 @@ class ChunkedLoss(torch.autograd.Function):
             None,
             None,
             None,
+            None,
         )
 
 
 def softmax_loss_(
-    logits: Float[Tensor, "N P"], V: int, targets: Int[Tensor, "N"], smoothing: float
+    logits: Float[Tensor, "N P"],
+    V: int,
+    targets: Int[Tensor, "N"],
+    smoothing: float,
+    shares: Float[Tensor, "N"] | None = None,
 ) -> Float[Tensor, ""]:
     """The loss of the first V columns, summed; the logits are overwritten with its derivative, columns beyond V with 0.
 
     This is the definition; on a GPU one fused pass takes its place.
     """
     if fused_loss.serves(logits):
-        return fused_loss.softmax_loss_(logits, V, targets, smoothing)
+        return fused_loss.softmax_loss_(logits, V, targets, smoothing, shares)
     asked = targets != IGNORE
     target = targets.where(asked, 0).unsqueeze(1)  # (N, 1)
     finer = torch.promote_types(logits.dtype, torch.float32)
@@ -118,10 +127,11 @@ def softmax_loss_(
     slope = log_probability.exp_()
     slope -= smoothing / V
     slope.scatter_add_(1, target, slope.new_full(target.shape, -(1 - smoothing)))
-    slope *= asked.unsqueeze(1)
+    counted = asked.to(finer) if shares is None else asked * shares.to(finer)  # (N,)
+    slope *= counted.unsqueeze(1)
     logits[:, :V] = slope
     logits[:, V:] = 0
-    return (loss * asked).sum()
+    return (loss * counted).sum()
 
 
 def aligned(weight: Float[Tensor, "V E"], multiple: int = 128) -> Float[Tensor, "P E"]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from qkv.data.batch import Batch
 from qkv.models.build import Model
 from qkv.models.gpt import GPT
+from qkv.models.tuned import Tuned
 from qkv.training.loss import loss_sum
 from qkv.training.precision import DTYPES, Cast, Precision
 from qkv.training.recompute import recompute_activations
@@ -48,13 +49,20 @@ def in_segments(model: GPT, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T E"]:
 class Objective(nn.Module):
     """`objective(batch)` is the sum of the batch's losses, in float32."""
 
-    def __init__(self, model: Model, *, precision: Precision = "float32", smoothing: float = 0.0) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        precision: Precision = "float32",
+        smoothing: float = 0.0,
+        reader: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
         self.smoothing = smoothing
-        reader = Reader(model)
+        reader = Reader(model) if reader is None else reader
         self.reader = reader if precision == "float32" else Cast(reader, DTYPES[precision])
-        self.compiled: Callable[[Batch], Tensor] | None = None
+        self.compiled: Callable[[Batch], Any] | None = None
         self.replay: Replay | None = None
 
     def compile_reader(self) -> None:
@@ -62,11 +70,12 @@ class Objective(nn.Module):
         recompute_activations(self.model)  # costs next to nothing where the compiler joins it with what follows
         self.compiled = torch.compile(self.reader)
 
-    def record(self) -> None:
-        """On one GPU: a step's kernels are launched as one."""
-        self.replay = Replay(self)
+    def record(self, wait: int = 0) -> None:
+        """On one GPU: a step's kernels are launched as one, for shapes that have come more than `wait` times."""
+        self.replay = Replay(self, wait)
 
     def forward(self, batch: Batch) -> Float[Tensor, ""]:
+        assert not isinstance(self.model, Tuned)  # whose objective is AnswerObjective
         weight, bias = self.model.output_layer
         if not isinstance(weight, Tensor):
             raise TypeError("model: int8 weights are frozen; train the float32 model")

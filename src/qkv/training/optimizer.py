@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,30 +14,42 @@ from qkv.nn.block import Block
 from qkv.training.config import OptimizerConfig
 from qkv.training.distributed import like
 
+BLOCK = re.compile(r"\bblocks\.(\d+)\.")
+
 
 class Optimizers:
     """One or two optimizers that step together, and what they remember, by the names of the parameters."""
 
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
-        self.names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+        self.names: dict[Tensor, str] = {
+            parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad
+        }
         by_muon = matrices_inside(model) if config.optimizer == "muon" else set()
-        others = [parameter for parameter in self.names if parameter not in by_muon]
-        decayed = [parameter for parameter in others if parameter.dim() >= 2]
-        plain = [parameter for parameter in others if parameter.dim() < 2]
-        groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        factors = layer_factors(self.names.values(), config.layer_decay)
+
+        def groups(chosen: Iterable[Tensor]) -> list[dict[str, Any]]:
+            """By their weight decay, and by the part of the learning rate that is theirs."""
+            found: dict[tuple[float, float], list[Tensor]] = {}
+            for parameter in chosen:
+                decay = config.weight_decay if parameter.dim() >= 2 else 0.0
+                found.setdefault((decay, factors[self.names[parameter]]), []).append(parameter)
+            return [{"params": own, "weight_decay": decay, "factor": factor} for (decay, factor), own in found.items()]
+
         self.optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.AdamW(groups, betas=(config.beta1, config.beta2), eps=config.epsilon, fused=True)
-        ]
+            torch.optim.AdamW(
+                groups(parameter for parameter in self.names if parameter not in by_muon),
+                betas=(config.beta1, config.beta2), eps=config.epsilon, fused=True,
+            )
+        ]  # fmt: skip
         if by_muon:
-            matrices = [parameter for parameter in self.names if parameter in by_muon]
-            self.optimizers.append(torch.optim.Muon(matrices, weight_decay=config.weight_decay))
+            self.optimizers.append(torch.optim.Muon(groups(each for each in self.names if each in by_muon)))
         self.muon_learning_rate = config.muon_learning_rate
 
     def set_rate(self, rate: float, highest: float) -> None:
         for optimizer in self.optimizers:
             own = rate / highest * self.muon_learning_rate if isinstance(optimizer, torch.optim.Muon) else rate
             for group in optimizer.param_groups:
-                group["lr"] = own
+                group["lr"] = own * group["factor"]
 
     def step(self, bad: Tensor, divisor: Tensor) -> None:
         """Update with the gradients divided by `divisor`; with `bad` not 0, leave everything as it is.
@@ -82,7 +96,21 @@ class Optimizers:
 def matrices_inside(model: nn.Module) -> set[nn.Parameter]:
     """What Muon is for: the matrices of the blocks. Embeddings and output layers look things up by rows."""
     blocks = [module for module in model.modules() if isinstance(module, Block)]
-    return {parameter for block in blocks for parameter in block.parameters() if parameter.dim() == 2}
+    return {
+        parameter
+        for block in blocks
+        for parameter in block.parameters()
+        if parameter.dim() == 2 and parameter.requires_grad
+    }
+
+
+def layer_factors(names: Iterable[str], decay: float) -> dict[str, float]:
+    """The part of the learning rate that a parameter gets: all of it above the blocks, and less the deeper it lies."""
+    names = list(names)
+    blocks = {name: int(found[1]) for name in names if (found := BLOCK.search(name))}
+    depth = max(blocks.values(), default=-1) + 1
+    below = {name: 0 if "embedding" in name else depth + 1 for name in names}
+    return {name: decay ** (depth + 1 - (blocks[name] + 1 if name in blocks else below[name])) for name in names}
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:

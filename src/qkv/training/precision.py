@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call
 
 Precision = Literal["float32", "bf16", "fp16"]
@@ -26,7 +26,7 @@ class Cast(nn.Module):
         super().__init__()
         self.module, self.dtype = module, dtype
 
-    def forward(self, *inputs: Any) -> Tensor:
+    def forward(self, *inputs: Any) -> Any:
         short = {name: weight.to(self.dtype) for name, weight in self.module.named_parameters()}
         return functional_call(self.module, short, inputs)
 

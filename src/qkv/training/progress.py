@@ -17,6 +17,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from qkv.training.tally import merit
+
 HORIZON = 20  # the loss shown is the mean of about so many steps
 REFRESH = 4  # times a second
 NONE = "-"
@@ -26,17 +28,28 @@ class Progress:
     """Told each row of metrics; shows what it can keep up with. Training goes on when nobody reads any more."""
 
     def __init__(
-        self, steps: int, *, start: int = 0, console: Console | None = None, every: int = 10, active: bool = True
+        self,
+        steps: int,
+        *,
+        start: int = 0,
+        console: Console | None = None,
+        every: int = 10,
+        active: bool = True,
+        metric: str = "loss",
     ) -> None:
         if every < 1:
             raise ValueError(f"every: expected 1 or more, not {every}")
         # Colours that are forced on for a log file do not make it a terminal.
         self.console = console or Console(force_terminal=sys.stdout.isatty())
         self.steps, self.now, self.every, self.active = steps, start, every, active
+        self.metric = metric
         self.row: Mapping[str, Any] = {}
         self.loss, self.losses = math.nan, 0
         self.validation_loss: float | None = None
-        self.best: tuple[float, int] | None = None
+        self.beside: dict[str, float] = {}
+        """What validation measured besides the loss."""
+        self.best: tuple[float, float, int] | None = None
+        """How good, the metric's value, and the step."""
         self.begun = time.monotonic()
         self.first: float | None = None
         self.done = 0
@@ -86,7 +99,8 @@ class Progress:
         self.note(row)
         if self.live is None:
             place, loss = self.place(row["step"]), number(row["validation_loss"])
-            self.print(f"{place}  validation {loss}  best {self.best_yet()}")
+            measured = "".join(f"  {name.replace('_', ' ')} {number(value)}" for name, value in self.beside.items())
+            self.print(f"{place}  validation {loss}{measured}  best {self.best_yet()}")
 
     def say(self, text: str) -> None:
         """Above the live lines, where it stays."""
@@ -130,6 +144,8 @@ class Progress:
         what = Text.assemble(
             ("loss ", "dim"), (number(self.loss if self.losses else None), "bold"),
             ("   validation ", "dim"), (number(self.validation_loss), "bold"),
+            *[part for name, value in list(self.beside.items())[:1]
+              for part in ((f"   {name.replace('_', ' ')} ", "dim"), (number(value), "bold"))],
             (f"   best {self.best_yet()}", "dim"),
             ("   ", ""), count(row.get("tokens_per_second")), (" tokens/s", "dim"),
             ("   ", ""), percent(row.get("utilisation")), (" utilisation", "dim"),
@@ -147,12 +163,15 @@ class Progress:
         return f"step {step:>{len(str(self.steps))}}/{self.steps}"
 
     def best_yet(self) -> str:
-        return NONE if self.best is None else f"{number(self.best[0])} at step {self.best[1]}"
+        return NONE if self.best is None else f"{number(self.best[1])} at step {self.best[2]}"
 
     def note(self, row: Mapping[str, Any]) -> None:
-        self.validation_loss = loss = row["validation_loss"]
-        if math.isfinite(loss) and (self.best is None or loss < self.best[0]):
-            self.best = (loss, row["step"])
+        self.validation_loss = row["validation_loss"]
+        self.beside = {name: value for name, value in row.items() if name not in ("step", "validation_loss")}
+        measured = {"loss": row["validation_loss"], **self.beside}
+        now = merit(measured, self.metric) if self.metric in measured else -math.inf
+        if math.isfinite(now) and (self.best is None or now > self.best[0]):
+            self.best = (now, measured[self.metric], row["step"])
 
     # Where it is shown
 

@@ -5,6 +5,7 @@ The host then launches one thing a step instead of some hundreds, and the GPU do
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import fields
 
 import torch
@@ -13,61 +14,80 @@ from torch import Tensor, nn
 
 from qkv.data.batch import Batch
 
+Shape = tuple[tuple[str, tuple[int, ...]], ...]
+
+MOST = 8
+"""Each shape that is recorded holds gradients of its own, so there are not too many."""
+
 
 class Replay:
-    """Forward and backward pass of an objective for batches of one shape: the first of that shape is recorded."""
+    """Forward and backward pass of an objective for batches of a few shapes.
 
-    def __init__(self, objective: nn.Module) -> None:
-        self.objective = objective
-        self.batch: Batch | None = None
+    A shape is recorded when it comes for the first time, or, where many differ, only after it has come `wait` times.
+    """
+
+    def __init__(self, objective: nn.Module, wait: int = 0) -> None:
+        self.objective, self.wait = objective, wait
+        self.recorded: dict[Shape, Recorded] = {}
+        self.seen: Counter[Shape] = Counter()
 
     def fits(self, batch: Batch) -> bool:
-        return self.batch is None or shape_of(batch) == shape_of(self.batch)
+        shape = shape_of(batch)
+        if shape in self.recorded:
+            return True
+        self.seen[shape] += 1
+        return len(self.recorded) < (MOST if self.wait else 1) and self.seen[shape] > self.wait
 
     def gradients(self, batch: Batch, factor: Float[Tensor, ""], seed: int) -> Float[Tensor, ""]:
         """The loss, and the gradient of loss * factor in the parameters, which had none; dropout from the seed."""
-        if self.batch is None:
-            self.record(batch, factor)
-        assert self.batch is not None
-        for own, given in zip(tensors_of(self.batch), tensors_of(batch), strict=True):
-            own.copy_(given, non_blocking=True)
-        self.factor.copy_(factor)
+        shape = shape_of(batch)
+        if shape not in self.recorded:
+            self.recorded[shape] = Recorded(self.objective, batch, factor)
+        own = self.recorded[shape]
+        own.take(batch, factor)
         torch.manual_seed(seed)  # only now: to record has drawn, too
-        self.graph.replay()
-        for parameter, gradient in self.gradient.items():
+        own.graph.replay()
+        for parameter, gradient in own.gradient.items():
             parameter.grad = gradient
-        return self.loss
+        return own.loss
 
-    def record(self, batch: Batch, factor: Tensor) -> None:
-        static = batch.map(lambda tensor: tensor.to(factor.device, copy=True))
+
+class Recorded:
+    """One pass over a batch in memory of its own, which others of its shape are copied to."""
+
+    def __init__(self, objective: nn.Module, batch: Batch, factor: Tensor) -> None:
+        self.objective = objective
+        self.batch = batch.map(lambda tensor: tensor.to(factor.device, copy=True))
         self.factor = factor.clone()
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):  # compiled and tuned before it is recorded
             for _ in range(2):
-                self.pass_through(static)
-                self.objective.zero_grad(set_to_none=True)
+                self.pass_through()
+                objective.zero_grad(set_to_none=True)
         torch.cuda.current_stream().wait_stream(aside)
         torch.cuda.empty_cache()
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            self.loss = self.pass_through(static)
-        self.gradient = {
-            parameter: parameter.grad for parameter in self.objective.parameters() if parameter.grad is not None
-        }
-        self.batch = static
+            self.loss = self.pass_through()
+        self.gradient = {each: each.grad for each in objective.parameters() if each.grad is not None}
 
-    def pass_through(self, batch: Batch) -> Tensor:
-        loss = self.objective(batch)
+    def take(self, batch: Batch, factor: Tensor) -> None:
+        for own, given in zip(tensors_of(self.batch), tensors_of(batch), strict=True):
+            own.copy_(given, non_blocking=True)
+        self.factor.copy_(factor)
+
+    def pass_through(self) -> Tensor:
+        loss = self.objective(self.batch)
         (loss * self.factor).backward()
         return loss.detach()
 
 
 def tensors_of(batch: Batch) -> list[Tensor]:
     values = [getattr(batch, field.name) for field in fields(batch)]
-    return [value for value in values if value is not None]
+    return [value for value in values if isinstance(value, Tensor)]
 
 
-def shape_of(batch: Batch) -> list[tuple[str, torch.Size]]:
+def shape_of(batch: Batch) -> Shape:
     named = [(field.name, getattr(batch, field.name)) for field in fields(batch)]
-    return [(name, value.shape) for name, value in named if value is not None]
+    return tuple((name, tuple(value.shape)) for name, value in named if isinstance(value, Tensor))

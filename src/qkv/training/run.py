@@ -12,26 +12,32 @@ from torch import Tensor, nn
 
 from qkv import artifact
 from qkv.data.causal import CausalData
+from qkv.data.conversations import ConversationData
+from qkv.data.labelled import LabelledData
 from qkv.data.masked import MaskedData
 from qkv.data.paired import PairedData
 from qkv.models.build import Model, build, with_weights
 from qkv.training.average import ExponentialAverage, mean_of
 from qkv.training.checkpoint import Checkpoints
 from qkv.training.config import OptimizerConfig, RunConfig
-from qkv.training.cost import cost, measured_peak, memory_used
+from qkv.training.cost import Cost, cost, measured_peak, memory_used
 from qkv.training.distributed import World, gathered, sharded, spread
 from qkv.training.folder import CHECKPOINTS
 from qkv.training.guard import Guard, LossScale
 from qkv.training.metrics import Metrics, read_metrics
-from qkv.training.objective import Objective
 from qkv.training.optimizer import Optimizers
-from qkv.training.precision import best_precision, check_precision
+from qkv.training.precision import Precision, best_precision, check_precision
 from qkv.training.progress import Progress
 from qkv.training.recompute import recompute_blocks
 from qkv.training.schedule import highest_rate, learning_rate
 from qkv.training.state import Memory, RunState, put_weights
 from qkv.training.step import validate
+from qkv.training.tally import merit
 from qkv.training.task import Task
+
+
+FEW = 2
+"""Batches of a shape that come before it is recorded: some shapes come once."""
 
 
 class Diverged(RuntimeError):
@@ -155,27 +161,40 @@ class Run:
 
     def check(self) -> bool:
         """Validate the weights as they would be kept. If they are the best so far they are, at once, and it is True."""
+        state = self.state
         with self.memory.average.in_place(self.model) if self.memory.average else nullcontext():
-            loss = self.validation_loss()
-            best = self.state.best is None or loss < self.state.best
+            measured = self.measured()
+            now = merit(measured, self.task.metric)
+            best = state.merit is None or now > state.merit
+            state.stale = 0 if best else state.stale + 1
             if best:
-                self.state.best = loss
+                state.best, state.merit = measured["loss"], now
                 self.keep()
-        row = {"step": self.state.step, "validation_loss": loss}
+        row = {"step": state.step, "validation_loss": measured.pop("loss"), **measured}
         self.metrics.write(row)
         self.progress.validation(row)
         return best
 
-    def validation_loss(self) -> float:
-        loss = validate(self.objective, self.task.validation, self.world, self.state.parts)
-        return math.inf if math.isnan(loss) else loss  # which any other is better than
+    def measured(self) -> dict[str, float]:
+        """The validation loss and the task's metrics of the weights as they are."""
+        loss, counted = validate(self.objective, self.task.validation, self.world, self.state.parts)
+        loss = math.inf if math.isnan(loss) else loss  # which any other is better than
+        return {"loss": loss, **(self.task.measure(counted) if self.task.measure else {})}
+
+    def gave_up(self) -> bool:
+        """Whether validation has not become better for as long as was asked to wait."""
+        return self.config.stop_after is not None and self.state.stale >= self.config.stop_after
 
     def keep(self) -> None:
         """The weights of this moment become the run's model."""
         own = ((name, weight.detach()) for name, weight in self.model.named_parameters())
         weights = gathered(own, self.world.first)
         with self.world.together():
-            if self.world.first:
+            if not self.world.first:
+                pass
+            elif self.task.save is not None:
+                self.task.save(weights, self.config.out)
+            else:
                 model = with_weights(self.task.config, weights)
                 artifact.save(model, self.config.out, tokenizer=self.task.tokenizer, replace=True)
 
@@ -183,7 +202,8 @@ class Run:
         if self.optimizer.average == "last":
             last = self.checkpoints.last(self.config.keep)
             put_weights(self.model, mean_of(last, "model/"), str(self.config.out))
-            self.state.best = self.validation_loss()
+            measured = self.measured()
+            self.state.best, self.state.merit = measured["loss"], merit(measured, self.task.metric)
             self.keep()
             steps = ", ".join(str(checkpoint.step) for checkpoint in last)
             self.progress.say(f"The mean of the checkpoints {steps} has a validation loss of {self.state.best:.4f}.")
@@ -217,14 +237,20 @@ def begin(
     torch.use_deterministic_algorithms(config.deterministic)
     torch.manual_seed(config.seed)
     shards = sharded(world, config.distributed)
-    model = (build(task.config) if model is None else model).to("cpu" if shards else device).train()
+    if model is None:
+        model = build(task.config) if task.begin is None else task.begin()
+    model = model.to("cpu" if shards else device).train()
     if config.recompute:
         recompute_blocks(model)
-    own = Objective(model, precision="float32" if shards else precision, smoothing=optimizer.smoothing)
+    own = task.objective(model, precision="float32" if shards else precision, smoothing=optimizer.smoothing)
     if config.compile or (config.compile is None and device.type == "cuda"):
         own.compile_reader()
-        if device.type == "cuda" and world.talk is None and not isinstance(task.training, PairedData):
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)  # which plans for half a second whenever a shape is new
+        if world.talk is None and own.compiled is not None and not isinstance(task.training, PairedData):
             own.record()  # of pairs, every batch has a shape of its own
+        elif world.talk is None and isinstance(task.training, LabelledData | ConversationData):
+            own.record(wait=FEW)
     objective = spread(own, world, config.distributed, precision)
     average = ExponentialAverage(model, optimizer.average_decay) if optimizer.average == "exponential" else None
     memory = Memory(
@@ -235,14 +261,14 @@ def begin(
         average,
     )
     metrics = metrics or Metrics(config.out, sinks=config.sinks, active=world.first)
-    progress = progress or Progress(config.steps, every=config.log_every, active=world.first)
+    progress = progress or Progress(config.steps, every=config.log_every, active=world.first, metric=task.metric)
     checkpoints = Checkpoints(config.out / CHECKPOINTS, config.keep, say=progress.say)
     asked = parts_of(task, config, world)
     state = RunState(parts=asked, asked=asked)
     run = Run(
         task, optimizer, config, world, model, objective, memory, state, checkpoints, metrics, progress,
         highest=highest_rate(optimizer, task.config.width, config.steps),
-        flops_per_token=cost(task.config, 1, precision, asked=task.asked).flops_per_token,
+        flops_per_token=cost_of(task, 1, precision).flops_per_token,
         peak=measured_peak(device, precision) * world.size,
     )  # fmt: skip
     with world.in_turn():  # nothing is written before all have read
@@ -266,6 +292,10 @@ def begin(
     return run
 
 
+def cost_of(task: Task, micro_tokens: int, precision: Precision, **how: bool) -> Cost:
+    return cost(task.config, micro_tokens, precision, asked=task.asked, trained=task.trained, length=task.length, **how)
+
+
 def parts_of(task: Task, config: RunConfig, world: World) -> int:
     """Micro-batches a batch, so that none has more tokens than asked for; of pairs, whose rows differ, about."""
     if config.micro_batch_tokens is None:
@@ -274,4 +304,5 @@ def parts_of(task: Task, config: RunConfig, world: World) -> int:
     if isinstance(data, CausalData | MaskedData):
         length = data.tokens_per_step // data.rows
         return -(-data.rows // (max(1, micro // length) * world.size))
-    return max(1, -(-config.batch_tokens // (micro * world.size)))
+    tokens = data.tokens_per_step if isinstance(data, LabelledData) else config.batch_tokens
+    return max(1, -(-tokens // (micro * world.size)))

@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -16,16 +18,17 @@ from qkv.models.build import Config, Model
 from qkv.models.foreign.folder import TOKENIZER
 from qkv.models.rnn import RNNConfig
 from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
-from qkv.training.cost import Cost, cost, measured_peak
+from qkv.training.cost import Cost, measured_peak
 from qkv.training.distributed import World, joined, sharded
 from qkv.training.folder import RUN, check_same, claim, describe, locked, read_description, write_description
 from qkv.training.loop import Outcome, train
 from qkv.training.metrics import Metrics
 from qkv.training.precision import best_precision, check_precision
 from qkv.training.progress import Progress, clock
-from qkv.training.run import begin
+from qkv.training.run import begin, cost_of
 from qkv.training.schedule import highest_rate, warmup_steps
 from qkv.training.task import Task, assemble
+from qkv.training.tune_config import TuneConfig
 
 SampleMaker = Callable[[Task], Callable[[Model], list[str]]]
 
@@ -40,28 +43,52 @@ def start(
     console: Console | None = None,
 ) -> Outcome | None:
     """Train, or go on training; None after a dry run. Under torchrun every process calls this."""
-    if run.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, at the first matrix product on a GPU
     if isinstance(config, BERTConfig):
         config = replace(config, pooler=False, next_sentence=False)  # guessing words teaches them nothing
+
+    def assembled(learned: Path | None) -> Task:
+        return assemble(config, data, batch_tokens=run.batch_tokens, seed=run.seed, tokenizer=learned)
+
+    return conduct(assembled, data, optimizer, run, samples=samples, console=console)
+
+
+def conduct(
+    assembled: Callable[[Path | None], Task],
+    data: DataConfig | TuneConfig,
+    optimizer: OptimizerConfig,
+    run: RunConfig,
+    *,
+    asked: dict[str, Any] | None = None,
+    samples: SampleMaker | None = None,
+    console: Console | None = None,
+) -> Outcome | None:
+    """The same for training and fine-tuning, which differ in how the task is assembled. The tokenizer that a run
+    learned before it was resumed is handed on. `asked` is what else a person asked of the run, to be remembered."""
+    if run.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, at the first matrix product on a GPU
     with joined(run.device) as world, ExitStack() as held:
         shown, console = console, console or Console(highlight=False, quiet=not world.first)
         with world.in_turn():  # the first process claims the folder, learns the tokenizer and prepares the data
-            check_possible(config, optimizer, run, world)
+            check_precision(run.precision or best_precision(world.device), world.device)
             if world.size > 1 and "-" in data.data:
                 raise ValueError("data: under torchrun only one process could read standard input; give a file")
-            if run.dry_run:
-                task = assemble(config, data, batch_tokens=run.batch_tokens, seed=run.seed)
-                console.print("\n".join(task.notes))
-            else:
+            going_on = False
+            if not run.dry_run:
                 going_on = held.enter_context(claimed(run)) if world.first else found(run)
-                task = prepare(config, data, optimizer, run, going_on, console)
+            task = assembled(run.out if going_on and (run.out / TOKENIZER).exists() else None)
+            run = replace(run, steps=task.steps or run.steps)
+            optimizer = replace(optimizer, learning_rate=optimizer.learning_rate or task.rate)
+            check_possible(task.config, optimizer, run)
+            for note in task.notes:
+                console.print(note)
+            if not run.dry_run:
+                describe_run(task, data, optimizer, run, going_on, console, asked or {})
         console.print(plan(task, optimizer, run, world))
         if run.dry_run:
             return None
         metrics = Metrics(run.out, sinks=run.sinks, config=read_description(run.out), active=world.first)
         shards = sharded(world, run.distributed)  # no process has a whole model to sample from
-        progress = Progress(run.steps, every=run.log_every, console=shown, active=world.first)
+        progress = Progress(run.steps, every=run.log_every, console=shown, active=world.first, metric=task.metric)
         beginning = begin(task, optimizer, run, world, metrics=metrics, progress=progress)
         outcome = train(beginning, None if samples is None or shards else samples(task))
         if outcome.finished:
@@ -84,15 +111,18 @@ def found(run: RunConfig) -> bool:
     return True
 
 
-def prepare(
-    config: Config, data: DataConfig, optimizer: OptimizerConfig, run: RunConfig, going_on: bool, console: Console
-) -> Task:
-    """The task; in a new run its tokenizer and description are left in the folder, in an old one they must fit."""
-    learned = run.out if going_on and (run.out / TOKENIZER).exists() else None
-    task = assemble(config, data, batch_tokens=run.batch_tokens, seed=run.seed, tokenizer=learned)
-    for note in task.notes:
-        console.print(note)
+def describe_run(
+    task: Task,
+    data: DataConfig | TuneConfig,
+    optimizer: OptimizerConfig,
+    run: RunConfig,
+    going_on: bool,
+    console: Console,
+    asked: dict[str, Any],
+) -> None:
+    """In a new run its tokenizer and description are left in the folder, in an old one they must fit."""
     description = describe(task.config, data, optimizer, run, task.fingerprint)
+    description["run"] |= asked
     if going_on:
         changes = check_same(run.out, description)
         for change in changes:
@@ -102,12 +132,10 @@ def prepare(
     else:
         write_description(run.out, description)  # first, as what is here is then known to be a run's
         task.tokenizer.write(run.out)
-    return task
 
 
-def check_possible(config: Config, optimizer: OptimizerConfig, run: RunConfig, world: World) -> None:
-    """What this machine or model cannot do is refused before there is anything in the folder."""
-    check_precision(run.precision or best_precision(world.device), world.device)
+def check_possible(config: Config, optimizer: OptimizerConfig, run: RunConfig) -> None:
+    """What this model cannot do is refused before there is anything in the folder."""
     if run.recompute and isinstance(config, RNNConfig):
         raise ValueError("recompute: an RNN has no blocks to recompute; leave it out")
     if optimizer.optimizer == "muon" and isinstance(config, RNNConfig):
@@ -117,10 +145,10 @@ def check_possible(config: Config, optimizer: OptimizerConfig, run: RunConfig, w
 def plan(task: Task, optimizer: OptimizerConfig, run: RunConfig, world: World) -> Table:
     """What is about to happen, in numbers."""
     precision = run.precision or best_precision(world.device)
-    own = -(-run.batch_tokens // world.size)
+    own = -(-min(run.batch_tokens, 2 * task.training.tokens_per_step) // world.size)
     micro = min(run.micro_batch_tokens or own, own)
     average = optimizer.average == "exponential"
-    price = cost(task.config, micro, precision, asked=task.asked, recompute=run.recompute, average=average)
+    price = cost_of(task, micro, precision, recompute=run.recompute, average=average)
     shards = world.size if sharded(world, run.distributed) else 1
     highest = highest_rate(optimizer, task.config.width, run.steps)
     tokens = run.steps * task.training.tokens_per_step
@@ -128,7 +156,7 @@ def plan(task: Task, optimizer: OptimizerConfig, run: RunConfig, world: World) -
     seconds = flops / (0.4 * measured_peak(world.device, precision) * world.size)
     table = Table(show_header=False, title="The plan")
     rows = {
-        "parameters": f"{price.parameters:,}",
+        "parameters": f"{price.parameters:,}" + trained_share(task, price),
         "steps": f"{run.steps:,} of {task.training.tokens_per_step:,} tokens",
         "tokens": f"{tokens:,}, {run.steps / task.training.steps_per_epoch:,.1f} times through the data",
         "learning rate": f"{highest:.2e} after {warmup_steps(optimizer, run.steps)} steps, then {optimizer.schedule}",
@@ -141,6 +169,12 @@ def plan(task: Task, optimizer: OptimizerConfig, run: RunConfig, world: World) -
     for name, value in rows.items():
         table.add_row(name, value)
     return table
+
+
+def trained_share(task: Task, price: Cost) -> str:
+    if task.trained == 1:
+        return ""
+    return f", of which {round(task.trained * price.parameters):,} learn ({task.trained:.2%})"
 
 
 def memory(price: Cost, shards: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.training.average import ExponentialAverage
+from qkv.training.average import ExponentialAverage, learning
 from qkv.training.checkpoint import Checkpoint
 from qkv.training.distributed import gathered, like
 from qkv.training.guard import Guard, LossScale, position_of
@@ -25,7 +25,11 @@ class RunState:
     seconds: float = 0.0
     """Of training, validation and checkpoints not counted."""
     best: float | None = None
-    """The lowest validation loss so far."""
+    """The validation loss of the weights that are kept."""
+    merit: float | None = None
+    """How good they are by the metric that the run is judged by; higher is better."""
+    stale: int = 0
+    """Validations since then."""
     parts: int = 1
     """Micro-batches a batch."""
     asked: int = 1
@@ -56,7 +60,7 @@ class Memory:
 
     def tensors(self, here: bool = True) -> dict[str, Tensor]:
         """Whole tensors by name, on the rank that says `here`; every rank must ask, as each has a part to give."""
-        tensors = {f"model/{name}": weight.detach() for name, weight in self.model.named_parameters()}
+        tensors = {f"model/{name}": weight.detach() for name, weight in learning(self.model)}
         tensors |= {f"optimizer/{name}": tensor for name, tensor in self.optimizers.state().items()}
         tensors |= {f"scale/{name}": tensor for name, tensor in self.scale.tensors().items()}
         if self.average is not None:
@@ -74,10 +78,12 @@ class Memory:
         self.scale.load(checkpoint.tensors("scale/"))
         if self.average is not None:
             averages = checkpoint.tensors("average/") or weights  # averaging may have been asked for later
-            own = self.model.named_parameters()
+            own = learning(self.model)
             self.average.weights = {name: like(averages[name], parameter) for name, parameter in own}
         numbers = dict(checkpoint.state)
         self.guard.load(numbers.pop("guard"))
+        if "merit" not in numbers and numbers["best"] is not None:  # of version 0.3, which knew losses alone
+            numbers["merit"] = -numbers["best"]
         numbers["left_out"] = [(int(first), int(count)) for first, count in numbers["left_out"]]
         for name, value in numbers.items():
             setattr(state, name, value)
@@ -85,7 +91,7 @@ class Memory:
 
 @torch.no_grad()
 def put_weights(model: nn.Module, weights: dict[str, Tensor], origin: str) -> None:
-    parameters = dict(model.named_parameters())
+    parameters = dict(learning(model))
     if weights.keys() != parameters.keys():
         other = sorted(weights.keys() ^ parameters.keys())[0]
         raise ValueError(f"{origin}: it is of another model: {other} is only in one of them")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -67,19 +68,27 @@ def accumulate(
     return total
 
 
+class Validation(NamedTuple):
+    loss: float
+    """The mean over all of the data."""
+    counted: Float[Tensor, "K"]
+    """What else the objective counts; nothing, if it counts nothing."""
+
+
 @torch.no_grad()
-def validate(objective: nn.Module, data: Data, world: World, parts: int = 1) -> float:
-    """The mean loss over all of the data, without dropout or label smoothing."""
+def validate(objective: nn.Module, data: Data, world: World, parts: int = 1) -> Validation:
+    """Without dropout or label smoothing."""
     objective.eval()
     try:
-        total, count = torch.zeros((), dtype=torch.float64, device=world.device), 0
+        total, count = torch.zeros(1, dtype=torch.float64, device=world.device), 0
         for batch in data.ordered():
             for part in share(batch, world, parts):
-                total += objective(part.pin().to(world.device))
+                total = total + objective(part.pin().to(world.device)).double()
             count += batch.count
         if not count:
             raise ValueError("validation: it asks for no word; give more text to validate on")
-        return float(world.total(total)) / count
+        total = world.total(total)
+        return Validation(float(total[0]) / count, total[1:].cpu())
     finally:
         settle(objective)
         objective.train()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Protocol, get_args, runtime_checkable
 
 from rich.console import Console
+from torch import Tensor
 
 from qkv.data.batch import Batch
 from qkv.data.causal import CausalData
@@ -19,12 +20,14 @@ from qkv.data.prepare import prepare_pairs, prepare_texts
 from qkv.data.prepared import Pairs, Tokens
 from qkv.data.source import SPLITS, open_pairs, open_texts
 from qkv.models.bert import BERTConfig
-from qkv.models.build import Config
+from qkv.models.build import Config, Model
 from qkv.models.gpt import GPTConfig
 from qkv.models.rnn import RNNConfig
 from qkv.models.transformer import TransformerConfig
+from qkv.models.tuned import TunedConfig
 from qkv.text import Kind, Tokenizer, train
 from qkv.training.config import DataConfig
+from qkv.training.objective import Objective
 
 MOST_HELD_OUT = {"tokens": 200_000, "pairs": 2_000}
 
@@ -56,12 +59,32 @@ class Task:
     """The fraction of the words read that the output layer is asked about."""
     notes: tuple[str, ...] = ()
     """What a person should know about the data."""
+    begin: Callable[[], Model] | None = None
+    """The model that is trained on; a new one unless given."""
+    objective: Callable[..., Objective] = Objective
+    """What is minimised, made from the model, the precision and the smoothing."""
+    measure: Callable[[Tensor], dict[str, float]] | None = None
+    """Metrics from what validation counts."""
+    metric: str = "loss"
+    """The one that says which weights are the best."""
+    save: Callable[[Mapping[str, Tensor], Path], None] | None = None
+    """How the weights become an artifact in a folder, where it is more than saving the model."""
+    steps: int | None = None
+    """As many as the run takes, where it is counted in epochs."""
+    rate: float | None = None
+    """The highest learning rate, unless a person gives one."""
+    trained: float = 1.0
+    """The fraction of the parameters that learn."""
+    length: int | None = None
+    """Words of a text, about, where it is far from the model's context."""
 
 
 def assemble(config: Config, data: DataConfig, *, batch_tokens: int, seed: int, tokenizer: Path | None = None) -> Task:
     """Read, tokenize and prepare. `tokenizer` is one learned before, for a run that is resumed."""
     if isinstance(config, TransformerConfig | RNNConfig):
         return paired_task(config, data, batch_tokens, seed, tokenizer)
+    if isinstance(config, TunedConfig):
+        raise ValueError("config: a model with a head is fine-tuned: qkv finetune")
     return text_task(config, data, batch_tokens, seed, tokenizer)
 
 

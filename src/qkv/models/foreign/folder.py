@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -24,6 +25,8 @@ REPLACEMENT = ".replacement"
 BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 FORMAT = {"format": "pt"}
 SHARD_BYTES = 5_000_000_000
+CHECKSUM = "sha256 of "
+TENSORS = CHECKSUM + "tensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
@@ -216,3 +219,14 @@ def tokenizer_files(path: Path) -> dict[str, Path]:
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """Of names, dtypes, shapes and numbers, whatever their order in the file."""
+
+    def chunks() -> Iterator[Any]:
+        for name, tensor in sorted(tensors.items()):
+            yield json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()
+            yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+    return disk.sha256(chunks())

@@ -128,6 +128,8 @@ def group_heads(attention: MultiHeadAttention, kv_heads: int) -> MultiHeadAttent
     old = attention
     if kv_heads < 1 or old.kv_heads % kv_heads:
         raise ValueError(f"kv_heads: expected a divisor of the present {old.kv_heads}, not {kv_heads}")
+    if old.qkv.adapters is not None or old.output.adapters is not None:
+        raise ValueError("kv_heads: the model has adapters; merge or detach them first")
     new = MultiHeadAttention(
         old.qkv.in_features,
         old.heads,

@@ -1,0 +1,126 @@
+"""qkv finetune: a pre-trained model learns a task."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from qkv import disk
+from qkv.nn.config import check_at_least_one
+from qkv.training.config import OptimizerConfig
+from qkv.training.folder import read_description, remembered
+from qkv.training.tune import DEFAULTS, Tuning, finetune
+from qkv.training.tune_config import TuneConfig, TuneRunConfig
+
+SEEDS = "seeds.json"
+PICTURE = "confusion.png"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    tuning: TuneConfig
+    run: TuneRunConfig
+    learning: OptimizerConfig = field(default_factory=lambda: DEFAULTS)
+    seeds: int = 1
+    """Fine-tune so many times, with seeds one after the other, and tell the mean and the spread."""
+
+    def __post_init__(self) -> None:
+        check_at_least_one(self, "seeds")
+
+
+def flags_of(arguments: list[str], out: str | None, resume: bool) -> Flags:
+    """From the command line; a run that is resumed gives the defaults. The model comes first, without a flag."""
+    if arguments and not arguments[0].startswith("-"):
+        arguments = ["--model", *arguments]
+    return tyro.cli(
+        Flags,
+        args=arguments,
+        default=known_flags(out if resume else None),
+        prog="qkv finetune MODEL",
+        description="Teach a pre-trained model a task. It can be stopped at any time and goes on with --resume.",
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+
+
+def known_flags(out: str | None) -> Flags:
+    known: dict[str, Any] = dict.fromkeys(("model", "task", "data", "out"), tyro.MISSING)
+    learning = DEFAULTS
+    begun = None if out is None else first_run(Path(out))
+    if begun is not None and read_description(begun).get("command") == "finetune":
+        before = remembered(begun)
+        assert before is not None
+        known |= before[1] | {"out": Path(str(out)), "resume": False}
+        learning = OptimizerConfig(**own(OptimizerConfig, known))
+    elif begun is not None:
+        raise ValueError(f"out: {out} holds a run of qkv train; resume it with that")
+    return Flags(
+        tuning=TuneConfig(**own(TuneConfig, known)), run=TuneRunConfig(**own(TuneRunConfig, known)), learning=learning
+    )
+
+
+def first_run(out: Path) -> Path | None:
+    """The folder of the run, or of the first of several seeds, if there is one."""
+    places = [out, *sorted(out.glob("seed-*"))]
+    return next((place for place in places if (place / "run.json").exists()), None)
+
+
+def own(kind: type[Any], known: dict[str, Any]) -> dict[str, Any]:
+    return {each.name: known[each.name] for each in fields(kind) if each.name in known}
+
+
+def run(flags: Flags) -> bool:
+    """Whether it came to its end."""
+    from qkv.lab import samples
+
+    console = Console(highlight=False)
+    done: list[Tuning] = []
+    for number in range(flags.seeds):
+        one = flags.run
+        if flags.seeds > 1:
+            seed = flags.run.seed + number
+            one = replace(flags.run, seed=seed, out=flags.run.out / f"seed-{seed}")
+            console.print(f"Seed {seed}, {number + 1} of {flags.seeds}")
+        made = finetune(flags.tuning, flags.learning, one, samples=samples.maker)
+        if made is None:
+            return True
+        if not made.outcome.finished:
+            return False
+        show(made, one.out, flags.tuning, console)
+        done.append(made)
+    if flags.seeds > 1:
+        tell_spread(done, flags, console)
+    return True
+
+
+def show(made: Tuning, out: Path, tune: TuneConfig, console: Console) -> None:
+    from qkv.insight.confusion import confusion_table, draw_confusion
+
+    if made.confusion is not None:
+        console.print(confusion_table(made.confusion, made.labels))
+        console.print(f"Drawn: {draw_confusion(made.confusion, made.labels, out / PICTURE, str(out.name))}")
+    console.print(
+        "On validation: " + ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in made.measured.items())
+    )
+    verb = {"tag": "tag", "chat": "chat", "translate": "translate"}.get(tune.task, "classify")
+    console.print(f"Use it: qkv {verb} {out}")
+
+
+def tell_spread(done: Sequence[Tuning], flags: Flags, console: Console) -> None:
+    """Mean and standard deviation over the seeds, on the screen and in a file."""
+    rows = {name: [made.measured[name] for made in done] for name in done[0].measured}
+    spread = {name: {"mean": statistics.fmean(row), "deviation": statistics.stdev(row)} for name, row in rows.items()}
+    table = Table("", "mean", "deviation", *(f"seed {flags.run.seed + n}" for n in range(len(done))))
+    for name, row in rows.items():
+        mean, deviation = spread[name]["mean"], spread[name]["deviation"]
+        table.add_row(name.replace("_", " "), f"{mean:.4f}", f"{deviation:.4f}", *(f"{value:.4f}" for value in row))
+    console.print(table)
+    told = {"seeds": [flags.run.seed + n for n in range(len(done))], "measured": rows, "spread": spread}
+    disk.write_text(flags.run.out / SEEDS, json.dumps(told, indent=1))

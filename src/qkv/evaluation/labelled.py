@@ -1,0 +1,95 @@
+"""How well a fine-tuned model's answers agree with the labels that people gave."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from qkv.data.examples import Example, as_number
+from qkv.evaluation.interval import Score, accuracy, bootstrap
+from qkv.generation.answers import Answer
+from qkv.models.heads import HeadConfig
+
+
+def check_label(head: HeadConfig, example: Example) -> None:
+    """Whether the model could say it at all. Of tags, an unknown one is a word that is tagged wrongly."""
+    if head.numbers:
+        as_number(str(example.label), example.where)
+    elif head.labels and head.task != "tag" and example.label not in head.labels:
+        known = ", ".join(head.labels)
+        raise ValueError(f"{example.where}: the label {example.label!r} is none of the model's: {known}")
+
+
+def scores_of(head: HeadConfig, examples: Sequence[Example], found: Sequence[Answer]) -> list[Score]:
+    """Accuracy; of tags, that of a word; of numbers, Pearson's correlation and the mean distance."""
+    if head.numbers:
+        x = np.array([each.number for each in found])
+        y = np.array([as_number(str(each.label), each.where) for each in examples])
+        return [pearson(x, y), mean_error(x, y)]
+    if head.task == "tag":
+        # The words of a sentence are right or wrong together, so sentences are what is drawn for the interval.
+        rows = [(sum(true == said for true, said in pairs), len(pairs)) for pairs in tagged(examples, found)]
+        return [of_sums("accuracy", np.array(rows, dtype=np.float64), ratio, percent=True)]
+    said = [str(each.choice) if head.task == "choice" else each.label for each in found]
+    return [accuracy([each.label == label for each, label in zip(examples, said, strict=True)])]
+
+
+def confusion_of(head: HeadConfig, examples: Sequence[Example], found: Sequence[Answer]) -> Int[np.ndarray, "C C"]:
+    """How often each class (row) was said to be each (column); tags that the model does not know are left out."""
+    if head.task == "tag":
+        pairs = [pair for each in tagged(examples, found) for pair in each]
+    else:
+        pairs = [(str(each.label), str(said.label)) for each, said in zip(examples, found, strict=True)]
+    ids = {label: id for id, label in enumerate(head.labels)}
+    counts = np.zeros((len(ids), len(ids)), dtype=np.int64)
+    for true, said in pairs:
+        if true in ids:
+            counts[ids[true], ids[said]] += 1
+    return counts
+
+
+def tagged(examples: Sequence[Example], found: Sequence[Answer]) -> list[list[tuple[str, str]]]:
+    """The true tag and the one that was said, of each word that was read."""
+    made = []
+    for example, answer in zip(examples, found, strict=True):
+        assert isinstance(example.label, tuple)
+        made.append([(true, tag) for true, (_, tag, _) in zip(example.label, answer.tags or [], strict=False)])
+    return made
+
+
+# Numbers
+
+
+def pearson(said: Float[np.ndarray, "n"], true: Float[np.ndarray, "n"]) -> Score:
+    x, y = said - true.mean(), true - true.mean()  # so that sums of squares keep their digits
+    return of_sums("pearson", np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=1), correlation)
+
+
+def correlation(sums: Float[np.ndarray, "6"]) -> float:
+    """0 where one of both never changes."""
+    n, x, y, xx, yy, xy = sums.tolist()
+    spread = math.sqrt(max(xx - x * x / n, 0.0)) * math.sqrt(max(yy - y * y / n, 0.0))
+    return (xy - x * y / n) / spread if spread > 1e-12 * n else 0.0
+
+
+def mean_error(said: Float[np.ndarray, "n"], true: Float[np.ndarray, "n"]) -> Score:
+    units = np.stack([np.abs(said - true), np.ones_like(said)], axis=1)
+    return of_sums("mean absolute error", units, ratio, higher_is_better=False)
+
+
+def of_sums(
+    name: str,
+    units: Float[np.ndarray, "n k"],
+    score: Callable[[Float[np.ndarray, "k"]], float],
+    percent: bool = False,
+    higher_is_better: bool = True,
+) -> Score:
+    low, high = bootstrap(units, score)
+    return Score(name, score(units.sum(0)), low, high, higher_is_better, percent)
+
+
+def ratio(sums: Float[np.ndarray, "2"]) -> float:
+    return float(sums[0] / max(sums[1], 1))

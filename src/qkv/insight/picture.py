@@ -1,0 +1,52 @@
+"""How all pictures look, and how they get to their file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from qkv import disk
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's, safe for all
+ENDINGS = (".png", ".svg", ".pdf")
+ROUND = [1, 2, 2.5, 5, 10]  # distances of ticks
+INK, PALE = "#222222", "#777777"
+STYLE: Any = {
+    "font.size": 11, "text.color": INK, "axes.labelcolor": INK, "xtick.color": PALE, "ytick.color": PALE,
+    "axes.edgecolor": "#BBBBBB", "axes.spines.top": False, "axes.spines.right": False,
+    "axes.grid": True, "grid.color": "#E6E6E6", "grid.linewidth": 0.8, "axes.axisbelow": True,
+    "legend.framealpha": 0.85, "legend.edgecolor": "none", "svg.fonttype": "none",
+    "text.parse_math": False,
+}  # fmt: skip
+
+
+def check_ending(out: Path, name: str = "plot") -> None:
+    if out.suffix.lower() not in ENDINGS:
+        raise ValueError(f"{name}: expected the name of a .png, .svg or .pdf file, not {out}")
+
+
+def save(draw: Callable[[], Figure], out: Path) -> Path:
+    """Draw in the house's style; the file is there whole or not at all."""
+    with matplotlib.rc_context(STYLE):
+        picture = BytesIO()
+        draw().savefig(picture, format=out.suffix[1:].lower(), dpi=160)
+    content = picture.getvalue()
+    with disk.staging(out.parent, len(content), out.name) as made:
+        (made / out.name).write_bytes(content)
+        disk.flush(made / out.name)
+        disk.move(made / out.name, out)
+    return out
+
+
+def head(axes: Axes, title: str, below: str) -> None:
+    """What it is, and in a paler line the sum of it."""
+    axes.set_title(title, fontsize=16, fontweight="bold", loc="left", pad=26)
+    axes.annotate(
+        below, (0, 1), xytext=(0, 8), xycoords="axes fraction", textcoords="offset points", fontsize=11, color=PALE
+    )

@@ -1,0 +1,142 @@
+"""A pre-trained model with a head: one body, and a different output on top for each task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from qkv.models.bert import BERT, BERTConfig
+from qkv.models.gpt import GPT, GPTConfig
+from qkv.models.heads import HeadConfig, pooled
+from qkv.nn.linear import Linear
+from qkv.nn.tap import Taps
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedConfig:
+    body: GPTConfig | BERTConfig
+    head: HeadConfig
+
+    def __post_init__(self) -> None:
+        if isinstance(self.body, GPTConfig) and self.body.memory:
+            raise ValueError("memory: a model that reads on from text to text cannot carry a head; expected 0")
+        if isinstance(self.body, GPTConfig) and self.head.pooling == "first":
+            raise ValueError("pooling: the first word of a causal model has read nothing; expected last or mean")
+        marks = (self.head.start or 0, self.head.delimiter, self.head.extract, self.head.padding)
+        if not all(0 <= mark < self.body.vocabulary for mark in marks):
+            raise ValueError(
+                f"head: its marks must be ids below the vocabulary's {self.body.vocabulary:,}, not {marks}"
+            )
+
+    @property
+    def vocabulary(self) -> int:
+        return self.body.vocabulary
+
+    @property
+    def context(self) -> int:
+        return self.body.context
+
+    @property
+    def width(self) -> int:
+        return self.body.width
+
+    @property
+    def depth(self) -> int:
+        return self.body.depth
+
+    @property
+    def frame(self) -> dict[str, Any]:
+        """How texts become rows: what data.labelled.Frame is made from."""
+        head, body = self.head, self.body
+        segments = isinstance(body, BERTConfig) and body.segments > 1
+        names = ("task", "start", "delimiter", "extract", "padding", "pooling")
+        return {name: getattr(head, name) for name in names} | {"segments": segments, "context": body.context}
+
+
+class Tuned(nn.Module):
+    """Scores of the answers: (B, 1, C) for classes, (B, N, C) for the tags of N words, (B, 1, G) for G choices,
+    (B, 1, 1) for a number, in the units of the data."""
+
+    def __init__(self, config: TunedConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.body: GPT | BERT = GPT(config.body) if isinstance(config.body, GPTConfig) else BERT(config.body)
+        self.dropout = nn.Dropout(config.head.dropout)
+        self.head = Linear(config.width, config.head.outputs, bias=config.head.bias)
+        self.taps = Taps("vector", "scores")
+        initialise(self.head)
+
+    def forward(
+        self,
+        ids: Int[Tensor, "B L"],
+        *,
+        places: Int[Tensor, "B N"],
+        keep: Bool[Tensor, "B L"] | None = None,
+        segments: Int[Tensor, "B L"] | None = None,
+        group: int = 1,
+    ) -> Float[Tensor, "B M C"]:
+        """A row may hold `group` sequences side by side (both orders of a pair, all choices), each padded to L / group.
+
+        `places` are the positions asked, inside each sequence; -1 where there is no such choice.
+        """
+        return self.scores(self.hidden(ids, keep=keep, segments=segments, group=group), places, keep, group)
+
+    def hidden(
+        self, ids: Tensor, *, keep: Tensor | None = None, segments: Tensor | None = None, group: int = 1
+    ) -> Float[Tensor, "R T E"]:
+        """Each sequence through the body; T is 1 where the first word is all that is read."""
+        ids, keep = apart(ids, group), None if keep is None else apart(keep, group)  # (B G, T)
+        if isinstance(self.body, BERT):
+            segments = None if segments is None else apart(segments, group)
+            # Whose head reads the first word only: its place, 0, is then the only one.
+            first = self.config.head.pooling == "first" and self.config.head.task != "tag"
+            return self.body.hidden(ids, keep=keep, segments=segments, first=first)
+        return self.body.hidden(ids, keep=keep)
+
+    def scores(
+        self, hidden: Float[Tensor, "R T E"], places: Int[Tensor, "B N"], keep: Tensor | None, group: int
+    ) -> Float[Tensor, "B M C"]:
+        head = self.config.head
+        vectors = self.taps("vector", self.vectors(hidden, places, keep, group))  # (B, N, E)
+        scores = self.head(self.dropout(vectors))  # (B, N, C)
+        if head.task == "choice":
+            scores = scores.transpose(1, 2).masked_fill((places < 0).unsqueeze(1), float("-inf"))  # (B, 1, G)
+        elif head.numbers:
+            scores = head.offset + head.scale * scores.float()  # half precision would round what the data did not
+        return self.taps("scores", scores)
+
+    def vectors(
+        self, hidden: Float[Tensor, "R T E"], places: Int[Tensor, "B N"], keep: Tensor | None, group: int
+    ) -> Float[Tensor, "B M E"]:
+        """What the head reads: of each word that is tagged, of each choice, or of the whole row."""
+        head = self.config.head
+        if head.task == "tag":
+            return hidden.gather(1, places.clamp(min=0).unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))  # (B, N, E)
+        keep = apart(keep, group) if keep is not None and head.pooling == "mean" else None  # (B G, T)
+        vectors = pooled(hidden, head.pooling, places.flatten(), keep)  # (B G, E)
+        if isinstance(self.body, BERT) and self.body.pooler is not None:
+            vectors = torch.tanh(self.body.pooler.dense(vectors))
+        vectors = vectors.unflatten(0, (-1, group))  # (B, G, E)
+        return vectors.sum(1, keepdim=True) if head.task == "similarity" else vectors
+
+
+def apart(rows: Tensor, group: int) -> Tensor:
+    """(B, G T) as (B G, T): the sequences of a row below each other."""
+    return rows.unflatten(1, (group, -1)).flatten(0, 1)
+
+
+def initialise(head: Linear) -> None:
+    nn.init.normal_(head.weight, std=0.02)
+    if head.bias is not None:
+        nn.init.zeros_(head.bias)
+
+
+def body_for(config: GPTConfig | BERTConfig, pooler: bool) -> GPTConfig | BERTConfig:
+    """Without what guesses words in pre-training, which a head takes the place of."""
+    if isinstance(config, GPTConfig):
+        return config
+    return replace(config, word_head=False, next_sentence=False, pooler=pooler and config.pooler)

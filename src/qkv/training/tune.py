@@ -1,0 +1,95 @@
+"""Fine-tuning: one pre-trained model, a task, its data; the same loop as training, and what came out, measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from rich.console import Console
+
+from qkv import artifact, disk
+from qkv.models.tuned import Tuned
+from qkv.training.answering import AnswerObjective
+from qkv.training.config import GoingConfig, OptimizerConfig, RunConfig
+from qkv.training.distributed import World, device_named
+from qkv.training.loop import Outcome
+from qkv.training.start import SampleMaker, conduct
+from qkv.training.step import validate
+from qkv.training.tally import confusion, measures
+from qkv.training.task import Task
+from qkv.training.tune_config import HEADS, TuneConfig, TuneRunConfig
+from qkv.training.tune_language import chat_task, translation_task
+from qkv.training.tune_task import labelled_task
+
+SCORES = "scores.json"
+DEFAULTS = OptimizerConfig(
+    schedule="linear", warmup=1_000_000, final_rate=0.0, weight_decay=0.01, beta2=0.999
+)  # warming up is never more than a tenth of all steps
+"""How weights move in fine-tuning, unless a person says otherwise."""
+
+
+class Tuning(NamedTuple):
+    """What came out."""
+
+    outcome: Outcome
+    measured: dict[str, float]
+    """Of the weights that were kept, on validation: loss, accuracy ..."""
+    labels: tuple[str, ...] = ()
+    confusion: Float[np.ndarray, "C C"] | None = None
+    """How often each class (row) was called what (column)."""
+
+
+def finetune(
+    tune: TuneConfig,
+    optimizer: OptimizerConfig,
+    run: TuneRunConfig,
+    *,
+    samples: SampleMaker | None = None,
+    console: Console | None = None,
+) -> Tuning | None:
+    """Fine-tune, or go on with it; None after a dry run. The folder then holds one model that does the task."""
+    kept: list[Task] = []
+
+    def assembled(learned: Path | None) -> Task:
+        kept[:] = [assemble(tune, run)]
+        return kept[0]
+
+    asked = {"epochs": run.epochs, "batch": run.batch}
+    outcome = conduct(assembled, tune, optimizer, as_run(run), asked=asked, samples=samples, console=console)
+    if outcome is None:
+        return None
+    if not outcome.finished or tune.task not in HEADS or outcome.validation_loss is None:
+        return Tuning(outcome, {} if outcome.validation_loss is None else {"loss": outcome.validation_loss})
+    return measured(outcome, kept[0], run)
+
+
+def assemble(tune: TuneConfig, run: TuneRunConfig) -> Task:
+    if tune.task == "chat":
+        return chat_task(tune, run)
+    return translation_task(tune, run) if tune.task == "translate" else labelled_task(tune, run)
+
+
+def as_run(run: TuneRunConfig) -> RunConfig:
+    """As the loop has it; how many steps it takes, the task says."""
+    own = {field.name: getattr(run, field.name) for field in fields(GoingConfig)}
+    return RunConfig(**{**own, "compile": bool(run.compile)}, steps=1, batch_tokens=run.batch)
+
+
+def measured(outcome: Outcome, task: Task, run: TuneRunConfig) -> Tuning:
+    """Of the model as it lies in its folder, so that what is told is what can be used."""
+    model = artifact.load(run.out).model
+    assert isinstance(model, Tuned)
+    device = device_named(run.device)
+    objective = AnswerObjective(model.to(device)).eval()
+    loss, counted = validate(objective, task.validation, World(device))
+    head = model.config.head
+    found = {"loss": loss, **measures(head, counted)}
+    counts = confusion(head, counted) if head.labels else None
+    told = {"metric": task.metric, "measured": found, "labels": head.labels, "steps": outcome.steps}
+    told |= {"confusion": None if counts is None else counts.astype(int).tolist()}
+    disk.write_text(run.out / SCORES, json.dumps(told, indent=1, ensure_ascii=False))
+    return Tuning(outcome, found, head.labels, counts)

@@ -1,0 +1,122 @@
+"""What is fine-tuned, for what task, and how much of it: every choice a field with its meaning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from qkv.models.heads import HeadTask, Pooling
+from qkv.nn.config import check_above_zero, check_at_least_one, check_probability
+from qkv.nn.lora import AdapterConfig, Projection
+from qkv.training.config import GoingConfig
+from qkv.training.tally import Metric
+
+TuneTask = Literal["classify", "pair", "similarity", "choice", "tag", "regress", "chat", "translate"]
+Trained = Literal["everything", "last", "head", "adapters"]
+Marks = Literal["new", "own"]
+HEADS: tuple[str, ...] = get_args(HeadTask)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig:
+    """What is fine-tuned, and for what."""
+
+    model: str
+    """The pre-trained model: the folder of a run or of transformers, a GGUF file, or the name of an installed one
+    (minilm, smollm2)."""
+    task: TuneTask
+    """classify: a text to a class. pair: two texts to a class. similarity: two texts, in no order, to a class or a
+    number. choice: one of several endings. tag: a label a word. regress: a number. chat: answers in conversations.
+    translate: with an encoder-decoder."""
+    data: tuple[str, ...]
+    """Labelled rows (.tsv, .csv, .jsonl, .parquet), .conllu for tags, conversations in .jsonl for chat, pairs for
+    translate; files, folders, globs, - or hf:NAME."""
+    validation: tuple[str, ...] = ()
+    """What to validate on, named like data; a part of the data is held out unless given."""
+    held_out: float = 0.1
+    """Without validation: the fraction of the data held out, at most 2,000 examples."""
+    examples: int | None = None
+    """Train on so many, chosen by the seed, the classes as even as they can be; all unless given."""
+    text: str | None = None
+    """The column that has the text; the usual names are looked for unless given."""
+    pair: str | None = None
+    """The column that has the second text."""
+    label: str | None = None
+    """The column that has the label; in .conllu upos unless given."""
+    numbers: bool | None = None
+    """Similarity: whether the labels are numbers, not classes; whether one has a fraction says so unless given."""
+    train: Trained = "everything"
+    """How much learns: everything, the last layers and the head, the head alone (a linear probe), or low-rank adapters
+    (LoRA) and the head."""
+    last: int = 2
+    """With train = last: so many layers."""
+    rank: int = 8
+    """Of the adapters."""
+    alpha: float = 16.0
+    """The adapters' change is multiplied by alpha / rank."""
+    adapter_dropout: float = 0.0
+    """Probability to drop a number of what an adapter reads."""
+    projections: tuple[Projection, ...] = ("query", "key", "value", "output")
+    """What is adapted: query, key, value, output of attention; gate (of SwiGLU), up, down of the feed-forward."""
+    pooling: Pooling | None = None
+    """The vector of a text: last (the extract token's, of a GPT unless given), first ([CLS], of a BERT), or mean."""
+    marks: Marks | None = None
+    """A GPT's start, delimiter and extract tokens: new ones as in GPT-1, or the tokenizer's own start and end; new when
+    everything is trained, unless given."""
+    language: float | None = None
+    """A GPT's auxiliary loss as in GPT-1: so much of the language model's; 0.5 when everything is trained, unless
+    given."""
+    class_weights: tuple[str, ...] = ()
+    """balanced, or label=weight ...: how much the loss of each class counts; all alike unless given."""
+    dropout: float | None = None
+    """Of the body and the head in training; the body's own, and 0.1 in the head, unless given."""
+    context: int | None = None
+    """Longest text in tokens; the model's own unless given, and 1,024 at most for chat."""
+    metric: Metric | None = None
+    """What says which weights are the best: accuracy for classes, pearson for similarity, mean_absolute_error for
+    numbers, and loss for chat and translate, unless given."""
+    scratch: bool = False
+    """Begin with random weights instead of the pre-trained ones, to see what pre-training is worth."""
+
+    def __post_init__(self) -> None:
+        check_probability(self, "held_out")
+        check_above_zero(self, "held_out")
+        check_at_least_one(self, "examples", "last", "context")
+        if self.dropout is not None:
+            check_probability(self, "dropout")
+        if self.language is not None and self.language < 0:
+            raise ValueError(f"language: expected 0 or more, not {self.language!r}")
+        if not self.data:
+            raise ValueError("data: expected one source or more")
+        if self.train == "head" and self.task not in HEADS:
+            raise ValueError(f"train: {self.task} puts no head on the model; expected everything, last or adapters")
+        if self.scratch and self.train != "everything":
+            raise ValueError("scratch: random weights must all be trained, so expected train = everything")
+        if self.class_weights and self.task not in ("classify", "pair", "similarity", "tag"):
+            raise ValueError(f"class_weights: {self.task} has no classes; leave them out")
+        if self.train == "adapters" and self.marks == "new":
+            raise ValueError("marks: adapters fit the model as it is, and new tokens would make it larger; expected own")
+        _ = self.adapters  # whose own checks speak now
+
+    @property
+    def adapters(self) -> AdapterConfig | None:
+        if self.train != "adapters":
+            return None
+        return AdapterConfig(
+            rank=self.rank, alpha=self.alpha, dropout=self.adapter_dropout, projections=self.projections
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneRunConfig(GoingConfig):
+    """How a run of fine-tuning goes."""
+
+    epochs: float = 3.0
+    """Times through the data."""
+    batch: int = 32
+    """Examples of one update, over all micro-batches and machines; of chats, rows of packed conversations."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_above_zero(self, "epochs")
+        check_at_least_one(self, "batch")

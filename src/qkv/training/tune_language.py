@@ -1,0 +1,156 @@
+"""Fine-tuning without a head: a GPT that learns to chat, and an encoder-decoder that learns to translate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from qkv.data.conversations import Conversation, ConversationData, encode_conversations, open_conversations
+from qkv.data.order import draws
+from qkv.data.paired import PairedData
+from qkv.data.prepare import prepare_pairs
+from qkv.data.source import open_pairs
+from qkv.models.build import Config, Model, build, with_weights
+from qkv.models.gpt import GPT
+from qkv.models.grow import with_vocabulary
+from qkv.models.rnn import RNN
+from qkv.models.transformer import Transformer
+from qkv.text import Tokenizer
+from qkv.training.adapting import save_adapted
+from qkv.training.freeze import freeze
+from qkv.training.task import Task
+from qkv.training.tune_config import TuneConfig, TuneRunConfig
+from qkv.training.tune_task import MOST_HELD_OUT, Start, fingerprint_of, open_start, rate_of, split, with_dropout
+
+LONGEST_CHAT = 1024
+CHAT_MARKS = ("<|im_start|>", "<|im_end|>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""For a model that knows no template: two new tokens around each message, as many models of chats have them."""
+
+
+def chat_task(tune: TuneConfig, run: TuneRunConfig) -> Task:
+    """Conversations packed into rows, none seeing another; only the answers are learned."""
+    training, validation, sources = read_conversations(tune, run.seed)
+    start = open_start(tune.model)
+    if not isinstance(start.model, GPT) or start.model.config.memory:
+        raise ValueError(f"model: {tune.model} does not go on from a text; chat expects a GPT without memory")
+    model, tokenizer, notes = start.model, start.tokenizer, []
+    if tokenizer.chat_template is None:
+        tokenizer = tokenizer.with_special(CHAT_MARKS, chat_template=CHAT_TEMPLATE)
+        grown = with_vocabulary(model, max(model.config.vocabulary, tokenizer.vocabulary), run.seed)
+        assert isinstance(grown, GPT)
+        model = grown
+        notes.append(f"the tokenizer had no chat template: it now has a plain one, and {' and '.join(CHAT_MARKS)}")
+        if tune.train != "everything":
+            raise ValueError("train: this model never saw a chat's marks, so all of it must learn; expected everything")
+    context = min(tune.context or LONGEST_CHAT, model.config.context)
+    padding = next(id for id in (tokenizer.padding, tokenizer.end, 0) if id is not None)
+
+    def batches(conversations: Sequence[Conversation]) -> ConversationData:
+        return ConversationData(encode_conversations(tokenizer, conversations), context, run.batch, padding, run.seed)
+
+    data, held_out = batches(training), batches(validation)
+    rows = f"in {len(data.packed):,} rows of {data.length:,} tokens"
+    notes.append(f"{len(training):,} conversations to train on, {rows}, and {len(validation):,} to validate on")
+    if cut := data.cut + held_out.cut:
+        notes.append(f"{cut:,} conversations are longer than {context:,} tokens, and lose their end")
+    if left_out := data.left_out + held_out.left_out:
+        notes.append(f"{left_out:,} conversations have no answer within {context:,} tokens, and are left out")
+    fingerprint = fingerprint_of(start, sources, tokenizer)
+    return language_task(tune, run, model, tokenizer, data, held_out, start, fingerprint, tuple(notes))
+
+
+def read_conversations(tune: TuneConfig, seed: int) -> tuple[list[Conversation], list[Conversation], dict[str, str]]:
+    source = open_conversations(tune.data)
+    training, sources = list(source), source.fingerprint()
+    if tune.validation:
+        held_out = open_conversations(tune.validation)
+        validation = list(held_out)
+        sources |= {f"validation {name}": value for name, value in held_out.fingerprint().items()}
+    else:
+        training, validation = split(training, tune.held_out, seed)
+    return some_first(training, tune.examples, seed), validation, sources
+
+
+def some_first(training: list[Conversation], count: int | None, seed: int) -> list[Conversation]:
+    """So many, chosen by the seed."""
+    if count is None:
+        return training
+    if count > len(training):
+        raise ValueError(f"examples: there are {len(training):,} to train on, not {count:,}")
+    return [training[number] for number in draws("some examples", seed, 0).permutation(len(training))[:count].tolist()]
+
+
+def translation_task(tune: TuneConfig, run: TuneRunConfig) -> Task:
+    """Pairs, with the tokenizer that the model has."""
+    start = open_start(tune.model)
+    model, tokenizer = start.model, start.tokenizer
+    if not isinstance(model, Transformer | RNN):
+        raise ValueError(
+            f"model: {tune.model} is no encoder-decoder; a GPT learns to translate as a chat, from conversations"
+        )
+    if tune.examples is not None:
+        raise ValueError("examples: translate trains on all pairs; give a smaller file")
+    source = open_pairs(tune.data)
+    pairs, sources = prepare_pairs(source, tokenizer), source.fingerprint()
+    if tune.validation:
+        held_out_source = open_pairs(tune.validation)
+        training, validation = pairs, prepare_pairs(held_out_source, tokenizer)
+        sources |= {f"validation {name}": value for name, value in held_out_source.fingerprint().items()}
+    else:
+        training, validation = pairs.split(min(tune.held_out, MOST_HELD_OUT / max(1, len(pairs))))
+    if tokenizer.start is None or tokenizer.end is None or tokenizer.padding is None:
+        raise ValueError("tokenizer: translation needs tokens for start, end and padding, and it lacks one")
+    marks = (tokenizer.start, tokenizer.end, tokenizer.padding)
+    lengths = torch.maximum(*(torch.from_numpy(each) for each in (training.source_lengths, training.target_lengths)))
+    budget = max(int(lengths.max()) + 1, round(run.batch * (float(lengths.double().mean()) + 1)))
+    context = model.config.context if isinstance(model, Transformer) else None
+    data, held_out = (PairedData(each, *marks, budget, run.seed, context) for each in (training, validation))
+    notes = [f"{len(training):,} pairs to train on, {len(validation):,} to validate on"]
+    if left_out := data.left_out + held_out.left_out:
+        notes.append(f"{left_out:,} pairs are longer than the context or a whole batch, and are left out")
+    fingerprint = fingerprint_of(start, sources, tokenizer)
+    return language_task(tune, run, model, tokenizer, data, held_out, start, fingerprint, tuple(notes))
+
+
+def language_task(
+    tune: TuneConfig,
+    run: TuneRunConfig,
+    model: GPT | Transformer | RNN,
+    tokenizer: Tokenizer,
+    data: Any,
+    held_out: Any,
+    start: Start,
+    fingerprint: str,
+    notes: tuple[str, ...],
+) -> Task:
+    """The same model, trained on."""
+    if tune.metric not in (None, "loss"):
+        raise ValueError(f"metric: {tune.task} is judged by its loss, not by {tune.metric}")
+    config: Config = with_dropout(model.config, tune)
+    if tune.scratch:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(run.seed)
+            begun: Model = build(config)
+    else:
+        begun = with_weights(config, model.state_dict())
+    return Task(
+        config,
+        tokenizer,
+        data,
+        held_out,
+        fingerprint,
+        notes=notes,
+        trained=freeze(begun, tune, says_words=True, seed=run.seed),
+        begin=lambda: begun,
+        save=partial(save_adapted, config, tune, tokenizer) if tune.adapters else None,
+        steps=math.ceil(run.epochs * data.steps_per_epoch),
+        rate=rate_of(tune, config.width),
+    )

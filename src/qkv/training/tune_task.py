@@ -1,0 +1,298 @@
+"""From a pre-trained model and the names of data to what is fine-tuned on: marks, head, examples, batches."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from qkv import artifact
+from qkv.data.examples import Example, open_examples
+from qkv.data.frame import Frame, FramedExamples
+from qkv.data.labelled import LabelledData, Targets
+from qkv.data.labels import balanced, labels_of, numbers_of, some_of, spread_of, targets_of
+from qkv.data.order import draws
+from qkv.models.bert import BERT, BERTConfig
+from qkv.models.build import Model, build, with_weights
+from qkv.models.gpt import GPT, GPTConfig
+from qkv.models.grow import with_vocabulary
+from qkv.models.heads import HeadConfig
+from qkv.models.tuned import Tuned, TunedConfig, body_for
+from qkv.text import Tokenizer
+from qkv.training.adapting import save_adapted
+from qkv.training.answering import AnswerObjective
+from qkv.training.distributed import device_named
+from qkv.training.freeze import freeze
+from qkv.training.tally import measures
+from qkv.training.task import Task
+from qkv.training.tune_config import TuneConfig, TuneRunConfig
+
+MOST_HELD_OUT = 2_000
+NEW_MARKS = ("[begin]", "[delimiter]", "[extract]")
+Item = TypeVar("Item")
+SHAPES = 16
+"""On a GPU texts are padded to a multiple of this: a step of a shape that comes again is recorded and replayed."""
+LANGUAGE = 0.5  # GPT-1's
+
+
+class Start(NamedTuple):
+    """What fine-tuning begins with."""
+
+    model: Model
+    tokenizer: Tokenizer
+    fingerprint: str
+    """Of the weights."""
+
+
+def open_start(name: str) -> Start:
+    model, tokenizer = artifact.load(name)
+    tokenizer = tokenizer or artifact.tokenizer_of(name)
+    return Start(model, tokenizer, artifact.checksum(model.state_dict()))
+
+
+def labelled_task(tune: TuneConfig, run: TuneRunConfig) -> Task:
+    """A head on a GPT or a BERT, and the examples it is taught with."""
+    training, validation, sources = read_examples(tune, run.seed)
+    has_numbers = says_numbers(tune, training)
+    labels, notes = ((), ()) if has_numbers else labels_of(training, validation, tune.task)
+    start = open_start(tune.model)
+    body = start.model.body if isinstance(start.model, Tuned) else start.model
+    if not isinstance(body, GPT | BERT):
+        raise ValueError(f"model: {tune.model} is an encoder-decoder; {tune.task} expects a GPT or a BERT")
+    body, tokenizer, marks = marked(body, start.tokenizer, tune, run.seed)
+    offset, scale = spread_of(numbers_of(training), training[0].where) if has_numbers else (0.0, 1.0)
+    config = headed_config(tune, body.config, marks, tokenizer, labels, offset, scale)
+    frame = Frame(**config.frame)
+
+    def batches(examples: Sequence[Example]) -> tuple[FramedExamples, LabelledData]:
+        framed = frame.encode(tokenizer, examples)
+        targets: Any = [0] * len(examples) if has_numbers else targets_of(examples, labels, tune.task)
+        numbers = numbers_of(examples) if has_numbers else None
+        multiple = SHAPES if device_named(run.device).type == "cuda" else 1
+        return framed, LabelledData(framed, targets, numbers, frame, run.batch, run.seed, multiple=multiple)
+
+    (framed, data), (framed_validation, validation_data) = batches(training), batches(validation)
+    notes = (*notes, *told(training, validation, labels, (framed, framed_validation), config.context))
+    language = language_of(tune, body)
+    model = headed(config, body, tune, run.seed)
+    trained = freeze(model, tune, says_words=language > 0, seed=run.seed)
+    weights = class_weights(tune, labels, data.targets)
+    return Task(
+        config,
+        tokenizer,
+        data,
+        validation_data,
+        fingerprint_of(start, sources, tokenizer),
+        asked=1.0 if language else 0.0,
+        notes=notes,
+        begin=lambda: model,
+        objective=partial(AnswerObjective, language=language, class_weights=weights),
+        measure=partial(measures, config.head),
+        metric=metric_of(tune, config.head),
+        save=partial(save_adapted, config, tune, tokenizer) if tune.adapters else None,
+        steps=math.ceil(run.epochs * data.steps_per_epoch),
+        rate=rate_of(tune, config.width),
+        trained=trained,
+        length=max(1, len(framed.ids) // len(framed)),
+    )
+
+
+# Examples
+
+
+def read_examples(tune: TuneConfig, seed: int) -> tuple[list[Example], list[Example], dict[str, str]]:
+    """To train and to validate on, and what they were read from."""
+    columns: dict[str, Any] = {"text": tune.text, "pair": tune.pair, "label": tune.label}
+    source = open_examples(tune.data, tune.task, **columns)
+    training, sources = list(source), source.fingerprint()
+    if tune.validation:
+        held_out = open_examples(tune.validation, tune.task, **columns)
+        validation = list(held_out)
+        sources |= {f"validation {name}": value for name, value in held_out.fingerprint().items()}
+    else:
+        training, validation = split(training, tune.held_out, seed)
+    if tune.examples is not None:
+        if tune.examples > len(training):
+            raise ValueError(f"examples: there are {len(training):,} to train on, not {tune.examples:,}")
+        training = some_of(training, tune.examples, seed)
+    return training, validation, sources
+
+
+def split(examples: list[Item], fraction: float, seed: int) -> tuple[list[Item], list[Item]]:
+    """Those to train on and those held out, both in their order."""
+    count = min(MOST_HELD_OUT, max(1, round(fraction * len(examples))))
+    if count >= len(examples):
+        raise ValueError(f"data: {len(examples)} examples are too few to hold some out; give --validation")
+    chosen = set(draws("held out", seed, 0).permutation(len(examples))[:count].tolist())
+    parts: tuple[list[Item], list[Item]] = ([], [])
+    for number, example in enumerate(examples):
+        parts[number in chosen].append(example)
+    return parts
+
+
+def says_numbers(tune: TuneConfig, training: Sequence[Example]) -> bool:
+    """Whether the answer is a number: of a similarity, if a person says so or if one of the labels has a fraction."""
+    if tune.task != "similarity" or tune.numbers is not None:
+        if tune.numbers and tune.task not in ("similarity", "regress"):
+            raise ValueError(f"numbers: {tune.task} has classes; expected similarity or regress")
+        return tune.task == "regress" or bool(tune.numbers)
+    return any("." in str(example.label) for example in training) and all(map(is_number, training))
+
+
+def is_number(example: Example) -> bool:
+    try:
+        return math.isfinite(float(str(example.label)))
+    except ValueError:
+        return False
+
+
+def told(
+    training: Sequence[Example],
+    validation: Sequence[Example],
+    labels: Sequence[str],
+    framed: Sequence[FramedExamples],
+    context: int,
+) -> list[str]:
+    """What a person should know of the data."""
+    named = ", ".join(labels[:8]) + (f" and {len(labels) - 8} more" if len(labels) > 8 else "")
+    classes = f", {len(labels)} classes: {named}" if labels else ""
+    notes = [f"{len(training):,} examples to train on, {len(validation):,} to validate on{classes}"]
+    if cut := sum(each.cut for each in framed):
+        notes.append(f"{cut:,} examples are longer than {context:,} tokens, and are cut to them")
+    if words := sum(each.words_cut for each in framed):
+        notes.append(f"{words:,} words lie beyond that, and are neither learned nor counted")
+    return notes
+
+
+# Marks and head
+
+
+def marked(
+    body: GPT | BERT, tokenizer: Tokenizer, tune: TuneConfig, seed: int
+) -> tuple[GPT | BERT, Tokenizer, tuple[int | None, int, int]]:
+    """The marks around texts: start, delimiter, extract. New ones make the vocabulary larger."""
+    if isinstance(body, GPT) and (tune.marks or ("new" if tune.train == "everything" else "own")) == "new":
+        tokenizer = tokenizer.with_special(NEW_MARKS)
+        start, delimiter, extract = (tokenizer.id(mark) for mark in NEW_MARKS)
+        assert delimiter is not None
+        assert extract is not None
+        grown = with_vocabulary(body, max(body.config.vocabulary, tokenizer.vocabulary), seed)
+        return grown, tokenizer, (start, delimiter, extract)
+    if tokenizer.end is None:
+        raise ValueError("marks: the tokenizer has no token that ends a text; expected new")
+    if isinstance(body, BERT) and tokenizer.start is None:
+        raise ValueError("model: its tokenizer has no token that starts a text, which a BERT reads first")
+    return body, tokenizer, (tokenizer.start, tokenizer.end, tokenizer.end)
+
+
+def headed_config(
+    tune: TuneConfig,
+    body: GPTConfig | BERTConfig,
+    marks: tuple[int | None, int, int],
+    tokenizer: Tokenizer,
+    labels: tuple[str, ...],
+    offset: float,
+    scale: float,
+) -> TunedConfig:
+    start, delimiter, extract = marks
+    bert = isinstance(body, BERTConfig)
+    pooling = tune.pooling or ("first" if bert else "last")
+    padding = next(id for id in (tokenizer.padding, tokenizer.end, 0) if id is not None)
+    head = HeadConfig(
+        task=tune.task,  # type: ignore[arg-type]
+        labels=labels,
+        pooling=pooling,
+        dropout=0.1 if tune.dropout is None else tune.dropout,
+        bias=bert or tune.task == "tag",
+        start=start,
+        delimiter=delimiter,
+        extract=extract,
+        padding=padding,
+        offset=offset,
+        scale=scale,
+    )
+    inner = body_for(body, pooler=pooling == "first" and tune.task != "tag")
+    return TunedConfig(body=with_dropout(inner, tune), head=head)
+
+
+def with_dropout(body: Any, tune: TuneConfig) -> Any:
+    """As asked for; a frozen body has none, and shows the head the same vector every time."""
+    dropout = 0.0 if tune.train == "head" else tune.dropout
+    if dropout is None:
+        return body
+    names = [field.name for field in fields(body) if field.name in ("dropout", "attention_dropout")]
+    return replace(body, **dict.fromkeys(names, dropout))
+
+
+def headed(config: TunedConfig, body: GPT | BERT, tune: TuneConfig, seed: int) -> Tuned:
+    """The body's weights, unless from scratch, and a new head."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = build(config)
+    assert isinstance(model, Tuned)
+    if tune.scratch:
+        return model
+    own = model.body.state_dict()
+    given: Mapping[str, Tensor] = body.state_dict()
+    weights = {f"body.{name}": given[name] for name in own}
+    return with_weights(config, weights | {f"head.{n}": t for n, t in model.head.state_dict().items()})  # type: ignore[return-value]
+
+
+# Choices that depend on the model and the data
+
+
+def language_of(tune: TuneConfig, body: GPT | BERT) -> float:
+    """How much the language model's loss counts: GPT-1's, where its words can still be learned."""
+    if tune.language is not None:
+        if tune.language and isinstance(body, BERT):
+            raise ValueError("language: only a GPT predicts the next word; leave it out")
+        return tune.language
+    return LANGUAGE if isinstance(body, GPT) and tune.train == "everything" else 0.0
+
+
+def metric_of(tune: TuneConfig, head: HeadConfig) -> str:
+    usual = "accuracy"
+    if head.numbers:
+        usual = "pearson" if head.task == "similarity" else "mean_absolute_error"
+    known = ["loss", "pearson", "mean_absolute_error"] if head.numbers else ["loss", "accuracy"]
+    known += ["macro_f1", "matthews"] if head.labels else []
+    if tune.metric is not None and tune.metric not in known:
+        raise ValueError(f"metric: {head.task} has {', '.join(known)}, not {tune.metric}")
+    return tune.metric or usual
+
+
+def rate_of(tune: TuneConfig, width: int) -> float:
+    """Highest learning rates that do well for most; narrower models take larger steps."""
+    usual = {"everything": 5e-5, "last": 1e-4, "adapters": 5e-4, "head": 3e-3}[tune.train]
+    return (3e-4 if tune.scratch else usual) * math.sqrt(768 / width)
+
+
+def class_weights(tune: TuneConfig, labels: Sequence[str], targets: Targets | None) -> tuple[float, ...] | None:
+    if not tune.class_weights or not labels:
+        return None
+    if tune.class_weights == ("balanced",):
+        assert targets is not None
+        return tuple(balanced(targets, len(labels)))
+    given: dict[str, float] = {}
+    for item in tune.class_weights:
+        label, equals, weight = item.rpartition("=")
+        if not equals or label not in labels:
+            raise ValueError(f"class_weights: expected balanced, or label=weight of {', '.join(labels)}, not {item!r}")
+        try:
+            given[label] = float(weight)
+        except ValueError:
+            given[label] = math.nan
+        if not 0 <= given[label] < math.inf:
+            raise ValueError(f"class_weights: expected a weight of 0 or more, not {item!r}")
+    return tuple(given.get(label, 1.0) for label in labels)
+
+
+def fingerprint_of(start: Start, sources: Mapping[str, str], tokenizer: Tokenizer) -> str:
+    return hashlib.sha256(json.dumps([start.fingerprint, sources, tokenizer.fingerprint]).encode()).hexdigest()
