@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
 
-README = Path(__file__).parent.parent / "README.md"
+import qkv
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
 
 
 def test_the_readme_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,6 +22,7 @@ def test_the_readme_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
+    assert [answer.label for answer in names["answers"]] == ["brave", "afraid"]
     torch.testing.assert_close(names["last"], names["logits"][:, 19:])
     assert torch.equal(names["same"](names["ids"]), names["gpt"](names["ids"]))
     written = torch.cat(names["words"], dim=1)
@@ -25,3 +30,10 @@ def test_the_readme_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.
     assert names["alignment"].shape == (64, 1, 6, 6)
     assert names["grouped"].config.kv_heads == 2
     assert names["seen"]["stack.blocks.0.attention.weights"].shape == (2, 4, 20, 20)
+
+
+def test_the_version_is_the_same_wherever_it_stands() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert qkv.__version__ == version
+    assert re.findall(r"^## (\S+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)[0] == version
+    assert f"\nVersion {version} has " in README.read_text(encoding="utf-8")

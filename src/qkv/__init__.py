@@ -2,5 +2,5 @@
 
 from qkv.artifact import load, save
 
-__version__ = "0.2.0"
+__version__ = "0.4.0"
 __all__ = ["__version__", "load", "save"]

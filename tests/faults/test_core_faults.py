@@ -377,9 +377,9 @@ def test_a_config_with_an_unknown_key_suggests_the_right_one(config) -> None:
 
 
 def test_a_config_of_an_unknown_family() -> None:
-    with refused("family: expected one of gpt, bert, transformer, rnn, not 'gtp'"):
+    with refused("family: expected one of gpt, bert, transformer, rnn, tuned, not 'gtp'"):
         from_json({"family": "gtp"})
-    with refused("family: expected one of gpt, bert, transformer, rnn, not None"):
+    with refused("family: expected one of gpt, bert, transformer, rnn, tuned, not None"):
         from_json({"width": 8})
 
 
@@ -607,7 +607,8 @@ def test_a_stretching_that_gives_nonsense() -> None:
 
 
 def test_a_config_that_is_none() -> None:
-    with refused("config: expected one of GPTConfig, BERTConfig, TransformerConfig, RNNConfig, not 'gpt2'", TypeError):
+    kinds = "GPTConfig, BERTConfig, TransformerConfig, RNNConfig, TunedConfig"
+    with refused(f"config: expected one of {kinds}, not 'gpt2'", TypeError):
         build("gpt2")
 
 

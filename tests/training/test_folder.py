@@ -262,3 +262,14 @@ def test_changed_validation_data_is_noticed(tmp_path: Path) -> None:
     other.write_text("mice see cats\n" * 40)
     with pytest.raises(ValueError, match="has changed since the run"):
         asked.but(resume=True).start()
+
+
+def test_a_file_by_another_name_is_the_same_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begun with a name as a person types it, resumed by the path that the run remembers."""
+    asked = plan("gpt", tmp_path, steps=2)
+    monkeypatch.chdir(Path(asked.data.data[0]).parent)
+    asked._replace(data=replace(asked.data, data=(Path(asked.data.data[0]).name,))).start()
+    monkeypatch.chdir(tmp_path)
+    outcome = asked.but(resume=True, steps=3).start()
+    assert outcome is not None
+    assert outcome.steps == 3

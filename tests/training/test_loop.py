@@ -20,6 +20,7 @@ from qkv.training.checkpoint import Checkpoints
 from qkv.training.loop import Outcome, train
 from qkv.training.metrics import read_metrics
 from qkv.training.run import Run
+from qkv.training.step import Validation
 from qkv.training.task import Data, Task
 from training.small import MODELS, Plan, model_of, plan, rows_of, same_bits
 
@@ -141,7 +142,7 @@ def test_the_mean_of_the_last_checkpoints_is_kept(tmp_path: Path) -> None:
 
 def test_a_validation_that_is_no_number_is_never_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = iter([math.nan, 3.0, math.nan])
-    monkeypatch.setattr("qkv.training.run.validate", lambda *_: next(losses))
+    monkeypatch.setattr("qkv.training.run.validate", lambda *_: Validation(next(losses), torch.zeros(0)))
     outcome = plan("gpt", tmp_path).start()
     assert outcome is not None
     assert outcome.validation_loss == 3.0

@@ -23,31 +23,6 @@ from qkv.training.checkpoint import Checkpoints
 from training.dying import child, finished
 from training.small import MODELS, Plan, assert_same_run, model_of, plan, rows_of, same_bits
 
-LOOP = "qkv.training.loop.gradients_of"
-
-
-@pytest.fixture
-def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """The signal to stop comes in a step."""
-    from qkv.training import loop
-
-    plainly = loop.gradients_of
-
-    def arm(steps: int) -> None:
-        left = steps
-
-        def gradients_of(*args: Any, **kwargs: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                signal.raise_signal(signal.SIGTERM)
-            return plainly(*args, **kwargs)
-
-        monkeypatch.setattr(LOOP, gradients_of)
-
-    return arm
-
-
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gpt": ("gpt", {}, {}),
     "bert": ("bert", {}, {}),

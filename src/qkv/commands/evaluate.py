@@ -52,18 +52,20 @@ def run(
 
     qkv evaluate runs/mine --task perplexity --data my.txt --stride 64
 
+    qkv evaluate runs/encoder --task masked-words --data valid.txt
+
     qkv evaluate runs/translator --task translation --data test.en test.de
 
     qkv evaluate --task translation --hypotheses said.de --data test.de
 
     Args:
         models: Folders of runs or of transformers, GGUF files, or smollm2.
-        task: lambada, hellaswag, cbt, blimp, sst-2, rte, translation, perplexity; agreement, last-word and french have
-            small data of their own; or a task file (.toml). NAME=FILE says which data it is asked of.
+        task: lambada, hellaswag, cbt, blimp, sst-2, rte, translation, perplexity, masked-words; agreement, last-word
+            and french have small data of their own; or a task file (.toml). NAME=FILE says which data it is asked of.
         data: The data of the task that was given without =FILE; of several such tasks, one file each, in order.
         shots: How many answered examples come before a question; several numbers for several scores.
         seed: Chooses the examples, and draws for the intervals.
-        limit: Only the first so many rows (or documents).
+        limit: Only the first so many rows (or documents; of masked words, rows of a context's length).
         examples: A file that the examples are chosen from; the other rows of the data unless given.
         window: Perplexity: how many tokens are read at once; the context, or 1,024, whichever is less.
         stride: Perplexity: how many tokens of a window are scored, the rest being context; half of the window.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -80,7 +81,8 @@ def run(flags: Flags) -> bool:
     """Whether it came to its end."""
     from qkv.lab import samples
 
-    console = Console(highlight=False)
+    first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
+    console = Console(highlight=False, quiet=not first)
     done: list[Tuning] = []
     for number in range(flags.seeds):
         one = flags.run
@@ -93,9 +95,10 @@ def run(flags: Flags) -> bool:
             return True
         if not made.outcome.finished:
             return False
-        show(made, one.out, flags.tuning, console)
+        if first:
+            show(made, one.out, flags.tuning, console)
         done.append(made)
-    if flags.seeds > 1:
+    if flags.seeds > 1 and first:
         tell_spread(done, flags, console)
     return True
 

@@ -86,8 +86,8 @@ def prepared(
     The folder gets its name when it is complete, so one half-written is never read, and of two processes that write the
     same the second one's is dropped. They only wait for each other to save the work.
     """
-    # The order of the files counts, as it is the order of the texts.
-    facts = [FORMAT, kind, tokenizer.fingerprint, list(source.fingerprint().items())]
+    # The order of the files counts, as it is the order of the texts; their names do not, as one has several.
+    facts = [FORMAT, kind, tokenizer.fingerprint, list(source.fingerprint().values())]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     parent = (cache_folder() if cache is None else Path(cache)) / key[:32]
     folder = parent / "prepared"

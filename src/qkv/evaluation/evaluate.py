@@ -9,13 +9,13 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from qkv.data.source import Source, open_pairs, open_rows, open_texts
-from qkv.evaluation import perplexity
+from qkv.evaluation import masked, perplexity
 from qkv.evaluation.bleu import bleu, intervals
 from qkv.evaluation.interval import Score, accuracy
 from qkv.evaluation.interval import perplexity as word_perplexity
 from qkv.evaluation.likelihood import Likelihood, likelihoods, shortened
 from qkv.evaluation.question import Question, Row, requests, unknown_among, with_examples
-from qkv.evaluation.task import Normalise, Task, fill, parts
+from qkv.evaluation.task import TEXTS, Normalise, Task, fill, parts
 from qkv.generation.text import complete
 from qkv.generation.translation import translate_texts
 from qkv.models import BERT, GPT, Tuned
@@ -89,7 +89,7 @@ def evaluate(
     """The scores of one model in one task. `progress` hears how much is done, of how much."""
     data = data or ([task.beside(task.data)] if task.data else [])
     if not data:
-        texts = task.kind in ("perplexity", "translation")
+        texts = task.kind in (*TEXTS, "translation")
         needs = "files of text" if texts else f"a table with {', '.join(task.columns)} as columns"
         raise ValueError(f"data: the task {task.name} has none of its own; give --data FILE, {needs}")
     begin = time.perf_counter()
@@ -104,7 +104,7 @@ def evaluate(
 
 
 def takes_examples(task: Task, model: Model) -> bool:
-    return task.kind != "perplexity" and (task.kind != "translation" or isinstance(model, GPT))
+    return task.kind not in TEXTS and (task.kind != "translation" or isinstance(model, GPT))
 
 
 def first(source: Source[Any], limit: int | None) -> list[Any]:
@@ -229,7 +229,7 @@ def by_surprise(
     if isinstance(model, Tuned):
         raise ValueError(f"{name}: a fine-tuned model answers its own task; score it with qkv classify --data FILE")
     if isinstance(model, BERT):
-        raise ValueError(f"{name}: a BERT sees both ways and has no perplexity; it guesses masked words: qkv fill")
+        raise ValueError(f"{name}: a BERT sees both ways and has no perplexity; score its guesses: --task masked-words")
     if isinstance(model, GPT):
         pieces = islice_documents(open_texts(data, column=task.columns[0]), protocol.limit)
         window, stride = perplexity.window_and_stride(model, protocol.window, protocol.stride)
@@ -246,6 +246,27 @@ def by_surprise(
     told = said, f"{found.tokens:,} tokens, {found.scored:,} scored"
     unknown = unknown_words(tokenizer, found.unknown, found.tokens)
     return {"rows": rows, "scores": found.scores, "said": (*told, *unknown), "facts": facts}
+
+
+def by_masking(
+    task: Task, subject: Subject, data: Sequence[str], protocol: Protocol, progress: Progress
+) -> dict[str, Any]:
+    name, model, tokenizer = subject
+    if not isinstance(model, BERT):
+        raise ValueError(f"{name}: {task.name} is asked of a BERT, which sees both ways, not of a {kind(model)}")
+    found = masked.of_texts(
+        model, tokenizer, open_texts(data, column=task.columns[0]),
+        limit=protocol.limit, seed=protocol.seed, progress=progress,
+    )  # fmt: skip
+    told = (
+        f"{masked.RATE:.0%} of the words hidden, always the same ones, in rows of {model.config.context:,} tokens",
+        f"{found.tokens:,} tokens, {found.asked:,} asked",
+        "intervals by rows",
+        *unknown_words(tokenizer, found.unknown, found.tokens),
+    )
+    facts: dict[str, Any] = {"mask_rate": masked.RATE, "context": model.config.context}
+    facts |= {each: getattr(found, each) for each in ("tokens", "asked", "unknown")}
+    return {"rows": found.rows, "scores": found.scores, "said": told, "facts": facts}
 
 
 def islice_documents(pieces: Any, limit: int | None) -> Any:
@@ -315,5 +336,6 @@ def kind(model: Model) -> str:
 ASKED: dict[str, Callable[..., dict[str, Any]]] = {
     "line": by_line,
     "perplexity": by_surprise,
+    "masked words": by_masking,
     "translation": by_translating,
 }

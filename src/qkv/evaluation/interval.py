@@ -79,6 +79,25 @@ def bootstrap(
     return float(low), float(high)
 
 
+def of_sums(
+    name: str,
+    units: Float[np.ndarray, "n k"],
+    score: Callable[[Float[np.ndarray, "k"]], float],
+    *,
+    percent: bool = False,
+    higher_is_better: bool = True,
+    seed: int = 0,
+) -> Score:
+    """A score that is a function of sums over units, with its interval."""
+    low, high = bootstrap(units, score, seed=seed)
+    return Score(name, score(units.sum(0)), low, high, higher_is_better, percent)
+
+
+def ratio(sums: Float[np.ndarray, "2"]) -> float:
+    """Such as right answers by all answers, where those of one unit are right or wrong together."""
+    return float(sums[0] / max(sums[1], 1))
+
+
 def perplexity(log_probabilities: Sequence[Sequence[float]], *, seed: int = 0, name: str = "perplexity") -> Score:
     """exp of the mean surprise of a word; each unit brings the log-probabilities of some words."""
     units = np.array([[math.fsum(unit), len(unit)] for unit in log_probabilities])

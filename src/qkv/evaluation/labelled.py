@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from qkv.data.examples import Example, as_number
-from qkv.evaluation.interval import Score, accuracy, bootstrap
+from qkv.evaluation.interval import Score, accuracy, of_sums, ratio
 from qkv.generation.answers import Answer
 from qkv.models.heads import HeadConfig
 
@@ -78,18 +78,3 @@ def correlation(sums: Float[np.ndarray, "6"]) -> float:
 def mean_error(said: Float[np.ndarray, "n"], true: Float[np.ndarray, "n"]) -> Score:
     units = np.stack([np.abs(said - true), np.ones_like(said)], axis=1)
     return of_sums("mean absolute error", units, ratio, higher_is_better=False)
-
-
-def of_sums(
-    name: str,
-    units: Float[np.ndarray, "n k"],
-    score: Callable[[Float[np.ndarray, "k"]], float],
-    percent: bool = False,
-    higher_is_better: bool = True,
-) -> Score:
-    low, high = bootstrap(units, score)
-    return Score(name, score(units.sum(0)), low, high, higher_is_better, percent)
-
-
-def ratio(sums: Float[np.ndarray, "2"]) -> float:
-    return float(sums[0] / max(sums[1], 1))

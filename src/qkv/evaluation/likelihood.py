@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from qkv.generation.decode import without_dropout
-from qkv.models import GPT, RNN, Transformer
+from qkv.models import BERT, GPT, RNN, Transformer
 from qkv.nn.packed import packing, small_enough
 from qkv.nn.state import KeyValueCache, SegmentMemory
 
@@ -232,7 +232,7 @@ def padded(texts: Sequence[Sequence[int]], device: torch.device) -> tuple[Int[Te
 
 
 def word_log_probabilities(
-    model: GPT | Transformer | RNN, hidden: Float[Tensor, "N E"], targets: Int[Tensor, "N"]
+    model: GPT | BERT | Transformer | RNN, hidden: Float[Tensor, "N E"], targets: Int[Tensor, "N"]
 ) -> tuple[Float[Tensor, "N"], Bool[Tensor, "N"]]:
     """Of each target, and whether it is the likeliest word; logits exist for a few places at a time."""
     rows = max(1, (LOGITS_ON_GPU if hidden.is_cuda else LOGITS) // model.config.vocabulary)

@@ -19,7 +19,12 @@ from typing import Any, Literal, get_args
 
 EMBEDDED = Path(__file__).parent / "tasks"
 
-Kind = Literal["last word", "choice", "cloze", "minimal pair", "classification", "line", "translation", "perplexity"]
+Kind = Literal[
+    "last word", "choice", "cloze", "minimal pair", "classification", "line", "translation", "perplexity",
+    "masked words",
+]  # fmt: skip
+TEXTS: tuple[Kind, ...] = ("perplexity", "masked words")
+"""Asked of texts, not of the rows of a table."""
 Normalise = Literal["none", "characters", "bytes", "tokens"]
 
 REQUIRED: dict[Kind, tuple[str, ...]] = {
@@ -31,6 +36,7 @@ REQUIRED: dict[Kind, tuple[str, ...]] = {
     "line": ("template", "answer"),
     "translation": ("template", "answer"),
     "perplexity": ("template",),
+    "masked words": ("template",),
 }
 METRICS: dict[Kind, tuple[str, ...]] = {
     "last word": ("accuracy", "perplexity"),
@@ -41,6 +47,7 @@ METRICS: dict[Kind, tuple[str, ...]] = {
     "line": ("accuracy",),
     "translation": ("BLEU", "chrF"),
     "perplexity": ("perplexity", "bits per character", "bits per byte"),
+    "masked words": ("accuracy", "perplexity"),
 }
 
 

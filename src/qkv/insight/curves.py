@@ -89,6 +89,7 @@ def thinned(x: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
 
 def draw(runs: Sequence[Run], x: Horizontal, smooth: float) -> Figure:
     panels = [kind for kind in PANELS if any(np.isfinite(run.columns[kind]).any() for run in runs)]
+    panels += dict.fromkeys(run.metric for run in runs if run.metric is not None)
     figure = Figure(figsize=(10, 6.6 if panels else 5), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
     grid = figure.add_gridspec(2 if panels else 1, max(len(panels), 1), height_ratios=[3, 1] if panels else [1])
     main = figure.add_subplot(grid[0, :])
@@ -110,15 +111,19 @@ def draw(runs: Sequence[Run], x: Horizontal, smooth: float) -> Figure:
     for place, kind in enumerate(panels):
         panel = figure.add_subplot(grid[1, place])
         for run, look in zip(runs, looks, strict=True):
-            blur = smooth if kind == "gradient_norm" else 0
-            trace(panel, run.x / scale, run.columns[kind], blur, look, width=1.5, faint=len(runs) == 1)
-        fit(panel, [run.columns[kind] for run in runs], zero=True)
-        panel.set_title(PANELS[kind], fontsize=11, loc="left", color=INK)
+            if kind == run.metric:
+                panel.plot(run.validation_x / scale, run.metrics, **look, linewidth=1.3, marker="o", markersize=4)
+            elif kind in PANELS:
+                blur = smooth if kind == "gradient_norm" else 0
+                trace(panel, run.x / scale, run.columns[kind], blur, look, width=1.5, faint=len(runs) == 1)
+        if kind in PANELS:
+            fit(panel, [run.columns[kind] for run in runs], zero=True)
+        panel.set_title(PANELS.get(kind, kind.replace("_", " ")), fontsize=11, loc="left", color=INK)
         panel.yaxis.set_major_locator(MaxNLocator(4, steps=ROUND))
         panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         panel.tick_params(labelsize=9)
     right = max(float(np.nanmax(np.concatenate([run.x, run.validation_x]))) for run in runs) / scale or 1.0
-    for axes, ticks in zip(figure.axes, (8, 5, 5), strict=False):
+    for axes, ticks in zip(figure.axes, (8, *[5 if len(panels) < 3 else 4] * len(panels)), strict=True):
         axes.set_xlim(-0.01 * right, 1.02 * right)
         axes.xaxis.set_major_locator(MaxNLocator(ticks, integer=x == "step", steps=ROUND))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))

@@ -29,6 +29,9 @@ class Run:
     validation_steps: Numbers
     validation_x: Numbers
     validation: Numbers
+    metric: str | None
+    """What validation measured first besides the loss, such as accuracy."""
+    metrics: Numbers
     skipped: Numbers
     rewound: Numbers
     told: str
@@ -91,6 +94,7 @@ def read_run(folder: Path, name: str, x: Horizontal) -> Run:
         return along({row["step"] for row in rows if row.get("event") == kind})
 
     measured = [validation[step] for step in sorted(validation)]
+    metric = next((name for row in measured for name in row if name not in ("step", "validation_loss")), None)
     return Run(
         name=name,
         steps=steps,
@@ -99,6 +103,8 @@ def read_run(folder: Path, name: str, x: Horizontal) -> Run:
         validation_steps=column(measured, "step"),
         validation_x=along(validation),
         validation=column(measured, "validation_loss"),
+        metric=metric,
+        metrics=column(measured, metric or "none"),
         skipped=events("skipped"),
         rewound=events("rewound"),
         told=tell(rows, ordered),

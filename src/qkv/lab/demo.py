@@ -198,6 +198,9 @@ def next_steps(out: Path) -> Text:
         "Let it write:": f"qkv generate {out / 'python'} 'import os'",
         "Train on your own text, and see what it learns:": "qkv train gpt --data my.txt --out runs/mine",
         "The translator before the Transformer:": "qkv train rnn --data turkish --out runs/rnn",
+        "Teach the GPT to classify texts (my.tsv: sentence, label):": (
+            f"qkv finetune {out / 'python'} --task classify --data my.tsv --out runs/my"
+        ),
         "The curves of what you just saw, as a picture:": f"qkv plot {out / 'turkish'} {out / 'python'}",
         "From a hash table to attention, on the board:": "qkv demo --board-only",
         "How good is it, with an interval?": f"qkv evaluate {out / 'turkish'} --task translation --data turkish:test",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ def maker(task: Task) -> Callable[[Model], list[str]]:
             return writing(model, tokenizer)
         if isinstance(model, BERT):
             return guesses(model, tokenizer, batch)
-        return [] if isinstance(model, Tuned) else translations(model, tokenizer, batch)
+        return answers(model, tokenizer, batch) if isinstance(model, Tuned) else translations(model, tokenizer, batch)
 
     return says
 
@@ -73,6 +74,41 @@ def guesses(model: BERT, tokenizer: Tokenizer, batch: Batch) -> list[str]:
     right = sum(true == guess for true, guess in pairs)
     told = ", ".join(f"{tokenizer.decode([true])!r} as {tokenizer.decode([guess])!r}" for true, guess in pairs[:8])
     return [f"{right} of {len(pairs)} hidden words guessed: {told}"]
+
+
+@torch.no_grad()
+def answers(model: Tuned, tokenizer: Tokenizer, batch: Batch) -> list[str]:
+    """What a fine-tuned model says of texts, and what is true."""
+    head = model.config.head
+    batch = batch.to(device_of(model))
+    assert batch.places is not None
+    with without_dropout(model):
+        scores = model(
+            batch.ids, places=batch.places, keep=batch.keep, segments=batch.segments, group=batch.group
+        )  # (B, M, C)
+    said, true = scores.argmax(-1).tolist(), batch.targets.tolist()  # (B, M), (B, M)
+    shown = []
+    for row, ids in enumerate(batch.ids):
+        if head.numbers:
+            assert batch.numbers is not None
+            told = f"{float(scores[row]):.2f}   (it should be: {float(batch.numbers[row]):.2f})"
+        elif head.task == "tag":
+            places = [place for place, target in enumerate(true[row]) if target != IGNORE]
+            right = sum(said[row][place] == true[row][place] for place in places)
+            told = f"{' '.join(head.labels[said[row][place]] for place in places)}   ({right} of {len(places)} right)"
+        else:
+            names = head.labels or [f"choice {number + 1}" for number in range(batch.group)]
+            told = f"{names[said[row][0]]}   (it should be: {names[true[row][0]]})"
+        read = ids[: len(ids) // batch.group].tolist()  # of several sequences, the first
+        shown.append(f"{' | '.join(between_marks(tokenizer, read, head.delimiter))} -> {told}")
+    return shown
+
+
+def between_marks(tokenizer: Tokenizer, ids: list[int], delimiter: int) -> list[str]:
+    """The texts of a sequence, without what stands around them."""
+    borders = [place for place, id in enumerate(ids) if id == delimiter]
+    texts = [tokenizer.decode(ids[begin:end]) for begin, end in pairwise([0, *borders, len(ids)])]
+    return [text.strip() for text in texts if text.strip()]
 
 
 def words(tokenizer: Tokenizer, rows: Tensor) -> list[str]:

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from qkv.nn.config import check_fields, check_probability
+from qkv.nn.config import check_at_least_one, check_fields, check_probability
 from qkv.nn.feed_forward import Activation, activate
 from qkv.nn.linear import Linear
 from qkv.nn.norm import LayerNorm
@@ -76,6 +76,8 @@ class HeadConfig:
     """The id at the end."""
     padding: int
     """The id that fills shorter rows up; it is never looked at."""
+    context: int | None = None
+    """The longest row, marks included; the body's unless given."""
     offset: float = 0.0
     """Of numbers: what 0 stands for in the data."""
     scale: float = 1.0
@@ -85,6 +87,7 @@ class HeadConfig:
         object.__setattr__(self, "labels", tuple(self.labels))  # JSON has lists
         check_fields(self)
         check_probability(self, "dropout")
+        check_at_least_one(self, "context")
         if self.labels and self.task in ("choice", "regress"):
             raise ValueError(f"labels: {self.task} has no classes; leave them out")
         if len(self.labels) < 2 and self.task in ("classify", "pair", "tag"):

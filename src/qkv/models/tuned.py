@@ -38,7 +38,8 @@ class TunedConfig:
 
     @property
     def context(self) -> int:
-        return self.body.context
+        """Longest text in tokens, marks included."""
+        return min(self.head.context or self.body.context, self.body.context)
 
     @property
     def width(self) -> int:
@@ -54,7 +55,7 @@ class TunedConfig:
         head, body = self.head, self.body
         segments = isinstance(body, BERTConfig) and body.segments > 1
         names = ("task", "start", "delimiter", "extract", "padding", "pooling")
-        return {name: getattr(head, name) for name in names} | {"segments": segments, "context": body.context}
+        return {name: getattr(head, name) for name in names} | {"segments": segments, "context": self.context}
 
 
 class Tuned(nn.Module):
@@ -106,7 +107,8 @@ class Tuned(nn.Module):
         if head.task == "choice":
             scores = scores.transpose(1, 2).masked_fill((places < 0).unsqueeze(1), float("-inf"))  # (B, 1, G)
         elif head.numbers:
-            scores = head.offset + head.scale * scores.float()  # half precision would round what the data did not
+            finer = torch.promote_types(scores.dtype, torch.float32)  # half precision would round what the data did not
+            scores = head.offset + head.scale * scores.to(finer)
         return self.taps("scores", scores)
 
     def vectors(

@@ -59,7 +59,7 @@ class AnswerObjective(Objective):
     def forward(self, batch: Batch) -> Float[Tensor, "*k"]:
         read = self.compiled if self.compiled is not None and self.training else self.reader
         scores, hidden = read(batch)
-        loss = self.answer_loss(scores.float(), batch)
+        loss = self.answer_loss(scores.to(torch.promote_types(scores.dtype, torch.float32)), batch)
         if not self.training:
             return torch.cat([loss.reshape(1), tally(self.model.config.head, scores, batch)])  # type: ignore[union-attr]
         return loss + self.language * self.word_loss(hidden, batch) if self.language else loss

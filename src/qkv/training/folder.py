@@ -70,10 +70,13 @@ def locked(out: Path) -> Iterator[None]:
 def describe(
     model: Config, data: DataConfig | TuneConfig, optimizer: OptimizerConfig, run: RunConfig, fingerprint: str
 ) -> dict[str, Any]:
+    places: dict[str, Any] = {name: tuple(map(located, getattr(data, name))) for name in ("data", "validation")}
+    if isinstance(data, TuneConfig) and os.path.exists(data.model):  # else it is the name of an installed one
+        places["model"] = os.path.abspath(data.model)
     return {
         "command": "train" if isinstance(data, DataConfig) else "finetune",
         "model": to_json(model),
-        "data": asdict(data) | {name: tuple(map(located, getattr(data, name))) for name in ("data", "validation")},
+        "data": asdict(data) | places,
         "optimizer": asdict(optimizer),
         "run": {name: str(value) if isinstance(value, Path) else value for name, value in asdict(run).items()},
         "fingerprint": fingerprint,

@@ -35,8 +35,12 @@ def freeze(model: Model, tune: TuneConfig, *, says_words: bool, seed: int = 0) -
             parameter.requires_grad_(False)
     if adapters is not None:
         adapt(model, adapters, seed)
-    learning = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    return learning / total
+    return learning_in(model) / total
+
+
+def learning_in(model: Model) -> int:
+    """How many numbers learn."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def adapt(model: Model, adapters: AdapterConfig, seed: int) -> None:

@@ -35,12 +35,10 @@ class Optimizers:
                 found.setdefault((decay, factors[self.names[parameter]]), []).append(parameter)
             return [{"params": own, "weight_decay": decay, "factor": factor} for (decay, factor), own in found.items()]
 
-        self.optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.AdamW(
-                groups(parameter for parameter in self.names if parameter not in by_muon),
-                betas=(config.beta1, config.beta2), eps=config.epsilon, fused=True,
-            )
-        ]  # fmt: skip
+        self.optimizers: list[torch.optim.Optimizer] = []
+        if rest := groups(parameter for parameter in self.names if parameter not in by_muon):
+            betas = (config.beta1, config.beta2)
+            self.optimizers.append(torch.optim.AdamW(rest, betas=betas, eps=config.epsilon, fused=True))
         if by_muon:
             self.optimizers.append(torch.optim.Muon(groups(each for each in self.names if each in by_muon)))
         self.muon_learning_rate = config.muon_learning_rate

@@ -35,7 +35,6 @@ from qkv.training.step import validate
 from qkv.training.tally import merit
 from qkv.training.task import Task
 
-
 FEW = 2
 """Batches of a shape that come before it is recorded: some shapes come once."""
 
@@ -165,7 +164,7 @@ class Run:
         with self.memory.average.in_place(self.model) if self.memory.average else nullcontext():
             measured = self.measured()
             now = merit(measured, self.task.metric)
-            best = state.merit is None or now > state.merit
+            best = state.merit is None or state.best is None or (now, -measured["loss"]) > (state.merit, -state.best)
             state.stale = 0 if best else state.stale + 1
             if best:
                 state.best, state.merit = measured["loss"], now
@@ -246,7 +245,8 @@ def begin(
     if config.compile or (config.compile is None and device.type == "cuda"):
         own.compile_reader()
     if device.type == "cuda":
-        torch.backends.cuda.enable_cudnn_sdp(False)  # which plans for half a second whenever a shape is new
+        # cuDNN's attention plans for half a second whenever a shape is new.
+        torch.backends.cuda.enable_cudnn_sdp(isinstance(task.training, CausalData | MaskedData))
         if world.talk is None and own.compiled is not None and not isinstance(task.training, PairedData):
             own.record()  # of pairs, every batch has a shape of its own
         elif world.talk is None and isinstance(task.training, LabelledData | ConversationData):

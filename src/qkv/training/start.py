@@ -45,6 +45,7 @@ def start(
     """Train, or go on training; None after a dry run. Under torchrun every process calls this."""
     if isinstance(config, BERTConfig):
         config = replace(config, pooler=False, next_sentence=False)  # guessing words teaches them nothing
+    check_possible(config, optimizer, run)
 
     def assembled(learned: Path | None) -> Task:
         return assemble(config, data, batch_tokens=run.batch_tokens, seed=run.seed, tokenizer=learned)
@@ -92,7 +93,7 @@ def conduct(
         beginning = begin(task, optimizer, run, world, metrics=metrics, progress=progress)
         outcome = train(beginning, None if samples is None or shards else samples(task))
         if outcome.finished:
-            console.print(report(run, outcome))
+            console.print(report(run, outcome, perplexity=task.metric == "loss"))
         return outcome
 
 
@@ -156,7 +157,7 @@ def plan(task: Task, optimizer: OptimizerConfig, run: RunConfig, world: World) -
     seconds = flops / (0.4 * measured_peak(world.device, precision) * world.size)
     table = Table(show_header=False, title="The plan")
     rows = {
-        "parameters": f"{price.parameters:,}" + trained_share(task, price),
+        "parameters": f"{price.parameters:,}" + trained_share(task),
         "steps": f"{run.steps:,} of {task.training.tokens_per_step:,} tokens",
         "tokens": f"{tokens:,}, {run.steps / task.training.steps_per_epoch:,.1f} times through the data",
         "learning rate": f"{highest:.2e} after {warmup_steps(optimizer, run.steps)} steps, then {optimizer.schedule}",
@@ -171,10 +172,10 @@ def plan(task: Task, optimizer: OptimizerConfig, run: RunConfig, world: World) -
     return table
 
 
-def trained_share(task: Task, price: Cost) -> str:
-    if task.trained == 1:
-        return ""
-    return f", of which {round(task.trained * price.parameters):,} learn ({task.trained:.2%})"
+def trained_share(task: Task) -> str:
+    return (
+        "" if task.learning is None or task.trained == 1 else f", of which {task.learning:,} learn ({task.trained:.2%})"
+    )
 
 
 def memory(price: Cost, shards: int) -> str:
@@ -183,13 +184,13 @@ def memory(price: Cost, shards: int) -> str:
     return f"{weights + activations:.2f} GiB: {weights:.2f} weights and optimizer, {activations:.2f} activations"
 
 
-def report(run: RunConfig, outcome: Outcome) -> Table:
-    """The row of a results table: what came out, and what it cost."""
+def report(run: RunConfig, outcome: Outcome, *, perplexity: bool = True) -> Table:
+    """The row of a results table: what came out, and what it cost; of words, also their perplexity."""
     loss = math.nan if outcome.validation_loss is None else outcome.validation_loss
-    table = Table(
-        "steps", "tokens", "validation loss", "perplexity", "time", "training cost (FLOPs)", title=str(run.out)
-    )
-    perplexity = f"{math.exp(loss):,.2f}" if loss < 20 else "-"
-    cells = [f"{outcome.steps:,}", f"{outcome.tokens:,}", f"{loss:.4f}", perplexity, clock(outcome.seconds)]
-    table.add_row(*cells, f"{outcome.flops:.2e}")
+    cells = {"steps": f"{outcome.steps:,}", "tokens": f"{outcome.tokens:,}", "validation loss": f"{loss:.4f}"}
+    if perplexity:
+        cells["perplexity"] = f"{math.exp(loss):,.2f}" if loss < 20 else "-"
+    cells |= {"time": clock(outcome.seconds), "training cost (FLOPs)": f"{outcome.flops:.2e}"}
+    table = Table(*cells, title=str(run.out))
+    table.add_row(*cells.values())
     return table

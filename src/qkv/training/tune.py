@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
@@ -62,7 +63,8 @@ def finetune(
     outcome = conduct(assembled, tune, optimizer, as_run(run), asked=asked, samples=samples, console=console)
     if outcome is None:
         return None
-    if not outcome.finished or tune.task not in HEADS or outcome.validation_loss is None:
+    others = os.environ.get("RANK", "0") != "0"  # under torchrun one process measures
+    if others or not outcome.finished or tune.task not in HEADS or outcome.validation_loss is None:
         return Tuning(outcome, {} if outcome.validation_loss is None else {"loss": outcome.validation_loss})
     return measured(outcome, kept[0], run)
 

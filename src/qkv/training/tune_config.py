@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -14,6 +15,7 @@ from qkv.training.tally import Metric
 TuneTask = Literal["classify", "pair", "similarity", "choice", "tag", "regress", "chat", "translate"]
 Trained = Literal["everything", "last", "head", "adapters"]
 Marks = Literal["new", "own"]
+USUAL_EPOCHS, MOST_EPOCHS, ENOUGH_STEPS = 3, 30, 300
 HEADS: tuple[str, ...] = get_args(HeadTask)
 
 
@@ -95,7 +97,9 @@ class TuneConfig:
         if self.class_weights and self.task not in ("classify", "pair", "similarity", "tag"):
             raise ValueError(f"class_weights: {self.task} has no classes; leave them out")
         if self.train == "adapters" and self.marks == "new":
-            raise ValueError("marks: adapters fit the model as it is, and new tokens would make it larger; expected own")
+            raise ValueError(
+                "marks: adapters fit the model as it is, and new tokens would make it larger; expected own"
+            )
         _ = self.adapters  # whose own checks speak now
 
     @property
@@ -111,12 +115,18 @@ class TuneConfig:
 class TuneRunConfig(GoingConfig):
     """How a run of fine-tuning goes."""
 
-    epochs: float = 3.0
-    """Times through the data."""
+    epochs: float | None = None
+    """Times through the data; 3 unless given, and more of little data: up to 30, for 300 steps."""
     batch: int = 32
     """Examples of one update, over all micro-batches and machines; of chats, rows of packed conversations."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_above_zero(self, "epochs")
+        if self.epochs is not None:
+            check_above_zero(self, "epochs")
         check_at_least_one(self, "batch")
+
+    def steps(self, steps_per_epoch: int) -> int:
+        """Updates in all."""
+        usual = min(max(USUAL_EPOCHS, ENOUGH_STEPS / steps_per_epoch), MOST_EPOCHS)
+        return math.ceil((usual if self.epochs is None else self.epochs) * steps_per_epoch)

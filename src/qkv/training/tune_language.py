@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -21,7 +20,7 @@ from qkv.models.rnn import RNN
 from qkv.models.transformer import Transformer
 from qkv.text import Tokenizer
 from qkv.training.adapting import save_adapted
-from qkv.training.freeze import freeze
+from qkv.training.freeze import freeze, learning_in
 from qkv.training.task import Task
 from qkv.training.tune_config import TuneConfig, TuneRunConfig
 from qkv.training.tune_task import MOST_HELD_OUT, Start, fingerprint_of, open_start, rate_of, split, with_dropout
@@ -141,6 +140,7 @@ def language_task(
             begun: Model = build(config)
     else:
         begun = with_weights(config, model.state_dict())
+    trained = freeze(begun, tune, says_words=True, seed=run.seed)
     return Task(
         config,
         tokenizer,
@@ -148,9 +148,10 @@ def language_task(
         held_out,
         fingerprint,
         notes=notes,
-        trained=freeze(begun, tune, says_words=True, seed=run.seed),
+        trained=trained,
+        learning=learning_in(begun),
         begin=lambda: begun,
         save=partial(save_adapted, config, tune, tokenizer) if tune.adapters else None,
-        steps=math.ceil(run.epochs * data.steps_per_epoch),
+        steps=run.steps(data.steps_per_epoch),
         rate=rate_of(tune, config.width),
     )

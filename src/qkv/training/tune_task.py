@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -29,7 +30,7 @@ from qkv.text import Tokenizer
 from qkv.training.adapting import save_adapted
 from qkv.training.answering import AnswerObjective
 from qkv.training.distributed import device_named
-from qkv.training.freeze import freeze
+from qkv.training.freeze import freeze, learning_in
 from qkv.training.tally import measures
 from qkv.training.task import Task
 from qkv.training.tune_config import TuneConfig, TuneRunConfig
@@ -97,9 +98,10 @@ def labelled_task(tune: TuneConfig, run: TuneRunConfig) -> Task:
         measure=partial(measures, config.head),
         metric=metric_of(tune, config.head),
         save=partial(save_adapted, config, tune, tokenizer) if tune.adapters else None,
-        steps=math.ceil(run.epochs * data.steps_per_epoch),
+        steps=run.steps(data.steps_per_epoch),
         rate=rate_of(tune, config.width),
         trained=trained,
+        learning=learning_in(model),
         length=max(1, len(framed.ids) // len(framed)),
     )
 
@@ -117,7 +119,8 @@ def read_examples(tune: TuneConfig, seed: int) -> tuple[list[Example], list[Exam
         validation = list(held_out)
         sources |= {f"validation {name}": value for name, value in held_out.fingerprint().items()}
     else:
-        training, validation = split(training, tune.held_out, seed)
+        classes = tune.task in ("classify", "pair", "similarity") and not says_numbers(tune, training)
+        training, validation = split(training, tune.held_out, seed, (lambda each: each.label) if classes else None)
     if tune.examples is not None:
         if tune.examples > len(training):
             raise ValueError(f"examples: there are {len(training):,} to train on, not {tune.examples:,}")
@@ -125,12 +128,20 @@ def read_examples(tune: TuneConfig, seed: int) -> tuple[list[Example], list[Exam
     return training, validation, sources
 
 
-def split(examples: list[Item], fraction: float, seed: int) -> tuple[list[Item], list[Item]]:
-    """Those to train on and those held out, both in their order."""
+def split(
+    examples: list[Item], fraction: float, seed: int, kind: Callable[[Item], object] | None = None
+) -> tuple[list[Item], list[Item]]:
+    """Those to train on and those held out, both in their order. Of each `kind` two at least stay to be trained on."""
     count = min(MOST_HELD_OUT, max(1, round(fraction * len(examples))))
-    if count >= len(examples):
+    left = Counter(map(kind, examples)) if kind else Counter()
+    chosen: set[int] = set()
+    for number in draws("held out", seed, 0).permutation(len(examples)).tolist():
+        own = kind(examples[number]) if kind else None
+        if len(chosen) < count and (kind is None or left[own] > 2):
+            chosen.add(number)
+            left[own] -= 1
+    if not chosen or len(chosen) == len(examples):
         raise ValueError(f"data: {len(examples)} examples are too few to hold some out; give --validation")
-    chosen = set(draws("held out", seed, 0).permutation(len(examples))[:count].tolist())
     parts: tuple[list[Item], list[Item]] = ([], [])
     for number, example in enumerate(examples):
         parts[number in chosen].append(example)
@@ -215,6 +226,7 @@ def headed_config(
         delimiter=delimiter,
         extract=extract,
         padding=padding,
+        context=tune.context,
         offset=offset,
         scale=scale,
     )
@@ -275,8 +287,10 @@ def rate_of(tune: TuneConfig, width: int) -> float:
 
 
 def class_weights(tune: TuneConfig, labels: Sequence[str], targets: Targets | None) -> tuple[float, ...] | None:
-    if not tune.class_weights or not labels:
+    if not tune.class_weights:
         return None
+    if not labels:
+        raise ValueError(f"class_weights: {tune.task} with numbers has no classes; leave them out")
     if tune.class_weights == ("balanced",):
         assert targets is not None
         return tuple(balanced(targets, len(labels)))
@@ -295,4 +309,6 @@ def class_weights(tune: TuneConfig, labels: Sequence[str], targets: Targets | No
 
 
 def fingerprint_of(start: Start, sources: Mapping[str, str], tokenizer: Tokenizer) -> str:
-    return hashlib.sha256(json.dumps([start.fingerprint, sources, tokenizer.fingerprint]).encode()).hexdigest()
+    """Of contents alone: a run that is resumed may know its files by other names."""
+    facts = [start.fingerprint, list(sources.values()), tokenizer.fingerprint]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -1,0 +1,229 @@
+"""Fine-tuning from a folder and a file to a folder: every task, and every amount of training."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import qkv
+from qkv.models import Tuned
+from qkv.models.foreign.folder import read_metadata
+from qkv.training.checkpoint import Checkpoints
+from qkv.training.tune_task import split
+from training.small import model_of, same_bits
+from training.tuning import TASKS, Asked, answered, asked, make_models
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_models(tmp_path_factory.mktemp("models"))
+
+
+def right(answer: Any, label: Any) -> list[bool]:
+    if answer.tags is not None:
+        return [tag == true for (_, tag, _), true in zip(answer.tags, label, strict=True)]
+    return [str(answer.choice) == label if answer.choice is not None else answer.label == label]
+
+
+# Every task
+
+
+@pytest.mark.parametrize("family", ["gpt", "bert"])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_is_learned_and_what_is_told_is_what_the_folder_answers(
+    task: str, family: str, models: Path, tmp_path: Path
+) -> None:
+    plan = asked(models, tmp_path, task, family, validate_every=12, checkpoint_every=24)
+    made = plan.start()
+    assert made.outcome.finished
+    assert made.outcome.steps == 24
+    model, said, true = answered(plan)
+    assert model.config.head.task == plan.tune.task
+    if task in ("numbers", "regress"):
+        found, expected = [answer.number for answer in said], [float(label) for label in true]
+        assert made.measured["pearson"] > 0.95
+        assert np.corrcoef(found, expected)[0, 1] == pytest.approx(made.measured["pearson"], abs=1e-5)
+        error = np.abs(np.array(found) - expected).mean()
+        assert error == pytest.approx(made.measured["mean_absolute_error"], rel=1e-4)
+        assert error < (0.8 if task == "numbers" else 8)
+    else:
+        correct = [each for answer, label in zip(said, true, strict=True) for each in right(answer, label)]
+        assert made.measured["accuracy"] == pytest.approx(np.mean(correct))
+        assert made.measured["accuracy"] > 0.95
+        if task != "choice":
+            assert made.labels == model.config.head.labels == tuple(sorted(made.labels))
+            assert made.confusion is not None
+            assert (made.confusion.sum(), np.trace(made.confusion)) == (len(correct), sum(correct))
+    told = json.loads((plan.run.out / "scores.json").read_text())
+    assert told["measured"] == pytest.approx(made.measured)
+
+
+@pytest.mark.usefixtures("without_shape_checks")  # which the tasks were taught with
+@pytest.mark.parametrize("train", ["last", "head", "adapters"])
+@pytest.mark.parametrize("family", ["gpt", "bert"])
+def test_a_part_of_it_learns_too_and_the_rest_keeps_its_bits(
+    train: str, family: str, models: Path, tmp_path: Path
+) -> None:
+    head = {"pooling": "mean", "optimizer": {"learning_rate": 0.1}} if train == "head" else {}
+    plan = asked(models, tmp_path, "classify", family, train=train, last=1, rank=4, validate_every=24, **head)
+    assert plan.start().measured["accuracy"] > 0.95
+    _, said, true = answered(plan)
+    assert all(answer.label == label for answer, label in zip(said, true, strict=True))
+    before, after = model_of(models / family), model_of(plan.run.out)
+    body = {name: before[name.removeprefix("body.")] for name in after if name.startswith("body.")}
+    changed = {name for name in body if not torch.equal(after[name], body[name])}
+    blocks = {name for name in after if "blocks." in name}
+    expected = {
+        "head": set(),
+        "last": blocks | {name for name in after if ".stack.norm." in name or ".pooler." in name},
+        "adapters": {name for name in blocks if name.endswith(("qkv.weight", "output.weight"))},
+    }[train]
+    assert changed == expected
+    newest = Checkpoints(plan.run.out / "checkpoints").newest()
+    assert newest is not None
+    held = newest.tensors("model/")
+    assert set(held) == ({n for n in held if ".adapters." in n} if train == "adapters" else expected) | {
+        name for name in after if name.startswith("head.")
+    }
+
+
+# Adapters
+
+
+@pytest.mark.usefixtures("without_shape_checks")  # which the tasks were taught with
+@pytest.mark.parametrize("family", ["gpt", "bert"])
+def test_an_adapter_loads_over_its_base_and_equals_the_merged_model(family: str, models: Path, tmp_path: Path) -> None:
+    plan = asked(models, tmp_path, "pair", family, train="adapters", epochs=1, projections=("query", "value", "up"))
+    plan.start()
+    merged, alone = qkv.load(plan.run.out), qkv.load(plan.run.out / "adapter")
+    assert isinstance(alone.model, Tuned)
+    assert alone.model.config == merged.model.config
+    assert same_bits(dict(alone.model.state_dict()), dict(merged.model.state_dict()))
+    adapter = plan.run.out / "adapter" / "adapter_model.safetensors"
+    assert adapter.stat().st_size < (plan.run.out / "model.safetensors").stat().st_size
+    assert read_metadata(adapter)
+
+
+# What is asked besides
+
+
+def test_new_marks_make_the_vocabulary_and_the_tokenizer_larger(models: Path, tmp_path: Path) -> None:
+    old = qkv.load(models / "gpt")
+    plan = asked(models, tmp_path, "pair", epochs=0.1)
+    plan.start()
+    new = qkv.load(plan.run.out)
+    assert isinstance(new.model, Tuned)
+    assert old.tokenizer is not None
+    assert new.tokenizer is not None
+    assert new.tokenizer.vocabulary == old.tokenizer.vocabulary + 3 == new.model.config.vocabulary
+    head = new.model.config.head
+    marks = [new.tokenizer.id(name) for name in ("[begin]", "[delimiter]", "[extract]")]
+    assert [head.start, head.delimiter, head.extract] == marks == list(range(new.tokenizer.vocabulary))[-3:]
+    own = asked(models, tmp_path, "pair", epochs=0.1, marks="own", out="own")
+    own.start()
+    model = qkv.load(own.run.out).model
+    assert model.config.vocabulary == old.model.config.vocabulary
+
+
+def task_of(plan: Asked) -> Any:
+    from qkv.training.tune import assemble
+
+    return assemble(plan.tune, plan.run)
+
+
+def test_class_weights(models: Path, tmp_path: Path) -> None:
+    def weights(*given: str) -> Any:
+        return task_of(asked(models, tmp_path, "classify", class_weights=given)).objective.keywords["class_weights"]
+
+    assert weights() is None
+    assert weights("good=3") == (1.0, 3.0)
+    assert weights("good=0.5", "bad=2") == (2.0, 0.5)
+    assert weights("balanced") == (1.0, 1.0)
+    file = tmp_path / "uneven.tsv"
+    file.write_text("sentence\tlabel\n" + "warm boats\tgood\n" * 6 + "cold boats\tbad\n" * 2)
+    uneven = asked(models, tmp_path, "classify", class_weights=("balanced",), data=(str(file),))
+    assert task_of(uneven).objective.keywords["class_weights"] == (8 / (2 * 2), 8 / (2 * 6))
+
+
+def test_so_many_examples_the_classes_even(models: Path, tmp_path: Path) -> None:
+    data = task_of(asked(models, tmp_path, "classify", examples=10)).training
+    assert len(data.framed) == 10
+    assert sorted(data.targets.tolist()) == [0] * 5 + [1] * 5
+    other = task_of(asked(models, tmp_path, "classify", examples=10, seed=1)).training
+    assert not np.array_equal(data.framed.ids, other.framed.ids)
+
+
+def test_from_scratch_nothing_is_left_of_the_pre_trained_weights(models: Path, tmp_path: Path) -> None:
+    plan = asked(models, tmp_path, "classify", "bert", scratch=True, epochs=0.1)
+    model, trained = task_of(plan).begin().state_dict(), model_of(models / "bert")
+    for name, tensor in model.items():
+        if name.startswith("body.") and tensor.dim() > 1:
+            assert not torch.equal(tensor, trained[name.removeprefix("body.")]), name
+    plan.start()
+
+
+@pytest.mark.usefixtures("without_shape_checks")  # which the tasks were taught with
+@pytest.mark.parametrize("family", ["gpt", "bert"])
+def test_a_tuned_model_is_the_start_of_another_tuning(family: str, models: Path, tmp_path: Path) -> None:
+    first = asked(models, tmp_path, "pair", family, epochs=1)
+    first.start()
+    shutil.move(first.run.out, tmp_path / "intermediate")
+    second = asked(models, tmp_path, "classify", family, model=str(tmp_path / "intermediate"))
+    begun, middle = task_of(second).begin(), model_of(tmp_path / "intermediate")
+    for name, tensor in begun.body.state_dict().items():
+        assert torch.equal(tensor, middle[f"body.{name}"]), name
+    assert second.start().measured["accuracy"] > 0.95
+    # The marks of the first task are those of the second.
+    assert (
+        qkv.load(second.run.out).model.config.vocabulary == qkv.load(tmp_path / "intermediate").model.config.vocabulary
+    )
+
+
+def test_a_longest_text_that_is_asked_for(models: Path, tmp_path: Path) -> None:
+    plan = asked(models, tmp_path, "pair", context=7, epochs=0.1)
+    assert int(task_of(plan).training.framed.lengths.max()) == 7
+    plan.start()
+    model, tokenizer = qkv.load(plan.run.out)
+    from qkv.generation.answers import classify
+
+    assert isinstance(model, Tuned)
+    assert tokenizer is not None
+    one, other = classify(model, tokenizer, [("boats", "boats warm " * 3), ("boats", "boats warm boats")])
+    assert one.scores == other.scores, "what comes later is not read there either"
+
+
+def test_validation_from_the_data(models: Path, tmp_path: Path) -> None:
+    plan = asked(models, tmp_path, "classify", validation=(), held_out=0.25)
+    task = task_of(plan)
+    assert (len(task.training.framed), len(task.validation.framed)) == (48, 16)
+    again, other = task_of(plan), task_of(plan.but(seed=1))
+    assert np.array_equal(task.validation.framed.ids, again.validation.framed.ids)
+    assert not np.array_equal(task.validation.framed.ids, other.validation.framed.ids)
+
+
+def test_what_is_held_out_leaves_two_of_each_class_whatever_the_seed() -> None:
+    examples = [(number, "rare" if number in (3, 8) else "common") for number in range(20)]
+    for seed in range(20):
+        training, held_out = split(examples, 0.5, seed, lambda each: each[1])
+        assert len(held_out) == 10
+        assert sorted(training + held_out) == examples
+        assert [each for each in training if each[1] == "rare"] == [examples[3], examples[8]]
+        assert split(examples, 0.5, seed)[0] == sorted(split(examples, 0.5, seed)[0]), "in their order"
+    with pytest.raises(ValueError, match=r"^data: 4 examples are too few to hold some out; give --validation"):
+        split(examples[2:4] + examples[8:10], 0.5, 0, lambda each: each[1])
+
+
+def test_steps_and_rates(models: Path, tmp_path: Path) -> None:
+    task = task_of(asked(models, tmp_path, "classify", epochs=0.3))
+    assert task.steps == math.ceil(0.3 * 8)
+    run = asked(models, tmp_path, "classify", epochs=None).run
+    assert [run.steps(each) for each in (1, 20, 1000)] == [30, 300, 3000], "more times through little data"
+    rates = {train: task_of(asked(models, tmp_path, "classify", train=train)).rate for train in ("everything", "head")}
+    assert rates["head"] > rates["everything"] > 0
