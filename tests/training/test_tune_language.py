@@ -72,6 +72,12 @@ def test_a_template_of_its_own_is_used_and_a_part_learns(train: str, models: Pat
         assert same_bits(dict(alone.state_dict()), after)
 
 
+def test_some_conversations_are_held_out(models: Path, tmp_path: Path) -> None:
+    task = assemble(*asked(models, tmp_path, "chat", "chatting", validation=(), held_out=0.2)[::2])
+    assert "16 conversations to train on" in task.notes[0]
+    assert "4 to validate on" in task.notes[0]
+
+
 def test_only_answers_are_asked_and_no_conversation_sees_another(models: Path, tmp_path: Path) -> None:
     task = assemble(*asked(models, tmp_path, "chat", "chatting", batch=2)[::2])
     batch = task.training.batch(0)

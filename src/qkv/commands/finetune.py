@@ -15,9 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from qkv import disk
+from qkv.models.foreign.folder import read_json
 from qkv.nn.config import check_at_least_one
 from qkv.training.config import OptimizerConfig
-from qkv.training.folder import read_description, remembered
+from qkv.training.folder import remembered
 from qkv.training.tune import DEFAULTS, Tuning, finetune
 from qkv.training.tune_config import TuneConfig, TuneRunConfig
 
@@ -53,17 +54,20 @@ def flags_of(arguments: list[str], out: str | None, resume: bool) -> Flags:
 
 def known_flags(out: str | None) -> Flags:
     known: dict[str, Any] = dict.fromkeys(("model", "task", "data", "out"), tyro.MISSING)
-    learning = DEFAULTS
+    learning, seeds = DEFAULTS, 1
     begun = None if out is None else first_run(Path(out))
-    if begun is not None and read_description(begun).get("command") == "finetune":
-        before = remembered(begun)
-        assert before is not None
+    before = None if begun is None else remembered(begun, "finetune")
+    if before is not None:
         known |= before[1] | {"out": Path(str(out)), "resume": False}
         learning = OptimizerConfig(**own(OptimizerConfig, known))
-    elif begun is not None:
-        raise ValueError(f"out: {out} holds a run of qkv train; resume it with that")
+        if begun != Path(str(out)):
+            first, *others = read_json(Path(str(out)) / SEEDS)["seeds"]
+            known["seed"], seeds = first, 1 + len(others)
     return Flags(
-        tuning=TuneConfig(**own(TuneConfig, known)), run=TuneRunConfig(**own(TuneRunConfig, known)), learning=learning
+        tuning=TuneConfig(**own(TuneConfig, known)),
+        run=TuneRunConfig(**own(TuneRunConfig, known)),
+        learning=learning,
+        seeds=seeds,
     )
 
 
@@ -84,10 +88,12 @@ def run(flags: Flags) -> bool:
     first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
     console = Console(highlight=False, quiet=not first)
     done: list[Tuning] = []
-    for number in range(flags.seeds):
+    seeds = [flags.run.seed + number for number in range(flags.seeds)]
+    if flags.seeds > 1 and first and not flags.run.dry_run:
+        disk.write_text(flags.run.out / SEEDS, json.dumps({"seeds": seeds}))  # so that resuming knows them
+    for number, seed in enumerate(seeds):
         one = flags.run
         if flags.seeds > 1:
-            seed = flags.run.seed + number
             one = replace(flags.run, seed=seed, out=flags.run.out / f"seed-{seed}")
             console.print(f"Seed {seed}, {number + 1} of {flags.seeds}")
         made = finetune(flags.tuning, flags.learning, one, samples=samples.maker)
@@ -99,7 +105,7 @@ def run(flags: Flags) -> bool:
             show(made, one.out, flags.tuning, console)
         done.append(made)
     if flags.seeds > 1 and first:
-        tell_spread(done, flags, console)
+        tell_spread(done, seeds, flags.run.out, console)
     return True
 
 
@@ -116,14 +122,13 @@ def show(made: Tuning, out: Path, tune: TuneConfig, console: Console) -> None:
     console.print(f"Use it: qkv {verb} {out}")
 
 
-def tell_spread(done: Sequence[Tuning], flags: Flags, console: Console) -> None:
+def tell_spread(done: Sequence[Tuning], seeds: Sequence[int], out: Path, console: Console) -> None:
     """Mean and standard deviation over the seeds, on the screen and in a file."""
     rows = {name: [made.measured[name] for made in done] for name in done[0].measured}
     spread = {name: {"mean": statistics.fmean(row), "deviation": statistics.stdev(row)} for name, row in rows.items()}
-    table = Table("", "mean", "deviation", *(f"seed {flags.run.seed + n}" for n in range(len(done))))
+    table = Table("", "mean", "deviation", *(f"seed {seed}" for seed in seeds))
     for name, row in rows.items():
         mean, deviation = spread[name]["mean"], spread[name]["deviation"]
         table.add_row(name.replace("_", " "), f"{mean:.4f}", f"{deviation:.4f}", *(f"{value:.4f}" for value in row))
     console.print(table)
-    told = {"seeds": [flags.run.seed + n for n in range(len(done))], "measured": rows, "spread": spread}
-    disk.write_text(flags.run.out / SEEDS, json.dumps(told, indent=1))
+    disk.write_text(out / SEEDS, json.dumps({"seeds": seeds, "measured": rows, "spread": spread}, indent=1))

@@ -56,7 +56,8 @@ class OptimizerConfig:
     """adamw, or muon for the matrices inside the blocks and adamw for everything else."""
     learning_rate: float | None = None
     """The highest; unless given, 6e-4 for a width of 768 and more for narrower models, as 1 / sqrt(width). With the
-    inverse-sqrt schedule, the paper's 1 / sqrt(width * warmup)."""
+    inverse-sqrt schedule, the paper's 1 / sqrt(width * warmup). In fine-tuning 5e-5 for a width of 768, 1e-4 for the
+    last layers, 5e-4 for adapters, 3e-3 for a head alone, and 3e-4 from scratch."""
     muon_learning_rate: float = 0.02
     """Muon's own, before its factor for the shape of a matrix."""
     schedule: Schedule = "cosine"
@@ -118,7 +119,7 @@ class GoingConfig:
     device: str | None = None
     """cpu, cuda, cuda:1 ...; a GPU if there is one unless given."""
     compile: bool | None = None
-    """Compile the model first (some tens of seconds); on a GPU unless given."""
+    """Compile the model first (some tens of seconds); on a GPU unless given, but not in fine-tuning."""
     recompute: bool = False
     """Gradient checkpointing: keep only each block's input and compute the rest again, for less memory."""
     deterministic: bool = False

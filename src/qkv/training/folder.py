@@ -97,11 +97,13 @@ def read_description(out: Path) -> dict[str, Any]:
     return read_json(out / RUN)
 
 
-def remembered(out: Path) -> tuple[Config, dict[str, Any]] | None:
-    """The model's config and the flags that a run was begun with, if there is one."""
+def remembered(out: Path, command: str = "train") -> tuple[Config, dict[str, Any]] | None:
+    """The model's config and the flags that a run of a command was begun with, if there is one."""
     if not (out / RUN).exists():
         return None
     told = read_description(out)
+    if (other := told.get("command", "train")) != command:
+        raise ValueError(f"out: {out} holds a run of qkv {other}; resume it with that")
     try:
         flags = {**told["data"], **told["optimizer"], **told["run"], "out": out}
         flags = {name: tuple(value) if isinstance(value, list) else value for name, value in flags.items()}

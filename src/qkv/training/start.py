@@ -173,9 +173,8 @@ def plan(task: Task, optimizer: OptimizerConfig, run: RunConfig, world: World) -
 
 
 def trained_share(task: Task) -> str:
-    return (
-        "" if task.learning is None or task.trained == 1 else f", of which {task.learning:,} learn ({task.trained:.2%})"
-    )
+    all_learn = task.learning is None or task.trained == 1
+    return "" if all_learn else f", of which {task.learning:,} learn ({task.trained:.2%})"
 
 
 def memory(price: Cost, shards: int) -> str:

@@ -90,6 +90,9 @@ class TuneConfig:
             raise ValueError(f"language: expected 0 or more, not {self.language!r}")
         if not self.data:
             raise ValueError("data: expected one source or more")
+        for name in () if self.task in HEADS else ("text", "pair", "label", "pooling", "marks", "language"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}: {self.task} puts no head on the model and has no use for it; leave it out")
         if self.train == "head" and self.task not in HEADS:
             raise ValueError(f"train: {self.task} puts no head on the model; expected everything, last or adapters")
         if self.scratch and self.train != "everything":

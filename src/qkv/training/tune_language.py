@@ -74,7 +74,7 @@ def read_conversations(tune: TuneConfig, seed: int) -> tuple[list[Conversation],
         validation = list(held_out)
         sources |= {f"validation {name}": value for name, value in held_out.fingerprint().items()}
     else:
-        training, validation = split(training, tune.held_out, seed)
+        training, validation = split(training, tune.held_out)
     return some_first(training, tune.examples, seed), validation, sources
 
 

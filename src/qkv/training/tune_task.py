@@ -120,7 +120,7 @@ def read_examples(tune: TuneConfig, seed: int) -> tuple[list[Example], list[Exam
         sources |= {f"validation {name}": value for name, value in held_out.fingerprint().items()}
     else:
         classes = tune.task in ("classify", "pair", "similarity") and not says_numbers(tune, training)
-        training, validation = split(training, tune.held_out, seed, (lambda each: each.label) if classes else None)
+        training, validation = split(training, tune.held_out, (lambda each: each.label) if classes else None)
     if tune.examples is not None:
         if tune.examples > len(training):
             raise ValueError(f"examples: there are {len(training):,} to train on, not {tune.examples:,}")
@@ -129,13 +129,14 @@ def read_examples(tune: TuneConfig, seed: int) -> tuple[list[Example], list[Exam
 
 
 def split(
-    examples: list[Item], fraction: float, seed: int, kind: Callable[[Item], object] | None = None
+    examples: list[Item], fraction: float, kind: Callable[[Item], object] | None = None
 ) -> tuple[list[Item], list[Item]]:
-    """Those to train on and those held out, both in their order. Of each `kind` two at least stay to be trained on."""
+    """Those to train on and those held out, both in their order, the same whatever the run's seed. Of each `kind` two
+    at least stay to be trained on."""
     count = min(MOST_HELD_OUT, max(1, round(fraction * len(examples))))
     left = Counter(map(kind, examples)) if kind else Counter()
     chosen: set[int] = set()
-    for number in draws("held out", seed, 0).permutation(len(examples)).tolist():
+    for number in draws("held out", 0, 0).permutation(len(examples)).tolist():
         own = kind(examples[number]) if kind else None
         if len(chosen) < count and (kind is None or left[own] > 2):
             chosen.add(number)
