@@ -78,7 +78,8 @@ def main(options: Options) -> None:
 
 
 def our_run(options: Options, out: Path) -> Run:
-    tune = TuneConfig(model=options.model, task="classify", data=(options.data,), examples=options.examples)
+    choices = {"task": "classify", "pooling": "first"}  # as the peer does it
+    tune = TuneConfig(model=options.model, data=(options.data,), examples=options.examples, **choices)
     going = TuneRunConfig(out=out, batch=options.batch, device="cpu", precision="float32")
     return begin(labelled_task(tune, going), DEFAULTS, as_run(going), World(torch.device("cpu")))
 

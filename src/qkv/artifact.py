@@ -6,6 +6,7 @@ and a file that was changed, exchanged or damaged is found out when the model is
 
 from __future__ import annotations
 
+import difflib
 import filecmp
 import os
 import shutil
@@ -116,6 +117,9 @@ def named(path: Path | str) -> Path:
     """Where a model lies that is named as people name it; a file or folder of that name comes first."""
     path = Path(path)
     if str(path) not in PACKAGED or path.exists():
+        meant = difflib.get_close_matches(str(path), PACKAGED, n=1)
+        if meant and not path.exists():
+            raise ValueError(f"{path}: there is no such file or folder; did you mean {meant[0]}?")
         return path
     package, module, file = PACKAGED[str(path)]
     found = find_spec(module)  # which imports nothing

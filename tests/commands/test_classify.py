@@ -78,7 +78,10 @@ def test_choices(qkv: Qkv, tuned: dict[str, Path], tmp_path: Path) -> None:
     line = json.dumps({"context": context, "choices": choices})
     (said,) = map(json.loads, qkv("classify", tuned["choice"], "--json", typed=line).out.splitlines())
     assert (said["choice"], said["choices"]) == (expected.choice, choices)
-    assert said["scores"] == pytest.approx(list(expected.scores.values()), rel=1e-4)
+    assert said["scores"] == pytest.approx(expected.scores, rel=1e-4)
+    twice = json.loads(qkv("classify", tuned["choice"], context, "sat.", "ran.", "sat.", "--json").out)
+    assert len(twice["scores"]) == 3
+    assert sum(twice["scores"]) == pytest.approx(1)
 
 
 def test_tags(qkv: Qkv, tuned: dict[str, Path]) -> None:
@@ -177,6 +180,7 @@ def test_pictures(qkv: Qkv, tuned: dict[str, Path], monkeypatch: pytest.MonkeyPa
     assert [line.split("%")[0].split()[-1] for line in lines] == [
         f"{each:.1%}"[:-1] for each in sorted(expected.scores.values(), reverse=True)
     ]
+    assert len(shown("classify", tuned["choice"], "the cat", "sat.", "ran.", "sat.").splitlines()) == 3
     two = shown("classify", tuned["classify"], "the cat sat", "mice " * 30).splitlines()
     assert len(two) == 2
     assert f"{expected.probability:.1%}  the cat sat" in two[0]

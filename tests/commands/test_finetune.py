@@ -75,9 +75,25 @@ def test_several_seeds_their_mean_and_their_spread(bodies: Path, tmp_path: Path,
         assert told["spread"][name]["deviation"] == pytest.approx(statistics.stdev(values))
         assert f"{statistics.fmean(values):.4f}" in printed.out
     assert len({each["measured"]["loss"] for each in scores}) == 3, "a seed of its own for each"
-    again = qkv("finetune", "--out", tmp_path / "k", "--resume", "--seeds", "3")
+    again = qkv("finetune", "--out", tmp_path / "k", "--resume")  # how many there are is remembered
     assert again.code == 0, again.error
+    assert "Seed 7, 3 of 3" in again.out
     assert json.loads((tmp_path / "k" / "seeds.json").read_text()) == told
+    taken = qkv("finetune", bodies / "bert", *asked, "--out", tmp_path / "k", "--seeds", "2")
+    assert "holds runs already; add --resume" in taken.error
+    assert json.loads((tmp_path / "k" / "seeds.json").read_text()) == told, "nothing is lost"
+    inside = qkv("finetune", bodies / "bert", *asked, "--out", tmp_path / "k" / "seed-5", "--seeds", "2")
+    assert "holds a run of one seed; choose another folder for several" in inside.error
+
+
+def test_seeds_that_are_refused_leave_nothing(
+    bodies: Path, tmp_path: Path, qkv: Qkv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("--task", "tag", "--data", bodies / "classify.tsv", "--out", tmp_path / "k", "--seeds", "2")
+    assert qkv("finetune", bodies / "bert", *asked).code == 1
+    assert not (tmp_path / "k").exists()
+    monkeypatch.setenv("RANK", "0")
+    assert qkv("finetune", bodies / "bert", *asked).error.startswith("qkv: seeds: under torchrun one seed at a time")
 
 
 def test_a_dry_run_leaves_nothing(bodies: Path, tmp_path: Path, qkv: Qkv) -> None:
@@ -113,7 +129,14 @@ BAD: dict[str, tuple[str, str, tuple[str, ...], str]] = {
         "classify", "sentence\tlabel\nwarm\tgood\nboats\tgood\n", ("--validation", "{data}"),
         r"{data}:2: expected two classes to train on or more, found only good",
     ),
-    "too few": ("classify", "sentence\tlabel\nwarm\tgood\n", (), "data: 1 examples are too few to hold some out"),
+    "too few": ("classify", GOOD_ROWS, (), "data: 4 examples are too few to hold some out; give --validation"),
+    "a class with one example, and nothing to validate on": (
+        "classify", GOOD_ROWS + "boats\todd\n", (), r"{data}:6: the class 'odd' has this one example; add another",
+    ),
+    "fewer examples than two a class": (
+        "classify", GOOD_ROWS, ("--validation", "{data}", "--examples", "2"),
+        "examples: 2 are too few for 2 classes; expected 4 or more",
+    ),
     "no number": (
         "regress", "sentence\tscore\nwarm\t1\ncold\tlow\n", (), r"{data}:3: expected a number as the label, not 'low'",
     ),
@@ -148,9 +171,6 @@ BAD: dict[str, tuple[str, str, tuple[str, ...], str]] = {
     ),
     "words of a BERT": (
         "classify", GOOD_ROWS, ("--validation", "{data}", "--language", "0.5"), "language: only a GPT predicts",
-    ),
-    "numbers for classes": (
-        "classify", GOOD_ROWS, ("--validation", "{data}", "--numbers", "True"), "numbers: classify has classes",
     ),
     "no room": (
         "classify", GOOD_ROWS, ("--validation", "{data}", "--context", "2"), "context: 2 tokens have no room for words",

@@ -27,11 +27,18 @@ from qkv.data.conversations import (
     pack,
 )
 from qkv.models import GPT, GPTConfig
-from qkv.text import Tokenizer
+from qkv.text import Tokenizer, train
 from qkv.text.chat import Message, encode_chat
 from text.kinds_of_tokenizer import gguf_file
 
 END = 2  # <|im_end|>
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}\n{{ m.content }}[end]{% endfor %}"
+    "{% if add_generation_prompt %}assistant\n{% endif %}"
+)
+INDENTS = train("byte-pair", ["def b:\n    b\n    b\n\n    b"] * 4, 300)
+INDENTING = Tokenizer(INDENTS.inner, {**INDENTS.config, "chat_template": TEMPLATE})
+"""To which a newline and the spaces after it are one token."""
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +63,7 @@ def chat(*contents: str, system: str | None = None) -> tuple[Message, ...]:
 def test_messages(kind: str) -> None:
     name = table("a" + kind, {"id": [1], "messages": [list(chat("Hi", " Hello. ", system="Be kind."))]})
     (found,) = open_conversations([name])
-    assert found.messages == chat("Hi", "Hello.", system="Be kind.")
+    assert found.messages == chat("Hi", " Hello. ", system="Be kind.")  # as it is: it may begin with an indent
     assert found.where.startswith(name)
 
 
@@ -128,6 +135,19 @@ def test_any_answers(tokenizer: Tokenizer, contents: list[str]) -> None:
     assert all(re.fullmatch(r" +\.+", run) for run in runs[:-1])
     said = tokenizer.decode([id for id, each in zip(ids, asked, strict=True) if each])
     assert said == "".join(contents[1::2])
+
+
+@given(st.lists(st.text("b \n", min_size=1).filter(str.strip), min_size=2, max_size=6))
+def test_an_answer_keeps_its_indent(contents: list[str]) -> None:
+    messages = chat(*contents)
+    ids, asked = encode_conversation(INDENTING, messages)
+    answers = "".join(contents[1::2])
+    said = [id for id, each in zip(ids, asked, strict=True) if each]
+    assert INDENTING.decode([id for id in said if id != INDENTING.end]) == answers
+    for number in range(1, len(messages), 2):  # what the model reads before it answers is what it learned from
+        before = encode_chat(INDENTING, messages[:number])
+        assert ids[: len(before)] == before
+        assert asked[len(before)]
 
 
 def with_template(tokenizer: Tokenizer, template: str) -> Tokenizer:
@@ -233,6 +253,15 @@ def test_every_conversation_once_an_epoch_from_any_step() -> None:
     assert not same(made(1).batch(0), data.batch(0))
     assert sum(batch.count for batch in data.ordered()) == 20
     assert max(batch.ids.shape[1] for batch in data.ordered()) <= 8
+
+
+def test_no_row_comes_twice_in_a_step() -> None:
+    conversations = encoded(*("...x" for _ in range(5)))
+    data = ConversationData(conversations, context=6, rows=32, padding=0)
+    assert (len(data.packed), data.rows, data.steps_per_epoch, data.tokens_per_step) == (3, 3, 1, 15)
+    for step in range(3):
+        batch = data.batch(step)
+        assert sorted(batch.targets[batch.targets != IGNORE].tolist()) == [3, 103, 203, 303, 403]
 
 
 def test_a_packed_row_has_the_losses_of_each_conversation_alone(tokenizer: Tokenizer) -> None:

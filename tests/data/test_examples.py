@@ -205,6 +205,17 @@ def test_the_fingerprint_knows_what_is_read() -> None:
         ),
         ("a.tsv", "text\tlabel\na\t1\nb\tx\n", "regress", {}, "a.tsv:3: expected a number as the label, not 'x'"),
         ("a.tsv", "text\tlabel\na\tnan\n", "regress", {}, "a.tsv:2: expected a number as the label, not 'nan'"),
+        *(
+            (
+                "a.jsonl",
+                f'{{"text": "a", "label": {value}}}',
+                task,
+                {},
+                f"a.jsonl:1: the label: expected a number that is finite, not {said}",
+            )
+            for value, said in (("NaN", "nan"), ("-Infinity", "-inf"))
+            for task in ("classify", "regress")
+        ),
         ("a.tsv", "text\tlabel\na\t-inf\n", "regress", {}, "a.tsv:2: expected a number as the label, not '-inf'"),
         (
             "a.jsonl",

@@ -89,7 +89,7 @@ def test_numbers_and_tags_go_with_their_examples() -> None:
     for batch in data.ordered():
         assert batch.numbers is not None
         assert batch.places is not None
-        assert torch.equal(batch.numbers, (batch.places - 2) / 2)
+        assert torch.equal(batch.numbers, (batch.places - 2).double() / 2)
 
 
 def test_what_labelled_data_refuses() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qkv.data.batch import IGNORE
 from qkv.data.examples import Example
 from qkv.data.labels import balanced, in_order, labels_of, numbers_of, some_of, spread_of, targets_of
 
@@ -44,8 +45,9 @@ def test_labels_that_cannot_be_learned() -> None:
 def test_rare_tags_are_noted() -> None:
     training, validation = labelled([("B", "A"), ("A",)]), labelled([("A", "C")], "dev.conllu")
     labels, notes = labels_of(training, validation, "tag")
-    assert labels == ("A", "B", "C")
-    assert notes == ("dev.conllu:2: the tag C is never seen in training",)
+    assert labels == ("A", "B"), "nothing is said that was never learned"
+    assert notes == ("dev.conllu:2: the tag C is never seen in training, so its words are not counted",)
+    assert [each.tolist() for each in targets_of(validation, labels, "tag")] == [[0, IGNORE]]
     with refused("train.tsv:2: expected two classes to train on or more, found only A"):
         labels_of(labelled([("A", "A")]), [], "tag")
 
@@ -92,9 +94,17 @@ def test_some_examples(labels: list[str], seed: int, data: st.DataObject) -> Non
         assert counts[label] == there[label] or counts[label] >= max(counts.values()) - 1
 
 
+def test_some_examples_at_random_keep_the_shape_of_their_numbers() -> None:
+    examples = labelled(["0"] * 900 + [f"{number}.5" for number in range(100)])
+    chosen = some_of(examples, 100, 0, even=False)
+    assert 80 <= sum(each.label == "0" for each in chosen) <= 98
+    assert sum(each.label == "0" for each in some_of(examples, 100, 0)) == 1
+
+
 def test_some_examples_depend_on_the_seed() -> None:
     examples = labelled(["a", "b"] * 50)
     assert some_of(examples, 10, 0) != some_of(examples, 10, 1)
+    assert some_of(examples, 10, 0, even=False) == some_of(examples, 30, 0, even=False)[:10]
     tagged = labelled([("a", "b")] * 20)
     assert len(set(some_of(tagged, 5, 0))) == 5
     for n in (0, 101):

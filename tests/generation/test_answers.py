@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch
 from generation.small_tuned import ASKED, LABELS, Small, alone, small_tuned
 from qkv.data.examples import Example
 from qkv.generation.answers import STRETCH, Answer, answers, classify
-from qkv.models import BERT, BERTConfig
+from qkv.models import BERT, BERTConfig, Tuned
 
 KINDS = [
     *((task, family, None, False) for task in ASKED for family in ("gpt", "bert")),
@@ -24,7 +25,9 @@ def said(answer: Answer, task: str) -> object:
     """What is compared: numbers only."""
     if answer.tags is not None:
         return [probability for *_, probability in answer.tags]
-    return [answer.number] if answer.number is not None else list(answer.scores.values())
+    if answer.number is not None:
+        return [answer.number]
+    return list(answer.scores.values()) if isinstance(answer.scores, dict) else answer.scores
 
 
 @pytest.mark.parametrize(("task", "family", "pooling", "numbers"), KINDS)
@@ -35,7 +38,7 @@ def test_answers_are_those_of_each_example_alone(task: str, family: str, pooling
         scores = alone(small, texts)
         if precise.model.config.head.numbers:
             assert answer == Answer(number=answer.number)
-            assert answer.number == pytest.approx(float(scores), rel=1e-6)  # the model gives numbers in float32
+            assert answer.number == pytest.approx(float(scores), rel=1e-9)
             continue
         probability = scores.softmax(-1)
         if task == "tag":
@@ -45,8 +48,9 @@ def test_answers_are_those_of_each_example_alone(task: str, family: str, pooling
             assert [each for *_, each in answer.tags] == pytest.approx(probability.amax(-1).tolist(), rel=1e-9)
             continue
         best = int(scores.argmax())
-        names = texts[1:] if task == "choice" else LABELS
-        assert answer.scores == pytest.approx(dict(zip(names, probability.tolist(), strict=True)), rel=1e-9)
+        of_each = probability.tolist()
+        expected = of_each if task == "choice" else dict(zip(LABELS, of_each, strict=True))
+        assert answer.scores == pytest.approx(expected, rel=1e-9)
         assert answer.probability == pytest.approx(float(probability.max()), rel=1e-9)
         assert (answer.choice, answer.label) == ((best, None) if task == "choice" else (None, LABELS[best]))
 
@@ -62,6 +66,27 @@ def test_the_batch_does_not_matter(task: str, family: str) -> None:
         found = [said(each, task) for each in classify(*small, asked, rows=rows)]
         for one, other in zip(found, expected, strict=True):
             assert one == pytest.approx(other, rel=1e-4)
+
+
+def test_choices_with_the_same_text_are_two() -> None:
+    small = small_tuned("choice", "gpt")
+    (found,) = classify(*small, [("the cat", "sat.", "ran.", "sat.")])
+    assert isinstance(found.scores, list)
+    assert len(found.scores) == 3
+    assert found.scores[0] == pytest.approx(found.scores[2])
+    assert sum(found.scores) == pytest.approx(1)
+
+
+def test_numbers_far_from_zero_are_told_apart() -> None:
+    """As seconds since 1970 are, which float32 has only every 128th of."""
+    small = small_tuned("regress", "bert")
+    head = replace(small.model.config.head, offset=1_700_000_006.0, scale=3.75)
+    far = Tuned(replace(small.model.config, head=head)).eval()
+    far.load_state_dict(small.model.state_dict())
+    near = [(answer.number - 3.0) / 2.0 for answer in classify(*small, ASKED["regress"])]  # type: ignore[operator]
+    numbers = [answer.number for answer in classify(far, small.tokenizer, ASKED["regress"])]
+    assert numbers == pytest.approx([1_700_000_006.0 + 3.75 * each for each in near], rel=0, abs=1e-5)
+    assert numbers[0] != numbers[1]
 
 
 def test_an_endless_stream_is_answered_stretch_by_stretch() -> None:

@@ -189,6 +189,7 @@ def test_a_number_is_in_the_units_of_the_data() -> None:
     found = scores(model, batch_of(model, *([row] for row in ROWS)))
     expected = torch.stack([-3.0 + 0.5 * model.head(alone(model, row)) for row in ROWS])
     torch.testing.assert_close(found[:, 0], expected, rtol=0, atol=1e-12)
+    assert model.float()(torch.tensor([ROWS[0]]), places=torch.tensor([[6]])).dtype == torch.float64
 
 
 def test_the_head_drops_numbers_in_training_alone() -> None:

@@ -134,7 +134,7 @@ def test_merged_equals_unmerged(family: str) -> None:
 
 def test_cross_attention_and_memory_ask_for_rows_apart() -> None:
     model, inputs = everywhere("transformer")
-    attach(model, AdapterConfig(rank=2))
+    attach(model, AdapterConfig(rank=2, projections=("query", "value")))
     parts = [path for path, _, _ in adapted(model)]
     assert sum("cross_attention" in path for path in parts) == model.config.depth
     awake(model)

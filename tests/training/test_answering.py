@@ -24,7 +24,7 @@ from training.small import ALONE
 V = 17
 SIZE: dict[str, Any] = {"vocabulary": V, "context": 16, "width": 16, "depth": 2, "heads": 2, "hidden": 24}
 LABELS = ("bad", "good", "so so")
-TASKS = ["classify", "similarity", "choice", "tag", "regress"]
+TASKS = ["classify", "pair", "similarity", "choice", "tag", "regress"]
 
 
 def tuned(task: str, family: str = "gpt", **choices: Any) -> Tuned:
@@ -38,8 +38,8 @@ def tuned(task: str, family: str = "gpt", **choices: Any) -> Tuned:
     return lively(TunedConfig(body=body_for(config, pooler=True), head=head)).train()
 
 
-def made(model: Tuned, rows: int = 7) -> Batch:
-    """Random examples of different lengths; the third asks nothing."""
+def made(model: Tuned, rows: int = 7, only: int | None = None) -> Batch:
+    """Random examples of different lengths; the third asks nothing. Or only one of them, with nothing beside it."""
     draw = torch.Generator().manual_seed(3)
     task = model.config.head.task
     written = []
@@ -58,7 +58,11 @@ def made(model: Tuned, rows: int = 7) -> Batch:
     else:
         targets = torch.randint(2 if task == "choice" else 3, (rows,), generator=draw).tolist()
     numbers = (4 + torch.randn(rows, generator=draw)).tolist() if task == "regress" else None
-    batch = join(list(framed), Frame(**model.config.frame), [0] * rows if numbers else targets, numbers)
+    targets, frame = [0] * rows if numbers else targets, Frame(**model.config.frame)
+    if only is not None:
+        numbers = numbers and numbers[only : only + 1]
+        return join([framed[only]], frame, targets[only : only + 1], numbers)
+    batch = join(list(framed), frame, targets, numbers)
     batch.targets[2] = IGNORE
     return batch
 
@@ -67,15 +71,15 @@ def answer_losses(model: Tuned, batch: Batch, smoothing: float = 0.0, weights: T
     """Place by place, by the definition: minus the logarithm of softmax, or the square of the error."""
     assert batch.places is not None
     scores = model(batch.ids, places=batch.places, keep=batch.keep, segments=batch.segments, group=batch.group)
+    head = model.config.head
     losses = []
     for row in range(batch.rows):
         for place in range(batch.targets.shape[1]):
             target = int(batch.targets[row, place])
             if target == IGNORE:
                 continue
-            if batch.numbers is not None:
-                head = model.config.head
-                losses.append(((scores[row, 0, 0] - batch.numbers[row, 0].double()) / head.scale) ** 2)
+            if batch.numbers is not None:  # which are in the head's own units
+                losses.append(((scores[row, 0, 0] - head.offset) / head.scale - batch.numbers[row, 0]) ** 2)
                 continue
             logs = scores[row, place] - scores[row, place].exp().sum().log()
             loss = -logs[target] if not smoothing else -(1 - smoothing) * logs[target] - smoothing * logs.mean()
@@ -84,20 +88,24 @@ def answer_losses(model: Tuned, batch: Batch, smoothing: float = 0.0, weights: T
 
 
 def word_losses(model: Tuned, batch: Batch) -> Tensor:
-    """Of each row that asks something, the mean over its sequences of the mean over their words."""
+    """For each target that is asked, the mean over the row's own texts of the mean over their words."""
     assert isinstance(model.body, GPT)
     found = []
     ids = batch.ids.unflatten(1, (batch.group, -1))
     keep = torch.ones_like(ids, dtype=torch.bool) if batch.keep is None else batch.keep.unflatten(1, (batch.group, -1))
     for row in range(batch.rows):
-        if bool((batch.targets[row] == IGNORE).all()):
+        asked = [target for target in batch.targets[row].tolist() if target != IGNORE]
+        if not asked:
             continue
         of_row = []
-        for sequence, kept in zip(ids[row], keep[row], strict=True):
+        for number, (sequence, kept) in enumerate(zip(ids[row], keep[row], strict=True)):
+            assert batch.places is not None
+            if model.config.head.task == "choice" and batch.places[row, number] < 0:
+                continue  # there is no such choice
             words = sequence[kept]
             logits = model.body(words[None, :-1])[0]  # (T - 1, V)
             of_row.append(F.cross_entropy(logits, words[1:]))
-        found.append(torch.stack(of_row).mean())
+        found += [torch.stack(of_row).mean() for _ in asked]
     return torch.stack(found)
 
 
@@ -133,12 +141,25 @@ def test_smoothing_and_class_weights(task: str) -> None:
     assert_same(model, objective(batch), answer_losses(model, batch, 0.2, weights).sum())
 
 
-@pytest.mark.parametrize("task", ["classify", "similarity", "choice"])
+@pytest.mark.parametrize("task", TASKS)
 def test_the_auxiliary_loss_is_the_mean_of_each_texts_words(task: str) -> None:
     model = tuned(task)
     batch = made(model)
+    assert len(word_losses(model, batch)) == batch.count
     expected = answer_losses(model, batch).sum() + 0.5 * word_losses(model, batch).sum()
     assert_same(model, AnswerObjective(model, language=0.5)(batch), expected, 1e-7)  # a text's share is a float32
+    if task != "tag":  # one answer a text: the mean over the texts is what is added to the mean over the answers
+        mean = answer_losses(model, batch).mean() + 0.5 * word_losses(model, batch).mean()
+        assert float(gradients_of(AnswerObjective(model, language=0.5), batch, ALONE)[0]) == pytest.approx(mean.item())
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_loss_of_a_row_does_not_depend_on_its_neighbours(task: str) -> None:
+    model = tuned(task)
+    objective = AnswerObjective(model, language=0.5)
+    together = objective(made(model))
+    alone = torch.stack([objective(made(model, only=row)) for row in range(7) if row != 2])
+    assert_same(model, together, alone.sum(), 1e-7)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -181,7 +202,7 @@ def test_validation_counts_and_neither_weighs_nor_smooths(task: str) -> None:
     with torch.no_grad():
         found = objective(batch)
         assert batch.places is not None
-        scores = model(batch.ids, places=batch.places, keep=batch.keep, group=batch.group)
+        scores, _ = objective.reader(batch)
         expected = torch.cat([answer_losses(model, batch).sum()[None], tally(model.config.head, scores, batch)])
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qkv.data.batch import IGNORE, Batch
 from qkv.models import HeadConfig
-from qkv.training.tally import confusion, measures, merit, tally
+from qkv.training.tally import confusion, correlation, measures, merit, tally
 
 MARKS = {"delimiter": 1, "extract": 2, "padding": 0}
 CLASSES = HeadConfig(task="classify", labels=("a", "b", "c", "d"), **MARKS)
@@ -87,15 +87,26 @@ def test_choices() -> None:
     assert in_parts(CHOICES, scores, torch.tensor([[1], [IGNORE], [2]])) == {"accuracy": 1.0}
 
 
-def test_numbers_far_from_zero() -> None:
-    true = 1e4 + torch.randn(50, 1)
+def test_numbers() -> None:
+    true = torch.randn(50, 1, dtype=torch.float64)  # in the head's own units
     said = (true + 0.5 * torch.randn(50, 1)).unsqueeze(1)
-    found = in_parts(NUMBERS, said, torch.zeros(50, 1, dtype=torch.long), true)
-    x, y = said.flatten().double().numpy(), true.flatten().double().numpy()
+    asked = torch.zeros(50, 1, dtype=torch.long)
+    found = in_parts(NUMBERS, said, asked, true)
+    x, y = (NUMBERS.offset + NUMBERS.scale * each.flatten().numpy() for each in (said, true))
     assert found["pearson"] == pytest.approx(np.corrcoef(x, y)[0, 1], abs=1e-9)
-    assert found["mean_absolute_error"] == pytest.approx(np.abs(x - y).mean(), rel=1e-12)
-    always = in_parts(NUMBERS, torch.full_like(said, 1e4), torch.zeros(50, 1, dtype=torch.long), true)
-    assert always["pearson"] == 0.0, "who always says the same knows nothing"
+    assert found["mean_absolute_error"] == pytest.approx(np.abs(x - y).mean(), rel=1e-9)
+    for value in (0.0, 0.1, 1e4):
+        always = in_parts(NUMBERS, torch.full_like(said, value), asked, true)
+        assert always["pearson"] == 0.0, "who always says the same knows nothing"
+
+
+@pytest.mark.parametrize("size", [1e-150, 1e-7, 1.0, 1e9])
+def test_the_correlation_has_no_unit(size: float) -> None:
+    x, y = size * np.random.default_rng(0).normal(size=(2, 50))
+    sums = [float(each.sum()) for each in (np.ones_like(x), x, y, x * x, y * y, x * y)]
+    assert correlation(*sums) == pytest.approx(np.corrcoef(x / size, y / size)[0, 1], abs=1e-12)
+    itself = [float(each.sum()) for each in (np.ones_like(x), x, x, x * x, x * x, x * x)]
+    assert correlation(*itself) == pytest.approx(1.0)
 
 
 def test_higher_merit_is_better() -> None:

@@ -13,12 +13,13 @@ import pytest
 import torch
 
 import qkv
+from qkv.generation.answers import classify
 from qkv.models import Tuned
 from qkv.models.foreign.folder import read_metadata
 from qkv.training.checkpoint import Checkpoints
 from qkv.training.tune_task import split
 from training.small import model_of, same_bits
-from training.tuning import TASKS, Asked, answered, asked, make_models
+from training.tuning import PLAIN, TASKS, Asked, answered, asked, make_models
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +161,41 @@ def test_so_many_examples_the_classes_even(models: Path, tmp_path: Path) -> None
     assert not np.array_equal(data.framed.ids, other.framed.ids)
 
 
+def test_similarity_has_numbers_if_any_row_that_is_read_has_a_fraction(models: Path, tmp_path: Path) -> None:
+    whole, fraction = (tmp_path / name for name in ("whole.tsv", "fraction.tsv"))
+    rows = "".join(f"warm boats\tcold boats\t{number % 5}\n" for number in range(30))
+    whole.write_text("sentence1\tsentence2\tscore\n" + rows)
+    fraction.write_text("sentence1\tsentence2\tscore\nwarm\tcold\t1.5\ncold\tcold\t5\n")
+    plan = asked(models, tmp_path, "numbers", data=(str(whole),), validation=(str(fraction),), examples=9)
+    task = task_of(plan)
+    assert task.config.head.numbers
+    assert task.metric == "pearson"
+    both = plan.but(data=(str(whole), str(fraction)), validation=())  # wherever it falls, and whatever is chosen
+    for seed in range(3):
+        assert task_of(both.but(seed=seed, examples=4)).config.head.numbers
+    assert task_of(plan.but(validation=(str(whole),), examples=None)).config.head.labels == tuple("01234")
+    broken = tmp_path / "broken.tsv"
+    broken.write_text("sentence1\tsentence2\tscore\nwarm\tcold\tmuch\n")
+    with pytest.raises(ValueError, match=r"broken\.tsv:2: expected a number as the label, not 'much'"):
+        task_of(plan.but(data=(str(fraction), str(whole)), validation=(str(broken),)))
+    with pytest.raises(ValueError, match=r"^examples: 9 are too few for 5 classes; expected 10 or more"):
+        task_of(plan.but(validation=(str(whole),)))
+
+
+@pytest.mark.usefixtures("without_shape_checks")  # which the tasks were taught with
+@pytest.mark.parametrize(("offset", "step"), [(1_700_000_000, 12), (0, 1e-7)])
+def test_numbers_far_from_zero_and_very_small_ones(offset: float, step: float, models: Path, tmp_path: Path) -> None:
+    file = tmp_path / "far.tsv"
+    lines = [f"{word} {plain}\t{offset + (word == 'warm') * step!r}\n" for word in ("warm", "cold") for plain in PLAIN]
+    file.write_text("sentence\tscore\n" + "".join(lines))
+    plan = asked(models, tmp_path, "regress", data=(str(file),), validation=(str(file),), epochs=12)
+    assert plan.start().measured["pearson"] > 0.95
+    model, tokenizer = qkv.load(plan.run.out)
+    warm, cold = (each.number for each in classify(model, tokenizer, ["warm boats", "cold boats"]))
+    assert warm == pytest.approx(offset + step, abs=step / 4)
+    assert cold == pytest.approx(offset, abs=step / 4)
+
+
 def test_from_scratch_nothing_is_left_of_the_pre_trained_weights(models: Path, tmp_path: Path) -> None:
     plan = asked(models, tmp_path, "classify", "bert", scratch=True, epochs=0.1)
     model, trained = task_of(plan).begin().state_dict(), model_of(models / "bert")
@@ -191,8 +227,6 @@ def test_a_longest_text_that_is_asked_for(models: Path, tmp_path: Path) -> None:
     assert int(task_of(plan).training.framed.lengths.max()) == 7
     plan.start()
     model, tokenizer = qkv.load(plan.run.out)
-    from qkv.generation.answers import classify
-
     assert isinstance(model, Tuned)
     assert tokenizer is not None
     one, other = classify(model, tokenizer, [("boats", "boats warm " * 3), ("boats", "boats warm boats")])

@@ -53,6 +53,8 @@ def labelled_batch(task: str, rows: int, longest: int, seed: int) -> Any:
     frame = Frame(
         task=task, start=1, delimiter=2, extract=3, padding=0, segments=False, context=64, pooling="last"
     )  # fmt: skip
+    if task == "regress":
+        return join(list(framed), frame, [0] * rows, [draw.gauss(0, 1) for _ in range(rows)], multiple=16)
     return join(list(framed), frame, targets, multiple=16)
 
 
@@ -63,7 +65,8 @@ def labelled_batch(task: str, rows: int, longest: int, seed: int) -> Any:
     [
         ("classify", {"class_weights": (0.5, 2.0, 1.0), "language": 0.5}),
         ("similarity", {"language": 0.5}),
-        ("choice", {}),
+        ("choice", {"language": 0.5}),
+        ("regress", {"language": 0.5}),
         ("tag", {"class_weights": (0.5, 2.0, 1.0), "smoothing": 0.1}),
     ],
 )
@@ -76,7 +79,7 @@ def test_replayed_steps_of_several_shapes_have_the_gradients_of_plain_ones(
     from qkv.training.step import gradients_of
 
     torch.manual_seed(0)
-    labels = () if task == "choice" else ("a", "b", "c")
+    labels = () if task in ("choice", "regress") else ("a", "b", "c")
     head = HeadConfig(task=task, labels=labels, dropout=0.0, start=1, delimiter=2, extract=3, padding=0)
     body = GPTConfig(vocabulary=300, context=64, width=64, depth=2, heads=4, dropout=0.0)
     model = Tuned(TunedConfig(body=body, head=head)).cuda().train()

@@ -32,9 +32,8 @@ def as_object(example: Example, answer: Answer) -> str:
         said = {"words": words, "tags": tags, "probabilities": probabilities}
     elif answer.choice is not None:
         context, *choices = example.texts
-        of_each = [answer.scores[choice] for choice in choices]
         said = {"context": context, "choices": choices, "choice": answer.choice, "probability": answer.probability}
-        said["scores"] = of_each
+        said["scores"] = answer.scores
     else:
         one, *other = example.texts
         said = {"text": one}
@@ -62,9 +61,14 @@ def as_row(example: Example, answer: Answer) -> str:
 
 def cells(answer: Answer) -> list[str]:
     if answer.number is not None:
-        return [f"{answer.number:.6g}"]
+        return [digits(answer.number)]
     said = str(answer.choice) if answer.choice is not None else " ".join(str(answer.label).split())
     return [said, f"{answer.probability:.4f}"]
+
+
+def digits(number: float) -> str:
+    """Six, and more of large numbers: those of a task may be far from 0 and close to each other."""
+    return f"{number:.6g}" if abs(number) < 1e6 else f"{number:.12g}"
 
 
 def in_one_word(word: str) -> str:
@@ -80,8 +84,10 @@ def picture(example: Example, answer: Answer, width: int) -> RenderableType:
     if answer.tags is not None:
         return under_words(answer.tags, width)
     if answer.number is not None:
-        return Text(f"{answer.number:.6g}", style="bold")
-    likeliest = sorted(answer.scores.items(), key=lambda each: -each[1])[:MOST]
+        return Text(digits(answer.number), style="bold")
+    scores = answer.scores
+    named = scores.items() if isinstance(scores, dict) else zip(example.texts[1:], scores, strict=True)
+    likeliest = sorted(named, key=lambda each: -each[1])[:MOST]
     room = max(8, width - 60)
     return bars([Guess(shortened(name, room), 0, probability) for name, probability in likeliest])
 
@@ -91,7 +97,7 @@ def line(example: Example, answer: Answer, labels: Sequence[str], width: int) ->
     if answer.tags is not None:
         return under_words(answer.tags, width, empty_line=True)
     if answer.number is not None:
-        made = Text(f"{answer.number:>10.6g}", style="bold")
+        made = Text(f"{digits(answer.number):>10}", style="bold")
     else:
         said = str(answer.choice) if answer.choice is not None else str(answer.label)
         longest = min(24, max(map(cell_len, labels), default=3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -110,6 +111,8 @@ def run(
         machine: Where and how it computes.
     """
     Protocol(limit=limit, shots=min(shots, default=0))  # says what is wrong before anything is read
+    if "RANK" in os.environ:
+        raise ValueError("compare: it trains many models one after the other; start it without torchrun")
     if seeds < 1:
         raise ValueError(f"seeds: expected 1 or more, not {seeds}")
     if not shots and not examples:

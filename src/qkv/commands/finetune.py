@@ -15,10 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from qkv import disk
-from qkv.models.foreign.folder import read_json
 from qkv.nn.config import check_at_least_one
 from qkv.training.config import OptimizerConfig
-from qkv.training.folder import remembered
+from qkv.training.folder import LOCK, RUN, remembered
 from qkv.training.tune import DEFAULTS, Tuning, finetune
 from qkv.training.tune_config import TuneConfig, TuneRunConfig
 
@@ -60,9 +59,7 @@ def known_flags(out: str | None) -> Flags:
     if before is not None:
         known |= before[1] | {"out": Path(str(out)), "resume": False}
         learning = OptimizerConfig(**own(OptimizerConfig, known))
-        if begun != Path(str(out)):
-            first, *others = read_json(Path(str(out)) / SEEDS)["seeds"]
-            known["seed"], seeds = first, 1 + len(others)
+        known["seed"], seeds = known.get("first_seed", known["seed"]), known.get("seeds", 1)
     return Flags(
         tuning=TuneConfig(**own(TuneConfig, known)),
         run=TuneRunConfig(**own(TuneRunConfig, known)),
@@ -74,7 +71,7 @@ def known_flags(out: str | None) -> Flags:
 def first_run(out: Path) -> Path | None:
     """The folder of the run, or of the first of several seeds, if there is one."""
     places = [out, *sorted(out.glob("seed-*"))]
-    return next((place for place in places if (place / "run.json").exists()), None)
+    return next((place for place in places if (place / RUN).exists()), None)
 
 
 def own(kind: type[Any], known: dict[str, Any]) -> dict[str, Any]:
@@ -89,14 +86,20 @@ def run(flags: Flags) -> bool:
     console = Console(highlight=False, quiet=not first)
     done: list[Tuning] = []
     seeds = [flags.run.seed + number for number in range(flags.seeds)]
-    if flags.seeds > 1 and first and not flags.run.dry_run:
-        disk.write_text(flags.run.out / SEEDS, json.dumps({"seeds": seeds}))  # so that resuming knows them
+    if flags.seeds > 1:
+        check_several(flags.run)
     for number, seed in enumerate(seeds):
-        one = flags.run
+        one, remember = flags.run, {}
         if flags.seeds > 1:
+            remember = {"seeds": flags.seeds, "first_seed": seeds[0]}
             one = replace(flags.run, seed=seed, out=flags.run.out / f"seed-{seed}")
             console.print(f"Seed {seed}, {number + 1} of {flags.seeds}")
-        made = finetune(flags.tuning, flags.learning, one, samples=samples.maker)
+        try:
+            made = finetune(flags.tuning, flags.learning, one, remember=remember, samples=samples.maker)
+        except ValueError:
+            if flags.seeds > 1:
+                leave_nothing(one.out)
+            raise
         if made is None:
             return True
         if not made.outcome.finished:
@@ -107,6 +110,27 @@ def run(flags: Flags) -> bool:
     if flags.seeds > 1 and first:
         tell_spread(done, seeds, flags.run.out, console)
     return True
+
+
+def check_several(run: TuneRunConfig) -> None:
+    """Several seeds have a folder each, inside one that is theirs alone."""
+    if "RANK" in os.environ:
+        raise ValueError("seeds: under torchrun one seed at a time; give each its own --seed and --out")
+    if (run.out / RUN).exists():
+        raise ValueError(f"out: {run.out} holds a run of one seed; choose another folder for several")
+    if (run.out / SEEDS).exists() and not run.resume:
+        raise ValueError(
+            f"out: {run.out} holds runs already; add --resume to go on with them, or choose another folder"
+        )
+
+
+def leave_nothing(out: Path) -> None:
+    """A seed that was refused before its first step leaves no folder that would be in the way."""
+    if out.is_dir() and [path.name for path in out.iterdir()] == [LOCK]:
+        (out / LOCK).unlink()
+        out.rmdir()
+        if not any(out.parent.iterdir()):
+            out.parent.rmdir()
 
 
 def show(made: Tuning, out: Path, tune: TuneConfig, console: Console) -> None:

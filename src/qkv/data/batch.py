@@ -36,7 +36,7 @@ class Batch:
     segments: Int[Tensor, "B T"] | None = None
     """Of a labelled pair: 0 for the first text's words, 1 for the second's."""
     numbers: Float[Tensor, "B N"] | None = None
-    """Where the answer is a number: which; the targets then only say that one is asked."""
+    """Where the answer is a number: which, in units of the head's own; the targets then only say that one is asked."""
     group: int = 1
     """So many sequences stand side by side in a row, equally long; a place is counted from its sequence's begin."""
 

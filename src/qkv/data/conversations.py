@@ -71,10 +71,11 @@ def read_message(message: Any, where: str) -> Message:
     for name in names:
         if name not in message:
             raise ValueError(f"{where}: there is no {name}; it has {', '.join(message) or 'nothing'}")
-    role, content = (as_string(message[name], name, where).strip() for name in names)
+    role, content = (as_string(message[name], name, where) for name in names)  # an answer may begin with an indent
+    role = role.strip()
     if role not in ROLES:
         raise ValueError(f"{where}: expected a role of {', '.join(ROLES)}, not {role!r}")
-    if not content:
+    if not content.strip():
         raise ValueError(f"{where}: the {names[1]} is empty")
     return Message(role=ROLES[role], content=content)
 
@@ -150,8 +151,9 @@ class ConversationData:
         if not len(self.chosen):
             raise ValueError(f"conversations: none of {len(conversations)} has an answer within {context} tokens")
         self.conversations, self.lengths = conversations, lengths
-        self.rows, self.padding, self.seed = rows, padding, seed
         self.packed = pack(lengths, draws("conversations", seed, 0).permutation(self.chosen), context)
+        rows = min(rows, len(self.packed))  # or a step would have a row several times
+        self.rows, self.padding, self.seed = rows, padding, seed
         self.length = max(int(lengths[row].sum()) for row in self.packed)  # a few short ones fill no context
         self.steps_per_epoch = -(-len(self.packed) // rows)
         self.tokens_per_step = rows * int(lengths.sum()) // len(self.packed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import difflib
 import json
+import math
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from itertools import chain
@@ -172,6 +173,8 @@ def as_label(value: Any, where: str) -> str:
         if label := value.strip():
             return label
         raise ValueError(f"{where}: the label is empty")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{where}: the label: expected a number that is finite, not {value}")
     if isinstance(value, bool | int | float):
         return json.dumps(value)
     raise ValueError(f"{where}: the label: expected a string or a number, not {kind(value)}")

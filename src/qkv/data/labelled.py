@@ -129,7 +129,7 @@ def join(
         places=torch.from_numpy(places),
         keep=None if keep.all() and multiple == 1 else torch.from_numpy(keep.reshape(B, G * T)),
         segments=None if segments is None else torch.from_numpy(segments),
-        numbers=None if numbers is None else torch.tensor(numbers, dtype=torch.float32).unsqueeze(1),  # (B, 1)
+        numbers=None if numbers is None else torch.tensor(numbers, dtype=torch.float64).unsqueeze(1),  # (B, 1)
         group=G,
     )
 

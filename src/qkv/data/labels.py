@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from qkv.data.batch import IGNORE
 from qkv.data.examples import Example, as_number
 from qkv.data.order import check_seed, draws
 
@@ -19,7 +20,7 @@ def labels_of(
     """The classes by name, sorted, and notes that a person should read. A choice has none: its answer is a number.
 
     A class must have two examples to train on or more, and one that is validated on must be trained on. Of tags, which
-    come many to a sentence, a rare or unseen one is only noted.
+    come many to a sentence, an unseen one is only noted.
     """
     if task == "choice":
         return (), ()
@@ -29,8 +30,8 @@ def labels_of(
         raise ValueError(f"{training[0].where}: expected two classes to train on or more, found only {only}")
     if task == "tag":
         rare = [tag for tag in validated if tag not in trained]
-        notes = [f"{validated[tag][0]}: the tag {tag} is never seen in training" for tag in rare]
-        return in_order({*trained, *validated}), tuple(notes)
+        unlearned = "is never seen in training, so its words are not counted"
+        return in_order(trained), tuple(f"{validated[tag][0]}: the tag {tag} {unlearned}" for tag in rare)
     for label, places in trained.items():
         if len(places) < 2:
             raise ValueError(f"{places[0]}: the class {label!r} has this one example; add another, or leave it out")
@@ -67,18 +68,18 @@ def in_order(labels: Iterable[str]) -> tuple[str, ...]:
 def targets_of(
     examples: Sequence[Example], labels: Sequence[str], task: str
 ) -> Int[np.ndarray, "n"] | list[Int[np.ndarray, "_"]]:
-    """The class of each example, the number of its right choice, or the tag of each of its words."""
+    """The class of each example, the number of its right choice, or the tag of each of its words: IGNORE for one that
+    is none of the labels."""
     if task == "choice":
         return np.array([int(labels_in(example)[0]) for example in examples], dtype=np.int64)
     ids = {label: id for id, label in enumerate(labels)}
+    if task == "tag":
+        return [np.array([ids.get(tag, IGNORE) for tag in labels_in(each)], dtype=np.int32) for each in examples]
     for example in examples:
         for label in labels_in(example):
             if label not in ids:
                 raise ValueError(f"{example.where}: the label {label!r} is none of the model's: {', '.join(labels)}")
-    found = [[ids[label] for label in labels_in(example)] for example in examples]
-    if task == "tag":
-        return [np.array(tags, dtype=np.int32) for tags in found]
-    return np.array(found, dtype=np.int64)[:, 0]
+    return np.array([ids[labels_in(example)[0]] for example in examples], dtype=np.int64)
 
 
 def numbers_of(examples: Sequence[Example]) -> Float[np.ndarray, "n"]:
@@ -99,8 +100,9 @@ def balanced(targets: Sequence[Any] | np.ndarray, classes: int) -> list[float]:
     return [float(counts.sum() / (classes * count)) if count else 1.0 for count in counts]
 
 
-def some_of(examples: Sequence[Example], n: int, seed: int) -> list[Example]:
-    """n examples, the classes as even as they can be. Fewer with the same seed are among more."""
+def some_of(examples: Sequence[Example], n: int, seed: int, *, even: bool = True) -> list[Example]:
+    """n examples, the classes as `even` as they can be, or plainly at random. Fewer with the same seed are among
+    more."""
     check_seed(seed)
     if not 1 <= n <= len(examples):
         raise ValueError(f"n: expected 1 to {len(examples)}, the number of examples, not {n}")
@@ -108,7 +110,7 @@ def some_of(examples: Sequence[Example], n: int, seed: int) -> list[Example]:
     classes: dict[object, list[int]] = defaultdict(list)
     for number in random.permutation(len(examples)).tolist():
         label = examples[number].label
-        classes[label if isinstance(label, str) else None].append(number)
+        classes[label if even and isinstance(label, str) else None].append(number)
     # Round after round one of each class that still has any, in an order of the round's own.
     rounds = [(turn, number) for members in classes.values() for turn, number in enumerate(members)]
     tickets = random.permutation(len(rounds))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +11,7 @@ from qkv.data.examples import Example, as_number
 from qkv.evaluation.interval import Score, accuracy, of_sums, ratio
 from qkv.generation.answers import Answer
 from qkv.models.heads import HeadConfig
+from qkv.training.tally import correlation
 
 
 def check_label(head: HeadConfig, example: Example) -> None:
@@ -64,15 +64,9 @@ def tagged(examples: Sequence[Example], found: Sequence[Answer]) -> list[list[tu
 
 
 def pearson(said: Float[np.ndarray, "n"], true: Float[np.ndarray, "n"]) -> Score:
-    x, y = said - true.mean(), true - true.mean()  # so that sums of squares keep their digits
-    return of_sums("pearson", np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=1), correlation)
-
-
-def correlation(sums: Float[np.ndarray, "6"]) -> float:
-    """0 where one of both never changes."""
-    n, x, y, xx, yy, xy = sums.tolist()
-    spread = math.sqrt(max(xx - x * x / n, 0.0)) * math.sqrt(max(yy - y * y / n, 0.0))
-    return (xy - x * y / n) / spread if spread > 1e-12 * n else 0.0
+    x, y = said - said.mean(), true - true.mean()  # so that sums of squares keep their digits
+    sums = np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=1)
+    return of_sums("pearson", sums, lambda drawn: correlation(*drawn.tolist()))
 
 
 def mean_error(said: Float[np.ndarray, "n"], true: Float[np.ndarray, "n"]) -> Score:

@@ -29,8 +29,8 @@ class Answer(NamedTuple):
     """The likeliest class."""
     probability: float | None = None
     """Of the class, or of the choice."""
-    scores: dict[str, float] = {}  # noqa: RUF012 - nobody changes it
-    """The probability of each class, or of each choice."""
+    scores: dict[str, float] | list[float] = {}  # noqa: RUF012 - nobody changes it
+    """The probability of each class by its name, or of the choices in their order: two may have the same text."""
     number: float | None = None
     choice: int | None = None
     """The likeliest choice, counted from 0."""
@@ -106,7 +106,7 @@ def answer(head: HeadConfig, texts: Sequence[str], asked: int, scores: Float[Ten
     of_each = probability[0].tolist()
     best = int(scores[0].argmax())
     if head.task == "choice":
-        return Answer(choice=best, probability=of_each[best], scores=dict(zip(texts[1:], of_each, strict=False)))
+        return Answer(choice=best, probability=of_each[best], scores=of_each[:asked])
     scores_of = dict(zip(head.labels, of_each, strict=True))
     return Answer(label=head.labels[best], probability=of_each[best], scores=scores_of)
 

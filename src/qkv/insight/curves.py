@@ -15,6 +15,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from qkv.insight.picture import COLOURS, INK, PALE, ROUND, head, save
 from qkv.insight.run import Horizontal, Numbers, Run, folder_of, names, read_run, short
+from qkv.training.metrics import NAME
 
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))  # one for each time the colours are used up
 BUCKETS = 2000  # no picture has more columns to show
@@ -35,11 +36,17 @@ def plot(
         raise ValueError(f"smooth: expected 0 or more and less than 1, not {smooth}")
     if x not in ("step", "tokens", "seconds"):
         raise ValueError(f"x: expected step, tokens or seconds, not {x!r}")
-    folders = [folder_of(Path(run)) for run in runs]
+    folders = [folder_of(each) for run in runs for each in with_seeds(Path(run))]
     folders = list({folder.resolve(): folder for folder in folders}.values())
     out = place_of(out, folders)
     read = [read_run(folder, name, x) for folder, name in zip(folders, names(folders), strict=True)]
     return save(lambda: draw(read, x, smooth), out)
+
+
+def with_seeds(run: Path) -> list[Path]:
+    """A run; or those of its seeds, where `qkv finetune --seeds` made several."""
+    seeds = [] if (run / NAME).exists() else sorted(each.parent for each in run.glob(f"seed-*/{NAME}"))
+    return seeds or [run]
 
 
 def place_of(out: Path | str | None, folders: Sequence[Path]) -> Path:
@@ -106,6 +113,7 @@ def draw(runs: Sequence[Run], x: Horizontal, smooth: float) -> Figure:
         )  # fmt: skip
         mark(main, run, scale, look["color"])
     fit(main, [run.columns["loss"] for run in runs] + [run.validation for run in runs])
+    show_all(main, [run.validation for run in runs])
     main.set_ylabel("loss")
     legend(main, runs, looks)
     for place, kind in enumerate(panels):
@@ -172,6 +180,16 @@ def fit(axes: Axes, curves: Sequence[Numbers], zero: bool = False) -> None:
     low = 0.0 if zero else low
     margin = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
     axes.set_ylim(low if zero else low - margin, high + margin)
+
+
+def show_all(axes: Axes, curves: Sequence[Numbers]) -> None:
+    """Every point of these is in the picture, too: of few, each one tells something."""
+    values = np.concatenate(curves)
+    values = values[np.isfinite(values)]
+    low, high = axes.get_ylim()
+    if len(values) and values.max() < high + 10 * (high - low):  # but for what would press the rest flat
+        margin = 0.06 * (max(high, values.max()) - low)
+        axes.set_ylim(low, max(high, float(values.max()) + margin))
 
 
 def legend(axes: Axes, runs: Sequence[Run], looks: Sequence[Mapping[str, Any]]) -> None:

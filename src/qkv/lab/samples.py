@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -9,11 +10,13 @@ import torch
 from torch import Tensor
 
 from qkv.data.batch import IGNORE, Batch
+from qkv.data.conversations import ConversationData
 from qkv.generation import generate, translate
 from qkv.generation.decode import without_dropout
 from qkv.models import BERT, GPT, RNN, Transformer, Tuned
 from qkv.models.build import Model
 from qkv.text import Tokenizer
+from qkv.text.chat import ends_of_turn
 from qkv.training.task import Task
 
 EXAMPLES = 2
@@ -26,6 +29,8 @@ def maker(task: Task) -> Callable[[Model], list[str]]:
 
     def says(model: Model) -> list[str]:
         if isinstance(model, GPT):
+            if isinstance(task.validation, ConversationData):
+                return answering(model, tokenizer, task.validation)
             return writing(model, tokenizer)
         if isinstance(model, BERT):
             return guesses(model, tokenizer, batch)
@@ -41,6 +46,18 @@ def writing(model: GPT, tokenizer: Tokenizer) -> list[str]:
     length = min(LENGTH, model.config.context)
     said = generate(model, prompt, length=length, end=tokenizer.end, temperature=0.8, top_k=50, seed=0)
     return [shortened(tokenizer.decode(ids)) for ids in said]
+
+
+def answering(model: GPT, tokenizer: Tokenizer, data: ConversationData) -> list[str]:
+    """The last word of a person in a held-out conversation, and what the model says to it."""
+    chosen = [data.conversations[number] for number in data.chosen[:EXAMPLES].tolist()]
+    prompts = [each.ids[: int(each.asked.argmax())].tolist() for each in chosen]  # up to the first answer
+    prompts = [prompt for prompt in prompts if len(prompt) + LENGTH <= model.config.context]
+    if not prompts:
+        return []
+    said = generate(model, prompts, length=LENGTH, end=ends_of_turn(tokenizer), temperature=0.0)
+    pairs = zip(prompts, said, strict=True)
+    return [f"{shortened(tokenizer.decode(prompt))}\n-> {shortened(tokenizer.decode(ids))}" for prompt, ids in pairs]
 
 
 def shortened(text: str, lines: int = 8) -> str:
@@ -91,13 +108,15 @@ def answers(model: Tuned, tokenizer: Tokenizer, batch: Batch) -> list[str]:
     for row, ids in enumerate(batch.ids):
         if head.numbers:
             assert batch.numbers is not None
-            told = f"{float(scores[row]):.2f}   (it should be: {float(batch.numbers[row]):.2f})"
+            digits = max(2, 2 - math.floor(math.log10(head.scale)))  # enough to tell the data's numbers apart
+            true_number = float(model.in_units(batch.numbers[row]))
+            told = f"{float(scores[row]):.{digits}f}   (it should be: {true_number:.{digits}f})"
         elif head.task == "tag":
             places = [place for place, target in enumerate(true[row]) if target != IGNORE]
             right = sum(said[row][place] == true[row][place] for place in places)
             told = f"{' '.join(head.labels[said[row][place]] for place in places)}   ({right} of {len(places)} right)"
         else:
-            names = head.labels or [f"choice {number + 1}" for number in range(batch.group)]
+            names = head.labels or [f"choice {number}" for number in range(batch.group)]
             told = f"{names[said[row][0]]}   (it should be: {names[true[row][0]]})"
         read = ids[: len(ids) // batch.group].tolist()  # of several sequences, the first
         shown.append(f"{' | '.join(between_marks(tokenizer, read, head.delimiter))} -> {told}")

@@ -84,7 +84,8 @@ class Tuned(nn.Module):
 
         `places` are the positions asked, inside each sequence; -1 where there is no such choice.
         """
-        return self.scores(self.hidden(ids, keep=keep, segments=segments, group=group), places, keep, group)
+        scores = self.scores(self.hidden(ids, keep=keep, segments=segments, group=group), places, keep, group)
+        return self.in_units(scores) if self.config.head.numbers else scores
 
     def hidden(
         self, ids: Tensor, *, keep: Tensor | None = None, segments: Tensor | None = None, group: int = 1
@@ -101,15 +102,17 @@ class Tuned(nn.Module):
     def scores(
         self, hidden: Float[Tensor, "R T E"], places: Int[Tensor, "B N"], keep: Tensor | None, group: int
     ) -> Float[Tensor, "B M C"]:
-        head = self.config.head
+        """As the head says them, a number in units of its own: 0 is the mean of what it was trained on."""
         vectors = self.taps("vector", self.vectors(hidden, places, keep, group))  # (B, N, E)
         scores = self.head(self.dropout(vectors))  # (B, N, C)
-        if head.task == "choice":
+        if self.config.head.task == "choice":
             scores = scores.transpose(1, 2).masked_fill((places < 0).unsqueeze(1), float("-inf"))  # (B, 1, G)
-        elif head.numbers:
-            finer = torch.promote_types(scores.dtype, torch.float32)  # half precision would round what the data did not
-            scores = head.offset + head.scale * scores.to(finer)
         return self.taps("scores", scores)
+
+    def in_units(self, scores: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+        """Numbers as the data has them. Finely, for they may be far from 0 and close to each other, as dates are."""
+        finest = torch.float32 if scores.device.type == "mps" else torch.float64  # Apple's GPUs know nothing finer
+        return self.config.head.offset + self.config.head.scale * scores.to(finest)
 
     def vectors(
         self, hidden: Float[Tensor, "R T E"], places: Int[Tensor, "B N"], keep: Tensor | None, group: int

@@ -34,7 +34,7 @@ class AdapterConfig:
     """The change is multiplied by alpha / rank."""
     dropout: float = 0.0
     """Probability to drop a number of what an adapter reads, in training."""
-    projections: tuple[Projection, ...] = ("query", "value")
+    projections: tuple[Projection, ...] = ("query", "key", "value", "output")
     """Which matrices are adapted: query, key, value and output of attention; gate, up and down of the feed-forward."""
 
     def __post_init__(self) -> None:

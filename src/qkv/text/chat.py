@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NoReturn, TypedDict
 
 from qkv.text.tokenizer import Tokenizer
@@ -39,21 +40,37 @@ def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message], *, reply: boo
         template that looks for one, such as the end of a thought, finds it."""
         return pattern.sub(lambda found: before + found[0] + after, text)
 
-    def text(part: str, first: bool) -> list[int]:
-        return encode_part(tokenizer, part.replace(before, "").replace(after, ""), first)
-
     safe = [
         Message(role=marked(message["role"]), content=apart(tokenizer, marked(message["content"]), after))
         for message in messages
     ]
     rendered = render(tokenizer, safe, reply=reply)
+    borders = borders_of(tokenizer, safe, rendered)
+
+    def text(begin: int, end: int) -> list[int]:
+        cuts = [begin, *(place for place in borders if begin < place < end), end]
+        parts = [(one, rendered[one:other].replace(before, "").replace(after, "")) for one, other in pairwise(cuts)]
+        return [id for place, part in parts for id in encode_part(tokenizer, part, place == 0)]
+
     ids: list[int] = []
     place = 0
     for found in re.finditer(f"{before}(?:{pattern.pattern}){after}|({pattern.pattern})", rendered):
         if found[1]:  # the template's own
-            ids += [*text(rendered[place : found.start()], place == 0), marker_id(tokenizer, found[1])]
+            ids += [*text(place, found.start()), marker_id(tokenizer, found[1])]
             place = found.end()
-    return ids + text(rendered[place:], place == 0)
+    return ids + text(place, len(rendered))
+
+
+def borders_of(tokenizer: Tokenizer, messages: Sequence[Message], rendered: str) -> list[int]:
+    """Where an answer with spaces around it begins and ends. The model was asked up to there, and goes on from there: a
+    token that has the template's last newline and the answer's indent in one would be none that it could say."""
+    found = set()
+    for number, (role, content) in enumerate((each["role"], each["content"]) for each in messages):
+        if number and role == "assistant" and content != content.strip():
+            asked = render(tokenizer, messages[:number], reply=True)
+            said = render(tokenizer, messages[: number + 1], reply=False)
+            found |= {len(part) for part in (asked, said) if rendered.startswith(part)}
+    return sorted(found)
 
 
 def apart(tokenizer: Tokenizer, content: str, mark: str) -> str:

@@ -2,7 +2,8 @@
 
     L = L_task + language x L_words
 
-where the second is, of each text, the mean loss of its words. The head's own numbers are few, so nothing is chunked.
+where the second is, of each text, the mean loss of its words: it counts as often as its text is asked something. The
+head's own numbers are few, so nothing is chunked.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class AnswerObjective(Objective):
         head = self.model.config.head  # type: ignore[union-attr]
         if head.numbers:
             assert batch.numbers is not None
-            error = (scores.squeeze(-1) - batch.numbers) / head.scale  # (B, 1)
+            error = scores.squeeze(-1) - batch.numbers.to(scores.dtype)  # (B, 1)
             return (error.square() * (batch.targets != IGNORE)).sum()
         losses = F.cross_entropy(
             scores.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORE, reduction="none",
@@ -79,24 +80,30 @@ class AnswerObjective(Objective):
         return losses.sum()
 
     def word_loss(self, hidden: Float[Tensor, "R T E"], batch: Batch) -> Float[Tensor, ""]:
-        """Of each row, the mean over its texts' words of the loss of saying them."""
+        """For each target that a row is asked, the mean over the row's texts of the mean loss of their words."""
         assert isinstance(self.model, Tuned)
         body = self.model.body
         assert isinstance(body, GPT)
         weight, bias = body.output_layer
         assert isinstance(weight, Tensor)
         said = next_words(batch)  # (R, T)
-        per_row = (said != IGNORE).sum(1, keepdim=True) * batch.group  # a row of several sequences is one example
-        shares = (1 / per_row.clamp(min=1)).expand_as(said)
-        return loss_sum(body.features(hidden), weight, bias, said, shares=shares)
+        words = (said != IGNORE).sum(1).unflatten(0, (-1, batch.group))  # (B, G)
+        texts = (words > 0).sum(1, keepdim=True)  # (B, 1)
+        asked = (batch.targets != IGNORE).sum(1, keepdim=True)  # (B, 1): what the sum is divided by in the end
+        shares = asked / (texts * words).clamp(min=1)  # (B, G)
+        return loss_sum(body.features(hidden), weight, bias, said, shares=shares.flatten()[:, None].expand_as(said))
 
 
 def next_words(batch: Batch) -> Int[Tensor, "R T"]:
-    """What follows each word in its sequence; nothing after the last, and nothing in a row that asks nothing."""
+    """What follows each word in its sequence; nothing after the last, in a row that asks nothing, or in a sequence that
+    only stands for a choice that this row does not have."""
     ids = apart(batch.ids, batch.group)  # (R, T)
     said = torch.full_like(ids, IGNORE)
     said[:, :-1] = ids[:, 1:]
     if batch.keep is not None:
         said[:, :-1].masked_fill_(~apart(batch.keep, batch.group)[:, 1:], IGNORE)
     nothing = (batch.targets == IGNORE).all(1).repeat_interleave(batch.group)  # (R,)
+    if batch.group > 1:
+        assert batch.places is not None
+        nothing = nothing | (batch.places < 0).flatten()
     return said.masked_fill(nothing.unsqueeze(1), IGNORE)

@@ -37,12 +37,13 @@ def cost(
     *,
     asked: float = 1.0,
     trained: float = 1.0,
+    through: float = 1.0,
     length: int | None = None,
     recompute: bool = False,
     average: bool = False,
 ) -> Cost:
-    """`asked` is the fraction of the words read that pass the output layer, `trained` of the parameters that learn;
-    texts are of `length` words, or of the context's."""
+    """`asked` is the fraction of the words read that pass the output layer, `trained` of the parameters that learn,
+    `through` of the layers that gradients pass; texts are of `length` words, or of the context's."""
     config = config.body if isinstance(config, TunedConfig) else config  # a head is next to nothing
     with torch.device("meta"):
         model: Any = build(config)
@@ -56,7 +57,8 @@ def cost(
     met = inside + asked * at_the_end
     if isinstance(config, TransformerConfig | RNNConfig):
         met /= 2  # a word goes through the encoder or the decoder
-    share = (2 + trained) / 3  # a frozen matrix needs no gradient of its own, which is a third of the work
+    # A third is the way forward, a third the gradients that pass through, a third those of the weights themselves.
+    share = (1 + through + trained) / 3
     flops = 6 * share * met + 6 * attention_flops(config, length)
     size = 4 if precision == "float32" else 2
     kept = 4 + trained * (4 + 8) + (4 if average else 0) + (size if size == 2 else 0)

@@ -70,17 +70,22 @@ def locked(out: Path) -> Iterator[None]:
 def describe(
     model: Config, data: DataConfig | TuneConfig, optimizer: OptimizerConfig, run: RunConfig, fingerprint: str
 ) -> dict[str, Any]:
-    places: dict[str, Any] = {name: tuple(map(located, getattr(data, name))) for name in ("data", "validation")}
-    if isinstance(data, TuneConfig) and os.path.exists(data.model):  # else it is the name of an installed one
-        places["model"] = os.path.abspath(data.model)
     return {
         "command": "train" if isinstance(data, DataConfig) else "finetune",
         "model": to_json(model),
-        "data": asdict(data) | places,
+        "data": described(data),
         "optimizer": asdict(optimizer),
         "run": {name: str(value) if isinstance(value, Path) else value for name, value in asdict(run).items()},
         "fingerprint": fingerprint,
     }
+
+
+def described(data: DataConfig | TuneConfig) -> dict[str, Any]:
+    """What is read, with whole paths."""
+    places: dict[str, Any] = {name: tuple(map(located, getattr(data, name))) for name in ("data", "validation")}
+    if isinstance(data, TuneConfig) and os.path.exists(data.model):  # else it is the name of an installed one
+        places["model"] = os.path.abspath(data.model)
+    return asdict(data) | places
 
 
 def located(item: str) -> str:
@@ -112,26 +117,45 @@ def remembered(out: Path, command: str = "train") -> tuple[Config, dict[str, Any
         raise ValueError(f"{out / RUN}: damaged, or of another version ({error})") from error
 
 
+def check_choices(out: Path, now: dict[str, Any]) -> None:
+    """What is read must be what was read: the same task, the same files, the same columns."""
+    before = read_description(out)["data"]
+    for name, value in json.loads(json.dumps(now)).items():
+        check_equal(out, name, before.get(name, value), value)  # a version before this one may not know it
+
+
+def check_equal(out: Path, name: str, old: Any, new: Any) -> None:
+    if old != new:
+        raise ValueError(f"{name}: the run in {out} has {old!r}, not {new!r}; resume with the same, or begin anew")
+
+
+def difference(before: dict[str, Any], now: dict[str, Any]) -> tuple[str, Any, Any]:
+    """The first field that differs, also inside the parts of a model."""
+    for name in now:
+        old, new = before.get(name), now[name]
+        if old != new:
+            return difference(old, new) if isinstance(old, dict) and isinstance(new, dict) else (name, old, new)
+    return "family", before.get("family"), now.get("family")
+
+
 def check_same(out: Path, now: dict[str, Any]) -> list[str]:
     """An error where resuming would not go on with the same run; what else has changed, in words."""
     before = read_description(out)
     now = json.loads(json.dumps(now))  # tuples and lists alike
-    if before["model"] != now["model"]:
-        names = [name for name in now["model"] if before["model"].get(name) != now["model"][name]]
-        name = names[0] if names else "family"
-        old, new = before["model"].get(name), now["model"].get(name)
-        raise ValueError(f"{name}: the run in {out} has {old!r}, not {new!r}; resume with the same model")
-    for part, fixed in {"data": tuple(now["data"]), **FIXED}.items():
+    tuning = now["command"] == "finetune"
+    check_choices(out, now["data"])
+    for part, fixed in FIXED.items():
         for name in fixed:
-            if name in before[part] and before[part][name] != now[part][name]:
-                old, new = before[part].get(name), now[part][name]
-                raise ValueError(
-                    f"{name}: the run in {out} has {old!r}, not {new!r}; resume with the same, or begin anew"
-                )
+            flag = "batch" if tuning and name == "batch_tokens" else name  # which counts examples there
+            check_equal(out, flag, before[part].get(name, now[part][name]), now[part][name])
+    if before["model"] != now["model"]:
+        name, old, new = difference(before["model"], now["model"])
+        raise ValueError(f"{name}: the run in {out} has {old!r}, not {new!r}; resume with the same model")
     if before["fingerprint"] != now["fingerprint"]:
+        what = f"{now['data']['model']} or " if tuning else ""
         raise ValueError(
-            f"data: {' '.join(now['data']['data'])} has changed since the run in {out} began; "
-            "bring back the data as it was, or begin a new run in another folder"
+            f"data: {what}{' '.join(now['data']['data'])} has changed since the run in {out} began; "
+            "bring it back as it was, or begin a new run in another folder"
         )
     return [
         f"{name} is now {now[part][name]}, was {before[part].get(name)}"

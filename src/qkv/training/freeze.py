@@ -38,6 +38,11 @@ def freeze(model: Model, tune: TuneConfig, *, says_words: bool, seed: int = 0) -
     return learning_in(model) / total
 
 
+def passed_through(tune: TuneConfig, depth: int) -> float:
+    """The fraction of the layers that gradients pass: none below a head alone, the last ones, or all."""
+    return {"head": 0.0, "last": min(1.0, tune.last / depth)}.get(tune.train, 1.0)
+
+
 def learning_in(model: Model) -> int:
     """How many numbers learn."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

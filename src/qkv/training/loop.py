@@ -44,7 +44,8 @@ def train(run: Run, samples: Samples | None = None) -> Outcome:
     if run.gave_up():
         progress.say(f"The run has ended early, after step {state.step}; a higher --stop-after lets it go on.")
     elif state.step >= run.steps:
-        progress.say(f"All {run.steps} steps are done; give more --steps to go on.")
+        more = "--steps" if run.task.steps is None else "--epochs"
+        progress.say(f"All {run.steps} steps are done; give more {more} to go on.")
     with (
         closing(run.metrics),
         run.progress,

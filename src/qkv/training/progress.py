@@ -48,7 +48,7 @@ class Progress:
         self.validation_loss: float | None = None
         self.beside: dict[str, float] = {}
         """What validation measured besides the loss."""
-        self.best: tuple[float, float, int] | None = None
+        self.best: tuple[tuple[float, float], float, int] | None = None
         """How good, the metric's value, and the step."""
         self.begun = time.monotonic()
         self.first: float | None = None
@@ -170,8 +170,9 @@ class Progress:
         self.beside = {name: value for name, value in row.items() if name not in ("step", "validation_loss")}
         measured = {"loss": row["validation_loss"], **self.beside}
         now = merit(measured, self.metric) if self.metric in measured else -math.inf
-        if math.isfinite(now) and (self.best is None or now > self.best[0]):
-            self.best = (now, measured[self.metric], row["step"])
+        merits = (now, -row["validation_loss"])  # of equal ones the lower loss is better
+        if math.isfinite(now) and (self.best is None or merits > self.best[0]):
+            self.best = (merits, measured[self.metric], row["step"])
 
     # Where it is shown
 

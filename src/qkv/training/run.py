@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -164,8 +164,9 @@ class Run:
         with self.memory.average.in_place(self.model) if self.memory.average else nullcontext():
             measured = self.measured()
             now = merit(measured, self.task.metric)
-            best = state.merit is None or state.best is None or (now, -measured["loss"]) > (state.merit, -state.best)
-            state.stale = 0 if best else state.stale + 1
+            better = state.merit is None or now > state.merit
+            best = better or state.best is None or (now == state.merit and measured["loss"] < state.best)
+            state.stale = 0 if better else state.stale + 1
             if best:
                 state.best, state.merit = measured["loss"], now
                 self.keep()
@@ -178,7 +179,8 @@ class Run:
         """The validation loss and the task's metrics of the weights as they are."""
         loss, counted = validate(self.objective, self.task.validation, self.world, self.state.parts)
         loss = math.inf if math.isnan(loss) else loss  # which any other is better than
-        return {"loss": loss, **(self.task.measure(counted) if self.task.measure else {})}
+        found = {"loss": loss, **(self.task.measure(counted) if self.task.measure else {})}
+        return {self.task.metric: found[self.task.metric], **found}  # the one that the run is judged by comes first
 
     def gave_up(self) -> bool:
         """Whether validation has not become better for as long as was asked to wait."""
@@ -293,7 +295,8 @@ def begin(
 
 
 def cost_of(task: Task, micro_tokens: int, precision: Precision, **how: bool) -> Cost:
-    return cost(task.config, micro_tokens, precision, asked=task.asked, trained=task.trained, length=task.length, **how)
+    shares: dict[str, Any] = {"asked": task.asked, "trained": task.trained, "through": task.through}
+    return cost(task.config, micro_tokens, precision, length=task.length, **shares, **how)
 
 
 def parts_of(task: Task, config: RunConfig, world: World) -> int:
@@ -304,5 +307,5 @@ def parts_of(task: Task, config: RunConfig, world: World) -> int:
     if isinstance(data, CausalData | MaskedData):
         length = data.tokens_per_step // data.rows
         return -(-data.rows // (max(1, micro // length) * world.size))
-    tokens = data.tokens_per_step if isinstance(data, LabelledData) else config.batch_tokens
+    tokens = config.batch_tokens if task.steps is None else data.tokens_per_step  # else the batch counts examples
     return max(1, -(-tokens // (micro * world.size)))

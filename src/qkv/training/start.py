@@ -20,7 +20,17 @@ from qkv.models.rnn import RNNConfig
 from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
 from qkv.training.cost import Cost, measured_peak
 from qkv.training.distributed import World, joined, sharded
-from qkv.training.folder import RUN, check_same, claim, describe, locked, read_description, write_description
+from qkv.training.folder import (
+    RUN,
+    check_choices,
+    check_same,
+    claim,
+    describe,
+    described,
+    locked,
+    read_description,
+    write_description,
+)
 from qkv.training.loop import Outcome, train
 from qkv.training.metrics import Metrics
 from qkv.training.precision import best_precision, check_precision
@@ -76,6 +86,8 @@ def conduct(
             going_on = False
             if not run.dry_run:
                 going_on = held.enter_context(claimed(run)) if world.first else found(run)
+            if going_on and (run.out / RUN).exists():
+                check_choices(run.out, described(data))  # before data of another kind is read in vain
             task = assembled(run.out if going_on and (run.out / TOKENIZER).exists() else None)
             run = replace(run, steps=task.steps or run.steps)
             optimizer = replace(optimizer, learning_rate=optimizer.learning_rate or task.rate)
@@ -146,7 +158,7 @@ def check_possible(config: Config, optimizer: OptimizerConfig, run: RunConfig) -
 def plan(task: Task, optimizer: OptimizerConfig, run: RunConfig, world: World) -> Table:
     """What is about to happen, in numbers."""
     precision = run.precision or best_precision(world.device)
-    own = -(-min(run.batch_tokens, 2 * task.training.tokens_per_step) // world.size)
+    own = -(-(run.batch_tokens if task.steps is None else task.training.tokens_per_step) // world.size)
     micro = min(run.micro_batch_tokens or own, own)
     average = optimizer.average == "exponential"
     price = cost_of(task, micro, precision, recompute=run.recompute, average=average)

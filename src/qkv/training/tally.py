@@ -16,18 +16,19 @@ from qkv.models.heads import HeadConfig
 
 Metric = Literal["accuracy", "macro_f1", "matthews", "pearson", "mean_absolute_error", "loss"]
 LOWER_IS_BETTER = ("mean_absolute_error", "loss")
+ROUNDING = 1e-12
+"""Of a sum of squares, what may be an error."""
 
 
 def tally(head: HeadConfig, scores: Float[Tensor, "B M C"], batch: Batch) -> Float[Tensor, "K"]:
     """Of classes, how often each was called what: (C x C), row by row. Of choices, how many were right, of how many.
-    Of numbers, their count and the sums of |error|, x, y, x^2, y^2, xy (x is said, y is true)."""
+    Of numbers, their count and the sums of |error|, x, y, x^2, y^2, xy (x is said, y is true), all in the head's own
+    units: around the data's mean, so that sums of squares keep their digits."""
     asked = (batch.targets != IGNORE).flatten()
     if head.numbers:
         assert batch.numbers is not None
         x, y = scores.double().flatten()[asked], batch.numbers.double().flatten()[asked]
-        # Around the data's mean, so that sums of squares keep their digits.
-        x, y, ones = x - head.offset, y - head.offset, torch.ones_like(x)
-        return torch.stack([part.sum() for part in (ones, (x - y).abs(), x, y, x * x, y * y, x * y)])
+        return torch.stack([part.sum() for part in (torch.ones_like(x), (x - y).abs(), x, y, x * x, y * y, x * y)])
     said = scores.argmax(-1).flatten()[asked]
     true = batch.targets.flatten()[asked]
     if head.task == "choice":
@@ -39,7 +40,7 @@ def tally(head: HeadConfig, scores: Float[Tensor, "B M C"], batch: Batch) -> Flo
 def measures(head: HeadConfig, counted: Float[Tensor, "K"]) -> dict[str, float]:
     """The metrics by name; the first is what a run is judged by unless told otherwise."""
     if head.numbers:
-        return of_numbers(counted.tolist())
+        return of_numbers(head, counted.tolist())
     if head.task == "choice":
         right, asked = counted.tolist()
         return {"accuracy": right / max(asked, 1)}
@@ -65,12 +66,18 @@ def of_classes(counts: Float[np.ndarray, "C C"]) -> dict[str, float]:
     }
 
 
-def of_numbers(sums: list[float]) -> dict[str, float]:
-    n, absolute, x, y, xx, yy, xy = sums
+def of_numbers(head: HeadConfig, sums: list[float]) -> dict[str, float]:
+    n, absolute, *rest = sums
+    return {"pearson": correlation(n, *rest), "mean_absolute_error": head.scale * absolute / max(n, 1)}
+
+
+def correlation(n: float, x: float, y: float, xx: float, yy: float, xy: float) -> float:
+    """Pearson's, from sums over n pairs; 0 where one of both never changes, but for what rounding makes of it."""
     n = max(n, 1)
-    spread = math.sqrt(max(xx - x * x / n, 0.0)) * math.sqrt(max(yy - y * y / n, 0.0))
-    pearson = (xy - x * y / n) / spread if spread > 1e-12 * n else 0.0
-    return {"pearson": pearson, "mean_absolute_error": absolute / n}
+    spread_x, spread_y = xx - x * x / n, yy - y * y / n
+    if spread_x <= ROUNDING * xx or spread_y <= ROUNDING * yy:
+        return 0.0
+    return (xy - x * y / n) / (math.sqrt(spread_x) * math.sqrt(spread_y))
 
 
 def merit(measured: dict[str, float], metric: str) -> float:

@@ -75,6 +75,8 @@ class Task:
     """The highest learning rate, unless a person gives one."""
     trained: float = 1.0
     """The fraction of the parameters that learn."""
+    through: float = 1.0
+    """The fraction of the layers that gradients pass through on their way back."""
     learning: int | None = None
     """How many they are, where it may not be all of them."""
     length: int | None = None

@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -47,17 +47,19 @@ def finetune(
     optimizer: OptimizerConfig,
     run: TuneRunConfig,
     *,
+    remember: dict[str, Any] | None = None,
     samples: SampleMaker | None = None,
     console: Console | None = None,
 ) -> Tuning | None:
-    """Fine-tune, or go on with it; None after a dry run. The folder then holds one model that does the task."""
+    """Fine-tune, or go on with it; None after a dry run. The folder then holds one model that does the task. What is to
+    `remember` is kept in run.json."""
     kept: list[Task] = []
 
     def assembled(learned: Path | None) -> Task:
         kept[:] = [assemble(tune, run)]
         return kept[0]
 
-    asked = {"epochs": run.epochs, "batch": run.batch}
+    asked = {"epochs": run.epochs, "batch": run.batch, **(remember or {})}
     outcome = conduct(assembled, tune, optimizer, as_run(run), asked=asked, samples=samples, console=console)
     if outcome is None:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from qkv.models.heads import HeadTask, Pooling
@@ -52,16 +52,17 @@ class TuneConfig:
     (LoRA) and the head."""
     last: int = 2
     """With train = last: so many layers."""
-    rank: int = 8
+    rank: int = AdapterConfig.rank
     """Of the adapters."""
-    alpha: float = 16.0
+    alpha: float = AdapterConfig.alpha
     """The adapters' change is multiplied by alpha / rank."""
     adapter_dropout: float = 0.0
     """Probability to drop a number of what an adapter reads."""
-    projections: tuple[Projection, ...] = ("query", "key", "value", "output")
+    projections: tuple[Projection, ...] = AdapterConfig.projections
     """What is adapted: query, key, value, output of attention; gate (of SwiGLU), up, down of the feed-forward."""
     pooling: Pooling | None = None
-    """The vector of a text: last (the extract token's, of a GPT unless given), first ([CLS], of a BERT), or mean."""
+    """The vector of a text: last (the extract token's; a GPT's unless given), first ([CLS]'s; of a BERT that has a
+    pooler), or mean (of other BERTs, and where a folder of sentence-transformers says so, as minilm's does)."""
     marks: Marks | None = None
     """A GPT's start, delimiter and extract tokens: new ones as in GPT-1, or the tokenizer's own start and end; new when
     everything is trained, unless given."""
@@ -90,20 +91,35 @@ class TuneConfig:
             raise ValueError(f"language: expected 0 or more, not {self.language!r}")
         if not self.data:
             raise ValueError("data: expected one source or more")
-        for name in () if self.task in HEADS else ("text", "pair", "label", "pooling", "marks", "language"):
+        for name in () if self.task in HEADS else ("text", "pair", "label", "numbers", "pooling", "marks", "language"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name}: {self.task} puts no head on the model and has no use for it; leave it out")
+        if self.numbers and self.task not in ("similarity", "regress"):
+            raise ValueError(f"numbers: {self.task} has classes; expected similarity or regress")
+        if self.numbers is False and self.task == "regress":
+            raise ValueError("numbers: what regress says is always a number; leave it out")
         if self.train == "head" and self.task not in HEADS:
             raise ValueError(f"train: {self.task} puts no head on the model; expected everything, last or adapters")
         if self.scratch and self.train != "everything":
             raise ValueError("scratch: random weights must all be trained, so expected train = everything")
         if self.class_weights and self.task not in ("classify", "pair", "similarity", "tag"):
             raise ValueError(f"class_weights: {self.task} has no classes; leave them out")
-        if self.train == "adapters" and self.marks == "new":
-            raise ValueError(
-                "marks: adapters fit the model as it is, and new tokens would make it larger; expected own"
-            )
+        if self.train != "everything" and self.marks == "new":
+            raise ValueError(f"marks: new tokens must be learned, and train = {self.train} freezes them; expected own")
+        if self.task == "translate" and self.context is not None:
+            raise ValueError("context: translate reads whole sentences, as long as the model's own; leave it out")
         _ = self.adapters  # whose own checks speak now
+
+    def unused(self) -> tuple[str, ...]:
+        """What a person gave, but what is trained has no use for."""
+        of = {"last": ("last",), "adapters": ("rank", "alpha", "adapter_dropout", "projections")}
+        defaults = {each.name: each.default for each in fields(self)}
+        return tuple(
+            f"{name} is not used: it is for train = {train}, not {self.train}"
+            for train, names in of.items()
+            for name in names
+            if self.train != train and getattr(self, name) != defaults[name]
+        )
 
     @property
     def adapters(self) -> AdapterConfig | None:

@@ -20,7 +20,7 @@ from qkv.models.rnn import RNN
 from qkv.models.transformer import Transformer
 from qkv.text import Tokenizer
 from qkv.training.adapting import save_adapted
-from qkv.training.freeze import freeze, learning_in
+from qkv.training.freeze import freeze, learning_in, passed_through
 from qkv.training.task import Task
 from qkv.training.tune_config import TuneConfig, TuneRunConfig
 from qkv.training.tune_task import MOST_HELD_OUT, Start, fingerprint_of, open_start, rate_of, split, with_dropout
@@ -147,11 +147,13 @@ def language_task(
         data,
         held_out,
         fingerprint,
-        notes=notes,
+        notes=(*tune.unused(), *notes),
         trained=trained,
         learning=learning_in(begun),
+        through=passed_through(tune, config.depth),
         begin=lambda: begun,
         save=partial(save_adapted, config, tune, tokenizer) if tune.adapters else None,
         steps=run.steps(data.steps_per_epoch),
         rate=rate_of(tune, config.width),
+        length=getattr(data, "length", None),
     )

@@ -22,15 +22,16 @@ from qkv.data.labels import balanced, labels_of, numbers_of, some_of, spread_of,
 from qkv.data.order import draws
 from qkv.models.bert import BERT, BERTConfig
 from qkv.models.build import Model, build, with_weights
+from qkv.models.foreign.folder import read_json
 from qkv.models.gpt import GPT, GPTConfig
 from qkv.models.grow import with_vocabulary
-from qkv.models.heads import HeadConfig
+from qkv.models.heads import HeadConfig, Pooling
 from qkv.models.tuned import Tuned, TunedConfig, body_for
 from qkv.text import Tokenizer
 from qkv.training.adapting import save_adapted
 from qkv.training.answering import AnswerObjective
 from qkv.training.distributed import device_named
-from qkv.training.freeze import freeze, learning_in
+from qkv.training.freeze import freeze, learning_in, passed_through
 from qkv.training.tally import measures
 from qkv.training.task import Task
 from qkv.training.tune_config import TuneConfig, TuneRunConfig
@@ -60,8 +61,7 @@ def open_start(name: str) -> Start:
 
 def labelled_task(tune: TuneConfig, run: TuneRunConfig) -> Task:
     """A head on a GPT or a BERT, and the examples it is taught with."""
-    training, validation, sources = read_examples(tune, run.seed)
-    has_numbers = says_numbers(tune, training)
+    training, validation, has_numbers, sources = read_examples(tune, run.seed)
     labels, notes = ((), ()) if has_numbers else labels_of(training, validation, tune.task)
     start = open_start(tune.model)
     body = start.model.body if isinstance(start.model, Tuned) else start.model
@@ -75,12 +75,13 @@ def labelled_task(tune: TuneConfig, run: TuneRunConfig) -> Task:
     def batches(examples: Sequence[Example]) -> tuple[FramedExamples, LabelledData]:
         framed = frame.encode(tokenizer, examples)
         targets: Any = [0] * len(examples) if has_numbers else targets_of(examples, labels, tune.task)
-        numbers = numbers_of(examples) if has_numbers else None
+        # In the head's own units: as they are, those far from zero would all be one number in float32.
+        numbers = (numbers_of(examples) - offset) / scale if has_numbers else None
         multiple = SHAPES if device_named(run.device).type == "cuda" else 1
         return framed, LabelledData(framed, targets, numbers, frame, run.batch, run.seed, multiple=multiple)
 
     (framed, data), (framed_validation, validation_data) = batches(training), batches(validation)
-    notes = (*notes, *told(training, validation, labels, (framed, framed_validation), config.context))
+    notes = (*tune.unused(), *notes, *told(training, validation, labels, (framed, framed_validation), config.context))
     language = language_of(tune, body)
     model = headed(config, body, tune, run.seed)
     trained = freeze(model, tune, says_words=language > 0, seed=run.seed)
@@ -102,6 +103,7 @@ def labelled_task(tune: TuneConfig, run: TuneRunConfig) -> Task:
         rate=rate_of(tune, config.width),
         trained=trained,
         learning=learning_in(model),
+        through=passed_through(tune, config.depth),
         length=max(1, len(framed.ids) // len(framed)),
     )
 
@@ -109,23 +111,38 @@ def labelled_task(tune: TuneConfig, run: TuneRunConfig) -> Task:
 # Examples
 
 
-def read_examples(tune: TuneConfig, seed: int) -> tuple[list[Example], list[Example], dict[str, str]]:
-    """To train and to validate on, and what they were read from."""
+class Read(NamedTuple):
+    training: list[Example]
+    validation: list[Example]
+    numbers: bool
+    """Whether the answer is a number."""
+    sources: dict[str, str]
+    """What they were read from."""
+
+
+def read_examples(tune: TuneConfig, seed: int) -> Read:
+    """What is wrong with the data is said of all of it, before a part is chosen."""
     columns: dict[str, Any] = {"text": tune.text, "pair": tune.pair, "label": tune.label}
     source = open_examples(tune.data, tune.task, **columns)
     training, sources = list(source), source.fingerprint()
+    validation: list[Example] = []
     if tune.validation:
         held_out = open_examples(tune.validation, tune.task, **columns)
         validation = list(held_out)
         sources |= {f"validation {name}": value for name, value in held_out.fingerprint().items()}
-    else:
-        classes = tune.task in ("classify", "pair", "similarity") and not says_numbers(tune, training)
+    numbers = says_numbers(tune, training, validation)
+    classes = tune.task in ("classify", "pair", "similarity") and not numbers
+    labels = labels_of(training, validation, tune.task)[0] if classes else ()
+    if not tune.validation:
         training, validation = split(training, tune.held_out, (lambda each: each.label) if classes else None)
     if tune.examples is not None:
         if tune.examples > len(training):
             raise ValueError(f"examples: there are {len(training):,} to train on, not {tune.examples:,}")
-        training = some_of(training, tune.examples, seed)
-    return training, validation, sources
+        if tune.examples < (least := 2 * len(labels)):  # a class is not learned from one
+            few = f"{tune.examples} are too few for {len(labels)} classes"
+            raise ValueError(f"examples: {few}; expected {least} or more")
+        training = some_of(training, tune.examples, seed, even=not numbers)
+    return Read(training, validation, numbers, sources)
 
 
 def split(
@@ -149,13 +166,11 @@ def split(
     return parts
 
 
-def says_numbers(tune: TuneConfig, training: Sequence[Example]) -> bool:
+def says_numbers(tune: TuneConfig, training: Sequence[Example], validation: Sequence[Example]) -> bool:
     """Whether the answer is a number: of a similarity, if a person says so or if one of the labels has a fraction."""
     if tune.task != "similarity" or tune.numbers is not None:
-        if tune.numbers and tune.task not in ("similarity", "regress"):
-            raise ValueError(f"numbers: {tune.task} has classes; expected similarity or regress")
         return tune.task == "regress" or bool(tune.numbers)
-    return any("." in str(example.label) for example in training) and all(map(is_number, training))
+    return any(map(has_fraction, [*training, *validation])) and all(map(is_number, training))
 
 
 def is_number(example: Example) -> bool:
@@ -163,6 +178,11 @@ def is_number(example: Example) -> bool:
         return math.isfinite(float(str(example.label)))
     except ValueError:
         return False
+
+
+def has_fraction(example: Example) -> bool:
+    label = str(example.label)
+    return is_number(example) and ("." in label or not float(label).is_integer())
 
 
 def told(
@@ -215,7 +235,7 @@ def headed_config(
 ) -> TunedConfig:
     start, delimiter, extract = marks
     bert = isinstance(body, BERTConfig)
-    pooling = tune.pooling or ("first" if bert else "last")
+    pooling = tune.pooling or (usual_pooling(tune.model, body) if isinstance(body, BERTConfig) else "last")
     padding = next(id for id in (tokenizer.padding, tokenizer.end, 0) if id is not None)
     head = HeadConfig(
         task=tune.task,  # type: ignore[arg-type]
@@ -233,6 +253,15 @@ def headed_config(
     )
     inner = body_for(body, pooler=pooling == "first" and tune.task != "tag")
     return TunedConfig(body=with_dropout(inner, tune), head=head)
+
+
+def usual_pooling(model: str, body: BERTConfig) -> Pooling:
+    """The first word's vector where pre-training made it the text's, which a pooler shows; else the mean, and where a
+    folder of sentence-transformers says so."""
+    told = artifact.named(model) / "1_Pooling" / "config.json"
+    if told.is_file() and read_json(told).get("pooling_mode_mean_tokens") is True:
+        return "mean"
+    return "first" if body.pooler else "mean"
 
 
 def with_dropout(body: Any, tune: TuneConfig) -> Any:

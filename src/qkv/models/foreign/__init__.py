@@ -15,6 +15,7 @@ from qkv.models.foreign.gguf import read_gguf
 from qkv.models.foreign.rule import Format, assemble, spread
 from qkv.models.gpt import GPTConfig
 from qkv.models.transformer import TransformerConfig
+from qkv.models.tuned import TunedConfig
 
 __all__ = ["read_folder", "read_gguf", "write_folder"]
 
@@ -91,4 +92,8 @@ def format_out(config: Config) -> Format[Any]:
         return bert.FORMAT
     if isinstance(config, TransformerConfig):
         return marian.FORMAT
+    if isinstance(config, TunedConfig):
+        raise ValueError(
+            "model: a head of ours has no place in their format; write model.body, or save it with qkv.save"
+        )
     raise ValueError("model: transformers has no format for an RNN; save it as an artifact instead")
