@@ -10,7 +10,7 @@ demo: $(VENV)/installed
 	$(BIN)/qkv demo
 
 test: lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
