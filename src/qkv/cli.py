@@ -6,7 +6,7 @@ import difflib
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import fields, make_dataclass
+from dataclasses import make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -80,11 +80,12 @@ def train(arguments: Arguments) -> None:
     if name not in TRAINED:
         raise ValueError(f"train: expected one of {', '.join(TRAINED)}, not {name!r}")
     from qkv.lab import samples
+    from qkv.training.distributed import under_torchrun
     from qkv.training.start import start
 
     config, data, optimizer, run = training_flags(name, rest)
     outcome = start(config, data, optimizer, run, samples=samples.maker)
-    if outcome is not None and not outcome.finished and "RANK" not in os.environ:
+    if outcome is not None and not outcome.finished and not under_torchrun():
         sys.exit(STOPPED)
 
 
@@ -100,7 +101,7 @@ def training_flags(name: str, arguments: Arguments) -> tuple[Config, DataConfig,
     """The four configs from the command line; a preset, or the run that is resumed, gives the defaults."""
     import torch
 
-    from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
+    from qkv.training.config import DataConfig, OptimizerConfig, RunConfig, among
     from qkv.training.folder import remembered
 
     gpu = torch.cuda.is_available()
@@ -120,10 +121,7 @@ def training_flags(name: str, arguments: Arguments) -> tuple[Config, DataConfig,
         if value_of("--preset", arguments) is None:
             model = own
     kinds = {"reading": DataConfig, "run": RunConfig, "learning": OptimizerConfig}
-    given = {
-        group: kind(**{field.name: known[field.name] for field in fields(kind) if field.name in known})
-        for group, kind in kinds.items()
-    }
+    given = {group: kind(**among(known, kind)) for group, kind in kinds.items()}
     named = Annotated[str, tyro.conf.arg(help="A model by name, see qkv presets; the flags below change it.")]
     Flags = make_dataclass("Flags", [*kinds.items(), ("model", type(model)), ("preset", named)])
     flags = tyro.cli(
@@ -178,9 +176,10 @@ def fill(arguments: Arguments) -> None:
 def finetune(arguments: Arguments) -> None:
     """Teach a pre-trained model a task: qkv finetune minilm --task classify --data train.tsv --out runs/mine"""
     from qkv.commands import finetune
+    from qkv.training.distributed import under_torchrun
 
     flags = finetune.flags_of(arguments, value_of("--out", arguments), "--resume" in arguments)
-    if not finetune.run(flags) and "RANK" not in os.environ:
+    if not finetune.run(flags) and not under_torchrun():
         sys.exit(STOPPED)
 
 

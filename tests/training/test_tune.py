@@ -17,7 +17,7 @@ from qkv.generation.answers import classify
 from qkv.models import Tuned
 from qkv.models.foreign.folder import read_metadata
 from qkv.training.checkpoint import Checkpoints
-from qkv.training.tune_task import split
+from qkv.training.tune_examples import split
 from training.small import model_of, same_bits
 from training.tuning import PLAIN, TASKS, Asked, answered, asked, make_models
 

@@ -17,6 +17,7 @@ from qkv.commands.answered import as_object, as_row, line, picture
 from qkv.commands.opening import (
     Machine,
     ModelName,
+    check_not_read,
     check_place,
     forgiving,
     note,
@@ -230,13 +231,7 @@ class Told:
         """Rows of files. All of them are read once before the first is answered: what is wrong is known early."""
         asked, head = self.asked, self.head
         source = open_examples(data, head.task, text=asked.text, pair=pair, label=asked.label, labelled=asked.score)
-        out = asked.out
-        if (
-            out is not None
-            and out.exists()
-            and any(Path(p.name).exists() and out.samefile(p.name) for p in source.parts)
-        ):
-            raise ValueError(f"out: {out} is what is to be answered; choose another name")
+        check_not_read(asked.out, (Path(part.name) for part in source.parts), "answered")
         total = 0
         for example in source:
             if asked.score:

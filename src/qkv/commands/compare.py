@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from qkv.evaluation.task import Task, only_column, parts, read_task
 from qkv.insight.comparison import Compared, Way, comparison_table, draw_comparison
 from qkv.models import BERT, GPT
 from qkv.nn.config import check_above_zero, check_at_least_one
+from qkv.training.distributed import under_torchrun
 from qkv.training.tune import DEFAULTS, finetune
 from qkv.training.tune_config import Trained, TuneConfig, TuneRunConfig
 
@@ -111,7 +111,7 @@ def run(
         machine: Where and how it computes.
     """
     Protocol(limit=limit, shots=min(shots, default=0))  # says what is wrong before anything is read
-    if "RANK" in os.environ:
+    if under_torchrun():
         raise ValueError("compare: it trains many models one after the other; start it without torchrun")
     if seeds < 1:
         raise ValueError(f"seeds: expected 1 or more, not {seeds}")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ from rich.table import Table
 
 from qkv import disk
 from qkv.nn.config import check_at_least_one
-from qkv.training.config import OptimizerConfig
+from qkv.training.config import OptimizerConfig, among
+from qkv.training.distributed import first_process, under_torchrun
 from qkv.training.folder import LOCK, RUN, remembered
 from qkv.training.tune import DEFAULTS, Tuning, finetune
 from qkv.training.tune_config import TuneConfig, TuneRunConfig
@@ -58,11 +58,11 @@ def known_flags(out: str | None) -> Flags:
     before = None if begun is None else remembered(begun, "finetune")
     if before is not None:
         known |= before[1] | {"out": Path(str(out)), "resume": False}
-        learning = OptimizerConfig(**own(OptimizerConfig, known))
+        learning = OptimizerConfig(**among(known, OptimizerConfig))
         known["seed"], seeds = known.get("first_seed", known["seed"]), known.get("seeds", 1)
     return Flags(
-        tuning=TuneConfig(**own(TuneConfig, known)),
-        run=TuneRunConfig(**own(TuneRunConfig, known)),
+        tuning=TuneConfig(**among(known, TuneConfig)),
+        run=TuneRunConfig(**among(known, TuneRunConfig)),
         learning=learning,
         seeds=seeds,
     )
@@ -74,15 +74,11 @@ def first_run(out: Path) -> Path | None:
     return next((place for place in places if (place / RUN).exists()), None)
 
 
-def own(kind: type[Any], known: dict[str, Any]) -> dict[str, Any]:
-    return {each.name: known[each.name] for each in fields(kind) if each.name in known}
-
-
 def run(flags: Flags) -> bool:
     """Whether it came to its end."""
     from qkv.lab import samples
 
-    first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun started
+    first = first_process()
     console = Console(highlight=False, quiet=not first)
     done: list[Tuning] = []
     seeds = [flags.run.seed + number for number in range(flags.seeds)]
@@ -114,7 +110,7 @@ def run(flags: Flags) -> bool:
 
 def check_several(run: TuneRunConfig) -> None:
     """Several seeds have a folder each, inside one that is theirs alone."""
-    if "RANK" in os.environ:
+    if under_torchrun():
         raise ValueError("seeds: under torchrun one seed at a time; give each its own --seed and --out")
     if (run.out / RUN).exists():
         raise ValueError(f"out: {run.out} holds a run of one seed; choose another folder for several")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,6 +148,12 @@ def forgiving() -> Iterator[None]:
 def printable(text: str) -> str:
     """For a terminal: signs that would move its cursor or change its colours are shown as �."""
     return COMMANDS_OF_TERMINALS.sub("\ufffd", text)
+
+
+def check_not_read(out: Path | None, files: Iterable[Path], what: str) -> None:
+    """A file is never written over what it is made from."""
+    if out is not None and out.exists() and any(file.exists() and file.samefile(out) for file in files):
+        raise ValueError(f"out: {out} is what is to be {what}; choose another name")
 
 
 def check_place(name: str, path: Path | None) -> None:

@@ -17,6 +17,7 @@ from qkv import disk
 from qkv.commands.opening import (
     Machine,
     check_length,
+    check_not_read,
     check_place,
     forgiving,
     note_unknown,
@@ -74,8 +75,7 @@ def run(
     if text is not None and not text.strip():
         raise ValueError("text: there is nothing to translate; expected a sentence")
     check_place("out", out)
-    if out is not None and any(file.exists() and out.exists() and file.samefile(out) for file in data):
-        raise ValueError(f"out: {out} is what is to be translated; choose another name")
+    check_not_read(out, data, "translated")
     typed = text is None and not data and sys.stdin.isatty()
     texts = [] if typed else [text] if text is not None else lines_of(data)
     opened = [open_model(name, machine, Transformer, RNN) for name in models]

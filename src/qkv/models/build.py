@@ -110,6 +110,11 @@ def with_weights(config: Config, weights: Mapping[str, Tensor], origin: str = "t
     return model
 
 
+def body_of(model: Model) -> GPT | BERT | Transformer | RNN:
+    """The model below a head, or the model itself where there is none."""
+    return model.body if isinstance(model, Tuned) else model
+
+
 def uncompiled(model: Model) -> Model:
     """The model inside what torch.compile returns, whose parameters have other names."""
     return getattr(model, "_orig_mod", model)

@@ -8,9 +8,8 @@ from pathlib import Path
 from torch import Tensor
 
 from qkv import artifact
-from qkv.models.build import Config, Model, with_weights
+from qkv.models.build import Config, Model, body_of, with_weights
 from qkv.models.foreign.peft import write_adapter
-from qkv.models.tuned import Tuned
 from qkv.nn.lora import AdapterConfig, attach, merge
 from qkv.text import Tokenizer
 from qkv.training.tune_config import TuneConfig
@@ -38,7 +37,7 @@ def adapted_model(config: Config, adapters: AdapterConfig, weights: Mapping[str,
     """A model with adapters, from the weights of both."""
     own = {name: weights[name].detach().cpu().clone() for name in weights if ".adapters." not in name}
     model = with_weights(config, own)
-    attach(model.body if isinstance(model, Tuned) else model, adapters)
+    attach(body_of(model), adapters)
     missing = {name: tensor for name, tensor in weights.items() if name not in own}
     model.load_state_dict(missing, strict=False)
     return model

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from qkv.nn.config import check_above_zero, check_at_least_one, check_fields, check_probability
 from qkv.training.precision import Precision
@@ -15,6 +15,11 @@ Optimizer = Literal["adamw", "muon"]
 Average = Literal["none", "exponential", "last"]
 Distributed = Literal["ddp", "fsdp"]
 Sink = Literal["tensorboard", "wandb"]
+
+
+def among(known: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
+    """Of many values by name, those that are fields of a config."""
+    return {each.name: known[each.name] for each in fields(kind) if each.name in known}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,11 +102,21 @@ def device_named(device: str | None) -> torch.device:
     return kind
 
 
+def under_torchrun() -> bool:
+    """Whether this process is one of several that torchrun started."""
+    return "RANK" in os.environ
+
+
+def first_process() -> bool:
+    """Whether this is the process that prints and writes, before and after the ranks are joined."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @contextmanager
 def joined(device: str | None) -> Iterator[World]:
     """This process among those that torchrun started, or alone."""
     kind = device_named(device)
-    if "RANK" not in os.environ:
+    if not under_torchrun():
         yield World(kind)
         return
     if kind.type == "cuda":

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from qkv.models.build import Model
+from qkv.models.build import Model, body_of
 from qkv.models.gpt import GPT
 from qkv.models.rnn import RNN
 from qkv.models.transformer import Transformer
 from qkv.models.tuned import Tuned
 from qkv.nn.block import Block
-from qkv.nn.lora import AdapterConfig, attach
+from qkv.nn.lora import attach
 from qkv.training.tune_config import TuneConfig
 
 ABOVE = re.compile(r"(^|\.)(head|pooler|stack\.norm|decoder\.norm)\.")
@@ -34,7 +34,7 @@ def freeze(model: Model, tune: TuneConfig, *, says_words: bool, seed: int = 0) -
         if unused_output(model, name) and not says_words:
             parameter.requires_grad_(False)
     if adapters is not None:
-        adapt(model, adapters, seed)
+        attach(body_of(model), adapters, seed)
     return learning_in(model) / total
 
 
@@ -46,10 +46,6 @@ def passed_through(tune: TuneConfig, depth: int) -> float:
 def learning_in(model: Model) -> int:
     """How many numbers learn."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-
-
-def adapt(model: Model, adapters: AdapterConfig, seed: int) -> None:
-    attach(model.body if isinstance(model, Tuned) else model, adapters, seed)
 
 
 def last_layers(model: Model, count: int) -> set[str]:

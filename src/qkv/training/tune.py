@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from qkv import artifact, disk
 from qkv.models.tuned import Tuned
 from qkv.training.answering import AnswerObjective
 from qkv.training.config import GoingConfig, OptimizerConfig, RunConfig
-from qkv.training.distributed import World, device_named
+from qkv.training.distributed import World, device_named, first_process
 from qkv.training.loop import Outcome
 from qkv.training.start import SampleMaker, conduct
 from qkv.training.step import validate
@@ -63,8 +62,7 @@ def finetune(
     outcome = conduct(assembled, tune, optimizer, as_run(run), asked=asked, samples=samples, console=console)
     if outcome is None:
         return None
-    others = os.environ.get("RANK", "0") != "0"  # under torchrun one process measures
-    if others or not outcome.finished or tune.task not in HEADS or outcome.validation_loss is None:
+    if not first_process() or not outcome.finished or tune.task not in HEADS or outcome.validation_loss is None:
         return Tuning(outcome, {} if outcome.validation_loss is None else {"loss": outcome.validation_loss})
     return measured(outcome, kept[0], run)
 

@@ -23,7 +23,8 @@ from qkv.training.adapting import save_adapted
 from qkv.training.freeze import freeze, learning_in, passed_through
 from qkv.training.task import Task
 from qkv.training.tune_config import TuneConfig, TuneRunConfig
-from qkv.training.tune_task import MOST_HELD_OUT, Start, fingerprint_of, open_start, rate_of, split, with_dropout
+from qkv.training.tune_examples import MOST_HELD_OUT, check_enough, of_validation, split
+from qkv.training.tune_task import Start, fingerprint_of, open_start, padding_of, rate_of, with_dropout
 
 LONGEST_CHAT = 1024
 CHAT_MARKS = ("<|im_start|>", "<|im_end|>")
@@ -50,10 +51,11 @@ def chat_task(tune: TuneConfig, run: TuneRunConfig) -> Task:
         if tune.train != "everything":
             raise ValueError("train: this model never saw a chat's marks, so all of it must learn; expected everything")
     context = min(tune.context or LONGEST_CHAT, model.config.context)
-    padding = next(id for id in (tokenizer.padding, tokenizer.end, 0) if id is not None)
 
     def batches(conversations: Sequence[Conversation]) -> ConversationData:
-        return ConversationData(encode_conversations(tokenizer, conversations), context, run.batch, padding, run.seed)
+        return ConversationData(
+            encode_conversations(tokenizer, conversations), context, run.batch, padding_of(tokenizer), run.seed
+        )
 
     data, held_out = batches(training), batches(validation)
     rows = f"in {len(data.packed):,} rows of {data.length:,} tokens"
@@ -71,8 +73,7 @@ def read_conversations(tune: TuneConfig, seed: int) -> tuple[list[Conversation],
     training, sources = list(source), source.fingerprint()
     if tune.validation:
         held_out = open_conversations(tune.validation)
-        validation = list(held_out)
-        sources |= {f"validation {name}": value for name, value in held_out.fingerprint().items()}
+        validation, sources = list(held_out), sources | of_validation(held_out)
     else:
         training, validation = split(training, tune.held_out)
     return some_first(training, tune.examples, seed), validation, sources
@@ -82,8 +83,7 @@ def some_first(training: list[Conversation], count: int | None, seed: int) -> li
     """So many, chosen by the seed."""
     if count is None:
         return training
-    if count > len(training):
-        raise ValueError(f"examples: there are {len(training):,} to train on, not {count:,}")
+    check_enough(count, len(training))
     return [training[number] for number in draws("some examples", seed, 0).permutation(len(training))[:count].tolist()]
 
 
@@ -102,7 +102,7 @@ def translation_task(tune: TuneConfig, run: TuneRunConfig) -> Task:
     if tune.validation:
         held_out_source = open_pairs(tune.validation)
         training, validation = pairs, prepare_pairs(held_out_source, tokenizer)
-        sources |= {f"validation {name}": value for name, value in held_out_source.fingerprint().items()}
+        sources |= of_validation(held_out_source)
     else:
         training, validation = pairs.split(min(tune.held_out, MOST_HELD_OUT / max(1, len(pairs))))
     if tokenizer.start is None or tokenizer.end is None or tokenizer.padding is None:

@@ -5,23 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from qkv import artifact
-from qkv.data.examples import Example, open_examples
+from qkv.data.examples import Example
 from qkv.data.frame import Frame, FramedExamples
 from qkv.data.labelled import LabelledData, Targets
-from qkv.data.labels import balanced, labels_of, numbers_of, some_of, spread_of, targets_of
-from qkv.data.order import draws
+from qkv.data.labels import balanced, labels_of, numbers_of, spread_of, targets_of
 from qkv.models.bert import BERT, BERTConfig
-from qkv.models.build import Model, build, with_weights
+from qkv.models.build import Model, body_of, build, with_weights
 from qkv.models.foreign.folder import read_json
 from qkv.models.gpt import GPT, GPTConfig
 from qkv.models.grow import with_vocabulary
@@ -35,10 +33,9 @@ from qkv.training.freeze import freeze, learning_in, passed_through
 from qkv.training.tally import measures
 from qkv.training.task import Task
 from qkv.training.tune_config import TuneConfig, TuneRunConfig
+from qkv.training.tune_examples import read_examples, told
 
-MOST_HELD_OUT = 2_000
 NEW_MARKS = ("[begin]", "[delimiter]", "[extract]")
-Item = TypeVar("Item")
 SHAPES = 16
 """On a GPU texts are padded to a multiple of this: a step of a shape that comes again is recorded and replayed."""
 LANGUAGE = 0.5  # GPT-1's
@@ -64,7 +61,7 @@ def labelled_task(tune: TuneConfig, run: TuneRunConfig) -> Task:
     training, validation, has_numbers, sources = read_examples(tune, run.seed)
     labels, notes = ((), ()) if has_numbers else labels_of(training, validation, tune.task)
     start = open_start(tune.model)
-    body = start.model.body if isinstance(start.model, Tuned) else start.model
+    body = body_of(start.model)
     if not isinstance(body, GPT | BERT):
         raise ValueError(f"model: {tune.model} is an encoder-decoder; {tune.task} expects a GPT or a BERT")
     body, tokenizer, marks = marked(body, start.tokenizer, tune, run.seed)
@@ -108,101 +105,6 @@ def labelled_task(tune: TuneConfig, run: TuneRunConfig) -> Task:
     )
 
 
-# Examples
-
-
-class Read(NamedTuple):
-    training: list[Example]
-    validation: list[Example]
-    numbers: bool
-    """Whether the answer is a number."""
-    sources: dict[str, str]
-    """What they were read from."""
-
-
-def read_examples(tune: TuneConfig, seed: int) -> Read:
-    """What is wrong with the data is said of all of it, before a part is chosen."""
-    columns: dict[str, Any] = {"text": tune.text, "pair": tune.pair, "label": tune.label}
-    source = open_examples(tune.data, tune.task, **columns)
-    training, sources = list(source), source.fingerprint()
-    validation: list[Example] = []
-    if tune.validation:
-        held_out = open_examples(tune.validation, tune.task, **columns)
-        validation = list(held_out)
-        sources |= {f"validation {name}": value for name, value in held_out.fingerprint().items()}
-    numbers = says_numbers(tune, training, validation)
-    classes = tune.task in ("classify", "pair", "similarity") and not numbers
-    labels = labels_of(training, validation, tune.task)[0] if classes else ()
-    if not tune.validation:
-        training, validation = split(training, tune.held_out, (lambda each: each.label) if classes else None)
-    if tune.examples is not None:
-        if tune.examples > len(training):
-            raise ValueError(f"examples: there are {len(training):,} to train on, not {tune.examples:,}")
-        if tune.examples < (least := 2 * len(labels)):  # a class is not learned from one
-            few = f"{tune.examples} are too few for {len(labels)} classes"
-            raise ValueError(f"examples: {few}; expected {least} or more")
-        training = some_of(training, tune.examples, seed, even=not numbers)
-    return Read(training, validation, numbers, sources)
-
-
-def split(
-    examples: list[Item], fraction: float, kind: Callable[[Item], object] | None = None
-) -> tuple[list[Item], list[Item]]:
-    """Those to train on and those held out, both in their order, the same whatever the run's seed. Of each `kind` two
-    at least stay to be trained on."""
-    count = min(MOST_HELD_OUT, max(1, round(fraction * len(examples))))
-    left = Counter(map(kind, examples)) if kind else Counter()
-    chosen: set[int] = set()
-    for number in draws("held out", 0, 0).permutation(len(examples)).tolist():
-        own = kind(examples[number]) if kind else None
-        if len(chosen) < count and (kind is None or left[own] > 2):
-            chosen.add(number)
-            left[own] -= 1
-    if not chosen or len(chosen) == len(examples):
-        raise ValueError(f"data: {len(examples)} examples are too few to hold some out; give --validation")
-    parts: tuple[list[Item], list[Item]] = ([], [])
-    for number, example in enumerate(examples):
-        parts[number in chosen].append(example)
-    return parts
-
-
-def says_numbers(tune: TuneConfig, training: Sequence[Example], validation: Sequence[Example]) -> bool:
-    """Whether the answer is a number: of a similarity, if a person says so or if one of the labels has a fraction."""
-    if tune.task != "similarity" or tune.numbers is not None:
-        return tune.task == "regress" or bool(tune.numbers)
-    return any(map(has_fraction, [*training, *validation])) and all(map(is_number, training))
-
-
-def is_number(example: Example) -> bool:
-    try:
-        return math.isfinite(float(str(example.label)))
-    except ValueError:
-        return False
-
-
-def has_fraction(example: Example) -> bool:
-    label = str(example.label)
-    return is_number(example) and ("." in label or not float(label).is_integer())
-
-
-def told(
-    training: Sequence[Example],
-    validation: Sequence[Example],
-    labels: Sequence[str],
-    framed: Sequence[FramedExamples],
-    context: int,
-) -> list[str]:
-    """What a person should know of the data."""
-    named = ", ".join(labels[:8]) + (f" and {len(labels) - 8} more" if len(labels) > 8 else "")
-    classes = f", {len(labels)} classes: {named}" if labels else ""
-    notes = [f"{len(training):,} examples to train on, {len(validation):,} to validate on{classes}"]
-    if cut := sum(each.cut for each in framed):
-        notes.append(f"{cut:,} examples are longer than {context:,} tokens, and are cut to them")
-    if words := sum(each.words_cut for each in framed):
-        notes.append(f"{words:,} words lie beyond that, and are neither learned nor counted")
-    return notes
-
-
 # Marks and head
 
 
@@ -236,7 +138,6 @@ def headed_config(
     start, delimiter, extract = marks
     bert = isinstance(body, BERTConfig)
     pooling = tune.pooling or (usual_pooling(tune.model, body) if isinstance(body, BERTConfig) else "last")
-    padding = next(id for id in (tokenizer.padding, tokenizer.end, 0) if id is not None)
     head = HeadConfig(
         task=tune.task,  # type: ignore[arg-type]
         labels=labels,
@@ -246,7 +147,7 @@ def headed_config(
         start=start,
         delimiter=delimiter,
         extract=extract,
-        padding=padding,
+        padding=padding_of(tokenizer),
         context=tune.context,
         offset=offset,
         scale=scale,
@@ -262,6 +163,11 @@ def usual_pooling(model: str, body: BERTConfig) -> Pooling:
     if told.is_file() and read_json(told).get("pooling_mode_mean_tokens") is True:
         return "mean"
     return "first" if body.pooler else "mean"
+
+
+def padding_of(tokenizer: Tokenizer) -> int:
+    """What fills shorter rows up; nobody looks at it, so where there is no such token any other serves."""
+    return next(id for id in (tokenizer.padding, tokenizer.end, 0) if id is not None)
 
 
 def with_dropout(body: Any, tune: TuneConfig) -> Any:

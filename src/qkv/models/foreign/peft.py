@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv import disk
-from qkv.models.build import Config, Model, build, from_json, to_json, uncompiled, with_weights
+from qkv.models.build import Config, Model, body_of, build, from_json, to_json, uncompiled, with_weights
 from qkv.models.foreign import folder
 from qkv.models.foreign.fields import Fields
 from qkv.models.foreign.folder import CHECKSUM, TENSORS, checksum
@@ -123,7 +123,7 @@ def alpha_of(pair: Pair) -> float:
 
 def base_checksum(model: Model) -> str:
     """Of the body's weights without their adapters."""
-    body = model.body if isinstance(model, Tuned) else model
+    body = body_of(model)
     # A part that was compiled for itself has this in the names of its parameters.
     weights = {name.replace("_orig_mod.", ""): weight for name, weight in body.state_dict().items()}
     return checksum({name: weight for name, weight in weights.items() if ".adapters." not in name})
@@ -233,7 +233,7 @@ def pattern_for(module: str, patterns: Fields) -> str:
 
 def with_head(model: Model, config: Config | None, head: str, own: dict[str, Tensor], origin: str) -> Model:
     """The model with the head of the file, if there is one."""
-    body = model.body if isinstance(model, Tuned) else model
+    body = body_of(model)
     dtype = next(body.parameters()).dtype
     if isinstance(config, TunedConfig) and model.config != config:
         with torch.device("meta"):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from qkv.models.bert import BERTConfig
-from qkv.models.build import Config, Model
+from qkv.models.build import Config, Model, body_of
 from qkv.models.foreign import format_out
 from qkv.models.foreign.fields import SpecialIds
 from qkv.models.foreign.rule import Format, Rule, linear
@@ -54,7 +54,7 @@ class Names(NamedTuple):
 def names_of(model: Model) -> Names:
     if isinstance(model, RNN):
         raise ValueError("model: an RNN has no projections to adapt")
-    body = model.body if isinstance(model, Tuned) else model
+    body = body_of(model)
     format, bare = spelled(body.config)
     if format is None:
         rules = [rule for path in layers_of(model) for rule in linear(path, path, bias=False)]
