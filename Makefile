@@ -29,6 +29,7 @@ bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/decode.py
 	$(BIN)/python benchmarks/decode_gpu.py --peer
 	$(BIN)/python benchmarks/translate.py
+	$(BIN)/python benchmarks/page.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

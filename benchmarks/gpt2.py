@@ -16,7 +16,6 @@ from ratio import clock, compare, machine
 from torch import Tensor
 
 from qkv.models import build, preset
-from qkv.nn.tap import Taps, points
 
 GPU = torch.cuda.is_available()
 
@@ -28,20 +27,11 @@ class Options:
     rounds: int = 20 if GPU else 5
     compiled: bool = GPU
     device: str = "cuda" if GPU else "cpu"
-    without_taps: bool = False
-    """Also time a copy whose taps were taken out, to see what unused ones cost."""
 
 
-def ours(taps: bool) -> Callable[[Tensor, Tensor], Tensor]:
+def ours() -> Callable[[Tensor, Tensor], Tensor]:
     config = replace(preset("gpt2"), dropout=0.0, attention_dropout=0.0)
     model = build(config)
-    if taps:
-        assert len(points(model)) > 100
-    else:
-        for module in model.modules():
-            if isinstance(module, Taps):
-                module.forward = lambda name, value: value  # type: ignore[method-assign]
-                module.heard = lambda name: None  # type: ignore[method-assign]
 
     def loss(ids: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(model(ids).flatten(0, 1).float(), targets.flatten())
@@ -67,10 +57,7 @@ def main(options: Options) -> None:
     torch.set_float32_matmul_precision("high")
     device = options.device
     ids = torch.randint(50257, (options.batch, options.length + 1), device=device)
-    makers: dict[str, Callable[[], Callable]] = {"qkv": lambda: ours(taps=True)}
-    if options.without_taps:
-        makers["qkv without taps"] = lambda: ours(taps=False)
-    makers["transformers"] = transformers_peer
+    makers: dict[str, Callable[[], Callable]] = {"qkv": ours, "transformers": transformers_peer}
     runs = {}
     for name, make in makers.items():
         loss = make()

@@ -211,6 +211,48 @@ def compare(arguments: Arguments) -> None:
     tyro.cli(compare.run, args=arguments, prog="qkv compare")
 
 
+def look(arguments: Arguments) -> None:
+    """See inside while a model reads: qkv look smollm2 'The quick brown fox' --out look.html"""
+    from qkv.commands import look
+
+    tyro.cli(look.run, args=arguments, prog="qkv look")
+
+
+def heads(arguments: Arguments) -> None:
+    """What each head does, which ones matter, which know grammar: qkv heads smollm2 --ablate mean"""
+    from qkv.commands import heads
+
+    tyro.cli(heads.run, args=arguments, prog="qkv heads")
+
+
+def edit(arguments: Arguments) -> None:
+    """Change attention and see the output change: qkv edit smollm2 'Once upon a' --change 3.5=off"""
+    from qkv.commands import edit
+
+    tyro.cli(edit.run, args=arguments, prog="qkv edit")
+
+
+def patch(arguments: Arguments) -> None:
+    """Put activations of one prompt into another: qkv patch smollm2 'in France' 'in Italy' --answer ' Paris'"""
+    from qkv.commands import patch
+
+    tyro.cli(patch.run, args=arguments, prog="qkv patch")
+
+
+def probe(arguments: Arguments) -> None:
+    """Ask every layer what it knows: qkv probe minilm --target train.conllu:upos"""
+    from qkv.commands import probe
+
+    tyro.cli(probe.run, args=arguments, prog="qkv probe")
+
+
+def lab(arguments: Arguments) -> None:
+    """What the lectures show, each as one command: qkv lab cats, qkv lab mask, qkv lab positions"""
+    from qkv.commands import lab
+
+    lab.run(arguments)
+
+
 COMMANDS: dict[str, Callable[[Arguments], None]] = {
     "train": train,
     "finetune": finetune,
@@ -222,6 +264,12 @@ COMMANDS: dict[str, Callable[[Arguments], None]] = {
     "tag": tag,
     "evaluate": evaluate,
     "compare": compare,
+    "look": look,
+    "heads": heads,
+    "edit": edit,
+    "patch": patch,
+    "probe": probe,
+    "lab": lab,
     "plot": plot,
     "demo": demo,
     "presets": presets,

@@ -7,7 +7,6 @@ import pytest
 
 from commands.conftest import Qkv
 from qkv import artifact
-from qkv.commands.fill import bar
 from qkv.generation.fill import fill
 from qkv.models import BERT
 
@@ -30,11 +29,6 @@ def test_guesses_and_bars(qkv: Qkv, models: Path) -> None:
     assert [guess["probability"] for guess in said[0]["guesses"]] == pytest.approx(
         [guess.probability for guess in expected[0]]
     )
-
-
-def test_a_bar_is_as_long_as_its_word_is_likely() -> None:
-    assert [bar(1.0), bar(0.5), bar(0.0)] == ["█" * 40, "█" * 20, ""]
-    assert bar(0.5 + 1 / 80) == "█" * 20 + "▌"
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ OTHERS: dict[str, Any] = {
     "next_sentence": False,
     "decoder_depth": 2,
     "sinusoid": "halves",
-    "scaled_embedding": False,
+    "scaled_embedding": None,
     "logit_bias": True,
 }
 TOGETHER: dict[str, dict[str, Any]] = {
@@ -204,6 +204,8 @@ def test_no_field_is_lost(family: str, field: str, tmp_path: Path) -> None:
         value = "after" if config.norm_place == "before" else "before"
     elif field == "final_norm":
         value = config.norm_place == "after"
+    elif field == "scaled_embedding":
+        value = not config.scaled_embedding
     elif field == "tied":
         value = "none" if family == "marian" else not config.tied
     choices = {field: value, **TOGETHER.get(field, {})}

@@ -19,6 +19,8 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from golden.tiny_transformers import furthest, loaded, same_files
 from qkv.generation.text import complete
+from qkv.insight.capture import capture
+from qkv.insight.reading import read
 from qkv.models import BERT, GPT, preset
 from qkv.models.foreign import read_folder, read_gguf, write_folder
 from qkv.text import Tokenizer
@@ -98,6 +100,16 @@ def test_a_chat_with_smollm_word_for_word(smollm: GPT, their_smollm: Any, smollm
     (text,) = complete(smollm, tokenizer, [encode_chat(tokenizer, chat)], length=WORDS, temperature=0.0, end=ends)
     assert text == theirs.decode(expected, skip_special_tokens=True)
     assert "red" in text.lower()
+
+
+def test_the_attention_of_smollm(smollm: GPT, their_smollm: Any, smollm_file: Path) -> None:
+    text = read(smollm, Tokenizer.read(smollm_file), "The quick brown fox jumps over the lazy dog.")
+    their_smollm.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = their_smollm(torch.tensor([text.text.ids]), output_attentions=True).attentions
+    (found,) = capture(smollm, text)
+    assert len(expected) == len(found.layers) == 30
+    assert max(furthest(weights, expected[layer][0]) for layer, weights in found.layers.items()) < 1e-4
 
 
 @pytest.fixture(scope="module")

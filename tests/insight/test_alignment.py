@@ -9,7 +9,8 @@ import torch
 from torch.testing import assert_close
 
 from models.families import RNN_KINDS, rnn, transformer, words
-from qkv.insight.alignment import alignment, words_of
+from qkv.insight.alignment import alignment
+from qkv.insight.words import words_of
 from qkv.nn.attention import attend
 from qkv.nn.tap import record
 from qkv.text import train

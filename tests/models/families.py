@@ -51,6 +51,7 @@ GPT_KINDS = KINDS | {
     "position relative": {"position": "relative"},
     "relative window": {"position": "relative", "window": 3},
     "untied": {"tied": False},
+    "words scaled": {"scaled_embedding": True, "position": "sinusoidal"},
     "learned beside": {"join": "concatenate", "position": "learned", "tied": False},
     "sinusoidal beside": {"join": "concatenate", "position": "sinusoidal", "position_width": 6, "tied": False},
 }

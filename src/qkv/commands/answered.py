@@ -11,10 +11,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from qkv.commands.fill import bars
-from qkv.commands.opening import printable
 from qkv.data.examples import Example
 from qkv.generation.answers import Answer
 from qkv.generation.fill import Guess
+from qkv.text.printable import shortened
 
 MOST = 10  # classes or choices that a picture shows, the likeliest first
 NO_TAG = "_"
@@ -132,9 +132,3 @@ def in_lines(tags: Sequence[tuple[str, str, float]], width: int) -> Iterator[lis
         row.append((word, tag, column))
     if row:
         yield row
-
-
-def shortened(text: str, longest: int) -> str:
-    """In one line, and no longer than there is room."""
-    text = printable(" ".join(text.split()))
-    return text if cell_len(text) <= longest else set_cell_size(text, longest - 1) + "…"

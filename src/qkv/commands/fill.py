@@ -13,10 +13,8 @@ from rich.text import Text
 
 from qkv.commands.opening import Machine, ModelName, note_unknown, open_model, printable, standard_input
 from qkv.generation.fill import Guess, fill, masks_of
+from qkv.insight.cells import bar
 from qkv.models import BERT
-
-BAR = 40
-EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def run(
@@ -66,9 +64,3 @@ def bars(guesses: list[Guess]) -> Table:
             Text(printable(guess.text)), f"{guess.probability:.1%}", Text(bar(guess.probability), style="cyan")
         )
     return table
-
-
-def bar(probability: float) -> str:
-    """As long as the word is likely, to an eighth of a character."""
-    eighths = round(probability * BAR * 8)
-    return "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,11 +18,11 @@ from qkv import artifact
 from qkv.models import BERT, GPT, RNN, Transformer, Tuned
 from qkv.models.build import Model
 from qkv.text import Tokenizer
+from qkv.text.printable import printable as printable  # every command shows texts that others wrote
 from qkv.training.distributed import device_named
 
 Precision = Literal["float32", "bf16"]
 ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-COMMANDS_OF_TERMINALS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 LONGEST = 1_000_000
 PURPOSE: dict[type[Model], str] = {
     GPT: "a GPT goes on from a text: use qkv generate, or qkv chat",
@@ -143,11 +142,6 @@ def forgiving() -> Iterator[None]:
         if not sys.stdin.isatty():
             raise
         note(str(error))
-
-
-def printable(text: str) -> str:
-    """For a terminal: signs that would move its cursor or change its colours are shown as �."""
-    return COMMANDS_OF_TERMINALS.sub("\ufffd", text)
 
 
 def check_not_read(out: Path | None, files: Iterable[Path], what: str) -> None:

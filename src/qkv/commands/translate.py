@@ -28,7 +28,8 @@ from qkv.commands.opening import (
     typed_lines,
 )
 from qkv.generation.translation import Translation, translate_texts
-from qkv.insight.alignment import alignment, words_of
+from qkv.insight.alignment import alignment
+from qkv.insight.words import words_of
 from qkv.models import RNN, Transformer
 from qkv.text import Tokenizer
 

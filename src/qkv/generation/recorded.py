@@ -18,7 +18,7 @@ from qkv.generation.read import padded, read
 from qkv.generation.talk import Steps, Talk
 from qkv.models import GPT
 from qkv.nn.state import FixedCache, KeyValueCache
-from qkv.nn.tap import Taps
+from qkv.nn.tap import anyone_listens
 
 recordings: WeakKeyDictionary[nn.Module, tuple[Asked, Recording]] = WeakKeyDictionary()
 """Of each model the last one: it holds the memory of its cache."""
@@ -32,7 +32,7 @@ def serves(model: Any, talk: Talk) -> bool:
     """A step that always looks alike: no sparse pattern, no positions that count from the last place."""
     if not isinstance(model, GPT) or not next(model.parameters()).is_cuda or not talk.texts:
         return False
-    if any(module._forward_hooks or (isinstance(module, Taps) and module.listeners) for module in model.modules()):
+    if anyone_listens(model) or any(module._forward_hooks for module in model.modules()):
         return False  # who listens wants to hear every word
     config = model.config
     if config.memory or config.sparsity() is not None or config.position in ("alibi", "relative"):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -12,24 +9,6 @@ from torch import Tensor
 from qkv.generation.decode import without_dropout
 from qkv.models import RNN, Transformer
 from qkv.nn.tap import record
-from qkv.text.tokenizer import Tokenizer
-
-
-class WholeWord(NamedTuple):
-    text: str
-    """Empty for a special token."""
-    places: list[int]
-    """Of its pieces."""
-
-
-def words_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[WholeWord]:
-    """The words that ids are the pieces of, one after another."""
-    groups: list[list[int]] = []
-    for place, id in enumerate(ids):
-        if not groups or tokenizer.starts_word[id]:
-            groups.append([])
-        groups[-1].append(place)
-    return [WholeWord(tokenizer.decode([ids[place] for place in group]).strip(), group) for group in groups]
 
 
 def alignment(

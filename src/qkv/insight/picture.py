@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -25,6 +27,12 @@ STYLE: Any = {
     "text.parse_math": False,
 }  # fmt: skip
 
+# The first has the letters of Europe, Arabic and Hebrew; the others, where a machine has them, those of Asia.
+FONTS = (
+    "DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "PingFang SC", "Hiragino Sans",
+    "Microsoft YaHei", "Malgun Gothic", "Noto Sans Devanagari", "Nirmala UI", "Arial Unicode MS", "Noto Emoji",
+)  # fmt: skip
+
 
 def check_ending(out: Path, name: str = "plot") -> None:
     if out.suffix.lower() not in ENDINGS:
@@ -33,7 +41,10 @@ def check_ending(out: Path, name: str = "plot") -> None:
 
 def save(draw: Callable[[], Figure], out: Path) -> Path:
     """Draw in the house's style; the file is there whole or not at all."""
-    with matplotlib.rc_context(STYLE):
+    known = {font.name for font in font_manager.fontManager.ttflist}
+    fonts = [name for name in FONTS if name in known]
+    with matplotlib.rc_context({**STYLE, "font.family": fonts}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a box stands for it
         picture = BytesIO()
         draw().savefig(picture, format=out.suffix[1:].lower(), dpi=160)
     content = picture.getvalue()

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 from torch import Tensor
 
+from qkv.insight.cells import HeatMap
 from qkv.models import PRESETS, count_parameters
 from qkv.nn.attention import Causal, Fixed, Mask, Strided, Window, attend, dot, lookup
 
@@ -21,8 +21,10 @@ MEANING = {
     "kediler": (3.0, 0.0, 0.0, 0.5),
     "fareleri": (0.0, 3.0, 0.0, 0.5),
     "kovalar": (0.0, 0.0, 3.0, 0.0),
+    "the": (0.0, 0.0, 0.0, 1.0),
+    "quick": (0.0, 1.0, 1.0, 0.0),
+    "brown": (1.0, 1.0, 0.0, 1.0),
 }
-BLUES = (24, 25, 26, 32, 33, 39, 45, 51)  # of the 256 colours every terminal has, from dark to bright
 ENGLISH = ("cats", "chase", "mice")
 TURKISH = ("kediler", "fareleri", "kovalar")
 
@@ -79,7 +81,7 @@ def show_self_attention(console: Console) -> None:
     for title, mask in masks.items():
         _, weights = attend(X, X, X, score=dot, mask=mask, need_weights=True)
         assert weights is not None
-        console.print(matrix(title, ENGLISH, ENGLISH, weights))
+        console.print(HeatMap(weights, ENGLISH, ENGLISH, title), "")
 
 
 def show_cross_attention(console: Console) -> None:
@@ -87,7 +89,7 @@ def show_cross_attention(console: Console) -> None:
     console.print("The verb comes last in Turkish and finds the second English word.")
     _, weights = attend(vectors(TURKISH), vectors(ENGLISH), vectors(ENGLISH), need_weights=True)
     assert weights is not None
-    console.print(matrix(None, TURKISH, ENGLISH, weights))
+    console.print(HeatMap(weights, TURKISH, ENGLISH))
 
 
 def show_masks(console: Console) -> None:
@@ -124,22 +126,6 @@ def show_presets(console: Console) -> None:
 
 def dots(row: Tensor, ink: str) -> str:
     return "".join(ink[0] if allowed else ink[1] for allowed in row.tolist())
-
-
-def matrix(title: str | None, rows: Sequence[str], columns: Sequence[str], weights: Tensor) -> Table:
-    """Attention as a table: who looks (down) at whom (across); the brighter, the more."""
-    table = Table("", *columns, title=title)
-    for name, row in zip(rows, weights.tolist(), strict=True):
-        table.add_row(name, *(cell(weight) for weight in row))
-    return table
-
-
-def cell(weight: float) -> Text:
-    """The more weight, the brighter; next to none is left as it is, on a dark terminal and on a light one."""
-    if weight < 0.05:
-        return Text(f" {weight:.2f} ")
-    shade = BLUES[min(int(weight * len(BLUES)), len(BLUES) - 1)]
-    return Text(f" {weight:.2f} ", style=f"color({231 if weight < 0.5 else 16}) on color({shade})")
 
 
 def preset_table() -> Table:

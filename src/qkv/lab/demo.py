@@ -6,12 +6,15 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
 from qkv import artifact
 from qkv.data.source import open_pairs
@@ -19,7 +22,7 @@ from qkv.evaluation import bleu
 from qkv.generation.text import complete
 from qkv.generation.translation import translate_texts
 from qkv.insight.alignment import alignment
-from qkv.lab.board import matrix
+from qkv.insight.cells import HeatMap
 from qkv.models import GPT, GPTConfig, Transformer, preset
 from qkv.models.build import Config, Model
 from qkv.text import Tokenizer
@@ -32,11 +35,16 @@ SENTENCE = "cats chase mice"
 PROMPT = "class Reader:\n    def __init__(self,"
 
 TRANSLATOR = preset("transformer-tiny")
+TRANSLATOR_STEPS = 400
 WRITER = GPTConfig(vocabulary=2048, context=64, width=128, depth=4, heads=4, position="rotary")
 
 
 def show(
-    console: Console | None = None, out: Path = OUT, *, translator_steps: int = 400, writer_steps: int = 500
+    console: Console | None = None,
+    out: Path = OUT,
+    *,
+    translator_steps: int = TRANSLATOR_STEPS,
+    writer_steps: int = 500,
 ) -> None:
     """Train both, try both. What is trained already is not trained again, and what was stopped goes on."""
     console = console or Console(highlight=False)
@@ -66,9 +74,7 @@ def show_translator(console: Console, out: Path, steps: int) -> bool:
         examples.add_row(english, turkish)
     console.print(examples)
 
-    data = DataConfig(data=("turkish",), tokenizer="words")
-    optimizer = OptimizerConfig(learning_rate=3e-3, warmup=40, weight_decay=0.01, final_rate=0.0)
-    if not trained(console, TRANSLATOR, data, optimizer, out, steps, samples=sample_translation):
+    if not trained_translator(console, out, steps):
         return False
     model, tokenizer = artifact.load(out)
     assert isinstance(model, Transformer)
@@ -76,6 +82,12 @@ def show_translator(console: Console, out: Path, steps: int) -> bool:
     show_score(console, model, tokenizer)
     show_alignment(console, model, tokenizer, SENTENCE)
     return True
+
+
+def trained_translator(console: Console, out: Path, steps: int = TRANSLATOR_STEPS) -> bool:
+    data = DataConfig(data=("turkish",), tokenizer="words")
+    optimizer = OptimizerConfig(learning_rate=3e-3, warmup=40, weight_decay=0.01, final_rate=0.0)
+    return trained(console, TRANSLATOR, data, optimizer, out, steps, samples=sample_translation)
 
 
 def show_score(console: Console, model: Transformer, tokenizer: Tokenizer) -> None:
@@ -95,20 +107,33 @@ def show_score(console: Console, model: Transformer, tokenizer: Tokenizer) -> No
     console.print(Text(score.signature.replace(" ", "\n"), style="dim"))
 
 
-def show_alignment(console: Console, model: Transformer, tokenizer: Tokenizer, english: str) -> None:
+class Aligned(NamedTuple):
+    translated: str
+    said: list[str]
+    read: list[str]
+    weights: Float[Tensor, "T S"]
+
+
+def aligned(model: Transformer, tokenizer: Tokenizer, english: str) -> Aligned:
+    """A translation, and the weights with which each of its words looked at those of the source."""
     (translated,) = in_turkish(model, tokenizer, [english])
-    console.print(f"\n{english}: [bold]{translated}")
     source, turkish = tokenizer.encode_batch([english, translated])
-    if not turkish:
-        return  # after a few steps a model may say nothing yet
+    read = [*map(tokenizer.token, source), "(end)"]
+    if not turkish:  # after a few steps a model may say nothing yet
+        return Aligned(translated, [], read, torch.empty(0, len(read)))
     weights = alignment(
         model, torch.tensor([[*source, tokenizer.end]]), torch.tensor([turkish]), start=number_of(tokenizer.start)
-    )  # (T, S)
-    read = [*map(tokenizer.token, source), "(end)"]
-    said = [tokenizer.token(id) for id in turkish]
-    console.print(matrix("Where each Turkish word looked", said, read, weights))
-    looked = [read[place] for place in weights.argmax(1).tolist()]
-    console.print("; ".join(f"{word} looked at {place}" for word, place in zip(said, looked, strict=True)) + ".")
+    )
+    return Aligned(translated, [tokenizer.token(id) for id in turkish], read, weights)
+
+
+def show_alignment(console: Console, model: Transformer, tokenizer: Tokenizer, english: str) -> None:
+    found = aligned(model, tokenizer, english)
+    console.print(f"\n{english}: [bold]{found.translated}")
+    if found.said:
+        console.print(HeatMap(found.weights, found.said, found.read, "Where each Turkish word looked"))
+        looked = [found.read[place] for place in found.weights.argmax(1).tolist()]
+        console.print("; ".join(f"{word} looked at {at}" for word, at in zip(found.said, looked, strict=True)) + ".")
 
 
 def in_turkish(model: Transformer, tokenizer: Tokenizer, sentences: Sequence[str]) -> list[str]:

@@ -32,6 +32,8 @@ class GPTConfig(StackConfig):
     """How a learned or sinusoidal position joins its word."""
     position_width: int | None = None
     """With join = concatenate: how much of the width the position gets; half unless given."""
+    scaled_embedding: bool = False
+    """Word embeddings times sqrt(width), as in the first Transformer: else sinusoidal positions drown the words."""
     tied: bool = True
     """The output layer is the word embedding itself."""
     memory: int = 0
@@ -68,6 +70,7 @@ class GPT(nn.Module):
             position=config.position,
             join=config.join,
             position_width=config.position_width,
+            scaled=config.scaled_embedding,
             dropout=config.dropout,
         )
         self.stack = Stack(config)

@@ -18,7 +18,7 @@ from qkv.nn.feed_forward import Activation, FeedForward
 from qkv.nn.norm import Norm, norm
 from qkv.nn.position import Position, RotaryScaling, alibi_slopes, rotary_angles
 from qkv.nn.state import DecoderState, FixedCache, KeyValueCache, SegmentMemory
-from qkv.nn.tap import Taps
+from qkv.nn.tap import Taps, anyone_listens
 
 NormPlace = Literal["before", "after"]
 Sparse = Literal["none", "strided", "fixed"]
@@ -237,6 +237,5 @@ class Stack(nn.Module):
 
     def first_serves(self, mask: Mask | None) -> bool:
         """Where it does not matter at which position a query stands, and nobody listens to the other words."""
-        parts = [part for part in self.blocks[-1].modules() if isinstance(part, Taps)]
         placed = self.config.position in ("rotary", "alibi", "relative")
-        return not placed and (mask is None or type(mask) is Padding) and not any(part.listeners for part in parts)
+        return not placed and (mask is None or type(mask) is Padding) and not anyone_listens(self.blocks[-1])

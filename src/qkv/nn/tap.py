@@ -25,15 +25,16 @@ from torch import Tensor, nn
 Listener = Callable[[Tensor], Tensor | None]  # gets a value; returns what to use instead, or None to leave it
 
 
-class Taps(nn.Module):
-    """The named points of one part."""
+class Taps:
+    """The named points of one part. No nn.Module: a call of one takes longer than to see that nobody listens."""
 
     def __init__(self, *names: str) -> None:
-        super().__init__()
         self.names = names
         self.listeners: dict[str, tuple[Listener, ...]] = {}
 
-    def forward(self, name: str, value: Tensor) -> Tensor:
+    def __call__(self, name: str, value: Tensor) -> Tensor:
+        if not self.listeners:
+            return value
         for listener in self.listeners.get(name, ()):
             replaced = listener(value)
             if replaced is not None and replaced.shape != value.shape:
@@ -49,11 +50,21 @@ class Taps(nn.Module):
 def points(model: nn.Module) -> dict[str, tuple[Taps, str]]:
     """Every named point of a model, in the order of its parts."""
     return {
-        (path.rpartition("taps")[0] + name): (taps, name)
-        for path, taps in model.named_modules()
-        if isinstance(taps, Taps)
+        (f"{path}.{name}" if path else name): (taps, name)
+        for path, part in model.named_modules()
+        if (taps := taps_of(part)) is not None
         for name in taps.names
     }
+
+
+def taps_of(part: nn.Module) -> Taps | None:
+    """Its own, and not those that what torch.compile returns passes on."""
+    return part.__dict__.get("taps")
+
+
+def anyone_listens(model: nn.Module) -> bool:
+    """To any point of any part."""
+    return any(taps is not None and taps.listeners for taps in map(taps_of, model.modules()))
 
 
 @contextmanager

@@ -36,7 +36,7 @@ def config_in(fields: Fields, weights: Weights) -> GPTConfig:
 
 def config_out(config: GPTConfig, ids: SpecialIds) -> dict[str, Any]:
     expect("GPT-2", config, position="learned", join="sum", norm="layer", norm_place="before")
-    expect("GPT-2", config, window=None, sparse="none")
+    expect("GPT-2", config, window=None, sparse="none", scaled_embedding=False)
     expect("GPT-2", config, qkv_bias=True, output_bias=True, feed_forward_bias=True)
     expect_final_norm("GPT-2", config, True)
     expect_plain_heads("GPT-2", config)

@@ -90,7 +90,7 @@ def rotary_out(config: GPTConfig) -> dict[str, Any]:
 
 def config_out(config: GPTConfig, ids: SpecialIds) -> dict[str, Any]:
     expect("Llama", config, position="rotary", norm="rms", norm_place="before", activation="swiglu")
-    expect("Llama", config, window=None, sparse="none")
+    expect("Llama", config, window=None, sparse="none", scaled_embedding=False)
     if config.output_bias != config.qkv_bias:
         raise ValueError(f"output_bias: Llama's format needs qkv_bias = {config.qkv_bias}, not {config.output_bias}")
     expect_final_norm("Llama", config, True)

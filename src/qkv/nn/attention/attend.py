@@ -100,7 +100,9 @@ def eager(
     if bias is not None:
         scores = scores + bias.materialise(T, S, query)
     if mask is not None:
-        scores = scores.masked_fill(~mask.materialise(T, S, query.device), -math.inf)
+        ours = bias is not None or score in (dot, scaled_dot)  # a tensor that nobody else holds
+        fill = scores.masked_fill_ if ours else scores.masked_fill
+        scores = fill(~mask.materialise(T, S, query.device), -math.inf)
     if on_scores is not None:
         scores = on_scores(scores)
     weights = softmax_or_zeros(scores)  # (B, H, T, S)

@@ -1,0 +1,42 @@
+"""qkv lab: what the lectures show, each as one command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from qkv.lab import matrices
+from qkv.lab.demo import OUT
+from qkv.lab.positions import positions
+
+
+def cats(out: Path | None = None, demo: Path = OUT / "turkish") -> None:
+    """The lecture's first matrix: "cats chase mice" against "kediler fareleri kovalar", as a translator aligns them.
+
+    Args:
+        out: Write a .html, .png, .svg or .pdf file, too.
+        demo: The folder of the translator that qkv demo trains; it is trained there, in a minute, where there is none.
+    """
+    matrices.cats(out, demo)
+
+
+def mask(out: Path | None = None, model: str | None = None, layer: int = 0, head: int = 0) -> None:
+    """The lecture's second: "the quick brown" with and without a causal mask, scores and weights.
+
+    Args:
+        out: Write a .html, .png, .svg or .pdf file, too.
+        model: A GPT whose head is looked at with and without its mask; vectors by hand unless given.
+        layer: Its layer, counted from 0.
+        head: Its head, counted from 0.
+    """
+    matrices.mask(out, model, layer, head)
+
+
+EXPERIMENTS: dict[str, Callable[..., Any]] = {"cats": cats, "mask": mask, "positions": positions}
+
+
+def run(arguments: list[str]) -> None:
+    tyro.extras.subcommand_cli_from_dict(EXPERIMENTS, args=arguments, prog="qkv lab", sort_subcommands=False)

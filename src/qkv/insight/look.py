@@ -1,0 +1,168 @@
+"""One look at one text: attention of every layer and head, what comes next, the lens, the norms. Shown in many ways."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Float
+from safetensors.torch import save_file
+from torch import Tensor
+
+from qkv import artifact, disk
+from qkv.generation.fill import Guess
+from qkv.insight.attribution import attribution as attribute
+from qkv.insight.capture import Attention, capture, places_of
+from qkv.insight.lens import lens, next_tokens, says_words, stack_of
+from qkv.insight.norms import Norms, norms
+from qkv.insight.picture import ENDINGS
+from qkv.insight.reading import Reading, read
+from qkv.models import Tuned
+from qkv.models.build import Model
+from qkv.text.tokenizer import Tokenizer
+
+FORMATS = (".html", *ENDINGS, ".safetensors")
+ALL_LAYERS = 160_000_000
+"""Up to so many weights all layers are kept: 1,024 tokens of 12 layers with 12 heads. Beyond, one is."""
+SHORT = 256
+"""Up to so many tokens the lens is made unasked: every layer has a distribution over the vocabulary at every place."""
+BRIEF = 48
+"""Up to so many tokens a page has attributions, for which a gradient is made at every place."""
+MIDDLING = 1024
+"""Up to so many tokens the gradients' norms are made unasked."""
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """All that a look at a text shows. In a notebook it shows itself; `save` writes it as a page or a picture."""
+
+    model: str
+    """Its name, for titles."""
+    reading: Reading
+    attention: list[Attention]
+    """Of each kind; none of an RNN without attention."""
+    next: list[list[Guess]] | None
+    """The likeliest tokens at each place; None of an encoder that says no words."""
+    lens: list[list[list[Guess]]] | None
+    """The same after the embedding and after each layer."""
+    norms: Norms | None
+    attribution: Float[Tensor, "T S"] | None = None
+    """What each place's likeliest token owes to each token read: |gradient x input|, a row sums to 1."""
+
+    def of(self, kind: str | None = None) -> Attention:
+        """One kind of attention: of a translator cross-attention, unless another is named."""
+        kinds = [each.kind for each in self.attention]
+        if kind is None and kinds:
+            return self.attention[kinds.index("cross") if "cross" in kinds else 0]
+        if kind not in kinds:
+            raise ValueError(f"kind: this model has {', '.join(kinds) or 'no attention'}, not {kind}")
+        return self.attention[kinds.index(kind)]
+
+    def save(self, path: Path | str, **how: Any) -> Path:
+        """As a page (.html), as numbers (.safetensors), or one view as a picture (.png, .svg, .pdf), which view, kind,
+        layer, head and words choose."""
+        path = Path(path)
+        ending = path.suffix.lower()
+        if ending not in FORMATS:
+            raise ValueError(f"out: expected the name of a {', '.join(FORMATS)} file, not {path}")
+        if ending == ".safetensors":
+            return self.write_weights(path)
+        if ending == ".html":
+            from qkv.insight.page import write_page
+
+            return write_page(self, path, **how)
+        from qkv.insight import slides
+
+        return slides.save(self, path, **how)
+
+    def write_weights(self, path: Path) -> Path:
+        """The weights as numbers: self.3 is (H, T, S) of layer 3; the tokens are in the file's metadata."""
+        tensors = {
+            f"{each.kind}.{layer}": w.contiguous() for each in self.attention for layer, w in each.layers.items()
+        }
+        sides = {"text": self.reading.text, "source": self.reading.source}
+        tokens = {name: json.dumps(side.tokens) for name, side in sides.items() if side is not None}
+        with disk.staging(path.parent, sum(each.nbytes for each in tensors.values()), path.name) as made:
+            save_file(tensors, made / path.name, tokens)
+            disk.move(made / path.name, path)
+        return path
+
+    def _repr_html_(self) -> str:
+        from qkv.insight.page import page
+
+        return (
+            f'<iframe srcdoc="{html.escape(page(self))}" title="attention" '
+            'style="width: 100%; height: 720px; border: 0"></iframe>'
+        )
+
+
+def look(
+    model: Model | artifact.Loaded | str | Path,
+    *texts: str,
+    tokenizer: Tokenizer | None = None,
+    source: str | None = None,
+    target: str | None = None,
+    layers: Collection[int] | None = None,
+    name: str | None = None,
+    lens_too: bool | None = None,
+    attribution: bool | None = False,
+) -> Look:
+    """Let a model read a text and keep what happens inside.
+
+    `model` may be what `qkv.load` returns, a model with its `tokenizer`, or the name of either. `layers` keeps the
+    weights of these alone; unless given, of all, or of a long text of the first. `lens_too` makes the lens of a long
+    text, too. `attribution` adds gradient x input; None does so for a brief text.
+    """
+    if isinstance(model, str | Path):
+        name = name or str(model)
+        model = artifact.load(model)
+    if isinstance(model, tuple):
+        model, found = model
+        tokenizer = tokenizer or found
+    if tokenizer is None:
+        raise ValueError("tokenizer: expected the one that belongs to the model; qkv.load gives both")
+    reading = read(model, tokenizer, *texts, source=source, target=target)
+    T = len(reading.text.ids)
+    words, blocks = says_words(model), stack_of(model) is not None
+    explicable = words or isinstance(model, Tuned)
+    check_room(model, reading)
+    attends = blocks or getattr(model.config, "attention", "none") != "none"
+    return Look(
+        name or type(model).__name__,
+        reading,
+        capture(model, reading, layers=kept(model, reading, layers)) if attends else [],
+        next_tokens(model, tokenizer, reading) if words else None,
+        lens(model, tokenizer, reading) if words and (T <= SHORT if lens_too is None else lens_too) else None,
+        norms(model, reading) if blocks and T <= MIDDLING else None,
+        attribute(model, reading) if (explicable and T <= BRIEF if attribution is None else attribution) else None,
+    )
+
+
+def check_room(model: Model, reading: Reading) -> None:
+    """Weights exist, one layer at a time, with the scores they are made from; better refused than killed."""
+    if next(model.parameters()).device.type != "cpu" or not hasattr(os, "sysconf"):
+        return
+    heads, longest = getattr(model.config, "heads", 1), longest_of(reading)
+    needed, free = 3 * 4 * heads * longest**2, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > free:
+        raise ValueError(
+            f"text: the attention of {longest:,} tokens needs {needed / 2**30:.1f} GiB of memory, and "
+            f"{free / 2**30:.1f} GiB are free; shorten the text"
+        )
+
+
+def longest_of(reading: Reading) -> int:
+    return max(len(side.ids) for side in (reading.text, reading.source) if side is not None)
+
+
+def kept(model: Model, reading: Reading, layers: Collection[int] | None) -> Collection[int] | None:
+    """The layers whose weights are kept: as asked, else all, else the first, when all would be too many."""
+    if layers is not None:
+        return layers
+    weights = sum(place.depth * place.heads * longest_of(reading) ** 2 for place in places_of(model))
+    return None if weights <= ALL_LAYERS else [0]

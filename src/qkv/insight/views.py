@@ -1,0 +1,109 @@
+"""What there is to see of a look, and which part of it a view shows: one head, a layer's mean, words or pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
+
+from qkv.insight.capture import Attention
+from qkv.insight.look import Look
+from qkv.insight.reading import Side
+from qkv.insight.words import join_words
+from qkv.text.printable import shortened
+
+View = Literal["head", "heads", "lines", "next", "lens", "norms", "numbers", "attribution"]
+Heads = int | Sequence[int] | None
+"""One head, several, or all of the layer."""
+
+NAMES = {
+    "self": "Self-attention",
+    "encoder": "Self-attention of the encoder",
+    "decoder": "Self-attention of the decoder",
+    "cross": "Cross-attention",
+}
+JOINERS = "\u200c\u200d"  # they shape the letters beside them
+
+
+class Seen(NamedTuple):
+    """Who looks at whom, in the chosen heads of one layer."""
+
+    place: str
+    """Such as: Self-attention, layer 3"""
+    attention: Attention
+    heads: tuple[int, ...]
+    weights: Float[Tensor, "H T S"]
+    rows: tuple[str, ...]
+    """Who looks (T)."""
+    columns: tuple[str, ...]
+    """At whom (S)."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.place}, {heads_named(self.heads, self.attention.heads)}"
+
+    @property
+    def mean(self) -> Float[Tensor, "T S"]:
+        return self.weights.mean(0)
+
+
+def seen(look: Look, kind: str | None = None, layer: int = 0, head: Heads = None, words: bool = False) -> Seen:
+    """The weights of one layer's heads, between tokens or between whole words. A layer below 0 counts from the last."""
+    attention = look.of(kind)
+    layer = numbered("layer", layer, attention.depth)
+    if layer not in attention.layers:
+        kept = ", ".join(map(str, attention.layers)) or "none"
+        raise ValueError(f"layer: the weights of layer {layer} were not kept, only those of {kept}; look at it again")
+    every = range(attention.heads)
+    asked = every if head is None else (head,) if isinstance(head, int) else head
+    heads = tuple(dict.fromkeys(numbered("head", each, attention.heads) for each in asked))
+    if not heads:
+        raise ValueError("head: expected one or more")
+    weights = attention.layers[layer][list(heads)]  # (H, T, S)
+    if words:
+        weights = join_words(weights, attention.rows.words, attention.columns.words)
+    place = f"{NAMES[attention.kind]}, layer {layer}"
+    return Seen(place, attention, heads, weights, labels(attention.rows, words), labels(attention.columns, words))
+
+
+def numbered(name: str, number: int, count: int) -> int:
+    if not -count <= number < count:
+        raise ValueError(f"{name}: expected 0 to {count - 1}, or -1 for the last, not {number}")
+    return number % count
+
+
+def heads_named(heads: Sequence[int], count: int) -> str:
+    if len(heads) == 1:
+        return "the only head" if count == 1 else f"head {heads[0]}"
+    if len(heads) == count:
+        return f"the mean of its {count} heads"
+    return f"the mean of heads {', '.join(map(str, heads[:-1]))} and {heads[-1]}"
+
+
+class Attributed(NamedTuple):
+    weights: Float[Tensor, "T S"]
+    """The part that each word read has, by gradient times input, in what is said at each place."""
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+
+
+def attributed(look: Look, words: bool = False) -> Attributed:
+    if look.attribution is None:
+        raise ValueError("attribution: it was not computed; look again with attribution=True")
+    weights, rows, source = look.attribution, look.reading.text, look.reading.source
+    columns = rows if source is None else source
+    if words:
+        weights = join_words(weights, rows.words, columns.words)
+    return Attributed(weights, labels(rows, words), labels(columns, words))
+
+
+def labels(side: Side, words: bool = False) -> tuple[str, ...]:
+    return tuple(map(label, (word.text for word in side.words) if words else side.tokens))
+
+
+def label(text: str, longest: int = 24) -> str:
+    """In one line, with no sign that would command a terminal or turn the direction of what follows."""
+    text = shortened(text, longest)
+    return "".join(sign if sign.isprintable() or sign in JOINERS else "\ufffd" for sign in text) or "␣"

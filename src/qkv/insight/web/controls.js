@@ -1,0 +1,178 @@
+// The controls above the views: which view, which attention, layer and head, pieces or words, colours, theme.
+
+import { choice, element } from "qkv/elements.js";
+
+const SCALES = { linear: "linear", root: "square root", log: "logarithmic" };
+const KINDS = { self: "Self", encoder: "Encoder", decoder: "Decoder", cross: "Cross" };
+
+export class Controls {
+  constructor(page, views) {
+    this.page = page;
+    const { data } = page.store;
+    this.views = views.map(([view, title], number) =>
+      element(
+        "button",
+        { type: "button", "data-view": view, title: `Key ${number + 1}`, onclick: () => page.set({ view }) },
+        title,
+      ),
+    );
+    this.kinds =
+      data.attention.length > 1
+        ? choice(
+            "Attention of",
+            data.attention.map(({ kind }) => [kind, KINDS[kind] ?? kind]),
+            (kind) => page.set({ kind }),
+          )
+        : null;
+    this.layer = new Stepper("Layer", (layer) => page.set({ layer }));
+    this.head = new Stepper("Head", (head) => page.set({ head }));
+    this.joinable = data.sides.some(({ words, tokens }) => words.length < tokens.length);
+    this.words = choice(
+      "Units",
+      [
+        [false, "Pieces"],
+        [true, "Words"],
+      ],
+      (words) => page.set({ words }),
+    );
+    this.scale = element(
+      "select",
+      { id: "scale", onchange: () => page.set({ scale: this.scale.value }) },
+      ...Object.entries(SCALES).map(([value, name]) => element("option", { value }, name)),
+    );
+    this.legend = element("div", { class: "legend", role: "img" });
+    this.theme = element("button", { type: "button", class: "tool", onclick: () => this.turn() });
+    const help = element(
+      "button",
+      { type: "button", class: "tool", "aria-label": "Help", title: "Help (?)", onclick: () => page.help.show() },
+      "?",
+    );
+    this.shades = element(
+      "div",
+      { class: "shades" },
+      element("label", { class: "name", for: "scale" }, "Colours"),
+      this.scale,
+      this.legend,
+    );
+    this.attention = element(
+      "div",
+      { class: "controls", role: "group", "aria-label": "What is shown" },
+      ...(this.kinds ? [this.kinds.element] : []),
+      this.layer.element,
+      this.head.element,
+      ...(this.joinable ? [this.words.element] : []),
+      this.shades,
+    );
+    this.element = element(
+      "div",
+      { class: "bar" },
+      element("nav", { "aria-label": "Views" }, ...this.views, element("span", { class: "tools" }, this.theme, help)),
+      this.attention,
+    );
+  }
+
+  show(state) {
+    const { page } = this;
+    for (const button of this.views) {
+      if (button.dataset.view === state.view) {
+        button.setAttribute("aria-current", "page");
+        const nav = button.parentNode; // which is wider than a phone
+        nav.scrollLeft = Math.min(nav.scrollLeft, button.offsetLeft - nav.offsetLeft);
+        nav.scrollLeft = Math.max(
+          nav.scrollLeft,
+          button.offsetLeft + button.offsetWidth - nav.offsetLeft - nav.clientWidth + 90,
+        );
+      } else button.removeAttribute("aria-current");
+    }
+    const attention = page.store.attention(state.kind);
+    const of = (...views) => views.includes(state.view);
+    this.kinds?.show(state.kind);
+    if (this.kinds) this.kinds.element.hidden = !of("head", "heads", "lines");
+    for (const [stepper, count] of [
+      [this.layer, attention?.depth ?? 0],
+      [this.head, attention?.heads ?? 0],
+    ]) {
+      stepper.element.hidden = count < 2 || !of("head", "heads", "lines", "attribution");
+    }
+    this.layer.show(state.layer, attention?.depth ?? 0);
+    this.head.show(state.head, attention?.heads ?? 0);
+    this.words.element.hidden = !of("head", "lines", "attribution");
+    this.words.show(state.words);
+    this.scale.value = state.scale;
+    this.scale.hidden = this.scale.previousSibling.hidden = of("next", "lens");
+    this.shades.hidden = of("lines", "norms") || (of("heads") && state.glance !== "pattern");
+    this.attention.hidden = [...this.attention.children].every((each) => each.hidden);
+    this.legendOf(page.colours);
+    const { theme } = page.colours;
+    this.theme.textContent = theme === "dark" ? "☀" : "☾";
+    this.theme.setAttribute("aria-label", theme === "dark" ? "Light theme" : "Dark theme");
+    this.theme.title = `${this.theme.getAttribute("aria-label")} (t)`;
+  }
+
+  legendOf(colours) {
+    const key = `${colours.theme} ${colours.scale}`;
+    if (this.drawn === key) return;
+    this.drawn = key;
+    const ramp = element("span", { class: "ramp" });
+    ramp.style.backgroundImage = colours.gradient();
+    const ticks = colours.ticks.map((weight) => {
+      const tick = element(
+        "span",
+        { class: "at" },
+        `${Number((100 * weight).toPrecision(2))}${weight === 1 ? "%" : ""}`,
+      );
+      tick.style.left = `${100 * colours.place(weight)}%`;
+      return tick;
+    });
+    this.legend.setAttribute("aria-label", `Colours from 0% to 100%, on a scale that is ${SCALES[colours.scale]}`);
+    this.legend.replaceChildren(ramp, ...ticks);
+  }
+
+  turn() {
+    this.page.set({ theme: this.page.colours.theme === "dark" ? "light" : "dark" });
+  }
+
+  nextKind() {
+    const kinds = this.page.store.data.attention.map(({ kind }) => kind);
+    if (kinds.length > 1) this.page.set({ kind: kinds[(kinds.indexOf(this.page.state.kind) + 1) % kinds.length] });
+  }
+}
+
+/** A number to choose from a list, or one more, or one less. */
+class Stepper {
+  constructor(name, onpick) {
+    const id = `choose-${name.toLowerCase()}`;
+    this.count = 0;
+    this.list = element("select", { id, onchange: () => onpick(this.list.selectedIndex) });
+    this.less = element(
+      "button",
+      { type: "button", "aria-label": `${name} before`, onclick: () => onpick(this.list.selectedIndex - 1) },
+      "‹",
+    );
+    this.more = element(
+      "button",
+      { type: "button", "aria-label": `${name} after`, onclick: () => onpick(this.list.selectedIndex + 1) },
+      "›",
+    );
+    this.element = element(
+      "div",
+      { class: "stepper" },
+      element("label", { class: "name", for: id }, name),
+      this.less,
+      this.list,
+      this.more,
+    );
+  }
+
+  show(chosen, count) {
+    if (this.count !== count) {
+      this.count = count;
+      this.list.replaceChildren(
+        ...Array.from({ length: count }, (_, number) => element("option", { value: number }, number)),
+      );
+    }
+    this.list.selectedIndex = chosen;
+    this.less.disabled = chosen === 0;
+    this.more.disabled = chosen >= count - 1;
+  }
+}

@@ -1,0 +1,140 @@
+// How large the residual stream is after each layer, and the gradient that comes back: small line charts.
+
+import { element, svg } from "qkv/elements.js";
+import { Strip } from "qkv/strip.js";
+import { quoted, visible } from "qkv/words.js";
+
+const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [560, 300, 58, 12, 14, 38];
+
+function middle(values, part) {
+  const sorted = [...values].sort((one, other) => one - other);
+  return sorted[Math.round((sorted.length - 1) * part)];
+}
+
+function short(value) {
+  if (value === 0) return "0";
+  return Math.abs(value) >= 1e4 || Math.abs(value) < 1e-3
+    ? value.toExponential(0).replace("e+", "e")
+    : String(Number(value.toPrecision(2)));
+}
+
+/** Round numbers on a scale of logarithms. */
+function ticks(low, high) {
+  const found = [];
+  const decades = Math.log10(high / low);
+  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) {
+    for (const step of decades < 1.2 ? [1, 2, 3, 5, 7] : decades < 2.5 ? [1, 3] : [1]) found.push(step * 10 ** power);
+  }
+  const within = found.filter((value) => value >= low * 0.999 && value <= high * 1.001);
+  return within.length > 7 ? within.filter((_, place) => place % 2 === 0) : within;
+}
+
+/** `layers` has for each layer a number for each word. */
+function chart(title, layers, chosen, name) {
+  const positive = layers.flat().filter((value) => value > 0);
+  const [low, high] = [
+    Math.min(...(positive.length ? [least(positive)] : [1])) / 1.15,
+    (positive.length ? most(positive) : 1) * 1.15,
+  ];
+  const x = (layer) => LEFT + ((WIDTH - LEFT - RIGHT) * layer) / Math.max(1, layers.length - 1);
+  const y = (value) => {
+    const part = Math.log(Math.max(value, low) / low) / Math.log(high / low);
+    return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * part;
+  };
+  const path = (values) =>
+    values.map((value, layer) => `${layer ? "L" : "M"}${x(layer).toFixed(1)},${y(value).toFixed(1)}`).join("");
+  const band = (lower, upper) => {
+    const back = lower
+      .map((value, layer) => `L${x(layer).toFixed(1)},${y(value).toFixed(1)}`)
+      .reverse()
+      .join("");
+    return `${path(upper)}${back}Z`;
+  };
+  const at = (part) => layers.map((values) => middle(values, part));
+  const lines = ticks(low, high).map((value) =>
+    svg(
+      "g",
+      {},
+      svg("line", { class: "rule", x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value) }),
+      svg("text", { class: "tick", x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, short(value)),
+    ),
+  );
+  const every = Math.ceil(layers.length / 14);
+  const below = layers
+    .map((_, layer) => layer)
+    .filter((layer) => layer === 0 || ((layer - 1) % every === 0 && (layer > 1 || every === 1)))
+    .map((layer) =>
+      svg(
+        "text",
+        { class: "tick", x: x(layer), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle" },
+        layer === 0 ? "emb" : layer - 1,
+      ),
+    );
+  const drawn = svg(
+    "svg",
+    { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${title} by layer` },
+    ...lines,
+    ...below,
+    svg("text", { class: "tick", x: WIDTH - RIGHT, y: HEIGHT - 4, "text-anchor": "end" }, "after layer"),
+    svg("path", { class: "all", d: band(at(0), at(1)) }),
+    svg("path", { class: "most", d: band(at(0.25), at(0.75)) }),
+    svg("path", { class: "median", d: path(at(0.5)) }),
+    ...(chosen === null
+      ? []
+      : [
+          svg("path", { class: "chosen", d: path(layers.map((values) => values[chosen])) }),
+          ...layers.map((values, layer) =>
+            svg(
+              "circle",
+              { class: "chosen", cx: x(layer), cy: y(values[chosen]), r: 3 },
+              svg("title", {}, `${layer === 0 ? "embedding" : `layer ${layer - 1}`}: ${values[chosen].toPrecision(4)}`),
+            ),
+          ),
+        ]),
+  );
+  const key = element(
+    "p",
+    { class: "legend-words" },
+    element("span", { class: "key median" }, "median"),
+    element("span", { class: "key most" }, "half of the words"),
+    element("span", { class: "key all" }, "all words"),
+    ...(chosen === null
+      ? []
+      : [element("span", { class: "key chosen" }, element("bdi", { class: "word" }, visible(name)))]),
+  );
+  return element("figure", {}, element("figcaption", {}, title), drawn, key);
+}
+
+const least = (values) => values.reduce((low, value) => Math.min(low, value));
+const most = (values) => values.reduce((high, value) => Math.max(high, value));
+
+export class Norms {
+  constructor(page) {
+    this.page = page;
+    this.title = "Norms";
+    this.charts = element("div", { class: "charts" });
+    this.strip = new Strip("The text; choose a word to draw its line", (token) =>
+      page.set({ token: page.state.token === token ? null : token }),
+    );
+    this.element = element("section", { class: "view" }, this.charts, this.strip.element);
+  }
+
+  show(state) {
+    const { data } = this.page.store;
+    const side = data.sides[data.text];
+    const chosen = state.token === null ? null : Math.min(state.token, side.tokens.length - 1);
+    const name = chosen === null ? "" : side.tokens[chosen];
+    this.charts.replaceChildren(
+      chart("Length of the residual stream", data.norms.residual, chosen, name),
+      ...(data.norms.gradient ? [chart("Length of the loss's gradient", data.norms.gradient, chosen, name)] : []),
+    );
+    this.strip.show(side);
+    this.strip.mark(chosen);
+    if (chosen !== null) {
+      const [first, last] = [data.norms.residual[0][chosen], data.norms.residual.at(-1)[chosen]];
+      this.page.say(
+        `${quoted(name)}: the residual stream grows from ${first.toPrecision(3)} to ${last.toPrecision(3)}`,
+      );
+    }
+  }
+}

@@ -1,0 +1,200 @@
+// The page around the views: what is shown, the controls, the keys, and the line that says it in words.
+
+import { Colours } from "qkv/colour.js";
+import { Compare } from "qkv/compare.js";
+import { element } from "qkv/elements.js";
+import { Grid } from "qkv/grid.js";
+import { Head } from "qkv/head.js";
+import { Help } from "qkv/help.js";
+import { Lens } from "qkv/lens.js";
+import { Lines } from "qkv/lines.js";
+import { Controls } from "qkv/controls.js";
+import { Matrix } from "qkv/matrix.js";
+import { Next } from "qkv/next.js";
+import { Norms } from "qkv/norms.js";
+import { available, readFrom, within, written } from "qkv/state.js";
+import { Store } from "qkv/store.js";
+import { Names, visible, whole } from "qkv/words.js";
+
+const LONG = 256; // words, among which the weights are faint
+const MADE = { head: Head, heads: Grid, lines: Lines, next: Next, lens: Lens, norms: Norms, attribution: Compare };
+
+export class Page {
+  /** `source` is described in store.js; all is put into `root`. */
+  constructor(source, root) {
+    this.store = new Store(source);
+    this.root = root;
+    this.dark = matchMedia("(prefers-color-scheme: dark)");
+    const { data } = this.store;
+    const longest = Math.max(...data.sides.map(({ tokens }) => tokens.length));
+    const first = {
+      view: null,
+      kind: null,
+      layer: 0,
+      head: 0,
+      words: false,
+      token: null,
+      kept: [],
+      scale: longest > LONG ? "log" : "root",
+      glance: "pattern",
+      theme: null,
+    };
+    this.first = within({ ...first, ...data.start }, data);
+    this.state = readFrom(location.hash, this.first, data);
+    this.views = new Map();
+    this.known = new Map();
+  }
+
+  async open() {
+    const { data } = this.store;
+    await this.store.open();
+    this.controls = new Controls(
+      this,
+      available(data).map((view) => [view, this.view(view).title]),
+    );
+    this.status = element("p", { class: "status", role: "status", "aria-live": "polite" });
+    this.main = element("main", { id: "view", tabindex: -1 });
+    this.help = new Help(available(data).map((view) => this.view(view).title));
+    const side = data.sides[data.text];
+    const text = side.words.slice(0, 60).map((each) => whole(side, each));
+    this.root.replaceChildren(
+      element(
+        "header",
+        { class: "top" },
+        element("h1", {}, data.model),
+        element("p", { class: "text", dir: "auto" }, visible(text.join(" ").slice(0, 400))),
+      ),
+      this.controls.element,
+      this.status,
+      this.main,
+      this.help.element,
+    );
+    addEventListener("hashchange", () => {
+      this.state = readFrom(location.hash, this.first, data);
+      this.show();
+    });
+    addEventListener("keydown", (event) => this.key(event));
+    this.dark.addEventListener("change", () => this.show());
+    if (this.state.kind !== null) this.say(this.place());
+    await this.show();
+  }
+
+  view(name) {
+    if (!this.views.has(name)) this.views.set(name, new MADE[name](this));
+    return this.views.get(name);
+  }
+
+  /** The names of both sides of an attention, as words where that is chosen and the weights are there to join. */
+  names(kind) {
+    const attention = this.store.attention(kind);
+    return this.namesOf(attention, this.state.words && attention.layers.includes(this.state.layer));
+  }
+
+  namesOf({ rows, columns }, joined = this.state.words) {
+    const of = (side) => {
+      const key = `${side} ${joined}`;
+      if (!this.known.has(key)) this.known.set(key, new Names(this.store.data.sides[side], joined));
+      return this.known.get(key);
+    };
+    return { rows: of(rows), columns: of(columns) };
+  }
+
+  /** The overview's picture of a head, spread over the words that are shown. */
+  coarse({ kind, layer, head }) {
+    const { rows, columns } = this.names(kind);
+    const { levels, code, most } = this.store.coarse(kind, layer, head);
+    return new Matrix(rows.count, columns.count, levels[0], code, most);
+  }
+
+  set(changes) {
+    const state = within({ ...this.state, ...changes }, this.store.data);
+    if (JSON.stringify(state) === JSON.stringify(this.state)) return;
+    const moved = state.layer !== this.state.layer || state.head !== this.state.head || state.kind !== this.state.kind;
+    this.state = state;
+    try {
+      history.replaceState(null, "", written(state));
+    } catch {
+      // a page inside a notebook has no address of its own
+    }
+    if (moved) this.say(this.place());
+    this.show();
+  }
+
+  async show() {
+    const { state, root } = this;
+    const theme = state.theme ?? (this.dark.matches ? "dark" : "light");
+    document.documentElement.dataset.theme = theme;
+    const scale = ["next", "lens"].includes(state.view) ? "linear" : state.scale; // probabilities are seldom faint
+    if (this.colours?.theme !== theme || this.colours.scale !== scale) this.colours = new Colours(theme, scale);
+    this.controls.show(state);
+    const view = this.view(state.view);
+    if (this.main.firstChild !== view.element) this.main.replaceChildren(view.element);
+    root.dataset.view = state.view;
+    try {
+      await view.show(state);
+    } catch (error) {
+      this.main.replaceChildren(
+        element("p", { class: "note wide", role: "alert" }, `This cannot be shown: ${error.message}`),
+      );
+      throw error;
+    }
+    if (this.state === state) root.dataset.shown = written(state);
+  }
+
+  say(text) {
+    this.status.textContent = text;
+  }
+
+  place() {
+    const { kind, layer, head } = this.state;
+    const several = this.store.data.attention.length > 1 ? `${kind} attention, ` : "";
+    return `${several}layer ${layer}, head ${head}`.replace(/^./, (letter) => letter.toUpperCase());
+  }
+
+  /** Draws a head beside the current one, or no longer. */
+  keep(layer, head) {
+    const others = this.state.kept.filter(([a, b]) => a !== layer || b !== head);
+    this.set({ kept: others.length < this.state.kept.length ? others : [...others, [layer, head]] });
+  }
+
+  step(by) {
+    const { rows } = this.state.kind === null ? { rows: this.store.data.text } : this.store.attention(this.state.kind);
+    const side = ["head", "heads", "lines"].includes(this.state.view) ? rows : this.store.data.text;
+    const last = this.store.data.sides[side].tokens.length - 1;
+    const from = this.state.token ?? (by > 0 ? -1 : last + 1);
+    this.set({ token: Math.min(last, Math.max(0, from + by)) });
+  }
+
+  key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || this.help.open) return;
+    if (event.target.closest("select, input, textarea")) return;
+    const view = this.view(this.state.view);
+    if (view.key?.(event)) {
+      event.preventDefault();
+      return;
+    }
+    const { layer, head, view: name } = this.state;
+    const views = available(this.store.data);
+    const ofWords = ["next", "lens", "norms"].includes(name); // where there are no heads
+    const actions = {
+      ArrowLeft: () => (ofWords ? this.step(-1) : this.set({ head: head - 1 })),
+      ArrowRight: () => (ofWords ? this.step(1) : this.set({ head: head + 1 })),
+      ArrowUp: () => this.set({ layer: layer - 1 }),
+      ArrowDown: () => this.set({ layer: layer + 1 }),
+      w: () => this.controls.joinable && this.set({ words: !this.state.words }),
+      n: () => this.step(1),
+      p: () => this.step(-1),
+      k: () => this.keep(layer, head),
+      a: () => this.controls.nextKind(),
+      t: () => this.controls.turn(),
+      "?": () => this.help.show(),
+      Escape: () => this.set({ token: null }),
+    };
+    const number = /^[1-9]$/.test(event.key) ? views[Number(event.key) - 1] : undefined;
+    const act = number ? () => this.set({ view: number }) : actions[event.key];
+    if (!act || event.shiftKey !== (event.key === "?" && event.shiftKey)) return;
+    if (ofWords && /^Arrow(Up|Down)$/.test(event.key)) return; // these scroll
+    event.preventDefault();
+    act();
+  }
+}

@@ -1,0 +1,75 @@
+// What is shown, as the end of the page's address: a link shows the same again.
+
+export const VIEWS = ["head", "heads", "lines", "next", "lens", "norms", "attribution"];
+
+export function written(state) {
+  const parts = new URLSearchParams();
+  for (const name of ["view", "kind", "layer", "head"]) if (state[name] !== null) parts.set(name, state[name]);
+  if (state.words) parts.set("words", 1);
+  if (state.token !== null) parts.set("token", state.token);
+  if (state.kept.length) parts.set("kept", state.kept.map(([layer, head]) => `${layer}.${head}`).join(" "));
+  parts.set("scale", state.scale);
+  if (state.glance !== "pattern") parts.set("glance", state.glance);
+  if (state.theme) parts.set("theme", state.theme);
+  return `#${parts}`;
+}
+
+/** What an address says, as far as the data has it. */
+export function readFrom(hash, state, data) {
+  const parts = new URLSearchParams(hash.slice(1));
+  const one = (name, of) => (of.includes(parts.get(name)) ? parts.get(name) : state[name]);
+  const number = (name) => (/^\d+$/.test(parts.get(name) ?? "") ? Number(parts.get(name)) : state[name]);
+  const kept = (parts.get("kept") ?? "").split(" ").filter((each) => /^\d+\.\d+$/.test(each));
+  return within(
+    {
+      view: one("view", VIEWS),
+      kind: one(
+        "kind",
+        data.attention.map((each) => each.kind),
+      ),
+      layer: number("layer"),
+      head: number("head"),
+      words: parts.has("words") ? parts.get("words") === "1" : parts.has("view") ? false : state.words,
+      token: parts.has("token") ? number("token") : parts.has("view") ? null : state.token,
+      kept: parts.has("view") ? kept.map((each) => each.split(".").map(Number)) : state.kept,
+      scale: one("scale", ["linear", "root", "log"]),
+      glance: one("glance", ["pattern", "entropy", "distance"]),
+      theme: one("theme", ["dark", "light"]),
+    },
+    data,
+  );
+}
+
+/** The nearest state that there is something to see of. */
+export function within(state, data) {
+  const attention = data.attention.find((each) => each.kind === state.kind);
+  const views = available(data);
+  const view = views.includes(state.view) ? state.view : views[0];
+  if (!attention) return { ...state, view };
+  const clamp = (value, count) => Math.min(count - 1, Math.max(0, value));
+  const kept = state.kept.filter(([layer, head]) => layer < attention.depth && head < attention.heads);
+  const longest = Math.max(...data.sides.map(({ tokens }) => tokens.length));
+  const token = state.token === null ? null : clamp(state.token, longest);
+  return {
+    ...state,
+    view,
+    kept,
+    token,
+    layer: clamp(state.layer, attention.depth),
+    head: clamp(state.head, attention.heads),
+  };
+}
+
+/** The views there is data for. */
+export function available(data) {
+  const there = {
+    head: data.attention.length,
+    heads: data.attention.length,
+    lines: data.attention.length,
+    next: data.next,
+    lens: data.lens,
+    norms: data.norms,
+    attribution: data.attribution,
+  };
+  return VIEWS.filter((view) => there[view]);
+}

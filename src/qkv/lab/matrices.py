@@ -1,0 +1,208 @@
+"""The lecture's matrices, one command each: which word a translator looked at, and what a causal mask hides."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from qkv import artifact
+from qkv.generation.decode import without_dropout
+from qkv.insight import picture
+from qkv.insight.capture import Attention, distance, entropy, places_of, unmasked
+from qkv.insight.cells import HeatMap, has_blocks
+from qkv.insight.look import Look, look
+from qkv.insight.reading import Reading, Side, hidden, read
+from qkv.insight.slides_attention import canvas, entitle, heat_map, matrix, room
+from qkv.insight.views import labels, numbered
+from qkv.insight.words import WholeWord
+from qkv.lab import demo as demonstration
+from qkv.lab.board import vectors
+from qkv.models import GPT, Transformer
+from qkv.nn.attention import Causal, Mask, attend, dot
+from qkv.nn.tap import record
+
+QUICK = ("the", "quick", "brown")
+UNMASKED, MASKED = "every word sees every word", "causal: no word sees a later one"
+ENDINGS = (".html", *picture.ENDINGS)
+
+
+def check_out(out: Path | None) -> None:
+    if out is not None and out.suffix.lower() not in ENDINGS:
+        raise ValueError(f"out: expected the name of a {', '.join(ENDINGS)} file, not {out}")
+
+
+# cats chase mice, kediler fareleri kovalar
+
+
+def cats(out: Path | None = None, demo: Path = demonstration.OUT / "turkish", console: Console | None = None) -> None:
+    """Which English word each Turkish word looked at: the alignment of the demo's translator.
+
+    Args:
+        out: Also write the matrix to this .png, .svg or .pdf file, or the whole look to this .html file.
+        demo: The translator's folder; it is trained first, in about a minute, when it is not there.
+        console: Where it is shown.
+    """
+    check_out(out)
+    console = console or Console(highlight=False)
+    if not finished(demo) and not demonstration.trained_translator(console, demo):
+        console.print("Stopped. The same command goes on from here.")
+        return
+    model, tokenizer = artifact.load(demo)
+    if not isinstance(model, Transformer) or tokenizer is None:
+        raise ValueError(f"demo: expected the translator of qkv demo, and {demo} holds another model")
+    demonstration.show_alignment(console, model, tokenizer, demonstration.SENTENCE)
+    if out is None:
+        return
+    if out.suffix.lower() == ".html":
+        look(model, tokenizer=tokenizer, source=demonstration.SENTENCE, name=str(demo)).save(out)
+    else:
+        found = demonstration.aligned(model, tokenizer, demonstration.SENTENCE)
+        title = f"{demonstration.SENTENCE}: {found.translated}"
+        below = "who looked at whom; the mean of all heads"
+        names = {"row_name": "Turkish", "column_name": "English"}
+        picture.save(lambda: heat_map(found.weights, found.said, found.read, title, below, **names), out)
+    console.print(Text(str(out)), soft_wrap=True)
+
+
+def finished(run: Path) -> bool:
+    """Whether it was trained to its last step."""
+    metrics = run / "metrics.jsonl"
+    if not metrics.exists():
+        return False
+    return any(json.loads(line).get("event") == "finished" for line in metrics.read_text("utf-8").splitlines() if line)
+
+
+# the quick brown, with and without a mask
+
+
+class Seen(NamedTuple):
+    """One head: its scores, minus infinity where the mask forbids to look, and the softmax of them."""
+
+    scores: Float[Tensor, "T S"]
+    weights: Float[Tensor, "T S"]
+
+
+def mask(
+    out: Path | None = None, model: str | None = None, layer: int = 0, head: int = 0, console: Console | None = None
+) -> None:
+    """ "the quick brown" with and without a causal mask: the scores, and the weights they become.
+
+    Args:
+        out: Also write it to this .png, .svg, .pdf or .html file.
+        model: A GPT by name or folder; unless given, the words are vectors made by hand.
+        layer: Of the model, counted from 0.
+        head: Of the layer, counted from 0.
+        console: Where it is shown.
+    """
+    check_out(out)
+    console = console or Console(highlight=False)
+    if model is None:
+        side, both, title = hand_made(), by_hand(), "softmax(X Xᵀ) with and without a causal mask"
+    else:
+        side, both, place = by_model(model, layer, head)
+        title = f"{Path(model).name}, {place}, with and without its causal mask"
+    names = labels(side)
+    show_mask(console, names, both)
+    if out is None:
+        return
+    if out.suffix.lower() == ".html":
+        as_look(title, side, both).save(out)
+    else:
+        picture.save(lambda: draw_mask(names, both, title), out)
+    console.print(Text(str(out)), soft_wrap=True)
+
+
+def hand_made() -> Side:
+    return Side(tuple(range(len(QUICK))), QUICK, tuple(WholeWord(word, [at]) for at, word in enumerate(QUICK)))
+
+
+def by_hand() -> dict[str, Seen]:
+    """As on the board: queries, keys and values are the words' own vectors."""
+    X = vectors(QUICK)
+    masks: dict[str, Mask | None] = {UNMASKED: None, MASKED: Causal()}
+    found = {}
+    for name, each in masks.items():
+        heard: list[Tensor] = []
+        _, weights = attend(X, X, X, score=dot, mask=each, need_weights=True, on_scores=lambda s: keep(s, heard))  # noqa: B023
+        assert weights is not None
+        found[name] = Seen(heard[0][0, 0], weights)
+    return found
+
+
+def keep(scores: Tensor, heard: list[Tensor]) -> Tensor:
+    heard.append(scores)
+    return scores
+
+
+def by_model(name: str, layer: int, head: int) -> tuple[Side, dict[str, Seen], str]:
+    """The same words through a real model's head, as it is and with its mask taken away everywhere; and which it is."""
+    model, tokenizer = artifact.load(name)
+    tokenizer = tokenizer or artifact.tokenizer_of(name)
+    if not isinstance(model, GPT):
+        raise ValueError(f"model: expected a GPT, which has a causal mask, and {name} is a {type(model).__name__}")
+    (place,) = places_of(model)
+    layer, head = numbered("layer", layer, place.depth), numbered("head", head, place.heads)
+    reading = read(model, tokenizer, " ".join(QUICK))
+    with unmasked(model):
+        free = heard_at(model, reading, place.tap(layer, ""), head)
+    masked = heard_at(model, reading, place.tap(layer, ""), head)
+    return reading.text, {UNMASKED: free, MASKED: masked}, f"layer {layer}, head {head}"
+
+
+def heard_at(model: GPT, reading: Reading, point: str, head: int) -> Seen:
+    with torch.no_grad(), without_dropout(model), record(model, f"{point}scores", f"{point}weights") as heard:
+        hidden(model, reading)
+    return Seen(*(heard[f"{point}{name}"][0, head].float().cpu() for name in ("scores", "weights")))
+
+
+def said(score: float) -> str:
+    return "−∞" if score == -math.inf else f"{score:.1f}".replace("-", "−")
+
+
+def plainly(score: float) -> str:
+    return "-inf" if score == -math.inf else f"{score:.1f}"
+
+
+def shades_of(scores: Float[Tensor, "T S"]) -> Float[Tensor, "T S"]:
+    """Pale, for they are no weights yet: from nothing for the least score to a little for the most."""
+    known = scores[scores.isfinite()]
+    low, high = known.min(), known.max()
+    return torch.where(scores.isfinite(), 0.1 + 0.25 * (scores - low) / (high - low).clamp(min=1e-9), 0.0)
+
+
+def show_mask(console: Console, names: tuple[str, ...], both: dict[str, Seen]) -> None:
+    """Scores on the left, the weights that they become on the right; below, the same with the mask."""
+    say = said if has_blocks(console) else plainly
+    for name, seen in both.items():
+        beside = Table.grid(padding=(0, 4))
+        scores = HeatMap(seen.scores, names, names, "scores", shades=shades_of(seen.scores), say=say)
+        beside.add_row(scores, HeatMap(seen.weights, names, names, "weights: softmax of each row"))
+        console.print(Text(name, style="bold cyan"), beside, "")
+
+
+def draw_mask(names: tuple[str, ...], both: dict[str, Seen], title: str) -> picture.Figure:
+    wide, high = room(names, names)
+    figure = canvas(max(9.6, 2 * wide + 0.8), 2 * (high + 0.4) + 0.8)
+    axes = figure.subplots(2, 2)
+    for row, (name, seen) in enumerate(both.items()):
+        matrix(axes[row, 0], seen.scores, names, names, f"{name}: scores", shades=shades_of(seen.scores), say=said)
+        matrix(axes[row, 1], seen.weights, names, names, "weights: softmax of each row")
+    entitle(figure, title)
+    return figure
+
+
+def as_look(title: str, side: Side, both: dict[str, Seen]) -> Look:
+    """For the page: two heads of one layer, the first without the mask, the second with it."""
+    weights = torch.stack([seen.weights for seen in both.values()])  # (2, T, T)
+    numbers = entropy(weights).unsqueeze(0), distance(weights, "self").unsqueeze(0)  # (1, 2) each
+    found = Attention("self", side, side, {0: weights}, 1, 2, False, weights.unsqueeze(0), *numbers)
+    return Look(title, Reading(side), [found], None, None, None)

@@ -1,0 +1,84 @@
+"""A real Chromium that opens pages from the disk, and fails a test in which a page complains or asks the network."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qkv.insight.look import Look
+from qkv.insight.page import write_page
+
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update"),
+]
+SHOWN = "#qkv[data-shown]"
+
+
+def lacking(what: str) -> None:
+    """Where changes are accepted nothing may be left untested."""
+    if os.environ.get("CI"):
+        pytest.fail(f"{what} is not installed, so the pages cannot be tested")
+    pytest.skip(f"{what} is not installed, so the pages are not tested in a browser")
+
+
+def complains(message: Any) -> bool:
+    return message.type in ("error", "warning") and "getImageData" not in message.text  # the tests read pixels
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """For one file of tests: Playwright's event loop would be in the way of others'."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        lacking("Chromium")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ModuleNotFoundError:
+        lacking("playwright")
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
+    """open_page(look, "#view=head", width=380): the page when it is drawn."""
+    complaints: list[str] = []
+    asked: list[str] = []
+    contexts = []
+
+    def listen(page: Any) -> None:
+        page.on("console", lambda message: complaints.append(message.text) if complains(message) else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
+        page.on("request", lambda request: asked.append(request.url))
+
+    def open(
+        look: Look, hash: str = "", *, width: int = 1200, height: int = 800, theme: str = "light", **how: Any
+    ) -> Any:
+        out = write_page(look, tmp_path / f"page{len(contexts)}.html", **how)
+        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        listen(page)
+        page.goto(out.as_uri() + hash)
+        page.wait_for_selector(SHOWN)
+        return page
+
+    yield open
+    for context in contexts:
+        context.close()
+    assert complaints == []
+    elsewhere = [url for url in asked if not url.startswith(("data:", tmp_path.as_uri()))]
+    assert elsewhere == []

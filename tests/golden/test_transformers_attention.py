@@ -1,0 +1,67 @@
+"""The weights we capture are those that `transformers` gives with output_attentions, in every family it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MarianConfig,
+    MarianMTModel,
+)
+
+from golden.tiny_transformers import ids, randomised, saved
+from insight.readings import reading
+from qkv.insight.capture import capture
+from qkv.models.foreign import read_folder
+
+V, T, S = 41, 11, 6
+EAGER = {"attn_implementation": "eager"}
+SMALL = {"vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+MODELS: dict[str, Any] = {
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=V, n_embd=32, n_layer=3, n_head=4, **EAGER)),
+    "bert": lambda: BertForMaskedLM(BertConfig(**SMALL, **EAGER)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL, num_key_value_heads=2, **EAGER)),
+}
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_self_attention(family: str, tmp_path: Path) -> None:
+    theirs = randomised(MODELS[family]())
+    ours = read_folder(saved(theirs, tmp_path / "model")).eval()
+    words = ids(V, 1, T)
+    with torch.no_grad():
+        expected = theirs(words, output_attentions=True).attentions
+    (found,) = capture(ours, reading(words[0].tolist()))
+    assert len(found.layers) == len(expected) == 3
+    for layer, weights in found.layers.items():
+        assert_close(weights, expected[layer][0], rtol=0, atol=2e-6)
+
+
+def test_encoder_decoder_and_cross_attention(tmp_path: Path) -> None:
+    config = MarianConfig(
+        vocab_size=V, d_model=32, encoder_layers=2, decoder_layers=3, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, pad_token_id=V - 1,
+        decoder_start_token_id=V - 1, max_position_embeddings=64, **EAGER,
+    )  # fmt: skip
+    theirs = randomised(MarianMTModel(config))
+    ours = read_folder(saved(theirs, tmp_path / "model")).eval()
+    source, target = ids(V - 1, 1, S), ids(V - 1, 1, T)
+    with torch.no_grad():
+        said = theirs(source, decoder_input_ids=target, output_attentions=True)
+    expected = {"encoder": said.encoder_attentions, "decoder": said.decoder_attentions, "cross": said.cross_attentions}
+    found = capture(ours, reading(target[0].tolist(), source[0].tolist()))
+    assert [each.kind for each in found] == list(expected)
+    for each in found:
+        assert len(each.layers) == len(expected[each.kind])
+        for layer, weights in each.layers.items():
+            assert_close(weights, expected[each.kind][layer][0], rtol=0, atol=2e-6)

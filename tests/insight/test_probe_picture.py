@@ -1,0 +1,70 @@
+"""Every layer has its number in the table and its point in the picture; names are text, whatever they say."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import matplotlib
+import pytest
+from rich.console import Console
+
+from qkv.insight.picture import STYLE
+from qkv.insight.probe_picture import Line, Panel, draw, draw_panels, draw_probed, probe_table
+from qkv.insight.probing import Measure, Probed, Scored, Way
+
+LAYERS = ("0", "1", "2", "norm")
+
+
+def scores(way: Way, measure: Measure, first: float, intervals: bool = True) -> list[Scored]:
+    ends = (first - 0.01, first + 0.01) if intervals else (None, None)
+    return [Scored(way, measure, layer, (first, first + n / 100), *ends) for n, layer in enumerate(LAYERS)]
+
+
+def probed(intervals: bool = True, measures: tuple[Measure, ...] = ("accuracy",)) -> Probed:
+    found = []
+    for measure in measures:
+        found += scores("model", measure, 0.8, intervals) + scores("random model", measure, 0.5, intervals)
+        found += scores("shuffled labels", measure, 0.2, intervals)
+    baseline = dict.fromkeys(measures, 0.25)
+    return Probed("[b]$x$", "a.conllu:upos", measures, LAYERS, found, baseline, {"hidden": 0}, {})
+
+
+def printed(found: Probed) -> str:
+    console = Console(file=io.StringIO(), width=160)
+    console.print(probe_table(found))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_table_has_a_row_a_layer() -> None:
+    said = printed(probed())
+    rows = [line for line in said.splitlines() if "│" in line]
+    assert [row.split("│")[1].strip() for row in rows] == ["0 (embedding)", "1", "2", "last norm"]
+    assert "80.0 [79.0, 81.0]" in rows[0]
+    assert "81.5 [79.0, 81.0]" in rows[3]
+    assert "who always says the same: 25.0 (accuracy, %)" in " ".join(said.split())
+    assert "80.0 " in printed(probed(intervals=False))
+    assert "0.80 [0.79, 0.81]" in printed(probed(measures=("distance", "accuracy")))
+
+
+def test_the_picture_has_a_line_a_way_with_a_point_a_layer(tmp_path: Path) -> None:
+    with matplotlib.rc_context(STYLE):
+        line = Line("one", scores("model", "accuracy", 0.8), "#000000")
+        other = Line("other", scores("random model", "accuracy", 0.5)[:3], "#ff0000", dashed=True)
+        figure = draw([Panel("a", [line, other], {"level": 0.25}, "accuracy")] * 2, "title", "below")
+    for axes in figure.axes:
+        drawn = {each.get_label(): each for each in axes.get_lines()}
+        assert list(drawn["one"].get_ydata()) == pytest.approx([80, 80.5, 81, 81.5])
+        assert len(list(drawn["other"].get_xdata())) == 3
+        assert [tick.get_text() for tick in axes.get_xticklabels()] == list(LAYERS)
+    for name in ("a.png", "a.svg", "a.pdf"):
+        assert draw_probed(probed(name != "a.svg", ("distance", "accuracy")), tmp_path / name).stat().st_size > 1000
+    assert "[b]$x$: what each layer knows of a.conllu:upos" in (tmp_path / "a.svg").read_text()
+
+
+def test_what_cannot_be_drawn(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^path: expected the name of a .png"):
+        draw_probed(probed(), tmp_path / "a.gif")
+    with pytest.raises(ValueError, match=r"^panels: expected one line or more to draw$"):
+        draw_panels([Panel("a", [], {}, "accuracy")], tmp_path / "a.png", "", "")

@@ -1,0 +1,91 @@
+"""The lecture's experiment on positions runs from one command, goes on where it was stopped, and keeps its numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from models.families import words
+from qkv.lab import positions as lab
+from qkv.lab.positions import MASKED, configs_of, positions
+from qkv.models import build
+from text.sentences import SENTENCES
+
+SMALL: dict[str, Any] = {"width": 8, "depth": 1, "heads": 1, "context": 8}
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("QKV_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "text.txt").write_text("\n".join(SENTENCES * 20))
+    return str(tmp_path / "text.txt")
+
+
+def test_from_one_command_to_the_figure(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    how: dict[str, Any] = {
+        "only": ("none", "masked"),
+        "vocabulary": 280,
+        "steps": 2,
+        "batch_tokens": 64,
+        "windows": 20,
+        "hidden": 4,
+        "device": "cpu",
+    }
+    positions((data,), out, **SMALL, **how)
+    told = json.loads((out / "results.json").read_text())
+    assert [each["positions"] for each in told["models"]] == ["none", MASKED]
+    assert told["always_the_middle"] == 2
+    for each in told["models"]:
+        assert math.isfinite(each["validation_loss"])
+        assert [score["layer"] for score in each["distance"]["hidden"]] == ["0", "1", "norm"]
+        assert len(each["distance"]["linear"]) == 3
+    assert (out / "positions.png").stat().st_size > 1000
+    printed = capsys.readouterr().out
+    assert "always the middle: 2.0" in printed
+
+    monkeypatch.setattr(lab, "probed", lambda *_: {kind: [] for kind in ("hidden", "linear")})
+    monkeypatch.setattr(lab, "table", lambda *_: "")
+    monkeypatch.setattr(lab, "draw", lambda *_: out)
+    weights = {path: path.stat().st_mtime_ns for path in out.glob("*/model.safetensors")}
+    positions((data,), out, **SMALL, **how)
+    assert len(weights) == 2
+    assert weights == {path: path.stat().st_mtime_ns for path in weights}  # what is trained is not trained again
+
+
+def test_without_positions_only_a_causal_model_can_tell_places_apart() -> None:
+    """Words that move to other places take what the model says of them along if it sees both ways, else not."""
+    configs = configs_of(SMALL | {"vocabulary": 13})
+    for name in ("none", MASKED):
+        torch.manual_seed(0)
+        model = build(configs[name]).eval()
+        row = words(1, 8)
+        moved = row.roll(3, dims=1)
+        with torch.no_grad():
+            one, other = model.hidden(row), model.hidden(moved)
+        same = torch.allclose(one.roll(3, dims=1), other, atol=1e-6)
+        assert same == (name == MASKED)
+
+
+def test_the_models_are_alike_but_for_their_positions() -> None:
+    configs = configs_of(SMALL | {"vocabulary": 13})
+    assert list(configs) == ["none", "learned", "sinusoidal", "rotary", "alibi", MASKED]
+    assert [config.position for config in configs.values()] == [*list(configs)[:5], "none"]
+    shapes = {
+        name: sum(weight.numel() for weight in build(config).stack.parameters()) for name, config in configs.items()
+    }
+    assert len(set(shapes.values())) == 1
+    assert configs[MASKED].norm_place == configs["none"].norm_place == "before"
+
+
+def test_what_cannot_be_is_refused(data: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^hidden: expected 1 or more, not 0$"):
+        positions((data,), tmp_path / "out", hidden=0)
+    assert not (tmp_path / "out").exists()
