@@ -29,6 +29,8 @@ bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/decode.py
 	$(BIN)/python benchmarks/decode_gpu.py --peer
 	$(BIN)/python benchmarks/translate.py
+	$(BIN)/python benchmarks/capture.py
+	$(BIN)/python benchmarks/taps.py
 	$(BIN)/python benchmarks/page.py
 
 $(VENV)/bin/python:

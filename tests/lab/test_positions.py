@@ -49,7 +49,7 @@ def test_from_one_command_to_the_figure(
         assert len(each["distance"]["linear"]) == 3
     assert (out / "positions.png").stat().st_size > 1000
     printed = capsys.readouterr().out
-    assert "always the middle: 2.0" in printed
+    assert "Always the middle: 2.0; at random: 2.7" in " ".join(printed.split())
 
     monkeypatch.setattr(lab, "probed", lambda *_: {kind: [] for kind in ("hidden", "linear")})
     monkeypatch.setattr(lab, "table", lambda *_: "")

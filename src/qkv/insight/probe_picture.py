@@ -67,7 +67,7 @@ def draw(panels: Sequence[Panel], title: str, below: str) -> Figure:
     axes = figure.subplots(1, len(panels), squeeze=False, sharey=len({panel.measure for panel in panels}) == 1)[0]
     for one, panel in zip(axes, panels, strict=True):
         draw_panel(one, panel)
-    axes[0].legend(loc="best", fontsize=9)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=6, fontsize=10)
     figure.suptitle(f"{title}\n\n", fontsize=16, fontweight="bold", x=0.01, ha="left")
     figure.text(0.012, 0.895, below, fontsize=11, color=PALE)
     return figure
@@ -87,9 +87,9 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
         )  # fmt: skip
     for name, level in panel.levels.items():
         axes.axhline(factor * level, color=PALE, linewidth=1, linestyle=":", zorder=1)
-        axes.annotate(
-            name, (1.0, factor * level), xycoords=("axes fraction", "data"), xytext=(-2, 3), fontsize=9, color=PALE,
-            textcoords="offset points", ha="right", bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+        axes.annotate(  # outside, where no line runs
+            name.replace(" ", "\n", 1), (1.01, factor * level), xycoords=("axes fraction", "data"), ha="left",
+            va="center", fontsize=9, color=PALE, annotation_clip=False,
         )  # fmt: skip
     every = max(1, -(-len(layers) // 16))
     ticks = [place for place in range(len(layers)) if place % every == 0 or layers[place] == "norm"]

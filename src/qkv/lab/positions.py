@@ -241,7 +241,7 @@ def table(found: list[Trained], question: Question) -> Table:
     made = Table(header_style="bold", caption_justify="left")
     places = len(question.labels)
     made.caption = (
-        "Probes: places between a token and the guess, the mean at the best layer. Always the\n"
+        "Probes: places between a token and the guess, the mean at the best layer. Always the "
         f"middle: {places / 4:.1f}; at random: {places / 3:.1f}. Loss: the masked model's is of masked words."
     )
     made.add_column("positions")
@@ -262,7 +262,7 @@ def table(found: list[Trained], question: Question) -> Table:
 def draw(found: list[Trained], question: Question, path: Path) -> Path:
     """The paper's figure: the distance by layer, one line a model."""
     panels, places = [], len(question.labels)
-    levels = {"always the middle": places / 4, "a place at random": places / 3}
+    levels = {"always the middle": places / 4, "at random": places / 3}
     for kind, title in (("hidden", "probe with one hidden ReLU layer"), ("linear", "linear probe")):
         lines = [
             Line(
