@@ -63,7 +63,8 @@ def guesses(tokens: Sequence[str]) -> list[list[Guess]]:
     """At each place five tokens of the text, from the likeliest on."""
     found = []
     for place in range(len(tokens)):
-        chances = (torch.randn(5) * 2).softmax(-1).sort(descending=True).values.tolist()
+        likeliest = (torch.randn(5) * 2).softmax(-1).sort(descending=True).values.tolist()
+        chances = [float(f"{chance:.4g}") for chance in likeliest]  # as a page has them
         ids = [(place + 1 + rank) % len(tokens) for rank in range(5)]
         found.append([Guess(tokens[id], id, chance) for id, chance in zip(ids, chances, strict=True)])
     return found
@@ -82,8 +83,11 @@ def made_look(
     kept: Collection[int] | None = None,
 ) -> Look:
     """Of a GPT (a BERT if not causal), or of a translator where there is a source."""
-    text, read = side(tokens, inside), None if source is None else side(source)
-    T = len(tokens)
+    reading = Reading(side(tokens, inside))
+    if source is not None:  # each place chooses what the next one reads, the last one the end
+        chosen = side([*tokens[1:], "[end]"], [place - 1 for place in inside])
+        reading = Reading(reading.text, side(source), chosen=chosen)
+    text, read, T = reading.text, reading.source, len(tokens)
 
     def of(kind: str, rows: Side, columns: Side, causal: bool) -> Attention:
         random = [weights(heads, len(rows.ids), len(columns.ids), causal) for _ in range(depth)]
@@ -92,8 +96,17 @@ def made_look(
     if read is None:
         found = [of("self", text, text, causal)]
     else:
-        found = [of("encoder", read, read, False), of("decoder", text, text, True), of("cross", text, read, False)]
-    norms = Norms([5 * (layer + 1) * (1 + torch.rand(T)) for layer in range(depth + 1)], [torch.rand(T) + 0.01] * 4)
+        found = [
+            of("encoder", read, read, False),
+            of("decoder", text, text, True),
+            of("cross", reading.rows, read, False),
+        ]
+    both_ways = not causal and read is None
+    residual = [5 * (layer + 1) * (1 + torch.rand(T)) for layer in range(depth + 1)]
+    gradient = [torch.rand(T) + 0.01 for _ in range(depth + 1)]
+    for layer in () if both_ways else gradient:
+        layer[-1] = math.nan  # the last word is not asked what comes next
+    norms = Norms(residual, gradient if both_ways or T > 1 else None)
     attribution = weights(1, T, len((read or text).ids), causal and read is None)[0]
     lens = [guesses(tokens) for _ in range(depth + 1)]
-    return Look(model, Reading(text, read), found, lens[-1], lens, norms, attribution)
+    return Look(model, reading, found, lens[-1], lens, norms, attribution, both_ways)

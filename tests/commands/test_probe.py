@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from commands.conftest import Qkv
+from qkv.commands import probe as command
 from text.sentences import SENTENCES
 
 QUICK = ("--seeds", "2", "--epochs", "2")
@@ -29,8 +30,14 @@ def test_a_table_and_all_that_is_kept(qkv: Qkv, models: Path, sentences: Path, t
     out = tmp_path / "out"
     printed = qkv("probe", models / "gpt", "--target", f"{sentences}:upos", "--out", out, *QUICK)
     assert printed.code == 0, printed.error
-    for name in ("random model", "shuffled labels", "0 (embedding)", "last norm"):
+    for name in ("random model", "shuffled labels", "embedding", "norm", "the best on the validation part"):
         assert name in printed.out
+    assert printed.error.splitlines() == [
+        "qkv: the model reads ...",
+        "qkv: probes of the model ...",
+        "qkv: the random model reads ...",
+        "qkv: probes of the random model ...",
+    ]
     assert sorted(path.name for path in out.iterdir()) == ["probe.png", "probes.safetensors", "results.json"]
     told = json.loads((out / "results.json").read_text())
     assert told["labels"] == ["ADV", "DET", "NOUN", "VERB"]
@@ -39,14 +46,30 @@ def test_a_table_and_all_that_is_kept(qkv: Qkv, models: Path, sentences: Path, t
 
 
 def test_json_with_vectors_computed_again(qkv: Qkv, models: Path, sentences: Path, tmp_path: Path) -> None:
-    words = ("probe", models / "bert", "--target", f"{sentences}:head", "--json", "--layers", "1", "--hidden", "4")
+    words = ("probe", models / "bert", "--target", f"{sentences}:head", "--json", "--layers", "0", "--hidden", "4")
     printed = [qkv(*words, *QUICK, *way) for way in ((), ("--recompute",))]
-    assert [each.error for each in printed] == ["", ""]
+    assert [each.code for each in printed] == [0, 0], printed
     kept, again = (json.loads(each.out) for each in printed)
     assert kept["measure"] == "distance"
-    assert kept["layers"] == ["1"]
+    assert kept["layers"] == ["0"]
     for one, other in zip(kept["scores"], again["scores"], strict=True):
         assert other["mean"] == pytest.approx(one["mean"], abs=1e-3)
+
+
+def test_without_a_terminal_long_work_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter(range(0, 1000, 12))
+    monkeypatch.setattr(command, "monotonic", lambda: float(next(now)))
+    with command.watched() as stage:
+        for what in ("the model reads", "probes of the model"):
+            stage(what, 0.0)
+            for _ in range(5):
+                stage(what, 0.2)
+    assert capsys.readouterr().err.splitlines() == [
+        "qkv: the model reads ...", "qkv: the model reads: 60%",
+        "qkv: probes of the model ...", "qkv: probes of the model: 60%",
+    ]  # fmt: skip
 
 
 def test_the_other_targets(qkv: Qkv, models: Path, tmp_path: Path) -> None:
@@ -68,7 +91,8 @@ def test_the_other_targets(qkv: Qkv, models: Path, tmp_path: Path) -> None:
         (["--target", "none.conllu:upos"], "qkv: none.conllu: no such file or folder"),
         (["--target", "none.tsv"], "qkv: none.tsv: no such file or folder"),
         (["--target", "FILE:colour"], "colour"),
-        (["--target", "FILE:upos", "--layers", "9"], "qkv: layers: expected some of 0, 1, norm, not '9'"),
+        (["--target", "FILE:upos", "--layers", "9"], "qkv: layers: expected some of embedding, 0, norm, not '9'"),
+        (["--target", "FILE:upos", "--test", "FILE"], "qkv: test: FILE is a file of target, too; expected texts that"),
         (["--target", "FILE:upos", "--seeds", "0"], "qkv: seeds: expected 1 or more, not 0"),
         (["--target", "FILE:upos", "--out", "FILE"], "FILE is a file and no folder"),
         (["--target", "position"], "qkv: data: expected texts in which places are asked"),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from itertools import product
 
 import numpy as np
 import pytest
 
-from qkv.evaluation.interval import LEAST, Score, accuracy, bootstrap, perplexity, wilson
+from qkv.bootstrap import LEAST
+from qkv.evaluation.interval import Score, accuracy, perplexity, wilson
 
 
 @pytest.mark.parametrize(
@@ -44,28 +44,6 @@ def test_nothing_right_and_all_right_stay_within_0_and_1() -> None:
     assert accuracy([True, False, True, True]) == Score("accuracy", 0.75, *wilson(3, 4), percent=True)
 
 
-def test_the_bootstrap_finds_the_quantiles_of_all_samples() -> None:
-    """Of four units there are 256 samples: their quantiles are what many draws come to."""
-    units = np.array([[1.0, 1.0], [2.0, 1.0], [4.0, 1.0], [9.0, 1.0]])
-    means = [np.mean([units[place, 0] for place in places]) for places in product(range(4), repeat=4)]
-    low, high = bootstrap(units, lambda sums: sums[0] / sums[1], draws=20_000)
-    assert low == pytest.approx(np.quantile(means, 0.025), abs=0.13)
-    assert high == pytest.approx(np.quantile(means, 0.975), abs=0.26)
-
-
-def test_the_bootstrap_of_a_mean_is_near_the_normal_interval() -> None:
-    values = np.random.default_rng(1).normal(3.0, 2.0, size=2000)
-    low, high = bootstrap(np.stack([values, np.ones(2000)], 1), lambda sums: sums[0] / sums[1])
-    reach = 1.96 * values.std() / math.sqrt(2000)
-    assert (low, high) == pytest.approx((values.mean() - reach, values.mean() + reach), abs=0.15 * reach)
-
-
-def test_the_same_seed_finds_the_same_interval() -> None:
-    units = np.random.default_rng(0).random((30, 2))
-    first, again, other = (bootstrap(units, lambda sums: float(sums[0]), seed=seed) for seed in (5, 5, 6))
-    assert first == again != other
-
-
 def test_perplexity_weighs_units_by_their_words() -> None:
     score = perplexity([[math.log(0.5)] * 3, [math.log(0.25)], [math.log(0.5)] * 2, [math.log(0.25)] * 2])
     assert score.value == pytest.approx((2**5 * 4**3) ** (1 / 8))
@@ -89,5 +67,3 @@ def test_few_units_have_no_interval(units: int) -> None:
 def test_faults_are_one_sentence() -> None:
     with pytest.raises(ValueError, match=r"^successes: expected 0 to 3 of 1 trial or more, not 4$"):
         wilson(4, 3)
-    with pytest.raises(ValueError, match=r"^units: expected shape"):
-        bootstrap(np.zeros((0, 2)), lambda sums: 0.0)

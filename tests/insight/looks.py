@@ -49,14 +49,15 @@ def look_at(
     guesses = [[Guess(f"after {token}", 1, 0.75), Guess("other", 2, 0.125)] for token in tokens]
     lens = [[[Guess(f"{layer} {token}", 3, layer / (layers + 1))] for token in tokens] for layer in range(layers + 1)]
     residual = [torch.arange(1, T + 1) * (layer + 1.0) for layer in range(layers + 1)]
-    norms = Norms(residual, [each / 100 for each in residual])
+    gradient = [torch.cat([each[:-1] / 100, torch.tensor([torch.nan])]) for each in residual]
+    norms = Norms(residual, gradient if T > 1 else None)
     return Look(
         "made up", Reading(side), [attention_of(weights, side, side, causal=True)], guesses, lens, norms, weights[0, 0]
     )
 
 
 def translation(source: Sequence[str], target: Sequence[str], weights: Tensor) -> Look:
-    """A translator's with cross-attention (T, S) alone."""
-    rows, columns = side_of(target), side_of(source)
+    """A translator's with cross-attention (T, S) alone; the target is what was chosen."""
+    text, rows, columns = side_of(["[start]", *target[:-1]]), side_of(target), side_of(source)
     found = attention_of(weights[None, None], rows, columns, "cross")
-    return Look("translator", Reading(rows, columns), [found], None, None, None)
+    return Look("translator", Reading(text, columns, chosen=rows), [found], None, None, None)

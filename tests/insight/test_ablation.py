@@ -8,18 +8,15 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.testing import assert_close
 
 from models.families import KINDS, bert, gpt, rnn, transformer, words
 from qkv.data.batch import IGNORE, Batch
 from qkv.data.examples import Example
-from qkv.evaluation.interval import bootstrap, ratio
 from qkv.generation.decode import without_dropout
-from qkv.insight import ablation
+from qkv.insight import upper_layers
 from qkv.insight.ablation import ablate
-from qkv.insight.asked import batches_of, batches_of_examples, batches_of_pairs
+from qkv.insight.batches import batches_of_examples
 from qkv.insight.capture import places_of
-from qkv.insight.redraw import ratio_intervals
 from qkv.models import HeadConfig, Tuned, TunedConfig
 from qkv.models.heads import pooled
 from qkv.nn.tap import listen, record
@@ -127,7 +124,7 @@ def test_transformer_xl_reads_its_segments() -> None:
 def test_heads_in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batches = gpt(), next_words()
     whole = ablate(model, batches).change["self"]
-    monkeypatch.setattr(ablation, "TOKENS", 40)  # one or two of four heads at once
+    monkeypatch.setattr(upper_layers, "TOKENS", 40)  # one or two of four heads at once
     np.testing.assert_allclose(ablate(model, batches).change["self"], whole, atol=1e-12)
 
 
@@ -170,14 +167,7 @@ def test_an_encoder_by_how_far_its_vectors_move() -> None:
         assert found.change["self"][layer, head] == pytest.approx(float(expected), abs=1e-12)
 
 
-def test_intervals_are_those_of_evaluation() -> None:
-    random = np.random.default_rng(1)
-    sums, counts = random.normal(size=(9, 3)), random.integers(1, 5, size=(9, 1)).astype(np.float64)
-    low, high = ratio_intervals(sums, counts, seed=7)
-    for k in range(3):
-        ends = bootstrap(np.concatenate([sums[:, k : k + 1], counts], axis=1), ratio, seed=7)
-        assert (low[k], high[k]) == pytest.approx(ends, rel=1e-12)
-    assert np.isnan(ratio_intervals(sums[:3], counts[:3])[0]).all()
+def test_the_change_lies_in_its_interval() -> None:
     found = ablate(gpt(), next_words())
     assert all(each.low <= each.change <= each.high for each in found.ranked())
 
@@ -199,24 +189,6 @@ def test_nothing_stays_changed_and_all_is_told() -> None:
     assert model.stack.blocks is blocks
     assert model.training
     assert not any(getattr(part, "listeners", None) for part in model.modules())
-
-
-def test_texts_as_questions() -> None:
-    tokenizer = train("words", SENTENCES, 80)
-    (batch,) = batches_of(gpt(vocabulary=80), tokenizer, ["the cat sat", " "])
-    assert_close(batch.ids[:, 1:], batch.targets[:, :-1])
-    model = bert(vocabulary=80)
-    first, again = (batches_of(model, tokenizer, SENTENCES[:3]) for _ in range(2))
-    assert all(
-        torch.equal(a.ids, b.ids) and torch.equal(a.targets, b.targets) for a, b in zip(first, again, strict=True)
-    )
-    assert all(batch.count >= 1 and batch.ids[0, 0] == tokenizer.start for batch in first)
-    (alone,) = batches_of(bert(vocabulary=80, word_head=False), tokenizer, ["the cat sat"])
-    assert alone.ids[0].tolist() == [tokenizer.start, *tokenizer.encode("the cat sat"), tokenizer.end]
-    (pair,) = batches_of_pairs(tokenizer, [("the cat", "the cat sat")])
-    assert pair.source is not None
-    assert pair.source[0].tolist() == [*tokenizer.encode("the cat"), tokenizer.end]
-    assert (pair.ids[0, 0], pair.targets[0, -1]) == (tokenizer.start, tokenizer.end)
 
 
 def test_what_has_no_heads_is_refused() -> None:

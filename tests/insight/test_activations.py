@@ -73,17 +73,20 @@ def test_every_layer_of_every_family(name: str, mean: bool, monkeypatch: pytest.
 
 
 def test_the_layers_by_name() -> None:
-    assert list(layers_of(gpt())) == ["0", "1", "2", "norm"]
-    assert list(layers_of(bert())) == ["0", "1", "2"]
-    assert list(layers_of(rnn())) == ["0", "1"]
-    assert check_layers(gpt(), ["2", "0", "2"]) == ("2", "0")
-    with pytest.raises(ValueError, match=r"^layers: expected some of 0, 1, 2, norm, not '3'$"):
-        check_layers(gpt(), ["3"])
+    """Blocks are counted from 0, as everywhere: layer 1 is what comes out of block 1."""
+    assert list(layers_of(gpt())) == ["embedding", "0", "1", "norm"]
+    assert layers_of(gpt())["1"] == "stack.blocks.1.after"
+    assert list(layers_of(bert())) == ["embedding", "0", "1"]
+    assert list(layers_of(rnn())) == ["embedding", "0"]
+    assert list(layers_of(rnn(depth=2))) == ["embedding", "1"]
+    assert check_layers(gpt(), ["1", "embedding", "1"]) == ("1", "embedding")
+    with pytest.raises(ValueError, match=r"^layers: expected some of embedding, 0, 1, norm, not '2'$"):
+        check_layers(gpt(), ["2"])
 
 
 def test_dropout_takes_no_part() -> None:
     model, texts = gpt(dropout=0.5).train(), some_texts()
-    one, other = (Recomputed(model, texts, ("1", "2")).read(0, ("1", "2")) for _ in range(2))
+    one, other = (Recomputed(model, texts, ("0", "1")).read(0, ("0", "1")) for _ in range(2))
     assert_close(one, other, rtol=0, atol=0)
     assert model.training
 
@@ -102,17 +105,17 @@ def test_blocks_have_every_text_once(size: int) -> None:
 
 def test_files_memory_and_computing_again_are_the_same(tmp_path: Path) -> None:
     model, texts = gpt().float(), some_texts()
-    again = Recomputed(model, texts, ("0", "2", "norm"), block=5)
+    again = Recomputed(model, texts, ("embedding", "1", "norm"), block=5)
     held, stored = Held(again), Stored(again, tmp_path, "float32")
-    for layers in (("2",), ("norm", "0")):
+    for layers in (("1",), ("norm", "embedding")):
         for block in range(len(again.blocks)):
             expected = again.read(block, layers)
             assert_close(held.read(block, layers), expected, rtol=0, atol=0)
             assert_close(stored.read(block, layers), expected, rtol=0, atol=0)
     (tmp_path / "half").mkdir()
     half = Stored(again, tmp_path / "half", "float16")
-    assert_close(half.read(0, ("2",)), again.read(0, ("2",)), rtol=1e-3, atol=1e-3)
-    assert (tmp_path / "half" / "2.bin").stat().st_size * 2 == (tmp_path / "2.bin").stat().st_size
+    assert_close(half.read(0, ("1",)), again.read(0, ("1",)), rtol=1e-3, atol=1e-3)
+    assert (tmp_path / "half" / "1.bin").stat().st_size * 2 == (tmp_path / "1.bin").stat().st_size
 
 
 @pytest.fixture
@@ -153,17 +156,17 @@ def test_what_float16_cannot_hold_is_refused(tmp_path: Path) -> None:
     with torch.no_grad():
         model.embedding.token.weight.mul_(1e6)
     with pytest.raises(ValueError, match=r"^store: a layer says .*, which float16 cannot hold; use float32$"):
-        Stored(Recomputed(model, some_texts(), ("0",)), tmp_path, "float16")
+        Stored(Recomputed(model, some_texts(), ("embedding",)), tmp_path, "float16")
 
 
 def test_reading_holds_a_block_and_not_the_file(tmp_path: Path) -> None:
     texts = some_texts(tuple([12] * 2000))
-    stored = Stored(Recomputed(rnn().float(), texts, ("0", "1"), block=64), tmp_path, "float32")
+    stored = Stored(Recomputed(rnn().float(), texts, ("embedding", "0"), block=64), tmp_path, "float32")
     block = 64 * 16 * 4
     tracemalloc.start()
     for number in range(len(stored.blocks)):
-        stored.read(number, ("1",))
+        stored.read(number, ("0",))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert (tmp_path / "1.bin").stat().st_size > 100 * block
+    assert (tmp_path / "0.bin").stat().st_size > 100 * block
     assert peak < 10 * block + 50_000

@@ -16,10 +16,12 @@ from generation.small_tuned import small_tuned
 from insight.readings import reading
 from models.families import BERT_KINDS, GPT_KINDS, RNN_KINDS, TRANSFORMER_KINDS, bert, gpt, rnn, transformer, words
 from qkv.insight import capture as capturing
+from qkv.insight.alignment import alignment
 from qkv.insight.capture import capture, places_of, unmasked
 from qkv.insight.reading import read
 from qkv.models import GPT
 from qkv.nn.tap import record
+from qkv.text import train
 
 T, S = 7, 5
 UNPLAIN = ("alibi", "window", "strided", "fixed", "relative")  # scores that q.k alone does not give
@@ -93,6 +95,19 @@ def test_weights_of_an_rnn(kind: str) -> None:
         model.decode(torch.tensor([[word]]), state)
     with pytest.raises(ValueError, match=r"attention: this RNN has none"):
         capture(rnn(attention="none"), reading(target, source))
+
+
+@pytest.mark.parametrize("make", [transformer, rnn])
+def test_a_row_of_cross_attention_is_the_word_that_was_chosen_there(make: Any) -> None:
+    """As the alignment has it: one matrix, whoever shows it."""
+    tokenizer = train("words", ["the cats chase mice", "mice ran"], 80)
+    model = make(vocabulary=tokenizer.vocabulary).float().eval()
+    text = read(model, tokenizer, source="the cats chase mice", target="mice ran the")
+    found = capture(model, text)[-1]
+    assert found.rows.tokens == ("mice", "ran", "the", tokenizer.token(tokenizer.end))
+    source, said = (torch.tensor([ids]) for ids in (text.source.ids, found.rows.ids))
+    rows = torch.cat(list(found.layers.values())).mean(0)  # (H, T, S) each -> (T, S)
+    assert_close(rows, alignment(model, source, said, start=tokenizer.start))
 
 
 @pytest.mark.parametrize("family", ["gpt", "bert"])
@@ -186,6 +201,21 @@ def test_dropout_is_off_and_the_mode_comes_back() -> None:
     assert_close(capture(model, text)[0].layers[1], quiet)
     assert model.training
     assert not any(part.listeners for part in model.modules() if hasattr(part, "listeners"))
+
+
+def test_the_last_layer_of_each_stack() -> None:
+    model = transformer(depth=3, decoder_depth=2)
+    found = capture(model, reading(words(T).tolist(), words(S).tolist()), layers=[-1])
+    assert [list(each.layers) for each in found] == [[2], [1], [1]]
+
+
+def test_twice_without_its_mask_is_once() -> None:
+    model, text = gpt(), reading(words(T).tolist())
+    with unmasked(model):
+        with unmasked(model):
+            pass
+        assert not capture(model, text)[0].causal
+    assert capture(model, text)[0].causal
 
 
 def test_layers_that_are_not_there() -> None:

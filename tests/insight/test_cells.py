@@ -89,7 +89,7 @@ def test_pooled_cells_hold_the_largest_weight_and_say_so() -> None:
     weights[99, 3] = 1.0
     names = [f"w{place}" for place in range(100)]
     *shown, said = lines(HeatMap(weights, names, names), console(60))
-    several = int(re.findall(r"among (\d+) × \1 words", text(said))[0])
+    several = int(re.findall(r"among (\d+) by \1 words", text(said))[0])
     bright = [
         (number, segment) for number, line in enumerate(shown) for segment in line if ground(segment) == BLUES[-1]
     ]
@@ -148,3 +148,22 @@ def test_bars_and_rulers() -> None:
     assert ruler(12, 2).split() == ["1", "3", "5", "7", "9", "11"]
     line = ruler(12, 2)
     assert [line.index(number) for number in ("3", "5", "7", "9")] == [4, 8, 12, 16]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437", "shift_jis", "utf-8"])
+def test_a_word_never_commands_the_terminal_whatever_its_encoding(encoding: str) -> None:
+    for word in ("\x1b[31mred", "a\x9b2Jb", "\u202eturned", "two\nlines\tmore", "\x07", "東京タワー"):
+        for width in (1, 4, 12):
+            shown = fitted(word, width, console(encoding=encoding))
+            assert cell_len(shown) == width
+            assert shown.encode(encoding)
+            assert not re.search("[\x00-\x1f\x7f-\x9f\u202e]", shown)
+    assert fitted("\x1b[31mred", 8, console(encoding="ascii")) == "?[31mred"
+
+
+def test_in_an_old_terminal_every_form_can_be_written() -> None:
+    """A title that is too long, and cells that stand for several words."""
+    on = console(40, colours=False, encoding="ascii")
+    words = [f"w{place}" for place in range(60)]
+    on.print(HeatMap(torch.eye(60), words, words, "a title " * 10))
+    on.file.flush()

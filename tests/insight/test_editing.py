@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from models.families import bert, gpt, rnn, transformer, words
+from models.families import KINDS, bert, gpt, rnn, transformer, words
+from qkv.insight.capture import unmasked
 from qkv.insight.editing import Edit, check, edited
 from qkv.insight.reading import Reading, Side
 from qkv.nn.tap import listen, record
@@ -94,6 +96,34 @@ def test_the_first_that_may_be_seen() -> None:
     model, ids = gpt(window=2), words(1, 4)
     assert_close(weights(model, 0, "0.0=first", ids=ids)[0], torch.eye(4, dtype=torch.float64)[[0, 0, 1, 2]])
     assert_close(weights(model, 0, "0.0=uniform", ids=ids)[0, 3], torch.tensor([0, 0, 0.5, 0.5]).double())
+
+
+@pytest.mark.parametrize("kind", [name for name in KINDS if "window" in name or name in ("strided", "fixed")])
+@pytest.mark.parametrize("make", [gpt, bert])
+def test_only_an_edge_that_is_there_can_be_changed(make: Any, kind: str) -> None:
+    """Of every pair of tokens the scores say whether it is seen; what is not can neither be set nor cut."""
+    model, ids = make(**KINDS[kind]), words(1, 8)
+    with torch.no_grad(), record(model, "stack.blocks.0.attention.scores") as seen:
+        model(ids)
+    shown = ~seen["stack.blocks.0.attention.scores"][0, 1].isneginf()  # (T, S)
+    for query, key in product(range(8), repeat=2):
+        for value, given in product((0.0, 0.4), (reading(8), None)):
+            edit = Edit(0, 1, value, (query, key))
+            if shown[query, key] and shown[query].sum() > 1:
+                check(model, edit, given)
+            else:
+                with pytest.raises(ValueError, match=f"^change: 0.1:{query}>{key}=.*: token {query} .*see"):
+                    check(model, edit, given)
+    hidden = "token 7 cannot see token 0, which the model's mask hides from it"
+    with pytest.raises(ValueError, match=hidden), edited(gpt(window=3), [Edit.read("0.1:7>0=0.4")]):
+        pass
+
+
+def test_a_model_without_its_mask_sees_later_tokens() -> None:
+    model = gpt()
+    with unmasked(model):
+        check(model, Edit.read("1.0:0>0=0.4"), reading())
+        check(model, Edit.read("1.0:2>3=off"))
 
 
 def test_heads_off_and_scaled() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from rich.console import Console
 
 from qkv.insight.ablation import Importance
-from qkv.insight.head_pictures import draw_importance, draw_patched, draw_roles, draw_syntax
+from qkv.insight.head_pictures import draw_importance, draw_patched, draw_roles, draw_syntax, relations
 from qkv.insight.head_tables import importance_table, roles_table, syntax_table
 from qkv.insight.patching import Patched
 from qkv.insight.roles import Roles
@@ -78,6 +79,34 @@ def test_relations(tmp_path: Path) -> None:
     assert "0.3 ←" in said
     assert "+20.0" in said
     assert "2 longer than the context were left out" in " ".join(said.split())
+
+
+def test_the_legend_covers_nothing() -> None:
+    """Neither the last relation, nor its name, nor what is said above and below."""
+    figure = relations(SYNTAX._replace(relations=SYNTAX.relations * 9), "a title " * 5)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    legend = axes.get_legend()
+    assert legend is not None
+    own = legend.get_window_extent()
+    texts = [figure._suptitle, figure._supxlabel, axes.xaxis.label, *axes.get_xticklabels(), *axes.get_yticklabels()]
+    assert not any(own.overlaps(text.get_window_extent()) for text in texts)
+    assert 0 < own.y0 < own.y1 < axes.get_window_extent().y0
+
+
+def test_signs_that_no_file_may_have(tmp_path: Path) -> None:
+    """XML knows no control characters: whoever says one, the file can still be read."""
+    bad = "a\x1b[31m\x00\u202e\ufffe"
+    patched = Patched("residual", "self", torch.rand(2, 2), 2.0, -1.0, "difference", 1, 2)
+    one = Relation(bad, 20, 0, 3, "to its head", 0.2, NAN, NAN, -2, 0.4, NAN, NAN)
+    draw_patched(patched, [bad, "b"], tmp_path / "0.svg", f"title {bad}", f"below {bad}")
+    draw_syntax(SYNTAX._replace(relations=[one]), tmp_path / "1.svg", bad)
+    draw_importance(importance("self"), tmp_path / "2.svg", bad)
+    draw_roles([some_roles("self")], tmp_path / "3.svg", bad)
+    for number in range(4):
+        text = "".join(ElementTree.parse(tmp_path / f"{number}.svg").getroot().itertext())
+        assert "a\ufffd" in text
+        assert not set(bad[1:]) - set("[31m") & set(text)
 
 
 @pytest.mark.parametrize(("at", "count"), [("residual", 5), ("heads", 4), ("residual", 200)])

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from insight.readings import reading
 from models.families import bert, gpt, rnn, transformer, words
+from qkv.insight.capture import unmasked
 from qkv.insight.lens import lens, next_tokens
 from qkv.insight.norms import norms
 from qkv.insight.reading import hidden
@@ -19,7 +20,7 @@ from qkv.text import train
 
 T, S = 6, 5
 MODELS: dict[str, Any] = {
-    "gpt": lambda: gpt(depth=11, position="rotary"),  # ten layers and more: their names are not in order
+    "gpt": lambda: gpt(depth=11, position="rotary"),
     "gpt with its norm after": lambda: gpt(norm_place="after"),
     "bert": lambda: bert(),
     "translator": lambda: transformer(decoder_depth=3),
@@ -118,6 +119,25 @@ def test_norms_and_the_gradient_by_finite_differences(family: str) -> None:
             moved[0, place, dimension] = step
             slopes.append((loss(layer, moved) - loss(layer, -moved)) / (2 * step))
         assert_close(found.gradient[layer][place], torch.tensor(slopes).norm(), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_no_loss_hangs_on_the_last_word(family: str) -> None:
+    """Not a gradient of 0, but none; a BERT is asked for its last word, too."""
+    model = MODELS[family]()
+    found = norms(model, texts(model)).gradient
+    assert found is not None
+    for layer in found:
+        assert layer.isnan().tolist() == [False] * (T - 1) + [family != "bert"]
+        assert layer[:-1].min() > 0
+
+
+def test_without_its_mask_every_word_is_seen_by_those_before() -> None:
+    model = gpt()
+    with unmasked(model):
+        found = norms(model, texts(model)).gradient
+    assert found is not None
+    assert [bool(layer[-1].isnan()) for layer in found] == [False, False, True]
 
 
 def test_one_word_has_no_next_one_to_be_wrong_about() -> None:

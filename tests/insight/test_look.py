@@ -19,6 +19,7 @@ from qkv import artifact
 from qkv.insight import look as looking
 from qkv.insight.capture import capture
 from qkv.insight.look import kept
+from qkv.models.quantise import int8
 from qkv.text import train
 from text.sentences import SENTENCES
 
@@ -52,6 +53,8 @@ def test_what_a_family_has_not_is_none() -> None:
     assert with_attention.norms is None
     without = qkv.look(small(rnn, attention="none"), "the cat sat", tokenizer=TOKENIZER)
     assert without.attention == []
+    with pytest.raises(ValueError, match=r"attention: this RNN has none"):
+        without.of()
     assert without.next is not None
     encoder = qkv.look(small(bert, word_head=False), "the cat sat", tokenizer=TOKENIZER, attribution=None)
     assert encoder.next is encoder.lens is encoder.attribution is None
@@ -69,6 +72,8 @@ def test_by_name_by_folder_or_as_loaded(tmp_path: Path) -> None:
     assert one.model == str(tmp_path / "mine")
     assert other.model == "another"
     assert_close(one.attention[0].layers[1], other.attention[0].layers[1])
+    model, _ = qkv.load(tmp_path / "mine")
+    assert_close(qkv.look(model, "the cat sat").attention[0].layers[1], one.attention[0].layers[1])
     with pytest.raises(ValueError, match=r"tokenizer: expected the one that belongs to the model"):
         qkv.look(small(gpt), "the cat sat")
 
@@ -79,6 +84,7 @@ def test_weights_as_numbers(tmp_path: Path) -> None:
     with safe_open(out, "pt") as file:
         assert set(file.keys()) == {f"{kind}.{layer}" for kind in ("encoder", "decoder", "cross") for layer in (0, 1)}
         assert_close(file.get_tensor("cross.1"), seen.of("cross").layers[1])
+        assert json.loads(file.metadata()["chosen"]) == list(seen.of("cross").rows.tokens)
         assert json.loads(file.metadata()["source"]) == list(seen.reading.source.tokens)
     with pytest.raises(ValueError, match=r"out: expected the name of a \.html, \.png.* file, not .*x\.doc"):
         seen.save(tmp_path / "x.doc")
@@ -91,7 +97,8 @@ def test_of_a_long_text_one_layer_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
     assert kept(model, reading(ids), [1]) == [1]
     monkeypatch.setattr(looking, "ALL_LAYERS", 2 * 4 * 39**2)
     assert kept(model, reading(ids), None) == [0]
-    assert kept(model, reading(ids[1:]), None) is None
+    assert kept(model, reading(ids), None, [1]) == [1]
+    assert kept(model, reading(ids[1:]), None, [1]) is None
     (found,) = capture(model, reading(ids), layers=kept(model, reading(ids), None))
     assert list(found.layers) == [0]
     assert found.overview.shape == (2, 4, 40, 40)
@@ -106,7 +113,7 @@ def test_a_long_text_has_no_lens_unless_asked(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_more_than_memory_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sysconf", lambda name: 1)
+    monkeypatch.setattr(looking, "free_memory", lambda: 100)
     with pytest.raises(ValueError, match=r"text: the attention of 3 tokens needs .* GiB of memory"):
         qkv.look(small(gpt), "the cat sat", tokenizer=TOKENIZER)
 
@@ -117,3 +124,14 @@ def test_in_a_notebook() -> None:
     inside = shown.split('srcdoc="')[1].split('"')[0]
     assert "<" not in inside
     assert len(inside) > 10_000
+
+
+def test_weights_of_eight_bits() -> None:
+    model = small(gpt)
+    eight = qkv.look(int8(model), "the cat sat on the mat", tokenizer=TOKENIZER, attribution=True)
+    plain = qkv.look(model, "the cat sat on the mat", tokenizer=TOKENIZER)
+    assert_close(eight.attention[0].layers[1], plain.attention[0].layers[1], rtol=0, atol=0.1)
+    assert eight.norms is not None
+    assert plain.norms is not None
+    for one, other in zip(eight.norms.gradient[1:], plain.norms.gradient[1:], strict=True):
+        assert_close(one[:-1], other[:-1], rtol=0.3, atol=0.02)

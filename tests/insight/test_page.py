@@ -106,6 +106,34 @@ def test_weights_that_someone_scaled_may_be_larger_than_1() -> None:
     assert (blocks.numbers("self.0.0", "<u2") / 65535 * most) == pytest.approx(layers[0].flatten().numpy(), abs=1e-4)
 
 
+def test_what_is_no_number_is_null_and_the_others_stay() -> None:
+    look = made_look()
+    assert look.norms is not None
+    assert look.norms.gradient is not None
+    norms = Blocks(page(look)).data()["norms"]
+    for found, layer in zip(norms["gradient"], look.norms.gradient, strict=True):
+        assert found[-1] is None
+        assert found[:-1] == pytest.approx(layer[:-1].tolist(), rel=1e-4)
+    assert None not in norms["residual"][0]
+
+
+@pytest.mark.parametrize("both_ways", [True, False])
+def test_what_a_guess_is_about_is_not_read_from_the_weights(both_ways: bool) -> None:
+    for causal in (True, False):
+        look = replace(made_look(causal=causal), both_ways=both_ways)
+        data = Blocks(page(look)).data()
+        assert (data["follows"], data["attention"][0]["causal"]) == (not both_ways, causal)
+
+
+def test_a_translator_s_rows_are_the_words_it_chose() -> None:
+    data = Blocks(page(made_look(["[start]", "kediler", "kovalar"], source=["cats", "chase"]))).data()
+    cross = data["attention"][2]
+    chosen = data["sides"][cross["rows"]]["tokens"]
+    assert (cross["kind"], chosen) == ("cross", ["kediler", "kovalar", "[end]"])
+    assert (data["attribution"]["rows"], data["attribution"]["columns"]) == (cross["rows"], cross["columns"])
+    assert data["sides"][data["text"]]["tokens"] == ["[start]", "kediler", "kovalar"]
+
+
 def test_hostile_words_are_data_and_never_markup() -> None:
     look = made_look(HOSTILE, source=HOSTILE[::-1], model="</title><script>alert(1)</script>")
     text = page(look)
@@ -113,7 +141,7 @@ def test_hostile_words_are_data_and_never_markup() -> None:
     quiet = Blocks(page(made_look(["a"] * len(HOSTILE), source=["b"] * len(HOSTILE))))
     assert blocks.tags == quiet.tags
     data = blocks.data()
-    assert [tuple(side["tokens"]) for side in data["sides"]] == [HOSTILE, HOSTILE[::-1]]
+    assert [tuple(side["tokens"]) for side in data["sides"]] == [HOSTILE, HOSTILE[::-1], (*HOSTILE[1:], "[end]")]
     for attributes, content in blocks.scripts:
         if attributes.get("type") == "application/json":
             assert not set(content) & set("<>&\u2028\u2029")

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from models.families import bert, gpt, rnn, transformer, words
-from qkv.insight import patching
+from qkv.insight import upper_layers
 from qkv.insight.patching import patch
 from qkv.insight.reading import Reading, Side, logits
 from qkv.models import HeadConfig, Tuned, TunedConfig
@@ -99,7 +99,7 @@ def test_in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     model, told = gpt(), []
     clean, corrupted = prompts()
     whole = patch(model, clean, corrupted, 1, 2).restored
-    monkeypatch.setattr(patching, "TOKENS", 10)  # two at once
+    monkeypatch.setattr(upper_layers, "TOKENS", 10)  # two at once
     again = patch(model, clean, corrupted, 1, 2, progress=lambda done, all: told.append((done, all))).restored
     assert_close(again, whole)
     assert told == [(1, 2), (2, 2)]

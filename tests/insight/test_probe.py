@@ -89,6 +89,14 @@ def test_probes_that_learn_together_are_those_that_learn_alone(hidden: int) -> N
     assert_close(said, alone.probes(alone.standard(x[2:]).unsqueeze(1))[0, 0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("hidden", [0, 8])
+def test_a_seed_begins_with_the_same_weights_whatever_is_learned_beside_it(hidden: int) -> None:
+    one, two = (Probes(1, (3, 4), targets, E, 2, hidden) for targets in (1, 2))
+    x = torch.randn(1, 2, 5, E)
+    assert_close(one(x)[:, :, 0], two(x)[:, :, 0])
+    assert not torch.allclose(two(x)[:, :, 0], two(x)[:, :, 1])
+
+
 def test_each_probe_keeps_its_own_best_moment() -> None:
     probes = Probes(1, (0, 1), 1, E, 2)
     best = Best(probes, patience=2)
@@ -101,7 +109,8 @@ def test_each_probe_keeps_its_own_best_moment() -> None:
     best.put_back()
     assert probes.first[0, :, 0, 0].tolist() == [4, 0]
     assert going == [True] * 5
-    assert not best.hear(torch.tensor([[[9.0], [0.0]]])) or not best.hear(torch.tensor([[[9.0], [0.0]]]))
+    worse = torch.tensor([[[9.0], [0.0]]])
+    assert [best.hear(worse) for _ in range(2)] == [True, False]  # the first one gives up after two
 
 
 def test_a_class_that_nobody_taught_is_left_out_of_validation() -> None:

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import io
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from rich.console import Console
 
 from qkv.insight.picture import STYLE
 from qkv.insight.probe_picture import Line, Panel, draw, draw_panels, draw_probed, probe_table
 from qkv.insight.probing import Measure, Probed, Scored, Way
 
-LAYERS = ("0", "1", "2", "norm")
+LAYERS = ("embedding", "0", "1", "norm")
+BEST = "0"
 
 
 def scores(way: Way, measure: Measure, first: float, intervals: bool = True) -> list[Scored]:
     ends = (first - 0.01, first + 0.01) if intervals else (None, None)
-    return [Scored(way, measure, layer, (first, first + n / 100), *ends) for n, layer in enumerate(LAYERS)]
+    better = first + 0.1 if measure == "accuracy" else first - 0.1
+    return [
+        Scored(way, measure, layer, (first, first + n / 100), *ends, validation=better if layer == BEST else first)
+        for n, layer in enumerate(LAYERS)
+    ]
 
 
 def probed(intervals: bool = True, measures: tuple[Measure, ...] = ("accuracy",)) -> Probed:
@@ -40,10 +47,11 @@ def printed(found: Probed) -> str:
 def test_the_table_has_a_row_a_layer() -> None:
     said = printed(probed())
     rows = [line for line in said.splitlines() if "│" in line]
-    assert [row.split("│")[1].strip() for row in rows] == ["0 (embedding)", "1", "2", "last norm"]
+    assert [row.split("│")[1].strip() for row in rows] == list(LAYERS)
     assert "80.0 [79.0, 81.0]" in rows[0]
     assert "81.5 [79.0, 81.0]" in rows[3]
     assert "who always says the same: 25.0 (accuracy, %)" in " ".join(said.split())
+    assert "bold: layer 0, the best on the validation part; all scores are of the test part" in " ".join(said.split())
     assert "80.0 " in printed(probed(intervals=False))
     assert "0.80 [0.79, 0.81]" in printed(probed(measures=("distance", "accuracy")))
 
@@ -60,7 +68,24 @@ def test_the_picture_has_a_line_a_way_with_a_point_a_layer(tmp_path: Path) -> No
         assert [tick.get_text() for tick in axes.get_xticklabels()] == list(LAYERS)
     for name in ("a.png", "a.svg", "a.pdf"):
         assert draw_probed(probed(name != "a.svg", ("distance", "accuracy")), tmp_path / name).stat().st_size > 1000
-    assert "[b]$x$: what each layer knows of a.conllu:upos" in (tmp_path / "a.svg").read_text()
+    written = (tmp_path / "a.svg").read_text()
+    assert "[b]$x$: what each layer knows of a.conllu:upos" in written
+    assert "layer 0, the best on the validation part: 0.81; probe: linear; band: 95%" in written
+
+
+@pytest.mark.parametrize("depth", [2, 16, 17, 30, 100])
+def test_the_names_of_layers_do_not_overlap(depth: int) -> None:
+    layers = ["embedding", *map(str, range(depth)), "norm"]
+    line = Line("one", [Scored("model", "accuracy", layer, (0.5,), None, None, 0.5) for layer in layers], "#000000")
+    with matplotlib.rc_context(STYLE):
+        figure = draw([Panel("a", [line], {}, "accuracy")] * 2, "title", "below")
+        FigureCanvasAgg(figure).draw()
+    for axes in figure.axes:
+        boxes = [tick.get_window_extent() for tick in axes.get_xticklabels()]
+        assert len(boxes) > 3
+        assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+        names = [tick.get_text() for tick in axes.get_xticklabels()]
+        assert (names[0], names[1], names[-1]) == ("embedding", "0", "norm")
 
 
 def test_what_cannot_be_drawn(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch.testing import assert_close
 from models.families import V, gpt
 from qkv.insight.activations import Texts, vectors
 from qkv.insight.probe import Learning
-from qkv.insight.probing import Probed, probe, randomised
+from qkv.insight.probing import Measure, Probed, Scored, best_of, probe, randomised
 from qkv.insight.questions import Question
 
 LEARNING = Learning(epochs=4, rate=0.02)
@@ -48,13 +49,13 @@ def found() -> Probed:
 
 
 def test_the_model_knows_and_its_controls_do_not(found: Probed) -> None:
-    assert found.layers == ("0", "1", "2", "norm")
+    assert found.layers == ("embedding", "0", "1", "norm")
     assert found.of("model")[0].mean > 0.97  # the word is in its embedding
     assert found.of("random model")[0].mean > 0.9
     for score in found.of("shuffled labels"):
         assert abs(score.mean - 0.5) < 0.2
     best = found.best
-    assert best.mean == max(score.mean for score in found.of("model"))
+    assert best.validation == max(score.validation for score in found.of("model"))
     assert best.low is not None
     assert best.low <= best.mean <= (best.high or 0)
     assert len(best.seeds) == 2
@@ -76,26 +77,79 @@ def test_what_is_saved_answers_as_the_probe_did(found: Probed, tmp_path: Path) -
     found.save(tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["probes.safetensors", "results.json"]
     told = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert told["best"] == {"layer": found.best.layer, "score": found.best.mean}
+    assert told["best"] == {
+        "layer": found.best.layer, "score": found.best.mean, "validation": found.best.validation,
+    }  # fmt: skip
     assert {score["way"] for score in told["scores"]} == {"model", "random model", "shuffled labels"}
     weights = load_file(tmp_path / "out" / "probes.safetensors")
     torch.manual_seed(0)
     model, test = gpt().float(), halves().parts[2]
-    x = vectors(model, test, range(len(test)), ("2",))[0]
-    own = {part: weights[f"model/2/{part}"] for part in ("mean", "deviation", "first", "first_bias")}
+    x = vectors(model, test, range(len(test)), ("1",))[0]
+    own = {part: weights[f"model/1/{part}"] for part in ("mean", "deviation", "first", "first_bias")}
     said = ((x - own["mean"]) / own["deviation"]) @ own["first"][1] + own["first_bias"][1]
     right = float((said.argmax(-1) == torch.from_numpy(test.answers)).double().mean())
-    (score,) = [each for each in found.of("model") if each.layer == "2"]
+    (score,) = [each for each in found.of("model") if each.layer == "1"]
     assert right == pytest.approx(score.seeds[1])
+
+
+@pytest.mark.parametrize("hidden", [0, 4])
+def test_probes_that_learned_together_are_saved_apart(tmp_path: Path, hidden: int) -> None:
+    """With controls, and all layers at once: their weights are parts of the same tensors."""
+    learning = Learning(hidden=hidden, epochs=1)
+    found = probe(gpt().float(), halves(), seeds=2, learning=learning, controls=True, keep="recompute")
+    found.save(tmp_path)
+    saved = load_file(tmp_path / "probes.safetensors")
+    assert {name.rpartition("/")[0] for name in saved} == {
+        f"{way}/{layer}"
+        for way in ("model", "random model", "shuffled labels")
+        for layer in ("embedding", "0", "1", "norm")
+    }
+    assert saved.keys() == found.weights.keys()
+    for name, weight in saved.items():
+        assert weight.equal(found.weights[name])
+
+
+def test_controls_change_nothing_of_the_models_own_scores(found: Probed) -> None:
+    torch.manual_seed(0)
+    alone = probe(
+        gpt().float(), halves(), seeds=2, learning=LEARNING, controls=False, keep="memory", layers=["embedding", "1"]
+    )
+    assert len(alone.scores) == len(alone.of("model")) == 2
+    for same in alone.scores:
+        (one,) = [score for score in found.of("model") if score.layer == same.layer]
+        assert same.seeds == pytest.approx(one.seeds, abs=0.01)
+        assert same.validation == pytest.approx(one.validation, abs=0.01)
+    for name, weight in alone.weights.items():
+        assert_close(weight, found.weights[name], rtol=1e-3, atol=1e-3)
+
+
+def test_the_best_layer_is_chosen_by_validation_and_reported_by_the_test(found: Probed) -> None:
+    def scored(measure: Measure, layer: str, test: float, validation: float) -> Scored:
+        return Scored("model", measure, layer, (test,), None, None, validation)
+
+    right = [scored("accuracy", "0", 0.9, 0.5), scored("accuracy", "1", 0.7, 0.8)]
+    assert best_of(right) == right[1]
+    assert replace(found, scores=right).best.mean == 0.7
+    off = [scored("distance", "0", 1.0, 3.0), scored("distance", "1", 2.0, 2.5)]
+    assert best_of(off) == off[1]
+
+
+def test_the_validation_score_is_that_of_the_validation_part() -> None:
+    question = halves()
+    training, validation, _ = question.parts
+    other = Question("half", (training, validation, validation), question.labels, question.measures)
+    found = probe(gpt().float(), other, seeds=2, learning=Learning(epochs=1), keep="memory", layers=["1"])
+    for score in found.scores:
+        assert score.validation == pytest.approx(score.mean)
 
 
 def test_numbers_with_a_hidden_layer() -> None:
     learning = Learning(hidden=16, epochs=8, rate=0.02)
-    found = probe(gpt().float(), halves(numbers=True), seeds=1, learning=learning, keep="memory", layers=["0"])
+    found = probe(gpt().float(), halves(numbers=True), seeds=1, learning=learning, keep="memory", layers=["embedding"])
     assert found.of("model")[0].mean < 1 < 2.5 < found.of("shuffled labels")[0].mean
     assert found.best.measure == "distance"
     assert found.baseline["distance"] == pytest.approx(3.2, abs=0.4)
-    assert found.weights["model/0/second"].shape == (1, 16, 1)
+    assert found.weights["model/embedding/second"].shape == (1, 16, 1)
 
 
 def test_the_random_model_is_another_one_and_always_the_same() -> None:

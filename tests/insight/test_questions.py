@@ -78,6 +78,23 @@ def test_files_to_validate_and_to_test_on(tokenizer: Tokenizer, tmp_path: Path) 
     assert [len(part) for part in parts] == [7, 5, 3]
 
 
+def test_no_file_is_for_two_things(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model, file, other = gpt(tokenizer), conllu(tmp_path / "a.conllu"), conllu(tmp_path / "b.conllu")
+    (tmp_path / "link.conllu").symlink_to(file)
+    (tmp_path / "hard.conllu").hardlink_to(file)
+    for name in ("a.conllu", "link.conllu", "hard.conllu", "../" + tmp_path.name + "/a.conllu", "[a].conllu"):
+        same = [str(tmp_path / name)]
+        for use in ("validation", "test"):
+            message = rf"^{use}: .*conllu is a file of target, too; expected texts that are in one of them$"
+            with pytest.raises(ValueError, match=message):
+                question_of(model, tokenizer, f"{file}:upos", **{use: same})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^test: .*b.conllu is a file of validation, too; "):
+        about_words(model, tokenizer, file, validation=[str(other)], test=[str(other)])
+    table = tsv(tmp_path / "a.tsv", [(text, "ab"[n % 2]) for n, text in enumerate(SENTENCES[:20])])
+    with pytest.raises(ValueError, match=r"^test: .*a.tsv is a file of target, too; "):
+        about_texts(model, tokenizer, table, test=[str(table)])
+
+
 def test_words_beyond_the_context_are_not_asked(tokenizer: Tokenizer, tmp_path: Path) -> None:
     small = GPT(GPTConfig(vocabulary=tokenizer.vocabulary, **(SMALL | {"context": 5})))
     question = about_words(small, tokenizer, conllu(tmp_path / "a.conllu"))
@@ -140,6 +157,7 @@ def test_what_cannot_be_asked(tokenizer: Tokenizer, tmp_path: Path) -> None:
         (f"{file}:upos", {"data": ["x"]}, r"^data: the texts are those of .*; leave it out$"),
         (f"{file}:upos", {"most": 0}, r"^examples: expected 1 or more, not 0$"),
         ("position", {}, r"^data: expected texts in which places are asked$"),
+        ("position", {"data": ["python"], "test": ["x"]}, r"^test: of position a part of the data is held out; leave"),
         (
             "position",
             {"data": [str(tmp_path / "short.txt")], "length": 16},

@@ -46,6 +46,7 @@ def test_a_bert_reads_one_text_or_two_and_masks(pieces: Tokenizer) -> None:
     assert (one.text.ids[0], one.text.ids[-1]) == (pieces.start, pieces.end)
     assert one.text.tokens[0] == pieces.token(pieces.start)
     assert one.segments is None
+    assert one.rows == one.text  # it says what stands there
     two = read(model, pieces, "the cat sat", "mice ran")
     boundary = two.text.ids.index(pieces.end) + 1
     assert two.segments == (0,) * boundary + (1,) * (len(two.text.ids) - boundary)
@@ -85,12 +86,15 @@ def test_a_translator_reads_a_pair_or_translates_itself() -> None:
         assert found.source is not None
         assert found.source.ids == (*tokenizer.encode("the cat sat"), tokenizer.end)
         assert found.text.ids == (tokenizer.start, *tokenizer.encode("mice ran"))
+        assert found.rows.ids == (*tokenizer.encode("mice ran"), tokenizer.end)  # what each place chooses
+        assert found.rows.tokens[:2] == ("mice", "ran")
         given = ids_of(model, found)
         assert_close(hidden(model, found), model.forced(given["source"], given["target"]))
         own = read(model, tokenizer, "the cat sat")
         assert own.source == found.source
         assert own.text.ids[0] == tokenizer.start
         assert tokenizer.end not in own.text.ids
+        assert own.rows.ids == (*own.text.ids[1:], tokenizer.end)
 
 
 WRONG: list[tuple[Any, tuple[str, ...], dict[str, str], str]] = [
@@ -110,3 +114,11 @@ def test_what_cannot_be_read(make: Any, texts: tuple[str, ...], how: dict[str, s
     tokenizer = train("words", SENTENCES, 80)
     with pytest.raises(ValueError, match=message):
         read(make(vocabulary=tokenizer.vocabulary), tokenizer, *texts, **how)
+
+
+def test_a_transformer_xl_shows_one_segment() -> None:
+    tokenizer = train("words", SENTENCES, 80)
+    model = gpt(vocabulary=tokenizer.vocabulary, position="relative", memory=4, context=4)
+    assert len(read(model, tokenizer, "the cat sat").text.ids) == 3
+    with pytest.raises(ValueError, match=r"text: this Transformer-XL reads in segments of 4 tokens"):
+        read(model, tokenizer, "the cat sat on the mat")

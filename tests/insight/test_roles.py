@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from models.families import bert, gpt, rnn, transformer
 from qkv.insight import roles as module
 from qkv.insight.roles import Roles, ids_of_text, random_twice, roles
-from qkv.models import HeadConfig, Tuned, TunedConfig
+from qkv.models import HeadConfig, Transformer, Tuned, TunedConfig
 from qkv.nn.tap import listen, record
 from qkv.text import train
 from text.sentences import SENTENCES
@@ -65,19 +65,43 @@ def test_a_pattern_by_hand_is_its_role_and_no_other(role: str, pattern: Any) -> 
 
 def test_induction_by_hand() -> None:
     model = gpt(**SIZE)
-    twice, wanted = random_twice(model, TOKENIZER, 0)
-    n = (twice.shape[1] - 1) // 2
-    assert torch.equal(twice[:, 1 : n + 1], twice[:, n + 1 :])
-    (query, key) = wanted["induction"].nonzero().T
-    assert query.tolist() == list(range(n + 1, 2 * n + 1))
+    ids, wanted = random_twice(model, TOKENIZER, 0)
+    twice, n = ids["self"], ids["self"].shape[1] // 2
+    assert torch.equal(twice[:, :n], twice[:, n:])
+    (query, key) = wanted["self"]["induction"].nonzero().T
+    assert query.tolist() == list(range(n, 2 * n))
     assert torch.equal(twice[:, key - 1], twice[:, query])  # what it looks at came after its own earlier self
 
-    found = set_by_hand(model, lambda q, k: k == torch.where(q > n, q - n + 1, torch.zeros_like(q)))
+    found = set_by_hand(model, lambda q, k: k == torch.where(q >= n, q - n + 1, torch.zeros_like(q)))
     assert found.scores["induction"][0, 1] == pytest.approx(1)
     assert found.asked["induction"] == 4 * n
     found = set_by_hand(model, lambda q, k: k <= q)
     assert found.scores["induction"][0, 1] == pytest.approx(found.even["induction"])
     assert found.even["induction"] == pytest.approx(sum(1 / (q + 1) for q in query.tolist()) / n)
+
+
+def test_random_words_stand_between_the_marks_of_a_text() -> None:
+    """As a text of the same words would be read."""
+    mark = TOKENIZER.end or 0
+    head = HeadConfig(task="classify", labels=("a", "b"), delimiter=mark, extract=mark, padding=0)
+    for model in (
+        gpt(**SIZE),
+        bert(**SIZE),
+        transformer(**SIZE),
+        Tuned(TunedConfig(body=gpt(**SIZE).config, head=head)),
+    ):
+        ids, wanted = random_twice(model, TOKENIZER, 0)
+        texts = [
+            TOKENIZER.decode([id for id in row if id not in TOKENIZER.special]) for row in next(iter(ids.values()))
+        ]
+        for row, text in enumerate(texts):
+            sides = ids_of_text(model, TOKENIZER, (text, text) if isinstance(model, Transformer) else text)
+            assert {kind: each[row].tolist() for kind, each in ids.items()} == {
+                kind: each.tolist() for kind, each in sides.items()
+            }
+        for kind, pattern in wanted.items():
+            query, key = pattern["induction"].nonzero().T
+            assert torch.equal(ids[kind][:, key - 1], ids[kind][:, query])
 
 
 def test_next_and_same_of_a_bert() -> None:
@@ -139,6 +163,21 @@ def test_a_head_that_looks_everywhere_has_the_even_scores() -> None:
             assert 0 <= scores.min() <= scores.max() <= 1 + 1e-6
 
 
+@pytest.mark.parametrize(
+    "sparse", [{"window": 3}, {"sparse": "strided", "stride": 3}, {"sparse": "fixed", "stride": 3}, {"window": 1}]
+)
+@pytest.mark.parametrize("make", [gpt, bert, transformer])
+def test_even_is_of_what_a_sparse_mask_shows(make: Any, sparse: dict[str, Any]) -> None:
+    """Scores that are all alike wherever they are not minus infinity give every head the even score."""
+    model = make(**SIZE, **sparse)
+    with listen(model, "*blocks.*.attention.scores", lambda value, name: value.masked_fill(~value.isneginf(), 0)):
+        found = roles(model, TOKENIZER, [(text, text) for text in TEXTS] if make is transformer else TEXTS)
+    for each in found:
+        assert ("previous" in each.scores) == (sparse != {"window": 1})  # nobody is asked for what nobody sees
+        for role, scores in each.scores.items():
+            assert_close(scores, torch.full_like(scores, each.even[role]), rtol=1e-5, atol=0)
+
+
 def test_a_translator_and_a_fine_tuned_model() -> None:
     encoder, decoder = roles(transformer(**SIZE), TOKENIZER, [(TEXTS[0], TEXTS[1]), TEXTS[0]])
     assert (encoder.kind, decoder.kind) == ("encoder", "decoder")
@@ -167,12 +206,21 @@ def test_long_texts_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LONGEST", 4)
     (found,) = roles(gpt(**SIZE), TOKENIZER, TEXTS)
     assert found.asked["previous"] == 6
+    assert ids_of_text(bert(**SIZE), TOKENIZER, TEXTS[0])["self"][-1] == TOKENIZER.end
+
+
+def test_a_text_longer_than_a_segment_is_cut() -> None:
+    (found,) = roles(gpt(**SIZE | {"context": 5, "memory": 4, "position": "relative"}), TOKENIZER, TEXTS)
+    assert found.asked["previous"] == 2 * 4
 
 
 def test_bad_questions() -> None:
+    for model in (gpt(**SIZE), bert(**SIZE)):
+        with pytest.raises(ValueError, match="text: there is nothing to read"):
+            roles(model, TOKENIZER, [" "])
     with pytest.raises(ValueError, match="model: an RNN has no heads"):
         roles(rnn(vocabulary=80), TOKENIZER, TEXTS)
     with pytest.raises(ValueError, match="texts: expected one or more"):
         roles(gpt(**SIZE), TOKENIZER, [])
-    with pytest.raises(ValueError, match="context: 2 tokens have no room to say two words twice"):
+    with pytest.raises(ValueError, match="context: 3 tokens have no room to say two words twice"):
         roles(gpt(vocabulary=80, context=3), TOKENIZER, ["cat"])

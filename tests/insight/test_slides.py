@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import get_args
@@ -51,12 +52,9 @@ def test_a_head_is_an_image_of_its_weights_with_numbers() -> None:
 
 def test_source_on_one_axis_and_target_on_the_other() -> None:
     weights = torch.tensor([[0.7, 0.2, 0.1], [0.0, 0.0, 1.0]])
-    figure = figure_of(translation(["cats", "chase", "mice"], ["[start]", "kediler"], weights))
-    assert (names(figure, "y"), names(figure, "x")) == (["[start]", "kediler"], ["cats", "chase", "mice"])
-    assert (figure.axes[0].get_ylabel(), figure.axes[0].get_xlabel()) == (
-        "target: read, to choose the next",
-        "source: looked at",
-    )
+    figure = figure_of(translation(["cats", "chase", "mice"], ["kediler", "fareleri"], weights))
+    assert (names(figure, "y"), names(figure, "x")) == (["kediler", "fareleri"], ["cats", "chase", "mice"])
+    assert (figure.axes[0].get_ylabel(), figure.axes[0].get_xlabel()) == ("target: looks", "source: looked at")
     np.testing.assert_allclose(figure.axes[0].images[0].get_array(), weights)
 
 
@@ -101,6 +99,35 @@ def test_lines_are_as_opaque_as_their_weights_and_heads_have_colours() -> None:
     assert one.get_suptitle() == "Self-attention, layer 0, the mean of its 9 heads"
 
 
+def test_lines_have_the_source_on_the_left() -> None:
+    weights = torch.tensor([[0.7, 0.2, 0.1], [0.0, 0.0, 1.0]])
+    figure = figure_of(translation(["cats", "chase", "mice"], ["kediler", "fareleri"], weights), view="lines")
+    (axes,) = figure.axes
+    sides = [
+        [text.get_text() for text in axes.texts if (text.get_position()[0] < 0.5) == left] for left in (True, False)
+    ]
+    assert sides == [["cats", "chase", "mice"], ["kediler", "fareleri"]]
+    assert axes.get_title(loc="left") == "translator: right looks at left"
+    (lines,) = axes.collections
+    ends = {
+        (path[0, 1], path[-1, 1]): colour[3]
+        for path, colour in zip(lines.get_segments(), lines.get_colors(), strict=True)
+    }
+    # the two of the target stand half a word lower than the three of the source
+    expected = {(s, t + 0.5): float(weights[t, s]) for t in range(2) for s in range(3) if weights[t, s]}
+    assert ends == pytest.approx(expected)
+    own = figure_of(look_at(TOKENS), view="lines").axes[0]
+    assert own.get_title(loc="left") == "made up: left looks at right"
+
+
+@pytest.mark.parametrize(("both_ways", "title"), [(False, "What comes next"), (True, "What stands there, in the")])
+def test_the_question_is_the_model_s(both_ways: bool, title: str) -> None:
+    look = replace(look_at(TOKENS), both_ways=both_ways)
+    free = [each._replace(causal=not each.causal) for each in look.attention]
+    for each in (look, replace(look, attention=free), replace(look, attention=[])):
+        assert figure_of(each, view="next").get_suptitle().startswith(title)
+
+
 def test_next_and_lens_show_the_guesses() -> None:
     look = look_at(TOKENS)
     figure = figure_of(look, view="next")
@@ -120,7 +147,14 @@ def test_norms_are_median_and_range() -> None:
     np.testing.assert_allclose(line.get_ydata(), [2.5, 5, 7.5])
     band = residual.collections[0].get_paths()[0].vertices
     assert (band[:, 1].min(), band[:, 1].max()) == (1, 12)
-    np.testing.assert_allclose(gradient.lines[0].get_ydata(), [0.025, 0.05, 0.075])
+    np.testing.assert_allclose(gradient.lines[0].get_ydata(), [0.02, 0.04, 0.06])  # without the last word
+    band = gradient.collections[0].get_paths()[0].vertices
+    np.testing.assert_allclose((band[:, 1].min(), band[:, 1].max()), (0.01, 0.09))
+    for panel in (0, 1):
+        assert names(figure, "x", panel) == ["embedding", "layer 0", "layer 1"]
+    many = names(figure_of(look_at(TOKENS, layers=48, heads=1), view="norms"), "x")
+    assert many[:2] == ["embedding", "layer 3"]
+    assert len(many) <= 16
 
 
 def test_entropy_and_distance_are_two_maps() -> None:
@@ -163,7 +197,7 @@ def test_one_token_and_a_long_text_can_be_drawn(view: View) -> None:
     assert shown <= 140
 
 
-@pytest.mark.parametrize("view", ["head", "lines", "heads", "numbers"])
+@pytest.mark.parametrize("view", ["head", "lines", "heads", "numbers", "norms"])
 def test_nothing_is_cut_off(view: View) -> None:
     """Every text lies on the page, and no two names of one axis on each other."""
     look = look_at(["internationalisation", "the", "quick", "brown", "fox", "jumps", "over"])

@@ -15,8 +15,10 @@ from rich.console import Console
 import qkv
 from qkv import cli
 from qkv.lab import demo
-from qkv.models import Model
+from qkv.models import Model, Transformer
+from qkv.text import train
 from qkv.training.task import Task
+from text.sentences import SENTENCES
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -95,7 +97,7 @@ def test_a_demo_that_is_stopped_goes_on_next_time(tmp_path: Path, monkeypatch: p
 def test_what_to_try_next_can_be_tried() -> None:
     text = demo.next_steps(Path("runs/demo")).plain
     commands = re.findall(r"^    qkv (\w+)", text, flags=re.MULTILINE)
-    assert set(commands) == {"translate", "generate", "train", "finetune", "plot", "demo", "evaluate"}
+    assert set(commands) == {"translate", "look", "generate", "train", "finetune", "plot", "demo", "evaluate"}
     assert set(commands) <= set(cli.COMMANDS)
     assert max(map(len, text.splitlines())) < 80
 
@@ -113,3 +115,21 @@ def test_a_model_that_says_nothing_yet_is_no_crash(tmp_path: Path, monkeypatch: 
     demo.show_translator(console, tmp_path / "turkish", steps=1)
     assert score(on(console)) == 0
     assert "cats chase mice: \n" in on(console)
+
+
+def test_what_a_model_says_is_no_markup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said, out = "[bold]kediler[/bold] [/]", tmp_path / "[red]runs"
+    monkeypatch.setattr(demo, "in_turkish", lambda model, tokenizer, sentences: [said] * len(sentences))
+    found = demo.Aligned(said, ["[/x]"], ["[bold]"], torch.ones(1, 1))
+    monkeypatch.setattr(demo, "aligned", lambda model, tokenizer, english: found)
+    monkeypatch.setattr(demo, "start", lambda *config, **how: None)
+    console, model, tokenizer = paper(), Transformer(demo.TRANSLATOR), train("words", SENTENCES, 80)
+    demo.show_score(console, model, tokenizer)
+    assert said in on(console)
+    demo.show_alignment(console, model, tokenizer, "cats")
+    assert f"cats: {said}\n" in on(console)
+    assert "[/x] looked at [bold].\n" in on(console)
+    out.mkdir()
+    (out / "config.json").touch()
+    assert not demo.trained_translator(console, out)
+    assert f"{out} is there already" in on(console)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import math
 import re
+import zlib
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -142,6 +144,23 @@ def test_cats_trains_a_translator_once_and_draws_its_alignment(tmp_path: Path, m
         assert re.search(rf"{word} +{' +'.join(weights)}", on(console))
         assert {word, *weights} <= set(drawn)
     assert {"cats", "chase", "mice", "(end)", "cats chase mice: kediler fareleri kovalar"} <= set(drawn)
+    matrices.cats(tmp_path / "cats.html", place, paper())
+    rows, weights = rows_of_the_page(tmp_path / "cats.html")
+    assert rows[:3] == ["kediler", "fareleri", "kovalar"]
+    torch.testing.assert_close(weights[:3], found.weights, rtol=0, atol=1e-4)
+
+
+def rows_of_the_page(path: Path) -> tuple[list[str], torch.Tensor]:
+    """Who looks across, and at whom: the mean of all heads, as for the picture."""
+    blocks = dict(re.findall(r'<script type="[^"]+" id="qkv\.([^"]+)">(.*?)</script>', path.read_text("utf-8"), re.S))
+    data = json.loads(blocks["data"])
+    cross = next(each for each in data["attention"] if each["kind"] == "cross")
+    heads = [
+        torch.tensor(list(memoryview(zlib.decompress(base64.b64decode(blocks[f"cross.{layer}.{head}"]))).cast("H")))
+        for layer in cross["layers"]
+        for head in range(cross["heads"])
+    ]
+    return data["sides"][cross["rows"]]["tokens"], (torch.stack(heads) / 65535).mean(0).reshape(cross["shape"])
 
 
 def test_a_run_that_was_stopped_is_not_finished(tmp_path: Path) -> None:

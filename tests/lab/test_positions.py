@@ -7,12 +7,17 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from models.families import words
+from qkv.insight.activations import Texts
+from qkv.insight.probe_picture import Panel
+from qkv.insight.probing import Scored
+from qkv.insight.questions import Question
 from qkv.lab import positions as lab
-from qkv.lab.positions import MASKED, configs_of, positions
+from qkv.lab.positions import MASKED, Trained, configs_of, positions
 from qkv.models import build
 from text.sentences import SENTENCES
 
@@ -29,7 +34,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_from_one_command_to_the_figure(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out"
+    out = tmp_path / "[bold]out"  # a path is no markup
     how: dict[str, Any] = {
         "only": ("none", "masked"),
         "vocabulary": 280,
@@ -45,11 +50,12 @@ def test_from_one_command_to_the_figure(
     assert told["always_the_middle"] == 2
     for each in told["models"]:
         assert math.isfinite(each["validation_loss"])
-        assert [score["layer"] for score in each["distance"]["hidden"]] == ["0", "1", "norm"]
+        assert [score["layer"] for score in each["distance"]["hidden"]] == ["embedding", "0", "norm"]
         assert len(each["distance"]["linear"]) == 3
     assert (out / "positions.png").stat().st_size > 1000
     printed = capsys.readouterr().out
     assert "Always the middle: 2.0; at random: 2.7" in " ".join(printed.split())
+    assert f"{out / 'positions.png'} and {out / 'results.json'}" in printed
 
     monkeypatch.setattr(lab, "probed", lambda *_: {kind: [] for kind in ("hidden", "linear")})
     monkeypatch.setattr(lab, "table", lambda *_: "")
@@ -58,6 +64,24 @@ def test_from_one_command_to_the_figure(
     positions((data,), out, **SMALL, **how)
     assert len(weights) == 2
     assert weights == {path: path.stat().st_mtime_ns for path in weights}  # what is trained is not trained again
+
+
+def test_the_table_and_the_figure_have_the_same_layers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The layer to remember is the best on the validation windows, be it the norm; its number is that of the test."""
+    test, validation = (3.0, 1.0, 2.0), (3.0, 2.0, 1.0)
+    scores = [
+        Scored("model", "distance", layer, (own,), None, None, chosen)
+        for layer, own, chosen in zip(("embedding", "0", "norm"), test, validation, strict=True)
+    ]
+    found = [Trained("none", 1.0, {"hidden": scores, "linear": scores})]
+    texts = Texts([np.arange(4)], [np.arange(4)], np.arange(4))
+    question = Question("position", (texts, texts, texts), tuple("0123"), ("distance", "accuracy"))
+    columns = [list(column.cells) for column in lab.table(found, question).columns]
+    assert columns[3:] == [["2.00"], ["norm"], ["2.00"], ["norm"]]
+    drawn: list[Panel] = []
+    monkeypatch.setattr(lab, "draw_panels", lambda panels, path, *_: drawn.extend(panels) or path)
+    lab.draw(found, question, tmp_path / "a.png")
+    assert [panel.lines[0].scores for panel in drawn] == [scores, scores]
 
 
 def test_without_positions_only_a_causal_model_can_tell_places_apart() -> None:

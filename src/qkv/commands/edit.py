@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from qkv.commands.opening import Machine, ModelName, note_unknown, open_model, printable
+from qkv.commands.opening import Machine, ModelName, finely, note_unknown, open_model, printable
 from qkv.generation.fill import Guess
 from qkv.insight.cells import bar, has_blocks
 from qkv.insight.difference import Change, what_changes
@@ -60,7 +60,7 @@ def run(
         raise ValueError(f"length: expected 0 or more, not {length}")
     if not edits:
         raise ValueError("change: expected one or more, such as --change 3.5=off; qkv edit --help lists what there is")
-    opened = open_model(model, machine, GPT, BERT, Transformer, RNN, Tuned)
+    opened = open_model(model, finely(machine), GPT, BERT, Transformer, RNN, Tuned)
     note_unknown(opened.tokenizer, [each for each in (*text, source, target) if each is not None])
     reading = read(opened.model, opened.tokenizer, *text, source=source, target=target)
     with Console(stderr=True).status("reading twice ..."):

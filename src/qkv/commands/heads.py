@@ -16,14 +16,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from qkv.commands.opening import Machine, ModelName, Opened, check_not_read, check_place, open_model
+from qkv.commands.opening import Machine, ModelName, Opened, check_not_read, check_place, finely, open_model
 from qkv.data.batch import Batch
 from qkv.data.conllu import read_sentences
 from qkv.data.examples import open_examples
 from qkv.data.files import find_files
 from qkv.data.source import open_pairs, open_texts
 from qkv.insight.ablation import How, ablate
-from qkv.insight.asked import batches_of, batches_of_examples, batches_of_pairs
+from qkv.insight.batches import batches_of, batches_of_examples, batches_of_pairs
 from qkv.insight.head_pictures import draw_importance, draw_roles, draw_syntax
 from qkv.insight.head_tables import importance_table, roles_table, syntax_table
 from qkv.insight.picture import check_ending
@@ -95,7 +95,7 @@ def run(
     check_not_read(plot, [*map(Path, data), *([] if grammar is None else [grammar])], "read")
     if plot is not None:
         check_ending(plot)
-    opened = open_model(model, machine, GPT, BERT, Transformer, RNN, Tuned)
+    opened = open_model(model, finely(machine), GPT, BERT, Transformer, RNN, Tuned)
     found: dict[str, Answer] = {}
     if without is not None:
         found["ablation"] = ablated(opened, model, without, text, data, limit or 32)

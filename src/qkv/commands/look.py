@@ -15,6 +15,7 @@ from qkv.commands.opening import (
     ModelName,
     check_not_read,
     check_place,
+    finely,
     note,
     note_unknown,
     open_model,
@@ -59,7 +60,7 @@ def run(
             residual stream and of gradients; numbers, a head's entropy and distance; attribution, gradients beside
             attention; the positional encoding.
         kind: Of a translator: encoder, decoder or cross attention.
-        layer: The layer, counted from 0; with a long text, the layers that the page holds.
+        layer: The layer, counted from 0; of a page the one it opens with, and of a long text those that it holds.
         head: The head, counted from 0, or several for lines.
         words: Join the pieces of a word: what is looked at is summed, who looks is averaged.
         mask: none takes a GPT's causal mask away, to see what it hides.
@@ -70,7 +71,11 @@ def run(
     check_not_read(out, [data] if data is not None else [], "looked at")
     if out is not None and out.suffix.lower() not in FORMATS:
         raise ValueError(f"out: expected the name of a {', '.join(FORMATS)} file, not {out}")
-    opened = open_model(model, machine, GPT, BERT, Transformer, RNN, Tuned)
+    page = out is not None and out.suffix.lower() == ".html"
+    whole = page or (out is not None and out.suffix.lower() == ".safetensors")
+    if len(layer) > 1 and not whole:
+        raise ValueError(f"layer: one view shows one layer, not {len(layer)}; a page (--out look.html) holds several")
+    opened = open_model(model, finely(machine), GPT, BERT, Transformer, RNN, Tuned)
     if view == "positions":
         return see_positions(model, opened.model, out)
     texts = texts_of(text, data, source)
@@ -79,14 +84,14 @@ def run(
         if mask == "none":
             changes.enter_context(unmasked(opened.model))
         changes.enter_context(Console(stderr=True).status("looking ..."))
-        page = out is not None and out.suffix.lower() == ".html"
         seen = look(
             opened.model,
             *texts,
             tokenizer=opened.tokenizer,
             source=source,
             target=target,
-            layers=layer or None,
+            layers=None if page else layer or None,
+            at_least=layer,
             name=model,
             lens_too=True if view == "lens" else None,
             attribution=True if view == "attribution" else None if page else False,

@@ -6,13 +6,14 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import torch
 import tyro
 from rich.console import Console
+from rich.text import Text
 
 from qkv import artifact
 from qkv.models import BERT, GPT, RNN, Transformer, Tuned
@@ -39,7 +40,7 @@ class Machine:
     device: str | None = None
     """cpu, cuda, cuda:1 ...; the GPU unless given, if there is one."""
     precision: Precision | None = None
-    """float32 or bf16; a GPT on a GPU computes in bf16 unless given, all others in float32."""
+    """float32 or bf16; a GPT that speaks on a GPU does so in bf16 unless given, all else is float32."""
     int8: bool = False
     """On a CPU: weights of eight bits, a quarter of the memory to read for each word."""
 
@@ -52,7 +53,7 @@ class Opened(NamedTuple):
 def open_model(name: str, machine: Machine, *wanted: type[Model]) -> Opened:
     """A model of one of the wanted families with its tokenizer, ready on its device."""
     device = device_of(machine)
-    with Console(stderr=True).status(f"reading {name} ..."):
+    with Console(stderr=True).status(Text(f"reading {name} ...")):
         model, tokenizer = artifact.load(name)
         if not isinstance(model, wanted):
             raise ValueError(f"{name}: {TAUGHT if wanted == (Tuned,) else PURPOSE[type(model)]}")
@@ -67,6 +68,11 @@ def open_model(name: str, machine: Machine, *wanted: type[Model]) -> Opened:
         half = device.type == "cuda" and isinstance(model, GPT) and machine.precision != "float32"
         dtype = torch.bfloat16 if half or machine.precision == "bf16" else torch.float32
         return Opened(model.to(device, dtype), tokenizer)
+
+
+def finely(machine: Machine) -> Machine:
+    """For what compares small differences: float32 on a GPU too, unless told otherwise."""
+    return replace(machine, precision=machine.precision or "float32")
 
 
 def device_of(machine: Machine) -> torch.device:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from qkv.commands.heads import advancing
-from qkv.commands.opening import Machine, ModelName, Opened, check_place, open_model, printable
+from qkv.commands.opening import Machine, ModelName, Opened, check_place, finely, open_model, printable
 from qkv.insight.cells import HeatMap
 from qkv.insight.head_pictures import draw_patched
 from qkv.insight.patching import At, Patched, patch
@@ -66,7 +66,9 @@ def run(
     check_place("plot", plot)
     if plot is not None:
         check_ending(plot)
-    opened = open_model(model, machine, GPT, BERT, Transformer, RNN)
+    opened = open_model(model, finely(machine), GPT, BERT, Transformer, RNN)
+    if isinstance(opened.model, RNN):
+        raise ValueError("model: an RNN has no layers of heads, so nothing in it can be patched; expected another")
     tokenizer = opened.tokenizer
     prompts = [prompt_of(opened, each, target) for each in (clean, corrupted)]
     place = mask_of(opened, *prompts)
@@ -120,7 +122,7 @@ def one_token(tokenizer: Tokenizer, text: str | None, name: str) -> int | None:
         return None
     ids = tokenizer.encode(text)
     if len(ids) != 1:
-        parts = " | ".join(tokenizer.token(id) for id in ids)
+        parts = printable(" | ".join(tokenizer.token(id) for id in ids))
         raise ValueError(f"{name}: expected one token, and {text!r} is {len(ids)}: {parts}")
     return ids[0]
 

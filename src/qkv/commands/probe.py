@@ -7,13 +7,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Annotated
 
 import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from qkv.commands.opening import Machine, ModelName, check_place, note, open_model
+from qkv.commands.opening import Machine, ModelName, check_place, finely, note, open_model
 from qkv.insight.activations import Store, check_layers
 from qkv.insight.probe import Learning
 from qkv.insight.probing import Stage, probe
@@ -22,6 +23,8 @@ from qkv.models import BERT, GPT, RNN, Transformer, Tuned
 from qkv.models.heads import Pooling
 
 PICTURE = "probe.png"
+EVERY = 30.0
+"""Seconds between two lines that say how far it is, where there is no terminal."""
 
 
 def run(
@@ -72,7 +75,7 @@ def run(
         numbers: With a table: whether labels are numbers, not classes; if one has a fraction unless given.
         length: With position: tokens of a window, and so the number of places.
         windows: With position: so many windows to learn from, a tenth of that to test on.
-        layers: Some of the layers, 0 for the embedding; all unless given.
+        layers: Some of the layers: embedding, 0 and so on for the blocks, norm; all unless given.
         seeds: Probes of each kind, each from other weights and in another order.
         controls: Probe a random model and shuffled labels, too.
         recompute: Let the model read the texts again in each epoch, and learn the probes of all layers at once, instead
@@ -86,15 +89,15 @@ def run(
     if seeds < 1:
         raise ValueError(f"seeds: expected 1 or more, not {seeds}")
     check_place("out", None if out is None else out / PICTURE)
-    opened = open_model(model, machine, GPT, BERT, Tuned, Transformer, RNN)
+    opened = open_model(model, finely(machine), GPT, BERT, Tuned, Transformer, RNN)
     check_layers(opened.model, layers)
     columns = {"text": text, "label": label, "pooling": pooling, "numbers": numbers}
     question = question_of(
         opened.model, opened.tokenizer, target, data=data, validation=validation, test=test, length=length,
         windows=windows, most=examples, **columns,
     )  # fmt: skip
-    for told in question.notes:
-        note(told)
+    for each in question.notes:
+        note(each)
     with watched() as stage:
         found = probe(
             opened.model, question, name=Path(model).name, layers=layers, seeds=seeds, learning=learning,
@@ -116,9 +119,12 @@ def run(
 
 @contextmanager
 def watched() -> Iterator[Stage]:
-    """A line of progress for each stage, at a terminal."""
+    """A bar for each stage; without a terminal a line when it begins, and from time to time how far it is."""
+    if not sys.stderr.isatty():
+        yield told()
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         tasks = {}
 
         def hear(what: str, part: float) -> None:
@@ -127,3 +133,18 @@ def watched() -> Iterator[Stage]:
             progress.update(tasks[what], advance=part)
 
         yield hear
+
+
+def told() -> Stage:
+    done: dict[str, float] = {}
+    last = 0.0
+
+    def hear(what: str, part: float) -> None:
+        nonlocal last
+        begins, now = what not in done, monotonic()
+        done[what] = done.get(what, 0.0) + part
+        if begins or now - last >= EVERY:
+            last = now
+            note(f"{what} ..." if begins else f"{what}: {done[what]:.0%}")
+
+    return hear

@@ -9,7 +9,8 @@ import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from qkv.evaluation import interval
+from qkv.bootstrap import bootstrap
+from qkv.evaluation.interval import Score
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Closeness:
     return Closeness(bleu=found[words], chrf=found[characters], signature=signature)
 
 
-def intervals(
-    near: Closeness, hypotheses: Sequence[str], references: Sequence[str], *, seed: int = 0
-) -> list[interval.Score]:
+def intervals(near: Closeness, hypotheses: Sequence[str], references: Sequence[str], *, seed: int = 0) -> list[Score]:
     """What `bleu` found, each with its interval: sentences are drawn anew, and their counts summed as in the corpus."""
     scores = []
     for name, value, metric in (("BLEU", near.bleu, BLEU()), ("chrF", near.chrf, CHRF())):
@@ -42,7 +41,7 @@ def intervals(
         def total(sums: np.ndarray, metric: BLEU | CHRF = metric) -> float:
             return metric._compute_score_from_stats([round(number) for number in sums.tolist()]).score
 
-        scores.append(interval.Score(name, value, *interval.bootstrap(counts, total, seed=seed)))
+        scores.append(Score(name, value, *bootstrap(counts, total, seed=seed)))
     return scores
 
 

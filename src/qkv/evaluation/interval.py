@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-CONFIDENCE = 0.95
+from qkv.bootstrap import bootstrap
+
 DEVIATIONS = 1.959963984540054  # of a normal: so far from its mean it lies 95 times in 100
-DRAWS = 1000
-LEAST = 4  # units: of fewer, one alone is drawn so often that the ends would be the best and the worst unit
 
 
 @dataclass(frozen=True)
@@ -49,34 +47,6 @@ def wilson(successes: int | float, trials: int) -> tuple[float, float]:
     low = 0.0 if successes == 0 else middle - reach  # exactly, whatever rounding would say
     high = 1.0 if successes == trials else middle + reach
     return low, high
-
-
-def bootstrap(
-    units: Float[np.ndarray, "n k"] | Any,
-    score: Callable[[Float[np.ndarray, "k"]], float],
-    *,
-    seed: int = 0,
-    draws: int = DRAWS,
-) -> tuple[float, float] | tuple[None, None]:
-    """The interval of a score that is a function of sums over the test's units, such as sentences.
-
-    The test is drawn anew from its own units, with repetition; of the scores found so, the middle 95% remain. The same
-    seed finds the same interval. Of fewer than LEAST units there is none.
-    """
-    units = np.asarray(units, dtype=np.float64)
-    if units.ndim != 2 or len(units) == 0:
-        raise ValueError(f"units: expected shape (n, k) with one unit or more, not {units.shape}")
-    n = len(units)
-    if n < LEAST:
-        return None, None
-    random = np.random.default_rng(seed)
-    found = []
-    for _ in range(draws):
-        times = np.bincount(random.integers(n, size=n), minlength=n)  # (n,): how often each was drawn
-        found.append(score(times @ units))
-    # Of what was found, not between it: between infinite perplexities there is nothing.
-    low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], method="nearest")
-    return float(low), float(high)
 
 
 def of_sums(

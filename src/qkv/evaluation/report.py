@@ -17,8 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from qkv import disk
+from qkv.bootstrap import LEAST
 from qkv.evaluation.evaluate import Result
-from qkv.evaluation.interval import LEAST, Score
+from qkv.evaluation.interval import Score
 from qkv.evaluation.task import Task
 
 

@@ -18,12 +18,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from qkv.bootstrap import ratio_intervals
 from qkv.data.batch import IGNORE, Batch
 from qkv.generation.decode import without_dropout
 from qkv.insight.capture import Place, places_of
 from qkv.insight.lens import says_words
-from qkv.insight.redraw import ratio_intervals
-from qkv.insight.skip import attention_in, stack_with, starting_at
+from qkv.insight.upper_layers import at_once, attention_in, repeated, stack_with, starting_at
 from qkv.models import BERT, GPT, Tuned
 from qkv.models.build import Model, body_of
 from qkv.models.heads import pooled
@@ -34,7 +34,6 @@ from qkv.training.answering import AnswerObjective, AnswerReader
 from qkv.training.objective import Reader
 
 How = Literal["zero", "mean"]
-TOKENS, TOKENS_ON_GPU = 2**11, 2**15  # of one pass
 PLACES = 512  # whose logits are made at once
 
 
@@ -147,10 +146,10 @@ def without_each(
 ) -> Float[Tensor, "B H"]:
     """The loss of each row without each head of a layer: as many copies of the batch as heads, as memory allows."""
     tokens = max(batch.ids.numel(), 0 if batch.source is None else batch.source.numel())
-    at_once = max(1, (TOKENS_ON_GPU if batch.ids.is_cuda else TOKENS) // tokens)
+    most = at_once(tokens, batch.ids.device)
     found: list[Tensor] = []
-    for first in range(0, place.heads, at_once):
-        heads = range(first, min(first + at_once, place.heads))
+    for first in range(0, place.heads, most):
+        heads = range(first, min(first + most, place.heads))
         copies = batch.map(partial(repeated, times=len(heads)))
         listener = partial(put_out, heads=heads, instead=instead)
         with listen(attention_in(model, place.kind, layer), "heads", listener):
@@ -159,13 +158,9 @@ def without_each(
                     each = said(model, copies)
             else:
                 each = said(model, copies)
-        times = (len(heads), *(1 for _ in unchanged.shape[1:]))
-        found.append(losses(each, unchanged.repeat(times)).unflatten(0, (len(heads), -1)))  # (heads, B)
+        right = repeated(unchanged, len(heads))
+        found.append(losses(each, right).unflatten(0, (len(heads), -1)))  # (heads, B)
     return torch.cat(found).T
-
-
-def repeated(tensor: Tensor, times: int) -> Tensor:
-    return tensor.repeat(times, 1)
 
 
 def skips(model: Model) -> bool:

@@ -80,19 +80,20 @@ class Texts:
 
 
 def layers_of(model: Model) -> dict[str, str]:
-    """The layers by name, and the point of the model where each is heard: "0" is the embedding, then the blocks from
-    "1" on, and "norm" what the last norm makes of the last block, where there is one. Of a translator, its encoder."""
+    """The layers by name, and the point of the model where each is heard: "embedding", then the blocks from "0" on, and
+    "norm" what the last norm makes of the last block, where there is one. Of a translator, its encoder."""
     body = body_of(model)
     if isinstance(body, RNN):
-        return {"0": "", "1": "encoder"}  # its embedding has no point of its own
+        # Its embedding has no point of its own; of its layers only the last one is heard.
+        return {"embedding": "", str(body.config.depth - 1): "encoder"}
     own = "body." if isinstance(model, Tuned) else ""
     if isinstance(body, Transformer):
         stack, place = body.encoder, "encoder"
         embedding = "embedding" if body.source_embedding is None else "source_embedding"
     else:
         stack, place, embedding = body.stack, "stack", "embedding"
-    points = {"0": f"{own}{embedding}.output"}
-    points |= {str(number + 1): f"{own}{place}.blocks.{number}.after" for number in range(len(stack.blocks))}
+    points = {"embedding": f"{own}{embedding}.output"}
+    points |= {str(number): f"{own}{place}.blocks.{number}.after" for number in range(len(stack.blocks))}
     return points if stack.norm is None else points | {"norm": f"{own}{place}.output"}
 
 
@@ -162,7 +163,7 @@ def passes(texts: Texts, block: range) -> Iterator[list[int]]:
 # The three ways to have them
 
 
-@runtime_checkable
+@runtime_checkable  # the tests check every argument
 class Activations(Protocol):
     """Vectors of texts by layer, block by block."""
 

@@ -43,7 +43,7 @@ class Attention(NamedTuple):
 
     kind: str
     rows: Side
-    """Who looks (T)."""
+    """Who looks (T); in cross-attention the word that is chosen by looking."""
     columns: Side
     """At whom (S)."""
     layers: dict[int, Float[Tensor, "H T S"]]
@@ -91,8 +91,7 @@ def capture(
     for layer in layers or ():
         if not -deepest <= layer < deepest:
             raise ValueError(f"layer: expected 0 to {deepest - 1}, or -1 for the last, not {layer}")
-    wanted = None if layers is None else {layer % deepest for layer in layers}
-    found = [Finding(place, wanted, overview) for place in places]
+    found = [Finding(place, layers, overview) for place in places]
     with torch.no_grad(), without_dropout(model), ExitStack() as listening:
         for finding in found:
             for layer in finding.heard:
@@ -108,7 +107,7 @@ class Finding:
     def __init__(self, place: Place, layers: Collection[int] | None, overview: bool) -> None:
         self.place = place
         every = range(place.depth)
-        self.kept = set(every) if layers is None else set(layers) & set(every)
+        self.kept = set(every) if layers is None else {every[n] for n in layers if -place.depth <= n < place.depth}
         self.heard = list(every) if overview else sorted(self.kept)
         self.overview = overview
         self.layers: dict[int, Tensor] = {}
@@ -136,7 +135,7 @@ class Finding:
             self.layers = {layer: weights.float().cpu() for layer, weights in self.layers.items()}
             for weights in self.layers.values() if self.overview else ():
                 self.sum_up(weights)
-        sides = {"encoder": (reading.source, reading.source), "cross": (reading.text, reading.source)}
+        sides = {"encoder": (reading.source, reading.source), "cross": (reading.rows, reading.source)}
         rows, columns = sides.get(place.kind, (reading.text, reading.text))
         assert rows is not None
         assert columns is not None
@@ -183,9 +182,10 @@ def unmasked(model: Model) -> Iterator[None]:
     body = body_of(model)
     if not isinstance(body, GPT):
         raise ValueError(f"mask: only a GPT's causal mask can be taken away, and this is a {type(body).__name__}")
-    sparsity = all_of(body.config.sparsity())
-    body.mask = lambda keep, documents: sparsity  # type: ignore[method-assign]
+    before = body.__dict__.get("mask")  # there is one while it is without its mask already
+    body.mask = lambda keep, documents: all_of(body.config.sparsity())  # type: ignore[method-assign]
     try:
         yield
     finally:
-        del body.mask
+        if before is None:
+            del body.mask

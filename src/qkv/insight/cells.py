@@ -15,7 +15,7 @@ from rich.style import Style
 from rich.text import Text
 from torch import Tensor
 
-from qkv.text.printable import shortened
+from qkv.text.printable import in_one_line, shortened
 
 # Of the 256 colours every terminal has, from dark to bright. Nothing has its colour, too: so the picture is the same
 # on a dark terminal and on a light one.
@@ -69,12 +69,15 @@ def bar(part: float, width: int = 40, blocks: bool = True) -> str:
 
 def fitted(text: str, width: int, console: Console, align: str = "left") -> str:
     """A person's or a model's word, in exactly so many cells."""
-    if not has_blocks(console):
-        text = text.encode(console.encoding, "replace").decode(console.encoding)
-    text = shortened(text, width) if has_blocks(console) else text[:width]
+    if has_blocks(console):
+        text = shortened(text, width)
+    else:  # it may know neither the letters nor an ellipsis
+        text = in_one_line(text).encode(console.encoding, "replace").decode(console.encoding)
     room = max(0, width - cell_len(text))
     before = room if align == "right" else room // 2 if align == "centre" else 0
-    turned = TURNS if has_blocks(console) and any("\u0590" <= sign <= "\u08ff" for sign in text) else ""
+    turned = (
+        TURNS if has_blocks(console) and any("\u0590" <= sign <= "\u08ff" or sign == "\u200f" for sign in text) else ""
+    )
     return set_cell_size(" " * before + text + turned, width)
 
 
@@ -130,7 +133,7 @@ class HeatMap:
         count = len(self.columns)
         marks = len(str(max(count, len(self.rows)))) + 1  # the number before a row's name
         if self.title:
-            yield Text(shortened(self.title, width), style="bold", no_wrap=True)
+            yield Text(fitted(self.title, width, console).rstrip(), style="bold", no_wrap=True)
         if names + 1 + count * self.named <= width:
             yield from self.with_names(console, names)
             return
@@ -179,7 +182,7 @@ class HeatMap:
         )
         yield from small.lines(console, [fitted(first, names + marks, console) for first in firsts[:rows]], NARROW)
         what = "words" if alike else "rows and columns"
-        yield Text(f"Each cell: the largest weight among {several} × {several} {what}.", style="dim")
+        yield Text(f"Each cell: the largest weight among {several} by {several} {what}.", style="dim")
 
     @property
     def all_shades(self) -> Tensor:

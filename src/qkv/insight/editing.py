@@ -23,6 +23,7 @@ from torch import Tensor
 
 from qkv.insight.capture import Place, places_of
 from qkv.insight.reading import Reading
+from qkv.insight.visible import visible
 from qkv.models import GPT
 from qkv.models.build import Model, body_of
 from qkv.nn.tap import listen
@@ -187,21 +188,33 @@ def check(model: Model, edit: Edit, reading: Reading | None = None) -> Place:
         raise ValueError(f"change: {edit}: expected a head of 0 to {place.heads - 1}, not {edit.head}")
     if edit.value == "previous" and place.kind == "cross":
         raise ValueError(f"change: {edit}: a source has no word before a target's word; expected uniform or first")
-    if edit.edge is None:
-        return place
-    query, key = edit.edge
-    causal = isinstance(body_of(model), GPT) or place.kind == "decoder"
-    if causal and key > query:
-        raise ValueError(f"change: {edit}: token {query} of a causal model cannot see token {key}, which comes later")
-    if causal and query == 0:
-        raise ValueError(f"change: {edit}: token 0 sees only itself, with a weight of 1; use off for the whole head")
+    if edit.edge is not None:
+        check_edge(model, edit, edit.edge, place.kind, reading)
+    return place
+
+
+def check_edge(model: Model, edit: Edit, edge: tuple[int, int], kind: str, reading: Reading | None) -> None:
+    query, key = edge
+    size = max(edge) + 2  # one token more, to be seen by the last if the model sees later ones
     if reading is not None:
-        rows = reading.source if place.kind == "encoder" else reading.text
-        columns = reading.source if place.kind in ("encoder", "cross") else reading.text
+        rows = reading.source if kind == "encoder" else reading.text
+        columns = reading.source if kind in ("encoder", "cross") else reading.text
         assert rows is not None
         assert columns is not None
+        size = len(rows.ids)
         for number, side in ((query, rows), (key, columns)):
             if number >= len(side.ids):
                 last = len(side.ids) - 1
                 raise ValueError(f"change: {edit}: expected a token of 0 to {last}, for the text has no {number}")
-    return place
+    if kind == "cross":
+        return
+    seen = visible(model, kind, torch.tensor([query]), size)[0]  # (S,)
+    causal = isinstance(body_of(model), GPT) or kind == "decoder"
+    if not seen[key] and causal and key > query:
+        raise ValueError(f"change: {edit}: token {query} of a causal model cannot see token {key}, which comes later")
+    if not seen[key]:
+        raise ValueError(f"change: {edit}: token {query} cannot see token {key}, which the model's mask hides from it")
+    if int(seen.sum()) == 1:
+        raise ValueError(
+            f"change: {edit}: token {query} sees only itself, with a weight of 1; use off for the whole head"
+        )

@@ -14,12 +14,14 @@ from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import ScaledTranslation
 
 from qkv.insight.ablation import Importance
 from qkv.insight.patching import Patched
 from qkv.insight.picture import COLOURS, INK, PALE, check_ending, save
 from qkv.insight.roles import Roles
 from qkv.insight.syntax import Syntax
+from qkv.insight.views import label
 
 # Zero is white: blue below, vermilion above, which all eyes tell apart.
 DIVERGING = LinearSegmentedColormap.from_list("change", ["#08519C", "#6BAED6", "#FFFFFF", "#F4A582", "#B2400E"])
@@ -29,6 +31,8 @@ MARKED, WORTH_MARKING = 3, 0.25  # heads that have a circle in a heat map, if th
 SHALLOW = 12  # layers: of fewer, a picture has more rows than one
 LONGEST = 14  # characters of a token's name
 NAMED = 60  # tokens that have room for their names
+LINES = 4  # of what is said below
+UNDER_AXES = 42  # points: so deep are the ticks of an axis and its label
 
 
 def draw_importance(found: Importance, path: Path, title: str) -> Path:
@@ -112,7 +116,7 @@ def draw_syntax(found: Syntax, path: Path, title: str) -> Path:
 
 def relations(found: Syntax, title: str) -> Figure:
     shown = found.relations
-    figure, grid = sheet(8.8, 0.36 * len(shown) + 2.0, [1])
+    figure, grid = sheet(8.8, 0.36 * len(shown) + 2.4, [1])
     axes = figure.add_subplot(grid[0, 0])
     y = np.arange(len(shown))
     axes.barh(y - 0.19, [100 * each.accuracy for each in shown], 0.36, color=COLOURS[0], label="the best head")
@@ -125,12 +129,14 @@ def relations(found: Syntax, title: str) -> Figure:
         far = 100 * max(each.accuracy, each.baseline, each.high if each.high == each.high else 0)
         said = f"{each.layer}.{each.head} {arrow}   {each.offset:+d}"
         axes.annotate(said, (far, at), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9, color=PALE)
-    axes.set_yticks(y, [f"{each.name}  {each.words:,}" for each in shown])
+    axes.set_yticks(y, [f"{label(each.name)}  {each.words:,}" for each in shown])
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(0, 114)
     axes.set_xlabel("found, %;  layer.head → word looks at its head, ← is looked at;  then the offset")
     axes.grid(axis="y", visible=False)
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=10)
+    # Not the figure's own legend, which would lie on what is said at the bottom.
+    below = axes.transAxes + ScaledTranslation(0, -UNDER_AXES / 72, figure.dpi_scale_trans)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=below, borderaxespad=0, ncols=2, fontsize=10)
     how = (
         "chosen on one half of the sentences, measured on the other" if found.halves else "chosen where it is measured"
     )
@@ -152,7 +158,9 @@ def patched(found: Patched, names: Sequence[str], title: str, below: str) -> Fig
     drawn = heat(axes, found.restored.numpy(), "", DIVERGING, TwoSlopeNorm(0, -most, most))
     axes.set_xlabel("head" if found.at == "heads" else "token")
     if found.at != "heads" and N <= NAMED:
-        axes.set_xticks(range(N), [name[:LONGEST] for name in names], rotation=60, ha="right", rotation_mode="anchor")
+        axes.set_xticks(
+            range(N), [label(name, LONGEST) for name in names], rotation=60, ha="right", rotation_mode="anchor"
+        )
     colour_bar(figure, axes, drawn, "0: as corrupted, 1: as clean")
     over(figure, title, below)
     return figure
@@ -192,5 +200,5 @@ def colour_bar(figure: Figure, axes: Axes, drawn: Any, label: str) -> None:
 def over(figure: Figure, title: str, below: str) -> None:
     """What it is, and in a paler line at the bottom how it was found."""
     letters = int(11.5 * figure.get_figwidth())  # of one line
-    figure.suptitle(title, fontsize=16, fontweight="bold", x=0.012, ha="left")
-    figure.supxlabel(fill(below, letters), fontsize=10, color=PALE, x=0.012, ha="left")
+    figure.suptitle(label(title, letters), fontsize=16, fontweight="bold", x=0.012, ha="left")
+    figure.supxlabel(fill(label(below, LINES * letters), letters), fontsize=10, color=PALE, x=0.012, ha="left")

@@ -37,19 +37,18 @@ def stack_of(model: Model) -> tuple[str, Stack] | None:
     return ("body." if isinstance(model, Tuned) else "") + "stack", body.stack
 
 
-def residuals(model: Model) -> AbstractContextManager[Recording]:
-    """Records the residual stream: before the first block, then after each."""
+def first_residual(model: Model) -> str:
+    """The point before the first block."""
     found = stack_of(model)
     if found is None:
         raise ValueError("layers: an RNN has no residual stream")
-    name, _ = found
-    return record(model, f"{name}.blocks.0.before", f"{name}.blocks.*.after")
+    return f"{found[0]}.blocks.0.before"
 
 
-def in_order(seen: Recording) -> list[Float[Tensor, "B T E"]]:
-    """Layer by layer: points are met in the order of their names, of which 10 comes before 2."""
-    by_layer = {(int(name.split(".")[-2]), name.endswith(".after")): value for name, value in seen.items()}
-    return [by_layer[key] for key in sorted(by_layer)]
+def residuals(model: Model) -> AbstractContextManager[Recording]:
+    """Records the residual stream: before the first block, then after each, in this order."""
+    first = first_residual(model)
+    return record(model, first, first.replace("0.before", "*.after"))
 
 
 def next_tokens(model: Model, tokenizer: Tokenizer, reading: Reading, *, top: int = 5) -> list[list[Guess]]:
@@ -73,7 +72,7 @@ def lens(model: Model, tokenizer: Tokenizer, reading: Reading, *, top: int = 5) 
         with residuals(model) as seen:
             hidden(model, reading)
         last = stack.norm or torch.nn.Identity()
-        return [guesses(model, tokenizer, last(layer[0]), top) for layer in in_order(seen)]
+        return [guesses(model, tokenizer, last(layer[0]), top) for layer in seen.values()]
 
 
 def guesses(model: Model, tokenizer: Tokenizer, vectors: Float[Tensor, "T E"], top: int) -> list[list[Guess]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import html
 import json
-import os
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ from qkv.insight.lens import lens, next_tokens, says_words, stack_of
 from qkv.insight.norms import Norms, norms
 from qkv.insight.picture import ENDINGS
 from qkv.insight.reading import Reading, read
-from qkv.models import Tuned
-from qkv.models.build import Model
+from qkv.models import BERT, Tuned
+from qkv.models.build import Model, body_of
 from qkv.text.tokenizer import Tokenizer
 
 FORMATS = (".html", *ENDINGS, ".safetensors")
@@ -53,14 +53,18 @@ class Look:
     norms: Norms | None
     attribution: Float[Tensor, "T S"] | None = None
     """What each place's likeliest token owes to each token read: |gradient x input|, a row sums to 1."""
+    both_ways: bool = False
+    """The model is a BERT, which says what stands at a place; any other says what comes next."""
 
     def of(self, kind: str | None = None) -> Attention:
         """One kind of attention: of a translator cross-attention, unless another is named."""
         kinds = [each.kind for each in self.attention]
-        if kind is None and kinds:
+        if not kinds:
+            raise ValueError("attention: this RNN has none, so none of its words looks at any other")
+        if kind is None:
             return self.attention[kinds.index("cross") if "cross" in kinds else 0]
         if kind not in kinds:
-            raise ValueError(f"kind: this model has {', '.join(kinds) or 'no attention'}, not {kind}")
+            raise ValueError(f"kind: this model has {', '.join(kinds)}, not {kind}")
         return self.attention[kinds.index(kind)]
 
     def save(self, path: Path | str, **how: Any) -> Path:
@@ -85,7 +89,7 @@ class Look:
         tensors = {
             f"{each.kind}.{layer}": w.contiguous() for each in self.attention for layer, w in each.layers.items()
         }
-        sides = {"text": self.reading.text, "source": self.reading.source}
+        sides = {"text": self.reading.text, "source": self.reading.source, "chosen": self.reading.chosen}
         tokens = {name: json.dumps(side.tokens) for name, side in sides.items() if side is not None}
         with disk.staging(path.parent, sum(each.nbytes for each in tensors.values()), path.name) as made:
             save_file(tensors, made / path.name, tokens)
@@ -108,15 +112,17 @@ def look(
     source: str | None = None,
     target: str | None = None,
     layers: Collection[int] | None = None,
+    at_least: Collection[int] = (),
     name: str | None = None,
     lens_too: bool | None = None,
     attribution: bool | None = False,
 ) -> Look:
     """Let a model read a text and keep what happens inside.
 
-    `model` may be what `qkv.load` returns, a model with its `tokenizer`, or the name of either. `layers` keeps the
-    weights of these alone; unless given, of all, or of a long text of the first. `lens_too` makes the lens of a long
-    text, too. `attribution` adds gradient x input; None does so for a brief text.
+    `model` may be what `qkv.load` returns, its model alone, or a name that it takes; another model needs its
+    `tokenizer`. `layers` keeps the weights of these alone; unless given, of all, or, where a long text makes that too
+    many, `at_least` of these (the first). `lens_too` makes the lens of a long text, too. `attribution` adds gradient x
+    input; None does so for a brief text.
     """
     if isinstance(model, str | Path):
         name = name or str(model)
@@ -124,6 +130,7 @@ def look(
     if isinstance(model, tuple):
         model, found = model
         tokenizer = tokenizer or found
+    tokenizer = tokenizer or artifact.tokenizer_with(model)
     if tokenizer is None:
         raise ValueError("tokenizer: expected the one that belongs to the model; qkv.load gives both")
     reading = read(model, tokenizer, *texts, source=source, target=target)
@@ -131,38 +138,51 @@ def look(
     words, blocks = says_words(model), stack_of(model) is not None
     explicable = words or isinstance(model, Tuned)
     check_room(model, reading)
+    by_layer = lens(model, tokenizer, reading) if words and (T <= SHORT if lens_too is None else lens_too) else None
     attends = blocks or getattr(model.config, "attention", "none") != "none"
     return Look(
         name or type(model).__name__,
         reading,
-        capture(model, reading, layers=kept(model, reading, layers)) if attends else [],
-        next_tokens(model, tokenizer, reading) if words else None,
-        lens(model, tokenizer, reading) if words and (T <= SHORT if lens_too is None else lens_too) else None,
+        capture(model, reading, layers=kept(model, reading, layers, at_least)) if attends else [],
+        by_layer[-1] if by_layer else next_tokens(model, tokenizer, reading) if words else None,
+        by_layer,
         norms(model, reading) if blocks and T <= MIDDLING else None,
         attribute(model, reading) if (explicable and T <= BRIEF if attribution is None else attribution) else None,
+        both_ways=isinstance(body_of(model), BERT),
     )
 
 
 def check_room(model: Model, reading: Reading) -> None:
     """Weights exist, one layer at a time, with the scores they are made from; better refused than killed."""
-    if next(model.parameters()).device.type != "cpu" or not hasattr(os, "sysconf"):
+    if next(model.parameters()).device.type != "cpu":
         return
-    heads, longest = getattr(model.config, "heads", 1), longest_of(reading)
-    needed, free = 3 * 4 * heads * longest**2, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed > free:
+    heads, longest, free = getattr(body_of(model).config, "heads", 1), longest_of(reading), free_memory()
+    needed = 3 * 4 * heads * longest**2
+    if free is not None and needed > free:
         raise ValueError(
             f"text: the attention of {longest:,} tokens needs {needed / 2**30:.1f} GiB of memory, and "
             f"{free / 2**30:.1f} GiB are free; shorten the text"
         )
 
 
+def free_memory() -> int | None:
+    """In bytes, with what a cache would give back; None where nobody knows."""
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
 def longest_of(reading: Reading) -> int:
     return max(len(side.ids) for side in (reading.text, reading.source) if side is not None)
 
 
-def kept(model: Model, reading: Reading, layers: Collection[int] | None) -> Collection[int] | None:
-    """The layers whose weights are kept: as asked, else all, else the first, when all would be too many."""
+def kept(
+    model: Model, reading: Reading, layers: Collection[int] | None, at_least: Collection[int] = ()
+) -> Collection[int] | None:
+    """The layers whose weights are kept: as asked, else all (None), else, when all would be too many, some."""
     if layers is not None:
         return layers
     weights = sum(place.depth * place.heads * longest_of(reading) ** 2 for place in places_of(model))
-    return None if weights <= ALL_LAYERS else [0]
+    return None if weights <= ALL_LAYERS else at_least or [0]

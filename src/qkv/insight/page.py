@@ -10,6 +10,7 @@ import base64
 import hashlib
 import html
 import json
+import math
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -139,11 +140,10 @@ def described(look: Look, code: Code) -> dict[str, Any]:
         return sides.index(side)
 
     source = look.reading.source
-    self_causal = any(each.causal and each.kind == "self" for each in look.attention)
     found: dict[str, Any] = {
         "model": look.model,
         "text": place(look.reading.text),
-        "causal": source is not None or self_causal,  # whether a guess is about the next word, or about this one
+        "follows": not look.both_ways,  # whether a guess is about the next word, or about this one
         "attention": [
             {
                 "kind": each.kind, "rows": place(each.rows), "columns": place(each.columns),
@@ -159,14 +159,14 @@ def described(look: Look, code: Code) -> dict[str, Any]:
         "attribution": None,
     }  # fmt: skip
     if look.norms is not None:
-        residual, gradient = ([numbers(each) for each in some or ()] for some in look.norms)
+        residual, gradient = ([rounded(each.tolist()) for each in some or ()] for some in look.norms)
         found["norms"] = {"residual": residual, "gradient": gradient or None}
     if look.attribution is not None:
         rows, columns = look.attribution.shape
         of_source = source is not None and columns == len(source.ids)
         to = place(source) if of_source and source is not None else place(look.reading.text)
         found["attribution"] = {
-            "rows": place(look.reading.text), "columns": to, "shape": [rows, columns], "code": code, "most": 1.0,
+            "rows": place(look.reading.rows), "columns": to, "shape": [rows, columns], "code": code, "most": 1.0,
         }  # fmt: skip
     found["sides"] = [
         {"ids": side.ids, "tokens": side.tokens, "words": [[word.text, word.places] for word in side.words]}
@@ -193,14 +193,16 @@ def overview_shape(attention: Attention) -> list[int]:
 
 
 def numbers(values: Float[Tensor, "*n"]) -> Any:
-    """With five digits, as many as are ever shown; None where one is no number."""
+    """With five digits, as many as are ever shown; None for all where one is no number."""
     if not bool(values.isfinite().all()):
         return None
     return rounded(values.tolist())
 
 
 def rounded(values: Any) -> Any:
-    return float(f"{values:.5g}") if isinstance(values, float) else [rounded(each) for each in values]
+    if isinstance(values, float):
+        return float(f"{values:.5g}") if math.isfinite(values) else None
+    return [rounded(each) for each in values]
 
 
 def compact(guesses: Any) -> Any:

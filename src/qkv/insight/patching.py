@@ -18,13 +18,13 @@ from qkv.generation.decode import without_dropout
 from qkv.insight.capture import places_of
 from qkv.insight.lens import says_words
 from qkv.insight.reading import Reading, ids_of
-from qkv.insight.skip import stack_with, starting_at
+from qkv.insight.upper_layers import at_once, stack_with, starting_at
 from qkv.models import BERT, Transformer, Tuned
 from qkv.models.build import Model, body_of
 from qkv.nn.tap import listen, record
+from qkv.text.printable import printable
 
 At = Literal["residual", "heads", "feed_forward"]
-TOKENS, TOKENS_ON_GPU = 2**11, 2**15  # of one pass
 SAME = 1e-5  # answers that differ by no more than this part of them are alike, but for rounding
 
 
@@ -63,7 +63,6 @@ def patch(
     Of a translator, `kind` says whose: encoder (unless given), decoder, or with heads cross.
     """
     kind = check(model, clean, corrupted, at, place, kind)
-    device = next(model.parameters()).device
     place = len(clean.text.ids) - 1 if place is None else place
     point = {"residual": "after", "heads": "attention.heads", "feed_forward": "feed_forward.hidden"}[at]
     point = "cross_attention.heads" if kind == "cross" else point
@@ -84,7 +83,7 @@ def patch(
         source = kind == "encoder"
         tokens = len(corrupted.source.ids) if source and corrupted.source is not None else len(corrupted.text.ids)
         choices = places_of(model)[0].heads if at == "heads" else tokens
-        rows = max(1, (TOKENS_ON_GPU if device.type == "cuda" else TOKENS) // tokens)
+        rows = at_once(tokens, next(model.parameters()).device)
         found = []
         for layer, block in enumerate(blocks):
             parts = []
@@ -140,9 +139,10 @@ def check(model: Model, clean: Reading, corrupted: Reading, at: str, place: int 
         raise ValueError(f"kind: cross-attention has heads alone; expected at = heads, not {at}")
     for name, one, other in (("text", clean.text, corrupted.text), ("source", clean.source, corrupted.source)):
         if one is not None and other is not None and len(one.ids) != len(other.ids):
+            parts = [printable(" | ".join(each.tokens)) for each in (other, one)]
             raise ValueError(
                 f"corrupted: its {name} has {len(other.ids)} tokens and the clean one {len(one.ids)}; each needs a "
-                f"counterpart: {' | '.join(other.tokens)}; clean: {' | '.join(one.tokens)}"
+                f"counterpart: {parts[0]}; clean: {parts[1]}"
             )
     if place is None and isinstance(model, BERT):
         raise ValueError("place: a BERT says a word at every place; expected the one that is asked, such as its mask")

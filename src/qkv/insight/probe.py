@@ -66,11 +66,13 @@ class Probes(nn.Module):
     ) -> None:
         super().__init__()
         S, K, self.targets = len(seeds), targets, targets
-        first, second = torch.empty(S, width, K * (hidden or outputs)), torch.empty(S, K, hidden, outputs)
+        first, second = torch.empty(S, K, width, hidden or outputs), torch.empty(S, K, hidden, outputs)
         for number, seed in enumerate(seeds):  # a seed's weights are the same whoever learns beside it
             generator = torch.Generator().manual_seed(seed)
-            first[number].uniform_(-1, 1, generator=generator).mul_(width**-0.5)
-            second[number].uniform_(-1, 1, generator=generator).mul_(max(1, hidden) ** -0.5)
+            for k in range(K):
+                first[number, k].uniform_(-1, 1, generator=generator).mul_(width**-0.5)
+                second[number, k].uniform_(-1, 1, generator=generator).mul_(max(1, hidden) ** -0.5)
+        first = first.transpose(1, 2).flatten(2)  # (S, E, K H)
         self.first = nn.Parameter(first.repeat(layers, 1, 1, 1))
         self.first_bias = nn.Parameter(torch.zeros(layers, S, 1, first.shape[-1]))
         self.second = nn.Parameter(second.repeat(layers, 1, 1, 1, 1)) if hidden else None

@@ -47,7 +47,7 @@ def draw_probed(found: Probed, path: Path) -> Path:
         panels.append(Panel("", own, levels, measure))
     best, hidden = found.best, found.facts.get("hidden", 0)
     kind = f"one hidden layer of {hidden:,}" if hidden else "linear"
-    below = f"{shown(best)} at layer {named(best.layer)}; probe: {kind}; band: 95%"
+    below = f"{named(best.layer)}, the best on the validation part: {shown(best)}; probe: {kind}; band: 95%"
     return draw_panels(panels, path, f"{found.model}: what each layer knows of {found.target}", below)
 
 
@@ -91,10 +91,14 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
             name.replace(" ", "\n", 1), (1.01, factor * level), xycoords=("axes fraction", "data"), ha="left",
             va="center", fontsize=9, color=PALE, annotation_clip=False,
         )  # fmt: skip
-    every = max(1, -(-len(layers) // 16))
-    ticks = [place for place in range(len(layers)) if place % every == 0 or layers[place] == "norm"]
+    blocks = [place for place, layer in enumerate(layers) if layer.isdigit()]
+    blocks = blocks[:: max(1, -(-len(blocks) // 16))]
+    ticks = sorted({*blocks, *(place for place, layer in enumerate(layers) if not layer.isdigit())})
     axes.set_xticks(ticks, [layers[place] for place in ticks])
-    axes.set_xlabel("layer (0: the embedding)")
+    for tick in axes.get_xticklabels():  # words lean outwards, away from the numbers between them
+        if not tick.get_text().isdigit():
+            tick.set_horizontalalignment("left" if tick.get_text() == "norm" else "right")
+    axes.set_xlabel("layer")
     axes.set_ylabel(title_of(panel.measure))
     axes.set_title(panel.title, fontsize=12, loc="left")
     axes.set_ylim(bottom=0)
@@ -115,13 +119,16 @@ def probe_table(found: Probed) -> Table:
     by_layer = [{score.layer: score for score in found.of(way, measure)} for way, measure in columns]
     for layer in found.layers:
         cells = [Text(shown(scores[layer])) if layer in scores else Text("") for scores in by_layer]
-        made.add_row(named(layer), *cells, style="bold" if layer == found.best.layer else "")
+        made.add_row(layer, *cells, style="bold" if layer == found.best.layer else "")
     return made
 
 
 def told(found: Probed) -> str:
     said = ", ".join(f"{number(value, measure)} ({title_of(measure)})" for measure, value in found.baseline.items())
-    return f"[ ]: 95% intervals over the test's texts; who always says the same: {said}"
+    return (
+        f"bold: {named(found.best.layer)}, the best on the validation part; all scores are of the test part\n"
+        f"[ ]: 95% intervals over the test's texts; who always says the same: {said}"
+    )
 
 
 def shown(score: Scored) -> str:
@@ -136,4 +143,4 @@ def number(value: float, measure: Measure) -> str:
 
 
 def named(layer: str) -> str:
-    return {"0": "0 (embedding)", "norm": "last norm"}.get(layer, layer)
+    return f"layer {layer}" if layer.isdigit() else layer

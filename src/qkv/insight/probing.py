@@ -21,10 +21,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from qkv import disk
+from qkv.bootstrap import ratio_intervals
 from qkv.insight.activations import Activations, Keep, Store, activations
 from qkv.insight.probe import Fitted, Learning, begin_of, fit
 from qkv.insight.questions import Question
-from qkv.insight.redraw import ratio_intervals
 from qkv.models.build import Model, build
 
 Way = Literal["model", "random model", "shuffled labels"]
@@ -44,10 +44,17 @@ class Scored(NamedTuple):
     low: float | None
     high: float | None
     """The mean over the seeds lies between these 95 times in 100, the test's texts being only a sample."""
+    validation: float
+    """The mean over the seeds on the validation part, by which the best layer is chosen."""
 
     @property
     def mean(self) -> float:
         return statistics.fmean(self.seeds)
+
+
+def best_of(scores: Sequence[Scored]) -> Scored:
+    """The layer that is best on the validation part. Chosen by the test part, its score there would be too good."""
+    return (max if scores[0].measure == "accuracy" else min)(scores, key=lambda each: each.validation)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +80,7 @@ class Probed:
 
     @property
     def best(self) -> Scored:
-        own = self.of("model")
-        return (max if self.measures[0] == "accuracy" else min)(own, key=lambda each: each.mean)
+        return best_of(self.of("model"))
 
     def as_object(self) -> dict[str, Any]:
         """For JSON."""
@@ -82,7 +88,7 @@ class Probed:
             "model": self.model,
             "target": self.target,
             "measure": self.measures[0],
-            "best": {"layer": self.best.layer, "score": self.best.mean},
+            "best": {"layer": self.best.layer, "score": self.best.mean, "validation": self.best.validation},
             "baseline": self.baseline,
             **self.facts,
             "layers": list(self.layers),
@@ -135,6 +141,7 @@ def probe(
         "places": dict(zip(("training", "validation", "test"), words, strict=True)),
         "hidden": learning.hidden,
         "seeds": seeds,
+        "chosen": "best is the layer with the best validation score; its score is that of the test part",
         "interval": "95%, the test's texts drawn anew 1,000 times, of the mean over the seeds",
         "labels": list(question.labels),
     }
@@ -191,6 +198,8 @@ def asked(
     on_gpu = training.read(0, known[:1]).device.type != "cpu"
     groups = [known] if training.together or on_gpu else [(layer,) for layer in known]
     made = Asked([], {})
+    if stage is not None:
+        stage(what, 0.0)  # it begins: the first probes may take a while
     for group in groups:
 
         def advance(part: float, share: float = len(group) / len(known)) -> None:
@@ -201,8 +210,10 @@ def asked(
             training, validation, targets, len(question.labels),
             layers=group, seeds=seeds, learning=learning, advance=advance,
         )  # fmt: skip
+        chosen_by = tested(fitted, validation, question.measures)
         for measure, sums in tested(fitted, test, question.measures).items():
-            made.scores.extend(scored(fitted.layers, ways, measure, sums, test))
+            validated = chosen_by[measure].sum(-1).mean(1) / len(validation.texts.answers)  # (L, K)
+            made.scores.extend(scored(fitted.layers, ways, measure, sums, test, validated))
         made.weights.update(weights_of(fitted, ways))
     return made
 
@@ -227,7 +238,7 @@ def tested(
 
 def scored(
     layers: Sequence[str], ways: Sequence[Way], measure: Measure, sums: Float[np.ndarray, "L S K texts"],
-    test: Activations,
+    test: Activations, validated: Float[np.ndarray, "L K"],
 ) -> Iterator[Scored]:  # fmt: skip
     counts = np.array([len(each) for each in test.texts.places], dtype=np.float64)  # (texts,)
     means = sums.sum(-1) / counts.sum()  # (L, S, K)
@@ -236,7 +247,8 @@ def scored(
     for k, way in enumerate(ways):
         for number, layer in enumerate(layers):
             low, high = (None if np.isnan(end[number, k]) else float(end[number, k]) for end in ends)
-            yield Scored(way, measure, layer, tuple(map(float, means[number, :, k])), low, high)
+            seeds = tuple(map(float, means[number, :, k]))
+            yield Scored(way, measure, layer, seeds, low, high, float(validated[number, k]))
 
 
 def weights_of(fitted: Fitted, ways: Sequence[Way]) -> dict[str, Tensor]:

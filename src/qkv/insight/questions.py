@@ -7,7 +7,8 @@ labels.tsv           a class or a number of every text: the mean of its vectors,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -81,17 +82,20 @@ def question_of(
     if target == "position":
         if not data:
             raise ValueError("data: expected texts in which places are asked")
+        for name, files in (("validation", validation), ("test", test)):
+            if files:
+                raise ValueError(f"{name}: of position a part of the data is held out; leave it out")
         return about_position(model, tokenizer, data, length=length, windows=windows)
     if data:
         raise ValueError(f"data: the texts are those of {target}; leave it out")
     name, colon, column = target.rpartition(":")
     if colon and ".conllu" in name:
-        files, column = name, column
+        file, column = name, column
     elif ".conllu" in target:
-        files, column = target, "upos"
+        file, column = target, "upos"
     else:
         return about_texts(model, tokenizer, target, validation=validation, test=test, most=most, **columns)
-    return about_words(model, tokenizer, files, column, validation=validation, test=test, most=most)
+    return about_words(model, tokenizer, file, column, validation=validation, test=test, most=most)
 
 
 # Where a token stands
@@ -254,8 +258,10 @@ def split(
     """To train, to validate and to test on: files, or else a part of the texts, the same every time."""
     if most is not None and most < 1:
         raise ValueError(f"examples: expected 1 or more, not {most}")
-    training = list(open_examples(data, **how))
-    held: list[list[Example]] = [list(open_examples(files, **how)) if files else [] for files in (validation, test)]
+    named = {"target": data, "validation": validation, "test": test}
+    sources = {name: open_examples(files, **how) for name, files in named.items() if files}
+    check_apart({name: [part.name for part in source.parts] for name, source in sources.items()})
+    training, *held = ([*sources[name]] if name in sources else [] for name in named)
     order = np.random.default_rng(0).permutation(len(training)).tolist()
     count = max(1, round(HELD_OUT * len(training)))
     for number, files in enumerate((validation, test)):
@@ -265,6 +271,17 @@ def split(
     if not order:
         raise ValueError(f"{data[0]}: {len(training)} texts are too few to hold some out; give validation and test")
     return [[training[place] for place in sorted(order[:most])], *held]
+
+
+def check_apart(files: Mapping[str, Sequence[str]]) -> None:
+    """No file is for two things: who has learned a text, or was chosen by it, is not tested on it."""
+    seen: dict[tuple[int, int] | str, str] = {}
+    for use, names in files.items():
+        for name in names:
+            found = os.stat(name) if os.path.exists(name) else None  # else of the hub, or standard input
+            first = seen.setdefault((found.st_dev, found.st_ino) if found else name, use)
+            if first != use:
+                raise ValueError(f"{use}: {name} is a file of {first}, too; expected texts that are in one of them")
 
 
 def frame_of(model: Model, tokenizer: Tokenizer, task: str, pooling: str) -> Frame:

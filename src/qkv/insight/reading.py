@@ -39,6 +39,13 @@ class Reading(NamedTuple):
     """Of a translator."""
     segments: tuple[int, ...] | None = None
     """Which of two texts a word is from, for a BERT that is told."""
+    chosen: Side | None = None
+    """Of a translator: the token that was chosen at each place, which is the one the next place reads; then the end."""
+
+    @property
+    def rows(self) -> Side:
+        """Who looks at a source, and who is explained: of a translator the words chosen, of others those read."""
+        return self.text if self.chosen is None else self.chosen
 
 
 def read(
@@ -60,7 +67,13 @@ def read(
     if isinstance(model, GPT):
         if len(texts) > 1:
             raise ValueError(f"text: a GPT reads one text, not {len(texts)}; put quotation marks around it")
-        return Reading(side(tokenizer, prompt_ids(tokenizer, texts[0])))
+        ids = prompt_ids(tokenizer, texts[0])
+        if model.config.memory and len(ids) > model.config.context:
+            raise ValueError(
+                f"text: this Transformer-XL reads in segments of {model.config.context:,} tokens, and one can be "
+                f"looked at, not {len(ids):,} tokens; shorten the text"
+            )
+        return Reading(side(tokenizer, ids))
     return read_sentences(model, tokenizer, texts)
 
 
@@ -77,7 +90,9 @@ def read_pair(model: Transformer | RNN, tokenizer: Tokenizer, source: str, targe
     else:
         said = tokenizer.encode(target)
     said = [id for id in said if id != tokenizer.end]
-    return Reading(side(tokenizer, [tokenizer.start, *said]), side(tokenizer, read))
+    return Reading(
+        side(tokenizer, [tokenizer.start, *said]), side(tokenizer, read), chosen=side(tokenizer, [*said, tokenizer.end])
+    )
 
 
 def read_sentences(model: BERT, tokenizer: Tokenizer, texts: Sequence[str]) -> Reading:

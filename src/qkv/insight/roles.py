@@ -18,9 +18,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from qkv.generation.decode import without_dropout
-from qkv.generation.text import beginning
 from qkv.insight.capture import Place, places_of
+from qkv.insight.marks import marks_of
 from qkv.insight.reading import read
+from qkv.insight.visible import visible
 from qkv.models import BERT, GPT, RNN, Transformer, Tuned
 from qkv.models.build import Model, body_of
 from qkv.nn.tap import listen
@@ -78,8 +79,7 @@ def roles(
             hear(model, counts, {kind: ids.unsqueeze(0) for kind, ids in sides.items()}, patterns)
             if progress is not None:
                 progress(number, len(texts) + 1)
-        repeated, pattern = random_twice(model, tokenizer, seed)
-        hear(model, counts, dict.fromkeys(counts, repeated), dict.fromkeys(counts, pattern))
+        hear(model, counts, *random_twice(model, tokenizer, seed))
         if progress is not None:
             progress(len(texts) + 1, len(texts) + 1)
     return [count.roles() for count in counts.values()]
@@ -94,14 +94,12 @@ class Count:
         self.asked: dict[str, int] = {}
         self.even: dict[str, float] = {}
 
-    def begin(self, wanted: Wanted, rows: int, later: bool) -> None:
+    def begin(self, wanted: Wanted, rows: int, seen: Bool[Tensor, "T S"]) -> None:
         for role, pattern in wanted.items():
             shape = (self.place.depth, self.place.heads)
             self.sums.setdefault(role, torch.zeros(shape, dtype=torch.float64))
             self.asked[role] = self.asked.get(role, 0) + rows * int(pattern.any(1).sum())
-            S = pattern.shape[1]
-            seen = torch.full((S,), S) if later else torch.arange(1, S + 1)
-            self.even[role] = self.even.get(role, 0.0) + rows * float((pattern.sum(1) / seen).sum())
+            self.even[role] = self.even.get(role, 0.0) + rows * float((pattern.sum(1) / seen.sum(1)).sum())
 
     def add(
         self,
@@ -127,15 +125,18 @@ class Count:
 def hear(
     model: Model, counts: dict[str, Count], ids: dict[str, Int[Tensor, "B T"]], patterns: dict[str, Wanted]
 ) -> None:
-    """Read, and count each kind's weights as they come."""
+    """Read, and count each kind's weights as they come. A token that cannot see where its role looks is not asked."""
     body: Any = body_of(model)
     device = next(model.parameters()).device
     with ExitStack() as listening:
         for kind, count in counts.items():
-            wanted = torch.stack(list(patterns[kind].values())).to(device)  # (R, T, S)
-            count.begin(patterns[kind], len(ids[kind]), sees_later(body, kind))
+            T = ids[kind].shape[1]
+            seen = visible(model, kind, torch.arange(T), T)  # (T, S)
+            within = {role: pattern & seen for role, pattern in patterns[kind].items()}
+            wanted = torch.stack(list(within.values())).to(device)  # (R, T, S)
+            count.begin(within, len(ids[kind]), seen)
             for layer in range(count.place.depth):
-                add = partial(count.add, layer=layer, wanted=wanted, of=list(patterns[kind]))
+                add = partial(count.add, layer=layer, wanted=wanted, of=list(within))
                 listening.enter_context(listen(model, count.place.tap(layer, "weights"), add))
         if isinstance(body, Transformer):
             body.forced(ids["encoder"].to(device), ids["decoder"].to(device))
@@ -166,38 +167,49 @@ def wanted_of(ids: Int[Tensor, "T"], later: bool) -> Wanted:
 
 
 def ids_of_text(model: Model, tokenizer: Tokenizer, text: str | tuple[str, str]) -> dict[str, Int[Tensor, "_"]]:
-    """The ids of each side, by the kind of attention that reads it."""
-    longest = min(LONGEST, model.config.context) if not isinstance(model, RNN) else LONGEST
-    if isinstance(model, Tuned):  # a text by itself, whatever its task would ask
-        head = model.config.head
-        ids = [*([] if head.start is None else [head.start]), *tokenizer.encode(str(text))]
-        return {"self": torch.tensor([*ids[: longest - 1], head.extract])}
-    pair = {} if isinstance(text, str) else {"source": text[0], "target": text[1]}
-    found = read(model, tokenizer, *([text] if isinstance(text, str) else []), **pair)
-    if found.source is not None:
-        sides = {"encoder": found.source.ids, "decoder": found.text.ids}
+    """The ids of each side, by the kind of attention that reads it. What is too long is cut before its last mark."""
+    marks = marks_of(model, tokenizer)
+    if isinstance(model, GPT | Tuned):  # a text by itself, whatever its task would ask; a long one is cut below
+        if not str(text).strip():
+            raise ValueError("text: there is nothing to read; expected a text")
+        sides = {"self": marks["self"].around(tokenizer.encode(str(text)))}
     else:
-        sides = {"self": found.text.ids}
-    return {kind: torch.tensor(ids[:longest]) for kind, ids in sides.items()}
+        pair = {} if isinstance(text, str) else {"source": text[0], "target": text[1]}
+        found = read(model, tokenizer, *([text] if isinstance(text, str) else []), **pair)
+        read_by = {"self": found.text} if found.source is None else {"encoder": found.source, "decoder": found.text}
+        sides = {kind: list(side.ids) for kind, side in read_by.items()}
+    longest, cut = min(LONGEST, context_of(model)), {}
+    for kind, ids in sides.items():
+        after = marks[kind].after if len(ids) > longest else []
+        cut[kind] = torch.tensor([*ids[: longest - len(after)], *after])
+    return cut
 
 
-def random_twice(model: Model, tokenizer: Tokenizer, seed: int) -> tuple[Int[Tensor, "B T"], Wanted]:
-    """Random words and the same once more, after what a text begins with; and where induction would look."""
+def context_of(model: Model) -> int:
     body = body_of(model)
+    assert not isinstance(body, RNN)  # which has no roles
+    return body.config.context
+
+
+def random_twice(
+    model: Model, tokenizer: Tokenizer, seed: int
+) -> tuple[dict[str, Int[Tensor, "B T"]], dict[str, Wanted]]:
+    """Random words and the same once more, between the marks of a text; and where induction would look."""
     special = set(tokenizer.special)
     ordinary = np.array([id for id in range(tokenizer.vocabulary) if id not in special])
-    first = beginning(tokenizer) if isinstance(body, GPT) else tokenizer.start
-    before, after = ([] if id is None else [id] for id in (first, tokenizer.end if isinstance(body, BERT) else None))
-    room = LONGEST if isinstance(body, RNN) else body.config.context - len(before) - len(after)
+    marks = marks_of(model, tokenizer)
+    room = context_of(model) - max(len(each.around([])) for each in marks.values())
     n = min(REPEATED, room // 2, len(ordinary))
     if n < 2:
         raise ValueError(f"context: {room} tokens have no room to say two words twice")
-    random, rows = np.random.default_rng(seed), []
-    for _ in range(ROWS):
-        once = random.permutation(ordinary)[:n].tolist()  # no word twice, so that only one place follows it
-        rows.append([*before, *once, *once, *after])
-    T = len(rows[0])
-    query = torch.arange(len(before) + n, len(before) + 2 * n)
-    pattern = torch.zeros(T, T, dtype=torch.bool)
-    pattern[query, query - n + 1] = True
-    return torch.tensor(rows), {"induction": pattern}
+    random = np.random.default_rng(seed)
+    once = [random.permutation(ordinary)[:n].tolist() for _ in range(ROWS)]  # no word twice: only one place follows it
+    ids, wanted = {}, {}
+    for kind, each in marks.items():
+        ids[kind] = torch.tensor([each.around([*words, *words]) for words in once])  # (B, T)
+        T, first = ids[kind].shape[1], len(each.before)
+        query = torch.arange(first + n, first + 2 * n)
+        pattern = torch.zeros(T, T, dtype=torch.bool)
+        pattern[query, query - n + 1] = True
+        wanted[kind] = {"induction": pattern}
+    return ids, wanted

@@ -10,21 +10,23 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter
 from torch import Tensor
 
 from qkv.insight import picture
 from qkv.insight.capture import Attention
 from qkv.insight.look import Look
-from qkv.insight.picture import COLOURS, INK, PALE, ROUND, check_ending
+from qkv.insight.picture import COLOURS, INK, PALE, check_ending
 from qkv.insight.slides_attention import BLUES, all_heads, bare, canvas, entitle, heat_map, lines_between, matrix, room
-from qkv.insight.views import NAMES, Heads, View, attributed, label, labels, seen
+from qkv.insight.views import NAMES, Heads, View, attributed, label, labels, layer_names, question, seen
 
 PLACES = 30  # places whose guesses are drawn; of more, the last ones
 GUESSES = 4
 LENS_PLACES = 24  # places of the lens that have room for their words
 LENS_LETTERS = 40  # points that letters have of an inch of a cell
 NUMBERED = 16  # layers or heads whose numbers have room
+NORM_NAMES = 16  # layers that are named below their norms
+FLAT_NAMES = 5  # names that have room beside each other
 LOGARITHMIC = 30  # from this ratio on, norms are drawn by their logarithm
 
 
@@ -50,8 +52,7 @@ def draw(
             return all_heads(attention, f"{NAMES[attention.kind]}: all heads at a glance", label(look.model, 60))
         case "lines":
             one = seen(look, kind, layer, head, words)
-            who = "left, read to choose the next word," if one.attention.kind == "cross" else "left"
-            return lines_between(one, f"{label(look.model, 40)}: {who} looks at right")
+            return lines_between(one, label(look.model, 40))
         case "next":
             return draw_next(look)
         case "lens":
@@ -77,7 +78,7 @@ def draw_head(look: Look, kind: str | None, layer: int, head: Heads, words: bool
         one.columns,
         one.name,
         label(look.model, 60),
-        row_name="target: read, to choose the next" if across else "who looks",
+        row_name="target: looks" if across else "who looks",
         column_name="source: looked at" if across else "at whom",
     )
 
@@ -165,8 +166,7 @@ def draw_next(look: Look) -> Figure:
     bare(axes)
     of = f", the last {PLACES} of {len(tokens):,} tokens" if first else ""
     axes.set_title(label(look.model, 60) + of, fontsize=12, color=PALE, loc="left")
-    follows = look.reading.source is not None or any(each.causal for each in look.attention)
-    entitle(figure, "What comes next" if follows else "What stands there, in the model's opinion")
+    entitle(figure, question(look))
     return figure
 
 
@@ -197,7 +197,7 @@ def draw_lens(look: Look) -> Figure:
     steps = max(1, -(-depth // 32))
     axes.set_yticks(
         range(0, depth, steps),
-        ["embedding", *(f"layer {layer}" for layer in range(depth - 1))][::steps],
+        layer_names(depth)[::steps],
         fontsize=12 if depth <= 16 else 10,
         color=INK,
     )
@@ -229,16 +229,17 @@ def draw_norms(look: Look) -> Figure:
 
 def norm_panel(axes: Axes, layers: Sequence[Float[Tensor, "T"]], name: str, colour: str) -> None:
     values = np.stack([layer.numpy() for layer in layers])  # (L + 1, T)
-    values = values[:, values.any(0)]  # the last word of a text is not asked what comes next: it has no gradient
-    x = range(len(values))
-    low, middle, high = values.min(1), np.median(values, axis=1), values.max(1)
+    x, names = range(len(values)), layer_names(len(values))
+    low, middle, high = np.nanmin(values, 1), np.nanmedian(values, 1), np.nanmax(values, 1)
     axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0, label="least to most")
     axes.plot(x, middle, color=colour, linewidth=3, marker="o", markersize=6, label="median of the text")
     if low.min() > 0 and high.max() > LOGARITHMIC * low.min():
         axes.set_yscale("log")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
-    axes.xaxis.set_major_locator(MaxNLocator(8, steps=ROUND, integer=True))
-    axes.set_xlabel("blocks passed (0 is the embedding)", fontsize=13)
     axes.tick_params(labelsize=12)
+    every = -(-len(values) // NORM_NAMES)
+    axes.set_xticks(x[::every], names[::every])
+    for tick in axes.get_xticklabels() if len(values) > FLAT_NAMES else ():
+        tick.set(rotation=45, ha="right", va="top", rotation_mode="anchor")
     axes.set_title(name, fontsize=14, loc="left")
     axes.legend(fontsize=12, loc="best")

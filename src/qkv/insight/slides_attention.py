@@ -217,10 +217,14 @@ def tiles(axes: Axes, heads: Float[Tensor, "L H t s"], first: int, deep: int, fo
 # Lines
 
 
-def lines_between(seen: Seen, below: str) -> Figure:
-    """Who looks on the left, at whom on the right; the heavier, the darker; each head in its colour."""
-    T, S = len(seen.rows), len(seen.columns)
-    count = max(T, S)
+def lines_between(seen: Seen, model: str) -> Figure:
+    """Who looks on the left, at whom on the right; the heavier, the darker; each head in its colour.
+
+    A source is on the left of its target, as it is read first.
+    """
+    across = seen.attention.kind == "cross"
+    left, right = (seen.columns, seen.rows) if across else (seen.rows, seen.columns)
+    count = max(len(left), len(right))
     font = 16 if count <= 12 else max(6.0, 17 - 0.16 * count)
     high = min(14.0, max(2.4, count * font * 1.75 / POINTS))
     figure = canvas(8.4, high + 1.5)
@@ -229,9 +233,10 @@ def lines_between(seen: Seen, below: str) -> Figure:
     weights = seen.weights.mean(0, keepdim=True) if many else seen.weights  # (H, T, S)
     for number in range(weights.shape[0]):
         beside = 0.3 * ((number + 0.5) / weights.shape[0] - 0.5)  # so that no head hides another
-        axes.add_collection(strands(weights[number], COLOURS[number], MANY_LINES // weights.shape[0], beside))
+        drawn = weights[number].T if across else weights[number]  # from the left (T, or S) to the right
+        axes.add_collection(strands(drawn, COLOURS[number], MANY_LINES // weights.shape[0], beside))
     every = -(-count // NAMED)
-    for names, x, side in ((seen.rows, -0.015, "right"), (seen.columns, 1.015, "left")):
+    for names, x, side in ((left, -0.015, "right"), (right, 1.015, "left")):
         for place in range(0, len(names), every):
             y = height(place, len(names), count)
             axes.text(x, y, names[place], ha=side, va="center_baseline", fontsize=font, color=INK, in_layout=True)
@@ -240,7 +245,8 @@ def lines_between(seen: Seen, below: str) -> Figure:
     axes.set_xticks([])
     axes.set_yticks([])
     bare(axes)
-    axes.set_title(below, fontsize=12, color=PALE, loc="left")
+    who = "right looks at left" if across else "left looks at right"
+    axes.set_title(f"{model}: {who}", fontsize=12, color=PALE, loc="left")
     if weights.shape[0] > 1:
         entries = [
             Line2D([], [], color=COLOURS[number], linewidth=4, label=f"head {head}")
@@ -261,7 +267,7 @@ def height(place: int, own: int, count: int) -> float:
 def strands(weights: Float[Tensor, "T S"], colour: str, most: int, beside: float) -> LineCollection:
     """A smooth line for each pair that has weight, the heaviest last so that they lie on top."""
     T, S = weights.shape
-    flat = weights.flatten()
+    flat = weights.reshape(-1)
     heaviest = flat.topk(min(most, flat.numel()))
     kept = [(w, p) for w, p in zip(*(each.tolist() for each in heaviest), strict=True) if w >= FAINT][::-1]
     across = np.linspace(0, 1, 49)

@@ -18,14 +18,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from qkv.bootstrap import ratio_intervals
 from qkv.data.conllu import Sentence, Word
 from qkv.data.frame import encoded, space_between
 from qkv.generation.decode import without_dropout
-from qkv.generation.text import beginning
 from qkv.insight.capture import places_of
-from qkv.insight.redraw import ratio_intervals
+from qkv.insight.marks import marks_of
 from qkv.insight.words import WholeWord, join_words
-from qkv.models import BERT, GPT, Tuned
+from qkv.models import BERT, GPT
 from qkv.models.build import Model, body_of
 from qkv.nn.tap import listen
 from qkv.text.tokenizer import Tokenizer
@@ -207,16 +207,9 @@ def framed(model: Model, tokenizer: Tokenizer, sentence: Sentence) -> tuple[list
     for number, word in enumerate(sentence.words):
         joined = number and "SpaceAfter=No" in sentence.words[number - 1].misc.split("|")
         spelled.append((word.form if joined or not number else space + word.form, f"line {word.line}"))
-    body = body_of(model)
-    if isinstance(model, Tuned):
-        start, end = model.config.head.start, model.config.head.extract
-    elif isinstance(body, GPT):
-        start, end = (tokenizer.start if tokenizer.starts_texts else beginning(tokenizer)), None
-    else:
-        start, end = tokenizer.start, tokenizer.end
-    ids = [] if start is None else [start]
-    words = []
+    before, after = marks_of(model, tokenizer)["self"]
+    ids, words = [*before], []
     for word, pieces in zip(sentence.words, encoded(tokenizer, spelled), strict=True):
         words.append(WholeWord(word.form, list(range(len(ids), len(ids) + len(pieces)))))
         ids += pieces
-    return [*ids, *([] if end is None else [end])], words
+    return [*ids, *after], words

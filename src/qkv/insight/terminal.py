@@ -16,7 +16,7 @@ from qkv.generation.fill import Guess
 from qkv.insight.capture import Attention
 from qkv.insight.cells import HeatMap, bar, cell, fitted, has_blocks, has_colours, ink, mosaic, style_of
 from qkv.insight.look import Look
-from qkv.insight.views import NAMES, Heads, View, attributed, label, labels, seen
+from qkv.insight.views import NAMES, Heads, View, attributed, label, labels, layer_names, question, seen
 
 LOOKED_AT = 4  # words that are named for a word that looks
 WORTH_NAMING = 0.05
@@ -68,10 +68,7 @@ def heading(console: Console, title: str, below: str = "") -> None:
 
 def show_head(look: Look, console: Console, kind: str | None, layer: int, head: Heads, words: bool) -> None:
     one = seen(look, kind, layer, head, words)
-    below = "A row looks at the columns; its weights sum to 1."
-    if one.attention.kind == "cross":
-        below = "A row, whose word was read to choose the next, looks at the columns; its weights sum to 1."
-    heading(console, one.name, below)
+    heading(console, one.name, "A row looks at the columns; its weights sum to 1.")
     console.print(HeatMap(one.mean, one.rows, one.columns))
 
 
@@ -159,8 +156,7 @@ def show_next(look: Look, console: Console) -> None:
     """Each token with what is likeliest after it, or, of a BERT, in its place."""
     if look.next is None:
         raise ValueError("next: this model says no words")
-    follows = look.reading.source is not None or any(each.causal for each in look.attention)
-    heading(console, "What comes next" if follows else "What stands there, in the model's opinion")
+    heading(console, question(look))
     tokens = labels(look.reading.text)
     width = min(16, max(map(len, tokens)) + 1)
     length = max(4, min(BAR, console.width - width - 60))
@@ -184,7 +180,7 @@ def show_lens(look: Look, console: Console) -> None:
         "Above each column the token that is read. The brighter, the surer.",
     )
     tokens = labels(look.reading.text)
-    names = ["embedding", *(f"layer {layer}" for layer in range(len(look.lens) - 1))]
+    names = layer_names(len(look.lens))
     margin = max(map(len, names)) + 1
     widest = max(len(label(row[0].text)) for layer in look.lens for row in layer)
     width = max(6, min(GUESSED, widest)) + 2
@@ -229,11 +225,12 @@ def norm_table(layers: Sequence[Float[Tensor, "T"]], console: Console) -> Table:
     table = Table.grid(padding=(0, 2))
     for justify in ("left", "left", "right", "right"):
         table.add_column(justify=justify, no_wrap=True)
-    medians = [float(torch.quantile(layer, 0.5)) for layer in layers]
+    known = [layer[~layer.isnan()] for layer in layers]  # on the last word of a text no loss hangs
+    medians = [float(torch.quantile(layer, 0.5)) for layer in known]
     most = max(medians) or 1.0
-    for number, (layer, median) in enumerate(zip(layers, medians, strict=True)):
+    for name, layer, median in zip(layer_names(len(layers)), known, medians, strict=True):
         table.add_row(
-            "embedding" if number == 0 else f"layer {number - 1}",
+            name,
             Text(bar(median / most, BAR, has_blocks(console)), style="cyan"),
             f"{median:.3g}",
             Text(f"{layer.min():.3g} to {layer.max():.3g}", style="dim"),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from jaxtyping import Float
+from rich.cells import cell_len
 from torch import Tensor
 
 from qkv.insight.capture import Attention
@@ -24,7 +25,6 @@ NAMES = {
     "decoder": "Self-attention of the decoder",
     "cross": "Cross-attention",
 }
-JOINERS = "\u200c\u200d"  # they shape the letters beside them
 
 
 class Seen(NamedTuple):
@@ -92,11 +92,21 @@ class Attributed(NamedTuple):
 def attributed(look: Look, words: bool = False) -> Attributed:
     if look.attribution is None:
         raise ValueError("attribution: it was not computed; look again with attribution=True")
-    weights, rows, source = look.attribution, look.reading.text, look.reading.source
-    columns = rows if source is None else source
+    weights, rows = look.attribution, look.reading.rows
+    columns = look.reading.source or look.reading.text
     if words:
         weights = join_words(weights, rows.words, columns.words)
     return Attributed(weights, labels(rows, words), labels(columns, words))
+
+
+def question(look: Look) -> str:
+    """What a model that says words is asked at each place."""
+    return "What stands there, in the model's opinion" if look.both_ways else "What comes next"
+
+
+def layer_names(count: int) -> list[str]:
+    """Of the residual stream: after the embedding, then after each block, counted from 0."""
+    return ["embedding", *(f"layer {layer}" for layer in range(count - 1))]
 
 
 def labels(side: Side, words: bool = False) -> tuple[str, ...]:
@@ -104,6 +114,6 @@ def labels(side: Side, words: bool = False) -> tuple[str, ...]:
 
 
 def label(text: str, longest: int = 24) -> str:
-    """In one line, with no sign that would command a terminal or turn the direction of what follows."""
+    """In one line, printable, and never without anything to see."""
     text = shortened(text, longest)
-    return "".join(sign if sign.isprintable() or sign in JOINERS else "\ufffd" for sign in text) or "␣"
+    return text if cell_len(text) else "␣"

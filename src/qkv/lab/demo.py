@@ -26,6 +26,7 @@ from qkv.insight.cells import HeatMap
 from qkv.models import GPT, GPTConfig, Transformer, preset
 from qkv.models.build import Config, Model
 from qkv.text import Tokenizer
+from qkv.text.printable import printable
 from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
 from qkv.training.start import SampleMaker, start
 from qkv.training.task import Task
@@ -97,7 +98,8 @@ def show_score(console: Console, model: Transformer, tokenizer: Tokenizer) -> No
     right = [turkish for _, turkish in pairs]
     table = Table("nouns that never met their verb in training", "the model says", "")
     for row in range(0, len(pairs), len(pairs) // 5):
-        table.add_row(pairs[row][0], said[row], "right" if said[row] == right[row] else f"not {right[row]}")
+        verdict = "right" if said[row] == right[row] else f"not {right[row]}"
+        table.add_row(pairs[row][0], Text(printable(said[row])), verdict)
     console.print(table)
     score, exact = bleu(said, right), sum(one == other for one, other in zip(said, right, strict=True))
     console.print(
@@ -129,11 +131,12 @@ def aligned(model: Transformer, tokenizer: Tokenizer, english: str) -> Aligned:
 
 def show_alignment(console: Console, model: Transformer, tokenizer: Tokenizer, english: str) -> None:
     found = aligned(model, tokenizer, english)
-    console.print(f"\n{english}: [bold]{found.translated}")
+    console.print(Text.assemble(f"\n{english}: ", (printable(found.translated), "bold")))
     if found.said:
         console.print(HeatMap(found.weights, found.said, found.read, "Where each Turkish word looked"))
         looked = [found.read[place] for place in found.weights.argmax(1).tolist()]
-        console.print("; ".join(f"{word} looked at {at}" for word, at in zip(found.said, looked, strict=True)) + ".")
+        pairs = "; ".join(f"{word} looked at {at}" for word, at in zip(found.said, looked, strict=True))
+        console.print(Text(f"{printable(pairs)}."))
 
 
 def in_turkish(model: Transformer, tokenizer: Tokenizer, sentences: Sequence[str]) -> list[str]:
@@ -197,7 +200,8 @@ def trained(
 ) -> bool:
     """Train until the last step; False when it was stopped before."""
     if (out / artifact.CONFIG).exists():
-        console.print(f"{out} is there already; delete it to see it trained from the beginning.", soft_wrap=True)
+        there = Text(f"{printable(str(out))} is there already; delete it to see it trained from the beginning.")
+        console.print(there, soft_wrap=True)
     run = RunConfig(
         out=out,
         steps=steps,
@@ -220,6 +224,7 @@ def number_of(id: int | None) -> int:
 def next_steps(out: Path) -> Text:
     steps = {
         "Let it translate, and see where it looks:": f"qkv translate {out / 'turkish'} --text '{SENTENCE}' --alignment",
+        "See inside while it reads, in a browser:": (f"qkv look {out / 'python'} 'import os' --out look.html"),
         "Let it write:": f"qkv generate {out / 'python'} 'import os'",
         "Train on your own text, and see what it learns:": "qkv train gpt --data my.txt --out runs/mine",
         "The translator before the Transformer:": "qkv train rnn --data turkish --out runs/rnn",

@@ -62,10 +62,11 @@ def cats(out: Path | None = None, demo: Path = demonstration.OUT / "turkish", co
     demonstration.show_alignment(console, model, tokenizer, demonstration.SENTENCE)
     if out is None:
         return
+    found = demonstration.aligned(model, tokenizer, demonstration.SENTENCE)
     if out.suffix.lower() == ".html":
-        look(model, tokenizer=tokenizer, source=demonstration.SENTENCE, name=str(demo)).save(out)
+        source, target = demonstration.SENTENCE, found.translated or None
+        look(model, tokenizer=tokenizer, source=source, target=target, name=str(demo)).save(out)
     else:
-        found = demonstration.aligned(model, tokenizer, demonstration.SENTENCE)
         title = f"{demonstration.SENTENCE}: {found.translated}"
         below = "who looked at whom; the mean of all heads"
         names = {"row_name": "Turkish", "column_name": "English"}

@@ -25,7 +25,7 @@ from qkv.insight.activations import Keep, activations
 from qkv.insight.picture import COLOURS
 from qkv.insight.probe import Learning
 from qkv.insight.probe_picture import Line, Panel, draw_panels
-from qkv.insight.probing import Scored, asked
+from qkv.insight.probing import Scored, asked, best_of
 from qkv.insight.questions import Question, position_question
 from qkv.models import BERTConfig, GPTConfig
 from qkv.models.build import Model
@@ -125,10 +125,12 @@ def positions(
         loss = math.nan if outcome.validation_loss is None else outcome.validation_loss
         found.append(Trained(name, loss, probed(run.out, question, chosen, hidden, seeds)))
         for kind, scores in found[-1].scores.items():
-            console.print(f"{kind} probe, distance by layer: " + "  ".join(f"{each.mean:.2f}" for each in scores))
+            by_layer = "  ".join(f"{each.mean:.2f}" for each in scores)
+            console.print(f"{kind} probe, distance by layer, the embedding first: {by_layer}")
         keep_results(out, found, question, shape | {"steps": steps, "batch_tokens": batch_tokens, "hidden": hidden})
     console.print(table(found, question))
-    console.print(f"{draw(found, question, out / 'positions.png')} and {out / 'results.json'}", soft_wrap=True)
+    drawn = draw(found, question, out / "positions.png")
+    console.print(f"{drawn} and {out / 'results.json'}", soft_wrap=True, markup=False)
 
 
 # The models
@@ -241,14 +243,14 @@ def table(found: list[Trained], question: Question) -> Table:
     made = Table(header_style="bold", caption_justify="left")
     places = len(question.labels)
     made.caption = (
-        "Probes: places between a token and the guess, the mean at the best layer. Always the "
-        f"middle: {places / 4:.1f}; at random: {places / 3:.1f}. Loss: the masked model's is of masked words."
+        "Probes: places between a token and the guess, the mean at the best layer by the validation part. Always "
+        f"the middle: {places / 4:.1f}; at random: {places / 3:.1f}. Loss: the masked model's is of masked words."
     )
     made.add_column("positions")
     for name in ("loss", "perplexity", "hidden probe", "layer", "linear probe", "layer"):
         made.add_column(name, justify="right")
     for each in found:
-        best = [min(scores, key=lambda score: score.mean) for scores in each.scores.values()]
+        best = [best_of(scores) for scores in each.scores.values()]
         cells = [cell for score in best for cell in (f"{score.mean:.2f}", score.layer)]
         made.add_row(
             "none, not causal" if each.name == MASKED else each.name,
@@ -267,7 +269,7 @@ def draw(found: list[Trained], question: Question, path: Path) -> Path:
         lines = [
             Line(
                 f"causal, {each.name}" if each.name != MASKED else "not causal, none",
-                [score for score in each.scores[kind] if score.layer != "norm"],
+                each.scores[kind],
                 COLOURS[[*CAUSAL, MASKED].index(each.name)],
                 dashed=each.name == MASKED,
             )

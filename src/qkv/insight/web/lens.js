@@ -2,7 +2,7 @@
 
 import { element, oncePerFrame, percent } from "qkv/elements.js";
 import { bars } from "qkv/head.js";
-import { label, quoted, word } from "qkv/words.js";
+import { label, quoted, stage, word } from "qkv/words.js";
 
 const WIDTH = 96;
 const SPARE = 3; // columns beside those in sight
@@ -62,10 +62,6 @@ export class Lens {
     this.page.say(this.sentence(...this.chosen));
   }
 
-  named(layer) {
-    return layer === 0 ? "embedding" : `layer ${layer - 1}`;
-  }
-
   reveal(place) {
     const left = place * WIDTH;
     const { scrollLeft, clientWidth } = this.scroller;
@@ -95,17 +91,17 @@ export class Lens {
 
   sentence(layer, place) {
     const [text, , probability] = this.layers[layer][place][0];
-    return `After ${this.named(layer)}, ${quoted(this.side.tokens[place])}: ${quoted(text)}, ${percent(probability)}`;
+    return `After ${stage(layer)}, ${quoted(this.side.tokens[place])}: ${quoted(text)}, ${percent(probability)}`;
   }
 
   tell() {
     const [layer, place] = this.chosen;
-    const { causal } = this.page.store.data;
+    const { follows } = this.page.store.data;
     this.heading.replaceChildren(
-      `After ${layer === 0 ? "the " : ""}${this.named(layer)}, ${causal ? "following" : "in the place of"} `,
+      `After ${layer === 0 ? "the " : ""}${stage(layer)}, ${follows ? "following" : "in the place of"} `,
       word(this.side.tokens[place], { class: "word" }),
     );
-    const real = this.side.ids[causal ? place + 1 : place];
+    const real = this.side.ids[follows ? place + 1 : place];
     this.list.replaceChildren(
       bars(this.layers[layer][place].map(([text, id, probability]) => [text, probability, id === real])),
     );
@@ -135,7 +131,7 @@ export class Lens {
     );
     const rows = this.layers.map((places_, layer) =>
       line(
-        element("span", { role: "rowheader", class: "lens-layer" }, this.named(layer)),
+        element("span", { role: "rowheader", class: "lens-layer" }, stage(layer)),
         places.map((place) => this.cell(layer, place, places_[place][0])),
       ),
     );

@@ -8,7 +8,7 @@ import { quoted, word } from "qkv/words.js";
 export class Next {
   constructor(page) {
     this.page = page;
-    this.title = page.store.data.causal ? "Next word" : "Each word";
+    this.title = page.store.data.follows ? "Next word" : "Each word";
     this.strip = new Strip("The text; choose a word", (token) => page.set({ token }));
     this.heading = element("h2");
     this.list = element("div");
@@ -28,7 +28,7 @@ export class Next {
 
   async show(state) {
     const { store, colours } = this.page;
-    const { causal, text } = store.data;
+    const { follows, text } = store.data;
     this.guesses = await store.part("next");
     this.side = store.data.sides[text];
     this.strip.show(this.side);
@@ -36,14 +36,14 @@ export class Next {
       this.guesses.map(([first]) => first[2]),
       colours,
     );
-    this.about.textContent = causal
+    this.about.textContent = follows
       ? "The darker a word, the surer the model is of what follows it."
       : "The darker a word, the surer the model is of what stands there.";
     const place = Math.min(state.token ?? this.side.tokens.length - 1, this.side.tokens.length - 1);
     this.strip.mark(place);
     const said = word(this.side.tokens[place], { class: "word" });
-    this.heading.replaceChildren(...(causal ? ["After ", said] : ["In the place of ", said]));
-    const real = this.side.ids[causal ? place + 1 : place];
+    this.heading.replaceChildren(...(follows ? ["After ", said] : ["In the place of ", said]));
+    const real = this.side.ids[follows ? place + 1 : place];
     this.list.replaceChildren(
       bars(this.guesses[place].map(([text, id, probability]) => [text, probability, id === real])),
       ...(real === undefined ? [] : [element("p", { class: "note" }, ...this.real(place, real))]),
@@ -53,13 +53,13 @@ export class Next {
 
   real(place, id) {
     if (this.guesses[place].some((guess) => guess[1] === id)) return ["The outlined one is what the text says."];
-    const there = this.side.tokens[this.page.store.data.causal ? place + 1 : place];
+    const there = this.side.tokens[this.page.store.data.follows ? place + 1 : place];
     return ["The text says ", word(there, { class: "word" }), ", which is not among them."];
   }
 
   sentence(place) {
     const [text, , probability] = this.guesses[place][0];
-    const where = this.page.store.data.causal ? "After" : "In the place of";
+    const where = this.page.store.data.follows ? "After" : "In the place of";
     return `${where} ${quoted(this.side.tokens[place])}: ${quoted(text)}, ${percent(probability)}`;
   }
 }

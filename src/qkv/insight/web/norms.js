@@ -2,9 +2,10 @@
 
 import { element, svg } from "qkv/elements.js";
 import { Strip } from "qkv/strip.js";
-import { quoted, visible } from "qkv/words.js";
+import { quoted, stage, visible } from "qkv/words.js";
 
-const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [560, 300, 58, 12, 14, 38];
+const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [560, 300, 58, 28, 14, 28];
+const NAMED = 8; // layers that have room for their names
 
 function middle(values, part) {
   const sorted = [...values].sort((one, other) => one - other);
@@ -29,7 +30,7 @@ function ticks(low, high) {
   return within.length > 7 ? within.filter((_, place) => place % 2 === 0) : within;
 }
 
-/** `layers` has for each layer a number for each word. */
+/** `layers` has for each layer a number for each word, or null: on the last word of a text no loss hangs. */
 function chart(title, layers, chosen, name) {
   const positive = layers.flat().filter((value) => value > 0);
   const [low, high] = [
@@ -41,16 +42,17 @@ function chart(title, layers, chosen, name) {
     const part = Math.log(Math.max(value, low) / low) / Math.log(high / low);
     return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * part;
   };
-  const path = (values) =>
-    values.map((value, layer) => `${layer ? "L" : "M"}${x(layer).toFixed(1)},${y(value).toFixed(1)}`).join("");
-  const band = (lower, upper) => {
-    const back = lower
-      .map((value, layer) => `L${x(layer).toFixed(1)},${y(value).toFixed(1)}`)
-      .reverse()
-      .join("");
-    return `${path(upper)}${back}Z`;
-  };
-  const at = (part) => layers.map((values) => middle(values, part));
+  // points are pairs of a layer and a number
+  const known = layers
+    .map((values, layer) => [layer, values.filter((value) => value !== null)])
+    .filter(([, values]) => values.length);
+  const at = (part) => known.map(([layer, values]) => [layer, middle(values, part)]);
+  const path = (points) =>
+    points.map(([layer, value], place) => `${place ? "L" : "M"}${x(layer).toFixed(1)},${y(value).toFixed(1)}`).join("");
+  const band = (lower, upper) => `${path([...upper, ...lower.reverse()])}Z`;
+  const own = layers
+    .map((values, layer) => [layer, chosen === null ? null : values[chosen]])
+    .filter(([, value]) => value !== null);
   const lines = ticks(low, high).map((value) =>
     svg(
       "g",
@@ -59,7 +61,7 @@ function chart(title, layers, chosen, name) {
       svg("text", { class: "tick", x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, short(value)),
     ),
   );
-  const every = Math.ceil(layers.length / 14);
+  const every = Math.ceil(layers.length / NAMED);
   const below = layers
     .map((_, layer) => layer)
     .filter((layer) => layer === 0 || ((layer - 1) % every === 0 && (layer > 1 || every === 1)))
@@ -67,30 +69,25 @@ function chart(title, layers, chosen, name) {
       svg(
         "text",
         { class: "tick", x: x(layer), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle" },
-        layer === 0 ? "emb" : layer - 1,
+        stage(layer),
       ),
     );
   const drawn = svg(
     "svg",
-    { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${title} by layer` },
+    { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": title },
     ...lines,
     ...below,
-    svg("text", { class: "tick", x: WIDTH - RIGHT, y: HEIGHT - 4, "text-anchor": "end" }, "after layer"),
     svg("path", { class: "all", d: band(at(0), at(1)) }),
     svg("path", { class: "most", d: band(at(0.25), at(0.75)) }),
     svg("path", { class: "median", d: path(at(0.5)) }),
-    ...(chosen === null
-      ? []
-      : [
-          svg("path", { class: "chosen", d: path(layers.map((values) => values[chosen])) }),
-          ...layers.map((values, layer) =>
-            svg(
-              "circle",
-              { class: "chosen", cx: x(layer), cy: y(values[chosen]), r: 3 },
-              svg("title", {}, `${layer === 0 ? "embedding" : `layer ${layer - 1}`}: ${values[chosen].toPrecision(4)}`),
-            ),
-          ),
-        ]),
+    ...(own.length ? [svg("path", { class: "chosen", d: path(own) })] : []),
+    ...own.map(([layer, value]) =>
+      svg(
+        "circle",
+        { class: "chosen", cx: x(layer), cy: y(value), r: 3 },
+        svg("title", {}, `${stage(layer)}: ${value.toPrecision(4)}`),
+      ),
+    ),
   );
   const key = element(
     "p",
@@ -98,9 +95,9 @@ function chart(title, layers, chosen, name) {
     element("span", { class: "key median" }, "median"),
     element("span", { class: "key most" }, "half of the words"),
     element("span", { class: "key all" }, "all words"),
-    ...(chosen === null
-      ? []
-      : [element("span", { class: "key chosen" }, element("bdi", { class: "word" }, visible(name)))]),
+    ...(own.length
+      ? [element("span", { class: "key chosen" }, element("bdi", { class: "word" }, visible(name)))]
+      : []),
   );
   return element("figure", {}, element("figcaption", {}, title), drawn, key);
 }
@@ -125,13 +122,13 @@ export class Norms {
     const chosen = state.token === null ? null : Math.min(state.token, side.tokens.length - 1);
     const name = chosen === null ? "" : side.tokens[chosen];
     this.charts.replaceChildren(
-      chart("Length of the residual stream", data.norms.residual, chosen, name),
-      ...(data.norms.gradient ? [chart("Length of the loss's gradient", data.norms.gradient, chosen, name)] : []),
+      chart("Length of the residual stream after each layer", data.norms.residual, chosen, name),
+      ...(data.norms.gradient ? [chart("Length of the loss's gradient after each layer", data.norms.gradient, chosen, name)] : []),
     );
     this.strip.show(side);
     this.strip.mark(chosen);
-    if (chosen !== null) {
-      const [first, last] = [data.norms.residual[0][chosen], data.norms.residual.at(-1)[chosen]];
+    const [first, last] = [data.norms.residual[0], data.norms.residual.at(-1)].map((values) => values[chosen] ?? null);
+    if (first !== null && last !== null) {
       this.page.say(
         `${quoted(name)}: the residual stream grows from ${first.toPrecision(3)} to ${last.toPrecision(3)}`,
       );

@@ -52,6 +52,11 @@ export function direction(texts) {
   return RIGHT_TO_LEFT.test(first) ? "rtl" : "ltr";
 }
 
+/** Where the residual stream is: after the embedding, then after each block, counted from 0. */
+export function stage(number) {
+  return number === 0 ? "embedding" : `layer ${number - 1}`;
+}
+
 /** A word of several pieces as one text. */
 export function whole(side, [text, places]) {
   return text || places.map((place) => side.tokens[place]).join("");

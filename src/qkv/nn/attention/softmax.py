@@ -12,7 +12,6 @@ def softmax_or_zeros(scores: Float[Tensor, "*b S"]) -> Float[Tensor, "*b S"]:
     if scores.shape[-1] == 0:
         return scores
     nowhere = scores.detach().amax(-1, keepdim=True).isneginf()  # (..., 1)
-    # Where a look costs little: a row without anything is rare, and without it there is nothing to mend.
-    if scores.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(nowhere.any()):
-        return scores.softmax(-1)
-    return scores.masked_fill(nowhere, 0).softmax(-1).masked_fill(nowhere, 0)
+    if not torch.is_grad_enabled():
+        return scores.softmax(-1).masked_fill_(nowhere, 0)
+    return scores.masked_fill(nowhere, 0).softmax(-1).masked_fill(nowhere, 0)  # 0/0 would have no gradient

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -13,6 +14,8 @@ from qkv.models.build import Model, body_of
 from qkv.nn.attention.multi_head import MultiHeadAttention
 from qkv.nn.block import Stack
 from qkv.nn.tap import Recording, listen
+
+TOKENS, TOKENS_ON_GPU = 2**11, 2**15  # of one pass
 
 
 def stack_with(model: Model, kind: str) -> Stack:
@@ -32,28 +35,32 @@ def attention_in(model: Model, kind: str, layer: int) -> MultiHeadAttention:
     return found
 
 
+def at_once(tokens: int, device: torch.device) -> int:
+    """How many copies of so many tokens are read in one pass."""
+    return max(1, (TOKENS_ON_GPU if device.type == "cuda" else TOKENS) // tokens)
+
+
+def repeated(tensor: Tensor, times: int) -> Tensor:
+    """All rows, and all of them again: (B, ...) to (times * B, ...)."""
+    return tensor.repeat(times, *(1 for _ in tensor.shape[1:]))
+
+
 @contextmanager
-def starting_at(model: Model, kind: str, layer: int, seen: Recording, rows: int = 1) -> Iterator[None]:
+def starting_at(model: Model, kind: str, layer: int, seen: Recording, copies: int = 1) -> Iterator[None]:
     """While the context is open, forward passes leave out all blocks below this one of the stack that has `kind`.
 
-    `seen` has what came "before" each block of the body when it read the same batch; now `rows` copies of it are read.
+    `seen` has what came "before" each block of the body when it read the same batch; now copies of that are read.
     """
     body = body_of(model)
+    first = {"stack": layer}
+    if isinstance(body, Transformer):
+        last = len(body.encoder.blocks) - 1  # alone, where the decoder is changed
+        first = {"encoder": layer} if kind == "encoder" else {"encoder": last, "decoder": layer}
     with ExitStack() as changed:
-        if isinstance(body, Transformer):
-            if kind == "encoder":
-                changed.enter_context(upper(body.encoder, layer, repeated(seen, "encoder", layer, rows)))
-            else:  # of the encoder, the last block alone
-                last = len(body.encoder.blocks) - 1
-                changed.enter_context(upper(body.encoder, last, repeated(seen, "encoder", last, rows)))
-                changed.enter_context(upper(body.decoder, layer, repeated(seen, "decoder", layer, rows)))
-        else:
-            changed.enter_context(upper(stack_with(model, kind), layer, repeated(seen, "stack", layer, rows)))
+        for name, begin in first.items():
+            before = repeated(seen[f"{name}.blocks.{begin}.before"], copies)  # (copies * B, T, E)
+            changed.enter_context(upper(getattr(body, name), begin, before))
         yield
-
-
-def repeated(seen: Recording, stack: str, layer: int, rows: int) -> Float[Tensor, "R T E"]:
-    return seen[f"{stack}.blocks.{layer}.before"].repeat(rows, 1, 1)
 
 
 @contextmanager
