@@ -31,6 +31,7 @@ bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/translate.py
 	$(BIN)/python benchmarks/capture.py
 	$(BIN)/python benchmarks/taps.py
+	$(BIN)/python benchmarks/probe.py
 	$(BIN)/python benchmarks/page.py
 
 $(VENV)/bin/python:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -110,3 +111,10 @@ def made_look(
     attribution = weights(1, T, len((read or text).ids), causal and read is None)[0]
     lens = [guesses(tokens) for _ in range(depth + 1)]
     return Look(model, reading, found, lens[-1], lens, norms, attribution, both_ways)
+
+
+def recurrent_look() -> Look:
+    """Of an RNN: its words look at the source alone, and there is one output to read."""
+    look = made_look(["[start]", "kediler", "kovalar"], source=["cats", "chase", "[end]"], depth=1, heads=1)
+    assert look.lens is not None
+    return replace(look, attention=look.attention[2:], lens=look.lens[-1:], norms=None)

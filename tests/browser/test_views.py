@@ -284,12 +284,3 @@ def test_a_text_of_one_word(open_page: Open) -> None:
         page.keyboard.press(str(number))
         settled(page, view=view)
         assert "alone" in page.inner_text("#view") or view == "heads"
-
-
-def test_whatever_is_missing_has_no_view(open_page: Open) -> None:
-    full = made_look()
-    look = type(full)(full.model, full.reading, [], full.next, None, None)
-    page = open_page(look)
-    assert page.inner_text("nav").split("\n")[0] == "Next word"
-    assert page.locator("nav [data-view]").count() == 1
-    assert page.locator(".strip .piece").count() == len(CATS)

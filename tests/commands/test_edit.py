@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+import torch
+from rich.console import Console
 
 from commands.conftest import Qkv
 from qkv import artifact
-from qkv.insight.difference import what_changes
+from qkv.commands.edit import table
+from qkv.insight.difference import Change, what_changes
 from qkv.insight.editing import Edit
-from qkv.insight.reading import read
+from qkv.insight.reading import Reading, Side, read
 
 TEXT = "the cat sat"
 
@@ -42,6 +46,31 @@ def test_a_bert_and_a_translator(qkv: Qkv, models: Path) -> None:
     assert "after: " in printed.out
 
 
+def change(moved: list[float]) -> Change:
+    ids = tuple(range(len(moved)))
+    side = Side(ids, tuple(f"word{id}" for id in ids), ())
+    return Change(Reading(side), (Edit(0, 0),), None, None, torch.tensor(moved), None, None, None, None)
+
+
+def bars(moved: list[float]) -> tuple[list[int], str]:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(table(change(moved), blocks=True))
+    assert isinstance(console.file, io.StringIO)
+    said = console.file.getvalue()
+    return [line.count("█") for line in said.splitlines() if "word" in line], said
+
+
+def test_a_tiny_move_has_a_tiny_bar() -> None:
+    found, said = bars([0.0, 0.00004])
+    assert found == [0, 0]
+    assert not set(said) & set("▏▎▍▌▋▊▉█")
+    assert "a full bar is 0.10" in " ".join(said.split())
+    assert bars([0.05, 0.1])[0] == [5, 10]
+    found, said = bars([0.05, 0.5, 1.0])
+    assert found == [0, 5, 10]
+    assert "a full bar is 1.00" in " ".join(said.split())
+
+
 def test_markup_is_shown_as_text(qkv: Qkv, models: Path) -> None:
     printed = qkv("edit", models / "gpt", "[bold red]x[/]\x1b[31m", "--change", "0.1=off", "--length", 0)
     assert printed.code == 0, printed.error
@@ -53,6 +82,8 @@ def test_markup_is_shown_as_text(qkv: Qkv, models: Path) -> None:
     [
         (["gpt", TEXT], "change: expected one or more, such as --change 3.5=off"),
         (["gpt", TEXT, "--change", "loud"], "change: cannot make sense of 'loud'"),
+        (["gpt", TEXT, "--change", "0.0:4"], "in quotation marks, for a shell takes a bare >"),
+        (["gpt", TEXT, "--change", "0.0:2>99=off"], "there is no token 99, for the text has only"),
         (["gpt", TEXT, "--change", "1.0=off"], "change: 1.0=off: expected a layer of 0 to 0, not 1"),
         (["gpt", TEXT, "--change", "0.2=off"], "change: 0.2=off: expected a head of 0 to 1, not 2"),
         (["gpt", TEXT, "--change", "0.0:1>2=off"], "token 1 of a causal model cannot see token 2"),

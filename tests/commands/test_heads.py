@@ -107,6 +107,23 @@ def test_grammar(qkv: Qkv, models: Path, tmp_path: Path) -> None:
     assert said["relations"][1]["baseline"] == 1  # the word after, always
 
 
+@pytest.mark.parametrize("how", [[], ["--ablate", "zero"]])
+def test_unknown_words_are_said(qkv: Qkv, models: Path, tmp_path: Path, how: list[str]) -> None:
+    said = "qkv: the model does not know 'xylophones'; it reads [unknown] there\n"
+    assert qkv("heads", models / "bert", "the cat sat", *how).error == ""
+    assert qkv("heads", models / "bert", "the xylophones sat", *how).error == said
+    assert "the model does not know" in qkv("heads", models / "bert", *how).error  # the sentences that it reads unasked
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("the cat sat\tthe xylophones ran\n")
+    assert qkv("heads", models / "one", "--data", pairs, *how).error == said
+
+
+def test_a_translator_translates_sources(qkv: Qkv, models: Path) -> None:
+    printed = qkv("heads", models / "one", "the cat sat")
+    assert (printed.code, printed.error) == (0, "")
+    assert "decoder" in printed.out
+
+
 def test_the_lines_of_a_file_are_read_together(tmp_path: Path) -> None:
     file = tmp_path / "book.txt"
     file.write_text("a line of twenty-five.\n\n" * 60)
@@ -123,7 +140,8 @@ def test_the_lines_of_a_file_are_read_together(tmp_path: Path) -> None:
         (["gpt", "a text", "--data", "book.txt"], "text: files are given, too; leave one of them out"),
         (["gpt", "--same"], "same: it is about syntax; give a CoNLL-U file with --syntax"),
         (["gpt", "--plot", "heads.doc"], "plot: expected the name of a .png, .svg or .pdf file, not heads.doc"),
-        (["one", "--ablate", "zero"], "data: the loss of a translator needs pairs; name a file that has some"),
+        (["one"], "data: a translator reads pairs; give some, such as --data turkish:test"),
+        (["one", "--ablate", "zero"], "data: a translator reads pairs; give some, such as --data turkish:test"),
         (["gpt", "--syntax", "nowhere.conllu"], "nowhere.conllu"),
     ],
 )

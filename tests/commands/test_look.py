@@ -104,7 +104,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "another kind": (["gpt", TEXT, "--kind", "cross"], r"qkv: kind: this model has self, not cross"),
     "a strange ending": (["gpt", TEXT, "--out", "look.doc"], r"qkv: out: expected the name of a \.html"),
     "a source for a GPT": (["gpt", "--source", TEXT], r"qkv: source: a GPT reads one text"),
-    "too long": (["gpt", "cat " * 200], r"qkv: context: \d+ positions are more than the model's 32"),
+    "too long": (["gpt", "cat " * 200], r"qkv: text: \d+ tokens are more than the model's context of 32; shorten it"),
     "no model": (["nothing", TEXT], r"qkv: .*nothing"),
     "text twice": (["gpt", TEXT, "--data", "text.txt"], r"qkv: text: a file is given, too"),
     "two layers": (["gpt", TEXT, "--layer", "0", "0"], r"qkv: layer: one view shows one layer, not 2"),

@@ -83,6 +83,7 @@ def test_an_rnn_cannot_be_patched(qkv: Qkv, models: Path, tmp_path: Path, target
         (["gpt", CLEAN, CLEAN], "corrupted: the answer is the same as after the clean prompt"),
         (["gpt", CLEAN, "the mat"], "tokens and the clean one"),
         (["gpt", CLEAN, OTHER, "--answer", "qq"], "answer: expected one token, and 'qq' is 2: q | q"),
+        (["gpt", CLEAN, OTHER, "--answer", " the cat"], "and ' the cat' is 2: the | cat"),
         (["gpt", CLEAN, OTHER, "--against", "e"], "against: expected an answer, too"),
         (["gpt", CLEAN, OTHER, "--target", "e"], "target: only a translator has one; leave it out"),
         (["gpt", CLEAN, OTHER, "--kind", "cross"], "kind: this model has self, not cross"),

@@ -104,5 +104,5 @@ def test_bad_questions() -> None:
         what_changes(model, TOKENIZER, reading, [])
     with pytest.raises(ValueError, match="top: expected 1 or more, not 0"):
         what_changes(model, TOKENIZER, reading, [Edit(0, 0)], top=0)
-    with pytest.raises(ValueError, match="expected a token of 0 to 5"):
+    with pytest.raises(ValueError, match="there is no token 9, for the text has only 6 tokens"):
         what_changes(model, TOKENIZER, reading, [Edit.read("0.0:9>1=off")])

@@ -216,6 +216,7 @@ def test_nothing_stays_changed() -> None:
     [
         ("hello", "change: cannot make sense of 'hello'; expected such as 3.5=off"),
         ("3.5", "change: cannot make sense of '3.5'"),
+        ("3.5:4", "cannot make sense of '3.5:4'; .* or '3.5:7>2=off', in quotation marks, for a shell takes a bare >"),
         ("0.5=loud", "expected off, a number, uniform, first, previous after the =, not 'loud'"),
         ("0.5:2>1=first", "expected off or a number after the =, not 'first'"),
         ("0.5:2>1=1.5", "expected a weight of 0 to 1, not 1.5"),
@@ -232,14 +233,15 @@ def test_what_makes_no_sense(text: str, message: str) -> None:
     [
         (gpt, "2.0=off", "change: 2.0=off: expected a layer of 0 to 1, not 2"),
         (gpt, "1.4=off", "change: 1.4=off: expected a head of 0 to 3, not 4"),
-        (gpt, "1.0:5>1=off", "change: 1.0:5>1=off: expected a token of 0 to 4, for the text has no 5"),
-        (bert, "1.0:1>9=off", "change: 1.0:1>9=off: expected a token of 0 to 4, for the text has no 9"),
+        (gpt, "1.0:5>1=off", "change: 1.0:5>1=off: there is no token 5, for the text has only 5 tokens, 0 to 4"),
+        (bert, "1.0:1>9=off", "change: 1.0:1>9=off: there is no token 9, for the text has only 5 tokens, 0 to 4"),
+        (gpt, "1.1:4>99=off", "there is no token 99, for the text has only 5 tokens, 0 to 4"),
         (gpt, "1.0:2>3=off", "token 2 of a causal model cannot see token 3, which comes later"),
         (gpt, "1.0:0>0=off", "token 0 sees only itself"),
         (gpt, "cross:1.0=off", "this model has self attention, not cross"),
         (transformer, "1.0=off", "say which attention is meant, as in cross:1.0=off; one of encoder, decoder, cross"),
         (transformer, "cross:1.0=previous", "a source has no word before a target's word"),
-        (transformer, "cross:0.0:4>6=off", "expected a token of 0 to 5, for the text has no 6"),
+        (transformer, "cross:0.0:4>6=off", "there is no token 6, for the source has only 6 tokens, 0 to 5"),
     ],
 )
 def test_what_a_model_does_not_have(make: Any, text: str, message: str) -> None:

@@ -110,6 +110,9 @@ def test_a_long_text_has_no_lens_unless_asked(monkeypatch: pytest.MonkeyPatch) -
     assert qkv.look(small(gpt), "the cat sat on the mat", tokenizer=TOKENIZER, lens_too=True).lens is not None
     monkeypatch.setattr(looking, "MIDDLING", 3)
     assert qkv.look(small(gpt), "the cat sat on the mat", tokenizer=TOKENIZER).norms is None
+    asked = qkv.look(small(gpt), "the cat sat on the mat", tokenizer=TOKENIZER, norms_too=True)
+    assert asked.norms is not None
+    assert repr(asked) == "Look('GPT', 6 tokens, self (2 layers of 4 heads))"
 
 
 def test_more_than_memory_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,13 @@ import pytest
 import torch
 from numpy import ndarray
 
-from made_looks import HOSTILE, attention, made_look, side, weights
+from made_looks import HOSTILE, attention, made_look, recurrent_look, side, weights
 from qkv import disk
 from qkv.insight import page as pages
 from qkv.insight import picture
 from qkv.insight.look import Look
 from qkv.insight.page import module, modules, page, write_page
+from qkv.insight.page_words import heading, lacking
 
 
 class Blocks(HTMLParser):
@@ -132,6 +133,41 @@ def test_a_translator_s_rows_are_the_words_it_chose() -> None:
     assert (cross["kind"], chosen) == ("cross", ["kediler", "kovalar", "[end]"])
     assert (data["attribution"]["rows"], data["attribution"]["columns"]) == (cross["rows"], cross["columns"])
     assert data["sides"][data["text"]]["tokens"] == ["[start]", "kediler", "kovalar"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "inside", "expected"),
+    [
+        (["def", "read", "(", "self", ",", "name", ")", ":"], {3}, "def read(self, name):"),  # byte pairs
+        (["[CLS]", "read", "(", "self", ")", "!", "[SEP]"], {}, "[CLS] read(self)! [SEP]"),  # word pieces
+        (["un", "believ", "able", "it", "'s", "x", "=", "1"], {1, 2}, "unbelievable it's x = 1"),
+    ],
+)
+def test_the_heading_invents_no_spaces(tokens: list[str], inside: set[int], expected: str) -> None:
+    assert heading(made_look(tokens, inside=inside)) == [expected]
+
+
+def test_the_heading_of_a_translation_has_both_texts_without_their_marks() -> None:
+    look = made_look(["[start]", "kedi", "ler", "kovalar"], inside={2}, source=["cats", "chase", "[end]"])
+    assert heading(look) == ["cats chase", "kediler kovalar"]
+
+
+def test_why_a_view_is_not_there() -> None:
+    full = made_look()
+    assert lacking(full) == {}
+    encoder = replace(full, next=None, lens=None, attribution=None)
+    assert lacking(encoder).keys() == {"next", "lens", "attribution"}
+    assert all(each.startswith("An encoder alone says no words") for each in lacking(encoder).values())
+    long = replace(made_look(["a"] * 1025, depth=1, heads=1), lens=None, norms=None, attribution=None)
+    assert lacking(long) == {
+        "lens": "The text has more than 256 tokens: qkv look … --view lens makes it",
+        "norms": "The text has more than 1,024 tokens: qkv look … --view norms makes it",
+        "attribution": "Attribution is made for texts of up to 48 tokens: qkv look … --view attribution makes it",
+    }
+    rnn = recurrent_look()
+    assert lacking(rnn) == {"norms": "An RNN has no residual stream"}
+    assert lacking(replace(rnn, attention=[])).keys() == {"head", "heads", "lines", "norms"}
+    assert lacking(replace(full, attribution=None))["attribution"].startswith("It was not asked for")
 
 
 def test_hostile_words_are_data_and_never_markup() -> None:

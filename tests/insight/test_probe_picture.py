@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -37,8 +38,8 @@ def probed(intervals: bool = True, measures: tuple[Measure, ...] = ("accuracy",)
     return Probed("[b]$x$", "a.conllu:upos", measures, LAYERS, found, baseline, {"hidden": 0}, {})
 
 
-def printed(found: Probed) -> str:
-    console = Console(file=io.StringIO(), width=160)
+def printed(found: Probed, width: int = 160) -> str:
+    console = Console(file=io.StringIO(), width=width)
     console.print(probe_table(found))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -54,6 +55,17 @@ def test_the_table_has_a_row_a_layer() -> None:
     assert "bold: layer 0, the best on the validation part; all scores are of the test part" in " ".join(said.split())
     assert "80.0 " in printed(probed(intervals=False))
     assert "0.80 [0.79, 0.81]" in printed(probed(measures=("distance", "accuracy")))
+
+
+def test_two_measures_have_room_in_a_narrow_terminal() -> None:
+    said = printed(probed(measures=("distance", "accuracy")), width=80)
+    assert "…" not in said
+    (above, below) = (line.strip("┃").split("┃") for line in said.splitlines() if line.startswith("┃"))
+    assert [name.strip() for name in above] == ["", *("model", "random", "shuffled") * 2]
+    assert [name.strip() for name in below] == ["layer", *["distance"] * 3, *["accuracy"] * 3]
+    assert "embedding" in said
+    assert "controls: random model, shuffled labels" in said
+    assert "controls" not in printed(replace(probed(), scores=scores("model", "accuracy", 0.8)))
 
 
 def test_the_picture_has_a_line_a_way_with_a_point_a_layer(tmp_path: Path) -> None:

@@ -116,9 +116,12 @@ def test_what_cannot_be_read(make: Any, texts: tuple[str, ...], how: dict[str, s
         read(make(vocabulary=tokenizer.vocabulary), tokenizer, *texts, **how)
 
 
-def test_a_transformer_xl_shows_one_segment() -> None:
+def test_no_longer_than_the_context() -> None:
+    """Of a Transformer-XL that is one segment."""
     tokenizer = train("words", SENTENCES, 80)
-    model = gpt(vocabulary=tokenizer.vocabulary, position="relative", memory=4, context=4)
-    assert len(read(model, tokenizer, "the cat sat").text.ids) == 3
-    with pytest.raises(ValueError, match=r"text: this Transformer-XL reads in segments of 4 tokens"):
-        read(model, tokenizer, "the cat sat on the mat")
+    rotary = {"position": "rotary", "context": 4}
+    for make, how in ((gpt, rotary), (gpt, {"position": "relative", "memory": 4, "context": 4}), (bert, rotary)):
+        model = make(vocabulary=tokenizer.vocabulary, **how)
+        assert len(read(model, tokenizer, "the cat").text.ids) <= 4
+        with pytest.raises(ValueError, match=r"text: \d tokens are more than the model's context of 4; shorten it"):
+            read(model, tokenizer, "the cat sat on the mat")

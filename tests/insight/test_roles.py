@@ -224,3 +224,14 @@ def test_bad_questions() -> None:
         roles(gpt(**SIZE), TOKENIZER, [])
     with pytest.raises(ValueError, match="context: 3 tokens have no room to say two words twice"):
         roles(gpt(vocabulary=80, context=3), TOKENIZER, ["cat"])
+
+
+def test_a_long_text_of_a_bert_is_cut_before_its_last_mark() -> None:
+    model = bert(**(SIZE | {"context": 8}))
+    ids = ids_of_text(model, TOKENIZER, "the cat sat on the mat " * 3)["self"].tolist()
+    words = TOKENIZER.encode("the cat sat on the mat")
+    assert ids == [TOKENIZER.start, *words, TOKENIZER.end]
+    masked = ids_of_text(model, TOKENIZER, "the [mask] sat")["self"].tolist()
+    assert masked.count(TOKENIZER.mask) == 1
+    with pytest.raises(ValueError, match="text: there is nothing to read"):
+        ids_of_text(model, TOKENIZER, " ")

@@ -215,11 +215,13 @@ def test_nothing_is_cut_off(view: View) -> None:
         assert all(low.y1 <= high.y0 or high.y1 <= low.y0 for low, high in pairwise(upright))
 
 
-def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_drawn_is_said(tmp_path: Path, without_shape_checks: None) -> None:
     look = translation(["a"], ["b"], torch.ones(1, 1))
     for view in ("next", "lens", "norms", "attribution"):
         with pytest.raises(ValueError, match=f"{view}: "):
             slides.draw(look, view=view)
     with pytest.raises(ValueError, match="out: expected the name of a"):
         slides.save(look, tmp_path / "look.gif")
+    with pytest.raises(ValueError, match=r"^view: expected one of head, heads, lines, next, .*, not 'bogus'$"):
+        look.save(tmp_path / "look.png", view="bogus")
     assert not list(tmp_path.iterdir())

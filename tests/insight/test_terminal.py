@@ -195,7 +195,7 @@ def test_what_is_not_there_is_said(without_shape_checks: None) -> None:
         "lens": "lens: it was not computed",
         "norms": "norms: they were not computed",
         "attribution": "attribution: it was not computed",
-        "heart": "view: expected one of the views, not 'heart'",
+        "heart": f"^view: expected one of {', '.join(get_args(View))}, not 'heart'$",
     }.items():
         with pytest.raises(ValueError, match=message):
             printed(look, view=view)

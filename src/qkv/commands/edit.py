@@ -19,7 +19,7 @@ from qkv.insight.reading import read
 from qkv.models import BERT, GPT, RNN, Transformer, Tuned
 
 BAR = 10
-MUCH = 0.1  # of what moves a place, it is worth a colour
+MUCH = 0.1  # so far moved, a place is worth a colour; no full bar is for less
 
 
 def run(
@@ -82,10 +82,11 @@ def run(
 def table(found: Change, blocks: bool) -> Table:
     """A row for each place: what is likeliest there before and after, and how far it moved."""
     made = Table(header_style="bold", caption_justify="left")
-    made.caption = "moved: KL divergence in nats" if found.before is not None else "moved: 1 - cosine of its vector"
+    most = max(float(found.moved.max()), MUCH)
+    measure = "KL divergence in nats" if found.before is not None else "1 - cosine of its vector"
+    made.caption = f"moved: {measure}; a full bar is {most:.2f}"
     made.title = Text(printable(", ".join(map(str, found.edits))), style="bold")
     tokens = found.reading.text.tokens if len(found.moved) == len(found.reading.text.tokens) else ("answer",)
-    most = max(float(found.moved.max()), 1e-9)
     made.add_column("", justify="right", style="dim")
     made.add_column("token")
     if found.before is not None:

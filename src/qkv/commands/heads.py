@@ -16,7 +16,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from qkv.commands.opening import Machine, ModelName, Opened, check_not_read, check_place, finely, open_model
+from qkv.commands.opening import (
+    Machine,
+    ModelName,
+    Opened,
+    check_not_read,
+    check_place,
+    finely,
+    note_unknown,
+    open_model,
+)
 from qkv.data.batch import Batch
 from qkv.data.conllu import read_sentences
 from qkv.data.examples import open_examples
@@ -42,6 +51,7 @@ TEXTS = (
     "If the bread is stale, toast it; if the toast is burnt, give it to the birds; the birds do not mind.",
     "In the morning the market is full of people, and in the evening the market is full of cats.",
 )
+PAIRS = "data: a translator reads pairs; give some, such as --data turkish:test"
 Advance = Callable[[int, int], None]
 
 
@@ -75,7 +85,7 @@ def run(
 
     Args:
         model: The folder of a run or of transformers, a GGUF file, or smollm2 or minilm.
-        text: Texts to read; a few English sentences unless given.
+        text: Texts to read, or sources to translate; a few English sentences unless given.
         data: Files with texts; for a translator with pairs; for the loss of a fine-tuned model with labels.
         without: Put out every head in turn, by zeros or by its mean, and rank them by the change of the loss.
         grammar: A CoNLL-U file: does a head point from a word to the word that this one hangs on?
@@ -117,8 +127,9 @@ def run(
 
 
 def played(opened: Opened, name: str, text: tuple[str, ...], data: tuple[str, ...], limit: int) -> Answer:
+    texts = texts_of(opened, text, data, limit)
     with advancing("reading") as advance:
-        found = roles(opened.model, opened.tokenizer, texts_of(opened, text, data, limit), advance)
+        found = roles(opened.model, opened.tokenizer, texts, advance)
     numbers = [
         {
             "attention": each.kind,
@@ -130,8 +141,9 @@ def played(opened: Opened, name: str, text: tuple[str, ...], data: tuple[str, ..
 
 
 def ablated(opened: Opened, name: str, how: How, text: tuple[str, ...], data: tuple[str, ...], limit: int) -> Answer:
+    asked = batches(opened, text, data, limit)
     with advancing("without each head") as advance:
-        found = ablate(opened.model, batches(opened, text, data, limit), how, advance)
+        found = ablate(opened.model, asked, how, advance)
     numbers = {
         "how": how,
         "measure": found.measure,
@@ -167,11 +179,16 @@ def known(value: Any) -> Any:
 
 
 def texts_of(opened: Opened, text: tuple[str, ...], data: tuple[str, ...], limit: int) -> list[str | tuple[str, str]]:
+    """As given, or a few sentences. Which of their words the model does not know is said."""
+    found: list[str | tuple[str, str]] = []
     if data and isinstance(opened.model, Transformer | RNN):
-        return list(islice(open_pairs(data), limit))
-    if data:
-        return list(islice(passages(data), limit))
-    return list(text[:limit]) or list(TEXTS[:limit])
+        found += islice(open_pairs(data), limit)
+    elif isinstance(opened.model, Transformer) and not text:
+        raise ValueError(PAIRS)
+    else:
+        found += islice(passages(data) if data else text or TEXTS, limit)
+    note_unknown(opened.tokenizer, [each for one in found for each in ([one] if isinstance(one, str) else one)])
+    return found
 
 
 def passages(data: tuple[str, ...]) -> Iterator[str]:
@@ -198,8 +215,9 @@ def batches(opened: Opened, text: tuple[str, ...], data: tuple[str, ...], limit:
         return batches_of_examples(model, tokenizer, examples)
     if isinstance(model, Transformer | RNN):
         if not data:
-            raise ValueError("data: the loss of a translator needs pairs; name a file that has some")
-        return batches_of_pairs(tokenizer, list(islice(open_pairs(data), limit)))
+            raise ValueError(PAIRS)
+        pairs = [each for each in texts_of(opened, text, data, limit) if not isinstance(each, str)]
+        return batches_of_pairs(tokenizer, pairs)
     texts = [str(each) for each in texts_of(opened, text, data, limit)]
     made = batches_of(model, tokenizer, texts)
     if not made:

@@ -94,6 +94,7 @@ def run(
             at_least=layer,
             name=model,
             lens_too=True if view == "lens" else None,
+            norms_too=True if view == "norms" else None,
             attribution=True if view == "attribution" else None if page else False,
         )
     chosen: dict[str, Any] = {"view": view, "kind": kind, "words": words}

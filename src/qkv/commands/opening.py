@@ -20,6 +20,7 @@ from qkv.models import BERT, GPT, RNN, Transformer, Tuned
 from qkv.models.build import Model
 from qkv.text import Tokenizer
 from qkv.text.printable import printable as printable  # every command shows texts that others wrote
+from qkv.text.printable import shortened
 from qkv.training.distributed import device_named
 
 Precision = Literal["float32", "bf16"]
@@ -99,7 +100,9 @@ def note_unknown(tokenizer: Tokenizer, texts: Sequence[str]) -> None:
     """Which words the model cannot read; it sees that something stands there, but not what."""
     words = list(dict.fromkeys(word for text in texts for word in tokenizer.unknown_in(text)))
     if words:
-        shown = ", ".join(map(repr, words[:5])) + (f" and {len(words) - 5} more" if len(words) > 5 else "")
+        shown = ", ".join(repr(shortened(word, 40)) for word in words[:5]) + (
+            f" and {len(words) - 5} more" if len(words) > 5 else ""
+        )
         note(f"the model does not know {shown}; it reads {tokenizer.token(tokenizer.unknown or 0).strip()} there")
 
 

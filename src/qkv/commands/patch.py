@@ -122,7 +122,7 @@ def one_token(tokenizer: Tokenizer, text: str | None, name: str) -> int | None:
         return None
     ids = tokenizer.encode(text)
     if len(ids) != 1:
-        parts = printable(" | ".join(tokenizer.token(id) for id in ids))
+        parts = printable(" | ".join(readable(tokenizer, id) for id in ids))
         raise ValueError(f"{name}: expected one token, and {text!r} is {len(ids)}: {parts}")
     return ids[0]
 

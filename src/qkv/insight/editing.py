@@ -31,7 +31,10 @@ from qkv.nn.tap import listen
 Pattern = Literal["uniform", "first", "previous"]
 PATTERNS = get_args(Pattern)
 WRITTEN = re.compile(r"(?:(\w+):)?(\d+)\.(\d+|\*)(?::(\d+)>(\d+))?=(\S+)")
-SPELLING = "expected such as 3.5=off, 3.5=0.5, 3.5=uniform, 3.*=off or 3.5:7>2=off"
+SPELLING = (
+    "expected such as 3.5=off, 3.5=0.5, 3.5=uniform, 3.*=off or '3.5:7>2=off', "
+    "in quotation marks, for a shell takes a bare > and what follows for itself"
+)
 
 
 class Edit(NamedTuple):
@@ -204,8 +207,9 @@ def check_edge(model: Model, edit: Edit, edge: tuple[int, int], kind: str, readi
         size = len(rows.ids)
         for number, side in ((query, rows), (key, columns)):
             if number >= len(side.ids):
-                last = len(side.ids) - 1
-                raise ValueError(f"change: {edit}: expected a token of 0 to {last}, for the text has no {number}")
+                count, its = len(side.ids), "source" if side is reading.source else "text"
+                only = f"only {count:,} tokens, 0 to {count - 1}" if count > 1 else "only token 0"
+                raise ValueError(f"change: {edit}: there is no token {number}, for the {its} has {only}")
     if kind == "cross":
         return
     seen = visible(model, kind, torch.tensor([query]), size)[0]  # (S,)

@@ -56,6 +56,10 @@ class Look:
     both_ways: bool = False
     """The model is a BERT, which says what stands at a place; any other says what comes next."""
 
+    def __repr__(self) -> str:
+        kinds = ", ".join(f"{each.kind} ({each.depth} layers of {each.heads} heads)" for each in self.attention)
+        return f"Look({self.model!r}, {len(self.reading.text.ids)} tokens, {kinds or 'no attention'})"
+
     def of(self, kind: str | None = None) -> Attention:
         """One kind of attention: of a translator cross-attention, unless another is named."""
         kinds = [each.kind for each in self.attention]
@@ -115,14 +119,15 @@ def look(
     at_least: Collection[int] = (),
     name: str | None = None,
     lens_too: bool | None = None,
+    norms_too: bool | None = None,
     attribution: bool | None = False,
 ) -> Look:
     """Let a model read a text and keep what happens inside.
 
     `model` may be what `qkv.load` returns, its model alone, or a name that it takes; another model needs its
     `tokenizer`. `layers` keeps the weights of these alone; unless given, of all, or, where a long text makes that too
-    many, `at_least` of these (the first). `lens_too` makes the lens of a long text, too. `attribution` adds gradient x
-    input; None does so for a brief text.
+    many, `at_least` of these (the first). `lens_too` and `norms_too` make these of a long text, too. `attribution`
+    adds gradient x input; None does so for a brief text.
     """
     if isinstance(model, str | Path):
         name = name or str(model)
@@ -146,7 +151,7 @@ def look(
         capture(model, reading, layers=kept(model, reading, layers, at_least)) if attends else [],
         by_layer[-1] if by_layer else next_tokens(model, tokenizer, reading) if words else None,
         by_layer,
-        norms(model, reading) if blocks and T <= MIDDLING else None,
+        norms(model, reading) if blocks and (T <= MIDDLING if norms_too is None else norms_too) else None,
         attribute(model, reading) if (explicable and T <= BRIEF if attribution is None else attribution) else None,
         both_ways=isinstance(body_of(model), BERT),
     )

@@ -26,6 +26,7 @@ from qkv import disk
 from qkv.generation.fill import Guess
 from qkv.insight.capture import Attention
 from qkv.insight.look import Look
+from qkv.insight.page_words import heading, lacking
 from qkv.insight.reading import Side
 from qkv.insight.views import View, numbered
 
@@ -142,6 +143,7 @@ def described(look: Look, code: Code) -> dict[str, Any]:
     source = look.reading.source
     found: dict[str, Any] = {
         "model": look.model,
+        "heading": heading(look),
         "text": place(look.reading.text),
         "follows": not look.both_ways,  # whether a guess is about the next word, or about this one
         "attention": [
@@ -157,6 +159,7 @@ def described(look: Look, code: Code) -> dict[str, Any]:
         "lens": look.lens is not None,
         "norms": None,
         "attribution": None,
+        "lacking": lacking(look),
     }  # fmt: skip
     if look.norms is not None:
         residual, gradient = ([rounded(each.tolist()) for each in some or ()] for some in look.norms)

@@ -16,6 +16,8 @@ from rich.text import Text
 from qkv.insight.picture import COLOURS, PALE, ROUND, check_ending, save
 from qkv.insight.probing import Measure, Probed, Scored, Way
 
+SHORT: dict[Way, str] = {"model": "model", "random model": "random", "shuffled labels": "shuffled"}
+"""Above the columns of a table: no word is wider than its numbers."""
 WAYS: dict[Way, str] = {"model": COLOURS[0], "random model": COLOURS[1], "shuffled labels": PALE}
 MARKERS = "osD^vPX"
 
@@ -112,10 +114,10 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
 def probe_table(found: Probed) -> Table:
     """A row for each layer: the score and its interval, and the controls."""
     made = Table(header_style="bold", caption_justify="left", caption=Text(told(found)))
-    made.add_column("layer")
+    made.add_column("layer", no_wrap=True)
     columns = [(way, measure) for measure in found.measures for way in WAYS if found.of(way, measure)]
     for way, measure in columns:
-        made.add_column(f"{way}\n{title_of(measure)}", justify="right")
+        made.add_column(f"{SHORT[way]}\n{measure}", justify="right")
     by_layer = [{score.layer: score for score in found.of(way, measure)} for way, measure in columns]
     for layer in found.layers:
         cells = [Text(shown(scores[layer])) if layer in scores else Text("") for scores in by_layer]
@@ -125,9 +127,11 @@ def probe_table(found: Probed) -> Table:
 
 def told(found: Probed) -> str:
     said = ", ".join(f"{number(value, measure)} ({title_of(measure)})" for measure, value in found.baseline.items())
+    controls = [way for way in WAYS if way != "model" and found.of(way)]
     return (
         f"bold: {named(found.best.layer)}, the best on the validation part; all scores are of the test part\n"
         f"[ ]: 95% intervals over the test's texts; who always says the same: {said}"
+        + (f"\ncontrols: {', '.join(controls)}" if controls else "")
     )
 
 

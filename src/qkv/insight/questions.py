@@ -88,14 +88,13 @@ def question_of(
         return about_position(model, tokenizer, data, length=length, windows=windows)
     if data:
         raise ValueError(f"data: the texts are those of {target}; leave it out")
-    name, colon, column = target.rpartition(":")
-    if colon and ".conllu" in name:
-        file, column = name, column
-    elif ".conllu" in target:
-        file, column = target, "upos"
-    else:
-        return about_texts(model, tokenizer, target, validation=validation, test=test, most=most, **columns)
-    return about_words(model, tokenizer, file, column, validation=validation, test=test, most=most)
+    file, _, column = target.rpartition(":")
+    if ".conllu" in file and column:
+        return about_words(model, tokenizer, file, column, validation=validation, test=test, most=most)
+    if ".conllu" in Path(target).name:
+        file = target.removesuffix(":")
+        raise ValueError(f"target: name a column of {file}, such as {file}:upos")
+    return about_texts(model, tokenizer, target, validation=validation, test=test, most=most, **columns)
 
 
 # Where a token stands

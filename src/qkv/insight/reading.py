@@ -67,14 +67,16 @@ def read(
     if isinstance(model, GPT):
         if len(texts) > 1:
             raise ValueError(f"text: a GPT reads one text, not {len(texts)}; put quotation marks around it")
-        ids = prompt_ids(tokenizer, texts[0])
-        if model.config.memory and len(ids) > model.config.context:
-            raise ValueError(
-                f"text: this Transformer-XL reads in segments of {model.config.context:,} tokens, and one can be "
-                f"looked at, not {len(ids):,} tokens; shorten the text"
-            )
-        return Reading(side(tokenizer, ids))
-    return read_sentences(model, tokenizer, texts)
+        return fitting(model, Reading(side(tokenizer, prompt_ids(tokenizer, texts[0]))))
+    return fitting(model, read_sentences(model, tokenizer, texts))
+
+
+def fitting(model: GPT | BERT, reading: Reading) -> Reading:
+    """No longer than the texts that the model was trained on; of a Transformer-XL one segment."""
+    tokens, context = len(reading.text.ids), model.config.context
+    if tokens > context:
+        raise ValueError(f"text: {tokens:,} tokens are more than the model's context of {context:,}; shorten it")
+    return reading
 
 
 def read_pair(model: Transformer | RNN, tokenizer: Tokenizer, source: str, target: str | None) -> Reading:

@@ -20,7 +20,7 @@ from torch import Tensor
 from qkv.generation.decode import without_dropout
 from qkv.insight.capture import Place, places_of
 from qkv.insight.marks import marks_of
-from qkv.insight.reading import read
+from qkv.insight.reading import read, read_sentences
 from qkv.insight.visible import visible
 from qkv.models import BERT, GPT, RNN, Transformer, Tuned
 from qkv.models.build import Model, body_of
@@ -169,15 +169,17 @@ def wanted_of(ids: Int[Tensor, "T"], later: bool) -> Wanted:
 def ids_of_text(model: Model, tokenizer: Tokenizer, text: str | tuple[str, str]) -> dict[str, Int[Tensor, "_"]]:
     """The ids of each side, by the kind of attention that reads it. What is too long is cut before its last mark."""
     marks = marks_of(model, tokenizer)
+    if not isinstance(model, Transformer) and not str(text).strip():
+        raise ValueError("text: there is nothing to read; expected a text")
     if isinstance(model, GPT | Tuned):  # a text by itself, whatever its task would ask; a long one is cut below
-        if not str(text).strip():
-            raise ValueError("text: there is nothing to read; expected a text")
         sides = {"self": marks["self"].around(tokenizer.encode(str(text)))}
+    elif isinstance(model, BERT):
+        sides = {"self": list(read_sentences(model, tokenizer, [str(text)]).text.ids)}
     else:
         pair = {} if isinstance(text, str) else {"source": text[0], "target": text[1]}
         found = read(model, tokenizer, *([text] if isinstance(text, str) else []), **pair)
-        read_by = {"self": found.text} if found.source is None else {"encoder": found.source, "decoder": found.text}
-        sides = {kind: list(side.ids) for kind, side in read_by.items()}
+        assert found.source is not None
+        sides = {"encoder": list(found.source.ids), "decoder": list(found.text.ids)}
     longest, cut = min(LONGEST, context_of(model)), {}
     for kind, ids in sides.items():
         after = marks[kind].after if len(ids) > longest else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from jaxtyping import Float
@@ -63,7 +63,7 @@ def draw(
             return draw_numbers(look, look.of(kind))
         case "attribution":
             return draw_attribution(look, layer, head, words)
-    raise ValueError(f"view: expected one of the views, not {view!r}")
+    raise ValueError(f"view: expected one of {', '.join(get_args(View))}, not {view!r}")
 
 
 # Attention

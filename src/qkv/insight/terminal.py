@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import get_args
 
 import torch
 from jaxtyping import Float
@@ -54,7 +55,7 @@ def show(
         case "attribution":
             show_attribution(look, console, layer, head, words)
         case _:
-            raise ValueError(f"view: expected one of the views, not {view!r}")
+            raise ValueError(f"view: expected one of {', '.join(get_args(View))}, not {view!r}")
 
 
 def heading(console: Console, title: str, below: str = "") -> None:

@@ -62,6 +62,7 @@ export class Compare {
         : "No attention between these words",
       "Attribution: gradient × input",
     ];
+    if (this.page.state === state) this.page.say(this.sentence(row));
     this.sides.forEach(({ heading, heat, strip }, number) => {
       heading.textContent = titles[number];
       strip.show(this.columns.side, state.words);
@@ -73,6 +74,16 @@ export class Compare {
       if (matrix)
         heat.show(matrix, this.rows, this.columns, colours, { pinned: row, causal: Boolean(compared?.causal) });
     });
+  }
+
+  /** What both find most important for a word. */
+  sentence(row) {
+    const said = this.matrices.map((matrix, number) => {
+      const [most] = matrix?.exact ? matrix.strongest(row, 1) : [];
+      const name = this.sides[number].name.toLowerCase();
+      return most && `most ${name} to ${quoted(this.columns.texts[most[0]])}, ${percent(most[1])}`;
+    });
+    return `${quoted(this.rows.texts[row])}: ${said.filter(Boolean).join("; ")}`;
   }
 
   hover(at) {

@@ -12,10 +12,14 @@ export class Controls {
     this.views = views.map(([view, title], number) =>
       element(
         "button",
-        { type: "button", "data-view": view, title: `Key ${number + 1}`, onclick: () => page.set({ view }) },
+        { type: "button", "data-view": view, title: `Key ${number + 1}`, onclick: () => page.choose(view) },
         title,
       ),
     );
+    for (const button of this.views) {
+      const reason = data.lacking[button.dataset.view];
+      if (reason) this.lacking(button, reason);
+    }
     this.kinds =
       data.attention.length > 1
         ? choice(
@@ -69,6 +73,23 @@ export class Controls {
       element("nav", { "aria-label": "Views" }, ...this.views, element("span", { class: "tools" }, this.theme, help)),
       this.attention,
     );
+  }
+
+  /** A view that is not there says why while the mouse or the focus is on its name. */
+  lacking(button, reason) {
+    const { page } = this;
+    let before = "";
+    button.setAttribute("aria-disabled", "true");
+    button.title = reason;
+    for (const event of ["pointerenter", "focus"]) {
+      button.addEventListener(event, () => {
+        if (page.status.textContent !== reason) before = page.status.textContent;
+        page.say(reason);
+      });
+    }
+    for (const event of ["pointerleave", "blur"]) {
+      button.addEventListener(event, () => page.status.textContent === reason && page.say(before));
+    }
   }
 
   show(state) {

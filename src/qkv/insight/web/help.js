@@ -29,7 +29,8 @@ export class Help {
     this.element = element(
       "dialog",
       { class: "help", "aria-labelledby": "help-title" },
-      element("h2", { id: "help-title" }, "Keys"),
+      // the focus is at the top: the button would scroll to the end
+      element("h2", { id: "help-title", tabindex: -1, autofocus: true }, "Keys"),
       element(
         "dl",
         {},
@@ -43,7 +44,7 @@ export class Help {
         "Joined to words, what the pieces of a word get is summed, and what they give is averaged. ",
         "The address of the page holds what you see: copy it to show the same again.",
       ),
-      element("button", { type: "button", autofocus: true, onclick: () => this.element.close() }, "Close"),
+      element("button", { type: "button", onclick: () => this.element.close() }, "Close"),
     );
   }
 

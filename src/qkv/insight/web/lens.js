@@ -19,19 +19,11 @@ export class Lens {
     );
     this.heading = element("h2");
     this.list = element("div");
+    this.note = element("p", { class: "note" });
     this.element = element(
       "section",
       { class: "view beside" },
-      element(
-        "div",
-        { class: "main" },
-        element(
-          "p",
-          { class: "note" },
-          "What the output layer would say after each layer: the likeliest token, and how likely.",
-        ),
-        this.scroller,
-      ),
+      element("div", { class: "main" }, this.note, this.scroller),
       element("aside", { class: "side" }, this.heading, this.list),
     );
     this.draw = oncePerFrame(() => this.paint());
@@ -49,14 +41,18 @@ export class Lens {
     const { store } = this.page;
     this.layers = await store.part("lens");
     this.side = store.data.sides[store.data.text];
-    const token = Math.min(state.token ?? this.side.tokens.length - 1, this.side.tokens.length - 1);
+    this.note.textContent =
+      this.layers.length === 1
+        ? "What the model says: the likeliest token, and how likely. An RNN has no residual stream to read before."
+        : "What the output layer would say after each layer: the likeliest token, and how likely.";
+    const token = Math.min(state.token ?? 0, this.side.tokens.length - 1);
     if (this.token !== token) {
       this.token = token;
       this.chosen = [this.chosen?.[0] ?? this.layers.length - 1, token];
     }
     this.first = null; // the colours may be others
     this.paint();
-    this.reveal(token);
+    if (state.token !== null) this.reveal(token);
     this.paint();
     this.tell();
     this.page.say(this.sentence(...this.chosen));
@@ -91,14 +87,19 @@ export class Lens {
 
   sentence(layer, place) {
     const [text, , probability] = this.layers[layer][place][0];
-    return `After ${stage(layer)}, ${quoted(this.side.tokens[place])}: ${quoted(text)}, ${percent(probability)}`;
+    return `${this.after(layer)}, ${quoted(this.side.tokens[place])}: ${quoted(text)}, ${percent(probability)}`;
+  }
+
+  after(layer) {
+    const name = stage(layer, this.layers.length);
+    return name === "output" ? "At the output" : `After ${layer === 0 ? "the " : ""}${name}`;
   }
 
   tell() {
     const [layer, place] = this.chosen;
     const { follows } = this.page.store.data;
     this.heading.replaceChildren(
-      `After ${layer === 0 ? "the " : ""}${stage(layer)}, ${follows ? "following" : "in the place of"} `,
+      `${this.after(layer)}, ${follows ? "following" : "in the place of"} `,
       word(this.side.tokens[place], { class: "word" }),
     );
     const real = this.side.ids[follows ? place + 1 : place];
@@ -131,7 +132,7 @@ export class Lens {
     );
     const rows = this.layers.map((places_, layer) =>
       line(
-        element("span", { role: "rowheader", class: "lens-layer" }, stage(layer)),
+        element("span", { role: "rowheader", class: "lens-layer" }, stage(layer, this.layers.length)),
         places.map((place) => this.cell(layer, place, places_[place][0])),
       ),
     );

@@ -63,7 +63,7 @@ export class Lines {
     this.note.replaceChildren(
       ...(full
         ? [
-            `Weights from ${percent(LEAST)} on; the stronger, the darker.`,
+            `Weights from ${percent(LEAST)} on; the stronger, the bolder.`,
             this.columns.count > FEW ? ` At most ${STRONGEST} lines a word.` : "",
           ]
         : missing(this.attention, state.layer)),

@@ -36,9 +36,9 @@ export class Next {
       this.guesses.map(([first]) => first[2]),
       colours,
     );
-    this.about.textContent = follows
-      ? "The darker a word, the surer the model is of what follows it."
-      : "The darker a word, the surer the model is of what stands there.";
+    const more = colours.theme === "dark" ? "brighter" : "darker";
+    this.about.textContent =
+      `The ${more} a word, the surer the model is of what ${follows ? "follows it" : "stands there"}.`;
     const place = Math.min(state.token ?? this.side.tokens.length - 1, this.side.tokens.length - 1);
     this.strip.mark(place);
     const said = word(this.side.tokens[place], { class: "word" });

@@ -127,11 +127,11 @@ export class Norms {
     );
     this.strip.show(side);
     this.strip.mark(chosen);
-    const [first, last] = [data.norms.residual[0], data.norms.residual.at(-1)].map((values) => values[chosen] ?? null);
-    if (first !== null && last !== null) {
-      this.page.say(
-        `${quoted(name)}: the residual stream grows from ${first.toPrecision(3)} to ${last.toPrecision(3)}`,
-      );
-    }
+    const ends = [data.norms.residual[0], data.norms.residual.at(-1)];
+    const [first, last] = ends.map((values) => (chosen === null ? middle(values, 0.5) : values[chosen]));
+    const whose = chosen === null ? "Median of the words" : quoted(name);
+    const way = last < first ? "shrinks" : "grows";
+    const said = `the residual stream ${way} from ${first?.toPrecision(3)} to ${last?.toPrecision(3)}`;
+    this.page.say(first === null || last === null ? `${whose}: a length is no number` : `${whose}: ${said}`);
   }
 }

@@ -12,9 +12,9 @@ import { Controls } from "qkv/controls.js";
 import { Matrix } from "qkv/matrix.js";
 import { Next } from "qkv/next.js";
 import { Norms } from "qkv/norms.js";
-import { available, readFrom, within, written } from "qkv/state.js";
+import { VIEWS, readFrom, within, written } from "qkv/state.js";
 import { Store } from "qkv/store.js";
-import { Names, visible, whole } from "qkv/words.js";
+import { Names, word } from "qkv/words.js";
 
 const LONG = 256; // words, among which the weights are faint
 const MADE = { head: Head, heads: Grid, lines: Lines, next: Next, lens: Lens, norms: Norms, attribution: Compare };
@@ -48,21 +48,17 @@ export class Page {
   async open() {
     const { data } = this.store;
     await this.store.open();
-    this.controls = new Controls(
-      this,
-      available(data).map((view) => [view, this.view(view).title]),
-    );
+    const titles = VIEWS.map((view) => [view, this.view(view).title]);
+    this.controls = new Controls(this, titles);
     this.status = element("p", { class: "status", role: "status", "aria-live": "polite" });
     this.main = element("main", { id: "view", tabindex: -1 });
-    this.help = new Help(available(data).map((view) => this.view(view).title));
-    const side = data.sides[data.text];
-    const text = side.words.slice(0, 60).map((each) => whole(side, each));
+    this.help = new Help(titles.map(([, title]) => title));
     this.root.replaceChildren(
       element(
         "header",
         { class: "top" },
         element("h1", {}, data.model),
-        element("p", { class: "text", dir: "auto" }, visible(text.join(" ").slice(0, 400))),
+        element("p", { class: "text" }, ...this.heading()),
       ),
       this.controls.element,
       this.status,
@@ -75,8 +71,13 @@ export class Page {
     });
     addEventListener("keydown", (event) => this.key(event));
     this.dark.addEventListener("change", () => this.show());
-    if (this.state.kind !== null) this.say(this.place());
     await this.show();
+  }
+
+  /** The text; of a translation the source, an arrow and the target, each in its own direction. */
+  heading() {
+    const texts = this.store.data.heading.map((text) => word(text.slice(0, 400)));
+    return texts.flatMap((text, number) => (number ? [" → ", text] : [text]));
   }
 
   view(name) {
@@ -128,7 +129,10 @@ export class Page {
     if (this.colours?.theme !== theme || this.colours.scale !== scale) this.colours = new Colours(theme, scale);
     this.controls.show(state);
     const view = this.view(state.view);
-    if (this.main.firstChild !== view.element) this.main.replaceChildren(view.element);
+    if (this.main.firstChild !== view.element) {
+      this.main.replaceChildren(view.element);
+      this.say(state.kind === null ? "" : this.place()); // a view may know better
+    }
     root.dataset.view = state.view;
     try {
       await view.show(state);
@@ -139,6 +143,13 @@ export class Page {
       throw error;
     }
     if (this.state === state) root.dataset.shown = written(state);
+  }
+
+  /** A view, or why it is not there. */
+  choose(view) {
+    const reason = this.store.data.lacking[view];
+    if (reason) this.say(reason);
+    else this.set({ view });
   }
 
   say(text) {
@@ -174,7 +185,6 @@ export class Page {
       return;
     }
     const { layer, head, view: name } = this.state;
-    const views = available(this.store.data);
     const ofWords = ["next", "lens", "norms"].includes(name); // where there are no heads
     const actions = {
       ArrowLeft: () => (ofWords ? this.step(-1) : this.set({ head: head - 1 })),
@@ -190,8 +200,8 @@ export class Page {
       "?": () => this.help.show(),
       Escape: () => this.set({ token: null }),
     };
-    const number = /^[1-9]$/.test(event.key) ? views[Number(event.key) - 1] : undefined;
-    const act = number ? () => this.set({ view: number }) : actions[event.key];
+    const number = /^[1-9]$/.test(event.key) ? VIEWS[Number(event.key) - 1] : undefined;
+    const act = number ? () => this.choose(number) : actions[event.key];
     if (!act || event.shiftKey !== (event.key === "?" && event.shiftKey)) return;
     if (ofWords && /^Arrow(Up|Down)$/.test(event.key)) return; // these scroll
     event.preventDefault();

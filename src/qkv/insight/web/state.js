@@ -61,15 +61,6 @@ export function within(state, data) {
 }
 
 /** The views there is data for. */
-export function available(data) {
-  const there = {
-    head: data.attention.length,
-    heads: data.attention.length,
-    lines: data.attention.length,
-    next: data.next,
-    lens: data.lens,
-    norms: data.norms,
-    attribution: data.attribution,
-  };
-  return VIEWS.filter((view) => there[view]);
+function available(data) {
+  return VIEWS.filter((view) => !(view in data.lacking));
 }

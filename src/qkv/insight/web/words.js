@@ -52,8 +52,9 @@ export function direction(texts) {
   return RIGHT_TO_LEFT.test(first) ? "rtl" : "ltr";
 }
 
-/** Where the residual stream is: after the embedding, then after each block, counted from 0. */
-export function stage(number) {
+/** Where the residual stream is: after the embedding, then after each block, counted from 0. An RNN has none. */
+export function stage(number, count) {
+  if (count === 1) return "output";
   return number === 0 ? "embedding" : `layer ${number - 1}`;
 }
 

@@ -1,0 +1,74 @@
+"""What a page says of itself: which views there are and why others are not, in whose words, seen from the beginning."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from browser.conftest import Open
+from browser.reading_pages import settled, status
+from made_looks import CATS, made_look, recurrent_look
+
+VIEWS = ("head", "heads", "lines", "next", "lens", "norms", "attribution")
+
+
+def test_whatever_is_missing_says_why(open_page: Open) -> None:
+    full = made_look()
+    look = type(full)(full.model, full.reading, [], full.next, None, None)
+    page = open_page(look)
+    assert page.locator(".strip .piece").count() == len(CATS)
+    assert page.locator("nav [data-view]").count() == 7
+    there = page.locator("nav [data-view]:not([aria-disabled])")
+    assert there.all_inner_texts() == ["Next word"]
+    said, lens = status(page), page.locator("[data-view=lens]")
+    reason = "It was not asked for: qkv look … --view lens makes it"
+    assert lens.get_attribute("title") == reason
+    lens.hover()
+    assert status(page) == reason
+    page.mouse.move(0, 0)
+    assert status(page) == said
+    lens.focus()
+    assert status(page) == reason
+    there.focus()
+    assert status(page) == said
+    for choose in (lambda: lens.click(force=True), lambda: page.keyboard.press("5")):
+        page.evaluate("document.querySelector('.status').textContent = ''")
+        choose()
+        assert status(page) == reason
+        assert page.get_attribute("[aria-current=page]", "data-view") == "next"
+
+
+def test_an_rnn_s_lens_is_its_output(open_page: Open) -> None:
+    page = open_page(recurrent_look(), "#view=lens&token=1")
+    assert page.locator(".lens-layer[role=rowheader]").all_inner_texts() == ["output"]
+    assert page.inner_text(".side h2") == "At the output, following kediler"
+    assert page.inner_text(".top .text") == "cats chase → kediler kovalar"
+    assert page.get_attribute("[data-view=norms]", "title") == "An RNN has no residual stream"
+
+
+def test_each_view_says_its_own_sentence(open_page: Open) -> None:
+    page = open_page(made_look())
+    starts = ["Layer 0, head 0", "Layer 0, head 0: entropy", "Layer 0, head 0", "After “mice”", "After layer 2, “the”"]
+    starts += ["Median of the words: the residual stream grows", "“mice”: most attention to “"]
+    for order in (range(7), reversed(range(7))):
+        for number in order:
+            page.keyboard.press(str(number + 1))
+            settled(page, view=VIEWS[number])
+            assert status(page).startswith(starts[number])
+            assert status(page) == starts[number] or number not in (0, 2)
+
+
+def test_what_is_opened_is_seen_from_its_beginning(open_page: Open) -> None:
+    look = made_look([f"gypsy{place}" for place in range(60)])
+    page = open_page(replace(look, norms=look.norms and look.norms._replace(gradient=None)), "#view=lens", height=500)
+    assert page.evaluate("document.querySelector('.scroller.deep').scrollLeft") == 0
+    page.keyboard.press("?")
+    top = page.evaluate("document.querySelector('dialog').scrollTop")
+    assert (top, page.locator("#help-title").bounding_box()["y"] > 0) == (0, True)
+    page.keyboard.press("Escape")
+    page.keyboard.press("6")
+    settled(page, view="norms")
+    assert page.locator("figure").bounding_box()["width"] <= 640
+    page.keyboard.press("1")
+    settled(page, view="head")
+    cut = "all => all.filter(it => it.scrollHeight > it.clientHeight || it.scrollWidth > it.clientWidth).length"
+    assert page.eval_on_selector_all(".heat .word", cut) == 0  # nothing of a letter either
