@@ -105,7 +105,7 @@ def question(look: Look) -> str:
 
 
 def layer_names(count: int) -> list[str]:
-    """Of the residual stream: after the embedding, then after each block, counted from 0; an RNN has its output only."""
+    """Of the residual stream: after the embedding, then after each block, counted from 0; an RNN has its output."""
     if count == 1:
         return ["output"]
     return ["embedding", *(f"layer {layer}" for layer in range(count - 1))]
