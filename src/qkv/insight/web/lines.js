@@ -263,9 +263,12 @@ export class Lines {
     const end = this.sides[1].getBoundingClientRect().left - box.left - 4;
     const middle = (begin + end) / 2;
     const at = (index) => (index + 0.5) * this.height - this.scroller.scrollTop;
+    const heads = this.matrices.length;
+    const apart = Math.min(4, this.height / (2 * heads)); // heads that agree run side by side
     lines.sort((one, other) => one[2] - other[2]); // the strongest on top
     for (const [row, column, weight, number] of lines) {
-      const [left, right] = this.across ? [at(column), at(row)] : [at(row), at(column)];
+      const shift = (number - (heads - 1) / 2) * apart;
+      const [left, right] = (this.across ? [at(column), at(row)] : [at(row), at(column)]).map((y) => y + shift);
       pen.strokeStyle = this.page.colours.heads[number];
       pen.globalAlpha = 0.07 + 0.93 * Math.min(1, weight) ** 0.8;
       pen.lineWidth = 1 + 2.5 * weight;
