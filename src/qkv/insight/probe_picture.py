@@ -43,7 +43,7 @@ def draw_probed(found: Probed, path: Path) -> Path:
     panels = []
     for measure in found.measures:
         lines = [Line(way, found.of(way, measure), colour, way != "model") for way, colour in WAYS.items()]
-        name = {"accuracy": "the largest class", "distance": "always the middle"}[measure]
+        name = {"accuracy": "largest class", "distance": "always the middle"}[measure]
         own = [line for line in lines if line.scores]
         levels = {name: found.baseline[measure]} if measure in found.baseline else {}
         panels.append(Panel("", own, levels, measure))

@@ -224,7 +224,7 @@ def number_of(id: int | None) -> int:
 def next_steps(out: Path) -> Text:
     steps = {
         "Let it translate, and see where it looks:": f"qkv translate {out / 'turkish'} --text '{SENTENCE}' --alignment",
-        "See inside while it reads, in a browser:": (f"qkv look {out / 'python'} 'import os' --out look.html"),
+        "See inside while it reads, in a browser:": f"qkv look {out / 'turkish'} '{SENTENCE}' --out look.html",
         "Let it write:": f"qkv generate {out / 'python'} 'import os'",
         "Train on your own text, and see what it learns:": "qkv train gpt --data my.txt --out runs/mine",
         "The translator before the Transformer:": "qkv train rnn --data turkish --out runs/rnn",
