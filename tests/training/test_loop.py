@@ -367,7 +367,6 @@ def interrupting(run: Run, number: signal.Signals, at: int, times: int = 1) -> N
             if objective.training and next(steps) == at:
                 for _ in range(times):
                     signal.raise_signal(number)
-                    objective(batch)  # two at once may be heard as one
             return objective(batch)
 
         def train(self, mode: bool = True) -> Any:
@@ -395,6 +394,10 @@ def test_a_signal_saves_and_stops_after_the_step(
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     run = plan("gpt", tmp_path).begin()
     interrupting(run, signal.SIGINT, at=4, times=2)
-    with pytest.raises(KeyboardInterrupt):
-        train(run)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train(run)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
