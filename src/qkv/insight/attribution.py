@@ -16,8 +16,8 @@ from torch import Tensor
 
 from qkv.generation.decode import without_dropout
 from qkv.insight.lens import says_words
-from qkv.insight.reading import Reading, ids_of
-from qkv.models import RNN, Transformer, Tuned
+from qkv.insight.reading import Reading, hidden_of, ids_of
+from qkv.models import RNN, Tuned
 from qkv.models.build import Model, body_of
 from qkv.models.heads import pooled
 from qkv.nn.tap import listen
@@ -75,7 +75,7 @@ def explained(model: Model, given: dict[str, Tensor], places: Int[Tensor, "N"]) 
     body: Any = body_of(model)
     copies = {name: ids.expand(len(places), -1) for name, ids in given.items()}
     with torch.enable_grad(), leaves(body) as vectors:
-        hidden = body.forced(**copies) if isinstance(body, Transformer | RNN) else body.hidden(**copies)  # (N, T, E)
+        hidden = hidden_of(model, copies)  # (N, T, E)
         scores = scores_at(model, hidden, places.to(hidden.device))  # (N, V)
         likeliest = scores.argmax(-1, keepdim=True).detach()
         gradients = torch.autograd.grad(scores.gather(1, likeliest).sum(), vectors)

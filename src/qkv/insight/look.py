@@ -97,6 +97,7 @@ class Look:
         tokens = {name: json.dumps(side.tokens) for name, side in sides.items() if side is not None}
         with disk.staging(path.parent, sum(each.nbytes for each in tensors.values()), path.name) as made:
             save_file(tensors, made / path.name, tokens)
+            disk.flush(made / path.name)
             disk.move(made / path.name, path)
         return path
 

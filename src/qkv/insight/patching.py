@@ -17,9 +17,9 @@ from torch import Tensor
 from qkv.generation.decode import without_dropout
 from qkv.insight.capture import places_of
 from qkv.insight.lens import says_words
-from qkv.insight.reading import Reading, ids_of
+from qkv.insight.reading import Reading, hidden_of, ids_of
 from qkv.insight.upper_layers import at_once, stack_with, starting_at
-from qkv.models import BERT, Transformer, Tuned
+from qkv.models import BERT, Tuned
 from qkv.models.build import Model, body_of
 from qkv.nn.tap import listen, record
 from qkv.text.printable import printable
@@ -113,7 +113,7 @@ def put_in(
 def logits_at(model: Any, given: dict[str, Tensor], place: int, rows: int = 1) -> Float[Tensor, "R V"]:
     """What is said at a place, in so many copies of a prompt."""
     copies = {name: ids.expand(rows, -1) for name, ids in given.items()}
-    hidden = model.forced(**copies) if isinstance(model, Transformer) else model.hidden(**copies)  # (R, T, E)
+    hidden = hidden_of(model, copies)  # (R, T, E)
     return model.logits(hidden[:, place])
 
 

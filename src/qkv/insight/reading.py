@@ -14,6 +14,7 @@ from qkv.data.frame import Frame
 from qkv.generation.fill import masked_ids, masks_of
 from qkv.generation.text import prompt_ids
 from qkv.generation.translation import source_ids, translate_texts
+from qkv.insight.marks import marks_of
 from qkv.insight.words import WholeWord, words_of
 from qkv.models import BERT, GPT, RNN, Transformer, Tuned
 from qkv.models.build import Model, body_of
@@ -101,7 +102,7 @@ def read_sentences(model: BERT, tokenizer: Tokenizer, texts: Sequence[str]) -> R
     """[CLS] text [SEP], or [CLS] text [SEP] text [SEP]; a [mask] in the text is a mask."""
     if len(texts) > 2:
         raise ValueError(f"text: a BERT reads one text or two, not {len(texts)}; put quotation marks around each")
-    start, end = ([] if id is None else [id] for id in (tokenizer.start, tokenizer.end))
+    start, end = marks_of(model, tokenizer)["self"]
     ids: list[int] = [*start]
     segments: list[int] = [0] * len(start)
     for number, text in enumerate(texts):
@@ -165,8 +166,12 @@ def ids_of(model: Model, reading: Reading) -> dict[str, Any]:
 
 def hidden(model: Model, reading: Reading) -> Float[Tensor, "1 T E"]:
     """The forward pass before the output layer; whoever listens hears it."""
+    return hidden_of(model, ids_of(model, reading))
+
+
+def hidden_of(model: Model, given: dict[str, Any]) -> Float[Tensor, "B T E"]:
+    """The same of any rows, named as `ids_of` names them."""
     body = body_of(model)
-    given = ids_of(model, reading)
     return body.forced(**given) if isinstance(body, Transformer | RNN) else body.hidden(**given)
 
 
