@@ -14,6 +14,7 @@ from qkv.nn.block import Stack, StackConfig
 from qkv.nn.config import check_at_least_one
 from qkv.nn.embedding import Embedding
 from qkv.nn.linear import Linear, Matrix, linear
+from qkv.nn.pages import Turn
 from qkv.nn.position import Join
 from qkv.nn.state import KeyValueCache, SegmentMemory
 from qkv.nn.tap import Taps
@@ -85,7 +86,7 @@ class GPT(nn.Module):
         keep: Bool[Tensor, "B S"] | None = None,
         documents: Int[Tensor, "B S"] | None = None,
         positions: Int[Tensor, "B T"] | None = None,
-        state: KeyValueCache | SegmentMemory | None = None,
+        state: KeyValueCache | SegmentMemory | Turn | None = None,
     ) -> Float[Tensor, "B T V"]:
         """Scores of the next word after each word.
 
@@ -101,16 +102,19 @@ class GPT(nn.Module):
         keep: Bool[Tensor, "B S"] | None = None,
         documents: Int[Tensor, "B S"] | None = None,
         positions: Int[Tensor, "B T"] | None = None,
-        state: KeyValueCache | SegmentMemory | None = None,
+        state: KeyValueCache | SegmentMemory | Turn | None = None,
     ) -> Float[Tensor, "B T E"]:
         """What the last block says: the logits before the output layer."""
         config = self.config
-        expected = SegmentMemory if config.memory else KeyValueCache
+        expected: tuple[type, ...] = (SegmentMemory,) if config.memory else (KeyValueCache, Turn)
         if state is not None and not isinstance(state, expected):
-            raise TypeError(f"state: expected the {expected.__name__} that start() gives, not {type(state).__name__}")
+            raise TypeError(
+                f"state: expected the {expected[0].__name__} that start() gives, not {type(state).__name__}"
+            )
         before = 0 if state is None else state.length
         limit = config.context if config.position == "learned" else None
-        check_ids(ids, config.vocabulary, before, limit)
+        several = isinstance(state, Turn)  # texts in one row, each no longer than the context
+        check_ids(ids, config.vocabulary, before, None if several else limit)
         positions = positions_of(ids, keep, before, positions, limit)
         if config.sparse == "fixed":
             refuse_padding_before_words(keep)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,6 +16,7 @@ from qkv.nn.config import check_at_least_one
 from qkv.nn.embedding import Embedding
 from qkv.nn.feed_forward import Activation
 from qkv.nn.linear import Linear, Matrix, linear
+from qkv.nn.pages import DecoderTurn, Pages
 from qkv.nn.position import Join, Position, Sinusoid
 from qkv.nn.state import DecoderState
 from qkv.nn.tap import Taps
@@ -132,20 +133,23 @@ class Transformer(nn.Module):
         *,
         source_keep: Bool[Tensor, "B S"] | None = None,
         target_keep: Bool[Tensor, "B N"] | None = None,
-        state: DecoderState | None = None,
+        positions: Int[Tensor, "B T"] | None = None,
+        state: DecoderState | DecoderTurn | None = None,
     ) -> Float[Tensor, "B T E"]:
         """What the decoder's last block says: the logits before the output layer. A state brings its own source."""
         if (encoded is None) == (state is None):
             raise ValueError("encoded: expected the encoded source or a state that has it, and not both")
-        if state is not None:
-            if not isinstance(state, DecoderState):
-                raise TypeError(f"state: expected the DecoderState that start() gives, not {type(state).__name__}")
+        several = isinstance(state, DecoderTurn)  # texts in one row, each with its own source
+        if state is not None and not isinstance(state, DecoderState | DecoderTurn):
+            raise TypeError(f"state: expected the DecoderState that start() gives, not {type(state).__name__}")
+        if isinstance(state, DecoderState):
             encoded, source_keep = state.source.source, state.source.keep
-        assert encoded is not None
-        check_rows(target, encoded.shape[0] if state is None else state.source.rows)
+        if not several:
+            assert encoded is not None
+            check_rows(target, state.source.rows if isinstance(state, DecoderState) else encoded.shape[0])
         before = 0 if state is None else state.length
-        check_ids(target, self.config.vocabulary, before, self.limit)
-        positions = positions_of(target, target_keep, before)
+        check_ids(target, self.config.vocabulary, before, None if several else self.limit)
+        positions = positions_of(target, target_keep, before, positions, self.limit)
         if self.config.sparse == "fixed":
             refuse_padding_before_words(target_keep)
         mask = all_of(Causal(), self.config.sparsity(), None if target_keep is None else Padding(target_keep))
@@ -177,6 +181,13 @@ class Transformer(nn.Module):
     def start(self, source: Int[Tensor, "B S"], keep: Bool[Tensor, "B S"] | None = None) -> DecoderState:
         """The state before the first target word: the source, encoded."""
         return DecoderState(self.encode(source, keep), keep, len(self.decoder.blocks))
+
+    def remember(self, source: Int[Tensor, "1 S"], pages: Pages, places: Int[Tensor, "S"]) -> None:
+        """Encode a source into a memory for many texts: what every layer of the decoder looks at."""
+        encoded = self.encode(source)
+        for block in self.decoder.blocks:
+            attention: Any = block.cross_attention
+            pages.write(attention.layer, places, *attention.keys_and_values(encoded))
 
     def decode(
         self, target: Int[Tensor, "B T"], state: DecoderState, keep: Bool[Tensor, "B N"] | None = None

@@ -16,6 +16,7 @@ from qkv.nn.attention.multi_head import MultiHeadAttention, check_heads
 from qkv.nn.config import check_above_zero, check_at_least_one, check_fields, check_probability
 from qkv.nn.feed_forward import Activation, FeedForward
 from qkv.nn.norm import Norm, norm
+from qkv.nn.pages import DecoderTurn, Turn
 from qkv.nn.position import Position, RotaryScaling, alibi_slopes, rotary_angles
 from qkv.nn.state import DecoderState, FixedCache, KeyValueCache, SegmentMemory
 from qkv.nn.tap import Taps, anyone_listens
@@ -162,7 +163,7 @@ class Block(nn.Module):
         rotary: Float[Tensor, "2 #B 1 T D"] | None = None,
         source: Float[Tensor, "N S E"] | None = None,
         source_mask: Mask | None = None,
-        state: KeyValueCache | SegmentMemory | DecoderState | None = None,
+        state: KeyValueCache | SegmentMemory | DecoderState | Turn | DecoderTurn | None = None,
         first: bool = False,
     ) -> Float[Tensor, "B W E"]:
         """Every word (W = T), or with `first` only the first one (W = 1)."""
@@ -170,7 +171,9 @@ class Block(nn.Module):
             return self.first_word(x, mask)
         if isinstance(state, FixedCache) and one_row.serves_block(self, x, state):
             return one_row.through(self, x, rotary, state)
-        own, source_state = (state.target, state.source) if isinstance(state, DecoderState) else (state, None)
+        own, source_state = (
+            (state.target, state.source) if isinstance(state, DecoderState | DecoderTurn) else (state, None)
+        )
         x = self.taps("before", x)
         x = self.attention_residual(x, lambda y: self.attention(y, mask=mask, bias=bias, rotary=rotary, state=own)[0])
         if self.cross_attention is not None and self.cross_attention_residual is not None:
@@ -187,7 +190,7 @@ class Block(nn.Module):
         return self.feed_forward_residual(x, self.feed_forward)
 
     def look(
-        self, x: Float[Tensor, "R T E"], source: Tensor | None, mask: Mask | None, state: KeyValueCache | None
+        self, x: Float[Tensor, "R T E"], source: Tensor | None, mask: Mask | None, state: KeyValueCache | Turn | None
     ) -> Float[Tensor, "R T E"]:
         """Cross-attention. Rows that share a source ask it together, one after the other: no copies of its keys."""
         assert self.cross_attention is not None
@@ -215,7 +218,7 @@ class Stack(nn.Module):
         mask: Mask | None = None,
         source: Float[Tensor, "N S E"] | None = None,
         source_mask: Mask | None = None,
-        state: KeyValueCache | SegmentMemory | DecoderState | None = None,
+        state: KeyValueCache | SegmentMemory | DecoderState | Turn | DecoderTurn | None = None,
         first: bool = False,
     ) -> Float[Tensor, "B W E"]:
         """Every word (W = T), or with `first` only the first one (W = 1), for which alone the last block is done."""

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from qkv.nn.attention.attend import attend
 from qkv.nn.attention.bias import Bias
-from qkv.nn.attention.mask import Mask
+from qkv.nn.attention.mask import Causal, Mask, all_of, as_mask
 from qkv.nn.attention.relative import RelativePosition
 from qkv.nn.linear import Linear
+from qkv.nn.pages import Turn
 from qkv.nn.position import rotate
 from qkv.nn.state import KeyValueCache, SegmentMemory
 from qkv.nn.tap import Taps
@@ -56,7 +57,7 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | Tensor | None = None,
         bias: Bias | Tensor | None = None,
         rotary: Float[Tensor, "2 #B 1 T D"] | None = None,
-        state: KeyValueCache | SegmentMemory | None = None,
+        state: KeyValueCache | SegmentMemory | Turn | None = None,
         need_weights: bool = False,
     ) -> tuple[Float[Tensor, "B T E"], Float[Tensor, "B H T S"] | None]:
         """Self-attention, or cross-attention to `source`. `state` remembers keys and values of earlier calls."""
@@ -66,13 +67,28 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"width: expected x of width {self.qkv.in_features}, not {x.shape[-1]}")
         if source is not None and source.shape[-1] != self.qkv.in_features:
             raise ValueError(f"width: expected a source of width {self.qkv.in_features}, not {source.shape[-1]}")
-        query, key, value = self.project(x, source, rotary, state)  # (B, H, T, D), (B, K, S, D), (B, K, S, D)
-        query = self.taps("query", query)
-        key = self.taps("key", key)
-        value = self.taps("value", value)
+        if isinstance(state, Turn):
+            heads, weights = self.of_several(x, mask, bias, rotary, state), None
+        else:
+            query, key, value = self.project(x, source, rotary, state)  # (B, H, T, D), (B, K, S, D), (B, K, S, D)
+            query, key, value = self.taps("query", query), self.taps("key", key), self.taps("value", value)
+            heads, weights = self.look(query, key, value, mask, bias, need_weights)
+        heads = self.taps("heads", heads)  # (B, H, T, D)
+        return self.output(heads.transpose(1, 2).flatten(2)), weights  # (B, T, E)
+
+    def look(
+        self,
+        query: Float[Tensor, "B H T D"],
+        key: Float[Tensor, "B K S D"],
+        value: Float[Tensor, "B K S D"],
+        mask: Mask | Tensor | None,
+        bias: Bias | Tensor | None,
+        need_weights: bool = False,
+    ) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T S"] | None]:
+        """What each query finds."""
         if self.relative is not None:
             query, bias = self.relative(query, key.shape[2])
-        heads, weights = attend(
+        return attend(
             query,
             key,
             value,
@@ -83,8 +99,32 @@ class MultiHeadAttention(nn.Module):
             on_scores=self.taps.heard("scores"),
             on_weights=self.taps.heard("weights"),
         )
-        heads = self.taps("heads", heads)  # (B, H, T, D)
-        return self.output(heads.transpose(1, 2).flatten(2)), weights  # (B, T, E)
+
+    def of_several(
+        self,
+        x: Float[Tensor, "1 N E"],
+        mask: Mask | Tensor | None,
+        bias: Bias | Tensor | None,
+        rotary: Tensor | None,
+        turn: Turn,
+    ) -> Float[Tensor, "1 H N D"]:
+        """New words of several texts, one after the other: each looks at its own text, or at its own source."""
+        key = value = None
+        if turn.places is None:
+            (query,) = self.split(self.qkv(x, slice(0, self.heads * self.head_width)), self.heads)
+        else:
+            query, key, value = self.project(x, None, rotary, None)
+            key, value = self.taps("key", key), self.taps("value", value)
+        query = self.taps("query", query)
+        known = None if mask is None else as_mask(mask)
+
+        def attend_to(query: Tensor, key: Tensor, value: Tensor, padding: Mask | None) -> Tensor:
+            return self.look(query, key, value, all_of(known, padding), bias)[0]
+
+        causal = known is None or isinstance(known, Causal)
+        heard = self.taps.heard("scores") or self.taps.heard("weights")
+        plain = causal and bias is None and self.relative is None and not heard
+        return turn.look(self.layer, query, key, value, attend_to, plain=plain)
 
     def project(
         self, x: Tensor, source: Tensor | None, rotary: Tensor | None, state: KeyValueCache | SegmentMemory | None
@@ -99,12 +139,18 @@ class MultiHeadAttention(nn.Module):
             (query,) = self.split(self.qkv(x, slice(0, rows)), self.heads)
             if state is not None and self.layer in state:
                 return query, *state.read(self.layer)  # a source is projected once
-            key, value = self.split(self.qkv(source, slice(rows, None)), self.kv_heads, self.kv_heads)
+            key, value = self.keys_and_values(source)
         if rotary is not None:
             query, key = rotate(query, rotary), rotate(key, rotary)
         if state is not None:
             key, value = state.append(self.layer, key, value)
         return query, key, value
+
+    def keys_and_values(self, source: Float[Tensor, "B S E"]) -> tuple[Tensor, Tensor]:
+        """What is looked at of a source: (B, K, S, D) each."""
+        rows = self.heads * self.head_width
+        key, value = self.split(self.qkv(source, slice(rows, None)), self.kv_heads, self.kv_heads)
+        return key, value
 
     def split(self, x: Float[Tensor, "B L R"], *heads: int) -> tuple[Tensor, ...]:
         """(B, L, rows) into (B, heads, L, D) for each count of heads asked for."""

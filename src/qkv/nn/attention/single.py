@@ -47,25 +47,60 @@ def attend(
     return look(query, key, value, keep, scale)
 
 
+def serves_pages(query: Tensor) -> bool:
+    """The same, where the texts' keys lie in pages (nn/pages.py)."""
+    if triton is None or not query.is_cuda or query.shape[2] != 1 or torch.is_grad_enabled():
+        return False
+    return query.dtype is not torch.float64 and query.shape[3] in (16, 32, 64, 128, 256)
+
+
+def look_at_pages(
+    query: Float[Tensor, "R H 1 D"],
+    keys: Float[Tensor, "P K D"],
+    values: Float[Tensor, "P K D"],
+    at: Int[Tensor, "texts longest"],
+    slots: Int[Tensor, "R"],
+    lengths: Int[Tensor, "R"],
+    longest: int,
+) -> Float[Tensor, "R H 1 D"]:
+    """One query of each text against all that it has: row r is the text `slots[r]`, whose places `at` knows."""
+    query = query if query.stride(3) == 1 else query.contiguous()
+    return launch(query, keys, values, None, 1 / math.sqrt(query.shape[3]), (at, slots, lengths, longest))
+
+
 SCHEMA = "(Tensor query, Tensor key, Tensor value, Tensor? keep, float scale) -> Tensor"
 
 
 @torch.library.custom_op("qkv::look", mutates_args=(), schema=SCHEMA)  # so that a compiler takes it as it is
 def look(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, scale: float) -> Tensor:
-    B, H, _, D = query.shape
-    S, parts = key.shape[2], triton.cdiv(key.shape[2], PART)
     if value.stride() != key.stride() or key.stride(3) != 1:
         key, value = key.contiguous(), value.contiguous()
-    query = query if query.stride(3) == 1 else query.contiguous()
+    return launch(query if query.stride(3) == 1 else query.contiguous(), key, value, keep, scale)
+
+
+def launch(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor | None,
+    scale: float,
+    pages: tuple[Tensor, Tensor, Tensor, int] | None = None,
+) -> Tensor:
+    B, H, _, D = query.shape
+    at, slots, lengths, S = (None, None, None, key.shape[2]) if pages is None else pages
+    K, parts = key.shape[1], triton.cdiv(S, PART)
+    row, head, place = (
+        (key.stride(0), key.stride(1), key.stride(2)) if pages is None else (0, key.stride(1), key.stride(0))
+    )
     few = B * H < 128  # then each is to be quick; else they are many, and must not take all of the registers
     tile, warps = (min(32768 // D, PART), 8) if few else (8192 // D, 2)
     output = query.new_empty(B, H, parts, D, dtype=query.dtype if parts == 1 else torch.float32)
     sums = query.new_empty(2, B, H, parts, dtype=torch.float32)  # the largest score, and the sum of the weights
     look_at_part[(B, H, parts)](
-        query, key, value, keep, output, sums, S, scale * math.log2(math.e),
-        query.stride(0), query.stride(1), key.stride(0), key.stride(1), key.stride(2),
-        0 if keep is None else keep.stride(0), sums.stride(0),
-        GROUP=H // key.shape[1], PARTS=parts, D=D, TILE=tile, PART=PART, KEEP=keep is not None,
+        query, key, value, keep, at, slots, lengths, output, sums, S, scale * math.log2(math.e),
+        query.stride(0), query.stride(1), row, head, place,
+        0 if keep is None else keep.stride(0), 0 if at is None else at.stride(0), sums.stride(0),
+        GROUP=H // K, PARTS=parts, D=D, TILE=tile, PART=PART, KEEP=keep is not None, PAGES=at is not None,
         num_warps=warps,
     )  # fmt: skip
     if parts == 1:
@@ -112,10 +147,10 @@ if triton is not None:
 
     @triton.jit
     def look_at_part(  # type: ignore[no-untyped-def]
-        query, key, value, keep, output, sums, S, scale,
-        query_row, query_head, key_row, key_head, key_place, keep_row, next_sum,
+        query, key, value, keep, at, slots, lengths, output, sums, S, scale,
+        query_row, query_head, key_row, key_head, key_place, keep_row, at_row, next_sum,
         GROUP: tl.constexpr, PARTS: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr, PART: tl.constexpr,
-        KEEP: tl.constexpr,
+        KEEP: tl.constexpr, PAGES: tl.constexpr,
     ):  # fmt: skip
         """One head of one row: a tile of keys after the other, with the softmax corrected as larger scores appear."""
         row, head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
@@ -124,6 +159,9 @@ if triton is not None:
         shift = row * key_row + (head // GROUP) * key_head
         key += shift
         value += shift
+        if PAGES:
+            S = tl.load(lengths + row).to(tl.int32)
+            at += tl.load(slots + row).to(tl.int64) * at_row
         top = -1e30
         total = 0.0
         found = tl.zeros((D,), tl.float32)
@@ -132,9 +170,12 @@ if triton is not None:
             there = s < S
             if KEEP:
                 there = there & (tl.load(keep + row * keep_row + s, mask=there, other=0) != 0)
-            at = s[:, None] * key_place + d[None, :]
-            k = tl.load(key + at, mask=there[:, None], other=0.0).to(tl.float32)
-            v = tl.load(value + at, mask=there[:, None], other=0.0).to(tl.float32)
+            place = s
+            if PAGES:
+                place = tl.load(at + s, mask=there, other=0)
+            lies = place[:, None].to(tl.int64) * key_place + d[None, :]
+            k = tl.load(key + lies, mask=there[:, None], other=0.0).to(tl.float32)
+            v = tl.load(value + lies, mask=there[:, None], other=0.0).to(tl.float32)
             score = tl.where(there, tl.sum(k * q[None, :], 1), -1e30)
             higher = tl.maximum(top, tl.max(score, 0))
             weight = tl.where(there, tl.exp2(score - higher), 0.0)
@@ -142,9 +183,9 @@ if triton is not None:
             found = found * less + tl.sum(v * weight[:, None], 0)
             total = total * less + tl.sum(weight, 0)
             top = higher
-        place = (row * tl.num_programs(1) + head) * PARTS + part
+        to = (row * tl.num_programs(1) + head) * PARTS + part
         found = found / tl.where(total > 0, total, 1.0)  # one that may look nowhere gets zeros
-        tl.store(output + place * D + d, found.to(output.dtype.element_ty))
+        tl.store(output + to * D + d, found.to(output.dtype.element_ty))
         if PARTS > 1:
-            tl.store(sums + place, top)
-            tl.store(sums + next_sum + place, total)
+            tl.store(sums + to, top)
+            tl.store(sums + next_sum + to, total)

@@ -1,0 +1,101 @@
+"""From logits to words: every text by its own settings, and those with the same ones together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from qkv.generation.choice import BROKEN, Choice, Heard, choose, processed
+from qkv.generation.sample import distribution
+from qkv.serving.request import Alternative, Said
+from qkv.serving.texts import Text
+
+
+class Top(NamedTuple):
+    """What was likely where a text said its word; of the likeliest first, each (k,)."""
+
+    own: Float[Tensor, ""]
+    ids: Int[Tensor, "k"]
+    logprobs: Float[Tensor, "k"]
+    probabilities: Float[Tensor, "k"]
+
+    def said(self, word: int) -> Said:
+        both = zip(self.ids.tolist(), self.logprobs.tolist(), self.probabilities.tolist(), strict=True)
+        return Said(word, self.own.item(), [Alternative(*each) for each in both])
+
+
+def words_of(logits: Float[Tensor, "M V"], texts: Sequence[Text]) -> tuple[Int[Tensor, "M"], dict[int, Top]]:
+    """A word for each text, on the device; and for those that ask, by their row, what else was likely."""
+    device = logits.device
+    words = torch.empty(len(texts), dtype=torch.int64, device=device)
+    tops: dict[int, Top] = {}
+    for rows in alike(texts):
+        together = len(rows) == len(texts)
+        some = logits if together else logits[torch.tensor(rows, device=device)]
+        ask = texts[rows[0]].ask
+        heard = remembered(texts[rows[0]], logits.shape[1], device) if ask.choice.remembers else None
+        allowed = processed(some, ask.choice, heard, texts[rows[0]].place, ask.ends)
+        chance = torch.stack([texts[row].chance[min(texts[row].place, ask.length - 1)] for row in rows])
+        chosen = choose(allowed, chance.to(device) if ask.choice.temperature else some[:, 0], ask.choice)
+        if heard is not None:
+            heard.add(chosen)
+        if together:
+            words = chosen
+        else:
+            words[torch.tensor(rows, device=device)] = chosen
+        for at, row in enumerate(rows):
+            if texts[row].ask.top is not None:
+                tops[row] = top(some[at], allowed[at], chosen[at], ask.choice, texts[row].ask.top or 0)
+    return words, tops
+
+
+def alike(texts: Sequence[Text]) -> list[list[int]]:
+    """Rows that choose in the same way. A text that must not repeat itself, or must not end yet, is by itself."""
+    found: dict[object, list[int]] = {}
+    for row, text in enumerate(texts):
+        choice = text.ask.choice
+        own = row if choice.remembers or text.place < choice.settled else -1
+        found.setdefault((text.key, own), []).append(row)
+    return list(found.values())
+
+
+def remembered(text: Text, vocabulary: int, device: torch.device) -> Heard:
+    """Its words so far; kept with it from its first word on."""
+    if text.heard is None:
+        text.heard = Heard(torch.tensor([text.ids[: text.prompt]], device=device), None, vocabulary)
+        for word in text.ids[text.prompt :]:
+            text.heard.said[0, word] += 1
+    return text.heard
+
+
+def top(logits: Float[Tensor, "V"], allowed: Float[Tensor, "V"], word: Tensor, choice: Choice, count: int) -> Top:
+    logprobs = logits.float().log_softmax(-1)
+    likeliest, ids = logprobs.topk(min(count, len(logprobs)))
+    if choice.temperature == 0:
+        drawn = (ids == allowed.argmax()).float()
+    else:
+        filters = {"top_k": choice.top_k, "top_p": choice.top_p, "min_p": choice.min_p}
+        drawn = distribution(allowed.unsqueeze(0), temperature=choice.temperature, **filters)[0, ids]
+    own = logprobs[word.clamp(min=0)].where(word != BROKEN, torch.nan)
+    return Top(own, ids, likeliest, drawn)
+
+
+def read_aloud(logits: Float[Tensor, "T V"], ids: Sequence[int], count: int) -> list[Said]:
+    """What a prompt's tokens were given for: `ids` are those that stand after each place."""
+    logprobs = logits.float().log_softmax(-1)
+    likeliest, others = logprobs.topk(min(count, logits.shape[1]))
+    own = logprobs.gather(1, torch.tensor(ids, device=logits.device).unsqueeze(1)).squeeze(1)
+    rows = zip(ids, own.tolist(), others.tolist(), likeliest.tolist(), strict=True)
+    return [
+        Said(
+            id,
+            logprob,
+            [Alternative(token, value, math.exp(value)) for token, value in zip(other, values, strict=True)],
+        )
+        for id, logprob, other, values in rows
+    ]

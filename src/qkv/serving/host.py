@@ -1,0 +1,219 @@
+"""All models of a server, and the one thread in which they run: two that compute at once are slower than one by one."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+
+from qkv.models.build import FAMILIES, Model
+from qkv.serving.engine import Engine
+from qkv.serving.paged import Paged
+from qkv.serving.request import Ask, Piece, Refused, Result, Ticket
+from qkv.text.tokenizer import Tokenizer
+
+log = logging.getLogger("qkv.serving")
+Load = Callable[[], tuple[Model, Tokenizer]]
+Work = Callable[[Model, Tokenizer], Any]
+LONGEST_WAIT = 60  # seconds that anyone is told to come back after
+
+
+class Served:
+    """One model by its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.came = name, int(time.time())
+        self.state: Literal["loading", "ready", "failed"] = "loading"
+        self.error: str | None = None
+        self.engine: Engine | None = None
+        self.finished: list[float] = []
+        """When the last few requests ended."""
+
+    @property
+    def model(self) -> Model | None:
+        return None if self.engine is None else self.engine.model
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return None if self.engine is None else self.engine.tokenizer
+
+    @property
+    def family(self) -> str | None:
+        return next((name for name, (_, kind) in FAMILIES.items() if type(self.model) is kind), None)
+
+    def numbers(self) -> dict[str, float]:
+        return {} if self.engine is None else self.engine.numbers()
+
+    def retry_after(self) -> int:
+        """Seconds until one of those that wait has likely begun."""
+        if len(self.finished) < 2:
+            return 1
+        between = (self.finished[-1] - self.finished[0]) / (len(self.finished) - 1)
+        waiting = 1 if self.engine is None else max(1, self.engine.waiting)
+        return min(LONGEST_WAIT, max(1, math.ceil(between * waiting / 2)))
+
+
+class Host:
+    def __init__(self, *, cache: int = 1 << 30, rows: int = 64, queue: int = 256, tokens: int | None = None) -> None:
+        """For each model `cache` bytes of what its texts remember, `rows` texts at once, and a `queue` of requests."""
+        self.how: dict[str, Any] = {"cache": cache, "rows": rows, "queue": queue, "tokens": tokens}
+        self.queue = queue
+        self.served: dict[str, Served] = {}
+        self.draining = self.closed = False
+        self.wake = threading.Condition()
+        self.arrived: list[tuple[Served, Ticket]] = []
+        self.told: list[tuple[Ticket, Any]] = []
+        self.thread = threading.Thread(target=self.loop, name="qkv engine", daemon=True)
+
+    # Models
+
+    def add(self, name: str, load: Load) -> None:
+        """Load it beside everything else; it is served when it is there."""
+        if name in self.served:
+            raise ValueError(f"model: two are called {name}; give one another name, as other={name}")
+        served = self.served[name] = Served(name)
+        threading.Thread(target=self.load, args=(served, load), name=f"loading {name}", daemon=True).start()
+
+    def load(self, served: Served, load: Load) -> None:
+        try:
+            model, tokenizer = load()
+            model.eval()
+            engine = Engine(model, tokenizer, self.tell, **self.how)
+            if isinstance(engine.runner, Paged) and engine.runner.replays is not None:
+                with torch.inference_mode():
+                    engine.runner.replays.warm_up(self.how["rows"])
+            served.engine, served.state = engine, "ready"
+        except Exception as error:
+            log.warning("%s cannot be served: %s", served.name, error)
+            served.state, served.error = "failed", str(error)
+        gc.collect()
+
+    # Requests
+
+    def ask(self, name: str, ask: Ask) -> Ticket:
+        """A request for words; Refused, or a ValueError, when it cannot be taken."""
+        return self.take(name, ask)
+
+    def job(self, name: str, work: Work) -> Ticket:
+        """Some work of a model's own, done between two steps."""
+        return self.take(name, work)
+
+    def take(self, name: str, wanted: Ask | Work) -> Ticket:
+        served = self.served.get(name)
+        if served is None:
+            there = ", ".join(self.served) or "none"
+            raise Refused(404, f"model: there is no {name!r} here; expected one of: {there}")
+        if self.draining or self.closed:
+            raise Refused(503, "server: it is about to leave and takes nothing new", LONGEST_WAIT)
+        if served.state == "failed":
+            raise Refused(503, f"model: {name} could not be loaded: {served.error}")
+        if served.engine is None:
+            raise Refused(503, f"model: {name} is still loading; ask again in a moment", 2)
+        ticket = Ticket(wanted)
+        if isinstance(wanted, Ask):
+            served.engine.check(wanted)
+        with self.wake:
+            coming = sum(one is served for one, _ in self.arrived)
+            if served.engine.waiting + coming >= self.queue:
+                served.engine.counts["refused"] += 1
+                raise Refused(429, f"server: {self.queue} requests wait for {name} already", served.retry_after())
+            self.arrived.append((served, ticket))
+            self.wake.notify()
+        return ticket
+
+    # The thread
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def loop(self) -> None:
+        while not self.closed:
+            self.let_in()
+            worked = False
+            for served in list(self.served.values()):
+                if served.engine is not None:
+                    worked |= self.step(served, served.engine)
+            if not worked:
+                with self.wake:
+                    if not self.arrived and not self.closed:
+                        self.wake.wait(timeout=0.2)  # a deadline may pass while nobody asks
+
+    def let_in(self) -> None:
+        with self.wake:
+            arrived, self.arrived = self.arrived, []
+        for served, ticket in arrived:
+            engine = served.engine
+            assert engine is not None
+            try:
+                if isinstance(ticket.ask, Ask):
+                    engine.take(ticket)
+                else:
+                    engine.jobs.append((ticket, ticket.ask))
+            except Exception as error:
+                self.tell(ticket, error)
+        self.deliver()
+
+    def step(self, served: Served, engine: Engine) -> bool:
+        before = engine.counts["finished"]
+        try:
+            worked = engine.step()
+        except Exception as error:  # nothing that one request did, but a fault of the engine's
+            log.exception("the engine of %s failed", served.name)
+            served.state, served.error = "failed", str(error) or type(error).__name__
+            for text in [*engine.scheduler.running, *engine.scheduler.waiting]:
+                self.tell(text.ticket, RuntimeError(f"model: {served.name} has failed"))
+            served.engine = None
+            worked = True
+        if engine.counts["finished"] > before:
+            served.finished = [*served.finished[-15:], time.monotonic()]
+        self.deliver()
+        return worked
+
+    def tell(self, ticket: Ticket, news: Piece | Result | Exception) -> None:
+        self.told.append((ticket, news))
+
+    def deliver(self) -> None:
+        """All that was said in a step goes to the event loops at once: to wake one costs more than to tell it much."""
+        told, self.told = self.told, []
+        by_loop: dict[Any, list[tuple[Ticket, Any]]] = {}
+        for ticket, news in told:
+            by_loop.setdefault(ticket.loop, []).append((ticket, news))
+        for loop, some in by_loop.items():
+            if loop is None:
+                hand_out(some)
+            elif not loop.is_closed():
+                loop.call_soon_threadsafe(hand_out, some)
+
+    # The end
+
+    @property
+    def busy(self) -> bool:
+        engines = [served.engine for served in self.served.values() if served.engine is not None]
+        speak = any(engine.runner is not None and engine.scheduler.running for engine in engines)
+        return bool(self.arrived) or speak or any(engine.waiting for engine in engines)
+
+    def drain(self, seconds: float) -> bool:
+        """Take nothing new, and wait until all is said; False when the time is over before."""
+        self.draining = True
+        end = time.monotonic() + seconds
+        while self.busy and time.monotonic() < end:
+            time.sleep(0.02)
+        return not self.busy
+
+    def close(self) -> None:
+        with self.wake:
+            self.closed = True
+            self.wake.notify()
+        if self.thread.is_alive():
+            self.thread.join(timeout=30)
+
+
+def hand_out(told: list[tuple[Ticket, Any]]) -> None:
+    for ticket, news in told:
+        ticket.hear(news)

@@ -1,0 +1,175 @@
+"""Run: one forward pass over the new tokens of all texts of a step, with their keys and values in pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from qkv.models import GPT, Transformer
+from qkv.nn.packed import Packed, packing, small_enough
+from qkv.nn.pages import DecoderTurn, Group, Pages, Turn
+from qkv.nn.tap import listen
+from qkv.serving.blocks import BLOCK
+from qkv.serving.replay import Replays
+from qkv.serving.scheduler import Batch
+from qkv.serving.texts import Text
+
+
+class Paged:
+    """A Transformer whose texts share one memory of fixed size, where each finds its own."""
+
+    def __init__(self, model: GPT | Transformer, cache: int, rows: int) -> None:
+        config, like = model.config, next(each for each in model.parameters() if each.is_floating_point())
+        self.model, self.device = model, like.device
+        self.depth = config.depth if isinstance(model, GPT) else len(model.decoder.blocks)
+        kv_heads = config.heads if config.kv_heads is None else config.kv_heads
+        shape: dict[str, Any] = {
+            "depth": self.depth,
+            "kv_heads": kv_heads,
+            "head_width": config.width_of_head,
+            "like": like,
+        }
+        bytes_of_block = BLOCK * Pages.bytes_of_place(**shape)
+        self.blocks = cache // bytes_of_block
+        """Block 0 belongs to nobody: what must be written, but not kept, goes there. So does the last slot."""
+        if self.blocks < 2:
+            raise ValueError(f"cache: expected at least {2 * bytes_of_block:,} bytes for this model, not {cache:,}")
+        self.pages = Pages(self.blocks * BLOCK, rows + 1, config.context, **shape)
+        self.last = torch.zeros(rows + 1, dtype=torch.int64, device=self.device)
+        """The word that each text said last, which the host need not know to go on."""
+        self.together = config.sparse != "fixed"  # that pattern counts from a row's first place
+        self.matrices: Packed | None = {} if self.device.type == "cpu" and small_enough(model) else None
+        self.replays = Replays.of(self) if self.device.type == "cuda" else None
+
+    def run(self, batch: Batch) -> Float[Tensor, "M V"]:
+        """What each text that has read all could say next, those that speak first; a prompt that is not read to its
+        end says nothing yet."""
+        if self.replays is not None and self.replays.serve(batch):
+            return self.replays.run(batch.speaking)
+        return self.model.logits(self.hidden(batch)[ends(batch, self.device)])
+
+    def hidden(self, batch: Batch) -> Float[Tensor, "N E"]:
+        """Of all new tokens, one text after the other."""
+        for text, _ in batch.reading:
+            if text.read == 0 and text.source is not None:
+                self.remember(text)
+        ids, positions, places, slots = self.row(batch)
+        self.pages.at[slots, positions] = places.int()
+        ids = torch.cat([self.last[slots[: len(batch.speaking)]], ids[len(batch.speaking) :]])
+        groups = self.groups(batch)
+        target = Turn(self.pages, groups, places)
+        state: Any = (
+            target if isinstance(self.model, GPT) else DecoderTurn(target, Turn(self.pages, self.sources(batch), None))
+        )
+        with nullcontext() if self.matrices is None else packing(self.matrices), self.heads_off(batch):
+            return self.model.hidden(ids.unsqueeze(0), positions=positions.unsqueeze(0), state=state)[0]
+
+    def row(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of every new token its id, its position, the place of its key and value, and its text's slot: (N,) each."""
+        tokens = [(0, text.read, place_of(text, text.read), text.slot) for text in batch.speaking]
+        for text, count in batch.reading:
+            new = range(text.read, text.read + count)
+            tokens += [(text.ids[position], position, place_of(text, position), text.slot) for position in new]
+        ids, positions, places, slots = torch.tensor(tokens, device=self.device).t().contiguous()
+        return ids, positions, places, slots
+
+    def groups(self, batch: Batch) -> list[Group]:
+        """Those that speak look together, and so do prompts of one length that begin; each other part by itself."""
+        made: list[Group] = []
+        speaking = [batch.speaking] if self.together else [[text] for text in batch.speaking]
+        for texts in speaking:
+            if texts:
+                made.append(self.group(made, texts, 1, [text.read + 1 for text in texts]))
+        for (past, count), some in groupby(batch.reading, lambda both: (both[0].read > 0, both[1])):
+            texts = [text for text, _ in some]
+            if past:
+                for text in texts:
+                    made.append(self.group(made, [text], count, [text.read + count]))
+            else:
+                made.append(Group(made[-1].end if made else 0, len(texts), count, None))
+        return made
+
+    def sources(self, batch: Batch) -> list[Group]:
+        """The same for what a decoder looks at: everyone's own source, of its own length."""
+        made: list[Group] = []
+        if batch.speaking:
+            lengths = [len(text.source or ()) for text in batch.speaking]
+            made.append(self.group(made, batch.speaking, 1, lengths))
+        for text, count in batch.reading:
+            made.append(self.group(made, [text], count, [len(text.source or ())]))
+        return made
+
+    def group(self, made: list[Group], texts: Sequence[Text], words: int, lengths: list[int]) -> Group:
+        begin, longest = made[-1].end if made else 0, max(lengths)
+        slots = torch.tensor([text.slot for text in texts], device=self.device)
+        even = min(lengths) == longest
+        return Group(begin, len(texts), words, slots, torch.tensor(lengths, device=self.device), longest, even)
+
+    def remember(self, text: Text) -> None:
+        """Encode its source into the pages."""
+        assert isinstance(self.model, Transformer)
+        assert text.source is not None
+        places = torch.tensor(places_in(text.source_table, len(text.source)), device=self.device)
+        self.pages.source_at[text.slot, : len(places)] = places.int()
+        self.model.remember(torch.tensor([text.source], device=self.device), self.pages, places)
+
+    def branch(self, text: Text, twin: Text, copied: Sequence[tuple[int, int]]) -> None:
+        """The twin of a text knows what the text knows."""
+        old, new = ([place for pair in copied for place in places_in([pair[side]], BLOCK)] for side in (0, 1))
+        if copied:
+            self.pages.copy(torch.tensor(old, device=self.device), torch.tensor(new, device=self.device))
+        places = torch.tensor(places_in(twin.table, twin.read), dtype=torch.int32, device=self.device)
+        self.pages.at[twin.slot, : twin.read] = places
+        self.pages.source_at[twin.slot] = self.pages.source_at[text.slot]
+
+    def hear(self, texts: Sequence[Text], words: Int[Tensor, "M"]) -> None:
+        """What each text says, and will read next."""
+        self.last[torch.tensor([text.slot for text in texts], device=self.device)] = words.clamp(min=0)
+
+    @contextmanager
+    def heads_off(self, batch: Batch) -> Iterator[None]:
+        """Heads that say nothing, each in the words of those texts alone that want it so."""
+        spans: dict[int, list[tuple[int, int, int]]] = {}
+        begin = 0
+        for text, count in [(text, 1) for text in batch.speaking] + batch.reading:
+            for layer, head in text.ask.off:
+                spans.setdefault(layer, []).append((head, begin, begin + count))
+            begin += count
+        where = "stack" if isinstance(self.model, GPT) else "decoder"
+
+        def silence(layer: int, value: Float[Tensor, "1 H N D"], name: str) -> Tensor:
+            value = value.clone()
+            for head, first, last in spans[layer]:
+                value[:, head, first:last] = 0
+            return value
+
+        with ExitStack() as listening:
+            for layer in spans:
+                point = f"{where}.blocks.{layer}.attention.heads"
+                listening.enter_context(listen(self.model, point, partial(silence, layer)))
+            yield
+
+
+def place_of(text: Text, position: int) -> int:
+    return text.table[position // BLOCK] * BLOCK + position % BLOCK
+
+
+def places_in(table: Sequence[int], count: int) -> list[int]:
+    return [table[position // BLOCK] * BLOCK + position % BLOCK for position in range(count)]
+
+
+def ends(batch: Batch, device: torch.device) -> Int[Tensor, "M"]:
+    """Where in the row the last token stands of each text that has read all."""
+    found, begin = list(range(len(batch.speaking))), len(batch.speaking)
+    for text, count in batch.reading:
+        begin += count
+        if text.read + count == text.positions:
+            found.append(begin - 1)
+    return torch.tensor(found, dtype=torch.int64, device=device)

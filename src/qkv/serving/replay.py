@@ -1,0 +1,101 @@
+"""Steps in which every text says one word, on a GPU: recorded once for so many texts, then replayed (a CUDA graph).
+
+Launched one by one, the kernels of a small model leave the GPU waiting for the host. Texts come and go between two
+replays: which ones they are, where they stand and where their words go are numbers that the recording reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from qkv.models import GPT
+from qkv.nn.attention.single import PART
+from qkv.nn.pages import Group, Turn
+from qkv.nn.tap import anyone_listens
+from qkv.serving.blocks import BLOCK
+from qkv.serving.scheduler import Batch
+from qkv.serving.texts import Text
+
+if TYPE_CHECKING:
+    from qkv.serving.paged import Paged
+
+SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+"""So many texts a recording is for; fewer fill it up with nobody."""
+BUFFERS = 4  # of numbers on their way to the GPU: a step may begin before the last one has read its own
+
+
+class Replays:
+    def __init__(self, runner: Paged) -> None:
+        self.runner = runner
+        self.recorded: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.nobody = runner.pages.at.shape[0] - 1
+        most = max(SIZES)
+        self.inputs = torch.zeros(3, most, dtype=torch.int64, device=runner.device)
+        self.inputs[2] = self.nobody
+        self.host = [torch.zeros(3, most, dtype=torch.int64, pin_memory=True) for _ in range(BUFFERS)]
+        self.turn = 0
+        self.pool = torch.cuda.graph_pool_handle()
+
+    @classmethod
+    def of(cls, runner: Paged) -> Replays | None:
+        """For models whose every step looks alike: no sparse pattern, no positions that count from the last place."""
+        config = runner.model.config
+        plain = config.sparsity() is None and config.position not in ("alibi", "relative")
+        return cls(runner) if isinstance(runner.model, GPT) and plain else None
+
+    def serve(self, batch: Batch) -> bool:
+        if batch.reading or not 0 < len(batch.speaking) <= max(SIZES) or any(text.ask.off for text in batch.speaking):
+            return False
+        return not anyone_listens(self.runner.model)
+
+    def warm_up(self, rows: int) -> None:
+        """Record what is likely needed before anyone waits for it."""
+        for size in SIZES:
+            if size < 2 * rows:
+                self.recording(size, 1)
+
+    def run(self, texts: Sequence[Text]) -> Float[Tensor, "R V"]:
+        size = next(size for size in SIZES if size >= len(texts))
+        parts = -(-(max(text.read for text in texts) + 1) // PART)
+        graph, logits = self.recording(size, 1 << (parts - 1).bit_length())
+        self.turn = (self.turn + 1) % BUFFERS
+        numbers: list[list[Any]] = [
+            [text.read for text in texts],
+            [text.table[text.read // BLOCK] * BLOCK + text.read % BLOCK for text in texts],
+            [text.slot for text in texts],
+        ]
+        nobodies = size - len(texts)
+        filled = [row + [nobody] * nobodies for row, nobody in zip(numbers, (0, 0, self.nobody), strict=True)]
+        self.host[self.turn][:, :size] = torch.tensor(filled)
+        self.inputs.copy_(self.host[self.turn], non_blocking=True)
+        graph.replay()
+        return logits[: len(texts)]
+
+    def recording(self, size: int, parts: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """For so many texts, the longest of which fits into so many parts."""
+        if (size, parts) not in self.recorded:
+            aside = torch.cuda.Stream()
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):  # kernels are compiled before they are recorded
+                for _ in range(2):
+                    self.step(size, parts * PART)
+            torch.cuda.current_stream().wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                logits = self.step(size, parts * PART)
+            self.recorded[size, parts] = (graph, logits)
+        return self.recorded[size, parts]
+
+    def step(self, size: int, longest: int) -> Float[Tensor, "R V"]:
+        runner, (positions, places, slots) = self.runner, self.inputs[:, :size]
+        assert isinstance(runner.model, GPT)
+        runner.pages.at[slots, positions] = places.int()
+        group = Group(0, size, 1, slots, positions + 1, longest)
+        state = Turn(runner.pages, [group], places)
+        hidden = runner.model.hidden(runner.last[slots].unsqueeze(0), positions=positions.unsqueeze(0), state=state)
+        return runner.model.logits(hidden[0])

@@ -1,0 +1,208 @@
+"""Schedule: who reads and who speaks in the next step, and who has which part of the cache.
+
+First come, first served. Every text that speaks has one word in the step, and what is left of the step's tokens goes to
+texts that still read their prompts, a long one in several parts. When the cache is full, the text that came last gives
+its part back; it is read again, with what it has said, when there is room. So the bytes are never exceeded, and nobody
+waits for one who came later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from qkv.serving.blocks import BLOCK, Blocks, NoneFree
+from qkv.serving.texts import Search, Text
+
+
+@dataclass
+class Batch:
+    """One step."""
+
+    speaking: list[Text] = field(default_factory=list)
+    """Each reads the word that it said last."""
+    reading: list[tuple[Text, int]] = field(default_factory=list)
+    """So many tokens of each; texts that begin come first, those of one length side by side."""
+
+    def __bool__(self) -> bool:
+        return bool(self.speaking or self.reading)
+
+    @property
+    def texts(self) -> list[Text]:
+        return self.speaking + [text for text, _ in self.reading]
+
+    def alone(self) -> Iterator[Batch]:
+        """Every text in a step of its own."""
+        yield from (Batch(speaking=[text]) for text in self.speaking)
+        yield from (Batch(reading=[both]) for both in self.reading)
+
+
+class Scheduler:
+    def __init__(
+        self,
+        blocks: Blocks,
+        rows: int,
+        tokens: int,
+        *,
+        shares: bool,
+        states: Callable[[Text], int] | None = None,
+        settle: Callable[[], object] = lambda: None,
+    ) -> None:
+        """At most `rows` texts and, beside the words of those that speak, `tokens` a step.
+
+        With `shares`, texts that begin alike share that part of the cache. `states` says how many blocks a text has
+        that needs as many from its beginning to its end; `settle` is called before a text must give its part back.
+        """
+        self.blocks, self.rows, self.tokens, self.shares, self.states = blocks, rows, tokens, shares, states
+        self.settle = settle
+        self.waiting: deque[Text] = deque()
+        self.running: list[Text] = []
+        """The oldest first."""
+        self.slots = list(range(rows - 1, -1, -1))
+
+    def schedule(self) -> Batch:
+        speaking = [text for text in list(self.running) if text.speaks and not text.finished and self.grow(text, 1)]
+        reading: list[tuple[Text, int]] = []
+        room = self.tokens
+        for text in list(self.running):
+            count = min(text.positions - text.read, room)
+            if not text.speaks and count > 0 and self.grow(text, count):
+                reading.append((text, count))
+                room -= count
+        while self.waiting and room > 0 and self.admit(self.waiting[0]):
+            text = self.waiting.popleft()
+            count = min(text.positions - text.read, room)
+            if self.grow(text, count):
+                reading.append((text, count))
+                room -= count
+        reading = [(text, count) for text, count in reading if text.slot is not None]  # some may have given way
+        reading.sort(key=lambda both: (both[0].read > 0, both[1]))
+        return Batch([text for text in speaking if text.slot is not None], reading)
+
+    # Beginning
+
+    def admit(self, text: Text) -> bool:
+        """Let it begin, if there is a slot and room for all that it is to read."""
+        if text.first is not None and not (text.first.ended or text.first.speaks):
+            return False  # soon it will find its beginning there
+        if text.search is not None:
+            return self.admit_search(text, text.search)
+        if not self.slots:
+            return False
+        source = blocks_for(len(text.source or ()))
+        if self.states is not None:
+            text.table = self.taken(self.states(text))
+        else:
+            text.table = self.beginning(text)
+            text.read = len(text.table) * BLOCK
+        needed = 0 if self.states is not None else blocks_for(text.positions) - len(text.table) + source
+        needed += bool(self.running)  # those that speak may need another one
+        if (self.states is not None and not text.table) or needed > len(self.blocks.free):
+            self.blocks.release(text.table)
+            text.table, text.read = [], 0
+            return False
+        if self.states is None:
+            text.source_table = self.taken(source)
+        text.slot = self.slots.pop()
+        self.running.append(text)
+        return True
+
+    def admit_search(self, text: Text, search: Search) -> bool:
+        """A search begins with all that its beams may need, so that it can branch at any time."""
+        source, beams = blocks_for(len(text.source or ())), search.rule.beams
+        most = blocks_for(text.prompt + search.length) if self.states is None else self.states(text)
+        if beams > len(self.slots) or beams * most + source > len(self.blocks.free):
+            return False
+        search.blocks = Blocks(self.taken(beams * most))
+        search.slots = [self.slots.pop() for _ in range(beams)]
+        search.beams = [text]
+        if self.states is None:
+            text.source_table = self.taken(source)
+        text.slot = search.slots.pop()
+        self.running.append(text)
+        return True
+
+    def taken(self, count: int) -> list[int]:
+        return [self.blocks.take() for _ in range(count)] if count <= len(self.blocks.free) else []
+
+    def beginning(self, text: Text) -> list[int]:
+        """Blocks that others filled with the same; the last token is always read, for what comes after it."""
+        if not self.shares or text.ask.prompt_top is not None:
+            return []
+        return self.blocks.shared(text.kind, text.ids, len(text.ids) - 1)
+
+    # Going on
+
+    def grow(self, text: Text, count: int) -> bool:
+        """Room for so many more positions; False when the text itself had to give way, or has ended."""
+        own = self.blocks if text.search is None or text.search.blocks is None else text.search.blocks
+        while text.slot is not None and self.states is None and len(text.table) < blocks_for(text.read + count):
+            try:
+                text.table.append(own.take())
+            except NoneFree:
+                self.make_room()
+        return text.slot is not None and not text.ended
+
+    def make_room(self) -> None:
+        """The one that came last gives its part back, and is read again later; unless someone has ended meanwhile."""
+        self.settle()
+        if self.blocks.free:
+            return
+        last = next(text for text in reversed(self.running) if text.search is None)
+        self.leave(last)
+        last.restart()
+        self.waiting.appendleft(last)
+
+    def branch(self, text: Text, search: Search) -> tuple[Text, list[tuple[int, int]]]:
+        """A twin of a beam, and which block must be copied to which: those that are full, both have in common."""
+        assert search.blocks is not None
+        twin = text.twin()
+        twin.slot = search.slots.pop()
+        copied: list[tuple[int, int]] = []
+        if self.states is None:
+            full = text.read // BLOCK
+            twin.table = [search.blocks.share(block) for block in text.table[:full]]
+            twin.source_table = text.source_table
+            copied = [(block, search.blocks.take()) for block in text.table[full:]]
+            twin.table += [new for _, new in copied]
+        self.running.insert(self.running.index(text) + 1, twin)
+        return twin, copied
+
+    # Leaving
+
+    def leave(self, text: Text) -> None:
+        """What it has is free."""
+        if text.slot is not None and text.search is not None:
+            self.leave_search(text.search)
+        if text.slot is None:
+            return
+        if self.shares:
+            known = min(text.read, len(text.ids))  # a word that nobody has heard is not known
+            self.blocks.know(text.kind, text.ids[:known], text.table)
+        self.blocks.release(text.table + text.source_table)
+        self.slots.append(text.slot)
+        self.running.remove(text)
+        text.table, text.source_table, text.slot = [], [], None
+
+    def prune(self, text: Text, search: Search) -> None:
+        """A beam that does not go on: its search may use what it had."""
+        assert search.blocks is not None
+        assert text.slot is not None
+        search.blocks.release(text.table)
+        search.slots.append(text.slot)
+        self.running.remove(text)
+        text.table, text.slot = [], None
+
+    def leave_search(self, search: Search) -> None:
+        assert search.blocks is not None
+        source = search.beams[0].source_table
+        for beam in list(search.beams):
+            self.prune(beam, search)
+        self.blocks.release([*search.blocks.users, *source])
+        self.slots += search.slots
+        search.beams, search.slots, search.blocks = [], [], None
+
+
+def blocks_for(positions: int) -> int:
+    return -(-positions // BLOCK)

@@ -1,0 +1,141 @@
+"""A text that is being said: what it has read, what it has said, and where it lies in the cache."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from qkv.generation.beam import Rule, Sentence
+from qkv.generation.choice import BROKEN, NO_LIKELIEST, Heard
+from qkv.generation.sample import chances
+from qkv.generation.text import Speaker
+from qkv.serving.blocks import Blocks
+from qkv.serving.request import Ask, Piece, Reason, Said, Ticket
+from qkv.text.tokenizer import Tokenizer
+
+
+class Text:
+    """One of the texts of a request. It knows nothing of the others but, before it begins, of the first one, whose
+    beginning it shares."""
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        row: int,
+        ids: list[int],
+        tokenizer: Tokenizer,
+        *,
+        seed: int,
+        limit: int | None,
+        source: list[int] | None = None,
+        first: Text | None = None,
+    ) -> None:
+        assert isinstance(ticket.ask, Ask)
+        self.ticket, self.row, self.ask = ticket, row, ticket.ask
+        self.ids, self.prompt, self.limit, self.source, self.first = ids, len(ids), limit, source, first
+        self.tokenizer = tokenizer
+        self.chance: Float[Tensor, "L"] = chances([seed], 1, max(1, self.ask.length))[0]
+        self.speaker = Speaker(tokenizer, self.ask.stop)
+        self.key = repr((self.ask.choice, self.ask.ends))
+        """Texts with the same one choose their words in the same way."""
+        self.kind = repr(sorted(set(self.ask.off)))
+        """Texts of one kind that begin alike have the same keys and values there."""
+        self.heard: Heard | None = None
+        self.search: Search | None = None
+        self.fresh: list[Said] = []
+        """What was said since the last piece."""
+        self.ended = False
+        self.slot: int | None = None
+        self.table: list[int] = []
+        self.source_table: list[int] = []
+        self.state: Any = None
+        """What a model remembers of it that has no pages: an RNN, or Transformer-XL."""
+        self.restart()
+
+    def restart(self) -> None:
+        """Nothing of it lies in the cache: all that it has is to be read, from the prompt to the last word."""
+        self.read = 0
+        """Positions that are in the cache, or on their way there."""
+        self.drawn = len(self.ids) - self.prompt
+        """Words that were drawn; the last of them may still be on the device."""
+        self.speaks = False
+        """It has read all; what it reads next is what it says."""
+        self.state = None
+
+    @property
+    def positions(self) -> int:
+        """All that there are, also of words that the host has not heard yet."""
+        return self.prompt + self.drawn
+
+    @property
+    def finished(self) -> bool:
+        """Whether its last word is drawn, whatever that is."""
+        return self.drawn >= self.ask.length or (self.limit is not None and self.positions > self.limit)
+
+    @property
+    def place(self) -> int:
+        """Of the next word, among those that it says."""
+        return self.drawn
+
+    def hear(self, word: int, said: Said) -> Reason | None:
+        """A word that was drawn for it; the reason why it is the last, if it is."""
+        if word == BROKEN:
+            raise ValueError(NO_LIKELIEST)
+        if word in self.ask.ends:
+            return "end"
+        self.ids.append(word)
+        self.fresh.append(said)
+        if self.ask.stop or self.ask.stream:
+            self.speaker.hear(word)
+            if self.speaker.stopped:
+                return "stop"
+        if len(self.ids) - self.prompt >= self.ask.length:
+            return "length"
+        return "context" if self.limit is not None and len(self.ids) > self.limit else None
+
+    def piece(self, reason: Reason | None) -> Piece:
+        if reason is not None:
+            if not (self.ask.stop or self.ask.stream):
+                for word in self.ids[self.prompt :]:
+                    self.speaker.hear(word)
+            self.speaker.close()
+        fresh, self.fresh = self.fresh, []
+        return Piece(self.row, self.speaker.take(), fresh, "stop" if reason and self.speaker.stopped else reason)
+
+    def twin(self) -> Text:
+        """Another text that has read and said the same; it has no part of the cache yet."""
+        other = copy.copy(self)
+        other.ids, other.fresh, other.slot, other.table, other.source_table = list(self.ids), [], None, [], []
+        return other
+
+
+class Search:
+    """A beam search in the engine: its open beams are texts that run side by side."""
+
+    def __init__(self, ask: Ask, end: int, length: int) -> None:
+        self.rule = Rule(
+            end=end,
+            beams=ask.beams,
+            n_best=ask.samples,
+            alpha=ask.length_penalty,
+            penalty="paper",
+            minimum=ask.choice.minimum,
+            forbidden=ask.choice.forbidden,
+            groups=1,
+            diversity=0.0,
+        )
+        self.length, self.said = length, 0
+        self.sentence = Sentence(self.rule, length)
+        self.beams: list[Text] = []
+        self.blocks: Blocks | None = None
+        """Its own part of the cache, for as long as it runs: as much as its beams may need."""
+        self.slots: list[int] = []
+
+    def advance(self, logits: Float[Tensor, "R V"]) -> list[tuple[int, int]]:
+        """Which beam goes on with which word; none when the search is over."""
+        (chosen,) = self.rule.advance(logits, [self.sentence], self.said)
+        self.said += 1
+        return chosen
