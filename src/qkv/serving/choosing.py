@@ -36,31 +36,40 @@ def words_of(logits: Float[Tensor, "M V"], texts: Sequence[Text]) -> tuple[Int[T
     tops: dict[int, Top] = {}
     for rows in alike(texts):
         together = len(rows) == len(texts)
-        some = logits if together else logits[torch.tensor(rows, device=device)]
+        some = logits if together else logits[brought(rows, device)]
         ask = texts[rows[0]].ask
         heard = remembered(texts[rows[0]], logits.shape[1], device) if ask.choice.remembers else None
         allowed = processed(some, ask.choice, heard, texts[rows[0]].place, ask.ends)
-        chance = torch.stack([texts[row].chance[min(texts[row].place, ask.length - 1)] for row in rows])
-        chosen = choose(allowed, chance.to(device) if ask.choice.temperature else some[:, 0], ask.choice)
+        chance = some[:, 0]
+        if ask.choice.temperature:
+            chance = brought([texts[row].chance[texts[row].place] for row in rows], device)
+        chosen = choose(allowed, chance, ask.choice)
         if heard is not None:
             heard.add(chosen)
         if together:
             words = chosen
         else:
-            words[torch.tensor(rows, device=device)] = chosen
+            words[brought(rows, device)] = chosen
         for at, row in enumerate(rows):
             if texts[row].ask.top is not None:
                 tops[row] = top(some[at], allowed[at], chosen[at], ask.choice, texts[row].ask.top or 0)
     return words, tops
 
 
+def brought(numbers: Sequence[int] | Sequence[float], device: torch.device) -> Tensor:
+    """Numbers of the host's on the device; a GPU's host does not wait until they are there."""
+    exact = torch.float64 if numbers and isinstance(numbers[0], float) else torch.int64
+    cuda = device.type == "cuda"
+    return torch.tensor(numbers, dtype=exact, pin_memory=cuda).to(device, non_blocking=cuda)
+
+
 def alike(texts: Sequence[Text]) -> list[list[int]]:
-    """Rows that choose in the same way. A text that must not repeat itself, or must not end yet, is by itself."""
+    """Rows that choose in the same way; a text that must not repeat itself is by itself."""
     found: dict[object, list[int]] = {}
     for row, text in enumerate(texts):
         choice = text.ask.choice
-        own = row if choice.remembers or text.place < choice.settled else -1
-        found.setdefault((text.key, own), []).append(row)
+        place = text.place if text.place < choice.settled else None  # from there on all places are alike
+        found.setdefault((text.key, place, row if choice.remembers else None), []).append(row)
     return list(found.values())
 
 

@@ -223,6 +223,8 @@ class Engine:
         for text, count in [(text, 1) for text in batch.speaking] + batch.reading:
             text.read += count
             self.counts["prompt_tokens"] += 0 if text.speaks else count
+        for text in done:
+            self.scheduler.know(text)
         if any(text.search is not None for text in texts):
             logits, texts = self.advance(logits, texts)
         drawing = [(row, text) for row, text in enumerate(texts) if text.ask.length]

@@ -8,8 +8,9 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from qkv.models import GPT, Transformer
@@ -60,6 +61,7 @@ class Paged:
         for text, _ in batch.reading:
             if text.read == 0 and text.source is not None:
                 self.remember(text)
+            self.index(text)
         ids, positions, places, slots = self.row(batch)
         self.pages.at[slots, positions] = places.int()
         ids = torch.cat([self.last[slots[: len(batch.speaking)]], ids[len(batch.speaking) :]])
@@ -71,14 +73,31 @@ class Paged:
         with nullcontext() if self.matrices is None else packing(self.matrices), self.heads_off(batch):
             return self.model.hidden(ids.unsqueeze(0), positions=positions.unsqueeze(0), state=state)[0]
 
+    def index(self, text: Text) -> None:
+        """Where all that a text has read lies, be it that another one has read it."""
+        if text.read:
+            places = self.brought(places_of(text.table, np.arange(text.read)))
+            self.pages.at[text.slot, : text.read] = places.int()
+
     def row(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Of every new token its id, its position, the place of its key and value, and its text's slot: (N,) each."""
-        tokens = [(0, text.read, place_of(text, text.read), text.slot) for text in batch.speaking]
-        for text, count in batch.reading:
-            new = range(text.read, text.read + count)
-            tokens += [(text.ids[position], position, place_of(text, position), text.slot) for position in new]
-        ids, positions, places, slots = torch.tensor(tokens, device=self.device).t().contiguous()
-        return ids, positions, places, slots
+        new = [(text, 1) for text in batch.speaking] + batch.reading
+        rows = np.empty((4, sum(count for _, count in new)), dtype=np.int64)
+        begin = 0
+        for text, count in new:
+            assert text.slot is not None
+            positions, mine = np.arange(text.read, text.read + count), rows[:, begin : begin + count]
+            mine[0] = 0 if text.speaks else text.ids[text.read : text.read + count]  # a word may be on the device alone
+            mine[1], mine[2], mine[3] = positions, places_of(text.table, positions), text.slot
+            begin += count
+        ids, at, places, slots = self.brought(rows)
+        return ids, at, places, slots
+
+    def brought(self, numbers: Int64[np.ndarray, "*n"]) -> Int[Tensor, "*n"]:
+        """On the device; a GPU's host does not wait until they are there."""
+        cuda = self.device.type == "cuda"
+        host = torch.from_numpy(numbers)
+        return (host.pin_memory() if cuda else host).to(self.device, non_blocking=cuda)
 
     def groups(self, batch: Batch) -> list[Group]:
         """Those that speak look together, and so do prompts of one length that begin; each other part by itself."""
@@ -108,30 +127,28 @@ class Paged:
 
     def group(self, made: list[Group], texts: Sequence[Text], words: int, lengths: list[int]) -> Group:
         begin, longest = made[-1].end if made else 0, max(lengths)
-        slots = torch.tensor([text.slot for text in texts], device=self.device)
-        even = min(lengths) == longest
-        return Group(begin, len(texts), words, slots, torch.tensor(lengths, device=self.device), longest, even)
+        slots, counts = self.brought(np.array([[text.slot for text in texts], lengths], dtype=np.int64))
+        return Group(begin, len(texts), words, slots, counts, longest, min(lengths) == longest)
 
     def remember(self, text: Text) -> None:
         """Encode its source into the pages."""
         assert isinstance(self.model, Transformer)
         assert text.source is not None
-        places = torch.tensor(places_in(text.source_table, len(text.source)), device=self.device)
+        places = self.brought(places_of(text.source_table, np.arange(len(text.source))))
         self.pages.source_at[text.slot, : len(places)] = places.int()
         self.model.remember(torch.tensor([text.source], device=self.device), self.pages, places)
 
     def branch(self, text: Text, twin: Text, copied: Sequence[tuple[int, int]]) -> None:
         """The twin of a text knows what the text knows."""
-        old, new = ([place for pair in copied for place in places_in([pair[side]], BLOCK)] for side in (0, 1))
         if copied:
-            self.pages.copy(torch.tensor(old, device=self.device), torch.tensor(new, device=self.device))
-        places = torch.tensor(places_in(twin.table, twin.read), dtype=torch.int32, device=self.device)
-        self.pages.at[twin.slot, : twin.read] = places
+            old, new = (places_of(blocks, np.arange(len(copied) * BLOCK)) for blocks in zip(*copied, strict=True))
+            self.pages.copy(self.brought(old), self.brought(new))
+        self.index(twin)
         self.pages.source_at[twin.slot] = self.pages.source_at[text.slot]
 
     def hear(self, texts: Sequence[Text], words: Int[Tensor, "M"]) -> None:
         """What each text says, and will read next."""
-        self.last[torch.tensor([text.slot for text in texts], device=self.device)] = words.clamp(min=0)
+        self.last[self.brought(np.array([text.slot for text in texts]))] = words.clamp(min=0)
 
     @contextmanager
     def heads_off(self, batch: Batch) -> Iterator[None]:
@@ -157,12 +174,8 @@ class Paged:
             yield
 
 
-def place_of(text: Text, position: int) -> int:
-    return text.table[position // BLOCK] * BLOCK + position % BLOCK
-
-
-def places_in(table: Sequence[int], count: int) -> list[int]:
-    return [table[position // BLOCK] * BLOCK + position % BLOCK for position in range(count)]
+def places_of(table: Sequence[int], positions: Int64[np.ndarray, "N"]) -> Int64[np.ndarray, "N"]:
+    return np.array(table, dtype=np.int64)[positions // BLOCK] * BLOCK + positions % BLOCK
 
 
 def ends(batch: Batch, device: torch.device) -> Int[Tensor, "M"]:

@@ -177,13 +177,17 @@ class Scheduler:
             self.leave_search(text.search)
         if text.slot is None:
             return
-        if self.shares:
-            known = min(text.read, len(text.ids))  # a word that nobody has heard is not known
-            self.blocks.know(text.kind, text.ids[:known], text.table)
+        self.know(text)
         self.blocks.release(text.table + text.source_table)
         self.slots.append(text.slot)
         self.running.remove(text)
         text.table, text.source_table, text.slot = [], [], None
+
+    def know(self, text: Text) -> None:
+        """What it has read others need not read again."""
+        if self.shares and text.search is None:
+            known = min(text.read, len(text.ids))  # a word that nobody has heard is not known
+            self.blocks.know(text.kind, text.ids[:known], text.table)
 
     def prune(self, text: Text, search: Search) -> None:
         """A beam that does not go on: its search may use what it had."""

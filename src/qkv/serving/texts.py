@@ -37,7 +37,7 @@ class Text:
         self.ticket, self.row, self.ask = ticket, row, ticket.ask
         self.ids, self.prompt, self.limit, self.source, self.first = ids, len(ids), limit, source, first
         self.tokenizer = tokenizer
-        self.chance: Float[Tensor, "L"] = chances([seed], 1, max(1, self.ask.length))[0]
+        self.chance: list[float] = chances([seed], 1, max(1, self.ask.length))[0].tolist()
         self.speaker = Speaker(tokenizer, self.ask.stop)
         self.key = repr((self.ask.choice, self.ask.ends))
         """Texts with the same one choose their words in the same way."""
