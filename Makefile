@@ -33,6 +33,8 @@ bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/taps.py
 	$(BIN)/python benchmarks/probe.py
 	$(BIN)/python benchmarks/page.py
+	$(BIN)/python benchmarks/serve.py
+	$(BIN)/python benchmarks/serve_gpu.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

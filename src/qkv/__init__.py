@@ -7,7 +7,7 @@ from qkv.artifact import load, save
 if TYPE_CHECKING:
     from qkv.insight.look import look
 
-__version__ = "0.5.0"
+__version__ = "0.6.0"
 __all__ = ["__version__", "load", "look", "save"]
 
 

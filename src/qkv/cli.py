@@ -246,6 +246,13 @@ def probe(arguments: Arguments) -> None:
     tyro.cli(probe.run, args=arguments, prog="qkv probe")
 
 
+def serve(arguments: Arguments) -> None:
+    """Serve models to OpenAI's clients, and a page to play with them: qkv serve smollm2"""
+    from qkv.commands import serve
+
+    tyro.cli(serve.run, args=arguments, prog="qkv serve")
+
+
 def lab(arguments: Arguments) -> None:
     """What the lectures show, each as one command: qkv lab cats, qkv lab mask, qkv lab positions"""
     from qkv.commands import lab
@@ -269,6 +276,7 @@ COMMANDS: dict[str, Callable[[Arguments], None]] = {
     "edit": edit,
     "patch": patch,
     "probe": probe,
+    "serve": serve,
     "lab": lab,
     "plot": plot,
     "demo": demo,

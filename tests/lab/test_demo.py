@@ -97,7 +97,7 @@ def test_a_demo_that_is_stopped_goes_on_next_time(tmp_path: Path, monkeypatch: p
 def test_what_to_try_next_can_be_tried() -> None:
     text = demo.next_steps(Path("runs/demo")).plain
     commands = re.findall(r"^    qkv (\w+)", text, flags=re.MULTILINE)
-    assert set(commands) == {"translate", "look", "generate", "train", "finetune", "plot", "demo", "evaluate"}
+    assert set(commands) == {"translate", "look", "serve", "generate", "train", "finetune", "plot", "demo", "evaluate"}
     assert set(commands) <= set(cli.COMMANDS)
     assert max(map(len, text.splitlines())) < 80
 

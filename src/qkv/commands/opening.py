@@ -53,22 +53,27 @@ class Opened(NamedTuple):
 
 def open_model(name: str, machine: Machine, *wanted: type[Model]) -> Opened:
     """A model of one of the wanted families with its tokenizer, ready on its device."""
-    device = device_of(machine)
     with Console(stderr=True).status(Text(f"reading {name} ...")):
-        model, tokenizer = artifact.load(name)
-        if not isinstance(model, wanted):
-            raise ValueError(f"{name}: {TAUGHT if wanted == (Tuned,) else PURPOSE[type(model)]}")
-        tokenizer = tokenizer or artifact.tokenizer_of(name)
-        if tokenizer.vocabulary > model.config.vocabulary:
-            known = model.config.vocabulary
-            raise ValueError(f"{name}: its tokenizer has {tokenizer.vocabulary:,} tokens, the model only {known:,}")
-        if machine.int8:
-            from qkv.models.quantise import int8
+        return prepared(name, machine, *wanted)
 
-            model = int8(model)
-        half = device.type == "cuda" and isinstance(model, GPT) and machine.precision != "float32"
-        dtype = torch.bfloat16 if half or machine.precision == "bf16" else torch.float32
-        return Opened(model.to(device, dtype), tokenizer)
+
+def prepared(name: str, machine: Machine, *wanted: type[Model]) -> Opened:
+    """The same in silence; of any family, unless some are wanted."""
+    device = device_of(machine)
+    model, tokenizer = artifact.load(name)
+    if wanted and not isinstance(model, wanted):
+        raise ValueError(f"{name}: {TAUGHT if wanted == (Tuned,) else PURPOSE[type(model)]}")
+    tokenizer = tokenizer or artifact.tokenizer_of(name)
+    if tokenizer.vocabulary > model.config.vocabulary:
+        known = model.config.vocabulary
+        raise ValueError(f"{name}: its tokenizer has {tokenizer.vocabulary:,} tokens, the model only {known:,}")
+    if machine.int8:
+        from qkv.models.quantise import int8
+
+        model = int8(model)
+    half = device.type == "cuda" and isinstance(model, GPT) and machine.precision != "float32"
+    dtype = torch.bfloat16 if half or machine.precision == "bf16" else torch.float32
+    return Opened(model.to(device, dtype), tokenizer)
 
 
 def finely(machine: Machine) -> Machine:

@@ -6,7 +6,7 @@ What is returned is the pieces that were streamed, put together; there is no oth
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from qkv.generation.decode import stream
@@ -106,6 +106,9 @@ class Speaker:
 
     def hear(self, id: int) -> None:
         self.add(self.stream.add(id))
+
+    def hear_all(self, ids: Iterable[int]) -> None:
+        self.add(self.stream.add_all(ids))
 
     def close(self) -> None:
         if not self.stopped:

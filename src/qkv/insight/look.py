@@ -116,6 +116,7 @@ def look(
     tokenizer: Tokenizer | None = None,
     source: str | None = None,
     target: str | None = None,
+    reading: Reading | None = None,
     layers: Collection[int] | None = None,
     at_least: Collection[int] = (),
     name: str | None = None,
@@ -126,9 +127,9 @@ def look(
     """Let a model read a text and keep what happens inside.
 
     `model` may be what `qkv.load` returns, its model alone, or a name that it takes; another model needs its
-    `tokenizer`. `layers` keeps the weights of these alone; unless given, of all, or, where a long text makes that too
-    many, `at_least` of these (the first). `lens_too` and `norms_too` make these of a long text, too. `attribution`
-    adds gradient x input; None does so for a brief text.
+    `tokenizer`. A `reading` may come in place of texts. `layers` keeps the weights of these alone; unless given, of
+    all, or, where a long text makes that too many, `at_least` of these (the first). `lens_too` and `norms_too` make
+    these of a long text, too. `attribution` adds gradient x input; None does so for a brief text.
     """
     if isinstance(model, str | Path):
         name = name or str(model)
@@ -139,7 +140,8 @@ def look(
     tokenizer = tokenizer or artifact.tokenizer_with(model)
     if tokenizer is None:
         raise ValueError("tokenizer: expected the one that belongs to the model; qkv.load gives both")
-    reading = read(model, tokenizer, *texts, source=source, target=target)
+    if reading is None:
+        reading = read(model, tokenizer, *texts, source=source, target=target)
     T = len(reading.text.ids)
     words, blocks = says_words(model), stack_of(model) is not None
     explicable = words or isinstance(model, Tuned)

@@ -104,29 +104,42 @@ def chunks(look: Look, start: dict[str, Any]) -> Iterator[str]:
     )
     code: Code = "linear16" if cells(look) <= EXACT else "root8"
     yield block("data", as_json(described(look, code) | {"start": start}), "application/json")
-    for each in look.attention:
-        yield block(f"{each.kind}.overview", packed(each.overview, "root8", most(each)))
+    for name, content in overviews(look):
+        yield block(name, content)
     yield f'<script type="module" async>{script}</script>\n'
-    yield from attentions(look, code, str(start.get("kind")), start.get("layer", 0))
-    if look.attribution is not None:
-        yield block("attribution", packed(look.attribution, code, 1.0))
+    for name, content in heads(look, code, str(start.get("kind")), start.get("layer", 0)):
+        yield block(name, content)
     for part, guesses in (("next", look.next), ("lens", look.lens)):
         if guesses is not None:
             yield block(part, as_json(compact(guesses)), "application/json")
     yield "</body>\n</html>\n"
 
 
-def attentions(look: Look, code: Code, kind: str, layer: int) -> Iterator[str]:
-    """A block for each head, those of the layer that is shown first before the others."""
+def blocks(look: Look, code: Code, kind: str, layer: int) -> Iterator[tuple[str, str]]:
+    """All weights by name, packed: the heads at a glance, then each head, then the attribution."""
+    yield from overviews(look)
+    yield from heads(look, code, kind, layer)
+
+
+def overviews(look: Look) -> Iterator[tuple[str, str]]:
+    for each in look.attention:
+        yield f"{each.kind}.overview", packed(each.overview, "root8", most(each))
+
+
+def heads(look: Look, code: Code, kind: str, layer: int) -> Iterator[tuple[str, str]]:
+    """A block for each head, those of the layer that is shown first before the others; then the attribution."""
     there = [(each, number, head) for each in look.attention for number in each.layers for head in range(each.heads)]
     there.sort(key=lambda at: (at[0].kind != kind, at[1] != layer))
 
-    def pack(at: tuple[Attention, int, int]) -> str:
+    def pack(at: tuple[Attention, int, int]) -> tuple[str, str]:
         attention, number, head = at
-        return block(f"{attention.kind}.{number}.{head}", packed(attention.layers[number][head], code, most(attention)))
+        weights = packed(attention.layers[number][head], code, most(attention))
+        return f"{attention.kind}.{number}.{head}", weights
 
     with ThreadPoolExecutor(THREADS) as pool:
         yield from pool.map(pack, there)
+    if look.attribution is not None:
+        yield "attribution", packed(look.attribution, code, 1.0)
 
 
 # What the page knows before any head is read

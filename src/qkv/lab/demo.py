@@ -225,6 +225,7 @@ def next_steps(out: Path) -> Text:
     steps = {
         "Let it translate, and see where it looks:": f"qkv translate {out / 'turkish'} --text '{SENTENCE}' --alignment",
         "See inside while it reads, in a browser:": f"qkv look {out / 'turkish'} '{SENTENCE}' --out look.html",
+        "Play with both on a page of your own:": f"qkv serve {out / 'turkish'} {out / 'python'}",
         "Let it write:": f"qkv generate {out / 'python'} 'import os'",
         "Train on your own text, and see what it learns:": "qkv train gpt --data my.txt --out runs/mine",
         "The translator before the Transformer:": "qkv train rnn --data turkish --out runs/rnn",

@@ -41,6 +41,9 @@ class Alone:
             numbers = config.width * (4 * config.depth + 2 * len(text.source or ()))
         return -(-numbers * next(self.model.parameters()).element_size() // BYTES)
 
+    def say(self, batch: Batch) -> None:
+        """Nothing is said at once."""
+
     def run(self, batch: Batch) -> Float[Tensor, "M V"]:
         return self.model.logits(self.hidden(batch)[ends(batch, self.device)])
 

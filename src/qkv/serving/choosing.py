@@ -67,9 +67,9 @@ def alike(texts: Sequence[Text]) -> list[list[int]]:
     """Rows that choose in the same way; a text that must not repeat itself is by itself."""
     found: dict[object, list[int]] = {}
     for row, text in enumerate(texts):
-        choice = text.ask.choice
-        place = text.place if text.place < choice.settled else None  # from there on all places are alike
-        found.setdefault((text.key, place, row if choice.remembers else None), []).append(row)
+        choice, place = text.ask.choice, text.place
+        stage = place if place in choice.forced else place < choice.minimum  # other places are alike
+        found.setdefault((text.key, stage, row if text.remembers else None), []).append(row)
     return list(found.values())
 
 

@@ -7,6 +7,7 @@ read: they stay on the device, where the next step finds them.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -88,8 +89,6 @@ class Engine:
         """A request joins the queue; it is refused when it can never be answered."""
         ask = ticket.ask
         assert isinstance(ask, Ask)
-        if self.runner is None:
-            raise Refused(400, f"model: a {type(self.model).__name__} says no words; ask what it can do")
         self.check(ask)
         translator = not isinstance(self.model, GPT)
         source = list(ask.prompt) if translator else None
@@ -113,6 +112,8 @@ class Engine:
         return self.tokenizer.start
 
     def check(self, ask: Ask) -> None:
+        if self.runner is None:
+            raise Refused(400, f"model: a {type(self.model).__name__} says no words; ask what it can do")
         config: Any = self.model.config
         vocabulary = getattr(config, "source_vocabulary", None) or config.vocabulary
         if not ask.prompt:
@@ -216,6 +217,12 @@ class Engine:
     @torch.inference_mode()
     def run(self, batch: Batch) -> Outcome:
         assert self.runner is not None
+        words = self.runner.say(batch)
+        if words is not None:
+            for text in batch.speaking:
+                text.read += 1
+                text.drawn += 1
+            return self.sent(batch.speaking, words, {})
         aloud = [text for text, _ in batch.reading if text.ask.prompt_top is not None]
         logits = self.read_aloud(batch) if aloud else self.runner.run(batch)
         done = [text for text, count in batch.reading if text.read + count == text.positions]
@@ -296,19 +303,20 @@ class Engine:
             return False
         if outcome.arrived is not None:
             outcome.arrived.synchronize()
+        tops, heard = outcome.tops, 0
         for row, (text, word) in enumerate(zip(outcome.texts, outcome.words.tolist(), strict=True)):
             if text.ended:
                 continue  # it ended a step ago, or nobody waits for it
             try:
-                said = outcome.tops[row].said(word) if row in outcome.tops else Said(word, None, [])
-                reason = text.hear(word, said)
-                self.counts["said_tokens"] += reason != "end"
+                reason = text.hear(word, tops[row].said(word) if row in tops else Said(word, None, []))
+                heard += reason != "end"
                 if reason is not None:
                     self.end(text, text.piece(reason))
                 elif text.ask.stream:
                     self.news(text.ticket, text.piece(None))
             except Exception as error:
                 self.fail(text, error)
+        self.counts["said_tokens"] += heard
         return True
 
     def end(self, text: Text, piece: Piece) -> None:
@@ -332,11 +340,11 @@ class Engine:
 
     def let_go(self) -> None:
         """Of those whose client is gone, and those whose time is over."""
-        texts = [*self.scheduler.running, *self.scheduler.waiting]
+        texts, now = [*self.scheduler.running, *self.scheduler.waiting], time.monotonic()
         for ticket in {text.ticket.number: text.ticket for text in texts if text.ticket.gone}.values():
             self.counts["cancelled"] += 1
             self.drop(ticket)
-        late = [text for text in texts if not text.ended and text.ticket.late]
+        late = [text for text in texts if (text.ask.deadline or now) < now and not text.ended]
         if late:
             self.settle()
         for text in late:

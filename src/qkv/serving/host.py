@@ -93,6 +93,7 @@ class Host:
             log.warning("%s cannot be served: %s", served.name, error)
             served.state, served.error = "failed", str(error)
         gc.collect()
+        gc.freeze()  # what is there now stays: to look through it again and again would hold up the steps
 
     # Requests
 
@@ -212,6 +213,7 @@ class Host:
             self.wake.notify()
         if self.thread.is_alive():
             self.thread.join(timeout=30)
+        gc.unfreeze()
 
 
 def hand_out(told: list[tuple[Ticket, Any]]) -> None:

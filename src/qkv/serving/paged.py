@@ -49,11 +49,17 @@ class Paged:
         self.matrices: Packed | None = {} if self.device.type == "cpu" and small_enough(model) else None
         self.replays = Replays.of(self) if self.device.type == "cuda" else None
 
+    def say(self, batch: Batch) -> Int[Tensor, "M"] | None:
+        """The words of a step in which everyone says the likeliest, if a recording has chosen and heard them."""
+        if self.replays is None or not all(text.likeliest for text in batch.speaking) or not self.replays.serve(batch):
+            return None
+        return self.replays.run(batch.speaking)[1]
+
     def run(self, batch: Batch) -> Float[Tensor, "M V"]:
         """What each text that has read all could say next, those that speak first; a prompt that is not read to its
         end says nothing yet."""
         if self.replays is not None and self.replays.serve(batch):
-            return self.replays.run(batch.speaking)
+            return self.replays.run(batch.speaking)[0]
         return self.model.logits(self.hidden(batch)[ends(batch, self.device)])
 
     def hidden(self, batch: Batch) -> Float[Tensor, "N E"]:

@@ -7,19 +7,21 @@ replays: which ones they are, where they stand and where their words go are numb
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from qkv.generation.choice import choose
 from qkv.models import GPT
 from qkv.nn.attention.single import PART
 from qkv.nn.pages import Group, Turn
-from qkv.nn.tap import anyone_listens
+from qkv.nn.tap import taps_of
 from qkv.serving.blocks import BLOCK
 from qkv.serving.scheduler import Batch
-from qkv.serving.texts import Text
+from qkv.serving.texts import LIKELIEST, Text
 
 if TYPE_CHECKING:
     from qkv.serving.paged import Paged
@@ -29,15 +31,26 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 BUFFERS = 4  # of numbers on their way to the GPU: a step may begin before the last one has read its own
 
 
+class Recording(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    logits: Float[Tensor, "R V"]
+    """Where each replay leaves them."""
+    words: Int[Tensor, "R"]
+    """The likeliest."""
+
+
 class Replays:
     def __init__(self, runner: Paged) -> None:
         self.runner = runner
-        self.recorded: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.recorded: dict[tuple[int, int], Recording] = {}
+        self.taps = [taps for part in runner.model.modules() if (taps := taps_of(part)) is not None]
         self.nobody = runner.pages.at.shape[0] - 1
         most = max(SIZES)
         self.inputs = torch.zeros(3, most, dtype=torch.int64, device=runner.device)
         self.inputs[2] = self.nobody
         self.host = [torch.zeros(3, most, dtype=torch.int64, pin_memory=True) for _ in range(BUFFERS)]
+        self.numbers = [each.numpy() for each in self.host]
+        """The same bytes, which are quicker to write as NumPy's."""
         self.turn = 0
         self.pool = torch.cuda.graph_pool_handle()
 
@@ -51,7 +64,7 @@ class Replays:
     def serve(self, batch: Batch) -> bool:
         if batch.reading or not 0 < len(batch.speaking) <= max(SIZES) or any(text.ask.off for text in batch.speaking):
             return False
-        return not anyone_listens(self.runner.model)
+        return not any(taps.listeners for taps in self.taps)
 
     def warm_up(self, rows: int) -> None:
         """Record what is likely needed before anyone waits for it."""
@@ -59,24 +72,24 @@ class Replays:
             if size < 2 * rows:
                 self.recording(size, 1)
 
-    def run(self, texts: Sequence[Text]) -> Float[Tensor, "R V"]:
-        size = next(size for size in SIZES if size >= len(texts))
-        parts = -(-(max(text.read for text in texts) + 1) // PART)
-        graph, logits = self.recording(size, 1 << (parts - 1).bit_length())
+    def run(self, texts: Sequence[Text]) -> tuple[Float[Tensor, "R V"], Int[Tensor, "R"]]:
+        """What each text could say next; and the likeliest of it, which they have heard already."""
+        count = len(texts)
         self.turn = (self.turn + 1) % BUFFERS
-        numbers: list[list[Any]] = [
-            [text.read for text in texts],
-            [text.table[text.read // BLOCK] * BLOCK + text.read % BLOCK for text in texts],
-            [text.slot for text in texts],
-        ]
-        nobodies = size - len(texts)
-        filled = [row + [nobody] * nobodies for row, nobody in zip(numbers, (0, 0, self.nobody), strict=True)]
-        self.host[self.turn][:, :size] = torch.tensor(filled)
+        positions, places, slots = numbers = self.numbers[self.turn]
+        positions[:count] = [text.read for text in texts]
+        blocks = [text.table[text.read // BLOCK] for text in texts]
+        places[:count] = np.array(blocks) * BLOCK + positions[:count] % BLOCK
+        slots[:count] = [text.slot for text in texts]
+        numbers[:, count:] = [[0], [0], [self.nobody]]
+        size = next(size for size in SIZES if size >= count)
+        parts = -(-(int(positions[:count].max()) + 1) // PART)
+        graph, logits, words = self.recording(size, 1 << (parts - 1).bit_length())
         self.inputs.copy_(self.host[self.turn], non_blocking=True)
         graph.replay()
-        return logits[: len(texts)]
+        return logits[:count], words[:count]
 
-    def recording(self, size: int, parts: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def recording(self, size: int, parts: int) -> Recording:
         """For so many texts, the longest of which fits into so many parts."""
         if (size, parts) not in self.recorded:
             aside = torch.cuda.Stream()
@@ -87,15 +100,18 @@ class Replays:
             torch.cuda.current_stream().wait_stream(aside)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                logits = self.step(size, parts * PART)
-            self.recorded[size, parts] = (graph, logits)
+                logits, words = self.step(size, parts * PART)
+            self.recorded[size, parts] = Recording(graph, logits, words)
         return self.recorded[size, parts]
 
-    def step(self, size: int, longest: int) -> Float[Tensor, "R V"]:
+    def step(self, size: int, longest: int) -> tuple[Float[Tensor, "R V"], Int[Tensor, "R"]]:
         runner, (positions, places, slots) = self.runner, self.inputs[:, :size]
         assert isinstance(runner.model, GPT)
         runner.pages.at[slots, positions] = places.int()
         group = Group(0, size, 1, slots, positions + 1, longest)
         state = Turn(runner.pages, [group], places)
         hidden = runner.model.hidden(runner.last[slots].unsqueeze(0), positions=positions.unsqueeze(0), state=state)
-        return runner.model.logits(hidden[0])
+        logits = runner.model.logits(hidden[0])
+        words = choose(logits, logits[:, 0], LIKELIEST)
+        runner.last[slots] = words.clamp(min=0)  # should another word be chosen, it is heard after this one
+        return logits, words

@@ -110,10 +110,6 @@ class Ticket:
     def cancel(self) -> None:
         self.gone = True
 
-    @property
-    def late(self) -> bool:
-        return isinstance(self.ask, Ask) and self.ask.deadline is not None and time.monotonic() > self.ask.deadline
-
     def hear(self, news: Piece | Result | Exception) -> None:
         """In its own loop, if it has one."""
         self.news.put_nowait(news) if isinstance(self.news, asyncio.Queue) else self.news.put(news)

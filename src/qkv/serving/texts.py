@@ -9,12 +9,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv.generation.beam import Rule, Sentence
-from qkv.generation.choice import BROKEN, NO_LIKELIEST, Heard
+from qkv.generation.choice import BROKEN, NO_LIKELIEST, Choice, Heard
 from qkv.generation.sample import chances
 from qkv.generation.text import Speaker
 from qkv.serving.blocks import Blocks
 from qkv.serving.request import Ask, Piece, Reason, Said, Ticket
 from qkv.text.tokenizer import Tokenizer
+
+LIKELIEST = Choice(temperature=0)
 
 
 class Text:
@@ -37,10 +39,16 @@ class Text:
         self.ticket, self.row, self.ask = ticket, row, ticket.ask
         self.ids, self.prompt, self.limit, self.source, self.first = ids, len(ids), limit, source, first
         self.tokenizer = tokenizer
-        self.chance: list[float] = chances([seed], 1, max(1, self.ask.length))[0].tolist()
+        choice, length = self.ask.choice, self.ask.length
+        self.most = length if limit is None else min(length, limit - len(ids) + 1)
+        """Words that it may say."""
+        self.chance: list[float] = chances([seed], 1, max(1, length))[0].tolist() if choice.temperature else []
         self.speaker = Speaker(tokenizer, self.ask.stop)
-        self.key = repr((self.ask.choice, self.ask.ends))
+        self.key = repr((choice, self.ask.ends))
         """Texts with the same one choose their words in the same way."""
+        self.remembers = choice.remembers
+        self.likeliest = self.ask.top is None and choice == LIKELIEST
+        """It says the likeliest word, whatever was said before, and nobody asks what else there was."""
         self.kind = repr(sorted(set(self.ask.off)))
         """Texts of one kind that begin alike have the same keys and values there."""
         self.heard: Heard | None = None
@@ -73,7 +81,7 @@ class Text:
     @property
     def finished(self) -> bool:
         """Whether its last word is drawn, whatever that is."""
-        return self.drawn >= self.ask.length or (self.limit is not None and self.positions > self.limit)
+        return self.drawn >= self.most
 
     @property
     def place(self) -> int:
@@ -99,8 +107,7 @@ class Text:
     def piece(self, reason: Reason | None) -> Piece:
         if reason is not None:
             if not (self.ask.stop or self.ask.stream):
-                for word in self.ids[self.prompt :]:
-                    self.speaker.hear(word)
+                self.speaker.hear_all(self.ids[self.prompt :])
             self.speaker.close()
         fresh, self.fresh = self.fresh, []
         return Piece(self.row, self.speaker.take(), fresh, "stop" if reason and self.speaker.stopped else reason)

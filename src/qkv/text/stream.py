@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 from qkv.text.tokenizer import Tokenizer
@@ -42,6 +43,13 @@ class Stream:
         half = bool(self.characters.getstate()[0]) or (self.bytes_as_words and A_BYTE.fullmatch(token))
         return "" if half else self.settle()
 
+    def add_all(self, ids: Iterable[int]) -> str:
+        """The same of several at once, which is quicker."""
+        if not self.bytes_alone:
+            return "".join(map(self.add, ids))
+        tokens = map(self.tokenizer.inner.id_to_token, (id for id in ids if id not in self.silent))
+        return self.characters.decode(b"".join(bytes_of(token) for token in tokens if token is not None))
+
     def close(self) -> str:
         return self.characters.decode(b"", final=True) if self.bytes_alone else self.settle()
 
@@ -54,6 +62,7 @@ class Stream:
         return text
 
 
+@lru_cache(maxsize=1 << 16)
 def bytes_of(token: str) -> bytes:
     """What a byte-level token stands for: a byte for each sign, unless it was added as plain text."""
     signs = byte_of_sign()

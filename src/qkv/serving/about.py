@@ -1,0 +1,114 @@
+"""GET /health, /metrics and /v1/models: how the server is, and which models it has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Path, Request
+from starlette.responses import PlainTextResponse, Response
+
+from qkv.generation.decode import limit_of
+from qkv.insight.capture import places_of
+from qkv.models import BERT, GPT, RNN, Transformer, Tuned
+from qkv.models.build import body_of
+from qkv.serving.asking import host_of
+from qkv.serving.documented import Responses, refusals
+from qkv.serving.errors import Json
+from qkv.serving.host import Served
+from qkv.serving.metrics import prometheus
+from qkv.serving.replies import Health, ModelList, ServedModel
+from qkv.serving.request import Refused
+
+router = APIRouter(tags=["about"])
+LISTED: Responses = {200: {"model": ModelList, "description": "All of them, ready or not."}}
+NAMED: Responses = {200: {"model": ServedModel, "description": "This one, ready or not."}}
+WELL: Responses = {
+    200: {"model": Health, "description": "It is there."},
+    503: {"model": Health, "description": "It is leaving."},
+}
+NUMBERS: Responses = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "For Prometheus."}
+}
+
+
+@router.get("/health", responses=WELL)
+async def health(request: Request) -> Response:
+    """Whether models can be asked; no key is needed, but without one the reason of a failure is not told."""
+    served = host_of(request).served
+    states = {each.state for each in served.values()}
+    status = next((state for state in ("ready", "loading") if state in states), "failed")
+    if request.app.state.door.draining:
+        status = "draining"
+    known = request.app.state.door.keys.admits(request.headers)  # an error may name files of this machine
+    models = {
+        name: {"state": each.state, "error": each.error if known or each.error is None else "it cannot be loaded"}
+        for name, each in served.items()
+    }
+    return Json({"status": status, "models": models}, 200 if status in ("ready", "loading") else 503)
+
+
+@router.get("/metrics", responses=NUMBERS | refusals(401, 403, 413, 500), response_class=PlainTextResponse)
+async def metrics(request: Request) -> Response:
+    """Numbers about the server, for Prometheus."""
+    door = request.app.state.door
+    text = prometheus(door.counted, len(door.running), host_of(request).served)
+    return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+
+@router.get("/v1/models", responses=LISTED | refusals(401, 403, 413, 500, 503))
+async def models(request: Request) -> Response:
+    """The models of this server."""
+    served = host_of(request).served
+    return Json({"object": "list", "data": [described(request, each) for each in served.values()]})
+
+
+@router.get("/v1/models/{name}", responses=NAMED | refusals(400, 401, 403, 404, 413, 500, 503))
+async def model(request: Request, name: str = Path(max_length=200)) -> Response:
+    """One of them."""
+    served = host_of(request).served
+    if name not in served:
+        raise Refused(404, f"model: there is no {name[:60]!r} here, but {', '.join(served)}")
+    return Json(described(request, served[name]))
+
+
+def described(request: Request, served: Served) -> dict[str, Any]:
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": request.app.state.began,
+        "owned_by": "qkv",
+        "qkv": {"family": served.family, "state": served.state, **inside(served)},
+    }
+
+
+def inside(served: Served) -> dict[str, Any]:
+    """What is known of a model once it is there."""
+    unknown = dict.fromkeys(("task", "context", "layers", "heads", "vocabulary"))
+    model = served.model
+    if model is None or served.tokenizer is None:
+        return {**unknown, "can": [], "kinds": []}
+    body = body_of(model)
+    attends = not (isinstance(body, RNN) and body.config.attention == "none")
+    kinds = [place.kind for place in places_of(model)] if attends else []
+    speaks = isinstance(model, GPT)
+    can = {
+        "complete": speaks,
+        "chat": speaks and served.tokenizer.chat_template is not None,
+        "translate": isinstance(model, Transformer | RNN),
+        "fill": isinstance(model, BERT) and model.config.word_head and served.tokenizer.mask is not None,
+        "classify": isinstance(model, Tuned),
+        "embed": isinstance(body, BERT),
+        "attention": attends,
+        "tokenize": True,
+    }
+    head = model.config.head if isinstance(model, Tuned) else None
+    return {
+        "task": None if head is None else head.task,
+        "context": limit_of(body, "refuse") if not isinstance(model, Tuned) else model.config.context,
+        "layers": len(body.decoder.blocks) if isinstance(body, Transformer) else body.config.depth,
+        "heads": getattr(body.config, "heads", None),
+        "vocabulary": model.config.vocabulary,
+        "can": [name for name, does in can.items() if does],
+        "kinds": kinds,
+        **({"labels": list(head.labels)} if head is not None and head.labels else {}),
+    }

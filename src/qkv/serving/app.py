@@ -1,0 +1,45 @@
+"""The application: all routes behind one door. `served(host)` is what uvicorn runs, or a test without a network."""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import PackageNotFoundError, version
+
+from fastapi import FastAPI
+
+from qkv.serving import about, attention, chats, completions, encoders, errors, playground, translations, vocabulary
+from qkv.serving.documented import describe
+from qkv.serving.door import Door, Rules
+from qkv.serving.host import Host
+from qkv.serving.metrics import Counted
+
+DESCRIPTION = """Attention and Transformers, served. The routes of OpenAI take OpenAI's clients unchanged; those of qkv
+show what happens inside: the next token's distribution, attention, translations with their alignment."""
+ROUTERS = (completions, chats, encoders, vocabulary, translations, attention, about, playground)
+
+
+def served(host: Host, rules: Rules | None = None) -> Door:
+    """The door of a server over the models of a host, who is started and closed by whoever made it."""
+    rules = rules or Rules()
+    app = FastAPI(
+        title="qkv",
+        description=DESCRIPTION,
+        version=own_version(),
+        docs_url=None,  # its pages come from another host
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    for module in ROUTERS:
+        app.include_router(module.router)
+    errors.attach(app)
+    describe(app)
+    door = Door(app, rules, Counted())
+    app.state.host, app.state.rules, app.state.door, app.state.began = host, rules, door, int(time.time())
+    return door
+
+
+def own_version() -> str:
+    try:
+        return version("qkv")
+    except PackageNotFoundError:
+        return "0"

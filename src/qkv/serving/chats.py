@@ -1,0 +1,153 @@
+"""POST /v1/chat/completions: the next turn of a talk, in OpenAI's shape, by the template of the tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from qkv.models import GPT
+from qkv.serving import tokens
+from qkv.serving.asking import (
+    check_fits,
+    choice_of,
+    deadline_of,
+    heads_of,
+    host_of,
+    only,
+    opened,
+    room_after,
+    seed_of,
+    together,
+)
+from qkv.serving.completions import FINISHED
+from qkv.serving.documented import STREAMED, documented
+from qkv.serving.errors import Json
+from qkv.serving.listening import DONE, Events, answer, event
+from qkv.serving.replies import ChatReply
+from qkv.serving.request import Ask, Piece, Reason, Said
+from qkv.serving.schema import MOST_WORDS, ChatRequest
+from qkv.text.chat import Message, encode_chat, ends_of_turn
+from qkv.text.tokenizer import Tokenizer
+
+router = APIRouter(tags=["OpenAI"])
+
+
+@router.post("/v1/chat/completions", responses=documented(ChatReply, also=STREAMED))
+async def chat(asked: ChatRequest, request: Request) -> Response:
+    """The assistant's next turn."""
+    _, model, tokenizer = opened(request, asked.model)
+    only(model, asked.model, GPT, "does not talk")
+    if tokenizer.chat_template is None:
+        raise ValueError(f"model: {asked.model} has no chat template, so it was not taught to talk; use completions")
+    ids, ends = await asyncio.to_thread(turns, tokenizer, asked)
+    check_fits(model, ids, "messages")
+    wanted = asked.max_completion_tokens or asked.max_tokens
+    top = (asked.top_logprobs or 0) if asked.logprobs or asked.tokens else None
+    ask = Ask(
+        prompt=ids,
+        length=room_after(model, ids, wanted, MOST_WORDS),
+        choice=choice_of(asked),
+        ends=tuple(ends),
+        stop=asked.stops,
+        samples=asked.n or 1,
+        seed=seed_of(asked.seed),
+        top=top,
+        off=heads_of(model, asked.heads_off),
+        stream=bool(asked.stream),
+        deadline=deadline_of(request, asked.timeout),
+    )
+    said = together(host_of(request), asked.model, [ask])
+    telling = Telling(asked, tokenizer, ids)
+    if asked.stream:
+        return Events(telling.events(said))
+    return Json(await answer(request, telling.whole(said)))
+
+
+def turns(tokenizer: Tokenizer, asked: ChatRequest) -> tuple[list[int], list[int]]:
+    """The ids of the talk, and those that end a turn."""
+    roles = {"developer": "system"}  # OpenAI's newer word
+    messages = [Message(role=roles.get(each.role, each.role), content=each.text) for each in asked.messages]
+    return encode_chat(tokenizer, messages), ends_of_turn(tokenizer)
+
+
+class Told:
+    """One choice so far."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.text, self.begun = "", False
+        self.said: list[Said] = []
+        self.known = tokens.Running(tokenizer)
+        self.reason: Reason | None = None
+
+
+class Telling:
+    """Pieces of the engine as choices of a chat."""
+
+    def __init__(self, asked: ChatRequest, tokenizer: Tokenizer, ids: list[int]) -> None:
+        self.asked, self.tokenizer, self.ids = asked, tokenizer, ids
+        self.told = [Told(tokenizer) for _ in range(asked.n or 1)]
+        self.said = 0
+        self.head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": asked.model}
+
+    def usage(self) -> dict[str, int]:
+        read = len(self.ids)
+        return {"prompt_tokens": read, "completion_tokens": self.said, "total_tokens": read + self.said}
+
+    def logprobs(self, said: list[Said]) -> dict[str, Any] | None:
+        return tokens.of_chat(self.tokenizer, said, self.asked.top_logprobs or 0) if self.asked.logprobs else None
+
+    def read(self) -> dict[str, Any]:
+        return {"prompt_tokens": tokens.prompt_tokens(self.tokenizer, self.ids)} if self.asked.tokens else {}
+
+    async def whole(self, said: AsyncIterator[tuple[int, Piece]]) -> dict[str, Any]:
+        async for _, piece in said:
+            told = self.told[piece.row]
+            told.text, told.reason = told.text + piece.text, piece.reason
+            told.said += piece.said
+            self.said += len(piece.said)
+        choices = []
+        for index, told in enumerate(self.told):
+            assert told.reason is not None
+            choices.append(
+                {
+                    "index": index,
+                    "message": {"role": "assistant", "content": told.text, "refusal": None},
+                    "logprobs": self.logprobs(told.said),
+                    "finish_reason": FINISHED[told.reason],
+                    "reason": told.reason,
+                    **({"tokens": told.known.read(told.said)} if self.asked.tokens else {}),
+                }
+            )
+        return {**self.head, "object": "chat.completion", "choices": choices, "usage": self.usage(), **self.read()}
+
+    async def events(self, said: AsyncIterator[tuple[int, Piece]]) -> AsyncIterator[bytes]:
+        head = {**self.head, "object": "chat.completion.chunk"}
+        first = self.read()
+        try:
+            async for _, piece in said:
+                told = self.told[piece.row]
+                self.said += len(piece.said)
+                delta = {} if told.begun else {"role": "assistant"}
+                told.begun = True
+                choice: dict[str, Any] = {
+                    "index": piece.row,
+                    "delta": {**delta, "content": piece.text},
+                    "logprobs": self.logprobs(piece.said),
+                    "finish_reason": None if piece.reason is None else FINISHED[piece.reason],
+                    "reason": piece.reason,
+                }
+                if self.asked.tokens:
+                    choice["tokens"] = told.known.read(piece.said)
+                yield event({**head, "choices": [choice], **first})
+                first = {}
+            if self.asked.counted:
+                yield event({**head, "choices": [], "usage": self.usage()})
+            yield DONE
+        finally:
+            await said.aclose()  # type: ignore[attr-defined]

@@ -1,0 +1,175 @@
+"""POST /v1/completions: go on from a prompt, or from several, in OpenAI's shape."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from qkv.models import GPT
+from qkv.serving import tokens
+from qkv.serving.asking import (
+    beside,
+    choice_of,
+    deadline_of,
+    heads_of,
+    host_of,
+    ids_of,
+    only,
+    opened,
+    room_after,
+    seed_of,
+    together,
+)
+from qkv.serving.documented import STREAMED, documented
+from qkv.serving.errors import Json
+from qkv.serving.listening import DONE, Events, answer, event
+from qkv.serving.replies import CompletionReply
+from qkv.serving.request import Ask, Piece, Reason
+from qkv.serving.schema import CompletionRequest
+from qkv.text.tokenizer import Tokenizer
+
+router = APIRouter(tags=["OpenAI"])
+FINISHED: dict[Reason, str] = {
+    "end": "stop", "stop": "stop", "length": "length", "context": "length", "deadline": "length",
+}  # fmt: skip
+"""Why a text ended, in OpenAI's words; ours stand beside them as `reason`."""
+
+
+@router.post("/v1/completions", responses=documented(CompletionReply, also=STREAMED))
+async def complete(asked: CompletionRequest, request: Request) -> Response:
+    """Go on from a prompt."""
+    _, model, tokenizer = opened(request, asked.model)
+    only(model, asked.model, GPT, "does not go on from a prompt")
+    deadline, off = deadline_of(request, asked.timeout), heads_of(model, asked.heads_off)
+    size = sum(map(len, asked.prompts))
+    prompts = await beside(size, lambda: [ids_of(model, tokenizer, prompt) for prompt in asked.prompts])
+    top = asked.logprobs if asked.logprobs is not None else 0 if asked.tokens else None
+    asks = [
+        Ask(
+            prompt=ids,
+            length=room_after(model, ids, asked.max_tokens, 16),
+            choice=choice_of(asked),
+            ends=() if tokenizer.end is None else (tokenizer.end,),
+            stop=asked.stops,
+            samples=asked.n or 1,
+            seed=seed_of(asked.seed),
+            top=top,
+            prompt_top=asked.logprobs if asked.echo else None,
+            off=off,
+            stream=bool(asked.stream),
+            deadline=deadline,
+        )
+        for ids in prompts
+    ]
+    said = together(host_of(request), asked.model, asks)
+    telling = Telling(asked, tokenizer, prompts)
+    if asked.stream:
+        return Events(telling.events(said))
+    return Json(await answer(request, telling.whole(said)))
+
+
+class Told:
+    """One choice: what was said of it so far."""
+
+    def __init__(self, tokenizer: Tokenizer, echo: str) -> None:
+        self.echo, self.text = echo, ""
+        self.places = tokens.Running(tokenizer)
+        """Where each token of the text begins, echo and all."""
+        self.known = tokens.Running(tokenizer)
+        self.tokens: list[dict[str, Any]] = []
+        self.logprobs: dict[str, Any] | None = None
+        self.reason: Reason | None = None
+
+
+class Telling:
+    """Pieces of the engine as choices of a completion."""
+
+    def __init__(self, asked: CompletionRequest, tokenizer: Tokenizer, prompts: list[list[int]]) -> None:
+        self.asked, self.tokenizer, self.prompts = asked, tokenizer, prompts
+        self.n = asked.n or 1
+        echoes = [self.echo(place) if asked.echo else "" for place in range(len(prompts))]
+        self.told = [Told(tokenizer, echo) for echo in echoes for _ in range(self.n)]
+        self.said = 0
+        self.head = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": asked.model,
+        }
+
+    def echo(self, place: int) -> str:
+        prompt = self.asked.prompts[place]
+        return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
+
+    def usage(self) -> dict[str, int]:
+        read = sum(map(len, self.prompts))
+        return {"prompt_tokens": read, "completion_tokens": self.said, "total_tokens": read + self.said}
+
+    def choices(self, number: int, piece: Piece) -> list[dict[str, Any]]:
+        """What a piece of a request adds to its choices: the prompt, said first, to all of them."""
+        prompt = self.asked.echo and self.asked.logprobs is not None and self.told[number * self.n].logprobs is None
+        rows = range(self.n) if prompt else [piece.row]
+        self.said += 0 if prompt else len(piece.said)
+        return [self.choice(number * self.n + row, piece) for row in rows]
+
+    def choice(self, index: int, piece: Piece) -> dict[str, Any]:
+        told, asked = self.told[index], self.asked
+        text, told.echo = told.echo + piece.text, ""
+        found: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None, "reason": None}
+        if asked.logprobs is not None:
+            found["logprobs"] = tokens.of_completion(self.tokenizer, piece.said, asked.logprobs, told.places)
+            told.logprobs = joined(told.logprobs, found["logprobs"])
+        if asked.tokens:
+            found["tokens"] = told.known.read(piece.said)
+            told.tokens += found["tokens"]
+        told.text += text
+        if piece.reason is not None:
+            told.reason = piece.reason
+            found |= {"finish_reason": FINISHED[piece.reason], "reason": piece.reason}
+        return found
+
+    async def whole(self, said: AsyncIterator[tuple[int, Piece]]) -> dict[str, Any]:
+        async for number, piece in said:
+            self.choices(number, piece)
+        choices = []
+        for index, told in enumerate(self.told):
+            assert told.reason is not None
+            choices.append(
+                {
+                    "index": index,
+                    "text": told.text,
+                    "logprobs": told.logprobs,
+                    "finish_reason": FINISHED[told.reason],
+                    "reason": told.reason,
+                    **({"tokens": told.tokens} if self.asked.tokens else {}),
+                }
+            )
+        return {**self.head, "choices": choices, "usage": self.usage(), **self.read()}
+
+    def read(self) -> dict[str, Any]:
+        return {"prompt_tokens": tokens.prompt_tokens(self.tokenizer, self.prompts[0])} if self.asked.tokens else {}
+
+    async def events(self, said: AsyncIterator[tuple[int, Piece]]) -> AsyncIterator[bytes]:
+        first = self.read()
+        try:
+            async for number, piece in said:
+                for choice in self.choices(number, piece):
+                    yield event({**self.head, "choices": [choice], **first})
+                    first = {}
+            if self.asked.counted:
+                yield event({**self.head, "choices": [], "usage": self.usage()})
+            yield DONE
+        finally:
+            await said.aclose()  # type: ignore[attr-defined]
+
+
+def joined(before: dict[str, Any] | None, more: dict[str, Any]) -> dict[str, Any]:
+    """Lists go on where they ended; what is not asked for stays None."""
+    if before is None:
+        return more
+    return {name: None if more[name] is None else before[name] + more[name] for name in before}

@@ -1,0 +1,62 @@
+"""Who may come in: keys compared in constant time, and a cookie for browsers that proves a key without being one."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterable, Mapping
+from http.cookies import CookieError, SimpleCookie
+
+COOKIE = "qkv"
+SHORTEST = 8
+
+
+class Keys:
+    """None at all lets everybody in."""
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        found = list(dict.fromkeys(keys))
+        for key in found:
+            if len(key) < SHORTEST or not key.isascii() or not key.isprintable() or " " in key:
+                raise ValueError(
+                    f"key: expected {SHORTEST} letters, digits or signs or more, without spaces"
+                )  # which one is not said
+        self.digests = [hashlib.sha256(key.encode()).digest() for key in found]
+        secret = secrets.token_bytes(32)  # a cookie is good for as long as this server runs
+        self.cookies = [hmac.new(secret, digest, "sha256").hexdigest() for digest in self.digests]
+
+    def __bool__(self) -> bool:
+        return bool(self.digests)
+
+    def known(self, key: str) -> bool:
+        return self.place(key) is not None
+
+    def place(self, key: str) -> int | None:
+        """Which it is. All are compared, each in the same time, whatever the first ones said."""
+        asked = hashlib.sha256(key.encode("utf-8", "replace")).digest()
+        same = [hmac.compare_digest(asked, digest) for digest in self.digests]
+        return same.index(True) if any(same) else None
+
+    def cookie_for(self, key: str) -> str | None:
+        """The header that signs a browser in."""
+        place = self.place(key)
+        if place is None:
+            return None
+        return f"{COOKIE}={self.cookies[place]}; Path=/; HttpOnly; SameSite=Strict"
+
+    def admits(self, headers: Mapping[str, str]) -> bool:
+        """By `Authorization: Bearer KEY`, or by the cookie."""
+        if not self.digests:
+            return True
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self.known(key.strip()):
+            return True
+        try:
+            sent = SimpleCookie(headers.get("cookie", "")[:4096]).get(COOKIE)
+        except CookieError:
+            return False
+        if sent is None:
+            return False
+        value = sent.value.encode("utf-8", "replace")
+        return any([hmac.compare_digest(value, each.encode()) for each in self.cookies])  # noqa: C419 - all of them

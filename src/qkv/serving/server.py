@@ -1,0 +1,68 @@
+"""uvicorn around the door: it leaves in order. The first signal: nothing new is taken, what runs is finished, within
+some seconds. The second: it leaves at once."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from types import FrameType
+
+import uvicorn
+
+from qkv.serving.door import Door
+
+TICK = 0.05
+BACKLOG = 2048
+
+
+class Server(uvicorn.Server):
+    def __init__(self, door: Door, drain: float) -> None:
+        # The access log is the door's: uvicorn's would have queries in it.
+        config = uvicorn.Config(
+            door, access_log=False, server_header=False, log_config=None, timeout_graceful_shutdown=1, backlog=BACKLOG,
+            ws="none", lifespan="off", timeout_keep_alive=30,
+        )  # fmt: skip
+        super().__init__(config)
+        self.door, self.drain = door, drain
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """While it drains the port stays open, so that those who come are told so. uvicorn would close it, and would
+        raise the signal again at the end: a server that was asked to leave and did has not failed."""
+        if self.door.draining:
+            self.should_exit = self.force_exit = True
+            for task in self.door.running:
+                task.cancel()
+        self.door.draining = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second."""
+        if self.door.draining and not self.should_exit:
+            await self.finish()
+        return await super().on_tick(counter)
+
+    async def finish(self) -> None:
+        left = self.drain
+        while self.door.running and left > 0 and not self.should_exit:
+            await asyncio.sleep(TICK)
+            left -= TICK
+        for task in self.door.running:
+            task.cancel()
+        self.should_exit = True
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens there, or a sentence why none can."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        if isinstance(error, socket.gaierror):
+            raise ValueError(f"host: {host} is no address of this machine") from error
+        raise ValueError(
+            f"port: {host}:{port} cannot be had ({error.strerror}); choose another, or end who has it"
+        ) from error
+    return listening

@@ -1,0 +1,70 @@
+"""POST /v1/next, what may come next and how likely it is; and /v1/tokenize, a text as tokens."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from qkv.models import GPT
+from qkv.serving import tokens
+from qkv.serving.asking import (
+    beside,
+    check_ids,
+    choice_of,
+    deadline_of,
+    heads_of,
+    host_of,
+    ids_of,
+    only,
+    opened,
+    together,
+)
+from qkv.serving.documented import documented
+from qkv.serving.errors import Json
+from qkv.serving.listening import answer
+from qkv.serving.replies import NextReply, TokenizeReply
+from qkv.serving.request import Ask, Said
+from qkv.serving.schema_own import NextRequest, TokenizeRequest
+
+router = APIRouter(tags=["qkv"])
+
+
+@router.post("/v1/next", responses=documented(NextReply))
+async def next_token(asked: NextRequest, request: Request) -> Response:
+    """The likeliest next tokens, as the model says them and as they would be drawn."""
+    _, model, tokenizer = opened(request, asked.model)
+    only(model, asked.model, GPT, "does not go on from a prompt")
+    ask = Ask(
+        prompt=await beside(len(asked.prompt), ids_of, model, tokenizer, asked.prompt),
+        length=1,
+        choice=choice_of(asked),
+        ends=(),  # the end of a text is a token like any other here
+        top=min(asked.top, model.config.vocabulary),
+        off=heads_of(model, asked.heads_off),
+        deadline=deadline_of(request, asked.timeout),
+    )
+
+    async def said() -> list[Said]:
+        return [each async for _, piece in together(host_of(request), asked.model, [ask]) for each in piece.said]
+
+    (token,) = await answer(request, said())
+    listed = [{**tokens.lone(tokenizer, each.id), **tokens.chances_of(each)} for each in token.alternatives]
+    rest = 1 - sum(each.probability for each in token.alternatives)
+    return Json({"tokens": listed, "rest": min(max(rest, 0.0), 1.0)})
+
+
+@router.post("/v1/tokenize", responses=documented(TokenizeReply))
+async def tokenize(asked: TokenizeRequest, request: Request) -> Response:
+    """A text as its tokens, without any mark before or after it; or ids as the text that they are."""
+    _, model, tokenizer = opened(request, asked.model)
+    if asked.ids is not None:
+        check_ids(asked.ids, model.config.vocabulary, "ids")
+
+    def work() -> Response:
+        ids = tokenizer.encode(asked.text) if asked.text is not None else asked.ids or []
+        text = asked.text if asked.text is not None else tokenizer.decode(ids)
+        return Json({"tokens": tokens.prompt_tokens(tokenizer, ids), "count": len(ids), "text": text})
+
+    return await asyncio.to_thread(work)

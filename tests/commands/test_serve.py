@@ -1,0 +1,119 @@
+"""qkv serve as a person types it: what it refuses before it starts, and how it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from commands.conftest import Qkv
+from qkv import artifact
+from qkv.models import GPT, GPTConfig
+from qkv.text import train
+from text.sentences import SENTENCES
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "model: expected the folder of a model"),
+        (["nobody"], "nobody: there is no such file or folder"),
+        (["smolm2"], "did you mean smollm2"),
+        (["{gpt}", "{gpt}"], "model: two are called gpt; give one of them another name"),
+        (["a/b={gpt}"], "model: expected a path, or name=path"),
+        (["{gpt}", "--host", "0.0.0.0"], "host: 0.0.0.0 can be reached from other machines, and there is no key"),
+        (["{gpt}", "--host", "192.0.2.1", "--open-to-all"], "port: 192.0.2.1:8000 cannot be had"),
+        (["{gpt}", "--host", "no.such.address.invalid", "--open-to-all"], "no address of this machine"),
+        (["{gpt}", "--port", "99999"], "port: expected 0 to 65,535"),
+        (["{gpt}", "--cache", "0"], "cache: expected 0.001 to"),
+        (["{gpt}", "--rows", "0"], "rows: expected 1 to"),
+        (["{gpt}", "--queue", "-1"], "queue: expected 1 to"),
+        (["{gpt}", "--deadline", "nan"], "deadline: expected 0.1 to"),
+        (["{gpt}", "--key", "short"], "key: expected 8 letters"),
+        (["{gpt}", "--key-file", "{gpt}/nothing"], "key-file: .*nothing cannot be read"),
+        (["{gpt}", "--key-file", "{empty}"], "key-file: there is no key in"),
+        (["{gpt}", "--cors", "example.org"], "cors: expected an origin such as https://example.org"),
+        (["{gpt}", "--precision", "bf16", "--device", "cpu"], "precision: bf16 is for GPUs"),
+    ],
+)
+def test_what_it_refuses_before_it_starts(
+    qkv: Qkv, models: Path, tmp_path: Path, words: list[str], message: str
+) -> None:
+    (tmp_path / "empty").write_text("\n\n")
+    found = qkv("serve", *(word.format(gpt=models / "gpt", empty=tmp_path / "empty") for word in words))
+    assert found.code != 0
+    assert re.search(message, found.error.replace("\n", " ")), found.error
+    assert "Traceback" not in found.error
+
+
+def test_a_port_that_is_taken_is_said(qkv: Qkv, models: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        found = qkv("serve", models / "gpt", "--port", str(port))
+    assert f"port: 127.0.0.1:{port} cannot be had" in found.error
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A server with a model that talks for long, under another name; its keys come from a file and the environment."""
+    pairs = train("byte-pair", SENTENCES, 300)
+    config = GPTConfig(vocabulary=pairs.vocabulary, context=4096, position="rotary", width=16, depth=1, heads=2)
+    torch.manual_seed(0)
+    artifact.save(GPT(config), tmp_path / "model", tokenizer=pairs)
+    (tmp_path / "keys").write_text("key-from-a-file\n")
+    command = [sys.executable, "-m", "qkv", "serve", f"talker={tmp_path / 'model'}", "--port", "0", "--cache", "0.1"]
+    made = subprocess.Popen(
+        [*command, "--key-file", str(tmp_path / "keys")],
+        stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "QKV_API_KEY": "key-from-outside", "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+    )  # fmt: skip
+    yield made
+    made.kill()
+    made.wait()
+
+
+def test_a_signal_lets_a_stream_end_and_refuses_what_is_new(child: subprocess.Popen[str]) -> None:
+    assert child.stderr is not None
+    printed = ""
+    while "The API" not in printed:
+        line = child.stderr.readline()
+        assert line, printed
+        printed += line
+    url = re.findall(r"http://127\.0\.0\.1:\d+", printed)[0]
+    while httpx.get(f"{url}/health").json()["status"] != "ready":
+        pass
+    assert httpx.get(f"{url}/v1/models").status_code == 401
+    ask = {"model": "talker", "prompt": "the cat", "max_tokens": 1500, "min_tokens": 1500, "stream": True}
+    headers = [{"authorization": f"Bearer {key}"} for key in ("key-from-a-file", "key-from-outside")]
+    with httpx.stream("POST", f"{url}/v1/completions", json=ask, headers=headers[0], timeout=60) as response:
+        lines = response.iter_lines()
+        next(lines)
+        child.send_signal(signal.SIGTERM)
+        while httpx.get(f"{url}/health").json()["status"] != "draining":
+            pass
+        refused = httpx.post(f"{url}/v1/completions", json=ask, headers=headers[1])
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) >= 1
+        events = [line.removeprefix("data: ") for line in lines if line]
+    assert events[-1] == "[DONE]"
+    assert len(events) == 1500
+    assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
+    assert child.wait(20) == 0
+    rest = printed + child.stderr.read()
+    assert "talker is ready" in rest
+    assert "POST /v1/completions 200" in rest
+    assert "the server has left" in rest
+    assert "key-from" not in rest
+    assert "the cat" not in rest

@@ -1,0 +1,73 @@
+"""The OpenAPI document: it tells the truth about every route, and whatever it allows is answered as it says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode, checks
+
+from qkv.serving.host import Host
+from serving.small_server import Running, door_of
+
+ROUTES = {
+    "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/next", "/v1/translate", "/v1/fill",
+    "/v1/classify", "/v1/attention", "/v1/tokenize",
+}  # fmt: skip
+NAMES = ("gpt", "chat", "bert", "translator", "tuned", "rnn")
+CHECKED = [
+    checks.not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_schema_conformance,
+]
+
+
+def test_every_route_is_documented_with_all_its_answers(server: Running) -> None:
+    document = httpx.get(f"{server.url}/openapi.json").json()
+    paths = document["paths"]
+    assert paths.keys() == ROUTES | {"/health", "/metrics", "/v1/models", "/v1/models/{name}"}
+    for path in ROUTES:
+        operation = paths[path]["post"]
+        assert operation["responses"].keys() == set(map(str, (200, 400, 401, 403, 404, 408, 413, 415, 429, 500, 503)))
+        kind = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        fields = document["components"]["schemas"][kind]
+        assert fields["examples"]
+        assert fields["additionalProperties"] is False
+        assert "$ref" in operation["responses"]["200"]["content"]["application/json"]["schema"]
+    assert "422" not in str(document)
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/translate"):
+        assert "text/event-stream" in paths[path]["post"]["responses"]["200"]["content"]
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["valid", "invalid"])
+def test_whatever_the_document_allows_is_answered_as_it_says(host: Host, mode: GenerationMode) -> None:
+    """Bodies that fit the schema, and bodies that do not: never a 5xx, only statuses and shapes that are documented."""
+    schema = schemathesis.openapi.from_asgi("/openapi.json", door_of(host))
+    statuses: set[int] = set()
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        if mode == GenerationMode.NEGATIVE and operation.method == "get":
+            continue  # there is nothing to be wrong
+
+        @given(case=operation.as_strategy(mode))
+        @settings(max_examples=20, suppress_health_check=list(HealthCheck))
+        def check(case: schemathesis.Case) -> None:
+            statuses.add(answer(case).status_code)
+
+        check()
+    expected = {200, 400, 404} if mode == GenerationMode.POSITIVE else {200, 400, 404, 413, 415}
+    assert statuses <= expected
+    assert 200 in statuses or mode == GenerationMode.NEGATIVE
+
+
+def answer(case: schemathesis.Case) -> Any:
+    """For a model that is there, most of the time."""
+    body = case.body
+    if isinstance(body, dict) and isinstance(body.get("model"), str) and body["model"]:
+        body["model"] = (*NAMES, body["model"])[len(str(body)) % (len(NAMES) + 1)]
+        body.pop("timeout", None)  # what is late depends on the machine
+    return case.call_and_validate(checks=CHECKED)
