@@ -1,4 +1,5 @@
-"""A real Chromium that opens pages from the disk, and fails a test in which a page complains or asks the network."""
+"""A real Chromium that opens pages from the disk, or of a server of ours, and fails a test in which a page complains or
+asks anyone else."""
 
 from __future__ import annotations
 
@@ -31,6 +32,20 @@ def complains(message: Any) -> bool:
     return message.type in ("error", "warning") and "getImageData" not in message.text  # the tests read pixels
 
 
+class Heard:
+    """What pages complained of, and whom they asked."""
+
+    def __init__(self) -> None:
+        self.complaints: list[str] = []
+        self.asked: list[str] = []
+
+    def listen(self, page: Any) -> None:
+        page.on("console", lambda message: self.complaints.append(message.text) if complains(message) else None)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
+        page.on("request", lambda request: self.asked.append(request.url))
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """For one file of tests: Playwright's event loop would be in the way of others'."""
@@ -53,15 +68,8 @@ Open = Callable[..., Any]
 @pytest.fixture
 def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
     """open_page(look, "#view=head", width=380): the page when it is drawn."""
-    complaints: list[str] = []
-    asked: list[str] = []
+    heard = Heard()
     contexts = []
-
-    def listen(page: Any) -> None:
-        page.on("console", lambda message: complaints.append(message.text) if complains(message) else None)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
-        page.on("request", lambda request: asked.append(request.url))
 
     def open(
         look: Look, hash: str = "", *, width: int = 1200, height: int = 800, theme: str = "light", **how: Any
@@ -71,7 +79,7 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(10_000)
-        listen(page)
+        heard.listen(page)
         page.goto(out.as_uri() + hash)
         page.wait_for_selector(SHOWN)
         return page
@@ -79,6 +87,56 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
     yield open
     for context in contexts:
         context.close()
-    assert complaints == []
-    elsewhere = [url for url in asked if not url.startswith(("data:", tmp_path.as_uri()))]
+    assert heard.complaints == []
+    elsewhere = [url for url in heard.asked if not url.startswith(("data:", tmp_path.as_uri()))]
     assert elsewhere == []
+
+
+# The playground
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A small model of every family behind a real server."""
+    from browser.playing import small_playground
+
+    with small_playground(tmp_path_factory.mktemp("models")) as server:
+        yield server
+
+
+@pytest.fixture
+def visit(browser: Any, server: Any) -> Iterator[Open]:
+    """visit("#tab=fill", width=390): the playground in a tab of its own, when its models are known.
+
+    `refused=True`: the server will say no, which a browser's console repeats. `route` changes what the server says.
+    """
+    heard = Heard()
+    contexts = []
+    expected: list[str] = []
+
+    def open(
+        hash: str = "",
+        *,
+        width: int = 1280,
+        theme: str = "light",
+        refused: bool = False,
+        route: Callable[[Any], None] = lambda page: None,
+        state: str = "ready",
+    ) -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 860}, color_scheme=theme)
+        contexts.append(context)
+        if refused:
+            expected.append("Failed to load resource")
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        heard.listen(page)
+        route(page)
+        page.goto(f"{server.url}/{hash}")
+        page.wait_for_selector(f"#playground[data-state={state}]")
+        return page
+
+    yield open
+    for context in contexts:
+        context.close()
+    assert [each for each in heard.complaints if not each.startswith(tuple(expected))] == []
+    assert [url for url in heard.asked if not url.startswith(f"{server.url}/")] == []

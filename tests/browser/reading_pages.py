@@ -57,7 +57,7 @@ def settled(page: Any, **expected: Any) -> None:
     """Waits until what was asked for is drawn."""
     parts = [f"{name}={value}" for name, value in expected.items()]
     page.wait_for_function(
-        "parts => parts.every(part => document.querySelector('#qkv').dataset.shown.split(/[#&]/).includes(part))",
+        "parts => parts.every(part => document.querySelector('#qkv')?.dataset.shown?.split(/[#&]/).includes(part))",
         arg=parts,
     )
     page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")

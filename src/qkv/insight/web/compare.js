@@ -39,7 +39,7 @@ export class Compare {
     const names = this.page.namesOf(attribution);
     Object.assign(this, names);
     this.same = attribution.rows === attribution.columns;
-    const asked = (this.asked = `${compared?.kind} ${state.layer} ${state.head} ${state.words}`);
+    const asked = (this.asked = `${store.number} ${compared?.kind} ${state.layer} ${state.head} ${state.words}`);
     const layer = Math.min(state.layer, (compared?.depth ?? 1) - 1);
     const matrices = await Promise.all([
       compared ? store.matrix(compared.kind, layer, state.head, state.words) : null,

@@ -9,17 +9,10 @@ export class Controls {
   constructor(page, views) {
     this.page = page;
     const { data } = page.store;
-    this.views = views.map(([view, title], number) =>
-      element(
-        "button",
-        { type: "button", "data-view": view, title: `Key ${number + 1}`, onclick: () => page.choose(view) },
-        title,
-      ),
+    this.views = views.map(([view, title]) =>
+      element("button", { type: "button", "data-view": view, onclick: () => page.choose(view) }, title),
     );
-    for (const button of this.views) {
-      const reason = data.lacking[button.dataset.view];
-      if (reason) this.lacking(button, reason);
-    }
+    for (const button of this.views) this.lacking(button);
     this.kinds =
       data.attention.length > 1
         ? choice(
@@ -30,7 +23,6 @@ export class Controls {
         : null;
     this.layer = new Stepper("Layer", (layer) => page.set({ layer }));
     this.head = new Stepper("Head", (head) => page.set({ head }));
-    this.joinable = data.sides.some(({ words, tokens }) => words.length < tokens.length);
     this.words = choice(
       "Units",
       [
@@ -45,7 +37,7 @@ export class Controls {
       ...Object.entries(SCALES).map(([value, name]) => element("option", { value }, name)),
     );
     this.legend = element("div", { class: "legend", role: "img" });
-    this.theme = element("button", { type: "button", class: "tool", onclick: () => this.turn() });
+    this.theme = element("button", { type: "button", class: "tool", onclick: () => page.standing.turn(page) });
     const help = element(
       "button",
       { type: "button", class: "tool", "aria-label": "Help", title: "Help (?)", onclick: () => page.help.show() },
@@ -64,7 +56,7 @@ export class Controls {
       ...(this.kinds ? [this.kinds.element] : []),
       this.layer.element,
       this.head.element,
-      ...(this.joinable ? [this.words.element] : []),
+      this.words.element,
       this.shades,
     );
     this.element = element(
@@ -73,22 +65,35 @@ export class Controls {
       element("nav", { "aria-label": "Views" }, ...this.views, element("span", { class: "tools" }, this.theme, help)),
       this.attention,
     );
+    this.renew();
+  }
+
+  /** What there is to see may be other of another text. */
+  renew() {
+    const { data } = this.page.store;
+    this.joinable = data.sides.some(({ words, tokens }) => words.length < tokens.length);
+    this.views.forEach((button, number) => {
+      const reason = data.lacking[button.dataset.view];
+      if (reason) button.setAttribute("aria-disabled", "true");
+      else button.removeAttribute("aria-disabled");
+      button.title = reason ?? `Key ${number + 1}`;
+    });
   }
 
   /** A view that is not there says why while the mouse or the focus is on its name. */
-  lacking(button, reason) {
+  lacking(button) {
     const { page } = this;
+    const reason = () => page.store.data.lacking[button.dataset.view];
     let before = "";
-    button.setAttribute("aria-disabled", "true");
-    button.title = reason;
     for (const event of ["pointerenter", "focus"]) {
       button.addEventListener(event, () => {
-        if (page.status.textContent !== reason) before = page.status.textContent;
-        page.say(reason);
+        if (!reason()) return;
+        if (page.status.textContent !== reason()) before = page.status.textContent;
+        page.say(reason());
       });
     }
     for (const event of ["pointerleave", "blur"]) {
-      button.addEventListener(event, () => page.status.textContent === reason && page.say(before));
+      button.addEventListener(event, () => page.status.textContent === reason() && page.say(before));
     }
   }
 
@@ -117,7 +122,7 @@ export class Controls {
     }
     this.layer.show(state.layer, attention?.depth ?? 0);
     this.head.show(state.head, attention?.heads ?? 0);
-    this.words.element.hidden = !of("head", "lines", "attribution");
+    this.words.element.hidden = !this.joinable || !of("head", "lines", "attribution");
     this.words.show(state.words);
     this.scale.value = state.scale;
     this.scale.hidden = this.scale.previousSibling.hidden = of("next", "lens");
@@ -147,10 +152,6 @@ export class Controls {
     });
     this.legend.setAttribute("aria-label", `Colours from 0% to 100%, on a scale that is ${SCALES[colours.scale]}`);
     this.legend.replaceChildren(ramp, ...ticks);
-  }
-
-  turn() {
-    this.page.set({ theme: this.page.colours.theme === "dark" ? "light" : "dark" });
   }
 
   nextKind() {

@@ -51,6 +51,13 @@ export function oncePerFrame(draw) {
   };
 }
 
+/** How high a drawing may be: down to the end of the window; in a page that goes on below it, most of a window. */
+export function roomBelow(made, margin) {
+  const top = made.getBoundingClientRect().top + window.scrollY;
+  const room = window.innerHeight - top - margin;
+  return Math.max(260, top > window.innerHeight ? 0.75 * window.innerHeight : room);
+}
+
 export function percent(weight) {
   if (weight === 0) return "0%";
   if (weight < 0.00005) return "under 0.01%";

@@ -47,7 +47,9 @@ export class Grid {
     this.pattern.show(glance);
     this.pattern.element.lastChild.disabled = attention.distance === null;
     if (this.kind !== state.kind) this.build(attention);
-    const drawn = `${state.kind} ${glance} ${colours.theme} ${colours.scale}`;
+    const ratio = Math.min(2, Math.max(0.5, attention.shape[1] / attention.shape[0]));
+    for (const part of [this.table, this.large]) part.style.setProperty("--ratio", ratio);
+    const drawn = `${store.number} ${state.kind} ${glance} ${colours.theme} ${colours.scale}`;
     if (this.drawn !== drawn) {
       this.drawn = drawn;
       if (glance === "pattern") this.patterns(attention);
@@ -74,6 +76,7 @@ export class Grid {
             class: "cell",
             role: "gridcell",
             tabindex: -1,
+            "data-at": `${layer}.${head}`,
             onclick: () => this.page.set({ layer, head, view: "head" }),
             onfocus: () => this.page.set({ layer, head }),
             onpointerenter: () => this.near(layer, head),
@@ -89,8 +92,6 @@ export class Grid {
     }
     this.table.style.setProperty("--heads", heads);
     this.table.style.setProperty("--layers", depth);
-    const ratio = Math.min(2, Math.max(0.5, attention.shape[1] / attention.shape[0]));
-    for (const part of [this.table, this.large]) part.style.setProperty("--ratio", ratio);
     this.table.replaceChildren(...lines);
     this.drawn = null;
   }
@@ -163,8 +164,15 @@ export class Grid {
         const cell = this.cells[layer * heads + head];
         draw(cell, layer, head);
         cell.setAttribute("aria-label", this.told(layer, head));
+        this.crossed(cell, layer, head);
       }
     }
+  }
+
+  crossed(cell, layer, head) {
+    const off = this.page.standing.off(layer, head);
+    cell.classList.toggle("crossed", off);
+    if (off) cell.setAttribute("aria-label", `${this.told(layer, head)}; switched off`);
   }
 
   /** The arrows go through the heads; where the focus is in the table it goes with them. */

@@ -77,7 +77,7 @@ export class Head {
     this.note.hidden = full;
     if (!full) this.note.replaceChildren(...missing(attention, state.layer));
     this.strip.show(columns.side, state.words);
-    const asked = (this.asked = `${state.kind} ${state.layer} ${state.head} ${state.words}`);
+    const asked = (this.asked = `${store.number} ${state.kind} ${state.layer} ${state.head} ${state.words}`);
     const drawn = (matrix) => {
       this.matrix = matrix;
       const pinned = state.token === null ? null : rows.of(state.token);
@@ -101,9 +101,10 @@ export class Head {
   }
 
   hover(at) {
-    this.hovered = at;
+    const there = at && at.row < this.rows.count && at.column < this.columns.count; // the text may be shorter by now
+    this.hovered = there ? at : null;
     this.tell();
-    if (at) this.page.say(`${this.page.place()}: ${this.sentence(at)}`);
+    if (there) this.page.say(`${this.page.place()}: ${this.sentence(at)}`);
   }
 
   sentence({ row, column }) {
@@ -119,7 +120,7 @@ export class Head {
     const { state, colours } = this.page;
     const pinned = state.token === null ? null : this.rows.of(state.token);
     const row = pinned ?? this.hovered?.row ?? this.rows.count - 1;
-    const key = `${this.asked} ${row} ${this.matrix.exact} ${colours.theme} ${colours.scale}`;
+    const key = `${this.asked} ${row} ${this.matrix.exact} ${this.matrix.code.name} ${colours.theme} ${colours.scale}`;
     if (this.told === key) return;
     this.told = key;
     this.heading.replaceChildren(word(this.rows.texts[row], { class: "word" }), " looks at");

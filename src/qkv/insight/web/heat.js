@@ -1,6 +1,6 @@
 // The heat map of one matrix: only what is in sight is drawn, at the size it is seen.
 
-import { element, oncePerFrame } from "qkv/elements.js";
+import { element, oncePerFrame, roomBelow } from "qkv/elements.js";
 import { Sight } from "qkv/sight.js";
 import { label, visible } from "qkv/words.js";
 
@@ -62,9 +62,8 @@ export class Heat {
 
   arrange(fit = false) {
     const width = this.room();
-    if (!this.matrix || !width) return;
-    const top = this.element.getBoundingClientRect().top + window.scrollY;
-    const room = Math.max(260, window.innerHeight - top - 24);
+    if (!this.matrix || !(width > 0)) return; // it is not on the page
+    const room = roomBelow(this.element, 24);
     let [left, above] = [0, 0];
     for (let size = 13; ; size = this.size) {
       // the larger the cells, the larger the labels, which leave less to the cells

@@ -39,14 +39,16 @@ export class Lens {
 
   async show(state) {
     const { store } = this.page;
-    this.layers = await store.part("lens");
+    const layers = await store.part("lens");
+    if (this.page.store !== store) return; // the text is another by now
+    this.layers = layers;
     this.side = store.data.sides[store.data.text];
     this.note.textContent =
       this.layers.length === 1
         ? "What the model says: the likeliest token, and how likely. An RNN has no residual stream to read before."
         : "What the output layer would say after each layer: the likeliest token, and how likely.";
     const token = Math.min(state.token ?? 0, this.side.tokens.length - 1);
-    if (this.token !== token) {
+    if (this.token !== token || this.chosen[1] >= this.side.tokens.length) {
       this.token = token;
       this.chosen = [this.chosen?.[0] ?? this.layers.length - 1, token];
     }

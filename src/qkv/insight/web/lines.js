@@ -1,6 +1,6 @@
 // Lines between words: who looks on one side, who is looked at on the other; one head, or several in their colours.
 
-import { element, oncePerFrame, percent } from "qkv/elements.js";
+import { element, oncePerFrame, percent, roomBelow } from "qkv/elements.js";
 import { missing } from "qkv/head.js";
 import { label, quoted } from "qkv/words.js";
 
@@ -68,7 +68,7 @@ export class Lines {
           ]
         : missing(this.attention, state.layer)),
     );
-    const asked = (this.asked = JSON.stringify([this.drawn(state), state.kind, state.words]));
+    const asked = (this.asked = JSON.stringify([store.number, this.drawn(state), state.kind, state.words]));
     if (this.shown !== asked) {
       const matrices = await Promise.all(
         this.drawn(state).map(
@@ -133,7 +133,7 @@ export class Lines {
 
   /** Room for all words; only those in sight are made. */
   place() {
-    const room = Math.max(260, window.innerHeight - this.frame.getBoundingClientRect().top - window.scrollY - 28);
+    const room = roomBelow(this.frame, 28);
     const count = Math.max(this.left.count, this.right.count);
     this.height = Math.min(HIGH, Math.max(LOW, Math.floor(room / count)));
     this.frame.style.setProperty("--height", `${this.height}px`);

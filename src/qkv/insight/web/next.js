@@ -29,7 +29,9 @@ export class Next {
   async show(state) {
     const { store, colours } = this.page;
     const { follows, text } = store.data;
-    this.guesses = await store.part("next");
+    const guesses = await store.part("next");
+    if (this.page.store !== store) return; // the text is another by now
+    this.guesses = guesses;
     this.side = store.data.sides[text];
     this.strip.show(this.side);
     this.strip.shade(

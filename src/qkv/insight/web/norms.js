@@ -116,18 +116,21 @@ export class Norms {
     this.element = element("section", { class: "view" }, this.charts, this.strip.element);
   }
 
-  show(state) {
-    const { data } = this.page.store;
+  async show(state) {
+    const { store } = this.page;
+    const { data } = store;
+    const norms = data.norms ?? (await store.part("norms"));
+    if (this.page.state !== state || this.page.store !== store) return;
     const side = data.sides[data.text];
     const chosen = state.token === null ? null : Math.min(state.token, side.tokens.length - 1);
     const name = chosen === null ? "" : side.tokens[chosen];
     this.charts.replaceChildren(
-      chart("Length of the residual stream after each layer", data.norms.residual, chosen, name),
-      ...(data.norms.gradient ? [chart("Length of the loss's gradient after each layer", data.norms.gradient, chosen, name)] : []),
+      chart("Length of the residual stream after each layer", norms.residual, chosen, name),
+      ...(norms.gradient ? [chart("Length of the loss's gradient after each layer", norms.gradient, chosen, name)] : []),
     );
     this.strip.show(side);
     this.strip.mark(chosen);
-    const ends = [data.norms.residual[0], data.norms.residual.at(-1)];
+    const ends = [norms.residual[0], norms.residual.at(-1)];
     const [first, last] = ends.map((values) => (chosen === null ? middle(values, 0.5) : values[chosen]));
     const whose = chosen === null ? "Median of the words" : quoted(name);
     const way = last < first ? "shrinks" : "grows";

@@ -1,5 +1,6 @@
 // The page around the views: what is shown, the controls, the keys, and the line that says it in words.
 
+import { alone } from "qkv/alone.js";
 import { Colours } from "qkv/colour.js";
 import { Compare } from "qkv/compare.js";
 import { element } from "qkv/elements.js";
@@ -20,11 +21,19 @@ const LONG = 256; // words, among which the weights are faint
 const MADE = { head: Head, heads: Grid, lines: Lines, next: Next, lens: Lens, norms: Norms, attribution: Compare };
 
 export class Page {
-  /** `source` is described in store.js; all is put into `root`. */
-  constructor(source, root) {
+  /** `source` is described in store.js, `place` in alone.js; all is put into `root`. */
+  constructor(source, root, place = alone) {
     this.store = new Store(source);
     this.root = root;
-    this.dark = matchMedia("(prefers-color-scheme: dark)");
+    this.standing = place;
+    this.views = new Map();
+    this.known = new Map();
+    this.begin();
+    this.state = readFrom(place.read(), this.first, this.store.data);
+  }
+
+  /** What is shown where no address says anything. */
+  begin() {
     const { data } = this.store;
     const longest = Math.max(...data.sides.map(({ tokens }) => tokens.length));
     const first = {
@@ -40,44 +49,49 @@ export class Page {
       theme: null,
     };
     this.first = within({ ...first, ...data.start }, data);
-    this.state = readFrom(location.hash, this.first, data);
-    this.views = new Map();
-    this.known = new Map();
   }
 
   async open() {
-    const { data } = this.store;
     await this.store.open();
     const titles = VIEWS.map((view) => [view, this.view(view).title]);
     this.controls = new Controls(this, titles);
     this.status = element("p", { class: "status", role: "status", "aria-live": "polite" });
-    this.main = element("main", { id: "view", tabindex: -1 });
+    this.main = element(this.standing.tag, { id: "view", tabindex: -1 });
     this.help = new Help(titles.map(([, title]) => title));
     this.root.replaceChildren(
-      element(
-        "header",
-        { class: "top" },
-        element("h1", {}, data.model),
-        element("p", { class: "text" }, ...this.heading()),
-      ),
+      ...(this.standing.heading ? [this.heading()] : []),
       this.controls.element,
       this.status,
       this.main,
       this.help.element,
     );
-    addEventListener("hashchange", () => {
-      this.state = readFrom(location.hash, this.first, data);
+    const reread = () => {
+      this.state = readFrom(this.standing.read(), this.first, this.store.data);
       this.show();
-    });
-    addEventListener("keydown", (event) => this.key(event));
-    this.dark.addEventListener("change", () => this.show());
+    };
+    this.standing.watch(reread, () => this.show());
+    this.standing.keys.addEventListener("keydown", (event) => this.key(event));
+    await this.show();
+  }
+
+  /** The same model has read another text, or more of it: what is shown stays, as far as there is such a thing. */
+  async renew(source) {
+    const store = new Store(source);
+    await store.open();
+    this.store = store;
+    this.known.clear();
+    this.begin();
+    this.state = within(this.state, store.data);
+    this.controls.renew();
     await this.show();
   }
 
   /** The text; of a translation the source, an arrow and the target, each in its own direction. */
   heading() {
-    const texts = this.store.data.heading.map((text) => word(text.slice(0, 400)));
-    return texts.flatMap((text, number) => (number ? [" → ", text] : [text]));
+    const { model, heading } = this.store.data;
+    const texts = heading.map((text) => word(text.slice(0, 400)));
+    const joined = texts.flatMap((text, number) => (number ? [" → ", text] : [text]));
+    return element("header", { class: "top" }, element("h1", {}, model), element("p", { class: "text" }, ...joined));
   }
 
   view(name) {
@@ -112,19 +126,14 @@ export class Page {
     if (JSON.stringify(state) === JSON.stringify(this.state)) return;
     const moved = state.layer !== this.state.layer || state.head !== this.state.head || state.kind !== this.state.kind;
     this.state = state;
-    try {
-      history.replaceState(null, "", written(state));
-    } catch {
-      // a page inside a notebook has no address of its own
-    }
+    this.standing.write(written(state));
     if (moved) this.say(this.place());
     this.show();
   }
 
   async show() {
     const { state, root } = this;
-    const theme = state.theme ?? (this.dark.matches ? "dark" : "light");
-    document.documentElement.dataset.theme = theme;
+    const theme = this.standing.theme(state);
     const scale = ["next", "lens"].includes(state.view) ? "linear" : state.scale; // probabilities are seldom faint
     if (this.colours?.theme !== theme || this.colours.scale !== scale) this.colours = new Colours(theme, scale);
     this.controls.show(state);
@@ -196,7 +205,7 @@ export class Page {
       p: () => this.step(-1),
       k: () => this.keep(layer, head),
       a: () => this.controls.nextKind(),
-      t: () => this.controls.turn(),
+      t: () => this.standing.turn(this),
       "?": () => this.help.show(),
       Escape: () => this.set({ token: null }),
     };

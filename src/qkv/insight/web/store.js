@@ -2,14 +2,17 @@
 //
 // A source has `data` (the names, the words, what there is), `bytes(name)`, which promises the bytes of a block, and
 // `part(name)`, which promises a part of the data that is only read when it is shown. That of the standalone page is
-// `embedded`; a page that is served can fetch both.
+// `embedded`; a page that is served fetches both.
 
 import { decode, inflate, joined } from "qkv/matrix.js";
 
 const REMEMBERED = 96 << 20; // bytes of decoded heads
 
+let made = 0;
+
 export class Store {
   constructor(source) {
+    this.number = made++; // what was drawn from one store is not what another one has
     this.source = source;
     this.data = source.data;
     this.heads = new Map(); // from the one used longest ago to the latest
@@ -80,7 +83,7 @@ export class Store {
     return joined(pieces, this.data.sides[rows].words, this.data.sides[columns].words);
   }
 
-  /** "next" or "lens": the guesses. */
+  /** "next" or "lens": the guesses; "norms" where the data has none yet. */
   part(name) {
     if (!this.parts.has(name)) this.parts.set(name, this.source.part(name));
     return this.parts.get(name);
@@ -104,7 +107,7 @@ export function embedded(page = document) {
   };
 }
 
-function fromBase64(text) {
+export function fromBase64(text) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
   return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 }

@@ -28,6 +28,11 @@ export function visible(text) {
   return text.replace(CONTROL, named).replace(JOINER, named);
 }
 
+/** A text as it runs, with its spaces and line breaks; other controls and what has no width is named. */
+export function running(text) {
+  return text.replace(CONTROL, (sign) => (sign === "\n" || sign === "\t" ? sign : named(sign))).replace(JOINER, named);
+}
+
 /** A word in its own direction, whatever stands beside it. */
 export function word(text, attributes = {}) {
   return element("bdi", attributes, visible(text));

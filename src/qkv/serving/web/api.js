@@ -1,0 +1,91 @@
+// The server: what it answers, what it streams, and what went wrong, in a sentence.
+
+/** `status` is HTTP's, 0 where nobody answered; `after` the seconds after which to try again. */
+export class Problem extends Error {
+  constructor(message, { status = 0, param = null, after = null } = {}) {
+    super(message);
+    Object.assign(this, { status, param, after });
+  }
+}
+
+async function sent(path, body, signal) {
+  const how = body === undefined ? {} : { method: "POST", body: JSON.stringify(body) };
+  let response;
+  try {
+    response = await fetch(path, { ...how, headers: { "Content-Type": "application/json" }, signal });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem("The server does not answer.");
+  }
+  if (!response.ok) throw await refused(response);
+  return response;
+}
+
+async function refused(response) {
+  const wait = Number(response.headers.get("Retry-After"));
+  let error = {};
+  try {
+    error = (await response.json()).error ?? {};
+  } catch {
+    // not ours: something between us and the server answered
+  }
+  const message = error.message ?? `The server answered ${response.status} ${response.statusText}`.trim();
+  return new Problem(message, { status: response.status, param: error.param ?? null, after: wait > 0 ? wait : null });
+}
+
+/** POSTs `body`, or GETs where there is none. */
+export async function ask(path, body, signal) {
+  const response = await sent(path, body, signal);
+  try {
+    return await response.json();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem("The server's answer broke off.");
+  }
+}
+
+/** The events of a stream, each as its JSON, up to [DONE]. */
+export async function* stream(path, body, signal) {
+  const response = await sent(path, { ...body, stream: true }, signal);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) throw new Problem("The connection broke off before the end.");
+      text += value.replaceAll("\r\n", "\n");
+      for (let end; (end = text.indexOf("\n\n")) >= 0; text = text.slice(end + 2)) {
+        const data = dataOf(text.slice(0, end));
+        if (data === "[DONE]") return;
+        if (data === null) continue;
+        const event = JSON.parse(data);
+        if (event.error) throw new Problem(event.error.message, { status: 500 });
+        yield event;
+      }
+    }
+  } catch (error) {
+    if (error.name === "AbortError" || error instanceof Problem) throw error;
+    throw new Problem("The connection broke off before the end.");
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+function dataOf(event) {
+  const lines = event.split("\n").filter((line) => line.startsWith("data:"));
+  return lines.length ? lines.map((line) => line.slice(5).trimStart()).join("\n") : null;
+}
+
+/** Of several calls of which only the latest matters: begins one and breaks off the one before. */
+export class Latest {
+  begin() {
+    this.stop();
+    this.controller = new AbortController();
+    return this.controller.signal;
+  }
+
+  stop() {
+    this.controller?.abort();
+    this.controller = null;
+  }
+}

@@ -1,0 +1,155 @@
+// Zero-, one- and few-shot prompts, as in the lecture: a task description, some examples, and the prompt.
+
+import { choice, element } from "qkv/elements.js";
+import { parsed } from "./settings.js";
+
+const READY = {
+  Translation: {
+    task: "Translate English to French:",
+    arrow: " => ",
+    examples: [
+      ["sea otter", "loutre de mer"],
+      ["peppermint", "menthe poivrée"],
+      ["plush giraffe", "girafe peluche"],
+    ],
+    prompt: "cheese",
+  },
+  Sentiment: {
+    task: "Say whether a review is positive or negative.",
+    arrow: "\nSentiment: ",
+    examples: [
+      ["A warm and funny film that I will see again.", "positive"],
+      ["Two hours of my life that nobody gives back.", "negative"],
+      ["The actors shine in every scene.", "positive"],
+    ],
+    prompt: "Boring, loud and far too long.",
+  },
+  Antonyms: {
+    task: "Write the opposite of each word.",
+    arrow: " -> ",
+    examples: [
+      ["hot", "cold"],
+      ["tall", "short"],
+      ["early", "late"],
+    ],
+    prompt: "happy",
+  },
+};
+const SHOTS = [
+  [0, "Zero-shot"],
+  [1, "One-shot"],
+  [3, "Few-shot"],
+];
+
+/** The text of a prompt: an arrow stands between a question and its answer, and the last one is left open. */
+export function composed({ task, arrow, examples, prompt, shots }) {
+  const lines = examples.slice(0, shots).map(([question, answer]) => `${question}${arrow}${answer}`);
+  const apart = arrow.includes("\n") ? "\n\n" : "\n";
+  return [task, ...lines, `${prompt}${arrow.trimEnd()}`].filter((part) => part !== "").join(apart);
+}
+
+export class Builder {
+  constructor(app, use) {
+    this.app = app;
+    this.shots = choice("How many examples", SHOTS, (shots) => this.set({ shots }));
+    const field = (name, key, rows = 1) => {
+      const input = element("textarea", { id: `build-${key}`, rows, dir: "auto" });
+      input.addEventListener("input", () => this.set({ [key]: input.value }));
+      this[key] = input;
+      return element("div", { class: "labelled" }, element("label", { for: `build-${key}` }, name), input);
+    };
+    this.examples = element("div", { class: "examples" });
+    this.preview = element("pre", { class: "preview", tabindex: 0, "aria-label": "The prompt that this makes" });
+    this.element = element(
+      "details",
+      { class: "builder" },
+      element("summary", {}, "Build a prompt: zero-, one- or few-shot"),
+      element(
+        "div",
+        { class: "columns" },
+        element(
+          "div",
+          {},
+          element(
+            "p",
+            { class: "ready" },
+            element("span", { class: "name" }, "Begin with "),
+            ...Object.keys(READY).map((name) =>
+              element("button", { type: "button", onclick: () => this.set(READY[name]) }, name),
+            ),
+          ),
+          this.shots.element,
+          field("Task description", "task"),
+          this.examples,
+          field("Prompt", "prompt"),
+          field("Between question and answer", "arrow", 1),
+        ),
+        element(
+          "div",
+          {},
+          element("p", { class: "name" }, "This is what the model reads"),
+          this.preview,
+          element(
+            "button",
+            { type: "button", class: "primary", onclick: () => use(composed(this.parts)) },
+            "Put it into the prompt",
+          ),
+        ),
+      ),
+    );
+  }
+
+  get parts() {
+    const usual = { ...READY.Translation, shots: 3 };
+    const parts = { ...usual, ...parsed(this.app.settings.build, {}) };
+    return Array.isArray(parts.examples) ? parts : { ...parts, examples: usual.examples };
+  }
+
+  set(changes) {
+    const { arrow, ...rest } = { ...this.parts, ...changes };
+    this.app.set({ build: JSON.stringify({ ...rest, arrow: arrow.replaceAll("\\n", "\n") }) });
+  }
+
+  example(number, side, value) {
+    const examples = this.parts.examples.map((each) => [...each]);
+    examples[number][side] = value;
+    this.set({ examples });
+  }
+
+  show() {
+    const { parts } = this;
+    this.shots.show(parts.shots);
+    for (const key of ["task", "prompt"]) if (this[key].value !== parts[key]) this[key].value = parts[key];
+    const arrow = parts.arrow.replaceAll("\n", "\\n");
+    if (this.arrow.value !== arrow) this.arrow.value = arrow;
+    if (this.examples.children.length !== parts.shots) this.rows(parts.shots);
+    [...this.examples.children].forEach((row, number) => {
+      [...row.querySelectorAll("input")].forEach((input, side) => {
+        const value = parts.examples[number]?.[side] ?? "";
+        if (input.value !== value) input.value = value;
+      });
+    });
+    this.preview.textContent = composed(parts);
+  }
+
+  rows(count) {
+    this.examples.replaceChildren(
+      ...Array.from({ length: count }, (_, number) => {
+        const input = (side, name) =>
+          element("input", {
+            type: "text",
+            dir: "auto",
+            "aria-label": `Example ${number + 1}: ${name}`,
+            oninput: (event) => this.example(number, side, event.target.value),
+          });
+        return element(
+          "div",
+          { class: "example", role: "group", "aria-label": `Example ${number + 1}` },
+          element("span", { class: "name" }, `Example ${number + 1}`),
+          input(0, "question"),
+          input(1, "answer"),
+        );
+      }),
+    );
+  }
+}

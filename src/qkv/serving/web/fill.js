@@ -1,0 +1,165 @@
+// Fill: what stands, in the model's opinion, where the text says [mask].
+
+import { element, percent } from "qkv/elements.js";
+import { quoted, running, word } from "qkv/words.js";
+import { Latest, ask } from "./api.js";
+import { notice, problem } from "./notices.js";
+
+const MASK = /\[mask\]|\[MASK\]|<mask>/g; // as people write it; the server knows the model's own spelling
+
+export class Fill {
+  constructor(app) {
+    this.app = app;
+    this.latest = new Latest();
+    this.before = [];
+    this.text = element("textarea", { id: "masked", rows: 3, dir: "auto" });
+    this.text.addEventListener("input", () => app.set({ masked: this.text.value }));
+    this.text.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.fill();
+    });
+    const button = (name, act, kind = "") => element("button", { type: "button", class: kind, onclick: act }, name);
+    this.start = button("Guess", () => this.fill(), "primary");
+    this.insert = button("Insert [mask]", () => this.mask());
+    this.back = button("Undo", () => this.undo());
+    this.count = element("input", { type: "number", id: "guesses", min: 1, max: 50, step: 1, inputmode: "numeric" });
+    this.count.addEventListener("change", () => {
+      app.set({ guesses: Math.min(50, Math.max(1, Math.round(Number(this.count.value)) || 1)) });
+      this.count.value = app.settings.guesses;
+      if (this.of) this.fill();
+    });
+    this.read = element("p", { class: "read-text" });
+    this.masks = element("div", { class: "masks" });
+    this.message = element("div");
+    this.result = element(
+      "section",
+      { class: "sheet", "aria-label": "Guesses", hidden: true },
+      element("h2", {}, "What the model guesses"),
+      this.read,
+      this.masks,
+    );
+    this.element = element(
+      "div",
+      { class: "single" },
+      element("div", { class: "labelled" }, element("label", { for: "masked" }, "Text with masks"), this.text),
+      element(
+        "div",
+        { class: "actions" },
+        this.start,
+        this.insert,
+        this.back,
+        element("label", { for: "guesses" }, "Guesses"),
+        this.count,
+      ),
+      this.message,
+      this.result,
+    );
+  }
+
+  show(settings) {
+    if (this.text.value !== settings.masked) this.text.value = settings.masked;
+    this.count.value = settings.guesses;
+    this.start.disabled = !this.app.ready;
+    this.back.hidden = this.before.length === 0;
+    this.result.classList.toggle("stale", Boolean(this.of) && this.of !== settings.masked);
+    if (!this.of && !this.message.firstChild) {
+      const title = "Write a text with [mask] where a word is missing.";
+      this.message.replaceChildren(notice("empty", title, "A click on a guess puts it in."));
+    }
+  }
+
+  get subject() {
+    const { masked } = this.app.settings;
+    return masked.trim() === "" ? null : { text: masked };
+  }
+
+  /** At the cursor, or in the place of what is selected. */
+  mask() {
+    const { selectionStart: from, selectionEnd: to, value } = this.text;
+    const masked = `${value.slice(0, from)}[mask]${value.slice(to)}`;
+    this.change(masked);
+    this.text.focus();
+    this.text.setSelectionRange(from + 6, from + 6);
+  }
+
+  change(masked) {
+    this.before.push(this.app.settings.masked);
+    this.app.set({ masked });
+  }
+
+  undo() {
+    this.app.set({ masked: this.before.pop() });
+    this.fill();
+    (this.back.hidden ? this.text : this.back).focus();
+  }
+
+  async fill() {
+    const { app } = this;
+    const { masked, guesses } = app.settings;
+    if (!app.ready) return;
+    if (this.result.hidden) this.message.replaceChildren(notice("waiting", "The model reads …"));
+    try {
+      const answer = await ask("/v1/fill", { model: app.model.id, text: masked, top: guesses }, this.latest.begin());
+      this.of = masked;
+      this.draw(answer);
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      this.result.hidden = true;
+      this.message.replaceChildren(problem(error, () => this.fill()));
+      app.failed(error);
+    }
+    this.show(app.settings);
+  }
+
+  draw({ tokens, masks }) {
+    this.message.replaceChildren();
+    this.result.hidden = false;
+    this.result.classList.remove("stale");
+    let number = 0;
+    this.read.replaceChildren(
+      ...tokens.map(({ text, mask }) =>
+        mask ? element("span", { class: "hole" }, `mask ${++number}`) : element("span", {}, running(text)),
+      ),
+    );
+    this.masks.replaceChildren(...masks.map((guesses, place) => this.guesses(guesses, place, masks.length)));
+    const best = ([{ text, probability }], place) => `mask ${place + 1}: ${quoted(text)}, ${percent(probability)}`;
+    this.app.announce(masks.map(best).join("; "));
+  }
+
+  guesses(guesses, place, count) {
+    const items = guesses.map(({ text, probability }) => {
+      const bar = element("span", { class: "bar", "aria-hidden": "true" });
+      bar.style.setProperty("--part", probability);
+      const name = `Put in ${quoted(text)}, ${percent(probability)}`;
+      const put = element(
+        "button",
+        { type: "button", class: "option", "aria-label": name, onclick: () => this.put(place, text) },
+        word(text, { class: "word", title: text }),
+        element("span", { class: "number" }, percent(probability)),
+        bar,
+      );
+      return element("li", {}, put);
+    });
+    return element(
+      "div",
+      {},
+      element("h3", {}, count > 1 ? `Mask ${place + 1}` : "In the place of the mask"),
+      element("ol", { class: "bars options" }, ...items),
+    );
+  }
+
+  /** A guess in the place of its mask; the others are guessed anew, now that they know it. */
+  put(place, text) {
+    let number = -1;
+    const masked = this.of.replace(MASK, (mask) => (++number === place ? text.trim() : mask));
+    this.change(masked);
+    if (masked.search(MASK) >= 0) this.fill();
+    else {
+      this.result.hidden = true;
+      this.of = null;
+      this.message.replaceChildren(notice("empty", "Every mask is filled.", "Undo brings the last one back."));
+    }
+    this.app.announce(`${quoted(text)} is put in.`);
+    this.show(this.app.settings);
+    this.text.focus();
+  }
+}

@@ -1,0 +1,5 @@
+// The playground begins.
+
+import { App } from "./app.js";
+
+new App(document.getElementById("playground")).open();

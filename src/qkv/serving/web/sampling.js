@@ -1,0 +1,106 @@
+// The controls of how a token is chosen, each a slider and a number, with what it does in a few words.
+
+import { element } from "qkv/elements.js";
+
+// name, title, from, to, step, what it does
+const MAIN = [
+  ["temperature", "Temperature", 0, 2, 0.05, "0 always takes the likeliest token; higher is bolder"],
+  ["top_k", "Top-k", 0, 100, 1, "only so many of the likeliest; 0 keeps all"],
+  ["top_p", "Top-p", 0.01, 1, 0.01, "the fewest that together have this probability; 1 keeps all"],
+  ["max_tokens", "Length", 1, 256, 1, "at most so many new tokens"],
+];
+const MORE = [
+  ["min_p", "Min-p", 0, 1, 0.01, "at least this part of the likeliest one's probability"],
+  ["repetition_penalty", "Repetition", 1, 2, 0.05, "makes tokens of the text so far less likely; 1 does nothing"],
+  ["presence_penalty", "Presence", -2, 2, 0.1, "taken off each token that was said already"],
+  ["frequency_penalty", "Frequency", -2, 2, 0.1, "the same, for each time it was said"],
+];
+const WHOLE = ["top_k", "max_tokens", "seed"];
+
+export class Sampling {
+  constructor(app) {
+    this.app = app;
+    this.fields = new Map();
+    const row = (field) => this.row(...field);
+    this.seed = element("input", { type: "number", id: "seed", min: 0, step: 1, inputmode: "numeric" });
+    this.seed.addEventListener("change", () => this.change("seed", this.seed.value));
+    this.stop = element("textarea", { id: "stop", rows: 2, spellcheck: "false" });
+    this.stop.addEventListener("input", () => app.set({ stop: this.stop.value }));
+    this.element = element(
+      "fieldset",
+      { class: "sampling" },
+      element("legend", {}, "How a token is chosen"),
+      ...MAIN.map(row),
+      element(
+        "div",
+        { class: "field" },
+        element("label", { for: "seed" }, "Seed"),
+        element("span", { class: "seed" }, this.seed, this.dice()),
+        element("span", { class: "hint" }, "the same seed gives the same text"),
+      ),
+      element(
+        "details",
+        {},
+        element("summary", {}, "More"),
+        ...MORE.map(row),
+        element(
+          "div",
+          { class: "field" },
+          element("label", { for: "stop" }, "Stop at"),
+          this.stop,
+          element("span", { class: "hint" }, "texts that end it, one a line; \\n is a line break"),
+        ),
+      ),
+      element("button", { type: "button", class: "plain", onclick: () => this.reset() }, "Reset"),
+    );
+  }
+
+  dice() {
+    return element("button", { type: "button", onclick: () => this.app.set({ seed: newSeed() }) }, "New seed");
+  }
+
+  row(name, title, least, most, step, hint) {
+    const id = name.replaceAll("_", "-");
+    const told = { "aria-describedby": `${id}-hint` };
+    const slider = element("input", { type: "range", min: least, max: most, step, "aria-label": title, ...told });
+    const number = element("input", { type: "number", id, min: least, step: "any", inputmode: "decimal", ...told });
+    slider.addEventListener("input", () => this.change(name, slider.value));
+    number.addEventListener("change", () => this.change(name, number.value));
+    this.fields.set(name, [slider, number, least]);
+    return element(
+      "div",
+      { class: "field" },
+      element("label", { for: id }, title),
+      slider,
+      number,
+      element("span", { class: "hint", id: `${id}-hint` }, hint),
+    );
+  }
+
+  change(name, text) {
+    const value = Number(text);
+    const least = this.fields.get(name)?.[2] ?? 0;
+    const bounded = Math.max(least, WHOLE.includes(name) ? Math.round(value) : value);
+    if (text.trim() === "" || !Number.isFinite(value)) this.show(this.app.settings);
+    else this.app.set({ [name]: bounded });
+  }
+
+  reset() {
+    const { temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, stop } =
+      this.app.defaults;
+    this.app.set({ temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, stop });
+  }
+
+  show(settings) {
+    for (const [name, [slider, number]] of this.fields) {
+      slider.value = settings[name];
+      number.value = settings[name];
+    }
+    this.seed.value = settings.seed;
+    if (this.stop.value !== settings.stop) this.stop.value = settings.stop;
+  }
+}
+
+export function newSeed() {
+  return crypto.getRandomValues(new Uint32Array(1))[0] % 1_000_000;
+}

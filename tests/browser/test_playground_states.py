@@ -1,0 +1,214 @@
+"""Every state: a model that loads or failed, a server that is full, slow, locked or gone, a text stopped or hostile."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from browser.conftest import Open
+from browser.playing import bodies, generate, link, tokens, written
+from made_looks import HOSTILE
+
+PROMPT = "the cat sat on"
+TABS = ("write", "chat", "translate", "fill", "classify")
+TAGS = "<img src=x onerror=hacked=1><b>"
+MARKUP = "<img src=x onerror='window.hacked=1'></script><script>window.hacked=1</script><b>bold</b>"
+
+
+def refusing(path: str, status: int, message: str, times: int = 1, after: str | None = None) -> Any:
+    """The server refuses `path` so many times, then answers."""
+    left = [times]
+
+    def answer(route: Any) -> None:
+        if left[0] == 0:
+            route.fallback()
+            return
+        left[0] -= 1
+        error = {"error": {"message": message, "type": "x", "param": None, "code": None}}
+        headers = {"Retry-After": after} if after else {}
+        route.fulfill(status=status, headers=headers, content_type="application/json", body=json.dumps(error))
+
+    return lambda page: page.route(f"**{path}", answer)
+
+
+def test_a_full_server_says_when_and_is_asked_again_by_itself(visit: Open) -> None:
+    full = refusing("/v1/completions", 429, "queue: 64 requests wait already; come again", after="1")
+    page = visit(link(tab="write", model="gpt", prompt=PROMPT, max_tokens=5), refused=True, route=full)
+    page.click("button:text-is('Generate')")
+    alert = page.locator(".result [role=alert]")
+    alert.wait_for()
+    assert "queue: 64 requests wait already; come again" in alert.inner_text()
+    assert "Try again (by itself in 1 s)" in alert.inner_text()
+    page.wait_for_function("() => document.querySelectorAll('.result .tokens .token:not(.given)').length === 5")
+    written(page)
+    assert alert.count() == 0
+
+
+def test_what_is_wrong_with_a_request_is_said_in_the_server_s_words(visit: Open) -> None:
+    page = visit(link(tab="write", model="gpt", prompt="cat " * 200), refused=True)
+    page.click("button:text-is('Generate')")
+    alert = page.locator(".result [role=alert]")
+    alert.wait_for()
+    assert "prompt: " in alert.inner_text()
+    assert page.locator("button:text-is('Generate')").is_visible()  # nothing hangs
+    page = visit(link(tab="fill", model="bert", masked="no mask here"), refused=True)
+    page.click("button:text-is('Guess')")
+    page.wait_for_selector("[role=alert]:has-text('write [mask] where a word is missing')")
+
+
+def test_stopped(visit: Open, server: Any) -> None:
+    page = visit(link(tab="write", model="gpt", prompt="the", max_tokens=20, temperature=0))
+    page.route("**/v1/completions", lambda route: None)  # a model that takes its time
+    page.click("button:text-is('Generate')")
+    page.wait_for_selector("text=The model reads …")
+    assert page.get_attribute(".result .tokens", "aria-busy") == "true"
+    assert page.evaluate("document.activeElement.textContent") == "Stop"
+    page.keyboard.press("Enter")
+    written(page)
+    assert page.inner_text(".result .state") == "0 tokens. You stopped it."
+    assert page.locator(".result .notice").count() == 0
+    assert page.evaluate("document.activeElement.textContent") == "Generate"
+    page.unroute("**/v1/completions")
+    generate(page)
+    assert len(tokens(page)) == 20
+
+
+def test_a_model_that_loads_is_there_when_it_is_loaded_and_one_may_write_meanwhile(visit: Open) -> None:
+    loaded = []
+
+    def loading(page: Any) -> None:
+        def models(route: Any) -> None:
+            answer = route.fetch().json()
+            for each in answer["data"]:
+                if each["id"] == "gpt" and not loaded:
+                    each["qkv"] |= {"state": "loading", "can": [], "layers": None}
+            route.fulfill(json=answer)
+
+        def health(route: Any) -> None:
+            answer = route.fetch().json()
+            if not loaded:
+                answer["models"]["gpt"]["state"] = "loading"
+            route.fulfill(json=answer)
+
+        page.route("**/v1/models", models)
+        page.route("**/health", health)
+
+    page = visit(link(tab="write", model="gpt"), route=loading, state="waiting")
+    page.wait_for_selector("text=gpt is loading.")
+    assert page.locator("button:text-is('Generate')").is_disabled()
+    page.fill("#prompt", PROMPT)
+    loaded.append(True)
+    page.wait_for_selector("#playground[data-state=ready]")
+    assert page.input_value("#prompt") == PROMPT
+    assert page.locator(".gate").inner_text() == ""
+    generate(page)
+
+
+def test_a_model_that_failed_one_that_is_not_there_and_a_locked_server(visit: Open) -> None:
+    def failed(page: Any) -> None:
+        def models(route: Any) -> None:
+            answer = route.fetch().json()
+            answer["data"] = [each for each in answer["data"] if each["id"] == "gpt"]
+            answer["data"][0]["qkv"] |= {"state": "failed", "can": []}
+            route.fulfill(json=answer)
+
+        page.route("**/v1/models", models)
+        page.route(
+            "**/health",
+            lambda route: route.fulfill(json={"models": {"gpt": {"state": "failed", "error": "no such folder"}}}),
+        )
+
+    page = visit(link(tab="write"), route=failed, state="waiting")
+    page.wait_for_selector("[role=alert]:has-text('gpt could not be loaded.'):has-text('no such folder')")
+
+    def none(page: Any) -> None:
+        page.route("**/v1/models", lambda route: route.fulfill(json={"object": "list", "data": []}))
+
+    page = visit(link(tab="translate"), route=none, state="waiting")
+    page.wait_for_selector("text=No model of this server translates.")
+    assert "qkv serve runs/translator" in page.inner_text(".commands")
+    assert not page.locator("#panel").is_visible()
+    page = visit(route=refusing("/v1/models", 401, "key: expected one", times=9), refused=True, state="waiting")
+    assert page.locator("a:text-is('Sign in')").get_attribute("href") == "/"
+
+
+def test_a_server_that_is_gone_comes_back_and_nothing_is_lost(visit: Open) -> None:
+    page = visit(link(tab="write", model="gpt", prompt=PROMPT, max_tokens=4), refused=True)
+    generate(page)
+    said = tokens(page)
+    for path in ("**/v1/**", "**/health"):
+        page.route(path, lambda route: route.abort())
+    page.click("button:text-is('Go on')")
+    page.wait_for_selector(".gate [role=alert]:has-text('The server does not answer.')")
+    assert tokens(page) == said
+    for path in ("**/v1/**", "**/health"):
+        page.unroute(path)
+    page.wait_for_selector("#playground[data-state=ready]")
+    assert page.locator(".gate").inner_text() == ""
+    page.click(".result button:text-is('Try again')")
+    page.wait_for_function("() => document.querySelectorAll('.result .tokens .token:not(.given)').length === 8")
+    assert tokens(page)[:4] == said
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_markup_is_text_and_no_tab_is_wider_than_the_window(visit: Open, width: int) -> None:
+    said = json.dumps([MARKUP, MARKUP])
+    talk = json.dumps([{"role": "user", "content": MARKUP}, {"role": "assistant", "content": MARKUP + "x" * 500}])
+    odd = "".join(each for each in HOSTILE if "\ud800" not in each and len(each) < 100)
+    written = {"text": MARKUP, "masked": MARKUP, "said": said, "talk": talk, "system": MARKUP, "think": 1}
+    page = visit(link(prompt=TAGS, model="gpt", max_tokens=3, **written), width=width, refused=True)
+    generate(page)
+    assert "".join(tokens(page, ".result .tokens .token.given")) == TAGS
+    page.fill("#prompt", odd)
+    for tab in TABS:
+        page.click(f"#tab-{tab}")
+        page.wait_for_selector("#playground[data-state=ready]")
+        page.wait_for_timeout(150)
+        assert page.evaluate("window.hacked") is None
+        assert page.locator("#playground :is(img, b, script)").count() == 0
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.click("#tab-chat")
+    assert page.locator(".turn.own .token").inner_text() == MARKUP
+    page.click("#tab-write")
+    assert page.input_value("#prompt") == odd
+
+
+def test_dark_and_light_and_the_words_for_those_who_hear_the_page(visit: Open) -> None:
+    page = visit(link(tab="write", model="gpt", prompt=PROMPT, max_tokens=20, temperature=0), theme="dark")
+    paper = "getComputedStyle(document.documentElement).backgroundColor"
+    assert page.evaluate(paper) == "rgb(20, 22, 27)"
+    page.click("[aria-label='Light theme']")
+    assert page.evaluate(paper) == "rgb(247, 247, 245)"
+    page.evaluate(
+        """() => {
+          const status = document.querySelector("[role=status].unseen");
+          window.heard = [];
+          new MutationObserver(() => window.heard.push(status.textContent)).observe(status, { childList: true });
+        }"""
+    )
+    generate(page)
+    heard = page.evaluate("window.heard")
+    assert len(heard) == 2  # that it writes, and what it wrote: never a word for each token
+    assert heard[0] == "Writing …"
+    assert heard[1].startswith("20 tokens. It has the length you asked for.")
+    unnamed = "all => all.filter(it => !it.labels?.length && !it.ariaLabel && !it.textContent.trim()).length"
+    assert page.eval_on_selector_all("#playground :is(input, textarea, select, button)", unnamed) == 0
+    assert page.locator("[role=tab][aria-selected=true]").count() == 1
+    page.focus("#tab-write")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.id") == "tab-chat"
+    assert page.get_attribute("#panel", "aria-labelledby") == "tab-chat"
+
+
+def test_the_link_is_copied(visit: Open) -> None:
+    page = visit(link(tab="fill", model="bert", masked="the [mask] sat", theme="dark"))
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    asked = bodies(page, "/v1/fill")
+    page.click("text=Copy link")
+    page.wait_for_selector("text=Link copied")
+    other = visit("#" + page.evaluate("navigator.clipboard.readText()").split("#")[1])
+    assert other.input_value("#masked") == "the [mask] sat"
+    assert other.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert asked == []

@@ -1,0 +1,127 @@
+"""See it think: what is drawn is what the API says, while the text grows; without a head the text is another."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from typing import Any
+
+import torch
+
+from browser.conftest import Open
+from browser.playing import alike, answered, bodies, completed, generate, link, settings_of, shown_as, tokens
+from browser.reading_pages import percents, settled
+
+PROMPT = "the cat sat on the mat"
+
+
+def weights(answer: Any, layer: int, head: int) -> torch.Tensor:
+    """One head, from the API's bytes: (T, T)."""
+    attention = answer["data"]["attention"][0]
+    assert attention["code"] == "linear16"
+    numbers = zlib.decompress(base64.b64decode(answer["blocks"][f"self.{layer}.{head}"]))
+    return torch.frombuffer(bytearray(numbers), dtype=torch.uint16).float().reshape(attention["shape"]) / 65535
+
+
+def test_a_head_of_the_text_on_the_page(visit: Open, server: Any) -> None:
+    page = visit(link(tab="write", model="gpt", prompt=PROMPT, think=1))
+    asked = bodies(page, "/v1/attention")
+    settled(page, view="heads")
+    assert page.locator("#qkv .cell").count() == 4
+    assert page.locator("#qkv h1").count() == 0
+    assert page.locator("main").count() == 1
+    page.click("#qkv [role=row]:nth-child(3) .cell:nth-child(3)")  # layer 1, head 1
+    settled(page, view="head", layer=1, head=1)
+    page.wait_for_selector("#qkv .bars li")
+    assert asked[-1]["layers"] == [1]  # only now, when it is looked at
+    answer = answered(server, "/v1/attention", model="gpt", text=PROMPT, layers=[1])
+    last = weights(answer, 1, 1)[-1]
+    shown = percents(page.inner_text("#qkv .bars"))
+    expected = last.sort(descending=True).values[: len(shown)]
+    assert torch.allclose(torch.tensor(shown), expected, atol=6e-4)
+    assert settings_of(page)["look"].startswith("view=head&kind=self&layer=1&head=1")
+    again = visit(page.evaluate("location.hash"))
+    settled(again, view="head", layer=1, head=1)
+
+
+def test_the_lens_follows_what_is_generated_one_question_at_a_time(visit: Open, server: Any) -> None:
+    page = visit(link(tab="write", model="gpt", prompt=PROMPT, think=1, look="view=lens", max_tokens=12, temperature=0))
+    settled(page, view="lens")
+    flying = {"now": 0, "most": 0}
+
+    def came(request: Any) -> None:
+        if request.url.endswith("/v1/attention"):
+            flying["now"] += 1
+            flying["most"] = max(flying.values())
+
+    def gone(request: Any) -> None:
+        flying["now"] -= request.url.endswith("/v1/attention")
+
+    asked = bodies(page, "/v1/attention")
+    page.on("request", came)
+    page.on("requestfinished", gone)
+    generate(page)
+    choice, prompt = completed(server, model="gpt", prompt=PROMPT, temperature=0, max_tokens=12)
+    ids = [each["id"] for each in [*prompt, *choice["tokens"]]]
+    wide = f"{96 * len(ids)}px"  # a column for each token, in the end
+    page.wait_for_function("wide => document.querySelector('#qkv .lens').style.width.includes(wide)", arg=wide)
+    lens = answered(server, "/v1/attention", model="gpt", text=ids, layers=[0], lens=True)["lens"]
+    for layer, guesses in enumerate(lens):
+        cells = page.locator(f"#qkv [data-layer='{layer}'] .number").all_inner_texts()
+        assert cells == [f"{100 * each[0][2]:.0f}%" for each in guesses[: len(cells)]]
+    texts = [each["text"] for each in asked if isinstance(each["text"], list)]
+    assert texts[-1] == ids  # token for token, and the whole text in the end
+    assert all(text == ids[: len(text)] for text in texts)
+    assert flying["most"] == 1
+
+
+def test_a_knocked_out_head_changes_the_text_and_what_differs_is_marked(visit: Open, server: Any) -> None:
+    page = visit(link(tab="write", model="gpt", prompt=PROMPT, think=1, seed=3, max_tokens=10, temperature=1))
+    settled(page, view="heads")
+    page.click("#qkv .cell >> nth=1")
+    settled(page, view="head", layer=0, head=1)
+    page.click("text=Switch layer 0, head 1 off")
+    page.wait_for_selector(".sides:not([hidden]):not([aria-busy])")
+    how = {"temperature": 1.0, "top_p": 0.95, "seed": 3, "max_tokens": 10}
+    whole, _ = completed(server, model="gpt", prompt=PROMPT, **how)
+    without, _ = completed(server, model="gpt", prompt=PROMPT, heads_off=["0.1"], **how)
+    sides = [f".sides > :nth-child({number}) .tokens .token" for number in (1, 2)]
+    assert tokens(page, sides[0]) == shown_as(page, [each["text"] for each in whole["tokens"]])
+    assert tokens(page, sides[1]) == shown_as(page, [each["text"] for each in without["tokens"]])
+    assert whole["text"] != without["text"]
+    marked = page.eval_on_selector_all(sides[1], "all => all.map(each => each.classList.contains('differs'))")
+    same = [each["id"] for each in without["tokens"]]
+    kept = [id for id, differs in zip(same, marked, strict=True) if not differs]
+    left = iter(each["id"] for each in whole["tokens"])
+    assert all(id in left for id in kept)  # what is not marked stands in both, in this order
+    assert any(marked)
+    page.click("[data-view=heads]")
+    settled(page, view="heads")
+    assert page.locator("#qkv .cell.crossed").count() == 1
+    assert "switched off" in page.get_attribute("#qkv .cell.crossed", "aria-label")
+    listed = answered(
+        server, "/v1/next", model="gpt", prompt=PROMPT, top=10, heads_off=["0.1"], temperature=1.0, top_p=0.95
+    )
+    assert alike(page.locator(".two-bars .number").all_inner_texts()[:1], [listed["tokens"][0]["probability"]])
+    assert settings_of(page)["off"] == "0.1"
+    page.click("#qkv [data-at='1.0']", modifiers=["Shift"])
+    page.wait_for_selector("#qkv .cell.crossed[data-at='1.0']")
+    page.click("[aria-label='Switch layer 1, head 0 on']")
+    page.focus("#qkv [data-at='0.1']")
+    page.keyboard.press("x")  # on again
+    page.wait_for_selector(".sides", state="hidden")
+    assert "off" not in settings_of(page)
+
+
+def test_a_translation_is_looked_at_between_its_two_texts(visit: Open, server: Any) -> None:
+    page = visit(link(tab="translate", model="translator", text="cats chase mice", think=1))
+    asked = bodies(page, "/v1/attention")
+    settled(page, view="heads", kind="cross")
+    page.click("#panel button:text-is('Translate')")
+    page.wait_for_selector(".aligned-word")
+    page.wait_for_function("() => document.querySelector('#qkv')")
+    said = answered(server, "/v1/translate", model="translator", text="cats chase mice", beams=4, n_best=3)
+    page.wait_for_timeout(600)
+    settled(page, view="heads", kind="cross")
+    assert asked[-1]["target"] == said["translations"][0][0]["text"]
+    assert not page.locator(".knockout").is_visible()

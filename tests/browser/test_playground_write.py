@@ -1,0 +1,188 @@
+"""Writing: what streams in is what the API says, every token opens, and one goes on from the one that is chosen."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from browser.conftest import Open
+from browser.playing import alike, answered, bodies, completed, generate, link, settings_of, shown_as, tokens, written
+
+PROMPT = "the cat sat on"
+DRAWN = {"temperature": 0.8, "top_p": 0.95, "seed": 7, "max_tokens": 12}
+STEPS = [(0.8, "sure"), (0.5, "likely"), (0.2, "open"), (0.05, "unlikely"), (0.0, "rare")]
+
+
+def test_what_streams_in_is_what_the_api_says_coloured_by_its_probability(visit: Open, server: Any) -> None:
+    page = visit(link(tab="write", model="gpt", prompt=PROMPT, seed=7, max_tokens=12))
+    asked = bodies(page, "/v1/completions")
+    generate(page)
+    choice, prompt = completed(server, model="gpt", prompt=PROMPT, **DRAWN)
+    assert {name: asked[0][name] for name in DRAWN} == DRAWN
+    assert tokens(page, ".result .tokens .token.given") == [each["text"] for each in prompt]
+    assert tokens(page) == shown_as(page, [each["text"] for each in choice["tokens"]])
+    assert page.inner_text(".result .state") == "12 tokens. It has the length you asked for."
+    for made, token in zip(page.locator(".result .tokens .token:not(.given)").all(), choice["tokens"], strict=True):
+        likely = math.exp(token["logprob"])
+        step = next(name for least, name in STEPS if likely >= least)
+        assert step in made.get_attribute("class").split()
+        assert alike([made.get_attribute("aria-label").split(": ")[-1]], [likely])
+    assert len(page.locator(".token-legend .token").all()) == len(STEPS)
+
+
+def test_the_next_token_is_drawn_as_temperature_and_filters_change_it(visit: Open, server: Any) -> None:
+    page = visit(link(tab="write", model="gpt", prompt=PROMPT, temperature=1, top_p=1))
+    rows = page.locator(".two-bars li")
+    rows.nth(10).wait_for()
+    listed = answered(server, "/v1/next", model="gpt", prompt=PROMPT, top=10)["tokens"]
+    shown = page.locator(".two-bars .number").all_inner_texts()
+    likely = [each["probability"] for each in listed]
+    assert alike(shown, [*likely, 1 - sum(likely)])
+    page.fill("#top-k", "3")
+    page.keyboard.press("Tab")
+    page.locator(".two-bars .out").nth(7).wait_for()
+    assert page.locator(".two-bars .number").all_inner_texts()[3:] == ["left out"] * 8
+    kept = answered(server, "/v1/next", model="gpt", prompt=PROMPT, top=10, top_k=3)["tokens"][:3]
+    assert alike(page.locator(".two-bars .number").all_inner_texts()[:3], [each["probability"] for each in kept])
+    page.locator("[aria-label=Temperature]").fill("0")
+    page.wait_for_function("() => document.querySelector('.two-bars .number').textContent === '100.0%'")
+    assert "left out" in rows.nth(1).get_attribute("aria-label")
+    assert settings_of(page)["top_k"] == "3"
+    assert settings_of(page)["temperature"] == "0"
+
+
+def test_a_chosen_alternative_is_gone_on_from_and_undone(visit: Open, server: Any) -> None:
+    page = visit(link(tab="write", model="gpt", prompt=PROMPT, seed=7, max_tokens=8))
+    generate(page)
+    before = tokens(page)
+    choice, prompt = completed(server, model="gpt", prompt=PROMPT, **DRAWN | {"max_tokens": 8})
+    token = choice["tokens"][3]
+    page.locator(".result .tokens .token:not(.given)").nth(3).click()
+    options = page.locator(".card .option")
+    options.first.wait_for()
+    shown = page.locator(".card .number").all_inner_texts()
+    assert alike(shown[:10], [math.exp(each["logprob"]) for each in token["alternatives"]])
+    chosen = next(each for each in token["alternatives"] if each["id"] != token["id"])
+    asked = bodies(page, "/v1/completions")
+    page.click(f".card [data-id='{chosen['id']}']")
+    page.wait_for_selector(".result .tokens .token.chosen")
+    written(page)
+    ids = [each["id"] for each in [*prompt, *choice["tokens"][:3], chosen]]
+    assert asked[0]["prompt"] == ids
+    on, _ = completed(server, model="gpt", prompt=ids, **DRAWN | {"max_tokens": 8})
+    assert tokens(page)[:3] == before[:3]
+    assert tokens(page)[4:] == shown_as(page, [each["text"] for each in on["tokens"]])
+    page.click("button:text-is('Undo')")
+    assert tokens(page) == before
+
+
+def test_a_token_of_the_prompt_opens_too_and_going_on_takes_all_ids(visit: Open, server: Any) -> None:
+    page = visit(link(tab="write", model="gpt", prompt=PROMPT, max_tokens=4))
+    generate(page)
+    choice, prompt = completed(server, model="gpt", prompt=PROMPT, **DRAWN | {"max_tokens": 4, "seed": 0})
+    ids = [each["id"] for each in prompt]
+    page.locator(".result .tokens .token.given").nth(2).click()
+    page.locator(".card .option").first.wait_for()
+    listed = answered(server, "/v1/next", model="gpt", prompt=ids[:2], top=10)["tokens"]
+    assert alike(page.locator(".card .number").all_inner_texts(), [math.exp(each["logprob"]) for each in listed])
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.dataset.place") == "2"
+    asked = bodies(page, "/v1/completions")
+    page.click("button:text-is('Go on')")
+    page.wait_for_function("() => document.querySelectorAll('.result .tokens .token:not(.given)').length === 8")
+    assert asked[0]["prompt"] == ids + [each["id"] for each in choice["tokens"]]
+    page.locator(".result .tokens .token.given").first.click()
+    page.wait_for_selector("text=Nothing stands before the first token")
+
+
+def test_by_keys_alone(visit: Open) -> None:
+    page = visit(link(tab="write", model="gpt", max_tokens=6))
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "To the content"
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "prompt"
+    page.keyboard.type("cats chase")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_function("() => document.querySelectorAll('.result .tokens .token:not(.given)').length === 6")
+    written(page)
+    page.locator(".result .tokens .token[tabindex='0']").focus()
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowLeft")
+    place = int(page.evaluate("document.activeElement.dataset.place"))
+    assert place == page.locator(".result .tokens .token").count() - 2
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+    page.keyboard.press("Enter")
+    page.locator(".card .option[aria-current]").wait_for()
+    assert page.evaluate("document.activeElement.getAttribute('aria-current')") == "true"
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".result .tokens .token.chosen")
+    written(page)
+    assert page.locator(".result .tokens .token.chosen").get_attribute("data-place") == str(place)
+
+
+def test_zero_one_and_few_shot(visit: Open) -> None:
+    page = visit(link(tab="write", model="gpt"))
+    page.click("text=Build a prompt")
+    page.click("button:text-is('Antonyms')")
+    expected = "Write the opposite of each word.\nhot -> cold\ntall -> short\nearly -> late\nhappy ->"
+    assert page.inner_text(".preview") == expected
+    page.click("button:text-is('One-shot')")
+    page.fill("[aria-label='Example 1: answer']", "<b>icy</b>")
+    page.fill("#build-prompt", "big")
+    one = "Write the opposite of each word.\nhot -> <b>icy</b>\nbig ->"
+    assert page.inner_text(".preview") == one
+    page.click("button:text-is('Zero-shot')")
+    assert page.inner_text(".preview") == "Write the opposite of each word.\nbig ->"
+    page.click("button:text-is('One-shot')")
+    page.click("text=Put it into the prompt")
+    assert page.input_value("#prompt") == one
+    assert settings_of(page)["prompt"] == one
+
+
+def test_nothing_is_lost_on_reload_and_a_link_reproduces_the_setting(visit: Open) -> None:
+    page = visit(link(tab="write", model="gpt", prompt=PROMPT, temperature=1.3, max_tokens=6, stop="\\n", off="1.0"))
+    generate(page)
+    said = tokens(page)
+    page.fill("#seed", "99")
+    page.keyboard.press("Tab")
+    chosen = settings_of(page)
+    expected = {"prompt": PROMPT, "temperature": "1.3", "max_tokens": "6", "stop": "\\n", "off": "1.0", "seed": "99"}
+    assert expected.items() <= chosen.items()
+    address = page.evaluate("location.hash")
+    page.reload()
+    page.wait_for_selector("#playground[data-state=ready]")
+    assert tokens(page) == said
+    page.goto(page.url.split("#")[0] + "?")  # as one who has signed in comes back
+    page.wait_for_selector("#playground[data-state=ready]")
+    assert page.input_value("#seed") == "99"
+    other = visit(address)
+    asked = bodies(other, "/v1/completions")
+    generate(other)
+    same = {"prompt": PROMPT, "temperature": 1.3, "seed": 99, "stop": ["\n"], "heads_off": ["1.0"], "model": "gpt"}
+    assert same.items() <= asked[0].items()
+
+
+def test_another_text_has_another_seed(visit: Open) -> None:
+    page = visit(link(tab="write", model="gpt", prompt=PROMPT, max_tokens=4))
+    generate(page)
+    asked = bodies(page, "/v1/completions")
+    page.click("button:text-is('Another text')")
+    page.wait_for_function("() => document.querySelector('#seed').value !== '0'")
+    written(page)
+    assert str(asked[0]["seed"]) == page.input_value("#seed") == settings_of(page)["seed"]
+
+
+def test_a_stop_text_is_none_of_the_text(visit: Open, server: Any) -> None:
+    choice, _ = completed(server, model="gpt", prompt=PROMPT, **DRAWN)
+    stop = next(each["text"] for each in choice["tokens"][4:] if each["text"].strip())
+    stopped, _ = completed(server, model="gpt", prompt=PROMPT, **DRAWN, stop=[stop])
+    page = visit(link(tab="write", model="gpt", prompt=PROMPT, seed=7, max_tokens=12, stop=stop))
+    generate(page)
+    assert stopped["reason"] == "stop"
+    assert page.inner_text(".result .state").endswith("It came to a stop text.")
+    plain = page.text_content(".result .unseen")
+    assert plain == f"As plain text: {PROMPT}{stopped['text']}"
+    assert page.locator(".result .tokens .token.over").count() > 0
