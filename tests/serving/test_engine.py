@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,11 +10,13 @@ import torch
 
 from models.families import GPT_KINDS, RNN_KINDS, TRANSFORMER_KINDS, gpt, rnn, transformer
 from qkv.generation import beam_search, generate, row_seeds, translate
-from qkv.generation.choice import Choice
+from qkv.generation.choice import Choice, processed
 from qkv.generation.sample import distribution
 from qkv.generation.text import complete, prompt_ids
 from qkv.models import GPT, RNN, Transformer
 from qkv.nn.tap import listen
+from qkv.serving import choosing, engine
+from qkv.serving.request import Refused
 from qkv.text import train
 from serving.engines import WORDS, Steps
 from text.sentences import SENTENCES
@@ -100,17 +102,26 @@ def test_when_the_cache_is_full_the_last_one_gives_way_and_says_the_same() -> No
     steps = Steps(model, rows=8, cache=bytes_for(model, 96))
     stores = [each.data_ptr() for each in steps.engine.runner.pages.keys]
     tickets = [steps.ask([number, 1, 2], length=40, choice=Choice(repetition=1.1), seed=number) for number in range(6)]
-    gave_way = 0
     while steps.engine.step():
         assert steps.used <= steps.engine.scheduler.blocks.total == 6
-        gave_way += any(len(text.ids) > text.prompt for text in steps.engine.scheduler.waiting)
-    assert gave_way, "nobody had to"
+    assert steps.engine.numbers()["preempted"] > 0, "nobody had to give way"
     for number, ticket in enumerate(tickets):
         alone = generate(model, [[number, 1, 2]], length=40, repetition=1.1, seed=row_seeds(number, 1))
         assert steps.ids(ticket) == alone
     assert steps.used == 0
     assert [each.data_ptr() for each in steps.engine.runner.pages.keys] == stores
     assert steps.engine.numbers()["cache_bytes"] <= bytes_for(model, 96)
+
+
+def test_a_prompt_is_read_aloud_once_also_by_one_that_gave_way() -> None:
+    model = gpt(context=64)
+    steps = Steps(model, rows=8, tokens=5, cache=bytes_for(model, 96))
+    asks = [steps.ask([number, *range(12)], length=30, top=0, prompt_top=2, seed=number) for number in range(6)]
+    steps.finish()
+    assert steps.engine.numbers()["preempted"] > 0
+    for number, ticket in enumerate(asks):
+        (said,) = generate(model, [[number, *range(12)]], length=30, seed=row_seeds(number, 1))
+        assert steps.ids(ticket) == [[number, *range(12), *said]]
 
 
 def test_texts_that_begin_alike_are_read_once() -> None:
@@ -242,18 +253,23 @@ def test_a_client_that_is_gone_leaves_within_a_step() -> None:
     assert steps.engine.counts["cancelled"] == 2
 
 
-def test_what_is_late_ends_with_what_was_said() -> None:
+def test_what_is_late_ends_with_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(engine, "time", clock)
     model = gpt(context=64)
     steps = Steps(model, rows=2, cache=1 << 20)
-    late = steps.ask(PROMPTS[0], length=50, seed=1, deadline=time.monotonic() + 0.05)
+    late = steps.ask(PROMPTS[0], length=50, seed=1, deadline=101.0)
     steps.step(3)
-    waits = steps.ask(PROMPTS[0], length=50, seed=1, samples=2, deadline=time.monotonic() + 0.05)
+    waits = steps.ask(PROMPTS[0], length=50, seed=1, samples=2, deadline=101.0)
+    searches = steps.ask(PROMPTS[0], length=9, ends=(2,), beams=2, deadline=101.0)
     stays = steps.ask(PROMPTS[1], length=5, seed=1)
-    time.sleep(0.06)
+    clock.now = 102.0
     steps.finish()
     assert steps.pieces(late)[-1].reason == "deadline"
     assert steps.ids(late)[0] == generate(model, PROMPTS[:1], length=50, seed=row_seeds(1, 1))[0][:3]
     assert [piece.reason for piece in steps.pieces(waits)] == ["deadline", "deadline"]
+    with pytest.raises(Refused, match="the time was over before the search was"):
+        steps.pieces(searches)
     assert len(steps.ids(stays)[0]) == 5
     assert steps.used == 0
 
@@ -286,20 +302,105 @@ def test_an_exception_inside_one_request_does_not_touch_the_others() -> None:
 
 
 def test_a_row_without_a_likeliest_word_fails_alone() -> None:
-    model = gpt(context=64)
+    model = gpt(context=64, tied=False)
     prompts = [prompt for prompt in PROMPTS if 12 not in prompt]
-    expected = [generate(model, [each], length=9, seed=row_seeds(5, 1), forbidden=(12,))[0] for each in prompts]
+    how: dict[str, Any] = {"choice": Choice(forbidden=(12,))}
+    expected = [generate(model, [each], length=9, seed=row_seeds(5, 1), **how) for each in prompts]
     with torch.no_grad():
         model.embedding.token.weight[12] = torch.nan
-    model.head = None
     steps = Steps(model, rows=8, cache=1 << 20)
-    asked = [steps.ask(prompt, length=9, seed=5) for prompt in [*prompts, [3, 12]]]
+    bad = steps.ask([3, 12], length=9, seed=5)
+    asked = [steps.ask(prompt, length=9, seed=5, **how) for prompt in prompts]
     steps.finish()
-    assert len(expected) == len(prompts)
-    for ticket in asked:
-        with pytest.raises(ValueError, match="no likeliest word"):
-            steps.pieces(ticket)
+    assert [steps.ids(ticket) for ticket in asked] == expected
+    with pytest.raises(RuntimeError, match="no likeliest word"):
+        steps.pieces(bad)
     assert steps.used == 0
+
+
+def test_a_fault_touches_neither_searches_nor_those_that_must_not_repeat_themselves() -> None:
+    model = gpt(context=64)
+
+    def faulty(module: torch.nn.Module, given: tuple[torch.Tensor]) -> None:
+        if (given[0] == 12).any():
+            raise ValueError("the twelfth")
+
+    steps = Steps(model, rows=16, cache=1 << 20)
+    choice = Choice(forbidden=(12,), repetition=1.3, frequency=0.5)
+    asked = [steps.ask(prompt, length=9, seed=5, choice=choice) for prompt in PROMPTS[:3]]
+    searched = [
+        steps.ask(prompt, length=9, ends=(2,), beams=3, choice=Choice(forbidden=(12,))) for prompt in PROMPTS[:3]
+    ]
+    steps.step(3)
+    hook = model.embedding.token.register_forward_pre_hook(faulty)
+    bad = steps.ask([3, 12], length=9)
+    steps.finish()
+    hook.remove()
+    with pytest.raises(RuntimeError, match="ValueError"):  # whatever it was, it is no fault of the client's
+        steps.pieces(bad)
+    for prompt, ticket, search in zip(PROMPTS, asked, searched, strict=False):
+        assert steps.ids(ticket) == generate(model, [prompt], length=9, seed=row_seeds(5, 1), choice=choice)
+        (best,) = beam_search(model, [prompt], end=2, length=9, beams=3, forbidden=(12,))
+        assert steps.pieces(search)[0].score == pytest.approx(best[0].score)
+    assert steps.used == 0
+
+
+def test_a_fault_in_choosing_changes_no_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, choice = gpt(context=64), Choice(repetition=1.3, frequency=0.5)
+    once: list[int] = []
+
+    def faulty(logits: torch.Tensor, choice: Choice, *rest: Any) -> torch.Tensor:
+        if choice.temperature == 0.5 and len(once) < 2:
+            once.append(1)
+            raise ValueError("once together, once alone")
+        return processed(logits, choice, *rest)
+
+    monkeypatch.setattr(choosing, "processed", faulty)
+    steps = Steps(model, rows=8, cache=1 << 20)
+    asked = [steps.ask(prompt, length=9, seed=5, choice=choice) for prompt in PROMPTS[:3]]
+    steps.step(3)
+    bad = steps.ask([3], length=9, choice=Choice(temperature=0.5))
+    steps.finish()
+    with pytest.raises(RuntimeError):
+        steps.pieces(bad)
+    for prompt, ticket in zip(PROMPTS, asked, strict=False):
+        assert steps.ids(ticket) == generate(model, [prompt], length=9, seed=row_seeds(5, 1), choice=choice)
+
+
+def test_a_beam_that_cannot_be_copied_ends_its_search_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = transformer()
+    steps = Steps(model, rows=12, cache=1 << 20)
+    runner = steps.engine.runner
+    copy, count = runner.branch, []
+
+    def faulty(*given: Any) -> None:
+        count.append(1)
+        if len(count) == 3:
+            raise ValueError("no copy")
+        copy(*given)
+
+    monkeypatch.setattr(runner, "branch", faulty)
+    asked = [steps.ask(prompt, length=7, ends=(2,), beams=3) for prompt in PROMPTS[:4]]
+    steps.finish()
+    failed = 0
+    for prompt, ticket in zip(PROMPTS, asked, strict=False):
+        (best,) = beam_search(model, [prompt], start=WORDS.start, end=2, length=7, beams=3)
+        try:
+            assert steps.pieces(ticket)[0].score == pytest.approx(best[0].score)
+        except RuntimeError:
+            failed += 1
+    assert failed == 1
+    assert steps.used == 0
+    assert len(steps.engine.scheduler.slots) == 12
+
+
+def test_a_search_of_an_rnn_may_fill_the_cache() -> None:
+    model = rnn()
+    steps = Steps(model, rows=4, cache=5 * 16384)
+    ticket = steps.ask([1, 2, 3], length=5, ends=(2,), beams=4)
+    steps.finish()
+    (best,) = beam_search(model, [[1, 2, 3]], start=WORDS.start, end=2, length=5, beams=4)
+    assert steps.pieces(ticket)[0].score == pytest.approx(best[0].score)
 
 
 @pytest.mark.parametrize(

@@ -1,28 +1,45 @@
-"""The engine on a GPU, where steps are recorded and the host hears each word a step late: the same words."""
+"""The engine on a GPU, where steps are recorded and the host hears each word a step late: the same words.
+
+Triton cannot compile what the shape checks have rewritten, so every test imports a copy of qkv without them.
+"""
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from models.families import GPT_KINDS, SMALL, gpt, transformer
-from qkv.generation import beam_search, generate, row_seeds
-from qkv.generation.choice import Choice
-from qkv.models import GPT, GPTConfig
-from qkv.nn.attention.attend import eager
-from qkv.nn.attention.score import scaled_dot
-from qkv.nn.attention.single import look_at_pages
-from serving.engines import WORDS, Steps
 from serving.test_engine import PROMPTS
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("without_shape_checks")]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("qkv_unchecked")]
+
+
+def steps_of(model: Any, **how: Any) -> Any:
+    """serving.engines.Steps, with that copy."""
+    return runpy.run_path(str(Path(__file__).with_name("engines.py")))["Steps"](model, **how)
+
+
+def on_gpu(like: torch.nn.Module) -> Any:
+    """The same model in that copy, in float32."""
+    from qkv import models
+
+    config = like.config
+    model = models.build(getattr(models, type(config).__name__)(**vars(config))).eval()
+    model.load_state_dict(like.state_dict())
+    return model.float().cuda()
 
 
 @pytest.mark.parametrize(("length", "dtype"), [(3, torch.float32), (700, torch.float32), (2500, torch.bfloat16)])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_attention_to_pages_is_attention(length: int, dtype: torch.dtype, kv_heads: int) -> None:
+    from qkv.nn.attention.attend import eager
+    from qkv.nn.attention.score import scaled_dot
+    from qkv.nn.attention.single import look_at_pages
+
     R, H, D, places = 5, 4, 32, 16384
     query = torch.randn(R, H, 1, D, device="cuda", dtype=dtype)
     keys, values = torch.randn(2, places, kv_heads, D, device="cuda", dtype=dtype)
@@ -41,17 +58,19 @@ def test_attention_to_pages_is_attention(length: int, dtype: torch.dtype, kv_hea
 
 
 @pytest.mark.parametrize("kind", ["position learned", "llama", "position alibi", "window", "fixed", "one key head"])
-@pytest.mark.parametrize("choice", [Choice(temperature=0), Choice(top_k=9, repetition=1.2), Choice(minimum=5)])
-def test_requests_that_come_and_go_do_not_mind_each_other(kind: str, choice: Choice) -> None:
-    """With heads of a width that the kernels know, in float64 elsewhere and float32 where they serve."""
-    config = GPTConfig(**(SMALL | {"head_width": 16, "context": 64} | GPT_KINDS[kind]))
+@pytest.mark.parametrize("chosen", [{"temperature": 0}, {"top_k": 9, "repetition": 1.2}, {"minimum": 5}], ids=str)
+def test_requests_that_come_and_go_do_not_mind_each_other(kind: str, chosen: dict[str, Any]) -> None:
+    """With heads of a width that the kernels know."""
+    from qkv.generation import Choice, generate, row_seeds
+    from qkv.models import GPT, GPTConfig
+
     torch.manual_seed(1)
-    model = GPT(config).eval()
+    model = GPT(GPTConfig(**(SMALL | {"head_width": 16, "context": 64} | GPT_KINDS[kind]))).eval()
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.4)
     model = model.cuda()
-    steps = Steps(model, rows=4, tokens=3, cache=1 << 20)
+    steps, choice = steps_of(model, rows=4, tokens=3, cache=1 << 20), Choice(**chosen)
     tickets = []
     for number, prompt in enumerate(PROMPTS):
         tickets.append(steps.ask(prompt, length=20 + number % 3, choice=choice, seed=number, ends=(6,)))
@@ -66,9 +85,31 @@ def test_requests_that_come_and_go_do_not_mind_each_other(kind: str, choice: Cho
     assert replays is None or replays.recorded
 
 
+def test_likeliest_words_beside_drawn_ones_and_their_alternatives() -> None:
+    """A recording chooses the likeliest word itself; where someone draws, or asks what else there was, it may not."""
+    from qkv.generation import Choice, generate, row_seeds
+
+    model = on_gpu(gpt(context=64, head_width=16))
+    steps = steps_of(model, rows=8, cache=1 << 20)
+    greedy = [steps.ask(prompt, length=9, choice=Choice(temperature=0)) for prompt in PROMPTS[:3]]
+    steps.step(4)
+    drawn = [steps.ask(prompt, length=5, seed=number) for number, prompt in enumerate(PROMPTS[3:])]
+    told = steps.ask(PROMPTS[0], length=3, choice=Choice(temperature=0), top=2)
+    steps.finish()
+    for prompt, ticket in zip(PROMPTS[:3], greedy, strict=True):
+        assert steps.ids(ticket) == generate(model, [prompt], length=9, temperature=0)
+    for number, (prompt, ticket) in enumerate(zip(PROMPTS[3:], drawn, strict=True)):
+        assert steps.ids(ticket) == generate(model, [prompt], length=5, seed=row_seeds(number, 1))
+    assert [said.alternatives[0].id for piece in steps.pieces(told) for said in piece.said] == steps.ids(greedy[0])[0][
+        :3
+    ]
+
+
 def test_a_client_that_is_gone_and_a_full_cache() -> None:
-    model = gpt(context=64, head_width=16).float().cuda()
-    steps = Steps(model, rows=8, cache=7 * 16 * 2 * 2 * 4 * 16 * 4)
+    from qkv.generation import generate, row_seeds
+
+    model = on_gpu(gpt(context=64, head_width=16))
+    steps = steps_of(model, rows=8, cache=7 * 16 * 2 * 2 * 4 * 16 * 4)
     tickets = [steps.ask([number, 1, 2], length=40, seed=number) for number in range(6)]
     steps.step(9)
     tickets[1].cancel()
@@ -80,14 +121,17 @@ def test_a_client_that_is_gone_and_a_full_cache() -> None:
 
 
 def test_beam_search_of_a_translator() -> None:
-    model = transformer(head_width=16).float().cuda()
-    steps = Steps(model, rows=12, cache=1 << 20)
+    from qkv.generation import Choice, beam_search
+
+    model = on_gpu(transformer(head_width=16))
+    steps = steps_of(model, rows=12, cache=1 << 20)
+    start = steps.engine.tokenizer.start
     tickets = [steps.ask(prompt, length=7, ends=(2,), beams=3, samples=2) for prompt in PROMPTS]
     drawn = [steps.ask(prompt, length=7, ends=(2,), choice=Choice(temperature=0)) for prompt in PROMPTS]
     steps.finish()
     for prompt, ticket, greedy in zip(PROMPTS, tickets, drawn, strict=True):
-        (best,) = beam_search(model, [prompt], start=WORDS.start, end=2, length=7, beams=3, n_best=2)
+        (best,) = beam_search(model, [prompt], start=start, end=2, length=7, beams=3, n_best=2)
         assert [piece.score for piece in steps.pieces(ticket)] == pytest.approx([each.score for each in best], abs=1e-4)
-        (one,) = beam_search(model, [prompt], start=WORDS.start, end=2, length=7, beams=1)
+        (one,) = beam_search(model, [prompt], start=start, end=2, length=7, beams=1)
         assert (steps.ids(greedy) or [[]])[0] == one[0].ids
     assert steps.used == 0

@@ -178,26 +178,12 @@ def test_a_model_loads_beside_the_others_and_may_fail_alone(start: Start) -> Non
         host.ask("slow", Ask(prompt=[1], length=3))
     assert refused.value.status == 503
     until(lambda: host.served["broken"].state == "failed")
-    with pytest.raises(Refused, match="broken could not be loaded: weights: they are not there"):
+    with pytest.raises(Refused, match="broken has failed"):
         host.ask("broken", Ask(prompt=[1], length=3))
+    assert host.served["broken"].error == "weights: they are not there"
     gate.set()
     until(lambda: host.served["slow"].state == "ready")
     assert len(ids_of(host.ask("slow", Ask(prompt=[1], length=3)))) == 3
-
-
-def test_it_drains_before_it_leaves(start: Start) -> None:
-    host = start({"rows": 2}, gpt=gpt(context=128))
-    tickets = [host.ask("gpt", Ask(prompt=[1], length=100, seed=number)) for number in range(5)]
-    done: list[bool] = []
-    draining = threading.Thread(target=lambda: done.append(host.drain(30)))
-    draining.start()
-    until(lambda: host.draining)
-    with pytest.raises(Refused, match="takes nothing new") as refused:
-        host.ask("gpt", Ask(prompt=[1], length=3))
-    assert refused.value.status == 503
-    assert [len(ids_of(ticket)) for ticket in tickets] == [100] * 5
-    draining.join()
-    assert done == [True]
 
 
 def test_work_that_fails_is_told_to_who_asked_for_it_alone(start: Start) -> None:
@@ -216,17 +202,38 @@ def test_work_that_fails_is_told_to_who_asked_for_it_alone(start: Start) -> None
 def test_an_engine_that_breaks_is_told_to_all_and_the_other_models_go_on(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = start(gpt=gpt(), other=gpt())
+    """To those that run, those that wait, those with a job, and those that come while it breaks."""
+    host = start({"rows": 1}, gpt=gpt(), other=gpt(context=256))
     engine = host.served["gpt"].engine
     assert engine is not None
+    held, tickets = threading.Event(), []
 
     def broken() -> None:
+        tickets.append(host.ask("gpt", Ask(prompt=[1], length=9)))
         raise RuntimeError("the device is gone")
 
+    blocked = host.job("gpt", lambda model, tokenizer: held.wait(20))
+    tickets += [host.ask("gpt", Ask(prompt=[1], length=9)) for _ in range(3)]
+    tickets += [host.job("gpt", lambda model, tokenizer: 1) for _ in range(2)]
     monkeypatch.setattr(engine.scheduler, "schedule", broken)
-    with pytest.raises(RuntimeError, match="gpt has failed"):
-        ids_of(host.ask("gpt", Ask(prompt=[1], length=9)))
+    held.set()
+    assert blocked.wait()
+    until(lambda: len(tickets) == 6)
+    for ticket in tickets:
+        with pytest.raises(RuntimeError, match="gpt has failed"):
+            ids_of(ticket)
     assert host.served["gpt"].state == "failed"
-    with pytest.raises(Refused, match="the device is gone"):
+    assert host.served["gpt"].error == "the device is gone"
+    with pytest.raises(Refused, match="gpt has failed"):
         host.ask("gpt", Ask(prompt=[1], length=9))
     assert len(ids_of(host.ask("other", Ask(prompt=[1], length=9)))) == 9
+
+
+def test_a_loop_that_is_closed_does_not_stop_the_others(start: Start) -> None:
+    host = start(gpt=gpt(context=256))
+
+    async def leave() -> None:
+        host.ask("gpt", Ask(prompt=[1], length=200, stream=True))
+
+    asyncio.run(leave())
+    assert len(ids_of(host.ask("gpt", Ask(prompt=[1], length=9)))) == 9

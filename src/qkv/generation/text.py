@@ -118,6 +118,9 @@ class Speaker:
 
     def add(self, text: str) -> None:
         self.held += text
+        if not self.stop:
+            self.settled = len(self.held)
+            return
         found = [(place + len(each), place) for each in self.stop if (place := self.held.find(each, self.settled)) >= 0]
         if found:  # the one that is whole first, however many characters came at once
             _, place = min(found)

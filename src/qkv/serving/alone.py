@@ -23,14 +23,13 @@ BYTES = 16384
 
 
 class Alone:
-    replays = None
-    pages = None
-
     def __init__(self, model: GPT | RNN, cache: int, rows: int) -> None:
         self.model, self.device = model, next(model.parameters()).device
         self.blocks = cache // BYTES
         if self.blocks < 2:
             raise ValueError(f"cache: expected at least {2 * BYTES:,} bytes, not {cache:,}")
+        self.part = model.config.context if isinstance(model, GPT) else 1  # a segment, as in training
+        self.nbytes = self.blocks * BYTES
 
     def states(self, text: Text) -> int:
         """How many blocks the state of a text takes."""

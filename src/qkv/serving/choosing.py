@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -42,10 +41,8 @@ def words_of(logits: Float[Tensor, "M V"], texts: Sequence[Text]) -> tuple[Int[T
         allowed = processed(some, ask.choice, heard, texts[rows[0]].place, ask.ends)
         chance = some[:, 0]
         if ask.choice.temperature:
-            chance = brought([texts[row].chance[texts[row].place] for row in rows], device)
+            chance = brought([texts[row].chance() for row in rows], device)
         chosen = choose(allowed, chance, ask.choice)
-        if heard is not None:
-            heard.add(chosen)
         if together:
             words = chosen
         else:
@@ -92,19 +89,3 @@ def top(logits: Float[Tensor, "V"], allowed: Float[Tensor, "V"], word: Tensor, c
         drawn = distribution(allowed.unsqueeze(0), temperature=choice.temperature, **filters)[0, ids]
     own = logprobs[word.clamp(min=0)].where(word != BROKEN, torch.nan)
     return Top(own, ids, likeliest, drawn)
-
-
-def read_aloud(logits: Float[Tensor, "T V"], ids: Sequence[int], count: int) -> list[Said]:
-    """What a prompt's tokens were given for: `ids` are those that stand after each place."""
-    logprobs = logits.float().log_softmax(-1)
-    likeliest, others = logprobs.topk(min(count, logits.shape[1]))
-    own = logprobs.gather(1, torch.tensor(ids, device=logits.device).unsqueeze(1)).squeeze(1)
-    rows = zip(ids, own.tolist(), others.tolist(), likeliest.tolist(), strict=True)
-    return [
-        Said(
-            id,
-            logprob,
-            [Alternative(token, value, math.exp(value)) for token, value in zip(other, values, strict=True)],
-        )
-        for id, logprob, other, values in rows
-    ]

@@ -8,12 +8,14 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Literal
 
 import torch
 
 from qkv.models.build import FAMILIES, Model
 from qkv.serving.engine import Engine
+from qkv.serving.logs import log_unforeseen
 from qkv.serving.paged import Paged
 from qkv.serving.request import Ask, Piece, Refused, Result, Ticket
 from qkv.text.tokenizer import Tokenizer
@@ -28,7 +30,7 @@ class Served:
     """One model by its name."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.came = name, int(time.time())
+        self.name = name
         self.state: Literal["loading", "ready", "failed"] = "loading"
         self.error: str | None = None
         self.engine: Engine | None = None
@@ -62,10 +64,10 @@ class Served:
 class Host:
     def __init__(self, *, cache: int = 1 << 30, rows: int = 64, queue: int = 256, tokens: int | None = None) -> None:
         """For each model `cache` bytes of what its texts remember, `rows` texts at once, and a `queue` of requests."""
-        self.how: dict[str, Any] = {"cache": cache, "rows": rows, "queue": queue, "tokens": tokens}
+        self.how: dict[str, Any] = {"cache": cache, "rows": rows, "tokens": tokens}
         self.queue = queue
         self.served: dict[str, Served] = {}
-        self.draining = self.closed = False
+        self.closed = False
         self.wake = threading.Condition()
         self.arrived: list[tuple[Served, Ticket]] = []
         self.told: list[tuple[Ticket, Any]] = []
@@ -110,19 +112,20 @@ class Host:
         if served is None:
             there = ", ".join(self.served) or "none"
             raise Refused(404, f"model: there is no {name!r} here; expected one of: {there}")
-        if self.draining or self.closed:
+        if self.closed:
             raise Refused(503, "server: it is about to leave and takes nothing new", LONGEST_WAIT)
         if served.state == "failed":
-            raise Refused(503, f"model: {name} could not be loaded: {served.error}")
-        if served.engine is None:
+            raise Refused(503, f"model: {name} has failed; /health says why")
+        engine = served.engine
+        if engine is None:
             raise Refused(503, f"model: {name} is still loading; ask again in a moment", 2)
         ticket = Ticket(wanted)
         if isinstance(wanted, Ask):
-            served.engine.check(wanted)
+            engine.check(wanted)
         with self.wake:
             coming = sum(one is served for one, _ in self.arrived)
-            if served.engine.waiting + coming >= self.queue:
-                served.engine.counts["refused"] += 1
+            if engine.waiting + coming >= self.queue:
+                engine.counts["refused"] += 1
                 raise Refused(429, f"server: {self.queue} requests wait for {name} already", served.retry_after())
             self.arrived.append((served, ticket))
             self.wake.notify()
@@ -135,41 +138,47 @@ class Host:
 
     def loop(self) -> None:
         while not self.closed:
-            self.let_in()
-            worked = False
-            for served in list(self.served.values()):
-                if served.engine is not None:
-                    worked |= self.step(served, served.engine)
-            if not worked:
-                with self.wake:
-                    if not self.arrived and not self.closed:
-                        self.wake.wait(timeout=0.2)  # a deadline may pass while nobody asks
+            try:
+                if not self.turn():
+                    with self.wake:
+                        if not self.arrived and not self.closed:
+                            self.wake.wait(timeout=0.2)  # a deadline may pass while nobody asks
+            except Exception as error:  # whatever it was, the others must not wait for ever
+                log_unforeseen(error)
+
+    def turn(self) -> bool:
+        """A step of every model; whether any had something to do."""
+        self.let_in()
+        ready = [served for served in list(self.served.values()) if served.engine is not None]
+        worked = [self.step(served) for served in ready]
+        return any(worked)
 
     def let_in(self) -> None:
-        with self.wake:
+        with self.wake:  # nobody is counted twice, and nobody not at all
             arrived, self.arrived = self.arrived, []
-        for served, ticket in arrived:
-            engine = served.engine
-            assert engine is not None
-            try:
-                if isinstance(ticket.ask, Ask):
-                    engine.take(ticket)
-                else:
-                    engine.jobs.append((ticket, ticket.ask))
-            except Exception as error:
-                self.tell(ticket, error)
+            for served, ticket in arrived:
+                try:
+                    if served.engine is None:
+                        raise RuntimeError(f"model: {served.name} has failed")
+                    if isinstance(ticket.ask, Ask):
+                        served.engine.take(ticket)
+                    else:
+                        served.engine.jobs.append((ticket, ticket.ask))
+                except Exception as error:
+                    self.tell(ticket, error)
         self.deliver()
 
-    def step(self, served: Served, engine: Engine) -> bool:
+    def step(self, served: Served) -> bool:
+        engine = served.engine
+        assert engine is not None
         before = engine.counts["finished"]
         try:
             worked = engine.step()
         except Exception as error:  # nothing that one request did, but a fault of the engine's
-            log.exception("the engine of %s failed", served.name)
-            served.state, served.error = "failed", str(error) or type(error).__name__
-            for text in [*engine.scheduler.running, *engine.scheduler.waiting]:
-                self.tell(text.ticket, RuntimeError(f"model: {served.name} has failed"))
-            served.engine = None
+            log_unforeseen(error)
+            served.state, served.error, served.engine = "failed", str(error) or type(error).__name__, None
+            for ticket in engine.tickets():
+                self.tell(ticket, RuntimeError(f"model: {served.name} has failed"))
             worked = True
         if engine.counts["finished"] > before:
             served.finished = [*served.finished[-15:], time.monotonic()]
@@ -188,32 +197,17 @@ class Host:
         for loop, some in by_loop.items():
             if loop is None:
                 hand_out(some)
-            elif not loop.is_closed():
-                loop.call_soon_threadsafe(hand_out, some)
+            else:
+                with suppress(RuntimeError):  # a loop that is closed has nobody who waits
+                    loop.call_soon_threadsafe(hand_out, some)
 
-    # The end
-
-    @property
-    def busy(self) -> bool:
-        engines = [served.engine for served in self.served.values() if served.engine is not None]
-        speak = any(engine.runner is not None and engine.scheduler.running for engine in engines)
-        return bool(self.arrived) or speak or any(engine.waiting for engine in engines)
-
-    def drain(self, seconds: float) -> bool:
-        """Take nothing new, and wait until all is said; False when the time is over before."""
-        self.draining = True
-        end = time.monotonic() + seconds
-        while self.busy and time.monotonic() < end:
-            time.sleep(0.02)
-        return not self.busy
-
-    def close(self) -> None:
+    def close(self, seconds: float = 30) -> None:
+        """Leave, whatever is under way; who waits for a step's end waits so long at most."""
         with self.wake:
             self.closed = True
             self.wake.notify()
         if self.thread.is_alive():
-            self.thread.join(timeout=30)
-        gc.unfreeze()
+            self.thread.join(timeout=seconds)
 
 
 def hand_out(told: list[tuple[Ticket, Any]]) -> None:

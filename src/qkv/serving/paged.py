@@ -45,13 +45,19 @@ class Paged:
         self.pages = Pages(self.blocks * BLOCK, rows + 1, config.context, **shape)
         self.last = torch.zeros(rows + 1, dtype=torch.int64, device=self.device)
         """The word that each text said last, which the host need not know to go on."""
+        self.part = 1  # a prompt may be read in parts of any length
         self.together = config.sparse != "fixed"  # that pattern counts from a row's first place
         self.matrices: Packed | None = {} if self.device.type == "cpu" and small_enough(model) else None
         self.replays = Replays.of(self) if self.device.type == "cuda" else None
 
+    @property
+    def nbytes(self) -> int:
+        return self.pages.nbytes
+
     def say(self, batch: Batch) -> Int[Tensor, "M"] | None:
         """The words of a step in which everyone says the likeliest, if a recording has chosen and heard them."""
-        if self.replays is None or not all(text.likeliest for text in batch.speaking) or not self.replays.serve(batch):
+        likeliest = all(text.likeliest and text.search is None for text in batch.speaking)
+        if self.replays is None or not likeliest or not self.replays.serve(batch):
             return None
         return self.replays.run(batch.speaking)[1]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import queue
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -96,7 +95,7 @@ class Ticket:
     """
 
     def __init__(self, ask: Ask | Callable[..., Any]) -> None:
-        self.ask, self.number, self.came = ask, next(numbers), time.monotonic()
+        self.ask, self.number = ask, next(numbers)
         self.gone = False
         """Nobody waits any more: the engine lets it go before its next step."""
         try:
@@ -106,6 +105,13 @@ class Ticket:
             self.loop, self.news = None, queue.SimpleQueue()
         self.left = ask.samples if isinstance(ask, Ask) else 1
         """Texts that have not ended."""
+        self.unread = 0
+        """Pieces on their way to the one who reads."""
+
+    def may_hear(self, texts: int) -> bool:
+        """Whether what was said of so many texts is taken: while it is not, more is said, and comes in one piece. So a
+        server that is slower than its engine sends fewer, longer ones."""
+        return self.loop is None or self.unread < texts
 
     def cancel(self) -> None:
         self.gone = True
@@ -125,7 +131,9 @@ class Ticket:
     async def __aiter__(self) -> AsyncIterator[Piece]:
         assert isinstance(self.news, asyncio.Queue)
         while self.left > 0:
-            yield self.taken(await self.news.get())
+            news = await self.news.get()
+            self.unread = self.news.qsize()
+            yield self.taken(news)
 
     def __iter__(self) -> Iterator[Piece]:
         assert isinstance(self.news, queue.SimpleQueue)

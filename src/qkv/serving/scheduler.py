@@ -33,8 +33,10 @@ class Batch:
         return self.speaking + [text for text, _ in self.reading]
 
     def alone(self) -> Iterator[Batch]:
-        """Every text in a step of its own."""
-        yield from (Batch(speaking=[text]) for text in self.speaking)
+        """Every text in a step of its own; all beams of a search in one, for they choose together."""
+        searches = {id(text.search): text.search for text in self.speaking if text.search is not None}
+        yield from (Batch(speaking=list(search.beams)) for search in searches.values())
+        yield from (Batch(speaking=[text]) for text in self.speaking if text.search is None)
         yield from (Batch(reading=[both]) for both in self.reading)
 
 
@@ -45,17 +47,20 @@ class Scheduler:
         rows: int,
         tokens: int,
         *,
+        part: int = 1,
         shares: bool,
         states: Callable[[Text], int] | None = None,
         settle: Callable[[], object] = lambda: None,
     ) -> None:
-        """At most `rows` texts and, beside the words of those that speak, `tokens` a step.
+        """At most `rows` texts and, beside the words of those that speak, `tokens` a step, of each prompt in multiples
+        of `part`.
 
         With `shares`, texts that begin alike share that part of the cache. `states` says how many blocks a text has
         that needs as many from its beginning to its end; `settle` is called before a text must give its part back.
         """
         self.blocks, self.rows, self.tokens, self.shares, self.states = blocks, rows, tokens, shares, states
-        self.settle = settle
+        self.part, self.settle = part, settle
+        self.preempted = self.shared_tokens = 0
         self.waiting: deque[Text] = deque()
         self.running: list[Text] = []
         """The oldest first."""
@@ -66,19 +71,27 @@ class Scheduler:
         reading: list[tuple[Text, int]] = []
         room = self.tokens
         for text in list(self.running):
-            count = min(text.positions - text.read, room)
-            if not text.speaks and count > 0 and self.grow(text, count):
+            count = 0 if text.speaks else self.portion(text, room)
+            if count > 0 and self.grow(text, count):
                 reading.append((text, count))
                 room -= count
         while self.waiting and room > 0 and self.admit(self.waiting[0]):
             text = self.waiting.popleft()
-            count = min(text.positions - text.read, room)
-            if self.grow(text, count):
+            count = self.portion(text, room)
+            if count > 0 and self.grow(text, count):
                 reading.append((text, count))
                 room -= count
         reading = [(text, count) for text, count in reading if text.slot is not None]  # some may have given way
         reading.sort(key=lambda both: (both[0].read > 0, both[1]))
         return Batch([text for text in speaking if text.slot is not None], reading)
+
+    def portion(self, text: Text, room: int) -> int:
+        """How much of what it has to read it reads now: all, or whole parts; the first one of a step at least one."""
+        left = text.positions - text.read
+        if left <= room:
+            return left
+        whole = room // self.part * self.part
+        return whole or (min(left, self.part) if room == self.tokens else 0)
 
     # Beginning
 
@@ -90,38 +103,45 @@ class Scheduler:
             return self.admit_search(text, text.search)
         if not self.slots:
             return False
-        source = blocks_for(len(text.source or ()))
+        source = self.source(text)
         if self.states is not None:
             text.table = self.taken(self.states(text))
+            there = bool(text.table)
         else:
             text.table = self.beginning(text)
             text.read = len(text.table) * BLOCK
-        needed = 0 if self.states is not None else blocks_for(text.positions) - len(text.table) + source
-        needed += bool(self.running)  # those that speak may need another one
-        if (self.states is not None and not text.table) or needed > len(self.blocks.free):
+            needed = blocks_for(text.positions) - len(text.table) + source
+            there = needed + bool(self.running) <= len(self.blocks.free)  # those that speak may need another one
+        if not there:
             self.blocks.release(text.table)
             text.table, text.read = [], 0
             return False
-        if self.states is None:
-            text.source_table = self.taken(source)
+        self.shared_tokens += text.read
+        text.source_table = self.taken(source)
         text.slot = self.slots.pop()
         self.running.append(text)
         return True
 
     def admit_search(self, text: Text, search: Search) -> bool:
         """A search begins with all that its beams may need, so that it can branch at any time."""
-        source, beams = blocks_for(len(text.source or ())), search.rule.beams
-        most = blocks_for(text.prompt + search.length) if self.states is None else self.states(text)
+        source, most, beams = self.source(text), self.most(text), search.rule.beams
         if beams > len(self.slots) or beams * most + source > len(self.blocks.free):
             return False
         search.blocks = Blocks(self.taken(beams * most))
         search.slots = [self.slots.pop() for _ in range(beams)]
         search.beams = [text]
-        if self.states is None:
-            text.source_table = self.taken(source)
+        text.source_table = self.taken(source)
         text.slot = search.slots.pop()
         self.running.append(text)
         return True
+
+    def most(self, text: Text) -> int:
+        """Blocks that a text may need at most, beside those of its source; its last word is never read."""
+        return blocks_for(text.prompt + max(1, text.most) - 1) if self.states is None else self.states(text)
+
+    def source(self, text: Text) -> int:
+        """Blocks of what a translator's decoder looks at; those of a state are counted with it."""
+        return blocks_for(len(text.source or ())) if self.states is None else 0
 
     def taken(self, count: int) -> list[int]:
         return [self.blocks.take() for _ in range(count)] if count <= len(self.blocks.free) else []
@@ -150,6 +170,7 @@ class Scheduler:
         if self.blocks.free:
             return
         last = next(text for text in reversed(self.running) if text.search is None)
+        self.preempted += 1
         self.leave(last)
         last.restart()
         self.waiting.appendleft(last)
@@ -192,7 +213,8 @@ class Scheduler:
     def prune(self, text: Text, search: Search) -> None:
         """A beam that does not go on: its search may use what it had."""
         assert search.blocks is not None
-        assert text.slot is not None
+        if text.slot is None:
+            return
         search.blocks.release(text.table)
         search.slots.append(text.slot)
         self.running.remove(text)
@@ -200,10 +222,10 @@ class Scheduler:
 
     def leave_search(self, search: Search) -> None:
         assert search.blocks is not None
-        source = search.beams[0].source_table
-        for beam in list(search.beams):
+        beams = [text for text in self.running if text.search is search]  # also one that has just branched
+        for beam in beams:
             self.prune(beam, search)
-        self.blocks.release([*search.blocks.users, *source])
+        self.blocks.release([*search.blocks.users, *beams[0].source_table])
         self.slots += search.slots
         search.beams, search.slots, search.blocks = [], [], None
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
 from qkv.generation.beam import Rule, Sentence
 from qkv.generation.choice import BROKEN, NO_LIKELIEST, Choice, Heard
-from qkv.generation.sample import chances
 from qkv.generation.text import Speaker
 from qkv.serving.blocks import Blocks
 from qkv.serving.request import Ask, Piece, Reason, Said, Ticket
@@ -42,7 +42,8 @@ class Text:
         choice, length = self.ask.choice, self.ask.length
         self.most = length if limit is None else min(length, limit - len(ids) + 1)
         """Words that it may say."""
-        self.chance: list[float] = chances([seed], 1, max(1, length))[0].tolist() if choice.temperature else []
+        self.draws = np.random.default_rng(seed)
+        self.chances: list[float] = []
         self.speaker = Speaker(tokenizer, self.ask.stop)
         self.key = repr((choice, self.ask.ends))
         """Texts with the same one choose their words in the same way."""
@@ -53,6 +54,10 @@ class Text:
         """Texts of one kind that begin alike have the same keys and values there."""
         self.heard: Heard | None = None
         self.search: Search | None = None
+        self.spelled = len(ids)
+        """So many of the ids are text."""
+        self.told = 0
+        """So many tokens of the prompt were read aloud."""
         self.fresh: list[Said] = []
         """What was said since the last piece."""
         self.ended = False
@@ -88,26 +93,37 @@ class Text:
         """Of the next word, among those that it says."""
         return self.drawn
 
+    def chance(self) -> float:
+        """What its next word is drawn by; the same, should that be asked again."""
+        while len(self.chances) <= self.place:
+            self.chances.append(1 - self.draws.random())  # as `generation.sample.chances` has them
+        return self.chances[self.place]
+
     def hear(self, word: int, said: Said) -> Reason | None:
         """A word that was drawn for it; the reason why it is the last, if it is."""
         if word == BROKEN:
-            raise ValueError(NO_LIKELIEST)
+            raise RuntimeError(NO_LIKELIEST)
         if word in self.ask.ends:
             return "end"
         self.ids.append(word)
         self.fresh.append(said)
-        if self.ask.stop or self.ask.stream:
-            self.speaker.hear(word)
+        if self.ask.stop:
+            self.spell()
             if self.speaker.stopped:
                 return "stop"
         if len(self.ids) - self.prompt >= self.ask.length:
             return "length"
         return "context" if self.limit is not None and len(self.ids) > self.limit else None
 
+    def spell(self) -> None:
+        """What was said since, as text: many words at once are quicker."""
+        if self.spelled < len(self.ids):
+            self.speaker.hear_all(self.ids[self.spelled :])
+            self.spelled = len(self.ids)
+
     def piece(self, reason: Reason | None) -> Piece:
+        self.spell()
         if reason is not None:
-            if not (self.ask.stop or self.ask.stream):
-                self.speaker.hear_all(self.ids[self.prompt :])
             self.speaker.close()
         fresh, self.fresh = self.fresh, []
         return Piece(self.row, self.speaker.take(), fresh, "stop" if reason and self.speaker.stopped else reason)
