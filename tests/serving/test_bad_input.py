@@ -89,6 +89,72 @@ def test_a_bad_completion_is_refused_in_one_sentence(http: httpx.Client, content
     assert error["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("route", "body", "message"),
+    [
+        ("completions", {"model": "long", "prompt": "a", "n": 99, "max_tokens": 99, "logprobs": 99}, "logprobs: all"),
+        ("completions", {"model": "long", "prompt": ["a"] * 128, "max_tokens": 2000, "logprobs": 0}, "logprobs: all"),
+        ("completions", {"model": "long", "prompt": [5] * 3000, "n": 50, "echo": True, "logprobs": 1}, "logprobs: all"),
+        ("fill", {"model": "bert", "text": "the [mask] " * 20_000}, "text: expected 200,000 characters or less"),
+        ("classify", {"model": "tuned", "texts": ["the cat " * 13_000] * 2}, "texts: expected 200,000 characters"),
+        ("classify", {"model": "tuned", "texts": [["the cat " * 13_000] * 2]}, "texts: expected 200,000 characters"),
+        ("translate", {"model": "rnn", "text": "the cat " * 3_000}, "text: one of 6,001 tokens is no sentence"),
+        ("attention", {"model": "translator", "source": "a", "target": "the " * 9_000}, "target: attention is shown"),
+        ("attention", {"model": "translator", "source": "the " * 9_000}, "source: attention is shown of"),
+        ("attention", {"model": "long", "text": [5] * 513}, "layers: all of them are shown of at most 512 tokens"),
+        ("attention", {"model": "long", "text": [5] * 1025, "layers": [0]}, "text: attention is shown of at most 1,0"),
+        ("attention", {"model": "long", "text": [5] * 257, "norms": True}, "norms: made for texts of up to 256 tokens"),
+        ("attention", {"model": "long", "text": [5] * 257, "lens": True}, "lens: made for texts of up to 256 tokens"),
+        ("chat/completions", {"model": "chat", "messages": [{"role": "user"}]}, r"messages: .* missing \(at 0.cont"),
+        (
+            "chat/completions",
+            {"model": "chat", "messages": [{"role": "user", "content": "a", "tone": "kind"}]},
+            r"messages: there is no such field; leave it out \(at 0.tone\)",
+        ),
+    ],
+)  # fmt: skip
+def test_what_would_cost_too_much_or_lacks_something_inside(
+    http: httpx.Client, host: Host, monkeypatch: pytest.MonkeyPatch, route: str, body: dict[str, Any], message: str
+) -> None:
+    """Refused before any of it is done; a look checks its size as its own first step."""
+    if route != "attention":
+        monkeypatch.setattr(host, "ask", None)
+        monkeypatch.setattr(host, "job", None)
+    error = fault(http.post(f"/v1/{route}", json=body))
+    assert re.search(message, error["message"]), error["message"]
+    assert error["param"] == message.partition(":")[0]
+
+
+def test_a_prompt_has_an_end_also_where_the_context_has_none(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qkv.serving.asking.UNENDING", 10)
+    monkeypatch.setattr("qkv.serving.asking.limit_of", lambda model, beyond: None)
+    error = fault(http.post("/v1/completions", json={"model": "gpt", "prompt": [5] * 11}))
+    assert error["message"] == "prompt: 11 tokens are more than the 10 that are read here; shorten it"
+    assert http.post("/v1/completions", json={"model": "gpt", "prompt": [5] * 10}).status_code == 200
+
+
+def test_a_large_answer_is_written_beside_the_event_loop(
+    http: httpx.Client, server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qkv.serving import errors
+
+    real, threads = errors.as_json, []
+
+    def noted(value: Any) -> bytes:
+        written = real(value)
+        if len(written) > 10_000:
+            threads.append(threading.current_thread())
+        return written
+
+    monkeypatch.setattr(errors, "as_json", noted)
+    ask = {"model": "long", "prompt": "the cat", "max_tokens": 50, "min_tokens": 50, "logprobs": 50}
+    assert http.post("/v1/completions", json=ask).status_code == 200
+    assert threads != []
+    assert server.thread not in threads
+
+
 def test_other_addresses_methods_and_kinds_of_body(http: httpx.Client) -> None:
     assert fault(http.get("/nowhere"), 404)["code"] == "not_found"
     fault(http.get("/v1/completions"), 405)
@@ -140,15 +206,34 @@ def test_a_deadline_before_the_first_word_is_a_timeout(models: Models) -> None:
         asking = [threading.Thread(target=ask, args=(route,)) for route in late]
         for each in asking:
             each.start()
-        asking[-1].join(20)  # work of its own is not waited for, whatever the engine does
-        assert fault(found["attention"], 408)["code"] == "timeout"
-        release.go.set()
-        for each in asking:
+        for each in asking:  # nobody waits longer, whatever the engine does
             each.join(20)
+        for response in found.values():
+            assert fault(response, 408)["type"] == "timeout_error"
+        assert found.keys() == late.keys()
+        assert not release.go.is_set()
+        release.go.set()
         first.wait()
     host.close()
-    for response in found.values():
-        assert fault(response, 408)["type"] == "timeout_error"
+
+
+def test_a_deadline_after_some_words_ends_a_stream_in_time(models: Models) -> None:
+    """What was said before the engine was busy with something else was said."""
+    host, release = hosting({"long": models["long"]}), Blocker()
+    ask = {"model": "long", "prompt": "the cat", "max_tokens": 4000, "min_tokens": 4000, "timeout": 1.0, "n": 2}
+    with running(host) as server:
+        with httpx.stream("POST", f"{server.url}/v1/completions", json={**ask, "stream": True}, timeout=20) as response:
+            lines = (line for line in response.iter_lines() if line)
+            begun = next(lines)
+            host.job("long", release)
+            *events, done = [line.removeprefix("data: ") for line in (begun, *lines)]
+        assert not release.go.is_set()
+        release.go.set()
+    host.close()
+    assert done == "[DONE]"
+    ended = [choice for each in events for choice in json.loads(each)["choices"] if choice["reason"]]
+    assert sorted(choice["index"] for choice in ended) == [0, 1]
+    assert {(choice["reason"], choice["finish_reason"]) for choice in ended} == {("deadline", "length")}
 
 
 def test_a_full_queue_says_when_to_come_again(models: Models) -> None:

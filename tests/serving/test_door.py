@@ -110,6 +110,10 @@ def test_a_browser_signs_in_and_gets_a_cookie_that_is_no_key(host: Host) -> None
             assert not any(key in cookie for key in KEYS)
             assert (await browser.get("/v1/models")).status_code == 200
             assert (await browser.get("/", headers=PAGE)).status_code != 401
+            beside = f'prefs={{"a": 1}}; x=a b; long={"a" * 5000}; {cookie.partition(";")[0]}; last'
+            own_and_others = await browser.get("/v1/models", headers={"cookie": beside})
+            assert own_and_others.status_code == 200  # whatever other pages of this machine have left there
+            browser.cookies.clear()
             browser.cookies.set("qkv", "0" * 64)
             assert (await browser.get("/v1/models")).status_code == 401
 
@@ -192,6 +196,16 @@ def test_every_answer_has_the_headers_of_security(host: Host, path: str) -> None
     assert "unsafe" not in headers["content-security-policy"]
     assert headers["cache-control"] in ("no-cache", "no-store")
     assert "server" not in headers
+
+
+def test_head_is_get_without_a_body(host: Host) -> None:
+    with running(host) as server, httpx.Client(base_url=server.url) as http:
+        for path in ("/health", "/", "/v1/models"):
+            found = http.head(path)
+            assert (found.status_code, found.content) == (200, b"")
+            assert found.headers["content-length"] == http.get(path).headers["content-length"]
+        assert http.head("/v1/completions").status_code == 405
+        assert http.head("/nowhere").status_code == 404
 
 
 def test_modules_are_sent_by_name_and_nothing_else_is(host: Host) -> None:

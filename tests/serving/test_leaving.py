@@ -34,9 +34,9 @@ def crowd(models: Models) -> Iterator[Host]:
     host.close()
 
 
-def wire(body: dict[str, Any]) -> bytes:
+def wire(body: dict[str, Any], route: str = "completions") -> bytes:
     content = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
+    head = f"POST /v1/{route} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
     return head.encode() + b"Content-Type: application/json\r\nConnection: close\r\n\r\n" + content
 
 
@@ -138,6 +138,47 @@ def test_a_client_that_reads_nothing_holds_nobody_up(crowd: Host, monkeypatch: p
         assert b"[DONE]" not in got
 
 
+def test_a_client_that_does_not_take_a_whole_answer_is_let_go(crowd: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer was made and handed to the system, as far as that takes it; the rest is not kept for good."""
+    monkeypatch.setattr("qkv.serving.listening.STALLED", 0.5)
+    ask = {"model": "gpt", "text": "the cat " * 30_000}
+    with running(crowd, buffer=8192) as server, socket.socket() as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        line.connect(("127.0.0.1", server.port))
+        line.sendall(wire(ask, "tokenize"))
+        assert line.recv(64).startswith(b"HTTP/1.1 200")
+        whole = httpx.post(f"{server.url}/v1/tokenize", json=ask, headers={"connection": "close"})
+        assert whole.json()["count"] > 60_000  # whoever reads is not cut
+        until(lambda: not server.server.server_state.connections)
+        got = b""
+        with contextlib.suppress(ConnectionResetError):
+            while more := line.recv(65536):
+                got += more
+        assert len(got) < len(whole.content) // 2
+
+
+def test_a_client_that_does_not_say_what_it_wants_is_let_go(crowd: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qkv.serving.connection.HEADERS_SECONDS", 0.3)
+    half = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-A: "
+    health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with running(crowd) as server:
+        lines = [socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(4)]
+        silent, slow, again, busy = lines
+        slow.sendall(half)
+        again.sendall(health)
+        told = b""
+        while not told.endswith(b"}}}"):
+            told += again.recv(65536)
+        again.sendall(half)  # of its second request
+        busy.sendall(wire({**LONG, "max_tokens": 150, "min_tokens": 150}))
+        for line in (silent, slow, again):
+            with contextlib.suppress(ConnectionResetError):
+                assert line.recv(65536) == b""
+        assert b'"finish_reason":"length"' in b"".join(iter(lambda: busy.recv(65536), b""))  # whoever waits is not
+        for line in lines:
+            line.close()
+
+
 def test_an_exception_inside_one_request_does_not_touch_the_others(
     crowd: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +194,7 @@ def test_an_exception_inside_one_request_does_not_touch_the_others(
 
     monkeypatch.setattr(completions.Telling, "choice", broken)
     ask = {"model": "long", "prompt": "the cat", "max_tokens": 50, "min_tokens": 50, "stream": True, "seed": 1}
+    ask |= {"stream_options": {"include_usage": True}}
     with running(crowd) as server:
         found: dict[str, str] = {}
 
@@ -165,7 +207,7 @@ def test_an_exception_inside_one_request_does_not_touch_the_others(
         for thread in threads:
             thread.join()
         assert found["whole"].endswith("data: [DONE]\n\n")
-        assert found["whole"].count("data: ") == 51
+        assert '"completion_tokens":50' in found["whole"]
         last = json.loads(found["broken"].strip().rpartition("data: ")[2])
         assert last["error"]["code"] == "internal_error"
         assert "[DONE]" not in found["broken"]

@@ -125,7 +125,6 @@ def test_a_translation_is_streamed(http: httpx.Client, models: Models) -> None:
     assert "".join(piece["text"] for piece in pieces).strip() == expected.text
     assert last["translations"][0][0]["text"] == expected.text
     assert last["usage"]["completion_tokens"] == len(expected.ids)
-    assert len(pieces) >= 6
 
 
 def test_what_a_translator_does_not_do(http: httpx.Client) -> None:
@@ -225,6 +224,8 @@ def test_many_weights_are_refused_before_they_are_made(http: httpx.Client, monke
     assert "layers: the heads of 2 layers have 6,400 weights for 40 tokens" in message
     assert "ask for 1 at a time" in message
     assert asked(http, "attention", model="gpt", text=text, layers=[0])["blocks"]
+    monkeypatch.undo()
+    assert asked(http, "attention", model="long", text=[5] * 600, layers=[0])["blocks"]  # not all at once, but some
 
 
 # Numbers

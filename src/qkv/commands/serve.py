@@ -5,11 +5,14 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import tyro
 from rich.console import Console
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 KEY = "QKV_API_KEY"
+STOPPED = 130  # as a shell calls what was interrupted
+MOST_FILES = 65_536
+"""Connections are files to the system, and 1,024 of them, as many allow, are few."""
 
 
 def run(
@@ -88,11 +94,32 @@ def run(
     engine.start()
     address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
     welcome(console, address, list(loads), bool(keys))
-    try:
-        Server(door, drain).run(sockets=[listening])
-    finally:
+    allow_connections()
+    Server(door, drain, at_once=partial(leave, console, STOPPED)).run(sockets=[listening])
+    with suppress(KeyboardInterrupt):  # once more: then it is not waited for
         engine.close()
-        console.print("qkv: the server has left", style="dim")
+    leave(console, 0)
+
+
+def leave(console: Console, code: int) -> NoReturn:
+    """Without Python's own way out: a thread that still computes, or loads a model, would make it abort there."""
+    console.print("qkv: the server has left", style="dim")
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def allow_connections() -> None:
+    """As many as the system lets one ask for."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+        if soft != resource.RLIM_INFINITY and soft < most:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def welcome(console: Console, address: str, names: list[str], locked: bool) -> None:

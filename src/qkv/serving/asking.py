@@ -22,6 +22,10 @@ from qkv.text.tokenizer import Tokenizer
 T = TypeVar("T")
 LARGE = 2_000
 """A text of more characters is cut into tokens beside the event loop, which goes on with the others."""
+MOST_LISTED = 200_000
+"""Tokens and alternatives in one answer: some 20 MB on the wire."""
+GRACE = 0.2
+"""Seconds after the deadline in which the engine may still say itself how far it came."""
 LATE = "timeout: nothing was said in time; ask for less, or allow more"
 
 
@@ -72,13 +76,31 @@ def check_fits(model: GPT, ids: Sequence[int], field: str) -> None:
     limit = limit_of(model, "refuse")
     if limit is not None and len(ids) > limit:
         raise ValueError(f"{field}: {len(ids):,} tokens are more than the model's context of {limit:,}; shorten it")
+    if len(ids) > UNENDING:
+        raise ValueError(f"{field}: {len(ids):,} tokens are more than the {UNENDING:,} that are read here; shorten it")
 
 
 def room_after(model: GPT, ids: Sequence[int], asked: int | None, otherwise: int) -> int:
-    """New tokens that fit; the last one is not read, so it needs no place."""
+    """New tokens to ask for: no more than fit and one, by which the engine knows that it was the context that ended
+    them. The last one is not read, so it needs no place."""
     limit = limit_of(model, "refuse")
     wanted = otherwise if asked is None else asked
-    return min(wanted, UNENDING if limit is None else limit - len(ids) + 1)
+    return min(wanted, UNENDING if limit is None else limit - len(ids) + 2)
+
+
+def listed(ask: Ask) -> int:
+    """Tokens and alternatives that the answer has at most; each of its texts lists the prompt, too, if one is."""
+    of_prompt = 0 if ask.prompt_top is None else len(ask.prompt) * (ask.prompt_top + 1)
+    return 0 if ask.top is None else ask.samples * (ask.length * (ask.top + 1) + of_prompt)
+
+
+def check_listed(asks: Sequence[Ask]) -> None:
+    found = sum(map(listed, asks))
+    if found > MOST_LISTED:
+        raise ValueError(
+            f"logprobs: all texts together may have {found:,} tokens and alternatives, more than {MOST_LISTED:,}; ask "
+            "for fewer, or give a smaller n or max_tokens"
+        )
 
 
 def choice_of(asked: Drawing) -> Choice:
@@ -134,16 +156,33 @@ def heads_of(model: Model, names: Sequence[str]) -> tuple[tuple[int, int], ...]:
 
 
 async def pieces(ticket: Ticket) -> AsyncIterator[Piece]:
-    """Of one request; whoever stops reading lets it go."""
-    spoke = False
+    """Of one request; whoever stops reading lets it go. Nobody waits for an engine that is busy with something else
+    when the time is over: what was not said by then is not said."""
+    assert isinstance(ticket.ask, Ask)
+    spoke, open_rows, news = False, set(range(ticket.ask.samples)), aiter(ticket)
     try:
-        async for piece in ticket:
+        while open_rows:
+            try:
+                async with asyncio.timeout(left_until(ticket.ask.deadline)):
+                    piece = await anext(news)
+            except TimeoutError:
+                break
             spoke = spoke or bool(piece.said)
             if piece.reason == "deadline" and not spoke:
                 raise Refused(408, LATE)
+            if piece.reason is not None:
+                open_rows.discard(piece.row)
             yield piece
+        if open_rows and not spoke:
+            raise Refused(408, LATE)
+        for row in sorted(open_rows):
+            yield Piece(row, "", [], "deadline")
     finally:
         ticket.cancel()
+
+
+def left_until(deadline: float | None) -> float | None:
+    return None if deadline is None else deadline + GRACE - time.monotonic()
 
 
 async def together(host: Host, name: str, asks: Sequence[Ask]) -> AsyncIterator[tuple[int, Piece]]:

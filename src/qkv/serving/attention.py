@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from qkv.insight.capture import places_of
 from qkv.insight.editing import Edit, edited
-from qkv.insight.look import MIDDLING, SHORT, Look, longest_of, look
+from qkv.insight.look import SHORT, Look, longest_of, look
 from qkv.insight.page import EXACT, blocks, cells, compact, described, opening
 from qkv.insight.reading import Reading, read, side
 from qkv.models import GPT, RNN, Transformer
@@ -26,6 +26,9 @@ from qkv.text.tokenizer import Tokenizer
 
 router = APIRouter(tags=["qkv"])
 MOST_TOKENS = 1024
+MOST_WHOLE = 512
+"""Tokens of a text all of whose layers are looked at in one go: nobody else is answered meanwhile."""
+MOST_CHARACTERS = 32 * MOST_TOKENS
 MOST_WEIGHTS = 8_000_000
 """Of the layers that come in full: some 10 MB on the wire."""
 
@@ -61,8 +64,11 @@ async def attention(asked: AttentionRequest, request: Request) -> Response:
 
 def read_asked(model: Model, tokenizer: Tokenizer, asked: AttentionRequest) -> Reading:
     texts = asked.texts if asked.texts is not None else [asked.text] if isinstance(asked.text, str) else []
-    if sum(map(len, texts)) > 32 * MOST_TOKENS or len(asked.source or "") > 32 * MOST_TOKENS:
-        raise ValueError(f"text: attention is shown of at most {MOST_TOKENS:,} tokens; shorten it")
+    for field, size in (
+        ("text", sum(map(len, texts))), ("source", len(asked.source or "")), ("target", len(asked.target or "")),
+    ):  # fmt: skip
+        if size > MOST_CHARACTERS:
+            raise ValueError(f"{field}: attention is shown of at most {MOST_TOKENS:,} tokens; shorten it")
     return read(model, tokenizer, *texts, source=asked.source, target=asked.target)
 
 
@@ -71,10 +77,13 @@ def check_size(model: Model, reading: Reading, asked: AttentionRequest) -> None:
     size = longest_of(reading)
     if size > MOST_TOKENS:
         raise ValueError(f"text: attention is shown of at most {MOST_TOKENS:,} tokens, not {size:,}; shorten it")
-    if asked.lens and size > SHORT:
-        raise ValueError(f"lens: it is made for texts of up to {SHORT} tokens, not {size:,}; leave it out")
-    if asked.norms and size > MIDDLING:
-        raise ValueError(f"norms: they are made for texts of up to {MIDDLING:,} tokens, not {size:,}; leave them out")
+    if asked.layers is None and size > MOST_WHOLE:
+        raise ValueError(
+            f"layers: all of them are shown of at most {MOST_WHOLE} tokens, not {size:,}; ask for some of them"
+        )
+    for field, wanted in (("lens", asked.lens), ("norms", asked.norms)):
+        if wanted and size > SHORT:
+            raise ValueError(f"{field}: made for texts of up to {SHORT} tokens, not {size:,}; leave it out")
     each = [place.heads * size**2 for place in places_of(model)]
     depths = [place.depth for place in places_of(model)]
     chosen = max(depths) if asked.layers is None else len(set(asked.layers))

@@ -14,7 +14,10 @@ from starlette.responses import Response
 from qkv.models import GPT
 from qkv.serving import tokens
 from qkv.serving.asking import (
+    MOST_LISTED,
+    beside,
     check_fits,
+    check_listed,
     choice_of,
     deadline_of,
     heads_of,
@@ -49,9 +52,10 @@ async def chat(asked: ChatRequest, request: Request) -> Response:
     check_fits(model, ids, "messages")
     wanted = asked.max_completion_tokens or asked.max_tokens
     top = (asked.top_logprobs or 0) if asked.logprobs or asked.tokens else None
+    listable = MOST_WORDS if top is None else MOST_LISTED // ((asked.n or 1) * (top + 1))
     ask = Ask(
         prompt=ids,
-        length=room_after(model, ids, wanted, MOST_WORDS),
+        length=room_after(model, ids, wanted, listable),
         choice=choice_of(asked),
         ends=tuple(ends),
         stop=asked.stops,
@@ -62,11 +66,12 @@ async def chat(asked: ChatRequest, request: Request) -> Response:
         stream=bool(asked.stream),
         deadline=deadline_of(request, asked.timeout),
     )
+    check_listed([ask])
     said = together(host_of(request), asked.model, [ask])
     telling = Telling(asked, tokenizer, ids)
     if asked.stream:
         return Events(telling.events(said))
-    return Json(await answer(request, telling.whole(said)))
+    return await answer(request, telling.whole(said))
 
 
 def turns(tokenizer: Tokenizer, asked: ChatRequest) -> tuple[list[int], list[int]]:
@@ -105,8 +110,12 @@ class Telling:
     def read(self) -> dict[str, Any]:
         return {"prompt_tokens": tokens.prompt_tokens(self.tokenizer, self.ids)} if self.asked.tokens else {}
 
-    async def whole(self, said: AsyncIterator[tuple[int, Piece]]) -> dict[str, Any]:
-        async for _, piece in said:
+    async def whole(self, said: AsyncIterator[tuple[int, Piece]]) -> Response:
+        heard = [piece async for _, piece in said]
+        return await beside(sum(tokens.listed(piece.said) for piece in heard), lambda: Json(self.made(heard)))
+
+    def made(self, heard: list[Piece]) -> dict[str, Any]:
+        for piece in heard:
             told = self.told[piece.row]
             told.text, told.reason = told.text + piece.text, piece.reason
             told.said += piece.said

@@ -10,10 +10,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from qkv.generation.text import Speaker
 from qkv.models import GPT
 from qkv.serving import tokens
 from qkv.serving.asking import (
     beside,
+    check_listed,
     choice_of,
     deadline_of,
     heads_of,
@@ -31,6 +33,7 @@ from qkv.serving.listening import DONE, Events, answer, event
 from qkv.serving.replies import CompletionReply
 from qkv.serving.request import Ask, Piece, Reason
 from qkv.serving.schema import CompletionRequest
+from qkv.text.stream import Stream
 from qkv.text.tokenizer import Tokenizer
 
 router = APIRouter(tags=["OpenAI"])
@@ -66,24 +69,38 @@ async def complete(asked: CompletionRequest, request: Request) -> Response:
         )
         for ids in prompts
     ]
+    check_listed(asks)
     said = together(host_of(request), asked.model, asks)
-    telling = Telling(asked, tokenizer, prompts)
+    telling = await beside(sum(map(len, prompts)) if asked.echo else 0, Telling, asked, tokenizer, prompts)
     if asked.stream:
         return Events(telling.events(said))
-    return Json(await answer(request, telling.whole(said)))
+    return await answer(request, telling.whole(said))
 
 
 class Told:
     """One choice: what was said of it so far."""
 
-    def __init__(self, tokenizer: Tokenizer, echo: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, echo: str, prompt: Stream, stop: tuple[str, ...]) -> None:
         self.echo, self.text = echo, ""
+        self.aloud = Speaker(tokenizer, stop)
+        """Goes on where the prompt ended. How a word is joined depends on the one before it, so what comes after an
+        echo may begin otherwise than a text of its own: with a space, or with the rest of a character."""
+        self.aloud.stream.before, self.aloud.stream.waiting = list(prompt.before), list(prompt.waiting)
+        self.aloud.stream.characters.setstate(prompt.characters.getstate())
         self.places = tokens.Running(tokenizer)
         """Where each token of the text begins, echo and all."""
         self.known = tokens.Running(tokenizer)
         self.tokens: list[dict[str, Any]] = []
         self.logprobs: dict[str, Any] | None = None
         self.reason: Reason | None = None
+
+    def after_echo(self, piece: Piece) -> str:
+        if self.aloud.stopped:
+            return ""
+        self.aloud.hear_all(each.id for each in piece.said)
+        if piece.reason is not None:
+            self.aloud.close()
+        return self.aloud.take()
 
 
 class Telling:
@@ -92,8 +109,11 @@ class Telling:
     def __init__(self, asked: CompletionRequest, tokenizer: Tokenizer, prompts: list[list[int]]) -> None:
         self.asked, self.tokenizer, self.prompts = asked, tokenizer, prompts
         self.n = asked.n or 1
-        echoes = [self.echo(place) if asked.echo else "" for place in range(len(prompts))]
-        self.told = [Told(tokenizer, echo) for echo in echoes for _ in range(self.n)]
+        self.told: list[Told] = []
+        for ids in prompts:
+            prompt = Stream(tokenizer)
+            echo = prompt.add_all(ids) if asked.echo else ""
+            self.told += [Told(tokenizer, echo, prompt, asked.stops) for _ in range(self.n)]
         self.said = 0
         self.head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
@@ -102,24 +122,25 @@ class Telling:
             "model": asked.model,
         }
 
-    def echo(self, place: int) -> str:
-        prompt = self.asked.prompts[place]
-        return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
-
     def usage(self) -> dict[str, int]:
         read = sum(map(len, self.prompts))
         return {"prompt_tokens": read, "completion_tokens": self.said, "total_tokens": read + self.said}
 
     def choices(self, number: int, piece: Piece) -> list[dict[str, Any]]:
         """What a piece of a request adds to its choices: the prompt, said first, to all of them."""
-        prompt = self.asked.echo and self.asked.logprobs is not None and self.told[number * self.n].logprobs is None
+        prompt = self.is_prompt(number * self.n)
         rows = range(self.n) if prompt else [piece.row]
         self.said += 0 if prompt else len(piece.said)
         return [self.choice(number * self.n + row, piece) for row in rows]
 
+    def is_prompt(self, index: int) -> bool:
+        """Whether what comes next of a choice is what the model thinks of its prompt."""
+        return bool(self.asked.echo) and self.asked.logprobs is not None and self.told[index].logprobs is None
+
     def choice(self, index: int, piece: Piece) -> dict[str, Any]:
         told, asked = self.told[index], self.asked
-        text, told.echo = told.echo + piece.text, ""
+        text = told.after_echo(piece) if asked.echo and not self.is_prompt(index) else piece.text
+        text, told.echo = told.echo + text, ""
         found: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None, "reason": None}
         if asked.logprobs is not None:
             found["logprobs"] = tokens.of_completion(self.tokenizer, piece.said, asked.logprobs, told.places)
@@ -133,8 +154,13 @@ class Telling:
             found |= {"finish_reason": FINISHED[piece.reason], "reason": piece.reason}
         return found
 
-    async def whole(self, said: AsyncIterator[tuple[int, Piece]]) -> dict[str, Any]:
-        async for number, piece in said:
+    async def whole(self, said: AsyncIterator[tuple[int, Piece]]) -> Response:
+        """To write out many alternatives takes a while."""
+        heard = [each async for each in said]
+        return await beside(sum(tokens.listed(piece.said) for _, piece in heard), lambda: Json(self.made(heard)))
+
+    def made(self, heard: list[tuple[int, Piece]]) -> dict[str, Any]:
+        for number, piece in heard:
             self.choices(number, piece)
         choices = []
         for index, told in enumerate(self.told):
@@ -158,7 +184,7 @@ class Telling:
         first = self.read()
         try:
             async for number, piece in said:
-                for choice in self.choices(number, piece):
+                for choice in await beside(self.n * tokens.listed(piece.said), self.choices, number, piece):
                     yield event({**self.head, "choices": [choice], **first})
                     first = {}
             if self.asked.counted:

@@ -25,7 +25,7 @@ REASONS = {
 RETRY = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
 STREAMED = {
     "text/event-stream": {
-        "schema": {"type": "string"},
+        "schema": {"description": "Events with JSON in their data, as they come; that of the last one is [DONE]."},
         "example": 'data: {"choices": [...]}\n\ndata: [DONE]\n\n',
     }
 }

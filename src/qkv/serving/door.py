@@ -22,9 +22,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from qkv.serving.errors import UNFORESEEN, failure, log_unforeseen
+from qkv.serving.errors import UNFORESEEN, failure
 from qkv.serving.keys import Keys
 from qkv.serving.listening import Gone
+from qkv.serving.logs import log_unforeseen
 from qkv.serving.metrics import Counted
 from qkv.serving.sign_in import sign_in_page
 
@@ -76,7 +77,9 @@ class Door:
 
     async def watched(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Counted and logged: the method, the path, the outcome; never a query, a header or a body."""
-        began, headers = time.monotonic(), Headers(scope=scope)
+        began, headers, method = time.monotonic(), Headers(scope=scope), scope["method"]
+        if method == "HEAD":  # as GET; uvicorn keeps the body to itself
+            scope = {**scope, "method": "GET"}
         out = Outgoing(send, self.allowed_origin(headers), close=self.draining)
         task = asyncio.current_task()
         assert task is not None
@@ -99,7 +102,7 @@ class Door:
             path = getattr(scope.get("route"), "path", "other")
             self.counted.add(path, out.status or 499, seconds)
             shown = scope["path"][:200].encode("ascii", "backslashreplace").decode()
-            log.info("%s %s %s %.0f ms", scope["method"], printed(shown), out.status or "gone", 1000 * seconds)
+            log.info("%s %s %s %.0f ms", method, printed(shown), out.status or "gone", 1000 * seconds)
 
     async def passed(self, scope: Scope, receive: Receive, send: Outgoing, headers: Headers) -> None:
         refusal = self.refusal(scope, headers)

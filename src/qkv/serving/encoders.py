@@ -6,6 +6,7 @@ Each is done between two steps of the engine, a few texts at a time, so that tho
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -35,6 +36,8 @@ from qkv.text.tokenizer import Tokenizer
 router = APIRouter()
 AT_ONCE = 16
 """Texts that are read together."""
+MOST_CHARACTERS = 200_000
+"""In a request to fill or to classify: all that are cut into tokens between two steps."""
 
 
 @router.post("/v1/embeddings", responses=documented(EmbeddingReply), tags=["OpenAI"])
@@ -62,13 +65,17 @@ async def embed(asked: EmbeddingRequest, request: Request) -> Response:
         return [found[place] for place in range(len(rows))]
 
     made = await answer(request, vectors())
-    data = [
-        {"object": "embedding", "index": index, "embedding": written(vector, asked.encoding_format == "base64")}
-        for index, vector in enumerate(made)
-    ]
-    count = sum(map(len, rows))
-    usage = {"prompt_tokens": count, "total_tokens": count}
-    return Json({"object": "list", "model": asked.model, "data": data, "usage": usage})
+
+    def written_out() -> Response:
+        data = [
+            {"object": "embedding", "index": index, "embedding": written(vector, asked.encoding_format == "base64")}
+            for index, vector in enumerate(made)
+        ]
+        count = sum(map(len, rows))
+        usage = {"prompt_tokens": count, "total_tokens": count}
+        return Json({"object": "list", "model": asked.model, "data": data, "usage": usage})
+
+    return await beside(len(made) * width, written_out)
 
 
 def framed(model: BERT | Tuned, tokenizer: Tokenizer, text: str | list[int]) -> list[int]:
@@ -116,14 +123,28 @@ async def fill_masks(asked: FillRequest, request: Request) -> Response:
     only(model, asked.model, BERT, "guesses no masked words")
     if not model.config.word_head:
         raise ValueError(f"model: {asked.model} is an encoder alone and guesses no words; use embeddings")
+    if tokenizer.mask is None:
+        raise ValueError(f"model: {asked.model} has no mask token, so it was not taught to guess")
+    check_characters([asked.text], "text")
+    ids = await beside(len(asked.text), masked_ids, tokenizer, asked.text)
+    if len(ids) > (context := model.config.context):
+        raise ValueError(f"text: {len(ids):,} tokens are more than the model's context of {context:,}; shorten it")
 
-    def work(model: Any, tokenizer: Tokenizer) -> tuple[list[int], Any]:
-        found = fill(model, tokenizer, asked.text, top=asked.top)
-        return masked_ids(tokenizer, asked.text), found
+    def work(model: Any, tokenizer: Tokenizer) -> Any:
+        return fill(model, tokenizer, asked.text, top=asked.top)
 
-    ids, found = await answer(request, job(request, asked.model, work, deadline_of(request, asked.timeout)))
-    read = [{**each, "mask": each["id"] == tokenizer.mask} for each in tokens.prompt_tokens(tokenizer, ids)]
-    return Json({"tokens": read, "masks": [[guess._asdict() for guess in guesses] for guesses in found]})
+    found = await answer(request, job(request, asked.model, work, deadline_of(request, asked.timeout)))
+
+    def written_out() -> Response:
+        read = [{**each, "mask": each["id"] == tokenizer.mask} for each in tokens.prompt_tokens(tokenizer, ids)]
+        return Json({"tokens": read, "masks": [[guess._asdict() for guess in guesses] for guesses in found]})
+
+    return await beside(len(ids) + len(found) * asked.top, written_out)
+
+
+def check_characters(texts: Iterable[str], field: str) -> None:
+    if (size := sum(map(len, texts))) > MOST_CHARACTERS:
+        raise ValueError(f"{field}: expected {MOST_CHARACTERS:,} characters or less in all, not {size:,}; send fewer")
 
 
 @router.post("/v1/classify", responses=documented(ClassifyReply), tags=["qkv"])
@@ -131,6 +152,7 @@ async def classify_texts(asked: ClassifyRequest, request: Request) -> Response:
     """A class, a number, a choice or tags, as the model was tuned to say."""
     _, model, _ = opened(request, asked.model)
     only(model, asked.model, Tuned, "was not taught to answer")
+    check_characters(("".join(each) for each in asked.texts), "texts")
     deadline = deadline_of(request, asked.timeout)
 
     async def answers() -> list[Any]:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import difflib
 import json
-import logging
 import math
-import traceback
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,9 +19,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from qkv.serving.logs import log_unforeseen
 from qkv.serving.request import Refused
 
-log = logging.getLogger("qkv.serving")
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -44,6 +43,8 @@ SENTENCES = {
     404: "there is nothing at this address; GET /openapi.json lists what there is",
     405: "this address takes another method; GET /openapi.json says which",
 }
+NAME = re.compile(r"(?!(?:str|int|float|bool|dict|list|none|nullable)$)[a-z_]+")
+"""Of a field inside a field; pydantic also names the kinds that it tried."""
 UNFORESEEN = "something went wrong inside the server; the request is not to blame, and others are not touched"
 
 
@@ -94,13 +95,6 @@ def of_exception(error: BaseException) -> Json:
         return failure(400, message, param=field if colon and field.replace("_", "").isalnum() else None)
     log_unforeseen(error)
     return failure(500, UNFORESEEN)
-
-
-def log_unforeseen(error: BaseException) -> None:
-    """Where it happened, and of what kind it is. Its words stay out of the log: a prompt may be among them."""
-    frames = traceback.extract_tb(error.__traceback__)[-8:]
-    where = " < ".join(f"{frame.filename.rpartition('/')[2]}:{frame.lineno}" for frame in reversed(frames))
-    log.error("%s at %s", type(error).__name__, where)
 
 
 def attach(app: FastAPI) -> None:
@@ -176,12 +170,16 @@ def in_words(errors: Sequence[Any], known: Sequence[str]) -> tuple[str, str | No
 
 def expectation(error: Any) -> str:
     message = str(error["msg"]).removeprefix("Value error, ")
+    inside = [str(part)[:60] for part in error["loc"][2:] if isinstance(part, int) or NAME.fullmatch(str(part))]
+    at = f" (at {'.'.join(inside)})" if inside else ""
     if error["type"] == "missing":
-        return "this field is missing"
+        return f"this field is missing{at}"
+    if error["type"] == "extra_forbidden":
+        return f"there is no such field; leave it out{at}"
+    if error["type"] == "too_long" and error["ctx"]["max_length"] == 0:
+        return f"this is not done here; leave it out{at}"
     for begin in ("Input should ", "String should ", "List should ", "Value should "):
         if message.startswith(begin):
-            where = [str(part) for part in error["loc"][2:] if isinstance(part, int)]
-            at = f" (at {'.'.join(where)})" if where else ""
             return f"it should {message.removeprefix(begin)}{at}"
     return message
 

@@ -17,8 +17,8 @@ MOST_TEXTS = 128
 MOST_WORDS = 1_000_000
 """Tokens that one may ask for; the model's context is an end long before."""
 MOST_FIELDS = 64
-UNENDING = 50_000
-"""Tokens of a text in a model whose context has no end."""
+UNENDING = 65_536
+"""Tokens of a text in a model whose context has no end, as of a prompt."""
 
 ModelName = Annotated[str, Field(min_length=1, max_length=200, description="One of GET /v1/models.")]
 Text = Annotated[str, Field(max_length=MOST_TEXT)]
@@ -87,7 +87,9 @@ class Speaking(Drawing):
     stream: bool | None = Field(False, description="As server-sent events, while the words are said.")
     stream_options: StreamOptions | None = None
     stop: Stop | Annotated[list[Stop], Field(fail_fast=True, max_length=16)] | None = Field(
-        None, description="Texts before which to stop; they are never said."
+        None,
+        description="Texts before which to stop; they are never in the text. The tokens that spelled one were said all "
+        "the same: tokens, logprobs and usage have them.",
     )
     seed: Seed | None = Field(None, description="The same seed gives the same text again, whatever else is running.")
     presence_penalty: Penalty | None = 0.0
@@ -128,7 +130,7 @@ class CompletionRequest(Speaking):
     prompt: Prompt = Field("", description="Text or ids, or a list of either; an empty text begins a new one.")
     max_tokens: Annotated[int, Field(ge=0, le=MOST_WORDS)] | None = 16
     logprobs: Annotated[int, Field(ge=0, le=100)] | None = Field(None, description="So many alternatives of each.")
-    echo: bool | None = Field(False, description="Say the prompt first.")
+    echo: bool | None = Field(False, description="Say the prompt first, as it was read.")
     best_of: Annotated[int, Field(ge=1, le=MOST_TEXTS)] | None = Field(None, description="Only as many as n.")
     suffix: Annotated[str, Field(max_length=MOST_TEXT)] | None = Field(None, description="Not done here.")
 
@@ -160,11 +162,19 @@ class TextPart(Strict):
     text: Text
 
 
+Unseen = Annotated[str, Field(max_length=1000)]
+"""What OpenAI does with it is not done here, and nobody is the worse for it."""
+
+
 class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | Annotated[list[TextPart], Field(fail_fast=True, min_length=1, max_length=MOST_TEXTS)]
     name: Annotated[str, Field(max_length=100)] | None = Field(None, description="Not looked at.")
-    refusal: None = None
+    annotations: Annotated[list[Any], Field(max_length=MOST_TEXTS)] | None = Field(None, description="Not looked at.")
+    refusal: Unseen | None = Field(None, description="Not looked at.")
+    audio: None = None
+    function_call: None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="Not done here.")
 
     @property
     def text(self) -> str:
@@ -189,12 +199,21 @@ class ChatRequest(Speaking):
     max_completion_tokens: Annotated[int, Field(ge=1, le=MOST_WORDS)] | None = Field(None, description="The same.")
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(None, description="Needs logprobs, or tokens.")
-    response_format: ResponseFormat | None = None
-    tools: Annotated[list[Any], Field(fail_fast=True, max_length=0)] | None = Field(None, description="Not done here.")
+    response_format: ResponseFormat | None = Field(None, description="Only text.")
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True, max_length=1)] | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="Not done here.")
     tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: bool | None = None
-    store: Literal[False] | None = None
-    metadata: Annotated[dict[str, Any], Field(max_length=16)] | None = Field(None, description="Not looked at.")
+    functions: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="Not done here.")
+    function_call: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = Field(None, description="Not looked at, as all that follow.")
+    store: bool | None = None
+    metadata: Annotated[dict[str, Any], Field(max_length=16)] | None = None
+    service_tier: Unseen | None = None
+    prompt_cache_key: Unseen | None = None
+    prompt_cache_retention: Unseen | None = None
+    safety_identifier: Unseen | None = None
+    reasoning_effort: Unseen | None = None
+    verbosity: Unseen | None = None
 
     @model_validator(mode="after")
     def consistent(self) -> ChatRequest:

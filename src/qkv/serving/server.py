@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
 
+from qkv.serving.connection import Connection
 from qkv.serving.door import Door
 
 TICK = 0.05
@@ -16,14 +18,21 @@ BACKLOG = 2048
 
 
 class Server(uvicorn.Server):
-    def __init__(self, door: Door, drain: float) -> None:
+    def __init__(self, door: Door, drain: float, at_once: Callable[[], None] | None = None) -> None:
+        """`at_once` is called after the second signal, when all lines are cut: who returns from here normally waits for
+        threads that still work."""
         # The access log is the door's: uvicorn's would have queries in it.
         config = uvicorn.Config(
             door, access_log=False, server_header=False, log_config=None, timeout_graceful_shutdown=1, backlog=BACKLOG,
-            ws="none", lifespan="off", timeout_keep_alive=30,
+            http=Connection, ws="none", lifespan="off", timeout_keep_alive=30,
         )  # fmt: skip
         super().__init__(config)
-        self.door, self.drain = door, drain
+        self.door, self.drain, self.at_once = door, drain, at_once
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().serve(sockets)
+        if self.force_exit and self.at_once is not None:
+            self.at_once()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """While it drains the port stays open, so that those who come are told so. uvicorn would close it, and would

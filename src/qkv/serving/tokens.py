@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -34,8 +35,29 @@ class Running:
             ],
         }  # fmt: skip
 
+    def place(self, id: int) -> int:
+        """Where a token begins, which is read thereby: where the one before it ended, or within one character with it.
+        Bytes before it that turn out to be no character are a sign of their own, which stands between them."""
+        stream = self.stream
+        own, half = self.offset, stream.characters.getstate()[0]
+        if half:
+            try:
+                codecs.utf_8_decode(half + bytes(signs_of(self.tokenizer, id)), "strict", False)
+            except UnicodeDecodeError as error:
+                own += error.start == 0
+        elif stream.waiting and not A_BYTE.fullmatch(spelled(self.tokenizer, id)):
+            decode, before = self.tokenizer.decode, stream.before
+            own += len(decode(before + stream.waiting)) - len(decode(before))
+        self.offset += len(stream.add(id))
+        return own
+
     def known(self, id: int) -> dict[str, Any]:
         return {"id": id, "text": self.stream.add(id), "token": spelled(self.tokenizer, id)}
+
+
+def listed(said: Sequence[Said]) -> int:
+    """Tokens, and alternatives of each."""
+    return sum(1 + len(each.alternatives) for each in said)
 
 
 def chances_of(each: Alternative) -> dict[str, float]:
@@ -100,10 +122,6 @@ def shown(tokenizer: Tokenizer, id: int) -> str:
 
 def of_completion(tokenizer: Tokenizer, said: Sequence[Said], top: int, running: Running) -> dict[str, Any]:
     """The `logprobs` of a completion. `running` knows where in the text each token begins."""
-    offsets = []
-    for each in said:
-        offsets.append(running.offset)
-        running.offset += len(running.stream.add(each.id))
     return {
         "tokens": [shown(tokenizer, each.id) for each in said],
         "token_logprobs": [finite(each.logprob) for each in said],
@@ -112,7 +130,7 @@ def of_completion(tokenizer: Tokenizer, said: Sequence[Said], top: int, running:
             else {shown(tokenizer, other.id): finite(other.logprob) for other in each.alternatives[:top]}
             for each in said
         ] if top else None,
-        "text_offset": offsets,
+        "text_offset": [running.place(each.id) for each in said],
     }  # fmt: skip
 
 

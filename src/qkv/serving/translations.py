@@ -27,6 +27,8 @@ from qkv.serving.schema_own import TranslateRequest
 from qkv.text.tokenizer import Tokenizer
 
 router = APIRouter(tags=["qkv"])
+MOST_SOURCE = 4096
+"""Tokens of a source in a model whose context has no end: it reads them one after another."""
 
 
 @router.post("/v1/translate", responses=documented(TranslateReply, also=STREAMED))
@@ -39,6 +41,10 @@ async def translate(asked: TranslateRequest, request: Request) -> Response:
     if asked.alignment and isinstance(model, RNN) and model.config.attention == "none":
         raise ValueError("alignment: this RNN has no attention, so none of its words looked at any other")
     sources = await beside(sum(map(len, asked.texts)), source_ids, [model], tokenizer, asked.texts)
+    if max(map(len, sources)) > MOST_SOURCE:
+        raise ValueError(
+            f"text: one of {max(map(len, sources)):,} tokens is no sentence; expected {MOST_SOURCE:,} or less"
+        )
     translating = Translating(asked, request, model, tokenizer, sources)
     if asked.stream:
         return Events(translating.events())
