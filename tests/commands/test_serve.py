@@ -32,6 +32,7 @@ from text.sentences import SENTENCES
     [
         ([], "model: expected the folder of a model"),
         (["nobody"], "nobody: there is no such file or folder"),
+        (["runs/mien"], "runs/mien: there is no such file or folder; models are read from this machine"),
         (["smolm2"], "did you mean smollm2"),
         (["{gpt}", "{gpt}"], "model: two are called gpt; give one of them another name"),
         (["a/b={gpt}"], "model: expected a path, or name=path"),
@@ -218,3 +219,14 @@ def test_a_second_signal_waits_for_nobody() -> None:
         assert child.wait(15) == 130
         asking.join(15)
         assert told == [503]
+
+
+def test_without_any_model_there_is_nothing_to_serve(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    made = subprocess.run(
+        [sys.executable, "-m", "qkv", "serve", str(tmp_path), "--port", "0"],
+        capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert made.returncode == 1
+    assert "cannot be served" in made.stderr
+    assert "no model could be loaded" in made.stderr

@@ -24,7 +24,7 @@ from qkv.models.build import Model
 from qkv.text import Tokenizer
 
 if TYPE_CHECKING:
-    from qkv.serving.host import Served
+    from qkv.serving.host import Host, Served
 
 GIB = 1 << 30
 KEY = "QKV_API_KEY"
@@ -90,10 +90,13 @@ def run(
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     for name, load in loads.items():
         engine.add(name, load)
-        threading.Thread(target=announced, args=(engine.served[name],), daemon=True).start()
+        threading.Thread(target=announced, args=(engine.served[name], engine, console), daemon=True).start()
     engine.start()
-    address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+    anywhere = host in ("0.0.0.0", "::")  # then it has many addresses, of which a person here can open one
+    address = f"http://{'127.0.0.1' if anywhere else f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
     welcome(console, address, list(loads), bool(keys))
+    if anywhere:
+        console.print("Others     at this machine's own address or name")
     allow_connections()
     Server(door, drain, at_once=partial(leave, console, STOPPED)).run(sockets=[listening])
     with suppress(KeyboardInterrupt):  # once more: then it is not waited for
@@ -130,18 +133,22 @@ def welcome(console: Console, address: str, names: list[str], locked: bool) -> N
     console.print(Text(f"Loading    {', '.join(names)}"), soft_wrap=True)
 
 
-def announced(served: Served) -> None:
-    """A person hears when a model is there; when it is not to be had, the host says so."""
+def announced(served: Served, engine: Host, console: Console) -> None:
+    """A person hears when a model is there; when it is not to be had, the host says so. Without any, there is nothing
+    to serve."""
     while served.state == "loading":
         time.sleep(0.1)
     if served.state == "ready":
         logging.getLogger("qkv.serving").info("%s is ready", served.name)
+    elif all(each.engine is None and each.state == "failed" for each in engine.served.values()):
+        console.print("qkv: no model could be loaded", markup=False)
+        leave(console, 1)
 
 
 def loader(path: str, machine: Machine) -> Callable[[], tuple[Model, Tokenizer]]:
     found = artifact.named(path)
     if not found.exists():  # which is said before anything starts
-        raise ValueError(f"{path}: there is no such file or folder")
+        raise ValueError(f"{path}: there is no such file or folder; models are read from this machine, not downloaded")
     return lambda: prepared(path, machine)
 
 
@@ -153,7 +160,7 @@ def named(models: tuple[str, ...]) -> dict[str, str]:
     for each in models:
         name, given, path = each.partition("=")
         if not given or Path(each).exists():
-            name, path = Path(each).resolve().name if Path(each).exists() else each, each
+            name, path = Path(each).resolve().name if Path(each).exists() else Path(each).name, each
         if not name.strip() or not path or "/" in name or len(name) > 200 or not name.isprintable():
             raise ValueError(f"model: expected a path, or name=path, not {each!r}")
         if name in found:

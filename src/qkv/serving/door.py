@@ -80,7 +80,8 @@ class Door:
         began, headers, method = time.monotonic(), Headers(scope=scope), scope["method"]
         if method == "HEAD":  # as GET; uvicorn keeps the body to itself
             scope = {**scope, "method": "GET"}
-        out = Outgoing(send, self.allowed_origin(headers), close=self.draining)
+        wanted = headers.get("access-control-request-headers", "authorization, content-type")
+        out = Outgoing(send, self.allowed_origin(headers), wanted, close=self.draining)
         task = asyncio.current_task()
         assert task is not None
         self.running.add(task)
@@ -160,12 +161,9 @@ class Door:
 
     async def body(self, receive: Receive, headers: Headers) -> bytes | Response:
         """All of it, or the refusal of one that is too large, before it is read."""
-        too_large = failure(
-            413, f"body: expected at most {self.rules.body:,} bytes; send less", headers={"Connection": "close"}
-        )
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length[:20]) > self.rules.body:
-            return too_large
+            return self.too_large()
         body = bytearray()
         more = True
         while more:
@@ -175,8 +173,12 @@ class Door:
             body += message.get("body", b"")
             more = message.get("more_body", False)
             if len(body) > self.rules.body:
-                return too_large
+                return self.too_large()
         return bytes(body)
+
+    def too_large(self) -> Response:
+        sentence = f"body: expected at most {self.rules.body:,} bytes; send less"
+        return failure(413, sentence, headers={"Connection": "close"})
 
     def signed_in(self, body: bytes) -> Response:
         """A browser's form with the key: the cookie, and on to the page."""
@@ -227,8 +229,9 @@ def again(body: bytes, receive: Receive) -> Receive:
 class Outgoing:
     """`send`, with the headers that every answer has; it knows the status, and can cut the line."""
 
-    def __init__(self, send: Send, origin: str | None, close: bool) -> None:
-        self.send, self.origin, self.close = send, origin, close
+    def __init__(self, send: Send, origin: str | None, wanted: str, close: bool) -> None:
+        """Pages of an `origin` that may ask may send the headers that are `wanted`: clients have some of their own."""
+        self.send, self.origin, self.wanted, self.close = send, origin, wanted, close
         self.status: int | None = None
         self.streams = False
 
@@ -243,7 +246,7 @@ class Outgoing:
                 headers["Connection"] = "close"
             if self.origin is not None:
                 headers["Access-Control-Allow-Origin"] = self.origin
-                headers["Access-Control-Allow-Headers"] = "authorization, content-type"
+                headers["Access-Control-Allow-Headers"] = self.wanted
                 headers["Access-Control-Allow-Methods"] = "GET, POST"
                 headers["Access-Control-Expose-Headers"] = "retry-after"
                 headers["Cross-Origin-Resource-Policy"] = "cross-origin"

@@ -161,7 +161,7 @@ def in_words(errors: Sequence[Any], known: Sequence[str]) -> tuple[str, str | No
     shown = field[:60]
     if first["type"] == "extra_forbidden" and len(place) == 2:
         close = difflib.get_close_matches(shown, known, n=1)
-        meant = f"did you mean {close[0]}?" if close else "leave it out"
+        meant = f"did you mean {close[0]}?" if close else f"leave it out; there are {', '.join(known[:16])}"
         return f"{shown}: there is no such field; {meant}", shown
     of_field = [error for error in errors if len(error["loc"]) > 1 and str(error["loc"][1]) == field]
     said = list(dict.fromkeys(expectation(error) for error in of_field))
@@ -178,6 +178,9 @@ def expectation(error: Any) -> str:
         return f"there is no such field; leave it out{at}"
     if error["type"] == "too_long" and error["ctx"]["max_length"] == 0:
         return f"this is not done here; leave it out{at}"
+    if error["type"] == "string_pattern_mismatch":  # which heads alone are written in
+        return f'expected such as "3.5", head 5 of layer 3, or "2.*"{at}'
+    message = message.replace(" after validation", "")
     for begin in ("Input should ", "String should ", "List should ", "Value should "):
         if message.startswith(begin):
             return f"it should {message.removeprefix(begin)}{at}"

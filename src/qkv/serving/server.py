@@ -4,6 +4,7 @@ some seconds. The second: it leaves at once."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -13,6 +14,7 @@ import uvicorn
 from qkv.serving.connection import Connection
 from qkv.serving.door import Door
 
+log = logging.getLogger("qkv.serving")
 TICK = 0.05
 BACKLOG = 2048
 
@@ -50,6 +52,13 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def finish(self) -> None:
+        if self.door.running:
+            count = len(self.door.running)
+            log.info(
+                "leaving when %d request%s ended; once more, and it is at once",
+                count,
+                " has" if count == 1 else "s have",
+            )
         left = self.drain
         while self.door.running and left > 0 and not self.should_exit:
             await asyncio.sleep(TICK)
