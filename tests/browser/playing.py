@@ -74,6 +74,19 @@ def generate(page: Any) -> None:
     written(page)
 
 
+def stale(page: Any) -> bool:
+    """Whether the text is pale, as that of another prompt."""
+    return "stale" in page.get_attribute(".result", "class").split()
+
+
+def copied(page: Any) -> str:
+    """The end of the address that is copied as a link."""
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.click("text=Copy link")
+    page.wait_for_selector("text=Link copied")
+    return "#" + page.evaluate("navigator.clipboard.readText()").split("#")[1]
+
+
 def bodies(page: Any, path: str) -> list[dict[str, Any]]:
     """Gathers what the page will ask of a route."""
     found: list[dict[str, Any]] = []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from browser.conftest import Open
-from browser.playing import bodies, generate, link, tokens, written
+from browser.playing import bodies, copied, generate, link, tokens, written
 from made_looks import HOSTILE
 
 PROMPT = "the cat sat on"
@@ -110,8 +110,10 @@ def test_a_model_that_failed_one_that_is_not_there_and_a_locked_server(visit: Op
     def failed(page: Any) -> None:
         def models(route: Any) -> None:
             answer = route.fetch().json()
-            answer["data"] = [each for each in answer["data"] if each["id"] == "gpt"]
-            answer["data"][0]["qkv"] |= {"state": "failed", "can": []}
+            answer["data"] = [each for each in answer["data"] if each["id"] in ("gpt", "bert", "long")]
+            by_name = {each["id"]: each["qkv"] for each in answer["data"]}
+            by_name["gpt"] |= {"state": "failed", "can": []}
+            by_name["bert"]["can"] = ["embed", "attention", "tokenize"]
             route.fulfill(json=answer)
 
         page.route("**/v1/models", models)
@@ -120,8 +122,13 @@ def test_a_model_that_failed_one_that_is_not_there_and_a_locked_server(visit: Op
             lambda route: route.fulfill(json={"models": {"gpt": {"state": "failed", "error": "no such folder"}}}),
         )
 
-    page = visit(link(tab="write"), route=failed, state="waiting")
+    page = visit(link(tab="write", model="gpt"), route=failed)
     page.wait_for_selector("[role=alert]:has-text('gpt could not be loaded.'):has-text('no such folder')")
+    assert page.locator("#model option").all_inner_texts() == ["long"]  # one that failed is not offered
+    page.click("#tab-fill")
+    page.wait_for_selector("text=No model of this server fills masks.")
+    why = 'bert cannot fill masks: it only embeds texts. Look inside it with qkv look bert "a text"'
+    assert page.inner_text(".gate > .note") == why
 
     def none(page: Any) -> None:
         page.route("**/v1/models", lambda route: route.fulfill(json={"object": "list", "data": []}))
@@ -132,22 +139,26 @@ def test_a_model_that_failed_one_that_is_not_there_and_a_locked_server(visit: Op
     assert not page.locator("#panel").is_visible()
     page = visit(route=refusing("/v1/models", 401, "key: expected one", times=9), refused=True, state="waiting")
     assert page.locator("a:text-is('Sign in')").get_attribute("href") == "/"
+    assert "This server needs a key: sign in." in page.inner_text(".gate")
 
 
 def test_a_server_that_is_gone_comes_back_and_nothing_is_lost(visit: Open) -> None:
-    page = visit(link(tab="write", model="gpt", prompt=PROMPT, max_tokens=4), refused=True)
+    page = visit(link(tab="write", model="gpt", prompt=PROMPT, max_tokens=4, think=1), refused=True)
     generate(page)
     said = tokens(page)
+    page.wait_for_selector("#qkv[data-shown]")
     for path in ("**/v1/**", "**/health"):
         page.route(path, lambda route: route.abort())
     page.click("button:text-is('Go on')")
     page.wait_for_selector(".gate [role=alert]:has-text('The server does not answer.')")
+    page.wait_for_selector(".result button:text-is('Try again')")
     assert tokens(page) == said
     for path in ("**/v1/**", "**/health"):
         page.unroute(path)
     page.wait_for_selector("#playground[data-state=ready]")
     assert page.locator(".gate").inner_text() == ""
-    page.click(".result button:text-is('Try again')")
+    assert page.locator("[role=alert]").count() == 0  # nothing says any more that it is gone
+    page.click("button:text-is('Go on')")
     page.wait_for_function("() => document.querySelectorAll('.result .tokens .token:not(.given)').length === 8")
     assert tokens(page)[:4] == said
 
@@ -192,7 +203,7 @@ def test_dark_and_light_and_the_words_for_those_who_hear_the_page(visit: Open) -
     heard = page.evaluate("window.heard")
     assert len(heard) == 2  # that it writes, and what it wrote: never a word for each token
     assert heard[0] == "Writing …"
-    assert heard[1].startswith("20 tokens. It has the length you asked for.")
+    assert heard[1].startswith("20 tokens. That is the length you asked for.")
     unnamed = "all => all.filter(it => !it.labels?.length && !it.ariaLabel && !it.textContent.trim()).length"
     assert page.eval_on_selector_all("#playground :is(input, textarea, select, button)", unnamed) == 0
     assert page.locator("[role=tab][aria-selected=true]").count() == 1
@@ -204,11 +215,14 @@ def test_dark_and_light_and_the_words_for_those_who_hear_the_page(visit: Open) -
 
 def test_the_link_is_copied(visit: Open) -> None:
     page = visit(link(tab="fill", model="bert", masked="the [mask] sat", theme="dark"))
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     asked = bodies(page, "/v1/fill")
-    page.click("text=Copy link")
-    page.wait_for_selector("text=Link copied")
-    other = visit("#" + page.evaluate("navigator.clipboard.readText()").split("#")[1])
+    other = visit(copied(page))
     assert other.input_value("#masked") == "the [mask] sat"
     assert other.evaluate("document.documentElement.dataset.theme") == "dark"
     assert asked == []
+    assert other.locator(".masks").is_hidden()
+    page.click("button:text-is('Guess')")
+    page.wait_for_selector(".masks .option")
+    again = visit(copied(page))  # there was an answer: it is asked for
+    again.wait_for_selector(".masks .option")
+    assert again.locator(".masks").inner_text() == page.locator(".masks").inner_text()

@@ -24,9 +24,14 @@ def weights(answer: Any, layer: int, head: int) -> torch.Tensor:
 
 
 def test_a_head_of_the_text_on_the_page(visit: Open, server: Any) -> None:
-    page = visit(link(tab="write", model="gpt", prompt=PROMPT, think=1))
+    page = visit(link(tab="write", model="gpt", prompt=PROMPT))
     asked = bodies(page, "/v1/attention")
+    page.click("text=See it think")
     settled(page, view="heads")
+    page.wait_for_function("() => scrollY > 100")  # to where the text and the heads are seen
+    text, heads = page.locator(".result").bounding_box(), page.locator("#qkv .grid").bounding_box()
+    assert 0 <= text["y"] < text["y"] + text["height"] < heads["y"] < heads["y"] + heads["height"] < 860
+    assert page.locator("#qkv").bounding_box()["width"] > 1150
     assert page.locator("#qkv .cell").count() == 4
     assert page.locator("#qkv h1").count() == 0
     assert page.locator("main").count() == 1
@@ -68,7 +73,10 @@ def test_the_lens_follows_what_is_generated_one_question_at_a_time(visit: Open, 
     lens = answered(server, "/v1/attention", model="gpt", text=ids, layers=[0], lens=True)["lens"]
     for layer, guesses in enumerate(lens):
         cells = page.locator(f"#qkv [data-layer='{layer}'] .number").all_inner_texts()
-        assert cells == [f"{100 * each[0][2]:.0f}%" for each in guesses[: len(cells)]]
+        assert cells == [f"{100 * each[0][2]:.0f}%" for each in guesses[-len(cells) :]]  # it is open at the last word
+    last = page.locator("#qkv .lens .chosen")
+    assert last.get_attribute("data-place") == str(len(ids) - 1)
+    assert last.bounding_box()["x"] + last.bounding_box()["width"] < 1280
     texts = [each["text"] for each in asked if isinstance(each["text"], list)]
     assert texts[-1] == ids  # token for token, and the whole text in the end
     assert all(text == ids[: len(text)] for text in texts)
@@ -77,13 +85,14 @@ def test_the_lens_follows_what_is_generated_one_question_at_a_time(visit: Open, 
 
 def test_a_knocked_out_head_changes_the_text_and_what_differs_is_marked(visit: Open, server: Any) -> None:
     page = visit(link(tab="write", model="gpt", prompt=PROMPT, think=1, seed=3, max_tokens=10, temperature=1))
+    generate(page)
     settled(page, view="heads")
     page.click("#qkv .cell >> nth=1")
     settled(page, view="head", layer=0, head=1)
     page.click("text=Switch layer 0, head 1 off")
     page.wait_for_selector(".sides:not([hidden]):not([aria-busy])")
     how = {"temperature": 1.0, "top_p": 0.95, "seed": 3, "max_tokens": 10}
-    whole, _ = completed(server, model="gpt", prompt=PROMPT, **how)
+    whole, read = completed(server, model="gpt", prompt=PROMPT, **how)
     without, _ = completed(server, model="gpt", prompt=PROMPT, heads_off=["0.1"], **how)
     sides = [f".sides > :nth-child({number}) .tokens .token" for number in (1, 2)]
     assert tokens(page, sides[0]) == shown_as(page, [each["text"] for each in whole["tokens"]])
@@ -95,12 +104,20 @@ def test_a_knocked_out_head_changes_the_text_and_what_differs_is_marked(visit: O
     left = iter(each["id"] for each in whole["tokens"])
     assert all(id in left for id in kept)  # what is not marked stands in both, in this order
     assert any(marked)
+    assert page.inner_text(".sides > :nth-child(2) h3") == "Without layer 0, head 1"
+    assert page.inner_text(".knockout > .note") == f"{sum(marked)} of 10 tokens differ."
+    assert page.inner_text(".other-heads") == "Written with all heads on."  # the text above
+    assert page.inner_text(".actions > .note") == "Layer 0, head 1 is switched off."
+    generate(page)
+    assert page.locator(".other-heads").is_hidden()
     page.click("[data-view=heads]")
     settled(page, view="heads")
     assert page.locator("#qkv .cell.crossed").count() == 1
     assert "switched off" in page.get_attribute("#qkv .cell.crossed", "aria-label")
+    page.wait_for_selector(".distribution:not([aria-busy])")
+    ids = [each["id"] for each in [*read, *without["tokens"]]]
     listed = answered(
-        server, "/v1/next", model="gpt", prompt=PROMPT, top=10, heads_off=["0.1"], temperature=1.0, top_p=0.95
+        server, "/v1/next", model="gpt", prompt=ids, top=10, heads_off=["0.1"], temperature=1.0, top_p=0.95
     )
     assert alike(page.locator(".two-bars .number").all_inner_texts()[:1], [listed["tokens"][0]["probability"]])
     assert settings_of(page)["off"] == "0.1"

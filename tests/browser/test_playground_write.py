@@ -6,7 +6,20 @@ import math
 from typing import Any
 
 from browser.conftest import Open
-from browser.playing import alike, answered, bodies, completed, generate, link, settings_of, shown_as, tokens, written
+from browser.playing import (
+    alike,
+    answered,
+    bodies,
+    completed,
+    copied,
+    generate,
+    link,
+    settings_of,
+    shown_as,
+    stale,
+    tokens,
+    written,
+)
 
 PROMPT = "the cat sat on"
 DRAWN = {"temperature": 0.8, "top_p": 0.95, "seed": 7, "max_tokens": 12}
@@ -21,7 +34,7 @@ def test_what_streams_in_is_what_the_api_says_coloured_by_its_probability(visit:
     assert {name: asked[0][name] for name in DRAWN} == DRAWN
     assert tokens(page, ".result .tokens .token.given") == [each["text"] for each in prompt]
     assert tokens(page) == shown_as(page, [each["text"] for each in choice["tokens"]])
-    assert page.inner_text(".result .state") == "12 tokens. It has the length you asked for."
+    assert page.inner_text(".result .state") == "12 tokens. That is the length you asked for."
     for made, token in zip(page.locator(".result .tokens .token:not(.given)").all(), choice["tokens"], strict=True):
         likely = math.exp(token["logprob"])
         step = next(name for least, name in STEPS if likely >= least)
@@ -72,6 +85,16 @@ def test_a_chosen_alternative_is_gone_on_from_and_undone(visit: Open, server: An
     on, _ = completed(server, model="gpt", prompt=ids, **DRAWN | {"max_tokens": 8})
     assert tokens(page)[:3] == before[:3]
     assert tokens(page)[4:] == shown_as(page, [each["text"] for each in on["tokens"]])
+    state = page.inner_text(".result .state")
+    assert state == "8 new tokens after 4 that stood there. That is the length you asked for."
+    seen = tokens(page)
+    other = visit(copied(page))  # what was chosen by hand comes with the link
+    other.wait_for_selector(".result .tokens .token.chosen")
+    assert tokens(other) == seen
+    assert other.inner_text(".result .state") == "12 tokens. They came with the link."
+    assert other.evaluate("document.activeElement === document.body")
+    kinds = "all => all.map(each => each.className)"
+    assert other.eval_on_selector_all(".result .token", kinds) == page.eval_on_selector_all(".result .token", kinds)
     page.click("button:text-is('Undo')")
     assert tokens(page) == before
 
@@ -93,6 +116,19 @@ def test_a_token_of_the_prompt_opens_too_and_going_on_takes_all_ids(visit: Open,
     assert asked[0]["prompt"] == ids + [each["id"] for each in choice["tokens"]]
     page.locator(".result .tokens .token.given").first.click()
     page.wait_for_selector("text=Nothing stands before the first token")
+    page.keyboard.press("Escape")
+    page.locator(".result .tokens .token.given").nth(2).click()
+    chosen = next(each for each in listed if each["id"] != ids[2])
+    page.click(f".card [data-id='{chosen['id']}']")
+    page.wait_for_selector(".result .tokens .token.given.chosen")
+    written(page)
+    assert asked[1]["prompt"] == [*ids[:2], chosen["id"]]
+    texts = [each["text"] for each in prompt]
+    assert page.input_value("#prompt") == "".join(texts[:2]) + chosen["text"]
+    assert page.inner_text(".result .state").startswith("4 tokens. ")  # none of which is the prompt's
+    assert not stale(page)
+    page.click("button:text-is('Undo')")
+    assert page.input_value("#prompt") == PROMPT
 
 
 def test_by_keys_alone(visit: Open) -> None:
@@ -139,7 +175,17 @@ def test_zero_one_and_few_shot(visit: Open) -> None:
     page.click("button:text-is('One-shot')")
     page.click("text=Put it into the prompt")
     assert page.input_value("#prompt") == one
+    assert page.locator("#stop").is_visible()  # the answer ends with its line
+    assert page.input_value("#stop") == "\\n"
+    assert "a line break is a stop text" in page.text_content("[role=status].unseen")
     assert settings_of(page)["prompt"] == one
+    page.click("#tab-chat")
+    page.click("#tab-fill")
+    page.go_back()
+    page.wait_for_selector("#tab-chat[aria-selected=true]")
+    page.go_back()
+    page.wait_for_selector("#tab-write[aria-selected=true]")
+    assert page.input_value("#prompt") == one
 
 
 def test_nothing_is_lost_on_reload_and_a_link_reproduces_the_setting(visit: Open) -> None:
@@ -173,6 +219,52 @@ def test_another_text_has_another_seed(visit: Open) -> None:
     page.wait_for_function("() => document.querySelector('#seed').value !== '0'")
     written(page)
     assert str(asked[0]["seed"]) == page.input_value("#seed") == settings_of(page)["seed"]
+    said = tokens(page)
+    other = visit(copied(page))  # the link writes it again
+    other.wait_for_function("() => document.querySelectorAll('.result .tokens .token:not(.given)').length === 4")
+    assert tokens(other) == said
+    assert "run" not in settings_of(other)
+    page.fill("#prompt", "the dog")
+    assert stale(page)
+    generate(page)
+    assert not stale(page)
+
+
+def test_a_full_context_is_said_and_nothing_is_asked_beyond_it(visit: Open) -> None:
+    page = visit(link(tab="write", model="gpt", prompt=f"{PROMPT} the mat", max_tokens=200, think=1))
+    asked = [bodies(page, path) for path in ("/v1/next", "/v1/attention")]
+    page.click("button:text-is('Generate')")
+    full = "The model's context of 64 tokens is full."
+    page.wait_for_selector(f'.result .state:has-text("{full}")')
+    page.wait_for_selector(f'.distribution:has-text("{full} So nothing comes next.")')
+    assert page.locator(".result .tokens .token").count() == 65
+    assert page.locator("button:text-is('Go on')").is_disabled()
+    assert page.locator("button:text-is('Go on')").get_attribute("title") == full
+    page.locator(".result .tokens .token").last.click()
+    page.click(".card .option:not([aria-current]) >> nth=0")  # which nobody can read
+    page.wait_for_selector(f'.result .state:has-text("0 new tokens after"):has-text("{full}")')
+    page.locator(".result .tokens .token").nth(60).click()
+    page.click(".card .option:not([aria-current]) >> nth=0")
+    page.wait_for_selector(f'.result .state:has-text("4 new tokens after"):has-text("{full}")')
+    page.wait_for_timeout(400)
+    following, seen = ([len(each.get("prompt", each.get("text"))) for each in bodies] for bodies in asked)
+    assert max(following) <= max(seen) == 64
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.click("text=Copy link")
+    page.wait_for_selector("text=Link copied: settings only")
+
+
+def test_the_space_before_a_word_is_seen(visit: Open) -> None:
+    def named(route: Any) -> None:
+        texts = [" Paris", "Paris", "  ", "<b>"]
+        chances = {"logprob": -1.5, "probability": 0.2}
+        listed = [{"id": id, "text": text, "token": text, **chances} for id, text in enumerate(texts)]
+        route.fulfill(json={"tokens": listed, "rest": 0.2})
+
+    page = visit(link(tab="write", model="gpt", prompt=PROMPT), route=lambda page: page.route("**/v1/next", named))
+    page.wait_for_selector(".two-bars li")
+    assert page.locator(".two-bars .word").all_inner_texts() == ["␣Paris", "Paris", "␣␣", "<b>"]
+    assert page.locator(".two-bars .space").count() == 1
 
 
 def test_a_stop_text_is_none_of_the_text(visit: Open, server: Any) -> None:

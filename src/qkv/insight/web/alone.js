@@ -6,6 +6,7 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 export const alone = {
   tag: "main", // what the views stand in; a larger page has a <main> of its own
   heading: true, // the model and the text above
+  grows: false, // whether the text becomes longer while it is looked at: then its end is what one wants to see
   keys: window, // whose keys are heard
 
   /** What is shown, as the end of an address. */

@@ -47,14 +47,16 @@ export class Lens {
       this.layers.length === 1
         ? "What the model says: the likeliest token, and how likely. An RNN has no residual stream to read before."
         : "What the output layer would say after each layer: the likeliest token, and how likely.";
-    const token = Math.min(state.token ?? 0, this.side.tokens.length - 1);
+    const last = this.side.tokens.length - 1;
+    const { grows } = this.page.standing;
+    const token = Math.min(state.token ?? (grows ? last : 0), last);
     if (this.token !== token || this.chosen[1] >= this.side.tokens.length) {
       this.token = token;
       this.chosen = [this.chosen?.[0] ?? this.layers.length - 1, token];
     }
     this.first = null; // the colours may be others
     this.paint();
-    if (state.token !== null) this.reveal(token);
+    if (grows || state.token !== null) this.reveal(token);
     this.paint();
     this.tell();
     this.page.say(this.sentence(...this.chosen));

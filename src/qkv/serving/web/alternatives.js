@@ -1,8 +1,8 @@
 // What could have stood at a place: a card beside the token, from which one goes on with another.
 
 import { element, percent } from "qkv/elements.js";
-import { quoted, word } from "qkv/words.js";
-import { named, probabilityOf } from "./tokens.js";
+import { quoted } from "qkv/words.js";
+import { named, probabilityOf, spaced } from "./tokens.js";
 
 export class Alternatives {
   constructor() {
@@ -24,7 +24,7 @@ export class Alternatives {
   async open(anchor, token, coming, onchoose) {
     this.anchor = anchor;
     const asked = (this.asked = {});
-    this.heading.replaceChildren("In the place of ", word(named(token), { class: "word" }));
+    this.heading.replaceChildren("In the place of ", spaced(token));
     this.list.replaceChildren();
     this.note.textContent = "Asking the model …";
     this.element.showPopover();
@@ -68,7 +68,7 @@ export class Alternatives {
           onchoose(option);
         },
       },
-      word(text, { class: "word", title: text }),
+      spaced(option),
       element("span", { class: "number" }, percent(likely)),
       bar,
     );

@@ -29,7 +29,8 @@ async function refused(response) {
   } catch {
     // not ours: something between us and the server answered
   }
-  const message = error.message ?? `The server answered ${response.status} ${response.statusText}`.trim();
+  const said = error.message ?? `The server answered ${response.status} ${response.statusText}`.trim();
+  const message = response.status === 401 ? "This server needs a key: sign in." : said; // its own is for programs
   return new Problem(message, { status: response.status, param: error.param ?? null, after: wait > 0 ? wait : null });
 }
 

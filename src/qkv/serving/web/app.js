@@ -5,7 +5,7 @@ import { Chat } from "./chat.js";
 import { Classify } from "./classify.js";
 import { Fill } from "./fill.js";
 import { Models, TABS } from "./models.js";
-import { noModel, notice, problem } from "./notices.js";
+import { failed, noModel, notice, problem, unused } from "./notices.js";
 import { DEFAULTS, headsOff, read, write } from "./settings.js";
 import { Think } from "./think.js";
 import { Translate } from "./translate.js";
@@ -28,14 +28,29 @@ export class App {
   constructor(root) {
     this.root = root;
     this.defaults = DEFAULTS;
-    this.settings = this.within(read(location.hash || remembered()));
+    this.take(location.hash || remembered());
     this.dark = matchMedia("(prefers-color-scheme: dark)");
-    this.models = new Models(() => this.show());
+    this.models = new Models(
+      () => this.show(),
+      () => this.recover(),
+    );
     this.panels = new Map();
   }
 
-  within(settings) {
-    return settings.tab in TABS ? settings : { ...settings, tab: "write" };
+  /** What an address says. An answer that it asks for is asked for once, as soon as its model is there. */
+  take(address) {
+    const { run, on, ...settings } = read(address);
+    if (!(settings.tab in TABS)) settings.tab = "write";
+    this.settings = { ...settings, run: false, on: "" };
+    this.coming = run || on ? { tab: settings.tab, on } : null;
+  }
+
+  come() {
+    const { coming } = this;
+    if (!coming || !this.ready) return;
+    this.coming = null;
+    this.write();
+    if (coming.tab === this.settings.tab) this.panelOf(coming.tab).arrive?.(coming.on);
   }
 
   open() {
@@ -71,7 +86,8 @@ export class App {
       this.status,
     );
     addEventListener("hashchange", () => {
-      this.settings = this.within(read(location.hash));
+      clearTimeout(this.writing); // it is about another address
+      this.take(location.hash);
       this.show();
     });
     addEventListener("pagehide", () => this.write());
@@ -110,16 +126,23 @@ export class App {
 
   set(changes) {
     if (Object.entries(changes).every(([name, value]) => this.settings[name] === value)) return;
+    const turned = "tab" in changes;
+    if (turned) this.write(); // the way back leads to the tab before, as it was left
     this.settings = { ...this.settings, ...changes };
     clearTimeout(this.writing);
-    this.writing = setTimeout(() => this.write(), REST);
+    if (turned) this.write("pushState");
+    else this.writing = setTimeout(() => this.write(), REST);
     this.show();
   }
 
-  write() {
+  address(more = {}) {
+    return write({ ...this.settings, model: this.model?.id ?? this.settings.model, ...more });
+  }
+
+  write(how = "replaceState") {
     clearTimeout(this.writing);
-    const address = write({ ...this.settings, model: this.model?.id ?? this.settings.model });
-    history.replaceState(null, "", address);
+    const address = this.address();
+    history[how](null, "", address);
     try {
       sessionStorage.setItem(KEPT, address);
     } catch {
@@ -129,11 +152,16 @@ export class App {
 
   async copy() {
     this.write();
+    const { linked = {} } = this.panelOf(this.settings.tab); // null: the text is too long to go with it
+    const address = new URL(this.address(linked ?? {}), location.href).href;
     try {
-      await navigator.clipboard.writeText(location.href);
-      this.link.textContent = "Link copied";
-      this.announce("The link is copied: it shows the same again.");
+      await navigator.clipboard.writeText(address);
+      this.link.textContent = linked ? "Link copied" : "Link copied: settings only";
+      const text = "The text is not in it: it was changed by hand, and is too long for a link.";
+      this.announce(linked ? "The link is copied: it shows the same again." : `The link has the settings. ${text}`);
+      this.link.title = linked ? "" : text;
     } catch {
+      history.replaceState(null, "", address);
       this.link.textContent = "It is in the address bar";
     }
     setTimeout(() => (this.link.textContent = "Copy link"), 2000);
@@ -152,6 +180,14 @@ export class App {
   failed(error) {
     if (error.status === 0) this.models.lost(error);
     else if (error.status === 503) this.models.load();
+  }
+
+  /** The server is back: what is said of its absence goes, and what it did not answer is asked again. */
+  recover() {
+    this.think.recover();
+    for (const each of [...this.panels.values(), this.think]) {
+      for (const made of each.element.querySelectorAll(".notice.lost")) made.remove();
+    }
   }
 
   panelOf(tab) {
@@ -179,20 +215,24 @@ export class App {
     this.panel.setAttribute("aria-labelledby", `tab-${tab}`);
     document.title = [TABS[tab][0], this.model?.id, "qkv"].filter(Boolean).join(" · ");
     this.pick();
-    const blocked = this.blocked();
-    if (this.said !== blocked?.textContent) this.gate.replaceChildren(...(blocked ? [blocked] : []));
-    this.said = blocked?.textContent;
+    const gate = this.told();
+    const said = JSON.stringify(gate.map((each) => each.textContent));
+    if (this.said !== said) this.gate.replaceChildren(...gate);
+    this.said = said;
     const there = this.model !== null;
     this.panel.hidden = !there;
     this.root.dataset.state = this.ready ? "ready" : "waiting";
     if (there) {
       const panel = this.panelOf(tab);
       if (this.panel.firstChild !== panel.element) this.panel.replaceChildren(panel.element);
-      const beside = panel.element.classList.contains("split") ? panel.element : this.panel; // so that both are seen
+      const split = panel.element.classList.contains("split");
+      const beside = panel.stage ?? (split ? panel.element : this.panel); // so that both are seen
       if (this.think.element.parentNode !== beside) beside.append(this.think.element);
       panel.show(settings);
     }
     this.think.show(settings);
+    if (there) this.panelOf(tab).element.classList.toggle("thinking", settings.think && !this.think.element.hidden);
+    this.come();
   }
 
   pick() {
@@ -215,6 +255,16 @@ export class App {
     this.facts.textContent = facts.map(([name, count]) => `${count.toLocaleString("en")} ${name}`).join(" · ");
   }
 
+  /** Above the panel: why nothing can be asked now, and of which models nothing can be asked at all. */
+  told() {
+    const { models, settings } = this;
+    const blocked = this.blocked();
+    const list = models.problem ? [] : models.failed.map(failed);
+    const asked = !models.problem && (settings.tab === "fill" || !this.model);
+    const idle = asked ? unused(models.unused, settings.tab) : [];
+    return [...list, ...(blocked ? [blocked] : []), ...idle];
+  }
+
   /** Why nothing can be asked now, or null. */
   blocked() {
     const { models, model, settings } = this;
@@ -224,9 +274,7 @@ export class App {
     if (models.problem) return problem(models.problem, () => models.load());
     if (!models.known) return notice("waiting", "Asking the server for its models …");
     if (!model) return noModel(settings.tab);
-    const { state, error } = model.qkv;
-    if (state === "loading") return notice("waiting", `${model.id} is loading.`, "You may write meanwhile.");
-    if (state === "failed") return notice("error", `${model.id} could not be loaded.`, element("p", {}, error ?? ""));
+    if (model.qkv.state === "loading") return notice("waiting", `${model.id} is loading.`, "You may write meanwhile.");
     return null;
   }
 

@@ -94,6 +94,7 @@ export class Builder {
             { type: "button", class: "primary", onclick: () => use(composed(this.parts)) },
             "Put it into the prompt",
           ),
+          element("p", { class: "note" }, "The answer then ends with its line: a line break becomes a stop text."),
         ),
       ),
     );

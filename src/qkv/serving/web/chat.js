@@ -16,8 +16,8 @@ export class Chat {
     this.answers = new Map(); // of the place of a message the tokens it was said in
     this.list = element("ol", { class: "talk", "aria-label": "The talk" });
     this.message = element("div");
-    const usual = "You are a helpful assistant.";
-    this.system = element("textarea", { id: "system", rows: 2, dir: "auto", placeholder: usual });
+    const hint = "Optional: how it should behave";
+    this.system = element("textarea", { id: "system", rows: 2, dir: "auto", placeholder: hint });
     this.system.addEventListener("input", () => app.set({ system: this.system.value }));
     this.input = element("textarea", { id: "say", rows: 2, dir: "auto", placeholder: "Ask something" });
     this.input.addEventListener("input", () => this.buttons());
@@ -153,7 +153,7 @@ export class Chat {
 
   /** What "See it think" looks at. */
   get subject() {
-    return this.said?.ids.length ? { text: this.said.ids } : null;
+    return this.said?.ids.length ? { text: this.said.readable } : null;
   }
 
   async run(messages) {
@@ -163,7 +163,7 @@ export class Chat {
     this.keep(messages);
     this.draw();
     this.buttons();
-    const draft = (this.said = new Draft({ prompt: "", model: app.model.id }));
+    const draft = (this.said = new Draft({ prompt: "", model: app.model.id, context: app.model.qkv.context }));
     const body = new Tokens("The model");
     const made = element("li", { class: "turn" }, element("div", { class: "who" }, "The model"), body.element);
     body.element.classList.add("writing");
@@ -197,6 +197,7 @@ export class Chat {
       this.message.replaceChildren(problem(failed, () => this.run(messages)));
       app.failed(failed);
     } else if (draft.reason === "stopped") this.message.replaceChildren(note("You stopped it."));
+    else if (draft.full) this.message.replaceChildren(note(`${draft.fullness} Begin anew, or edit what you said.`));
     else if (draft.reason === "length") {
       this.message.replaceChildren(note("The answer has the length you asked for; a greater one lets it go on."));
     }

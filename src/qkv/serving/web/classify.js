@@ -121,6 +121,14 @@ export class Classify {
     return texts.length === 1 ? { text: texts[0] } : { texts: texts.slice(0, 2) };
   }
 
+  get linked() {
+    return { run: Boolean(this.of) && this.of === this.key };
+  }
+
+  arrive() {
+    this.classify();
+  }
+
   async classify() {
     const { app, asked, key } = this;
     if (!app.ready) return;

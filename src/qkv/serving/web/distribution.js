@@ -5,7 +5,7 @@ import { quoted, word } from "qkv/words.js";
 import { Latest, ask } from "./api.js";
 import { note } from "./notices.js";
 import { penalised, sampling } from "./settings.js";
-import { named, probabilityOf } from "./tokens.js";
+import { named, probabilityOf, spaced } from "./tokens.js";
 
 const SHOWN = 10;
 const PAUSE = 180; // milliseconds without a change before the server is asked
@@ -47,13 +47,13 @@ export class Distribution {
 
   /** Of a text, or of ids; an empty one has nothing to follow. */
   show(prompt, ending) {
-    clearTimeout(this.timer);
     const { model, asked: settings } = this.app;
     const body = { model: model?.id, prompt, top: SHOWN, ...sampling(settings) };
     this.penalised = penalised(settings);
     const key = JSON.stringify(body);
-    if (this.key === key) return;
+    if (this.key === key) return; // it is being asked
     this.key = key;
+    clearTimeout(this.timer);
     this.element.setAttribute("aria-busy", "true");
     if (!model || prompt.length === 0) {
       this.latest.stop();
@@ -63,6 +63,14 @@ export class Distribution {
     this.after.replaceChildren("After ", word(last(ending), { class: "word" }));
     if (this.list.hidden) this.message.replaceChildren(note("Asking the model …"));
     this.timer = setTimeout(() => this.ask(body), PAUSE);
+  }
+
+  /** Nothing comes next, for a reason. */
+  none(reason) {
+    clearTimeout(this.timer);
+    this.latest.stop();
+    this.key = null;
+    this.say(reason);
   }
 
   async ask(body) {
@@ -88,25 +96,25 @@ export class Distribution {
     this.element.removeAttribute("aria-busy");
     this.message.replaceChildren(...(this.penalised ? [note(PENALTIES)] : []));
     this.list.hidden = this.legend.hidden = false;
-    const shown = tokens.slice(0, SHOWN).map((token) => [named(token), probabilityOf(token), token.probability]);
+    const shown = tokens.slice(0, SHOWN).map((token) => [token, probabilityOf(token), token.probability]);
     const sum = (of) => shown.reduce((all, each) => all + each[of], 0);
     const rest = [null, Math.max(0, 1 - sum(1)), Math.max(0, 1 - sum(2))];
     this.list.replaceChildren(...[...shown, rest].map((each) => this.row(...each)));
   }
 
-  row(text, said, drawn) {
+  row(token, said, drawn) {
     const bar = (kind, part) => {
       const made = element("span", { class: `bar ${kind}`, "aria-hidden": "true" });
       made.style.setProperty("--part", part);
       return made;
     };
     const out = drawn < 1e-12;
-    const name = text === null ? "all others" : quoted(text);
+    const name = token === null ? "all others" : quoted(named(token));
     const drawnAs = out ? "left out" : percent(drawn);
     return element(
       "li",
       { class: out ? "out" : "", "aria-label": `${name}: the model says ${percent(said)}; drawn: ${drawnAs}` },
-      text === null ? element("span", { class: "rest" }, "all others") : word(text, { class: "word", title: text }),
+      token === null ? element("span", { class: "rest" }, "all others") : spaced(token),
       element("span", { class: "number" }, drawnAs),
       element("span", { class: "pairs" }, bar("said", said), bar("drawn", drawn)),
     );

@@ -6,23 +6,30 @@ const DEPTH = 50; // texts that undo goes back
 const ENDS = {
   stop: "It came to a stop text.",
   end: "It ended by itself.",
-  length: "It has the length you asked for.",
-  context: "The model's context is full.",
+  length: "That is the length you asked for.",
   deadline: "The time was up.",
   stopped: "You stopped it.",
   failed: "It broke off.",
+  linked: "They came with the link.",
 };
 
+/** The ids of a link as two lists of texts: those of the prompt, and those that were said. */
+export function readSpelled(spelled) {
+  return spelled.split("_").map((part) => part.split(".").filter((each) => each !== ""));
+}
+
 export class Draft {
-  constructor({ prompt, model, given = [], said = [], reason = null, before = null }) {
-    Object.assign(this, { prompt, model, given, said, reason, before });
-    this.old = said.length; // what stood there before
+  /** `context`: the model's, null where it has no end; `off`: the heads without which it was written; `made`: what was
+   * asked, as long as asking that again gives this text; `old`: how many of `said` stood there before. */
+  constructor({ prompt, model, context = null, given = [], said = [], reason = null, before = null, ...how }) {
+    Object.assign(this, { prompt, model, context, given, said, reason, before });
+    Object.assign(this, { off: "", made: null, old: said.length }, how);
     this.written = "";
   }
 
   with(changes) {
-    const { prompt, model, given, said } = this;
-    return new Draft({ prompt, model, given, said: [...said], before: this, ...changes });
+    const { prompt, model, context, given, said } = this;
+    return new Draft({ prompt, model, context, given, said: [...said], before: this, ...changes });
   }
 
   get all() {
@@ -31,6 +38,16 @@ export class Draft {
 
   get ids() {
     return [...this.given, ...this.said].map(({ id }) => id);
+  }
+
+  /** Whether the last token has no place any more: nobody can read it, so nothing comes after it. */
+  get full() {
+    return this.context !== null && this.ids.length > this.context;
+  }
+
+  /** As much as the model can read. */
+  get readable() {
+    return this.full ? this.ids.slice(0, this.context) : this.ids;
   }
 
   get text() {
@@ -42,10 +59,34 @@ export class Draft {
   }
 
   get sentence() {
-    const count = this.said.length;
-    const ended = ENDS[this.reason];
-    if (count === 0 && this.reason === "failed") return ""; // the problem says it
-    return ended === undefined ? "" : `${count} ${count === 1 ? "token" : "tokens"}. ${ended}`;
+    const { reason, said, old } = this;
+    if (reason === null || (said.length === 0 && reason === "failed")) return ""; // the problem says it
+    const [count, kept] = reason === "linked" ? [said.length, 0] : [said.length - old, old];
+    const tokens = count === 1 ? "token" : "tokens";
+    const counted = kept ? `${count} new ${tokens} after ${kept} that stood there.` : `${count} ${tokens}.`;
+    return [counted, ENDS[reason], this.full ? this.fullness : ""].filter(Boolean).join(" ");
+  }
+
+  get fullness() {
+    return `The model's context of ${this.context.toLocaleString("en")} tokens is full.`;
+  }
+
+  /** For a link: which ids of the prompt, which said, and which of these chosen by hand. */
+  get spelled() {
+    const ids = (tokens) => tokens.map(({ id, chosen }) => (chosen ? `${id}*` : id)).join(".");
+    return `${ids(this.given)}_${ids(this.said)}`;
+  }
+
+  /** Of a link, with the tokens as the server reads them. */
+  static linked(spelled, tokens, draft) {
+    const [given, said] = readSpelled(spelled);
+    const chosen = (places, at) => (places[at].endsWith("*") ? { chosen: true } : {});
+    const of = tokens.map((token, place) =>
+      place < given.length
+        ? { id: token.id, text: token.text, token: token.token, ...chosen(given, place) }
+        : { ...token, ...chosen(said, place - given.length) },
+    );
+    return new Draft({ ...draft, given: of.slice(0, given.length), said: of.slice(given.length), reason: "linked" });
   }
 
   /** News from the server. Says from which place on there is something new. */
@@ -73,11 +114,13 @@ export class Draft {
     return this.said.slice(this.old);
   }
 
-  /** The same up to a place, where another token stands. */
+  /** The same up to a place, where another token stands: the end of another prompt, where it is one of the prompt. */
   upTo(place, token) {
-    const ofPrompt = Math.min(place, this.given.length);
-    const given = this.given.slice(0, ofPrompt);
-    return this.with({ given, said: [...this.said.slice(0, place - ofPrompt), token] });
+    const { given, said } = this;
+    if (place >= given.length) return this.with({ said: [...said.slice(0, place - given.length), token] });
+    const { alternatives: _, ...bare } = token;
+    const kept = [...given.slice(0, place), bare];
+    return this.with({ prompt: kept.map(({ text }) => text).join(""), given: kept, said: [] });
   }
 
   /** In the tab's own memory: a reload loses nothing. */

@@ -72,6 +72,14 @@ export class Fill {
     return masked.trim() === "" ? null : { text: masked };
   }
 
+  get linked() {
+    return { run: Boolean(this.of) && this.of === this.app.settings.masked };
+  }
+
+  arrive() {
+    this.fill();
+  }
+
   /** At the cursor, or in the place of what is selected. */
   mask() {
     const { selectionStart: from, selectionEnd: to, value } = this.text;

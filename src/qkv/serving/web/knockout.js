@@ -3,7 +3,7 @@
 import { element } from "qkv/elements.js";
 import { Latest, ask } from "./api.js";
 import { notice, problem } from "./notices.js";
-import { generation, headsOff } from "./settings.js";
+import { generation, headNames, headsOff } from "./settings.js";
 import { Tokens } from "./tokens.js";
 
 const HINT =
@@ -51,7 +51,7 @@ export class Knockout {
     this.place = speaks && state?.kind === "self" ? `${state.layer}.${state.head}` : null;
     const is = off.includes(this.place);
     this.turn.disabled = this.place === null;
-    const which = this.place === null ? "a head" : `layer ${state.layer}, head ${state.head}`;
+    const which = this.place === null ? "a head" : headNames([this.place]);
     this.turn.textContent = `Switch ${which} ${is ? "on" : "off"}`;
     this.clear.hidden = off.length === 0;
     if (this.listed !== settings.off) {
@@ -62,19 +62,24 @@ export class Knockout {
   }
 
   chip(place) {
-    const [layer, head] = place.split(".");
+    const name = headNames([place]);
     const away = element(
       "button",
-      { type: "button", "aria-label": `Switch layer ${layer}, head ${head} on`, onclick: () => this.toggle(place) },
+      { type: "button", "aria-label": `Switch ${name} on`, onclick: () => this.toggle(place) },
       "×",
     );
-    return element("li", {}, `layer ${layer}, head ${head}`, away);
+    return element("li", {}, name, away);
   }
 
   toggle(place) {
     const off = headsOff(this.app.settings);
     const others = off.filter((each) => each !== place);
     this.app.set({ off: (others.length < off.length ? others : [...off, place]).join(" ") });
+  }
+
+  /** The server is back: what it did not answer is asked again. */
+  recover() {
+    if (this.message.querySelector(".lost")) this.key = null;
   }
 
   /** Whenever the heads, the prompt or the sampling are others. */
@@ -117,13 +122,12 @@ export class Knockout {
     this.message.replaceChildren();
     this.texts.hidden = false;
     this.texts.removeAttribute("aria-busy");
-    const names = off.map((each) => each.replace(".", "·")).join(", ");
-    this.sides[1].heading.textContent = `Without ${off.length === 1 ? "head" : "heads"} ${names}`;
+    this.sides[1].heading.textContent = `Without ${headNames(off)}`;
     this.sides[0].tokens.show(first);
     this.sides[1].tokens.show(second);
     const differ = second.filter(({ differs }) => differs).length;
-    const said = `${differ} of ${second.length} tokens are others.`;
-    this.summary.textContent = differ || first.length !== second.length ? said : "Not a token is another.";
+    const said = `${differ} of ${second.length} tokens differ.`;
+    this.summary.textContent = differ || first.length !== second.length ? said : "Nothing changed.";
     this.app.announce(this.summary.textContent);
   }
 }

@@ -13,9 +13,9 @@ export const TABS = {
 const SOON = 1000; // milliseconds between two questions whether a model is loaded, or the server back
 
 export class Models {
-  /** `changed()` is called when there is news. */
-  constructor(changed) {
-    this.changed = changed;
+  /** `changed()` is called when there is news, `back()` before it when the server answers again. */
+  constructor(changed, back) {
+    Object.assign(this, { changed, back });
     this.list = [];
     this.known = false; // whether the server has answered
     this.problem = null;
@@ -25,7 +25,17 @@ export class Models {
   /** Those that can do what a tab does. One that is loading may not know yet: it may. */
   of(tab) {
     const can = TABS[tab][1];
-    return this.list.filter(({ qkv }) => qkv.can.includes(can) || (qkv.state !== "ready" && !qkv.can.length));
+    return this.list.filter(({ qkv }) => qkv.can.includes(can) || (qkv.state === "loading" && !qkv.can.length));
+  }
+
+  /** Those that can do nothing that a tab is for. */
+  get unused() {
+    const does = Object.values(TABS).map(([, can]) => can);
+    return this.list.filter(({ qkv: { state, can } }) => state === "ready" && !can.some((each) => does.includes(each)));
+  }
+
+  get failed() {
+    return this.list.filter(({ qkv }) => qkv.state === "failed");
   }
 
   /** The named one if it can, else one that is ready, else any. */
@@ -35,6 +45,7 @@ export class Models {
   }
 
   async load() {
+    const before = this.problem;
     try {
       const { data } = await ask("/v1/models");
       const states = data.some(({ qkv }) => qkv.state === "failed") ? (await ask("/health")).models : {};
@@ -44,6 +55,7 @@ export class Models {
     } catch (problem) {
       this.problem = problem;
     }
+    if (before && !this.problem) this.back();
     this.changed();
     const unsettled = this.problem ? this.problem.status !== 401 : this.list.some(({ qkv }) => qkv.state === "loading");
     if (unsettled) this.watch();

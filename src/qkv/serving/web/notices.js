@@ -24,7 +24,6 @@ export function code(text) {
 
 const ADVICE = {
   0: "Is it still running? Nothing that you wrote is lost.",
-  401: "This server wants a key.",
   408: "It took too long. Ask for fewer tokens, or try again.",
   413: "Shorten the text.",
   429: "Too many are asking at once.",
@@ -34,6 +33,7 @@ const ADVICE = {
 /** A problem in the server's own sentence, what to do, and a way to do it: what was wrong would be wrong again. */
 export function problem(error, again) {
   const made = notice("error", error.message);
+  if (error.status === 0) made.classList.add("lost"); // until the server is back
   const body = made.lastChild;
   const advice = ADVICE[error.status];
   if (advice) body.append(note(advice));
@@ -85,6 +85,21 @@ const MADE_BY = {
     "qkv finetune minilm --task classify --data train.tsv --out runs/sst-2",
   ],
 };
+
+/** A model that failed to load: it is offered nowhere. */
+export function failed({ id, qkv: { error } }) {
+  return notice("error", `${id} could not be loaded.`, element("p", {}, error ?? ""));
+}
+
+/** Models that no tab can use, and what they are there for; they are looked for where masks are filled. */
+export function unused(models, tab) {
+  return models.map(({ id, qkv: { can } }) => {
+    const does = can.includes("embed") ? "only embeds texts." : "is for none of these tabs.";
+    const why = tab === "fill" ? `${id} cannot fill masks: it ${does}` : `${id} ${does}`;
+    const look = can.includes("attention") ? [" Look inside it with ", code(`qkv look ${id} "a text"`)] : [];
+    return note(why, ...look);
+  });
+}
 
 export function noModel(tab) {
   const [does, serve, make] = MADE_BY[tab];

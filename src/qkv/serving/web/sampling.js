@@ -26,10 +26,23 @@ export class Sampling {
     this.seed.addEventListener("change", () => this.change("seed", this.seed.value));
     this.stop = element("textarea", { id: "stop", rows: 2, spellcheck: "false" });
     this.stop.addEventListener("input", () => app.set({ stop: this.stop.value }));
+    this.more = element(
+      "details",
+      {},
+      element("summary", {}, "More"),
+      ...MORE.map(row),
+      element(
+        "div",
+        { class: "field" },
+        element("label", { for: "stop" }, "Stop at"),
+        this.stop,
+        element("span", { class: "hint" }, "texts that end it, one a line; \\n is a line break"),
+      ),
+    );
     this.element = element(
-      "fieldset",
-      { class: "sampling" },
-      element("legend", {}, "How a token is chosen"),
+      "details",
+      { class: "sampling", open: true },
+      element("summary", {}, "How a token is chosen"),
       ...MAIN.map(row),
       element(
         "div",
@@ -38,19 +51,7 @@ export class Sampling {
         element("span", { class: "seed" }, this.seed, this.dice()),
         element("span", { class: "hint" }, "the same seed gives the same text"),
       ),
-      element(
-        "details",
-        {},
-        element("summary", {}, "More"),
-        ...MORE.map(row),
-        element(
-          "div",
-          { class: "field" },
-          element("label", { for: "stop" }, "Stop at"),
-          this.stop,
-          element("span", { class: "hint" }, "texts that end it, one a line; \\n is a line break"),
-        ),
-      ),
+      this.more,
       element("button", { type: "button", class: "plain", onclick: () => this.reset() }, "Reset"),
     );
   }
@@ -91,7 +92,16 @@ export class Sampling {
     this.app.set({ temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, stop });
   }
 
+  /** A line break ends the text: it is put where it is seen. */
+  stopAtLine() {
+    const others = this.app.settings.stop.split("\n").filter((line) => line !== "" && line !== "\\n");
+    this.app.set({ stop: [...others, "\\n"].join("\n") });
+    this.element.open = this.more.open = true;
+  }
+
   show(settings) {
+    if (this.thinking !== settings.think) this.element.open = !settings.think; // what it thinks needs the room
+    this.thinking = settings.think;
     for (const [name, [slider, number]] of this.fields) {
       slider.value = settings[name];
       number.value = settings[name];

@@ -27,6 +27,8 @@ export const DEFAULTS = {
   think: false, // whether "See it think" is open
   look: "", // what it shows
   theme: "",
+  run: false, // of a copied link: the answer is asked for when it is opened
+  on: "", // of a copied link: the ids of a text that cannot be made again, "1.2_3.4*": prompt, said, * chosen by hand
 };
 
 /** Names that an address may have; anything else in it is left alone and forgotten. */
@@ -94,6 +96,11 @@ export function stops({ stop }) {
 
 export function headsOff({ off }) {
   return off.split(" ").filter((each) => /^\d+\.\d+$/.test(each));
+}
+
+/** As heads are called everywhere. */
+export function headNames(off) {
+  return off.map((each) => each.replace(/(.+)\.(.+)/, "layer $1, head $2")).join("; ");
 }
 
 export function parsed(text, otherwise) {

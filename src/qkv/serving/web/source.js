@@ -3,12 +3,14 @@
 import { fromBase64 } from "qkv/store.js";
 import { ask } from "./api.js";
 
-const SHORT = 256; // tokens up to which the server makes a lens
-const MIDDLING = 1024; // and norms
+const SHORT = 256; // tokens up to which the server makes a lens, and norms
+const MOST = 4; // tokens of one character
 
 /** The first answer: every head at a glance, one layer in full, and what the view that is open needs. */
 export function looked(body, layer, view = null) {
-  const also = view === "lens" || view === "norms" ? { [view]: true } : {};
+  const { text = body.texts?.join("") ?? body.source ?? "" } = body;
+  const short = text.length * (Array.isArray(text) ? 1 : MOST) <= SHORT; // else it is asked for when its size is known
+  const also = short && (view === "lens" || view === "norms") ? { [view]: true } : {};
   return ask("/v1/attention", { ...body, layers: [layer], ...also });
 }
 
@@ -31,7 +33,7 @@ export function sourceOf(answer, body) {
   const size = Math.max(...data.sides.map(({ tokens }) => tokens.length));
   const stacked = data.attention.some(({ kind }) => kind !== "cross"); // an RNN has none
   if (data.next && stacked && size <= SHORT) delete there.lens;
-  if (stacked && size <= MIDDLING) delete there.norms;
+  if (stacked && size <= SHORT) delete there.norms;
   return {
     data: {
       ...data,

@@ -18,7 +18,7 @@ export class Think {
       type: "button",
       class: "disclosure",
       "aria-controls": "inside",
-      onclick: () => app.set({ think: !app.settings.think }),
+      onclick: () => this.turn(),
     });
     this.message = element("div");
     this.knockout = new Knockout(app);
@@ -32,6 +32,25 @@ export class Think {
       this.inside,
     );
     this.toggle.textContent = "See it think";
+  }
+
+  turn() {
+    this.arriving = !this.app.settings.think;
+    this.app.set({ think: this.arriving });
+  }
+
+  /** One who opens it wants to see it, and the text above it. */
+  arrive() {
+    const stage = this.element.closest(".stage");
+    const top = stage?.getClientRects().length ? stage : this.element; // on a phone it has no box of its own
+    if (this.arriving) top.scrollIntoView({ block: "start" });
+    this.arriving = false;
+  }
+
+  /** The server is back: what it did not answer is asked again. */
+  recover() {
+    this.knockout.recover();
+    if (this.message.querySelector(".lost")) this.key = null;
   }
 
   /** Where insight's page stands: its address is a part of ours, its theme is ours. */
@@ -52,6 +71,7 @@ export class Think {
     return {
       tag: "div",
       heading: false,
+      grows: true,
       keys: root,
       read: () => `#${app.settings.look}`,
       write: (address) => {
@@ -124,6 +144,7 @@ export class Think {
       if (!this.app.settings.think || this.key === "null") return;
       await this.put(sourceOf(answer, body), body.model);
       this.message.replaceChildren();
+      this.arrive();
     } catch (error) {
       if (this.wanted) return;
       this.message.replaceChildren(problem(error, () => this.again(body)));

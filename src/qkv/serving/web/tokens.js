@@ -1,7 +1,7 @@
 // A text as its tokens, coloured by how likely the model found each; arrows walk through them, Enter opens one.
 
 import { element, percent } from "qkv/elements.js";
-import { quoted, running } from "qkv/words.js";
+import { quoted, running, visible } from "qkv/words.js";
 
 // From the likeliest on; the class colours, and underlines for eyes that see no colours.
 const STEPS = [
@@ -19,6 +19,15 @@ export function probabilityOf({ logprob }) {
 /** A token's text; what has none, such as the end, by its name in the vocabulary. */
 export function named({ text, token, id }) {
   return text || token || `token ${id}`;
+}
+
+/** A token where it stands alone: the spaces that it begins with are seen, so that " Paris" is not "Paris". */
+export function spaced(token) {
+  const text = named(token);
+  const [, spaces, rest] = /^( *)([^]*)$/.exec(text);
+  const attributes = { class: "word", title: text };
+  if (!spaces || !rest) return element("bdi", attributes, visible(text));
+  return element("bdi", attributes, element("span", { class: "space" }, "␣".repeat(spaces.length)), visible(rest));
 }
 
 function step(probability) {

@@ -85,14 +85,23 @@ export class Translate {
     return known ? { source: text, target: this.said } : { source: text };
   }
 
+  get linked() {
+    return { run: Boolean(this.of) && this.of === this.key(this.app.settings) };
+  }
+
+  arrive() {
+    this.translate();
+  }
+
   async translate() {
     const { app } = this;
     const { settings } = app;
     if (!app.ready || this.running || settings.text.trim() === "") return;
     this.running = true;
     const key = this.key(settings);
+    const focused = document.activeElement === this.start;
     this.show(settings);
-    this.halt.focus();
+    if (focused) this.halt.focus();
     this.message.replaceChildren(notice("waiting", "Translating …"));
     app.announce("Translating …");
     const body = {
@@ -114,7 +123,8 @@ export class Translate {
     }
     this.running = false;
     this.show(app.settings);
-    if (document.activeElement === document.body || document.activeElement === this.halt) this.start.focus();
+    const { activeElement } = document;
+    if (activeElement === this.halt || (focused && activeElement === document.body)) this.start.focus();
     app.changed();
   }
 

@@ -5,13 +5,15 @@ import { Alternatives } from "./alternatives.js";
 import { Latest, ask, stream } from "./api.js";
 import { Builder } from "./builder.js";
 import { Distribution } from "./distribution.js";
-import { Draft } from "./draft.js";
+import { Draft, readSpelled } from "./draft.js";
 import { notice, problem } from "./notices.js";
 import { Sampling, newSeed } from "./sampling.js";
-import { generation, headsOff } from "./settings.js";
+import { generation, headNames, headsOff } from "./settings.js";
 import { Tokens, tokenLegend } from "./tokens.js";
 
 const ALTERNATIVES = 10;
+const LINKED = 200; // ids that a link may carry
+const WHOLE = ["end", "stop", "length", "context"]; // reasons for which the same question has the same answer
 
 function nothing() {
   const more = "Each is coloured by how likely the model found it. Open one to see what else could have stood there.";
@@ -42,6 +44,7 @@ export class Write {
     this.plain = element("p", { class: "unseen" });
     this.message = element("div");
     this.state = element("p", { class: "note state" });
+    this.other = element("p", { class: "note other-heads", hidden: true });
     this.alternatives = new Alternatives();
     this.sampling = new Sampling(app);
     this.distribution = new Distribution(app);
@@ -53,8 +56,12 @@ export class Write {
       this.tokens.element,
       this.plain,
       this.state,
+      this.other,
       this.message,
     );
+    this.stage = element("div", { class: "stage" }, this.result); // where it thinks, the text stays in sight
+    const measure = () => this.stage.style.setProperty("--stuck", `${this.result.offsetHeight}px`);
+    new ResizeObserver(measure).observe(this.result);
     this.element = element(
       "div",
       { class: "split" },
@@ -64,8 +71,8 @@ export class Write {
         element("div", { class: "labelled" }, element("label", { for: "prompt" }, "Prompt"), this.prompt),
         element("div", { class: "actions" }, this.start, this.halt, this.another, this.onward, this.back, this.off),
         this.builder.element,
-        this.result,
       ),
+      this.stage,
       element("aside", { class: "aside" }, this.distribution.element, this.sampling.element),
       this.alternatives.element,
     );
@@ -76,12 +83,22 @@ export class Write {
     if (this.prompt.value !== settings.prompt) this.prompt.value = settings.prompt;
     this.sampling.show(settings);
     this.builder.show();
-    const off = headsOff(this.app.asked).length;
-    this.off.hidden = off === 0;
-    this.off.textContent = off === 1 ? "One head is switched off." : `${off} heads are switched off.`;
-    this.result.classList.toggle("stale", !this.running && Boolean(this.draft?.ids.length) && !this.current);
-    this.buttons();
+    const off = headsOff(this.app.asked);
+    this.off.hidden = off.length === 0;
+    const which = off.length === 1 ? `Layer${headNames(off).slice(5)} is` : `${off.length} heads are`;
+    this.off.textContent = `${which} switched off.`;
+    this.settle();
     if (!this.running) this.follow();
+  }
+
+  /** Whether the text is that of the prompt and of the heads that are chosen by now. */
+  age() {
+    const { draft, running, current } = this;
+    this.result.classList.toggle("stale", !running && Boolean(draft?.ids.length) && !current);
+    const others = !running && current?.said.length && current.off !== this.app.asked.off;
+    this.other.hidden = !others;
+    const off = others && headsOff(current);
+    this.other.textContent = others ? `Written with ${off.length ? `${headNames(off)} off` : "all heads on"}.` : "";
   }
 
   /** The draft as long as the prompt is still its own, else what is in the box. */
@@ -94,14 +111,15 @@ export class Write {
   /** What "See it think" looks at: ids where the text has been read, so that it is seen token for token. */
   get subject() {
     const { prompt } = this.app.settings;
-    if (this.current) return { text: this.current.ids };
+    if (this.current) return { text: this.current.readable };
     return prompt === "" ? null : { text: prompt };
   }
 
   follow() {
     if (!this.app.ready) return;
     const { prompt } = this.app.settings;
-    if (this.current) this.distribution.show(this.current.ids, this.current.text);
+    if (this.current?.full) this.distribution.none(`${this.current.fullness} So nothing comes next.`);
+    else if (this.current) this.distribution.show(this.current.ids, this.current.text);
     else this.distribution.show(prompt, prompt);
   }
 
@@ -110,24 +128,80 @@ export class Write {
     this.start.hidden = this.running;
     this.halt.hidden = !this.running;
     this.start.disabled = !ready;
-    this.another.disabled = this.onward.disabled = !ready || this.running || !this.current;
+    const full = this.current?.full;
+    this.another.disabled = !ready || this.running || !this.current;
+    this.onward.disabled = this.another.disabled || Boolean(full);
+    this.onward.title = full ? this.current.fullness : "";
     this.another.hidden = this.onward.hidden = !this.draft?.ids.length;
     this.back.hidden = !this.draft?.before;
     this.back.disabled = this.running;
   }
 
+  /** The prompt of the builder: examples stand on lines, so the answer ends with its line. */
   use(prompt) {
     this.app.set({ prompt });
+    this.sampling.stopAtLine();
     this.builder.element.open = false;
     this.prompt.focus();
     this.prompt.setSelectionRange(prompt.length, prompt.length);
-    this.app.announce("The prompt is in its box.");
+    this.app.announce("The prompt is in its box, and a line break is a stop text.");
   }
 
   generate() {
     if (!this.app.ready || this.running) return;
-    const { settings, model } = this.app;
-    this.run(new Draft({ prompt: settings.prompt, model: model.id, before: this.draft }), settings.prompt);
+    const { prompt } = this.app.settings;
+    this.run(new Draft({ ...this.fresh, made: this.recipe }), prompt);
+  }
+
+  /** A text that begins. */
+  get fresh() {
+    const { settings, model, asked } = this.app;
+    const { context } = model.qkv;
+    return { prompt: settings.prompt, model: model.id, context, off: asked.off, before: this.draft };
+  }
+
+  /** All that a text follows from. */
+  get recipe() {
+    const { settings, model, asked } = this.app;
+    return JSON.stringify([model?.id, settings.prompt, generation(asked)]);
+  }
+
+  /** What a link needs besides the settings to show the same text again; null where it would be too long. */
+  get linked() {
+    const draft = this.running ? null : this.current;
+    if (!draft?.said.length) return {};
+    if (draft.made === this.recipe) return { run: true };
+    return draft.ids.length <= LINKED && !draft.full ? { on: draft.spelled } : null;
+  }
+
+  /** A link was opened that had a text: it is written again, or read again where it was chosen by hand. */
+  async arrive(on) {
+    if (on === "") {
+      this.generate();
+      return;
+    }
+    const { app, fresh } = this;
+    const prompt = readSpelled(on).flat().map((each) => parseInt(each, 10));
+    const off = headsOff(app.asked);
+    const read = { prompt, max_tokens: 0, echo: true, logprobs: ALTERNATIVES, tokens: true };
+    try {
+      const body = { model: fresh.model, ...read, ...(off.length ? { heads_off: off } : {}) };
+      const { choices } = await ask("/v1/completions", body, this.latest.begin());
+      this.draft = Draft.linked(on, choices[0].tokens, fresh);
+      this.redraw();
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      this.message.replaceChildren(problem(error, () => this.arrive(on)));
+      app.failed(error);
+    }
+  }
+
+  /** Another draft, about which nothing is asked. */
+  redraw() {
+    this.draft.keep();
+    this.draw();
+    this.follow();
+    this.app.changed();
   }
 
   anew() {
@@ -142,10 +216,8 @@ export class Write {
 
   undo() {
     this.draft = this.draft.before;
-    this.draft.keep();
     this.app.set({ prompt: this.draft.prompt });
-    this.draw();
-    this.follow();
+    this.redraw();
     this.app.announce("Back to the text before.");
     (this.back.hidden ? this.prompt : this.back).focus();
   }
@@ -155,7 +227,7 @@ export class Write {
     const { app } = this;
     const focused = document.activeElement === this.start;
     Object.assign(this, { draft, running: true });
-    draft.reason = null;
+    Object.assign(draft, { reason: null, off: app.asked.off });
     this.draw();
     if (focused) this.halt.focus();
     app.announce("Writing …");
@@ -171,6 +243,7 @@ export class Write {
       }
     }
     if (draft.reason !== "failed") this.message.replaceChildren();
+    if (!WHOLE.includes(draft.reason)) draft.made = null;
     const halted = document.activeElement === this.halt;
     this.running = false;
     draft.keep();
@@ -208,6 +281,7 @@ export class Write {
     this.plain.textContent = running || !draft ? "" : `As plain text: ${draft.text}`;
     this.legend.hidden = !draft?.said.length && !running;
     this.state.textContent = running ? "Writing …" : (draft?.sentence ?? "");
+    this.age();
     this.buttons();
   }
 
@@ -220,7 +294,12 @@ export class Write {
     this.alternatives.open(made, token, known, ({ id, text, token: name, logprob }) => {
       const chosen = { id, text, token: name, logprob, chosen: true, alternatives: token.alternatives ?? [] };
       const next = draft.upTo(place, chosen);
-      this.run(next, next.ids);
+      this.app.set({ prompt: next.prompt }); // another, where a token of the prompt is another
+      if (!next.full) this.run(next, next.ids);
+      else {
+        this.draft = Object.assign(next, { reason: "context" });
+        this.redraw();
+      }
     });
   }
 
