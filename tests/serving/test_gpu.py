@@ -120,6 +120,25 @@ def test_a_client_that_is_gone_and_a_full_cache() -> None:
     assert steps.used == 0
 
 
+def test_recordings_that_are_made_while_texts_speak() -> None:
+    """For more texts, or for longer ones: the steps that are run before one is recorded are no text's."""
+    from qkv.generation import generate, row_seeds
+
+    model = on_gpu(gpt(context=2048, head_width=16))
+    steps = steps_of(model, rows=8, cache=1 << 22)
+    prompts = [[number % 13 for number in range(1019)], *PROMPTS[:3]]
+    tickets = []
+    for number, prompt in enumerate(prompts):
+        tickets.append(steps.ask(prompt, length=20, seed=number))
+        steps.step(3)
+    steps.finish()
+    for number, (prompt, ticket) in enumerate(zip(prompts, tickets, strict=True)):
+        assert steps.ids(ticket) == generate(model, [prompt], length=20, seed=row_seeds(number, 1))
+    sizes, parts = map(set, zip(*steps.engine.runner.replays.recorded, strict=True))
+    assert len(sizes) > 1
+    assert parts == {1, 2}
+
+
 def test_beam_search_of_a_translator() -> None:
     from qkv.generation import Choice, beam_search
 

@@ -47,7 +47,6 @@ class Replays:
         self.nobody = runner.pages.at.shape[0] - 1
         most = max(SIZES)
         self.inputs = torch.zeros(3, most, dtype=torch.int64, device=runner.device)
-        self.inputs[2] = self.nobody
         self.host = [torch.zeros(3, most, dtype=torch.int64, pin_memory=True) for _ in range(BUFFERS)]
         self.numbers = [each.numpy() for each in self.host]
         """The same bytes, which are quicker to write as NumPy's."""
@@ -92,6 +91,7 @@ class Replays:
     def recording(self, size: int, parts: int) -> Recording:
         """For so many texts, the longest of which fits into so many parts."""
         if (size, parts) not in self.recorded:
+            self.inputs[:2], self.inputs[2] = 0, self.nobody  # what is run before it is recorded, nobody says
             aside = torch.cuda.Stream()
             aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(aside):  # kernels are compiled before they are recorded
