@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from qkv.serving.host import Host, Served
 
 GIB = 1 << 30
+SWITCH = 0.0005  # seconds: the engine's thread and that of the clients share one interpreter, and neither waits long
 KEY = "QKV_API_KEY"
 STOPPED = 130  # as a shell calls what was interrupted
 MOST_FILES = 65_536
@@ -98,6 +99,7 @@ def run(
     if anywhere:
         console.print("Others     at this machine's own address or name")
     allow_connections()
+    sys.setswitchinterval(SWITCH)
     Server(door, drain, at_once=partial(leave, console, STOPPED)).run(sockets=[listening])
     with suppress(KeyboardInterrupt):  # once more: then it is not waited for
         engine.close()
