@@ -7,6 +7,7 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal
@@ -70,6 +71,8 @@ class Host:
         self.closed = False
         self.wake = threading.Condition()
         self.arrived: list[tuple[Served, Ticket]] = []
+        self.entering: deque[tuple[Served, Ticket]] = deque()
+        """Who has arrived, and is not in the engine's queue yet."""
         self.told: list[tuple[Ticket, Any]] = []
         self.thread = threading.Thread(target=self.loop, name="qkv engine", daemon=True)
 
@@ -123,7 +126,7 @@ class Host:
         if isinstance(wanted, Ask):
             engine.check(wanted)
         with self.wake:
-            coming = sum(one is served for one, _ in self.arrived)
+            coming = sum(one is served for one, _ in [*self.arrived, *self.entering.copy()])
             if engine.waiting + coming >= self.queue:
                 engine.counts["refused"] += 1
                 raise Refused(429, f"server: {self.queue} requests wait for {name} already", served.retry_after())
@@ -154,18 +157,20 @@ class Host:
         return any(worked)
 
     def let_in(self) -> None:
-        with self.wake:  # nobody is counted twice, and nobody not at all
-            arrived, self.arrived = self.arrived, []
-            for served, ticket in arrived:
-                try:
-                    if served.engine is None:
-                        raise RuntimeError(f"model: {served.name} has failed")
-                    if isinstance(ticket.ask, Ask):
-                        served.engine.take(ticket)
-                    else:
-                        served.engine.jobs.append((ticket, ticket.ask))
-                except Exception as error:
-                    self.tell(ticket, error)
+        with self.wake:
+            self.entering, self.arrived = deque(self.arrived), []
+        while self.entering:
+            served, ticket = self.entering[0]
+            try:
+                if served.engine is None:
+                    raise RuntimeError(f"model: {served.name} has failed")
+                if isinstance(ticket.ask, Ask):
+                    served.engine.take(ticket)
+                else:
+                    served.engine.jobs.append((ticket, ticket.ask))
+            except Exception as error:
+                self.tell(ticket, error)
+            self.entering.popleft()  # until here it counts as one that comes
         self.deliver()
 
     def step(self, served: Served) -> bool:

@@ -42,7 +42,8 @@ class Text:
         choice, length = self.ask.choice, self.ask.length
         self.most = length if limit is None else min(length, limit - len(ids) + 1)
         """Words that it may say."""
-        self.draws = np.random.default_rng(seed)
+        self.seed = seed
+        self.draws: np.random.Generator | None = None
         self.chances: list[float] = []
         self.speaker = Speaker(tokenizer, self.ask.stop)
         self.key = repr((choice, self.ask.ends))
@@ -95,8 +96,10 @@ class Text:
 
     def chance(self) -> float:
         """What its next word is drawn by; the same, should that be asked again."""
-        while len(self.chances) <= self.place:
-            self.chances.append(1 - self.draws.random())  # as `generation.sample.chances` has them
+        if len(self.chances) <= self.place:
+            self.draws = self.draws or np.random.default_rng(self.seed)
+            while len(self.chances) <= self.place:
+                self.chances.append(1 - self.draws.random())  # as `generation.sample.chances` has them
         return self.chances[self.place]
 
     def hear(self, word: int, said: Said) -> Reason | None:
