@@ -171,7 +171,7 @@ def test_values_that_cannot_be(words: list[str], message: str, qkv: Command, mon
 
 
 def test_a_precision_that_the_machine_cannot_compute_with(qkv: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "cpu_computes_with", lambda dtype: False)
+    monkeypatch.setattr(precision, "cpu_slowdown", lambda dtype: None)
     qkv.refused("precision: this CPU cannot compute with bf16; use float32", "--precision", "bf16", "--device", "cpu")
 
 

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from qkv.models import GPT, GPTConfig, build
 from qkv.nn.block import Block
 from qkv.training.config import OptimizerConfig
+from qkv.training.muon import Muon, orthogonalised
 from qkv.training.optimizer import Optimizers, gradient_norm
 from training.small import MODELS, SIZE, same_bits
 
@@ -139,7 +141,7 @@ def test_muon_is_for_the_matrices_of_blocks_alone(family: str) -> None:
         type(optimizer): {names[weight] for group in optimizer.param_groups for weight in group["params"]}
         for optimizer in optimizers.optimizers
     }
-    muon, adamw = by_kind.get(torch.optim.Muon, set()), by_kind[torch.optim.AdamW]
+    muon, adamw = by_kind.get(Muon, set()), by_kind[torch.optim.AdamW]
     assert muon | adamw == set(names.values())
     assert not muon & adamw
     if family != "rnn":
@@ -156,29 +158,74 @@ def test_muon_leaves_what_has_the_shape_of_a_matrix_but_is_none() -> None:
     assert not any(name.endswith((".u", ".v")) for name in taken), "Transformer-XL's biases, one a head"
 
 
-def test_muon_steps_as_torchs_own() -> None:
+def matrices(count: int = 3) -> list[list[Tensor]]:
+    """Gradients of one wide, one square and one tall matrix, for several steps."""
+    torch.manual_seed(3)
+    return [[torch.randn(shape) for shape in ((4, 9), (5, 5), (8, 3))] for _ in range(count)]
+
+
+def stepped(optimizer: torch.optim.Optimizer, gradients: list[list[Tensor]]) -> list[Tensor]:
+    weights = optimizer.param_groups[0]["params"]
+    for given in gradients:
+        for weight, gradient in zip(weights, given, strict=True):
+            weight.grad = gradient.clone()
+        optimizer.step()
+    return [weight.detach().clone() for weight in weights]
+
+
+def test_muon_is_torchs_own_but_for_the_dtype_of_its_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's Muon casts with Tensor.bfloat16: with a cast to float32 in its place both must agree to the bit."""
+    start, gradients = matrices(1)[0], matrices()
+    ours = stepped(Muon([nn.Parameter(weight.clone()) for weight in start], lr=0.02, weight_decay=0.1), gradients)
+    monkeypatch.setattr(Tensor, "bfloat16", Tensor.float)
+    plain = torch.optim.Muon([nn.Parameter(weight.clone()) for weight in start], lr=0.02, weight_decay=0.1)
+    for mine, theirs in zip(ours, stepped(plain, gradients), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_muon_never_computes_in_bf16_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU without bf16 instructions emulates them: a training step took ten times as long."""
+    seen: set[torch.dtype] = set()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = function(*args, **(kwargs or {}))
+            seen.update(each.dtype for each in (*args, result) if isinstance(each, Tensor))
+            return result
+
+    model = Net()
+    optimizers = Optimizers(model, OptimizerConfig(optimizer="muon"))
+    optimizers.set_rate(0.01, 0.01)
+    model().backward()
+    with Watch():
+        optimizers.step(GOOD, ONE)
+    assert torch.float32 in seen
+    assert not seen & {torch.bfloat16, torch.float16}
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (4, 12), (12, 4)])
+def test_the_orthogonalised_matrix_has_singular_values_near_one(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    matrix = torch.randn(shape, dtype=torch.float64)
+    found = orthogonalised(matrix, (3.4445, -4.7750, 2.0315), 5, 1e-7)
+    assert found.dtype == torch.float64
+    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+    values = torch.diagonal(left.T @ found @ right.T)
+    assert torch.all((values > 0.5) & (values < 1.5))
+    torch.testing.assert_close(left @ torch.diag(values) @ right, found)
+
+
+def test_muon_follows_the_schedule_of_the_learning_rate() -> None:
     model, other = Net(), Net()
     other.load_state_dict(model.state_dict())
     optimizers = Optimizers(model, OptimizerConfig(optimizer="muon", muon_learning_rate=0.02, weight_decay=0.1))
     optimizers.set_rate(0.5, 1.0)  # half way down the schedule, for both
-    matrix = other.block.layer.weight
-    plain = torch.optim.Muon([matrix], lr=0.01, weight_decay=0.1)
-    for _ in range(3):
-        model().backward()
-        other().backward()
-        with torch.no_grad():
-            for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
-                if theirs is not matrix:
-                    theirs.copy_(mine)
-        optimizers.step(GOOD, ONE)
-        optimizers.forget_gradients()
-        plain.step()
-        with torch.no_grad():
-            for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
-                if theirs is not matrix:
-                    theirs.copy_(mine)
-                theirs.grad = None
-    torch.testing.assert_close(model.block.layer.weight, matrix)
+    plain = Muon([other.block.layer.weight], lr=0.01, weight_decay=0.1)
+    model().backward()
+    other().backward()
+    optimizers.step(GOOD, ONE)
+    plain.step()
+    torch.testing.assert_close(model.block.layer.weight, other.block.layer.weight)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])

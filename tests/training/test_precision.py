@@ -12,7 +12,7 @@ from torch import nn
 from qkv.models import build
 from qkv.training import precision
 from qkv.training.objective import Objective, Reader
-from qkv.training.precision import Cast, best_precision, check_precision, cpu_computes_with
+from qkv.training.precision import Cast, best_precision, check_precision, cpu_slowdown
 from training.small import MODELS, made_batch
 
 CPU = torch.device("cpu")
@@ -68,39 +68,42 @@ def test_the_best_of_a_gpu(bf16: bool, expected: str, monkeypatch: pytest.Monkey
 
 
 def test_the_probe_answers_and_this_process_lives() -> None:
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        assert cpu_computes_with(dtype) in (True, False)
-    assert cpu_computes_with(torch.float32)
+    slowdown = cpu_slowdown(torch.bfloat16)
+    assert slowdown is None or slowdown > 0
 
 
-def tried(monkeypatch: pytest.MonkeyPatch, code: int, said: str) -> None:
+def tried(monkeypatch: pytest.MonkeyPatch, code: int, printed: str) -> None:
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(command, code, said, "")
+        return subprocess.CompletedProcess(command, code, printed, "")
 
     monkeypatch.setattr(precision.subprocess, "run", run)
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "works"),
+    ("code", "printed", "slowdown"),
     [
-        (0, "262144.0\n", True),
-        (-4, "", False),
-        (-11, "", False),
-        (0, "17.0\n", False),
-        (1, "", False),
-        (0, "nan", False),
+        (0, "16777216.0 0.5\n", 0.5),
+        (0, "16777216.0 11.0\n", 11.0),
+        (-4, "", None),
+        (-11, "", None),
+        (0, "17.0 1.0\n", None),
+        (1, "", None),
+        (0, "nan 1.0", None),
     ],
 )
 def test_a_processor_that_kills_or_errs_does_not_compute(
-    code: int, said: str, works: bool, monkeypatch: pytest.MonkeyPatch
+    code: int, printed: str, slowdown: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried(monkeypatch, code, said)
-    assert cpu_computes_with.__wrapped__(torch.bfloat16) is works
+    tried(monkeypatch, code, printed)
+    assert cpu_slowdown.__wrapped__(torch.bfloat16) == slowdown
 
 
-def test_what_cannot_be_computed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "cpu_computes_with", lambda dtype: dtype != torch.bfloat16)
+def test_what_cannot_be_computed_is_refused_and_what_is_slow_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "cpu_slowdown", {torch.bfloat16: None, torch.float16: 9.5}.__getitem__)
     with pytest.raises(ValueError, match="precision: this CPU cannot compute with bf16; use float32"):
         check_precision("bf16", CPU)
-    check_precision("fp16", CPU)
-    check_precision("float32", CPU)
+    assert "fp16 take 9.5 times as long as in float32" in (check_precision("fp16", CPU) or "")
+    assert check_precision("float32", CPU) is None
+    assert check_precision("bf16", torch.device("cuda")) is None
+    monkeypatch.setattr(precision, "cpu_slowdown", lambda dtype: 1.0)
+    assert check_precision("bf16", CPU) is None

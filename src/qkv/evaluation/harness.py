@@ -7,6 +7,7 @@ The same likelihoods as `qkv evaluate`, behind the harness's three questions. Fr
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from qkv.evaluation.perplexity import windows
 from qkv.generation.text import complete, prompt_ids
 from qkv.models import GPT
 from qkv.training.distributed import device_named
+from qkv.training.precision import check_precision
 
 AT_ONCE = 8  # texts that are generated side by side
 LENGTH = 256  # words of an answer where the task does not say, as the harness's own models do
@@ -51,6 +53,8 @@ class Harness(LM):
             raise ValueError(f"path: the harness asks GPTs, which predict the next word, not a {type(model).__name__}")
         where = device_named(device)
         short = dtype == "bfloat16" or (dtype is None and where.type == "cuda")
+        if slow := check_precision("bf16" if short else "float32", where):
+            print(slow, file=sys.stderr)
         self.model = model.to(where, torch.bfloat16 if short else torch.float32)
         self.tokenizer = tokenizer or artifact.tokenizer_of(path)
         self._device, self.path = where, path

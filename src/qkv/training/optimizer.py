@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from qkv.nn.block import Block
 from qkv.training.config import OptimizerConfig
 from qkv.training.distributed import like
+from qkv.training.muon import Muon
 
 BLOCK = re.compile(r"\bblocks\.(\d+)\.")
 
@@ -40,12 +41,12 @@ class Optimizers:
             betas = (config.beta1, config.beta2)
             self.optimizers.append(torch.optim.AdamW(rest, betas=betas, eps=config.epsilon, fused=True))
         if by_muon:
-            self.optimizers.append(torch.optim.Muon(groups(each for each in self.names if each in by_muon)))
+            self.optimizers.append(Muon(groups(each for each in self.names if each in by_muon)))
         self.muon_learning_rate = config.muon_learning_rate
 
     def set_rate(self, rate: float, highest: float) -> None:
         for optimizer in self.optimizers:
-            own = rate / highest * self.muon_learning_rate if isinstance(optimizer, torch.optim.Muon) else rate
+            own = rate / highest * self.muon_learning_rate if isinstance(optimizer, Muon) else rate
             for group in optimizer.param_groups:
                 group["lr"] = own * group["factor"]
 

@@ -38,16 +38,49 @@ def best_precision(device: torch.device) -> Precision:
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 
-def check_precision(precision: Precision, device: torch.device) -> None:
-    """Refuse a half precision that this machine announces but cannot compute with."""
-    if device.type == "cpu" and precision != "float32" and not cpu_computes_with(DTYPES[precision]):
+def check_precision(precision: Precision, device: torch.device) -> str | None:
+    """Refuse a half precision that this CPU announces but cannot compute with; a sentence if it is slow here."""
+    if device.type != "cpu" or precision == "float32":
+        return None
+    slowdown = cpu_slowdown(DTYPES[precision])
+    if slowdown is None:
         raise ValueError(f"precision: this CPU cannot compute with {precision}; use float32")
+    if slowdown < NOTICEABLE:
+        return None
+    return (
+        f"Matrix products in {precision} take {slowdown:.1f} times as long as in float32 on this CPU, "
+        "which has no fast instructions for it; --precision float32 is faster here."
+    )
+
+
+PROBE = """
+import time, torch
+torch.set_num_threads(1)
+seconds = {}
+for dtype in (torch.float32, torch.DTYPE):
+    x = torch.ones(256, 256, dtype=dtype)
+    total = float((x @ x).float().sum())
+    rounds = []
+    for _ in range(7):
+        begin = time.perf_counter()
+        x @ x
+        rounds.append(time.perf_counter() - begin)
+    seconds[dtype] = min(rounds)
+print(total, seconds[torch.DTYPE] / seconds[torch.float32])
+"""
+NOTICEABLE = 1.3
+"""A slowdown from which on a person is told; below it may be noise."""
 
 
 @cache
-def cpu_computes_with(dtype: torch.dtype) -> bool:
-    """Tried in a child process: some processors announce instructions that kill the process that uses them."""
-    name = str(dtype).removeprefix("torch.")
-    product = f"import torch; x = torch.ones(64, 64, dtype=torch.{name}); print(float((x @ x).sum()))"
-    tried = subprocess.run([sys.executable, "-c", product], capture_output=True, text=True, check=False)
-    return tried.returncode == 0 and float(tried.stdout) == 64.0**3
+def cpu_slowdown(dtype: torch.dtype) -> float | None:
+    """Time of a matrix product on this CPU relative to float32; None where it does not compute.
+
+    A child process tries it: some processors announce instructions that kill the process that uses them.
+    """
+    program = PROBE.replace("DTYPE", str(dtype).removeprefix("torch."))
+    tried = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        return None
+    total, slowdown = map(float, tried.stdout.split())
+    return slowdown if total == 256.0**3 else None

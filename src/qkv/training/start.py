@@ -80,7 +80,9 @@ def conduct(
     with joined(run.device) as world, ExitStack() as held:
         shown, console = console, console or Console(highlight=False, quiet=not world.first)
         with world.in_turn():  # the first process claims the folder, learns the tokenizer and prepares the data
-            check_precision(run.precision or best_precision(world.device), world.device)
+            slow = check_precision(run.precision or best_precision(world.device), world.device)
+            if slow is not None:
+                console.print(slow)
             if world.size > 1 and "-" in data.data:
                 raise ValueError("data: under torchrun only one process could read standard input; give a file")
             going_on = False
