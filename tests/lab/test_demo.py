@@ -17,7 +17,8 @@ from qkv import cli
 from qkv.lab import demo
 from qkv.models import Model, Transformer
 from qkv.text import train
-from qkv.training.task import Task
+from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
+from qkv.training.task import Task, assemble
 from text.sentences import SENTENCES
 
 
@@ -94,6 +95,35 @@ def test_a_demo_that_is_stopped_goes_on_next_time(tmp_path: Path, monkeypatch: p
     assert all(torch.equal(resumed[name], right[name]) for name in right)
 
 
+def test_a_slow_machine_takes_fewer_steps_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four steps of two seconds fit into eight; a run that was shortened is resumed with as many."""
+    monkeypatch.setattr(demo, "FEWEST_STEPS", 2)
+    monkeypatch.setattr(demo, "TRANSLATOR_SECONDS", 8.0)
+    monkeypatch.setattr(demo, "seconds_per_step", lambda task, optimizer, run: 2.0)
+    monkeypatch.setattr(demo, "sample_translation", lambda task: lambda model: [])
+    console = paper()
+    assert demo.trained_translator(console, tmp_path / "turkish")
+    told = "A step takes 2.00 s on this machine now, so the demo trains for 4 steps instead of 400, about 8 s."
+    assert told in on(console).replace("\n", " ")
+    assert demo.remembered(tmp_path / "turkish")[1]["steps"] == 4
+    console = paper()
+    assert demo.trained_translator(console, tmp_path / "turkish")
+    assert "is there already" in on(console)
+    assert "instead of" not in on(console)
+
+
+def test_timing_the_first_steps_changes_nothing(tmp_path: Path) -> None:
+    data = DataConfig(data=("turkish",), tokenizer="words")
+    task, run = assemble(demo.TRANSLATOR, data, batch_tokens=64, seed=0), RunConfig(out=tmp_path, steps=400)
+    random_state = torch.get_rng_state()
+    console = paper()
+    assert demo.affordable(console, task, OptimizerConfig(), run, seconds=1e6) == 400
+    assert on(console) == ""
+    assert demo.affordable(console, task, OptimizerConfig(), run, seconds=0) == demo.FEWEST_STEPS
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_to_try_next_can_be_tried() -> None:
     text = demo.next_steps(Path("runs/demo")).plain
     commands = re.findall(r"^    qkv (\w+)", text, flags=re.MULTILINE)
@@ -130,6 +160,6 @@ def test_what_a_model_says_is_no_markup(tmp_path: Path, monkeypatch: pytest.Monk
     assert f"cats: {said}\n" in on(console)
     assert "[/x] looked at [bold].\n" in on(console)
     out.mkdir()
-    (out / "config.json").touch()
+    (out / "metrics.jsonl").write_text('{"step": 1, "event": "finished"}\n')
     assert not demo.trained_translator(console, out)
     assert f"{out} is there already" in on(console)

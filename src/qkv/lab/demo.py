@@ -1,10 +1,14 @@
-"""Two minutes on two cores: the lecture's translator and a small GPT, trained before your eyes. `qkv demo`"""
+"""Two minutes on two cores: the lecture's translator and a small GPT, trained before your eyes. `qkv demo`
+
+A slow or busy machine takes fewer steps: the first ones are timed, and the demo says how many it can afford.
+"""
 
 from __future__ import annotations
 
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +32,10 @@ from qkv.models.build import Config, Model
 from qkv.text import Tokenizer
 from qkv.text.printable import printable
 from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
+from qkv.training.folder import remembered
+from qkv.training.metrics import NAME as METRICS
+from qkv.training.metrics import read_metrics
+from qkv.training.pace import seconds_per_step
 from qkv.training.start import SampleMaker, start
 from qkv.training.task import Task
 
@@ -36,7 +44,9 @@ SENTENCE = "cats chase mice"
 PROMPT = "class Reader:\n    def __init__(self,"
 
 TRANSLATOR = preset("transformer-tiny")
-TRANSLATOR_STEPS = 400
+TRANSLATOR_STEPS, TRANSLATOR_SECONDS = 400, 55.0
+WRITER_STEPS, WRITER_SECONDS = 500, 75.0
+FEWEST_STEPS = 30
 WRITER = GPTConfig(vocabulary=2048, context=64, width=128, depth=4, heads=4, position="rotary")
 
 
@@ -45,7 +55,7 @@ def show(
     out: Path = OUT,
     *,
     translator_steps: int = TRANSLATOR_STEPS,
-    writer_steps: int = 500,
+    writer_steps: int = WRITER_STEPS,
 ) -> None:
     """Train both, try both. What is trained already is not trained again, and what was stopped goes on."""
     console = console or Console(highlight=False)
@@ -87,8 +97,9 @@ def show_translator(console: Console, out: Path, steps: int) -> bool:
 
 def trained_translator(console: Console, out: Path, steps: int = TRANSLATOR_STEPS) -> bool:
     data = DataConfig(data=("turkish",), tokenizer="words")
-    optimizer = OptimizerConfig(learning_rate=3e-3, warmup=40, weight_decay=0.01, final_rate=0.0)
-    return trained(console, TRANSLATOR, data, optimizer, out, steps, samples=sample_translation)
+    optimizer = OptimizerConfig(learning_rate=3e-3, weight_decay=0.01, final_rate=0.0)
+    limits = steps, TRANSLATOR_SECONDS
+    return trained(console, TRANSLATOR, data, optimizer, out, *limits, samples=sample_translation)
 
 
 def show_score(console: Console, model: Transformer, tokenizer: Tokenizer) -> None:
@@ -160,7 +171,8 @@ def show_writer(console: Console, out: Path, steps: int) -> bool:
     console.print("The text is the source of Python's standard library, as it is on this machine.")
     data = DataConfig(data=("python",))
     optimizer = OptimizerConfig(optimizer="muon", learning_rate=3e-3, final_rate=0.0)
-    if not trained(console, WRITER, data, optimizer, out, steps, samples=sample_completion):
+    limits = steps, WRITER_SECONDS
+    if not trained(console, WRITER, data, optimizer, out, *limits, samples=sample_completion):
         return False
     model, tokenizer = artifact.load(out)
     assert isinstance(model, GPT)
@@ -195,25 +207,50 @@ def trained(
     optimizer: OptimizerConfig,
     out: Path,
     steps: int,
+    seconds: float,
     *,
     samples: SampleMaker,
 ) -> bool:
-    """Train until the last step; False when it was stopped before."""
-    if (out / artifact.CONFIG).exists():
+    """Train for `steps`, or for fewer that fit into `seconds` here; False when it was stopped before the last one."""
+    if finished(out):
         there = Text(f"{printable(str(out))} is there already; delete it to see it trained from the beginning.")
         console.print(there, soft_wrap=True)
-    run = RunConfig(
-        out=out,
-        steps=steps,
-        batch_tokens=1024,
-        compile=False,  # longer than the whole training
-        validate_every=-(-steps // 2),
-        sample_every=-(-steps // 4),
-        log_every=max(1, steps // 10),
-        resume=True,
-    )
-    outcome = start(config, data, optimizer, run, samples=samples, console=console)
+    before = remembered(out)
+    if before is not None:
+        steps = before[1]["steps"]  # of the run that is resumed, which may have been shortened
+
+    def fit(task: Task, optimizer: OptimizerConfig, run: RunConfig) -> RunConfig:
+        return paced(run, affordable(console, task, optimizer, run, seconds))
+
+    run = RunConfig(out=out, batch_tokens=1024, compile=False, resume=True)  # compiling takes longer than training
+    run = paced(run, steps)
+    outcome = start(config, data, optimizer, run, samples=samples, console=console, fit=fit)
     return outcome is not None and outcome.finished
+
+
+def paced(run: RunConfig, steps: int) -> RunConfig:
+    """Two validations and four samples in a run, however short."""
+    half, quarter, tenth = -(-steps // 2), -(-steps // 4), max(1, steps // 10)
+    return replace(run, steps=steps, validate_every=half, sample_every=quarter, log_every=tenth)
+
+
+def affordable(console: Console, task: Task, optimizer: OptimizerConfig, run: RunConfig, seconds: float) -> int:
+    """As many of the run's steps as fit into `seconds`, by the time that the first ones take."""
+    if run.steps <= FEWEST_STEPS:
+        return run.steps
+    each = seconds_per_step(task, optimizer, run)
+    steps = max(FEWEST_STEPS, min(run.steps, int(seconds / each)))
+    if steps < run.steps:
+        console.print(
+            f"A step takes {each:.2f} s on this machine now, so the demo trains for {steps} steps instead of "
+            f"{run.steps}, about {steps * each:.0f} s. The model will be less good than after all of them."
+        )
+    return steps
+
+
+def finished(run: Path) -> bool:
+    """Whether it was trained to its last step."""
+    return (run / METRICS).exists() and any(row.get("event") == "finished" for row in read_metrics(run))
 
 
 def number_of(id: int | None) -> int:

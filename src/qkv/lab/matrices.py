@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -53,7 +52,7 @@ def cats(out: Path | None = None, demo: Path = demonstration.OUT / "turkish", co
     """
     check_out(out)
     console = console or Console(highlight=False)
-    if not finished(demo) and not demonstration.trained_translator(console, demo):
+    if not demonstration.finished(demo) and not demonstration.trained_translator(console, demo):
         console.print("Stopped. The same command goes on from here.")
         return
     model, tokenizer = artifact.load(demo)
@@ -72,14 +71,6 @@ def cats(out: Path | None = None, demo: Path = demonstration.OUT / "turkish", co
         names = {"row_name": "Turkish", "column_name": "English"}
         picture.save(lambda: heat_map(found.weights, found.said, found.read, title, below, **names), out)
     console.print(Text(str(out)), soft_wrap=True)
-
-
-def finished(run: Path) -> bool:
-    """Whether it was trained to its last step."""
-    metrics = run / "metrics.jsonl"
-    if not metrics.exists():
-        return False
-    return any(json.loads(line).get("event") == "finished" for line in metrics.read_text("utf-8").splitlines() if line)
 
 
 # the quick brown, with and without a mask

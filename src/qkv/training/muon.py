@@ -6,7 +6,6 @@ torch.optim.Muon always iterates in bf16. A CPU without bf16 instructions emulat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ class Muon(torch.optim.Muon):
     """torch.optim.Muon with the same hyperparameters, state and update; only the dtype of the iterations differs."""
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:
+    def step(self, closure: Any = None) -> None:
         assert closure is None, "the training loop computes the gradients itself"
         for group in self.param_groups:
             for parameter in group["params"]:

@@ -41,6 +41,8 @@ from qkv.training.task import Task, assemble
 from qkv.training.tune_config import TuneConfig
 
 SampleMaker = Callable[[Task], Callable[[Model], list[str]]]
+Fit = Callable[[Task, OptimizerConfig, RunConfig], RunConfig]
+"""Changes a new run once its task is known, before anything is written: the demo keeps to its time this way."""
 
 
 def start(
@@ -51,6 +53,7 @@ def start(
     *,
     samples: SampleMaker | None = None,
     console: Console | None = None,
+    fit: Fit | None = None,
 ) -> Outcome | None:
     """Train, or go on training; None after a dry run. Under torchrun every process calls this."""
     if isinstance(config, BERTConfig):
@@ -60,7 +63,7 @@ def start(
     def assembled(learned: Path | None) -> Task:
         return assemble(config, data, batch_tokens=run.batch_tokens, seed=run.seed, tokenizer=learned)
 
-    return conduct(assembled, data, optimizer, run, samples=samples, console=console)
+    return conduct(assembled, data, optimizer, run, samples=samples, console=console, fit=fit)
 
 
 def conduct(
@@ -72,6 +75,7 @@ def conduct(
     asked: dict[str, Any] | None = None,
     samples: SampleMaker | None = None,
     console: Console | None = None,
+    fit: Fit | None = None,
 ) -> Outcome | None:
     """The same for training and fine-tuning, which differ in how the task is assembled. The tokenizer that a run
     learned before it was resumed is handed on. `asked` is what else a person asked of the run, to be remembered."""
@@ -93,6 +97,8 @@ def conduct(
             task = assembled(run.out if going_on and (run.out / TOKENIZER).exists() else None)
             run = replace(run, steps=task.steps or run.steps)
             optimizer = replace(optimizer, learning_rate=optimizer.learning_rate or task.rate)
+            if fit is not None and not going_on:
+                run = fit(task, optimizer, run)
             check_possible(task.config, optimizer, run)
             for note in task.notes:
                 console.print(note)
