@@ -69,6 +69,20 @@ def test_a_folder_of_ours(choices: dict[str, Any], named: str, tmp_path: Path) -
     assert said[0] == said[1]
 
 
+def test_a_relative_base_lies_beside_the_adapter_wherever_the_program_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The current folder may hold another one of that name."""
+    model = model_with_adapters(**ALIBI)
+    save(base_of(model), tmp_path / "mine" / "base")
+    write_adapter(model, tmp_path / "mine" / "adapter", "../base")
+    (tmp_path / "base").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    ids = torch.randint(13, (2, 7))
+    assert_close(load(tmp_path / "mine" / "adapter").model(ids), model(ids), rtol=1e-4, atol=1e-5)
+
+
 def test_a_folder_of_transformers(tmp_path: Path) -> None:
     model, ids = model_with_adapters(**LLAMA), torch.randint(13, (2, 7))
     write_folder(base_of(model), tmp_path / "base")

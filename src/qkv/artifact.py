@@ -154,16 +154,15 @@ def is_adapter(path: Path) -> bool:
 
 
 def base_of(path: Path, given: Path | str | None = None) -> Path:
-    """Where the model lies that an adapter belongs to: as it is named, from here or from the adapter's folder."""
+    """The model that an adapter belongs to; a relative path counts from the adapter's folder first, then from here."""
     name = folder.read_json(path / peft.CONFIG).get("base_model_name_or_path") if given is None else given
     another = f"give it: qkv.load({str(path)!r}, base=...)"
     if not isinstance(name, str | Path) or not str(name):
         raise ValueError(
             f"{path / peft.CONFIG}: base_model_name_or_path: the adapter does not name its base; {another}"
         )
-    found = named(name)
-    if not found.exists() and given is None:
-        found = path / name
+    beside = path / name
+    found = beside if given is None and beside.exists() else named(name)
     if not found.exists() or found.resolve() == path.resolve():
         raise ValueError(f"{path}: its base, the model {str(name)!r}, is not here; bring it here, or {another}")
     return found
