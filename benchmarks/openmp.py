@@ -2,8 +2,8 @@
 
 python benchmarks/openmp.py                 idle, then beside one busy process, then beside four
 
-Each policy trains the demo's GPT in a process of its own, since OpenMP reads OMP_WAIT_POLICY when it is loaded; both take
-the same steps from the same weights, and their losses must be equal. qkv sets PASSIVE unless the variable is set.
+Each policy trains the demo's GPT in a process of its own, since OpenMP reads OMP_WAIT_POLICY when it is loaded. Both
+take the same steps from the same weights, and their losses must be equal. qkv sets PASSIVE unless the variable is set.
 """
 
 from __future__ import annotations
