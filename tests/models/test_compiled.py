@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 pytestmark = pytest.mark.usefixtures("qkv_unchecked", "fresh_compiler")
 
-SMALL: dict[str, Any] = {"vocabulary": 13, "context": 16, "width": 16, "depth": 2, "heads": 4}
+SMALL: dict[str, Any] = {"vocabulary": 13, "context": 16, "width": 16, "depth": 1, "heads": 4}
 B, T = 2, 6
 KEEP = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
 KINDS = {
