@@ -24,7 +24,7 @@ REFUSED = {
     "wrong host": (403, LOCKED.replace(b"localhost", b"elsewhere")),
     "foreign origin": (403, OPEN + b"Origin: https://elsewhere.example\r\n"),
     "not JSON": (415, OPEN.replace(b"application/json", b"text/plain")),
-    "a page without a key": (401, LOCKED.replace(b"POST /v1/completions", b"GET /").replace(b"HTTP/1.1\r\n", b"HTTP/1.1\r\nAccept: text/html\r\n")),
+    "a page without a key": (401, b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: text/html\r\n"),
     "not a form": (415, LOCKED.replace(b"/v1/completions", b"/sign-in")),
 }  # fmt: skip
 BODIES = {
