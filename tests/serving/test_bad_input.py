@@ -96,8 +96,8 @@ def test_a_bad_completion_is_refused_in_one_sentence(http: httpx.Client, content
         ("completions", {"model": "long", "prompt": ["a"] * 128, "max_tokens": 2000, "logprobs": 0}, "logprobs: all"),
         ("completions", {"model": "long", "prompt": [5] * 3000, "n": 50, "echo": True, "logprobs": 1}, "logprobs: all"),
         ("fill", {"model": "bert", "text": "the [mask] " * 20_000}, "text: expected 200,000 characters or less"),
-        ("classify", {"model": "tuned", "texts": ["the cat " * 13_000] * 2}, "texts: expected 200,000 characters"),
-        ("classify", {"model": "tuned", "texts": [["the cat " * 13_000] * 2]}, "texts: expected 200,000 characters"),
+        ("classify", {"model": "tuned", "text": ["the cat " * 13_000] * 2}, "text: expected 200,000 characters"),
+        ("classify", {"model": "tuned", "text": [["the cat " * 13_000] * 2]}, "text: expected 200,000 characters"),
         ("translate", {"model": "rnn", "text": "the cat " * 3_000}, "text: one of 6,001 tokens is no sentence"),
         ("attention", {"model": "translator", "source": "a", "target": "the " * 9_000}, "target: attention is shown"),
         ("attention", {"model": "translator", "source": "the " * 9_000}, "source: attention is shown of"),
@@ -191,7 +191,7 @@ def test_a_deadline_before_the_first_word_is_a_timeout(models: Models) -> None:
         "completions?stream": {"model": "gpt", "stream": True},
         "next": {"model": "gpt"},
         "translate": {"model": "translator", "text": "the cat sat"},
-        "classify": {"model": "tuned", "texts": ["the cat sat"]},
+        "classify": {"model": "tuned", "text": "the cat sat"},
         "attention": {"model": "gpt", "text": "the cat sat"},
     }
     found: dict[str, httpx.Response] = {}
@@ -247,7 +247,7 @@ def test_a_full_queue_says_when_to_come_again(models: Models) -> None:
             response = http.post("/v1/completions", json={"model": "gpt", "stream": stream})
             assert fault(response, 429)["type"] == "rate_limit_error"
             assert int(response.headers["retry-after"]) >= 1
-        fault(http.post("/v1/classify", json={"model": "gpt", "texts": ["a"]}))
+        fault(http.post("/v1/classify", json={"model": "gpt", "text": "a"}))
         release.go.set()
         first.wait()
         second.wait()

@@ -51,12 +51,12 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/next": {"model": "gpt", "prompt": "the cat"},
     "/v1/translate": {"model": "translator", "text": "the cat", "max_tokens": 4},
     "/v1/fill": {"model": "bert", "text": "the [mask] sat"},
-    "/v1/classify": {"model": "tuned", "texts": ["the cat"]},
+    "/v1/classify": {"model": "tuned", "text": ["the cat"]},
     "/v1/attention": {"model": "gpt", "text": "the cat"},
     "/v1/tokenize": {"model": "gpt", "text": "the cat"},
 }
 """Fields that every route needs; what else the document allows stands beside them, whatever it is."""
-INSTEAD = {"texts", "source", "ids"}
+INSTEAD = {"source", "ids"}
 """Which would take the place of a field that is there."""
 
 
