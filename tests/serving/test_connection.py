@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import http.client
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
@@ -14,9 +13,9 @@ import pytest
 from qkv.serving.door import Rules
 from qkv.serving.host import Host
 from serving.small_server import Running, running
+from serving.waiting import PATIENCE, until
 
 KEY = "a-key-of-this-server"
-PATIENCE = 120.0
 LOCKED = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 OPEN = LOCKED + b"Authorization: Bearer " + KEY.encode() + b"\r\n"
 REFUSED = {
@@ -58,13 +57,6 @@ def connected(server: Running) -> Iterator[socket.socket]:
 def received(line: socket.socket) -> bytes:
     """All that the server sends until it closes its side."""
     return b"".join(iter(lambda: line.recv(65536), b""))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("body", BODIES)

@@ -11,6 +11,7 @@ from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
 from serving.small_server import Running
+from serving.waiting import PATIENCE
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 ACCOUNT: dict[str, list[Any]] = {"user": ["someone", None]}
@@ -81,7 +82,7 @@ TYPES: dict[str, list[Any]] = {
 
 @pytest.fixture(scope="module")
 def http(server: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=600) as http:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
         yield http
 
 

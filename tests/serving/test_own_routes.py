@@ -23,13 +23,14 @@ from qkv.insight.look import look
 from qkv.insight.page import page
 from serving.conftest import Models
 from serving.small_server import Running
+from serving.waiting import PATIENCE
 
 SENTENCE = "the cat sat on the mat."
 
 
 @pytest.fixture(scope="module")
 def http(server: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=30) as http:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
         yield http
 
 
