@@ -15,8 +15,9 @@ import pytest
 from qkv.serving.door import Rules
 from qkv.serving.host import Host
 from serving.conftest import Models
+from serving.deadlines import DEADLINES
 from serving.small_server import Running, hosting, running
-from serving.waiting import DEADLINES, PATIENCE, until
+from serving.waiting import PATIENCE, until
 
 DEEP = "[" * 100_000
 JSON = {"content-type": "application/json"}
