@@ -153,6 +153,18 @@ def test_a_body_whose_length_is_ambiguous_is_refused_and_what_follows_is_not_rea
     until(lambda: not locked.server.server_state.connections)
 
 
+def test_a_refused_client_cannot_send_without_end(locked: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qkv.serving.connection.LINGER_SECONDS", 10**6)
+    monkeypatch.setattr("qkv.serving.connection.LINGER_BYTES", 1 << 20)
+    with connected(locked) as line:
+        line.sendall(LOCKED + b"Content-Length: 99999999\r\n\r\n")
+        assert received(line).startswith(b"HTTP/1.1 401 ")
+        with pytest.raises(OSError, match="reset|pipe"):
+            for _ in range(99999999 >> 10):
+                line.sendall(b"x" * 1024)
+    until(lambda: not locked.server.server_state.connections)
+
+
 def test_http_1_0_has_no_chunks(locked: Running) -> None:
     with connected(locked) as line:
         line.sendall(OPEN.replace(b"HTTP/1.1", b"HTTP/1.0") + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n")

@@ -25,6 +25,8 @@ HEADERS_SECONDS = 15.0
 """In which a request must have come, up to its body; the door waits for that."""
 LINGER_SECONDS = 5.0
 """Time a client has to read a response that was sent before its request had come in full."""
+LINGER_BYTES = 16 << 20
+"""What it may send in that time."""
 
 
 class Connection(H11Protocol):
@@ -32,11 +34,15 @@ class Connection(H11Protocol):
         self.headers_late: asyncio.TimerHandle | None = None
         self.unread_late: asyncio.TimerHandle | None = None
         self.linger_late: asyncio.TimerHandle | None = None
+        self.discarded = 0
         super().connection_made(cast(asyncio.Transport, Lingering(transport, self)))
         self.wait_for_headers()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
+            self.discarded += len(data)
+            if self.discarded > LINGER_BYTES:
+                self.transport.abort()
             return
 
         super().data_received(data)
