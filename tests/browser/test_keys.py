@@ -8,15 +8,17 @@ import torch
 from browser.conftest import Open
 from browser.reading_pages import settled, state, status
 from made_looks import CATS, made_look
+from qkv.insight.bundle import bundle
 from qkv.insight.look import Look
 from qkv.insight.words import join_words
 
 NUMBERS = """async ([words, kind, layer, head]) => {
-  const { Store, embedded } = await import("qkv/store.js");
+  MODULES
+  const { Store, embedded } = qkv_store;
   const store = new Store(embedded());
   const matrix = await store.matrix(kind, layer, head, words);
   return Array.from({ length: matrix.rows }, (_, row) => [...matrix.row(row)]);
-}"""
+}""".replace("MODULES", bundle("store.js"))
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,9 @@ from made_looks import HOSTILE, attention, made_look, recurrent_look, side, weig
 from qkv import disk
 from qkv.insight import page as pages
 from qkv.insight import picture
+from qkv.insight.bundle import bundle, module, modules
 from qkv.insight.look import Look
-from qkv.insight.page import module, modules, page, write_page
+from qkv.insight.page import page, write_page
 from qkv.insight.page_words import heading, lacking
 
 
@@ -192,10 +193,38 @@ def test_the_policy_names_the_only_scripts_that_may_run_and_lets_nothing_be_fetc
     assert policy[1].startswith("default-src 'none';")
     assert "unsafe" not in policy[1]
     running = [(a, c) for a, c in Blocks(text).scripts if a.get("type") in ("module", "importmap", None)]
-    assert [attributes["type"] for attributes, _ in running] == ["importmap", "module"]
-    for _, content in running:
-        assert pages.hashed(content) in policy[1]
-    assert not re.search(r"https?://", re.sub(r"data:[^\"]+", "", text).replace("http://www.w3.org/2000/svg", ""))
+    ((attributes, content),) = running
+    assert attributes["type"] == "module"
+    assert f"script-src {pages.hashed(content)};" in policy[1]  # and no source beside it, such as data:
+    assert not re.search(r"https?://", text.replace("http://www.w3.org/2000/svg", ""))
+
+
+def test_the_script_of_a_page_has_every_module_after_those_that_it_imports() -> None:
+    script = bundle("standalone.js")
+    there = re.findall(r"^const qkv_(\w+) = ", script, re.MULTILINE)
+    assert {f"{name}.js" for name in there} == {*modules(), "standalone.js"}
+    assert len(there) == len(set(there))
+    for place, name in enumerate(there):
+        imported = re.findall(r'from "qkv/(\w+)\.js"', module(f"{name}.js"))
+        assert set(imported) <= set(there[:place])
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ('import x from "qkv/page.js";\n', "import x from"),
+        ('import { Page as Other } from "./page.js";\n', "import { Page as Other }"),
+        ("export default 1;\n", "export default 1;"),
+        ("export { a };\n", "export { a };"),
+        ('const a = await import("qkv/page.js");\n', "import("),
+        ('const a = "</script>";\n', "</script>"),
+        ('import { a } from "qkv/broken.js";\n', "broken.js: it imports itself"),
+    ],
+)
+def test_code_that_cannot_stand_in_a_page_is_refused(monkeypatch: pytest.MonkeyPatch, code: str, message: str) -> None:
+    monkeypatch.setattr("qkv.insight.bundle.module", lambda name: code)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        bundle("broken.js")
 
 
 def test_the_drawing_code_knows_no_file_and_has_the_house_colours() -> None:

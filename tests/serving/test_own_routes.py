@@ -23,13 +23,14 @@ from qkv.insight.look import look
 from qkv.insight.page import page
 from serving.conftest import Models
 from serving.small_server import Running
+from serving.waiting import PATIENCE
 
 SENTENCE = "the cat sat on the mat."
 
 
 @pytest.fixture(scope="module")
 def http(server: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=30) as http:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
         yield http
 
 
@@ -155,13 +156,33 @@ def test_masks_are_filled(http: httpx.Client, models: Models) -> None:
 
 def test_texts_are_classified(http: httpx.Client, models: Models) -> None:
     texts = ["the cat sat on the mat", "mice"] * 10
-    found = asked(http, "classify", model="tuned", texts=texts)
+    found = asked(http, "classify", model="tuned", text=texts)
     expected = classify(*models["tuned"], texts)
     assert found["task"] == "classify"
     assert [each["label"] for each in found["answers"]] == [each.label for each in expected]
     assert [each["probability"] for each in found["answers"]] == pytest.approx([each.probability for each in expected])
-    assert "text 1: this model reads one text" in refused(http, "classify", model="tuned", texts=[["a", "b"]])
-    assert "which was not taught to answer" in refused(http, "classify", model="bert", texts=["a"])
+    assert "text 1: this model reads one text" in refused(http, "classify", model="tuned", text=[["a", "b"]])
+    assert "which was not taught to answer" in refused(http, "classify", model="bert", text="a")
+    one = asked(http, "classify", model="tuned", text=texts[0])["answers"]
+    assert one == asked(http, "classify", model="tuned", text=texts[:1])["answers"]
+    assert [each["label"] for each in one] == [expected[0].label]
+
+
+def test_the_same_text_has_the_same_name_on_every_route(http: httpx.Client) -> None:
+    """`text`; beside it the names that a route had before."""
+    for name in ("text", "prompt"):
+        assert asked(http, "next", **{"model": "gpt", name: "the cat", "top": 3}) == asked(
+            http, "next", model="gpt", prompt="the cat", top=3
+        )
+    for route, model, text in (
+        ("classify", "tuned", ["the cat", "mice"]), ("attention", "bert", ["the cat", "mice ran"]),
+    ):  # fmt: skip
+        assert asked(http, route, model=model, texts=text) == asked(http, route, model=model, text=text)
+    named = asked(http, "attention", model="translator", source="the cat", target="mice")
+    assert asked(http, "attention", model="translator", text="the cat", target="mice") == named
+    assert "texts: there is no such field" in refused(http, "classify", model="tuned", text="a", texts=["a"])
+    assert "text: this field is missing" in refused(http, "classify", model="tuned")
+    assert "text: a GPT reads one text, not 2" in refused(http, "attention", model="gpt", text=["a", "b"])
 
 
 # Attention
@@ -204,7 +225,7 @@ def test_attention_of_the_other_families(http: httpx.Client) -> None:
     assert found["data"]["start"]["kind"] == "cross"
     assert asked(http, "attention", model="translator", source="the cat", heads_off=["0.0"])["blocks"]
     assert asked(http, "attention", model="rnn", source="the cat")["blocks"].keys() == {"cross.overview", "cross.0.0"}
-    assert asked(http, "attention", model="bert", texts=["the cat", "mice ran"])["next"]
+    assert asked(http, "attention", model="bert", text=["the cat", "mice ran"])["next"]
     assert asked(http, "attention", model="tuned", text="the cat")["next"] is None
 
 

@@ -14,7 +14,6 @@ import math
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from qkv import disk
 from qkv.generation.fill import Guess
+from qkv.insight.bundle import bundle, module
 from qkv.insight.capture import Attention
 from qkv.insight.look import Look
 from qkv.insight.page_words import heading, lacking
@@ -85,12 +85,10 @@ def opening(
 
 def chunks(look: Look, start: dict[str, Any]) -> Iterator[str]:
     """The page in order: what is drawn first comes first, and is drawn while the rest is still read."""
-    script = module("standalone.js")
-    imports = json.dumps({"imports": {f"qkv/{name}": as_url(module(name)) for name in modules()}})
-    style = module("view.css")
+    script, style = bundle("standalone.js"), module("view.css")
     policy = (
-        f"default-src 'none'; script-src data: {hashed(imports)} {hashed(script)}; style-src {hashed(style)}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {hashed(script)}; style-src {hashed(style)}; img-src data:; base-uri 'none'; "
+        "form-action 'none'"
     )
     name = html.escape(look.model).encode("utf-8", "replace").decode()
     yield (
@@ -98,7 +96,7 @@ def chunks(look: Look, start: dict[str, Any]) -> Iterator[str]:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<title>{name}: a look inside</title>\n<link rel="icon" href="data:,">\n'
-        f'<style>{style}</style>\n<script type="importmap">{imports}</script>\n</head>\n<body>\n'
+        f"<style>{style}</style>\n</head>\n<body>\n"
         '<div id="qkv"><p class="note">Opening …</p></div>\n'
         "<noscript>This page draws with JavaScript, which is switched off.</noscript>\n"
     )
@@ -249,22 +247,6 @@ def as_json(value: Any) -> str:
 
 def block(name: str, content: str, kind: str = "text/plain") -> str:
     return f'<script type="{kind}" id="qkv.{html.escape(name)}">{content}</script>\n'
-
-
-# The drawing code
-
-
-def modules() -> list[str]:
-    every = files("qkv.insight").joinpath("web").iterdir()
-    return sorted(each.name for each in every if each.name.endswith(".js") and each.name != "standalone.js")
-
-
-def module(name: str) -> str:
-    return files("qkv.insight").joinpath("web", name).read_text(encoding="utf-8")
-
-
-def as_url(code: str) -> str:
-    return "data:text/javascript;charset=utf-8;base64," + base64.b64encode(code.encode()).decode()
 
 
 def hashed(content: str) -> str:

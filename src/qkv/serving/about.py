@@ -39,7 +39,7 @@ async def health(request: Request) -> Response:
     status = next((state for state in ("ready", "loading") if state in states), "failed")
     if request.app.state.door.draining:
         status = "draining"
-    known = request.app.state.door.keys.admits(request.headers)  # an error may name files of this machine
+    known = request.scope["signed_in"]  # an error may name files of this machine
     models = {
         name: {"state": each.state, "error": each.error if known or each.error is None else "it cannot be loaded"}
         for name, each in served.items()
@@ -47,7 +47,7 @@ async def health(request: Request) -> Response:
     return Json({"status": status, "models": models}, 200 if status in ("ready", "loading") else 503)
 
 
-@router.get("/metrics", responses=NUMBERS | refusals(401, 403, 413, 500), response_class=PlainTextResponse)
+@router.get("/metrics", responses=NUMBERS | refusals(400, 401, 403, 413, 429, 500), response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Numbers about the server, for Prometheus."""
     door = request.app.state.door
@@ -55,14 +55,14 @@ async def metrics(request: Request) -> Response:
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 
-@router.get("/v1/models", responses=LISTED | refusals(401, 403, 413, 500, 503))
+@router.get("/v1/models", responses=LISTED | refusals(400, 401, 403, 413, 429, 500, 503))
 async def models(request: Request) -> Response:
     """The models of this server."""
     served = host_of(request).served
     return Json({"object": "list", "data": [described(request, each) for each in served.values()]})
 
 
-@router.get("/v1/models/{name}", responses=NAMED | refusals(400, 401, 403, 404, 413, 500, 503))
+@router.get("/v1/models/{name}", responses=NAMED | refusals(400, 401, 403, 404, 413, 429, 500, 503))
 async def model(request: Request, name: str = Path(max_length=200)) -> Response:
     """One of them."""
     served = host_of(request).served

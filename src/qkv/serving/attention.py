@@ -41,9 +41,9 @@ async def attention(asked: AttentionRequest, request: Request) -> Response:
         raise ValueError("model: this RNN has no attention, so none of its words looks at any other")
     off = heads_of(model, asked.heads_off)
     ids: list[int] | None = None
-    if isinstance(model, GPT) and asked.text is not None:
-        ids = await beside(len(asked.text), ids_of, model, tokenizer, asked.text, "text")
-    elif isinstance(asked.text, list):
+    if isinstance(model, GPT) and asked.sequence is not None:
+        ids = await beside(len(asked.sequence), ids_of, model, tokenizer, asked.sequence, "text")
+    elif isinstance(asked.sequence, list):
         raise ValueError("text: only a GPT takes ids; expected a text")
 
     def work(model: Any, tokenizer: Tokenizer) -> Look:
@@ -63,13 +63,12 @@ async def attention(asked: AttentionRequest, request: Request) -> Response:
 
 
 def read_asked(model: Model, tokenizer: Tokenizer, asked: AttentionRequest) -> Reading:
-    texts = asked.texts if asked.texts is not None else [asked.text] if isinstance(asked.text, str) else []
     for field, size in (
-        ("text", sum(map(len, texts))), ("source", len(asked.source or "")), ("target", len(asked.target or "")),
+        ("text", sum(map(len, asked.texts))), ("source", len(asked.source or "")), ("target", len(asked.target or "")),
     ):  # fmt: skip
         if size > MOST_CHARACTERS:
             raise ValueError(f"{field}: attention is shown of at most {MOST_TOKENS:,} tokens; shorten it")
-    return read(model, tokenizer, *texts, source=asked.source, target=asked.target)
+    return read(model, tokenizer, *asked.texts, source=asked.source, target=asked.target)
 
 
 def check_size(model: Model, reading: Reading, asked: AttentionRequest) -> None:

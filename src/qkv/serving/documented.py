@@ -18,7 +18,7 @@ REASONS = {
     408: "The deadline passed before anything was said.",
     413: "The body is too large.",
     415: "The body is no JSON.",
-    429: "The queue is full: ask again after as many seconds as Retry-After says.",
+    429: "The queue is full, or several wrong keys came: ask again after as many seconds as Retry-After says.",
     500: "Something that nobody foresaw.",
     503: "The model is still being loaded, or the server is leaving: see Retry-After.",
 }

@@ -1,8 +1,9 @@
 """The door: what every request passes before any route sees it, and every answer on its way out.
 
-In this order: is the server leaving; is it asked by its own name (a page elsewhere may point a name of its own at this
-machine); does a page of another origin ask; is there a key; is the body small enough, and is it JSON. The body is read
-here, bounded in size and in time, so that no route ever waits for one.
+In this order: can the body's length be told; is the server leaving; is it asked by its own name (a page elsewhere may
+point a name of its own at this machine); does a page of another origin ask; is there a key; is the body small enough,
+and is it JSON. The body is read here, bounded in size and in time, so that no route ever waits for one. A response that
+is sent before the body was read to its end closes the connection.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from qkv.serving.errors import UNFORESEEN, failure
-from qkv.serving.keys import Keys
+from qkv.serving.attempts import Attempts, Paused, address_of
+from qkv.serving.errors import UNFORESEEN, failure, of_exception
+from qkv.serving.keys import Keys, bearer_key
 from qkv.serving.listening import Gone
 from qkv.serving.logs import log_unforeseen
 from qkv.serving.metrics import Counted
-from qkv.serving.sign_in import sign_in_page
+from qkv.serving.sign_in import FORM, key_in, sign_in_page
 
 log = logging.getLogger("qkv.serving")
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -64,6 +66,7 @@ class Door:
     def __init__(self, app: ASGIApp, rules: Rules, counted: Counted) -> None:
         self.app, self.rules, self.counted = app, rules, counted
         self.keys = Keys(rules.keys)
+        self.attempts = Attempts(self.keys)
         self.draining = False
         self.running: set[asyncio.Task[Any]] = set()
 
@@ -81,7 +84,7 @@ class Door:
         if method == "HEAD":  # as GET; uvicorn keeps the body to itself
             scope = {**scope, "method": "GET"}
         wanted = headers.get("access-control-request-headers", "authorization, content-type")
-        out = Outgoing(send, self.allowed_origin(headers), wanted, close=self.draining)
+        out = Outgoing(send, self.allowed_origin(headers), wanted, close=self.draining or has_body(headers))
         task = asyncio.current_task()
         assert task is not None
         self.running.add(task)
@@ -114,17 +117,21 @@ class Door:
             async with asyncio.timeout(BODY_SECONDS):
                 body = await self.body(receive, headers)
         except TimeoutError:
-            body = failure(408, "body: it did not come in time; send it at once", headers={"Connection": "close"})
+            body = failure(408, "body: it did not come in time; send it at once")
         if isinstance(body, Response):
             await body(scope, receive, send)
-        elif scope["path"] == "/sign-in" and scope["method"] == "POST" and self.keys:
-            await self.signed_in(body)(scope, receive, send)
+            return
+        send.close = self.draining
+        if signs_in(scope) and self.keys:
+            await self.signed_in(scope, body)(scope, receive, send)
         else:
             await self.app(scope, again(body, receive), send)
 
     def refusal(self, scope: Scope, headers: Headers) -> Response | None:
         """The answer to a request that does not come in."""
         path, method, origin = scope["path"], scope["method"], headers.get("origin")
+        if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
+            return failure(400, "transfer-encoding: it came with a content-length, or in HTTP/1.0; send one of both")
         if self.draining and path not in ("/health", "/metrics"):
             return failure(503, "the server is leaving and takes no new requests; ask again soon", retry_after=5)
         if not self.called_by_name(headers.get("host", "")):
@@ -135,16 +142,32 @@ class Door:
             return failure(403, "origin: pages of other origins may not ask; --cors lets one in", code="wrong_origin")
         if foreign and method == "OPTIONS" and "access-control-request-method" in headers:
             return Response(status_code=HTTPStatus.NO_CONTENT)  # of which `Outgoing` says what is allowed
-        if path in ("/health", "/sign-in") or self.keys.admits(headers):
-            return self.not_json(scope, headers)
-        if path == "/" and method == "GET" and "text/html" in headers.get("accept", ""):
+        return self.without_key(scope, headers) or self.wrong_type(scope, headers)
+
+    def without_key(self, scope: Scope, headers: Headers) -> Response | None:
+        """The answer to a request that needs a key and has none. The routes find in `scope` whether there is one."""
+        path, key = scope["path"], bearer_key(headers)
+        open_to_all, paused = path in ("/health", "/sign-in"), None
+        scope["signed_in"] = not self.keys or self.keys.admits_cookie(headers)
+        if key and not scope["signed_in"]:
+            try:
+                scope["signed_in"] = self.attempts.check(address_of(scope), key) is not None
+            except Paused as error:
+                paused = error
+        if scope["signed_in"] or open_to_all:
+            return None
+        if paused is not None:
+            return failure(429, str(paused), code="too_many_wrong_keys", retry_after=paused.seconds)
+        if path == "/" and scope["method"] == "GET" and "text/html" in headers.get("accept", ""):
             return sign_in_page()
         return failure(401, "key: expected one of this server's, as Authorization: Bearer KEY")
 
-    def not_json(self, scope: Scope, headers: Headers) -> Response | None:
+    def wrong_type(self, scope: Scope, headers: Headers) -> Response | None:
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if scope["method"] == "POST" and scope["path"].startswith("/v1/") and kind != "application/json":
             return failure(415, "content-type: expected application/json")
+        if signs_in(scope) and self.keys and kind != FORM:
+            return failure(415, f"content-type: expected {FORM}")
         return None
 
     def called_by_name(self, host: str) -> bool:
@@ -177,16 +200,20 @@ class Door:
         return bytes(body)
 
     def too_large(self) -> Response:
-        sentence = f"body: expected at most {self.rules.body:,} bytes; send less"
-        return failure(413, sentence, headers={"Connection": "close"})
+        return failure(413, f"body: expected at most {self.rules.body:,} bytes; send less")
 
-    def signed_in(self, body: bytes) -> Response:
+    def signed_in(self, scope: Scope, body: bytes) -> Response:
         """A browser's form with the key: the cookie, and on to the page."""
-        given = parse_qs(body[:4096].decode("utf-8", "replace"), max_num_fields=8).get("key", [""])[0]
-        cookie = self.keys.cookie_for(given.strip())
-        if cookie is None:
-            return sign_in_page(wrong=True)
-        return Response(status_code=HTTPStatus.SEE_OTHER, headers={"Location": "/", "Set-Cookie": cookie})
+        try:
+            index = self.attempts.check(address_of(scope), key_in(body))
+        except ValueError as error:
+            return of_exception(error)
+        except Paused as paused:
+            return sign_in_page(str(paused), status=429, wait=paused.seconds)
+        if index is None:
+            return sign_in_page("This is no key of this server.")
+        headers = {"Location": "/", "Set-Cookie": self.keys.cookie_for(index)}
+        return Response(status_code=HTTPStatus.SEE_OTHER, headers=headers)
 
 
 async def parted(scope: Scope, receive: Receive, out: Outgoing) -> None:
@@ -200,6 +227,14 @@ async def parted(scope: Scope, receive: Receive, out: Outgoing) -> None:
                 last = b"data: " + bytes(leaving.body) + b"\n\n"
                 return await out({"type": "http.response.body", "body": last, "more_body": False})
     return out.cut()
+
+
+def has_body(headers: Mapping[str, str]) -> bool:
+    return "transfer-encoding" in headers or headers.get("content-length", "").strip("0") != ""
+
+
+def signs_in(scope: Scope) -> bool:
+    return bool(scope["path"] == "/sign-in" and scope["method"] == "POST")
 
 
 def own_origin(origin: str, host: str) -> bool:
@@ -230,7 +265,8 @@ class Outgoing:
     """`send`, with the headers that every answer has; it knows the status, and can cut the line."""
 
     def __init__(self, send: Send, origin: str | None, wanted: str, close: bool) -> None:
-        """Pages of an `origin` that may ask may send the headers that are `wanted`: clients have some of their own."""
+        """Pages of an `origin` that may ask may send the headers that are `wanted`: clients have some of their own.
+        `close`: the connection takes no other request, because the server stops or the body was not read."""
         self.send, self.origin, self.wanted, self.close = send, origin, wanted, close
         self.status: int | None = None
         self.streams = False

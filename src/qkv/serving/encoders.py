@@ -152,7 +152,7 @@ async def classify_texts(asked: ClassifyRequest, request: Request) -> Response:
     """A class, a number, a choice or tags, as the model was tuned to say."""
     _, model, _ = opened(request, asked.model)
     only(model, asked.model, Tuned, "was not taught to answer")
-    check_characters(("".join(each) for each in asked.texts), "texts")
+    check_characters(("".join(each) for each in asked.texts), "text")
     deadline = deadline_of(request, asked.timeout)
 
     async def answers() -> list[Any]:

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qkv.serving.logs import log_unforeseen
 from qkv.serving.request import Refused
+from qkv.serving.schema import UNSUPPORTED, WITHOUT_EFFECT
 
 TYPES = {
     400: "invalid_request_error",
@@ -161,7 +162,7 @@ def in_words(errors: Sequence[Any], known: Sequence[str]) -> tuple[str, str | No
     shown = field[:60]
     if first["type"] == "extra_forbidden" and len(place) == 2:
         close = difflib.get_close_matches(shown, known, n=1)
-        meant = f"did you mean {close[0]}?" if close else f"leave it out; there are {', '.join(known[:16])}"
+        meant = f"did you mean {close[0]}?" if close else f"leave it out; there are {', '.join(known)}"
         return f"{shown}: there is no such field; {meant}", shown
     of_field = [error for error in errors if len(error["loc"]) > 1 and str(error["loc"][1]) == field]
     said = list(dict.fromkeys(expectation(error) for error in of_field))
@@ -176,8 +177,8 @@ def expectation(error: Any) -> str:
         return f"this field is missing{at}"
     if error["type"] == "extra_forbidden":
         return f"there is no such field; leave it out{at}"
-    if error["type"] == "too_long" and error["ctx"]["max_length"] == 0:
-        return f"this is not done here; leave it out{at}"
+    if error["type"] == "none_required" or (error["type"] == "too_long" and error["ctx"]["max_length"] == 0):
+        return f"{UNSUPPORTED}{at}"
     if error["type"] == "string_pattern_mismatch":  # which heads alone are written in
         return f'expected such as "3.5", head 5 of layer 3, or "2.*"{at}'
     message = message.replace(" after validation", "")
@@ -188,7 +189,15 @@ def expectation(error: Any) -> str:
 
 
 def known_fields(request: Request) -> list[str]:
-    """Of the route's body."""
+    """Of the route's body: the required ones first, then those of this route alone. Fields without an effect are
+    accepted, but not offered."""
     field = getattr(request.scope.get("route"), "body_field", None)
     kind = getattr(getattr(field, "field_info", None), "annotation", None)
-    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []
+    if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+        return []
+    of_route = kind.__annotations__
+
+    def rank(name: str) -> int:
+        return 0 if kind.model_fields[name].is_required() else 1 if name in of_route else 2
+
+    return sorted((name for name in kind.model_fields if name not in WITHOUT_EFFECT), key=rank)

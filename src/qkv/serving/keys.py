@@ -11,6 +11,12 @@ COOKIE = "qkv"
 SHORTEST = 8
 
 
+def bearer_key(headers: Mapping[str, str]) -> str:
+    """The key in `Authorization: Bearer KEY`; empty without one."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
+
+
 class Keys:
     """None at all lets everybody in."""
 
@@ -28,29 +34,17 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self.digests)
 
-    def known(self, key: str) -> bool:
-        return self.place(key) is not None
-
     def place(self, key: str) -> int | None:
         """Which it is. All are compared, each in the same time, whatever the first ones said."""
         asked = hashlib.sha256(key.encode("utf-8", "replace")).digest()
         same = [hmac.compare_digest(asked, digest) for digest in self.digests]
         return same.index(True) if any(same) else None
 
-    def cookie_for(self, key: str) -> str | None:
+    def cookie_for(self, place: int) -> str:
         """The header that signs a browser in."""
-        place = self.place(key)
-        if place is None:
-            return None
         return f"{COOKIE}={self.cookies[place]}; Path=/; HttpOnly; SameSite=Strict"
 
-    def admits(self, headers: Mapping[str, str]) -> bool:
-        """By `Authorization: Bearer KEY`, or by the cookie."""
-        if not self.digests:
-            return True
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self.known(key.strip()):
-            return True
+    def admits_cookie(self, headers: Mapping[str, str]) -> bool:
         cookies = (each.strip().partition("=") for each in headers.get("cookie", "").split(";"))
         sent = [value.encode("utf-8", "replace") for name, _, value in cookies if name == COOKIE]
         return any([hmac.compare_digest(each, own.encode()) for each in sent for own in self.cookies])  # noqa: C419 - all

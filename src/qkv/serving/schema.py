@@ -17,6 +17,7 @@ MOST_TEXTS = 128
 MOST_WORDS = 1_000_000
 """Tokens that one may ask for; the model's context is an end long before."""
 MOST_FIELDS = 64
+UNSUPPORTED = "this is not done here; leave it out"
 UNENDING = 65_536
 """Tokens of a text in a model whose context has no end, as of a prompt."""
 
@@ -56,6 +57,23 @@ class Strict(BaseModel):
         return values
 
 
+Ignored = Annotated[str, Field(max_length=1000)]
+
+
+class Unused(Strict):
+    """OpenAI's fields without an effect here: they are about accounts, billing, caching or speed, and a response is
+    the same without them. Clients send them by default, so they are accepted."""
+
+    user: Ignored | None = Field(None, description="Accepted without effect, as are the other fields of accounts.")
+    safety_identifier: Ignored | None = None
+    metadata: Annotated[dict[str, Any], Field(max_length=16)] | None = None
+    store: bool | None = None
+    service_tier: Ignored | None = None
+    prompt_cache_key: Ignored | None = None
+    prompt_cache_retention: Ignored | None = None
+    prompt_cache_options: Annotated[dict[str, Any], Field(max_length=16)] | None = None
+
+
 class Asked(Strict):
     """A body as JSON."""
 
@@ -80,7 +98,7 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = Field(None, description="OpenAI's; there is none here.")
 
 
-class Speaking(Drawing):
+class Speaking(Drawing, Unused):
     """What a request for words says, be it a completion or a chat."""
 
     n: Annotated[int, Field(ge=1, le=MOST_TEXTS)] | None = Field(1, description="Texts for each prompt.")
@@ -102,13 +120,12 @@ class Speaking(Drawing):
     )
     tokens: bool = Field(False, description="Also every token with its id, and its alternatives. Ours.")
     logit_bias: Annotated[dict[str, Any], Field(max_length=4096)] | None = Field(None, description="Not done here.")
-    user: Annotated[str, Field(max_length=1000)] | None = Field(None, description="Not looked at.")
 
     @field_validator("logit_bias")
     @classmethod
     def no_bias(cls, value: dict[str, Any] | None) -> None:
         if value:
-            raise ValueError("this is not done here; leave it out")
+            raise ValueError(UNSUPPORTED)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -127,7 +144,7 @@ class CompletionRequest(Speaking):
         }
     )
 
-    prompt: Prompt = Field("", description="Text or ids, or a list of either; an empty text begins a new one.")
+    prompt: Prompt | None = Field("", description="Text or ids, or a list of either; an empty text begins a new one.")
     max_tokens: Annotated[int, Field(ge=0, le=MOST_WORDS)] | None = 16
     logprobs: Annotated[int, Field(ge=0, le=100)] | None = Field(None, description="So many alternatives of each.")
     echo: bool | None = Field(False, description="Say the prompt first, as it was read.")
@@ -152,8 +169,8 @@ class CompletionRequest(Speaking):
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        if isinstance(self.prompt, str):
-            return [self.prompt]
+        if self.prompt is None or isinstance(self.prompt, str):
+            return [self.prompt or ""]
         return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt
 
 
@@ -162,16 +179,12 @@ class TextPart(Strict):
     text: Text
 
 
-Unseen = Annotated[str, Field(max_length=1000)]
-"""What OpenAI does with it is not done here, and nobody is the worse for it."""
-
-
 class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | Annotated[list[TextPart], Field(fail_fast=True, min_length=1, max_length=MOST_TEXTS)]
     name: Annotated[str, Field(max_length=100)] | None = Field(None, description="Not looked at.")
     annotations: Annotated[list[Any], Field(max_length=MOST_TEXTS)] | None = Field(None, description="Not looked at.")
-    refusal: Unseen | None = Field(None, description="Not looked at.")
+    refusal: Ignored | None = Field(None, description="Not looked at.")
     audio: None = None
     function_call: None = None
     tool_calls: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="Not done here.")
@@ -185,7 +198,16 @@ class ResponseFormat(Strict):
     type: Literal["text"]
 
 
-class ChatRequest(Speaking):
+class UnusedInChats(Strict):
+    """As `Unused`: hints for models that reason, call tools or edit a known text."""
+
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Ignored | None = None
+    verbosity: Ignored | None = None
+    prediction: Annotated[dict[str, Any], Field(max_length=16)] | None = None
+
+
+class ChatRequest(Speaking, UnusedInChats):
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [{"model": "smollm2", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 16}]
@@ -205,15 +227,9 @@ class ChatRequest(Speaking):
     tool_choice: Literal["none", "auto"] | None = None
     functions: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="Not done here.")
     function_call: Literal["none", "auto"] | None = None
-    parallel_tool_calls: bool | None = Field(None, description="Not looked at, as all that follow.")
-    store: bool | None = None
-    metadata: Annotated[dict[str, Any], Field(max_length=16)] | None = None
-    service_tier: Unseen | None = None
-    prompt_cache_key: Unseen | None = None
-    prompt_cache_retention: Unseen | None = None
-    safety_identifier: Unseen | None = None
-    reasoning_effort: Unseen | None = None
-    verbosity: Unseen | None = None
+    audio: None = Field(None, description="Not supported.")
+    moderation: None = Field(None, description="Not supported.")
+    web_search_options: None = Field(None, description="Not supported.")
 
     @model_validator(mode="after")
     def consistent(self) -> ChatRequest:
@@ -222,7 +238,7 @@ class ChatRequest(Speaking):
         return self
 
 
-class EmbeddingRequest(Asked):
+class EmbeddingRequest(Asked, Unused):
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"model": "minilm", "input": ["a cat", "a dog"], "encoding_format": "float"}]}
     )
@@ -230,10 +246,16 @@ class EmbeddingRequest(Asked):
     input: Prompt = Field(description="Text or ids, or a list of either.")
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(None, description="Only the model's width.")
-    user: Annotated[str, Field(max_length=1000)] | None = Field(None, description="Not looked at.")
 
     @property
     def inputs(self) -> list[str] | list[list[int]]:
         if isinstance(self.input, str):
             return [self.input]
         return [self.input] if isinstance(self.input[0], int) else self.input
+
+
+WITHOUT_EFFECT = {
+    *Unused.model_fields, *UnusedInChats.model_fields, "logit_bias", "suffix", "best_of", "response_format",
+    "modalities", "tools", "tool_choice", "functions", "function_call", "audio", "moderation", "web_search_options",
+}  # fmt: skip
+"""OpenAI's fields that are ignored, or may only say what is done anyway."""

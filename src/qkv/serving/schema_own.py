@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AliasChoices, ConfigDict, Field, model_validator
 
 from qkv.serving.schema import (
     MOST_TEXT,
@@ -22,12 +22,20 @@ from qkv.serving.schema import (
 )
 
 MOST_LISTED = 200
+Inputs = Annotated[
+    list[Text | Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=1024)]],
+    Field(fail_fast=True, min_length=1, max_length=MOST_TEXTS),
+]
 
 
 class NextRequest(Drawing):
     model_config = ConfigDict(json_schema_extra={"examples": [{"model": "smollm2", "prompt": "The cat sat on the"}]})
 
-    prompt: Text | Ids = Field("", description="Text or ids; an empty text asks what a text begins with.")
+    prompt: Text | Ids = Field(
+        "",
+        validation_alias=AliasChoices("prompt", "text"),
+        description="Text or ids; an empty text asks what a text begins with. May be called text, as elsewhere.",
+    )
     top: Annotated[int, Field(ge=1, le=MOST_LISTED)] = Field(40, description="So many tokens, the likeliest first.")
 
 
@@ -82,12 +90,17 @@ class FillRequest(Asked):
 
 
 class ClassifyRequest(Asked):
-    model_config = ConfigDict(json_schema_extra={"examples": [{"model": "sst-2", "texts": ["a film to remember"]}]})
+    model_config = ConfigDict(json_schema_extra={"examples": [{"model": "sst-2", "text": "a film to remember"}]})
 
-    texts: Annotated[
-        list[Text | Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=1024)]],
-        Field(fail_fast=True, min_length=1, max_length=MOST_TEXTS),
-    ] = Field(description="Each a text; a list of texts for a pair, a context with its choices, or words to tag.")
+    text: Text | Inputs = Field(
+        validation_alias=AliasChoices("text", "texts"),
+        description="A text, or a list of them. Each may be a list itself: a pair, a context with its choices, or "
+        "words to tag.",
+    )
+
+    @property
+    def texts(self) -> list[str | list[str]]:
+        return [self.text] if isinstance(self.text, str) else self.text
 
 
 class AttentionRequest(Asked):
@@ -95,9 +108,10 @@ class AttentionRequest(Asked):
         json_schema_extra={"examples": [{"model": "smollm2", "text": "The cat sat on the mat", "layers": [0, 1]}]}
     )
 
-    text: Text | Ids | None = Field(None, description="What is read: text, or of a GPT ids.")
-    texts: Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=64)] | None = Field(
-        None, description="Of a BERT: a text, or two."
+    text: Text | Ids | Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=64)] | None = Field(
+        None,
+        validation_alias=AliasChoices("text", "texts"),
+        description="What is read: a text; of a GPT also ids; of a BERT also a list of two texts.",
     )
     source: Text | None = Field(None, description="Of a translator.")
     target: Text | None = Field(None, description="Of a translator; its own translation unless given.")
@@ -111,9 +125,25 @@ class AttentionRequest(Asked):
 
     @model_validator(mode="after")
     def consistent(self) -> AttentionRequest:
-        if sum(given is not None for given in (self.text, self.texts, self.source)) != 1:
-            raise ValueError("text: expected one of text, texts and source")
+        if (self.text is None) == (self.source is None):
+            raise ValueError("text: expected one of text and source")
         return self
+
+    @property
+    def sequence(self) -> str | list[int] | None:
+        """The one text, or its ids."""
+        return self.text if isinstance(self.text, str) else self.ids
+
+    @property
+    def ids(self) -> list[int] | None:
+        found = [each for each in self.text or [] if isinstance(each, int)]
+        return found or None
+
+    @property
+    def texts(self) -> list[str]:
+        """All that are given as text, not as ids."""
+        given = [self.text] if isinstance(self.text, str) else self.text or []
+        return [each for each in given if isinstance(each, str)]
 
 
 class TokenizeRequest(Asked):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import html
+import math
+from urllib.parse import parse_qs
+
 from starlette.responses import Response
 
 from qkv.insight.page import hashed
@@ -36,13 +40,35 @@ PAGE = """<!doctype html>
 """
 
 
-def sign_in_page(wrong: bool = False) -> Response:
-    message = '<p role="alert">This is no key of this server.</p>' if wrong else ""
+MOST_BYTES = 4096
+MOST_FIELDS = 8
+FORM = "application/x-www-form-urlencoded"
+
+
+def key_in(body: bytes) -> str:
+    """The key in a form that a browser sent."""
+    if len(body) > MOST_BYTES:
+        raise ValueError(f"body: expected a form of at most {MOST_BYTES:,} bytes")
+    try:
+        fields = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MOST_FIELDS)
+    except ValueError as error:
+        raise ValueError(f"body: expected a form of at most {MOST_FIELDS} fields") from error
+    given = fields.get("key", [])
+    if len(given) != 1:
+        raise ValueError(f"key: expected this field once, not {len(given)} times")
+    return given[0].strip()
+
+
+def sign_in_page(message: str = "", status: int = 401, wait: float | None = None) -> Response:
+    """`wait`: seconds after which the form may be sent again."""
     policy = (
         f"default-src 'none'; style-src {hashed(STYLE)}; img-src data:; form-action 'self'; base-uri 'none'; "
         "frame-ancestors 'none'"
     )
     # With no-referrer a browser would send the form with `Origin: null`, which is no page of ours.
     headers = {"Content-Security-Policy": policy, "Referrer-Policy": "same-origin", "WWW-Authenticate": "Bearer"}
-    content = PAGE.format(style=STYLE, message=message)
-    return Response(content, status_code=401, headers=headers, media_type="text/html")
+    if wait is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(wait)))
+    shown = f'<p role="alert">{html.escape(message)}</p>' if message else ""
+    content = PAGE.format(style=STYLE, message=shown)
+    return Response(content, status_code=status, headers=headers, media_type="text/html")

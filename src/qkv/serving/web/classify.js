@@ -118,7 +118,7 @@ export class Classify {
   get subject() {
     const texts = this.asked.filter((text) => text.trim() !== "");
     if (!texts.length) return null;
-    return texts.length === 1 ? { text: texts[0] } : { texts: texts.slice(0, 2) };
+    return texts.length === 1 ? { text: texts[0] } : { text: texts.slice(0, 2) };
   }
 
   get linked() {
@@ -133,9 +133,9 @@ export class Classify {
     const { app, asked, key } = this;
     if (!app.ready) return;
     if (this.result.hidden) this.message.replaceChildren(notice("waiting", "The model reads …"));
-    const texts = [asked.length === 1 ? asked[0] : asked];
+    const text = [asked.length === 1 ? asked[0] : asked];
     try {
-      const { task, answers } = await ask("/v1/classify", { model: app.model.id, texts }, this.latest.begin());
+      const { task, answers } = await ask("/v1/classify", { model: app.model.id, text }, this.latest.begin());
       this.of = key;
       this.message.replaceChildren();
       this.result.hidden = false;
