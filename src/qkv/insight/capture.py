@@ -13,11 +13,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv.generation.decode import without_dropout
+from qkv.insight.hooks import expect
 from qkv.insight.reading import Reading, Side, hidden
 from qkv.models import GPT, RNN, Transformer, Tuned
 from qkv.models.build import Model, body_of
 from qkv.nn.attention import all_of
-from qkv.nn.tap import listen
 
 GLANCE = 64
 """The overview of a head has at most so many rows and columns."""
@@ -96,7 +96,8 @@ def capture(
         for finding in found:
             for layer in finding.heard:
                 point = finding.place.tap(layer, "weights")
-                listening.enter_context(listen(model, point, partial(finding.hear, layer)))
+                hear = partial(finding.hear, layer)
+                listening.enter_context(expect(model, point, hear, heads=finding.place.heads))
         hidden(model, reading)
     return [finding.attention(reading) for finding in found]
 

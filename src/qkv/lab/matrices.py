@@ -19,6 +19,7 @@ from qkv.generation.decode import without_dropout
 from qkv.insight import picture
 from qkv.insight.capture import Attention, distance, entropy, places_of, unmasked
 from qkv.insight.cells import HeatMap, has_blocks
+from qkv.insight.hooks import recorded
 from qkv.insight.look import Look, look
 from qkv.insight.reading import Reading, Side, hidden, read
 from qkv.insight.slides_attention import canvas, entitle, heat_map, matrix, room
@@ -28,7 +29,6 @@ from qkv.lab import demo as demonstration
 from qkv.lab.board import vectors
 from qkv.models import GPT, Transformer
 from qkv.nn.attention import Causal, Mask, attend, dot
-from qkv.nn.tap import record
 
 QUICK = ("the", "quick", "brown")
 UNMASKED, MASKED = "every word sees every word", "causal: no word sees a later one"
@@ -160,7 +160,8 @@ def by_model(name: str, layer: int, head: int) -> tuple[Side, dict[str, Seen], s
 
 
 def heard_at(model: GPT, reading: Reading, point: str, head: int) -> Seen:
-    with torch.no_grad(), without_dropout(model), record(model, f"{point}scores", f"{point}weights") as heard:
+    names = (f"{point}scores", f"{point}weights")
+    with torch.no_grad(), without_dropout(model), recorded(model, names) as heard:
         hidden(model, reading)
     return Seen(*(heard[f"{point}{name}"][0, head].float().cpu() for name in ("scores", "weights")))
 
