@@ -58,6 +58,8 @@ class Attention(NamedTuple):
     """How widely a head looks, in bits: 0 is one word, log2(n) is n words alike. The mean over the rows."""
     distance: Float[Tensor, "L H"]
     """How far a head looks, in tokens: the mean of |query - key|. No number between two texts."""
+    names: tuple[str, ...] = ()
+    """What each head of every layer is called, where it has a name besides its number."""
 
 
 def places_of(model: Model) -> list[Place]:

@@ -31,7 +31,7 @@ from qkv.models import GPT, Transformer
 from qkv.nn.attention import Causal, Mask, attend, dot
 
 QUICK = ("the", "quick", "brown")
-UNMASKED, MASKED = "every word sees every word", "causal: no word sees a later one"
+UNMASKED, MASKED = "without a mask", "with a causal mask"
 ENDINGS = (".html", *picture.ENDINGS)
 
 
@@ -197,14 +197,14 @@ def draw_mask(names: tuple[str, ...], both: dict[str, Seen], title: str) -> pict
     axes = figure.subplots(2, 2)
     for row, (name, seen) in enumerate(both.items()):
         matrix(axes[row, 0], seen.scores, names, names, f"{name}: scores", shades=shades_of(seen.scores), say=said)
-        matrix(axes[row, 1], seen.weights, names, names, "weights: softmax of each row")
+        matrix(axes[row, 1], seen.weights, names, names, f"{name}: weights")
     entitle(figure, title)
     return figure
 
 
 def as_look(title: str, side: Side, both: dict[str, Seen]) -> Look:
-    """For the page: two heads of one layer, the first without the mask, the second with it."""
+    """For the page: two heads of one layer, named by what they see, so that it opens with both side by side."""
     weights = torch.stack([seen.weights for seen in both.values()])  # (2, T, T)
     numbers = entropy(weights).unsqueeze(0), distance(weights, "self").unsqueeze(0)  # (1, 2) each
-    found = Attention("self", side, side, {0: weights}, 1, 2, False, weights.unsqueeze(0), *numbers)
+    found = Attention("self", side, side, {0: weights}, 1, 2, False, weights.unsqueeze(0), *numbers, tuple(both))
     return Look(title, Reading(side), [found], None, None, None)
