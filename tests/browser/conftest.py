@@ -13,6 +13,7 @@ import pytest
 
 from qkv.insight.look import Look
 from qkv.insight.page import write_page
+from shape_checks import unchecked
 
 FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-sync"),
@@ -48,9 +49,9 @@ class Heard:
         page.on("request", lambda request: self.asked.append(request.url))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
-    """For one file of tests: Playwright's event loop would be in the way of others'."""
+    """For this folder of tests: Playwright's event loop would be in the way of others'."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         lacking("Chromium")
@@ -62,6 +63,13 @@ def browser() -> Iterator[Any]:
         opened = playwright.chromium.launch(executable_path=chromium, args=FLAGS, timeout=LIMIT)
         yield opened
         opened.close()
+
+
+@pytest.fixture(scope="package", autouse=True)
+def as_users_run_it() -> Iterator[None]:
+    """The pages are tested here; the shapes inside the server that they ask are checked in its own tests."""
+    with unchecked():
+        yield
 
 
 Open = Callable[..., Any]
@@ -97,7 +105,7 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
 # The playground
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A small model of every family behind a real server."""
     from browser.playing import small_playground

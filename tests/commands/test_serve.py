@@ -26,7 +26,6 @@ from qkv.models import GPT, GPTConfig
 from qkv.text import train
 from text.sentences import SENTENCES
 
-
 WAIT = 180
 """Seconds that an answer may take on a machine that others use."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from qkv.evaluation.task import Kind, read_task
 from qkv.generation.text import complete
 from qkv.models import BERT, GPT, RNN, BERTConfig, RNNConfig, Transformer, TransformerConfig
 from qkv.text.train import train
+from shape_checks import unchecked
 
 
 @pytest.fixture(scope="module")
@@ -276,7 +276,8 @@ def test_a_gpt_translates_by_a_prompt(subject: Subject, tmp_path: Path) -> None:
 
 def typed(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     monkeypatch.setattr(sys, "argv", ["qkv", "evaluate", *arguments])
-    cli.main()
+    with unchecked():
+        cli.main()
 
 
 def test_several_models_in_one_table_with_json_and_a_plot(
@@ -334,8 +335,8 @@ def test_translations_that_are_there_already(
     assert "100.00" in capsys.readouterr().out
 
 
-def test_faults_are_one_sentence_and_nothing_is_written(tmp_path: Path) -> None:
-    """In a child process, as a person sees them: without the checks of shapes, and with the exit status."""
+def test_faults_are_one_sentence_and_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a person sees them: what the process says as it exits."""
     model = str(small_folder(tmp_path / "model"))
     rnn = RNN(RNNConfig(vocabulary=small_tokenizer().vocabulary, width=8))
     qkv.save(rnn, tmp_path / "rnn", tokenizer=small_tokenizer())
@@ -364,20 +365,10 @@ def test_faults_are_one_sentence_and_nothing_is_written(tmp_path: Path) -> None:
         ([at("rnn"), "--task", "french"], "rnn: french is asked of a GPT"),
         (["--task", "translation", "--hypotheses", at("two.txt"), "--data", at("three.txt")], "references: expected 2"),
     ]  # fmt: skip
-    program = (
-        "import io, json, sys, contextlib\nfrom qkv import cli\n"
-        "for arguments in json.load(sys.stdin):\n"
-        "    sys.argv = ['qkv', 'evaluate', *arguments]\n"
-        "    try:\n        cli.main()\n        print('no fault')\n"
-        "    except SystemExit as error:\n        print(json.dumps(str(error.code)))\n"
-    )
-    asked = [[*arguments, "--out", at("never.json")] for arguments, _ in faults]
-    ran = subprocess.run(
-        [sys.executable, "-c", program], input=json.dumps(asked), capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    for (arguments, sentence), line in zip(faults, ran.stdout.splitlines(), strict=True):
-        said = json.loads(line)
+    for arguments, sentence in faults:
+        with pytest.raises(SystemExit) as ended:
+            typed(monkeypatch, *arguments, "--out", at("never.json"))
+        said = str(ended.value.code)
         assert said.startswith(f"qkv: {sentence}"), arguments
         assert "\n" not in said
     assert not Path(at("never.json")).exists()
