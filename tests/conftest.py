@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
-from jaxtyping import config as jaxtyping_config
 from jaxtyping import install_import_hook
+
+from shape_checks import unchecked
 
 hook = install_import_hook("qkv", "shape_checks.checked").hook  # before anything imports qkv
 
@@ -69,9 +70,8 @@ def double_by_default() -> Iterator[None]:
 @pytest.fixture
 def without_shape_checks() -> Iterator[None]:
     """qkv with its own checks and messages alone, as its users run it."""
-    jaxtyping_config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping_config.update("jaxtyping_disable", False)
+    with unchecked():
+        yield
 
 
 unchecked_modules: dict[str, ModuleType] = {}

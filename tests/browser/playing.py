@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
+from browser.conftest import LIMIT
 from generation.small_tuned import small_tuned
 from serving.small_server import Running, hosting, running, small_models
 
+T = TypeVar("T")
 TASKS = ("pair", "choice", "tag", "regress")
 RUNNING = "async texts => (module => texts.map(module.running))(await import('qkv/words.js'))"
 
@@ -34,15 +37,32 @@ def link(**settings: Any) -> str:
     return "#" + urllib.parse.urlencode(settings)
 
 
-def settings_of(page: Any) -> dict[str, str]:
-    """What the address says, once it has been written."""
-    page.wait_for_timeout(350)
-    return dict(urllib.parse.parse_qsl(page.evaluate("location.hash").removeprefix("#")))
+def settings_where(page: Any, ready: Callable[[dict[str, str]], bool]) -> dict[str, str]:
+    """What the address says, once that is so: it is written a moment after a change."""
+
+    def settings() -> dict[str, str]:
+        return dict(urllib.parse.parse_qsl(page.evaluate("location.hash").removeprefix("#")))
+
+    return eventually(page, settings, ready)
+
+
+def eventually(page: Any, ask: Callable[[], T], ready: Callable[[T], bool]) -> T:
+    """Ask again and again, while the page goes on, until the answer is as it should be."""
+    end = time.monotonic() + LIMIT / 1000
+    while not ready(found := ask()):
+        assert time.monotonic() < end, f"still {found!r}"
+        page.wait_for_timeout(10)
+    return found
+
+
+def painted(page: Any) -> None:
+    """Wait until what was asked for is laid out and on the screen."""
+    page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def answered(server: Running, path: str, **body: Any) -> Any:
     """What the API says itself."""
-    response = httpx.post(server.url + path, json=body, timeout=30)
+    response = httpx.post(server.url + path, json=body, timeout=LIMIT / 1000)
     assert response.status_code == 200, response.text
     return response.json()
 
@@ -83,7 +103,7 @@ def copied(page: Any) -> str:
     """The end of the address that is copied as a link."""
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.click("text=Copy link")
-    page.wait_for_selector("text=Link copied")
+    page.wait_for_selector("[role=status].unseen:has-text('The link is copied')", state="attached")
     return "#" + page.evaluate("navigator.clipboard.readText()").split("#")[1]
 
 

@@ -6,6 +6,8 @@ import math
 import re
 from typing import Any
 
+from browser.playing import painted
+
 PIXEL = """([selector, x, y]) => {
   const canvas = document.querySelector(selector);
   const ratio = canvas.width / canvas.getBoundingClientRect().width;
@@ -60,7 +62,7 @@ def settled(page: Any, **expected: Any) -> None:
         "parts => parts.every(part => document.querySelector('#qkv')?.dataset.shown?.split(/[#&]/).includes(part))",
         arg=parts,
     )
-    page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    painted(page)
 
 
 def cell_size(page: Any, rows: int) -> float:

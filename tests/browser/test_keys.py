@@ -12,6 +12,7 @@ from qkv.insight.bundle import bundle
 from qkv.insight.look import Look
 from qkv.insight.words import join_words
 
+VIEWS = ("head", "heads", "lines", "next", "lens", "norms", "attribution")
 NUMBERS = """async ([words, kind, layer, head]) => {
   MODULES
   const { Store, embedded } = qkv_store;
@@ -39,8 +40,7 @@ def test_arrows_go_through_heads_and_layers_and_stop_at_the_ends(open_page: Open
 
 def test_numbers_choose_the_view(open_page: Open, look: Look) -> None:
     page = open_page(look)
-    views = ["head", "heads", "lines", "next", "lens", "norms", "attribution"]
-    for number, view in enumerate(views, start=1):
+    for number, view in enumerate(VIEWS, start=1):
         page.keyboard.press(str(number))
         settled(page, view=view)
         assert page.get_attribute("[aria-current=page]", "data-view") == view
@@ -195,7 +195,7 @@ def test_every_control_has_a_name(open_page: Open, look: Look) -> None:
     nameless = """() => [...document.querySelectorAll("button, select, input, canvas:not([aria-hidden]), [tabindex]")]
       .filter(each => !(each.getAttribute("aria-label") || each.textContent.trim() || each.labels?.length))
       .map(each => each.outerHTML)"""
-    for number in range(1, 8):
+    for number, view in enumerate(VIEWS, start=1):
         page.keyboard.press(str(number))
-        page.wait_for_timeout(50)
+        settled(page, view=view)
         assert [each for each in page.evaluate(nameless) if 'id="view"' not in each] == []

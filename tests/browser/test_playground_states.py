@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from browser.conftest import Open
-from browser.playing import bodies, copied, generate, link, tokens, written
+from browser.playing import bodies, copied, generate, link, painted, tokens, written
 from made_looks import HOSTILE
 
 PROMPT = "the cat sat on"
@@ -34,13 +34,19 @@ def refusing(path: str, status: int, message: str, times: int = 1, after: str | 
 
 
 def test_a_full_server_says_when_and_is_asked_again_by_itself(visit: Open) -> None:
-    full = refusing("/v1/completions", 429, "queue: 64 requests wait already; come again", after="1")
-    page = visit(link(tab="write", model="gpt", prompt=PROMPT, max_tokens=5), refused=True, route=full)
+    full = refusing("/v1/completions", 429, "queue: 64 requests wait already; come again", after="30")
+
+    def timed(page: Any) -> None:
+        page.clock.install()  # half a minute goes by when the test says so
+        full(page)
+
+    page = visit(link(tab="write", model="gpt", prompt=PROMPT, max_tokens=5), refused=True, route=timed)
     page.click("button:text-is('Generate')")
     alert = page.locator(".result [role=alert]")
     alert.wait_for()
     assert "queue: 64 requests wait already; come again" in alert.inner_text()
-    assert "Try again (by itself in 1 s)" in alert.inner_text()
+    page.wait_for_selector("button:text-matches('Try again .by itself in (30|2.) s.')")
+    page.clock.run_for(30_000)
     page.wait_for_function("() => document.querySelectorAll('.result .tokens .token:not(.given)').length === 5")
     written(page)
     assert alert.count() == 0
@@ -176,7 +182,7 @@ def test_markup_is_text_and_no_tab_is_wider_than_the_window(visit: Open, width: 
     for tab in TABS:
         page.click(f"#tab-{tab}")
         page.wait_for_selector("#playground[data-state=ready]")
-        page.wait_for_timeout(150)
+        painted(page)
         assert page.evaluate("window.hacked") is None
         assert page.locator("#playground :is(img, b, script)").count() == 0
         assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -9,7 +9,18 @@ from typing import Any
 import torch
 
 from browser.conftest import Open
-from browser.playing import alike, answered, bodies, completed, generate, link, settings_of, shown_as, tokens
+from browser.playing import (
+    alike,
+    answered,
+    bodies,
+    completed,
+    eventually,
+    generate,
+    link,
+    settings_where,
+    shown_as,
+    tokens,
+)
 from browser.reading_pages import percents, settled
 
 PROMPT = "the cat sat on the mat"
@@ -44,7 +55,7 @@ def test_a_head_of_the_text_on_the_page(visit: Open, server: Any) -> None:
     shown = percents(page.inner_text("#qkv .bars"))
     expected = last.sort(descending=True).values[: len(shown)]
     assert torch.allclose(torch.tensor(shown), expected, atol=6e-4)
-    assert settings_of(page)["look"].startswith("view=head&kind=self&layer=1&head=1")
+    settings_where(page, lambda chosen: chosen["look"].startswith("view=head&kind=self&layer=1&head=1"))
     again = visit(page.evaluate("location.hash"))
     settled(again, view="head", layer=1, head=1)
 
@@ -120,14 +131,14 @@ def test_a_knocked_out_head_changes_the_text_and_what_differs_is_marked(visit: O
         server, "/v1/next", model="gpt", prompt=ids, top=10, heads_off=["0.1"], temperature=1.0, top_p=0.95
     )
     assert alike(page.locator(".two-bars .number").all_inner_texts()[:1], [listed["tokens"][0]["probability"]])
-    assert settings_of(page)["off"] == "0.1"
+    settings_where(page, lambda chosen: chosen.get("off") == "0.1")
     page.click("#qkv [data-at='1.0']", modifiers=["Shift"])
     page.wait_for_selector("#qkv .cell.crossed[data-at='1.0']")
     page.click("[aria-label='Switch layer 1, head 0 on']")
     page.focus("#qkv [data-at='0.1']")
     page.keyboard.press("x")  # on again
     page.wait_for_selector(".sides", state="hidden")
-    assert "off" not in settings_of(page)
+    settings_where(page, lambda chosen: "off" not in chosen)
 
 
 def test_a_translation_is_looked_at_between_its_two_texts(visit: Open, server: Any) -> None:
@@ -138,7 +149,7 @@ def test_a_translation_is_looked_at_between_its_two_texts(visit: Open, server: A
     page.wait_for_selector(".aligned-word")
     page.wait_for_function("() => document.querySelector('#qkv')")
     said = answered(server, "/v1/translate", model="translator", text="cats chase mice", beams=4, n_best=3)
-    page.wait_for_timeout(600)
+    best = said["translations"][0][0]["text"]
+    eventually(page, lambda: asked[-1].get("target"), lambda target: target == best)
     settled(page, view="heads", kind="cross")
-    assert asked[-1]["target"] == said["translations"][0][0]["text"]
     assert not page.locator(".knockout").is_visible()

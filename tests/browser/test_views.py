@@ -14,6 +14,7 @@ from browser.conftest import Open
 from browser.reading_pages import cell_size, near, percents, pixel, ramp, settled, shades, status
 from made_looks import CATS, made_look
 from qkv.insight.words import join_words
+from qkv.lab import matrices
 
 CAT, KEDI = ["cats", "chase", "mice", "[end]"], ["[start]", "kediler", "fareler", "i", "kovalar"]
 
@@ -43,6 +44,25 @@ def test_a_cell_says_who_looks_at_whom_and_how_much(open_page: Open) -> None:
     assert status(page) == f"Layer 2, head 0: “quick” → “cats”: {100 * weight:.1f}%"
     page.hover("canvas.cells", position={"x": 6.5 * cell, "y": 1.5 * cell})
     assert "hidden by the causal mask" in status(page)
+
+
+def test_the_page_of_the_mask_opens_with_both_matrices_side_by_side(open_page: Open) -> None:
+    both = matrices.by_hand()
+    page = open_page(matrices.as_look("mask", matrices.hand_made(), both))
+    assert page.inner_text("nav [aria-current]") == "Side by side"
+    assert page.locator(".pair h2").all_inner_texts() == list(both)
+    left, right = (box for box in (heat.bounding_box() for heat in page.locator(".pair canvas.cells").all()))
+    assert left["y"] == right["y"]
+    assert left["x"] + left["width"] <= right["x"]
+    assert page.locator(".pair .row-labels").all_inner_texts() == ["the\nquick\nbrown"] * 2
+
+    page.locator(".pair canvas.cells").first.hover(position={"x": 0.9 * left["width"], "y": 0.5 * left["height"]})
+    free, masked = (float(seen.weights[1, 2]) for seen in both.values())
+    assert status(page) == f"“quick” → “brown”: without a mask, {100 * free:.1f}%; with a causal mask, {masked:.0f}%"
+    page.click("nav >> text=Lines")
+    settled(page, view="lines")
+    assert page.locator("#choose-head option").all_inner_texts() == list(both)
+    assert "without a mask" in status(page).lower()
 
 
 def test_a_pinned_row_lists_and_shades_what_it_looks_at(open_page: Open) -> None:

@@ -12,6 +12,7 @@ import qkv
 from qkv.models import GPT, GPTConfig
 from qkv.text import Tokenizer
 from qkv.text.train import train
+from shape_checks import unchecked
 
 TEXT = "the cat sat on the mat. a dog ran to the man, and the man sat down! who? XYZ 0123456789 {}\n" * 3
 
@@ -37,10 +38,11 @@ def taught(model: GPT, tokenizer: Tokenizer, steps: int = 60) -> GPT:
     """So that it guesses some words of TEXT right."""
     ids = torch.tensor(tokenizer.encode(TEXT))[None, : model.config.context]
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        F.cross_entropy(model(ids[:, :-1])[0], ids[0, 1:]).backward()
-        optimizer.step()
+    with unchecked():
+        for _ in range(steps):
+            optimizer.zero_grad()
+            F.cross_entropy(model(ids[:, :-1])[0], ids[0, 1:]).backward()
+            optimizer.step()
     return model
 
 

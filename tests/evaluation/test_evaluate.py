@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import sacrebleu
@@ -21,10 +20,11 @@ from qkv.evaluation.evaluate import Protocol, Result, Subject, evaluate, wins
 from qkv.evaluation.interval import accuracy
 from qkv.evaluation.likelihood import Likelihood
 from qkv.evaluation.question import Question
-from qkv.evaluation.task import read_task
+from qkv.evaluation.task import Kind, read_task
 from qkv.generation.text import complete
-from qkv.models import GPT, RNN, RNNConfig, Transformer, TransformerConfig
+from qkv.models import BERT, GPT, RNN, BERTConfig, RNNConfig, Transformer, TransformerConfig
 from qkv.text.train import train
+from shape_checks import unchecked
 
 
 @pytest.fixture(scope="module")
@@ -129,9 +129,48 @@ def test_perplexity_says_its_window_stride_and_counts(subject: Subject, tmp_path
     (tmp_path / "my.txt").write_text("the cat sat on the mat.\n" * 20)
     found = evaluate(read_task("perplexity"), subject, [str(tmp_path / "my.txt")], Protocol(window=32, stride=8))
     tokens = len(subject.tokenizer.encode("the cat sat on the mat.\n" * 20))
-    assert found.said == ("window 32, stride 8", f"{tokens:,} tokens, {tokens:,} scored")
+    assert found.said == ("rows: windows of 32 tokens, stride 8", f"{tokens:,} tokens, {tokens:,} scored")
     assert [score.name for score in found.scores] == ["perplexity", "bits per character", "bits per byte"]
     assert found.facts["bytes"] == 24 * 20
+
+
+SENTENCES = ["the cat sat", "a dog ran to the man", "the man sat down", "who sat on the cat?", "a mat", "and the man"]
+ROWS: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
+    "last word": ("lambada", "", [{"text": text} for text in SENTENCES]),
+    "choice": ("hellaswag", "", [{"context": text, "choices": ["a", "b"], "answer": 0} for text in SENTENCES]),
+    "cloze": ("cbt", "", [{"context": "a", "question": "XXXXX ran", "candidates": ["a", "b"], "answer": "a"}] * 6),
+    "minimal pair": ("blimp", "", [{"sentence_good": text, "sentence_bad": text[::-1]} for text in SENTENCES]),
+    "classification": ("sst-2", "", [{"sentence": text, "label": 0} for text in SENTENCES]),
+    "line": ("french", "", [{"english": text, "french": "chat"} for text in SENTENCES]),
+    "translation": ("translation", "translator", [{"source": text, "target": "a"} for text in SENTENCES]),
+    "perplexity": ("perplexity", "", [{"text": text} for text in SENTENCES]),
+    "masked words": ("masked-words", "encoder", [{"text": " ".join(SENTENCES)}] * 3),
+}
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_limit_asks_so_many_questions_of_every_kind(
+    kind: str, subject: Subject, translator: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QKV_CACHE", str(tmp_path))
+    name, who, rows = ROWS[kind]
+    encoder = BERT(BERTConfig(vocabulary=subject.tokenizer.vocabulary, context=8, width=8, depth=1, heads=1))
+    asked = {"": subject, "translator": translator, "encoder": Subject("bert", encoder, small_tokenizer())}[who]
+    task, data = read_task(name), table(tmp_path / "t.jsonl", rows)
+    assert task.kind == kind
+    whole, some = (evaluate(task, asked, data, Protocol(beams=1, limit=limit)) for limit in (None, 3))
+    assert (some.rows, whole.rows >= 6) == (3, True)
+
+
+def test_limit_is_kept_in_a_plain_text_too(subject: Subject, translator: Subject, tmp_path: Path) -> None:
+    """A file of text is one document, and a question is a window of it; a translator's is a pair."""
+    (tmp_path / "my.txt").write_text("the cat sat on the mat.\n" * 200)
+    found = evaluate(
+        read_task("perplexity"), subject, [str(tmp_path / "my.txt")], Protocol(limit=5, window=16, stride=8)
+    )
+    assert (found.rows, found.facts["scored"], found.facts["documents"]) == (5, 16 + 4 * 8, 1)
+    (tmp_path / "a.tsv").write_text("the cat\ta man\n" * 9)
+    assert evaluate(read_task("perplexity"), translator, [str(tmp_path / "a.tsv")], Protocol(limit=5)).rows == 5
 
 
 def test_a_line_is_right_if_it_says_an_accepted_answer(subject: Subject, tmp_path: Path) -> None:
@@ -237,7 +276,8 @@ def test_a_gpt_translates_by_a_prompt(subject: Subject, tmp_path: Path) -> None:
 
 def typed(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     monkeypatch.setattr(sys, "argv", ["qkv", "evaluate", *arguments])
-    cli.main()
+    with unchecked():
+        cli.main()
 
 
 def test_several_models_in_one_table_with_json_and_a_plot(
@@ -290,10 +330,13 @@ def test_translations_that_are_there_already(
     said, true = str(tmp_path / "said.txt"), str(tmp_path / "true.txt")
     typed(monkeypatch, "--task", "translation", "--hypotheses", said, "--data", true)
     assert "100.00" in capsys.readouterr().out
+    (tmp_path / "true.txt").write_text("the cat sat on the mat\nnothing like it\n")
+    typed(monkeypatch, "--task", "translation", "--hypotheses", said, "--data", true, "--limit", "1")
+    assert "100.00" in capsys.readouterr().out
 
 
-def test_faults_are_one_sentence_and_nothing_is_written(tmp_path: Path) -> None:
-    """In a child process, as a person sees them: without the checks of shapes, and with the exit status."""
+def test_faults_are_one_sentence_and_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a person sees them: what the process says as it exits."""
     model = str(small_folder(tmp_path / "model"))
     rnn = RNN(RNNConfig(vocabulary=small_tokenizer().vocabulary, width=8))
     qkv.save(rnn, tmp_path / "rnn", tokenizer=small_tokenizer())
@@ -322,20 +365,10 @@ def test_faults_are_one_sentence_and_nothing_is_written(tmp_path: Path) -> None:
         ([at("rnn"), "--task", "french"], "rnn: french is asked of a GPT"),
         (["--task", "translation", "--hypotheses", at("two.txt"), "--data", at("three.txt")], "references: expected 2"),
     ]  # fmt: skip
-    program = (
-        "import io, json, sys, contextlib\nfrom qkv import cli\n"
-        "for arguments in json.load(sys.stdin):\n"
-        "    sys.argv = ['qkv', 'evaluate', *arguments]\n"
-        "    try:\n        cli.main()\n        print('no fault')\n"
-        "    except SystemExit as error:\n        print(json.dumps(str(error.code)))\n"
-    )
-    asked = [[*arguments, "--out", at("never.json")] for arguments, _ in faults]
-    ran = subprocess.run(
-        [sys.executable, "-c", program], input=json.dumps(asked), capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    for (arguments, sentence), line in zip(faults, ran.stdout.splitlines(), strict=True):
-        said = json.loads(line)
+    for arguments, sentence in faults:
+        with pytest.raises(SystemExit) as ended:
+            typed(monkeypatch, *arguments, "--out", at("never.json"))
+        said = str(ended.value.code)
         assert said.startswith(f"qkv: {sentence}"), arguments
         assert "\n" not in said
     assert not Path(at("never.json")).exists()

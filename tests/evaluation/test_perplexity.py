@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from evaluation.small import TEXT, small_gpt, small_tokenizer
 from qkv.data.lines import Piece
-from qkv.evaluation.likelihood import Request
+from qkv.evaluation.likelihood import Request, likelihoods
 from qkv.evaluation.perplexity import of_pairs, of_texts, window_and_stride, windows
 from qkv.models import GPT, RNN, RNNConfig, Transformer, TransformerConfig
 from qkv.text import Tokenizer
 from qkv.text.train import train
+from shape_checks import unchecked
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,7 @@ def surprise(model: GPT, ids: list[int], window: int, stride: int) -> list[float
         end = window if place <= window else min(len(ids) - 1, window + stride * math.ceil((place - window) / stride))
         end = min(end, len(ids) - 1)
         begin = max(0, end - window)
-        with torch.no_grad():
+        with torch.no_grad(), unchecked():
             chances = model(torch.tensor([ids[begin:place]]))[0, -1].log_softmax(-1)
         words.append(float(chances[ids[place]]))
     return words
@@ -61,6 +63,36 @@ def test_a_document_may_come_in_pieces_and_bytes_are_not_characters(tokenizer: T
     assert found.scores[0].value == pytest.approx(whole.scores[0].value)
     assert (found.characters, found.bytes, found.documents) == (15, 16, 1)
     assert found.scores[1].value * 15 == pytest.approx(found.scores[2].value * 16)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 4, 7])
+def test_limit_scores_the_first_windows_of_all_documents(tokenizer: Tokenizer, limit: int) -> None:
+    """Exactly as a loop over the first windows does, however the documents are cut into pieces."""
+    model = small_gpt(tokenizer.vocabulary).double()
+    texts = [TEXT[:40], "the cat", TEXT[:70]]
+    encoded = [tokenizer.encode(text) for text in texts]
+    whole = [each for ids in encoded for each in windows([tokenizer.end or 0, *ids], 8, 4)]
+    found = of_texts(model, tokenizer, [Piece(text, True) for text in texts], window=8, stride=4, limit=limit)
+    scored = sum(len(each.continuation) for each in whole[:limit])
+    assert (found.windows, found.scored, found.tokens) == (limit, scored, scored)
+    log_probability = sum(each.log_probability for each in likelihoods(model, whole[:limit]))
+    assert found.scores[0].value == pytest.approx(math.exp(-log_probability / scored))
+
+    read = "".join(texts)[: found.characters]
+    assert tokenizer.encode("".join(texts))[:scored] == tokenizer.encode(read)
+    assert found.scores[1].value == pytest.approx(-log_probability / math.log(2) / len(read))
+    pieces = [Piece(text[part], part.start > 0) for text in texts for part in (slice(0, 3), slice(3, None))]
+    again = of_texts(model, tokenizer, pieces, window=8, stride=4, limit=limit)
+    assert again == found
+
+
+def test_limit_reads_no_further_than_it_scores(tokenizer: Tokenizer) -> None:
+    def endless() -> Iterator[Piece]:
+        while True:
+            yield Piece(TEXT, False)
+
+    found = of_texts(small_gpt(tokenizer.vocabulary), tokenizer, endless(), window=16, stride=8, limit=50)
+    assert (found.windows, found.tokens, found.documents) == (50, 16 + 49 * 8, 1)
 
 
 def test_unknown_words_are_counted() -> None:

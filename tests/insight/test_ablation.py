@@ -23,6 +23,7 @@ from qkv.nn.tap import listen, record
 from qkv.text import train
 from qkv.training.answering import AnswerObjective
 from qkv.training.objective import Objective
+from shape_checks import unchecked
 from text.sentences import SENTENCES
 
 
@@ -70,7 +71,7 @@ def naive_means(model: Any, batches: list[Batch], point: str, encoder: bool) -> 
 
 def loss_of(model: Any, batches: list[Batch]) -> float:
     """As training's validation has it."""
-    with torch.no_grad(), without_dropout(model):
+    with torch.no_grad(), without_dropout(model), unchecked():
         if isinstance(model, Tuned):
             objective = AnswerObjective(model).eval()
             total = sum(float(objective(batch)[0]) for batch in batches)

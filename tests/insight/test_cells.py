@@ -71,9 +71,9 @@ def test_narrower_forms_say_the_same() -> None:
     numbered = lines(
         HeatMap(weights, ["word" + each for each in words], ["word" + each for each in words]), console(84)
     )
-    assert text(numbered[0]).split() == [str(place) for place in range(1, 13)]
+    assert text(numbered[0]).split() == [str(place) for place in range(12)]
     assert [text(line).split()[:2] for line in numbered[1:]] == [
-        [str(at + 1), f"word{word}"] for at, word in enumerate(words)
+        [str(at), f"word{word}"] for at, word in enumerate(words)
     ]
     assert "0.54" in text(numbered[1])
 
@@ -113,7 +113,7 @@ def test_columns_of_another_text_have_a_legend() -> None:
     *_, legend = [text(line) for line in lines(HeatMap(weights, ["row"], names), console(300))]
     assert "row" in legend  # there is room for all names
     shown = " ".join(text(line) for line in lines(HeatMap(weights, ["row"], names), console(90)))
-    assert re.search(r"columns: 1 word0 +2 word1 .* 30 word29", shown)
+    assert re.search(r"columns: 0 word0 +1 word1 .* 29 word29", shown)
 
 
 def test_an_old_terminal_gets_letters_it_has() -> None:
@@ -144,10 +144,10 @@ def test_bars_and_rulers() -> None:
     assert [bar(1.0), bar(0.5), bar(0.0)] == ["█" * 40, "█" * 20, ""]
     assert bar(0.5 + 1 / 80) == "█" * 20 + "▌"
     assert bar(0.5, 10, blocks=False) == "#####"
-    assert ruler(3, 4).split() == ["1", "2", "3"]
-    assert ruler(12, 2).split() == ["1", "3", "5", "7", "9", "11"]
+    assert ruler(3, 4).split() == ["0", "1", "2"]
+    assert ruler(12, 2).split() == ["0", "2", "4", "6", "8", "10"]
     line = ruler(12, 2)
-    assert [line.index(number) for number in ("3", "5", "7", "9")] == [4, 8, 12, 16]
+    assert [line.index(number) for number in ("2", "4", "6", "8")] == [4, 8, 12, 16]
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437", "shift_jis", "utf-8"])

@@ -14,9 +14,10 @@ from models.families import bert, gpt, rnn, transformer, words
 from qkv.insight.capture import unmasked
 from qkv.insight.lens import lens, next_tokens
 from qkv.insight.norms import norms
-from qkv.insight.reading import hidden
-from qkv.nn.tap import record
+from qkv.insight.reading import hidden, hidden_of, ids_of
+from qkv.nn.tap import listen, record
 from qkv.text import train
+from shape_checks import unchecked
 
 T, S = 6, 5
 MODELS: dict[str, Any] = {
@@ -96,14 +97,14 @@ def test_norms_and_the_gradient_by_finite_differences(family: str) -> None:
     found = norms(model, text)
     ids = torch.tensor(text.text.ids)
 
-    def loss(layer: int, moved: torch.Tensor) -> float:
-        from qkv.nn.tap import listen
-
+    def losses(layer: int, moved: torch.Tensor) -> torch.Tensor:
+        """The loss after each of these moves (N, T, E), a row each."""
         point = f"{name}.blocks.0.before" if layer == 0 else f"{name}.blocks.{layer - 1}.after"
-        with torch.no_grad(), listen(model, point, lambda value, name: value + moved):
-            logits = model.logits(hidden(model, text))[0]
-        said, right = (logits, ids) if family == "bert" else (logits[:-1], ids[1:])
-        return float(F.cross_entropy(said, right))
+        rows = {side: each.expand(len(moved), -1) for side, each in ids_of(model, text).items()}
+        with torch.no_grad(), unchecked(), listen(model, point, lambda value, name: value + moved):
+            logits = model.logits(hidden_of(model, rows))
+        said, right = (logits, ids) if family == "bert" else (logits[:, :-1], ids[1:])
+        return torch.stack([F.cross_entropy(each, right) for each in said])
 
     with torch.no_grad(), record(model, f"{name}.blocks.*") as seen:
         hidden(model, text)
@@ -113,12 +114,11 @@ def test_norms_and_the_gradient_by_finite_differences(family: str) -> None:
     assert len(found.gradient) == len(found.residual)
     for layer, place in ((0, 1), (1, 3), (2, 2)):
         width, step = 16, 1e-6
-        slopes = []
-        for dimension in range(width):
-            moved = torch.zeros(1, T, width, dtype=torch.float64)
-            moved[0, place, dimension] = step
-            slopes.append((loss(layer, moved) - loss(layer, -moved)) / (2 * step))
-        assert_close(found.gradient[layer][place], torch.tensor(slopes).norm(), rtol=1e-4, atol=1e-7)
+        moved = torch.zeros(width, T, width, dtype=torch.float64)
+        moved[:, place] = step * torch.eye(width)
+        above, below = losses(layer, torch.cat([moved, -moved])).chunk(2)
+        slopes = (above - below) / (2 * step)
+        assert_close(found.gradient[layer][place], slopes.norm().float(), rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("family", MODELS)

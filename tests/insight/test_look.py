@@ -53,7 +53,7 @@ def test_what_a_family_has_not_is_none() -> None:
     assert with_attention.norms is None
     without = qkv.look(small(rnn, attention="none"), "the cat sat", tokenizer=TOKENIZER)
     assert without.attention == []
-    with pytest.raises(ValueError, match=r"attention: this RNN has none"):
+    with pytest.raises(ValueError, match=r"attention: this look has none: an RNN without attention"):
         without.of()
     assert without.next is not None
     encoder = qkv.look(small(bert, word_head=False), "the cat sat", tokenizer=TOKENIZER, attribution=None)

@@ -15,6 +15,7 @@ from qkv.insight.patching import patch
 from qkv.insight.reading import Reading, Side, logits
 from qkv.models import HeadConfig, Tuned, TunedConfig
 from qkv.nn.tap import listen, record
+from shape_checks import unchecked
 
 
 def side(ids: list[int]) -> Side:
@@ -33,7 +34,7 @@ def prompts(translator: bool = False) -> tuple[Reading, Reading]:
 
 def naive(model: Any, clean: Reading, corrupted: Reading, point: str, count: int, place: int) -> Tensor:
     """What is said when one row of the second dimension is the clean one: tokens, or heads. (count, V)"""
-    with record(model, point) as seen:
+    with record(model, point) as seen, unchecked():
         logits(model, clean)
     said = []
     for which in range(count):
@@ -43,7 +44,7 @@ def naive(model: Any, clean: Reading, corrupted: Reading, point: str, count: int
             value[:, which] = seen[point][:, which]
             return value
 
-        with listen(model, point, put):
+        with listen(model, point, put), unchecked():
             said.append(logits(model, corrupted)[0, place])
     return torch.stack(said)
 

@@ -18,7 +18,7 @@ def result(model: str, task: str, shots: int, **scores: tuple[float, float, floa
         "model": model, "task": task, "shots": shots, "rows": 20, "chance": 0.5,
         "scores": [
             {"name": name, "value": value, "low": low, "high": high, "percent": name == "accuracy",
-             "higher_is_better": name == "accuracy"}
+             "higher_is_better": name != "perplexity"}
             for name, (value, low, high) in scores.items()
         ],
     }  # fmt: skip
@@ -59,6 +59,21 @@ def test_a_score_without_an_interval_is_a_dot_alone() -> None:
     heights = [tuple(line.get_ydata()) for line in figure.axes[0].lines]  # type: ignore[arg-type]
     assert (12.0,) in heights
     assert (10.0, 15.0) in heights
+
+
+@pytest.mark.parametrize("name", ["accuracy", "BLEU", "chrF"])
+def test_scores_that_end_at_100_have_a_linear_axis(name: str) -> None:
+    """However far apart: a tenth of the BLEU is a tenth of the height."""
+    most = 0.9 if name == "accuracy" else 90.0
+    far = [result(model, "t", 0, **{name: (at, at / 2, at)}) for model, at in (("one", most), ("two", most / 100))]
+    assert draw(far).axes[0].get_yscale() == "linear"
+
+
+def test_perplexities_far_apart_have_a_logarithmic_axis() -> None:
+    far = [result(model, "t", 0, perplexity=(at, at, at)) for model, at in (("one", 9.0), ("two", 900.0))]
+    assert draw(far).axes[0].get_yscale() == "log"
+    near = [result(model, "t", 0, perplexity=(at, at, at)) for model, at in (("one", 9.0), ("two", 12.0))]
+    assert draw(near).axes[0].get_yscale() == "linear"
 
 
 def test_the_picture_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from insight.looks import HOSTILE, look_at, translation
 from models.families import bert, gpt
 from qkv.insight.capture import unmasked
 from qkv.insight.cells import BLUES
+from qkv.insight.editing import Edit, edited
 from qkv.insight.look import Look
 from qkv.insight.look import look as look_of
 from qkv.insight.terminal import show
@@ -46,6 +47,19 @@ def test_one_head_is_its_weights() -> None:
     assert header.split() == list(TOKENS)
     for row, token, weights in zip(rows, TOKENS, look.attention[0].layers[1][2].tolist(), strict=True):
         assert row.split() == [token, *(f"{weight:.2f}" for weight in weights)]
+
+
+def test_tokens_are_counted_as_an_edit_counts_them() -> None:
+    """The numbers beside a head's tokens are those that `qkv edit` takes."""
+    tokenizer = train("words", ["the quick brown fox jumps over it"], 40)
+    model = gpt(vocabulary=tokenizer.vocabulary)
+    with edited(model, [Edit.read("0.0:4>1=off")]):
+        found = look_of(model, "the quick brown fox jumps over it", tokenizer=tokenizer)
+    _, _, header, *rows = printed(found, 50, view="head", head=0).splitlines()
+    assert header.split() == ["0", "1", "2", "3", "4", "5", "6"]
+    number, token, *weights = next(row.split() for row in rows if "jumps" in row)
+    assert (number, token) == ("4", "jumps")
+    assert [place for place in range(5) if weights[place] == "0.00"] == [1]
 
 
 def test_without_a_head_it_is_their_mean() -> None:

@@ -44,6 +44,7 @@ def score(text: str) -> float:
     return float(found)
 
 
+@pytest.mark.usefixtures("without_shape_checks")
 def test_the_translator_keeps_its_promise(tmp_path: Path) -> None:
     """After the demo's own steps: BLEU 95 and more on nouns and verbs that never met, and an alignment to look at."""
     console = paper()
@@ -54,6 +55,7 @@ def test_the_translator_keeps_its_promise(tmp_path: Path) -> None:
     assert "kediler looked at cats; fareleri looked at mice; kovalar looked at chase." in text
 
 
+@pytest.mark.usefixtures("without_shape_checks")
 def test_everything_is_shown_and_nothing_is_trained_twice(tmp_path: Path) -> None:
     console = paper()
     demo.show(console, tmp_path, translator_steps=2, writer_steps=1)
@@ -73,6 +75,7 @@ def test_everything_is_shown_and_nothing_is_trained_twice(tmp_path: Path) -> Non
     assert {path: path.read_bytes() for path in before} == before
 
 
+@pytest.mark.usefixtures("without_shape_checks")
 def test_a_demo_that_is_stopped_goes_on_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopping(task: Task) -> Callable[[Model], list[str]]:
         def say(model: Model) -> list[str]:

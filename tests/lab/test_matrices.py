@@ -9,6 +9,7 @@ import math
 import re
 import zlib
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -110,8 +111,12 @@ def test_the_pair_of_matrices_is_a_page_too(tmp_path: Path) -> None:
     look = matrices.as_look("mask", matrices.hand_made(), both)
     for head, seen in enumerate(both.values()):
         assert torch.equal(look.attention[0].layers[0][head], seen.weights)
+    assert look.attention[0].names == ("without a mask", "with a causal mask")
     matrices.mask(tmp_path / "mask.html", console=paper())
-    assert "quick" in (tmp_path / "mask.html").read_text("utf-8")
+    data = data_of_the_page(tmp_path / "mask.html")
+    assert data["heading"] == ["the quick brown"]
+    assert data["start"]["view"] == "heads"
+    assert data["attention"][0]["names"] == list(both)
 
 
 def test_cats_trains_a_translator_once_and_draws_its_alignment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,10 +155,17 @@ def test_cats_trains_a_translator_once_and_draws_its_alignment(tmp_path: Path, m
     torch.testing.assert_close(weights[:3], found.weights, rtol=0, atol=1e-4)
 
 
+def blocks_of_the_page(path: Path) -> dict[str, str]:
+    return dict(re.findall(r'<script type="[^"]+" id="qkv\.([^"]+)">(.*?)</script>', path.read_text("utf-8"), re.S))
+
+
+def data_of_the_page(path: Path) -> Any:
+    return json.loads(blocks_of_the_page(path)["data"])
+
+
 def rows_of_the_page(path: Path) -> tuple[list[str], torch.Tensor]:
     """Who looks across, and at whom: the mean of all heads, as for the picture."""
-    blocks = dict(re.findall(r'<script type="[^"]+" id="qkv\.([^"]+)">(.*?)</script>', path.read_text("utf-8"), re.S))
-    data = json.loads(blocks["data"])
+    data, blocks = data_of_the_page(path), blocks_of_the_page(path)
     cross = next(each for each in data["attention"] if each["kind"] == "cross")
     heads = [
         torch.tensor(list(memoryview(zlib.decompress(base64.b64decode(blocks[f"cross.{layer}.{head}"]))).cast("H")))

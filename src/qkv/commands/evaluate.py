@@ -17,6 +17,7 @@ from qkv.data.files import find_files
 from qkv.data.lines import lines
 from qkv.data.source import SPLITS, open_pairs
 from qkv.evaluation import report
+from qkv.evaluation.bleu import check
 from qkv.evaluation.evaluate import Protocol, Result, Subject, evaluate, scored, takes_examples
 from qkv.evaluation.task import Task, read_task
 from qkv.insight import scores
@@ -65,7 +66,8 @@ def run(
         data: The data of the task that was given without =FILE; of several such tasks, one file each, in order.
         shots: How many answered examples come before a question; several numbers for several scores.
         seed: Chooses the examples, and draws for the intervals.
-        limit: Only the first so many rows (or documents; of masked words, rows of a context's length).
+        limit: Ask only the first N questions of each task: rows of a table, sentence pairs, windows of a text
+            (perplexity; see --window and --stride), or stretches as long as the context (masked words).
         examples: A file that the examples are chosen from; the other rows of the data unless given.
         window: Perplexity: how many tokens are read at once; the context, or 1,024, whichever is less.
         stride: Perplexity: how many tokens of a window are scored, the rest being context; half of the window.
@@ -263,5 +265,7 @@ def written(
     first = find_files(data[0], piped="text")[0] if data[0].partition(":")[0] not in SPLITS else None
     plain = first is not None and first.format == "text" and len(data) == 1
     references = [line for _, line in lines(first)] if first and plain else [target for _, target in open_pairs(data)]
-    found = scored(said, references, protocols[0].seed, "translations as given")
+    check(said, references)
+    limit = protocols[0].limit
+    found = scored(said[:limit], references[:limit], protocols[0].seed, "translations as given")
     return Result(task=task.name, model=hypotheses.name, shots=0, **found)

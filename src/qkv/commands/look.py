@@ -47,7 +47,8 @@ def run(
     """See a model read: attention of every layer and head, what comes next, the prediction after every layer.
 
     At the terminal one view, as coloured cells; as a page (.html) all of them, to click and to search; as a picture
-    (.png, .svg, .pdf) one view, for slides; as numbers (.safetensors) the weights.
+    (.png, .svg, .pdf) one view, for slides; as numbers (.safetensors) the weights. Layers, heads and tokens are
+    counted from 0, as in qkv edit.
 
     Args:
         model: The folder of a run or of transformers, a GGUF file, or smollm2 or minilm.
@@ -93,6 +94,7 @@ def run(
             layers=None if page else layer or None,
             at_least=layer,
             name=model,
+            attention=whole or view not in ("next", "lens", "norms"),
             lens_too=True if view == "lens" else None,
             norms_too=True if view == "norms" else None,
             attribution=True if view == "attribution" else None if page else False,

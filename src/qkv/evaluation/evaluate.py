@@ -42,7 +42,8 @@ class Protocol:
     seed: int = 0
     """Chooses the examples, and draws for the intervals."""
     limit: int | None = None
-    """Only so many rows, the first ones."""
+    """Questions asked, the first ones: rows of a table, pairs, windows of a text (perplexity), or rows of a context's
+    length (masked words)."""
     examples: tuple[str, ...] = ()
     """Where the answered examples are from."""
     window: int | None = None
@@ -231,21 +232,22 @@ def by_surprise(
     if isinstance(model, BERT):
         raise ValueError(f"{name}: a BERT sees both ways and has no perplexity; score its guesses: --task masked-words")
     if isinstance(model, GPT):
-        pieces = islice_documents(open_texts(data, column=task.columns[0]), protocol.limit)
+        pieces = open_texts(data, column=task.columns[0])
         window, stride = perplexity.window_and_stride(model, protocol.window, protocol.stride)
         found = perplexity.of_texts(
-            model, tokenizer, pieces, window=window, stride=stride, seed=protocol.seed, progress=progress
-        )
-        rows, said = found.documents, f"window {window:,}, stride {stride:,}"
-        facts: dict[str, Any] = {"window": window, "stride": stride}
+            model, tokenizer, pieces, window=window, stride=stride, limit=protocol.limit,
+            seed=protocol.seed, progress=progress,
+        )  # fmt: skip
+        said = f"rows: windows of {window:,} tokens, stride {stride:,}"
+        facts: dict[str, Any] = {"window": window, "stride": stride, "documents": found.documents}
     else:
         pairs = first(open_pairs(data), protocol.limit)
         found = perplexity.of_pairs(model, tokenizer, pairs, seed=protocol.seed)
-        rows, said, facts = len(pairs), "targets given their sources", {}
+        said, facts = "targets given their sources", {}
     facts |= {each: getattr(found, each) for each in ("tokens", "scored", "characters", "bytes", "unknown")}
     told = said, f"{found.tokens:,} tokens, {found.scored:,} scored"
     unknown = unknown_words(tokenizer, found.unknown, found.tokens)
-    return {"rows": rows, "scores": found.scores, "said": (*told, *unknown), "facts": facts}
+    return {"rows": found.windows, "scores": found.scores, "said": (*told, *unknown), "facts": facts}
 
 
 def by_masking(
@@ -267,16 +269,6 @@ def by_masking(
     facts: dict[str, Any] = {"mask_rate": masked.RATE, "context": model.config.context}
     facts |= {each: getattr(found, each) for each in ("tokens", "asked", "unknown")}
     return {"rows": found.rows, "scores": found.scores, "said": told, "facts": facts}
-
-
-def islice_documents(pieces: Any, limit: int | None) -> Any:
-    """The pieces of the first documents."""
-    ended = 0
-    for piece in pieces:
-        yield piece
-        ended += piece.ends
-        if ended == limit:
-            return
 
 
 # Translations

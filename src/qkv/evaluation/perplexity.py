@@ -36,6 +36,8 @@ class Perplexity:
     characters: int
     bytes: int
     documents: int
+    windows: int
+    """Forward passes over a text, or pairs of a translator."""
     unknown: int
     """Tokens that stand for words which the vocabulary does not have."""
 
@@ -47,31 +49,48 @@ def of_texts(
     *,
     window: int | None = None,
     stride: int | None = None,
+    limit: int | None = None,
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, all: None,
 ) -> Perplexity:
     """Of documents, each predicted from its own beginning.
 
     Each window of `window` words scores its last `stride` words, the first one all of its words: so every word is
-    scored once, and all but the first ones with at least window - stride words before them.
+    scored once, and all but the first ones with at least window - stride words before them. `limit` keeps the first
+    windows only; the text after them is neither read nor counted.
     """
     window, stride = window_and_stride(model, window, stride)
     first, asked = first_word(tokenizer), []
     characters = tokens = size = documents = unknown = 0
     ids: list[int] = []
     for text, ends in texts:
-        ids += tokenizer.encode(text)
+        new = tokenizer.encode(text)
+        room = None if limit is None else window + (limit - len(asked) - 1) * stride - len(ids)
+        if room is not None and len(new) >= room:
+            text, new, ends = beginning(tokenizer, text, room), new[:room], True
+        ids += new
         characters, size = characters + len(text), size + len(text.encode())
+
         if ends:
             asked += windows([first, *ids], window, stride)
             tokens, documents = tokens + len(ids), documents + 1
             unknown += unknown_among(tokenizer, ids)
             ids = []
+            if len(asked) == limit:
+                break
+
     if not asked:
         raise ValueError("data: there is no word in it")
     found = likelihoods(model, asked, progress=progress)
     scored = sum(len(each.words) for each in found)
-    return Perplexity(scores(found, characters, size, seed), tokens, scored, characters, size, documents, unknown)
+    counts = (tokens, scored, characters, size, documents, len(asked), unknown)
+    return Perplexity(scores(found, characters, size, seed), *counts)
+
+
+def beginning(tokenizer: Tokenizer, text: str, tokens: int) -> str:
+    """The text of its first tokens; a character of several tokens belongs to the first of them."""
+    offsets = tokenizer.inner.encode(text, add_special_tokens=False).offsets
+    return text if tokens >= len(offsets) else text[: max(end for _, end in offsets[:tokens])]
 
 
 def window_and_stride(model: GPT, window: int | None, stride: int | None) -> tuple[int, int]:
@@ -147,5 +166,5 @@ def of_pairs(
     characters, size = (sum(map(len, each)) for each in zip(*((t, t.encode()) for _, t in pairs), strict=True))
     scored = sum(map(len, targets))
     unknown = sum(unknown_among(tokenizer, ids) for ids in targets)
-    counts = (scored - len(pairs), scored, characters, size, len(pairs), unknown)
+    counts = (scored - len(pairs), scored, characters, size, len(pairs), len(pairs), unknown)
     return Perplexity(scores(found, characters, size, seed, bits=False), *counts)

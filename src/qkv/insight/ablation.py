@@ -22,14 +22,15 @@ from qkv.bootstrap import ratio_intervals
 from qkv.data.batch import IGNORE, Batch
 from qkv.generation.decode import without_dropout
 from qkv.insight.capture import Place, places_of
+from qkv.insight.hooks import expect
 from qkv.insight.lens import says_words
-from qkv.insight.upper_layers import at_once, attention_in, repeated, stack_with, starting_at
+from qkv.insight.upper_layers import at_once, repeated, stack_with, starting_at
 from qkv.models import BERT, GPT, Tuned
 from qkv.models.build import Model, body_of
 from qkv.models.heads import pooled
 from qkv.models.tuned import apart
 from qkv.nn.linear import linear
-from qkv.nn.tap import Recording, listen, record
+from qkv.nn.tap import Recording, record
 from qkv.training.answering import AnswerObjective, AnswerReader
 from qkv.training.objective import Reader
 
@@ -152,7 +153,7 @@ def without_each(
         heads = range(first, min(first + most, place.heads))
         copies = batch.map(partial(repeated, times=len(heads)))
         listener = partial(put_out, heads=heads, instead=instead)
-        with listen(attention_in(model, place.kind, layer), "heads", listener):
+        with expect(model, place.tap(layer, "heads"), listener, heads=place.heads):
             if skips(model):
                 with starting_at(model, place.kind, layer, seen, len(heads)):
                     each = said(model, copies)
@@ -197,7 +198,8 @@ def means_of(model: Model, batches: Sequence[Batch]) -> dict[tuple[str, int], Fl
                 keep = None if keep is None else apart(keep, batch.group)  # (R, T)
                 for layer in range(place.depth):
                     hear = partial(add, key=(place.kind, layer), keep=keep)
-                    listening.enter_context(listen(attention_in(model, place.kind, layer), "heads", hear))
+                    point = place.tap(layer, "heads")
+                    listening.enter_context(expect(model, point, hear, heads=place.heads))
             said(model, batch)
     return {key: total / words[key] for key, total in sums.items()}
 

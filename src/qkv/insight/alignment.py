@@ -7,8 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from qkv.generation.decode import without_dropout
+from qkv.insight.hooks import recorded
 from qkv.models import RNN, Transformer
-from qkv.nn.tap import record
 
 
 def alignment(
@@ -34,13 +34,13 @@ def alignment(
             raise ValueError("attention: this RNN has none, so none of its words looked at any other")
         if layer is not None:
             raise ValueError("layer: an RNN looks at its source in one place; leave it out")
-        point = "weights"
+        points = ["weights"]
     else:
-        point = "decoder.blocks.*.cross_attention.weights"
-    with torch.no_grad(), without_dropout(model), record(model, point) as seen:
+        points = [f"decoder.blocks.{each}.cross_attention.weights" for each in range(len(model.decoder.blocks))]
+    with torch.no_grad(), without_dropout(model), recorded(model, points) as seen:
         model(source, read)
     if isinstance(model, RNN):
-        return torch.cat(seen.every[point], dim=-2).reshape(target.shape[1], source.shape[1])
+        return torch.cat(seen.every["weights"], dim=-2).reshape(target.shape[1], source.shape[1])
     layers = [weights[0] for weights in seen.values()]  # (H, T, S) each
     if layer is not None and not -len(layers) <= layer < len(layers):
         raise ValueError(f"layer: expected 0 to {len(layers) - 1}, or -1 for the last, not {layer}")

@@ -13,11 +13,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv.generation.decode import without_dropout
+from qkv.insight.hooks import expect
 from qkv.insight.reading import Reading, Side, hidden
 from qkv.models import GPT, RNN, Transformer, Tuned
 from qkv.models.build import Model, body_of
 from qkv.nn.attention import all_of
-from qkv.nn.tap import listen
 
 GLANCE = 64
 """The overview of a head has at most so many rows and columns."""
@@ -58,6 +58,8 @@ class Attention(NamedTuple):
     """How widely a head looks, in bits: 0 is one word, log2(n) is n words alike. The mean over the rows."""
     distance: Float[Tensor, "L H"]
     """How far a head looks, in tokens: the mean of |query - key|. No number between two texts."""
+    names: tuple[str, ...] = ()
+    """What each head of every layer is called, where it has a name besides its number."""
 
 
 def places_of(model: Model) -> list[Place]:
@@ -96,7 +98,8 @@ def capture(
         for finding in found:
             for layer in finding.heard:
                 point = finding.place.tap(layer, "weights")
-                listening.enter_context(listen(model, point, partial(finding.hear, layer)))
+                hear = partial(finding.hear, layer)
+                listening.enter_context(expect(model, point, hear, heads=finding.place.heads))
         hidden(model, reading)
     return [finding.attention(reading) for finding in found]
 

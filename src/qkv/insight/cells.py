@@ -131,7 +131,7 @@ class HeatMap:
         width = options.max_width
         names = min(max(map(cell_len, self.rows), default=0), LONGEST_ROW, max(1, width // 4))
         count = len(self.columns)
-        marks = len(str(max(count, len(self.rows)))) + 1  # the number before a row's name
+        marks = len(str(max(count, len(self.rows)) - 1)) + 1  # the number before a row's name
         if self.title:
             yield Text(fitted(self.title, width, console).rstrip(), style="bold", no_wrap=True)
         if names + 1 + count * self.named <= width:
@@ -152,18 +152,18 @@ class HeatMap:
         yield from self.lines(console, [fitted(row, names, console, "right") for row in self.rows], self.named)
 
     def with_numbers(self, console: Console, names: int, width: int) -> Iterator[Text]:
-        """Columns under their numbers, which stand before the rows, or, of another text, in a legend below."""
-        marks = len(str(max(len(self.columns), len(self.rows))))
+        """Columns under their positions, counted from 0; these stand before the rows, or in a legend below."""
+        marks = len(str(max(len(self.columns), len(self.rows)) - 1))
         alike = tuple(self.rows) == tuple(self.columns)
         rows = [
             (f"{place:>{marks}} " if alike else " " * (marks + 1)) + fitted(row, names, console)
-            for place, row in enumerate(self.rows, start=1)
+            for place, row in enumerate(self.rows)
         ]
         yield Text(" " * (marks + names + 2) + ruler(len(self.columns), width), style="dim", no_wrap=True)
         yield from self.lines(console, rows, width)
-        if not alike:
+        if not alike and tuple(self.columns) != tuple(map(str, range(len(self.columns)))):
             legend = Text("columns: ", style="dim")
-            for place, column in enumerate(self.columns, start=1):
+            for place, column in enumerate(self.columns):
                 legend.append(f"{place} ", style="dim").append(fitted(column, cell_len(column), console)).append("  ")
             yield legend
 
@@ -173,9 +173,9 @@ class HeatMap:
         columns, rows = -(-len(self.columns) // several), -(-len(self.rows) // several)
         weights = F.max_pool2d(self.weights.unsqueeze(0), several, ceil_mode=True)[0]  # (T, S) -> (t, s)
         shades = F.max_pool2d(self.all_shades.unsqueeze(0), several, ceil_mode=True)[0]
-        firsts = [f"{place + 1} {self.rows[place]}" for place in range(0, len(self.rows), several)]
+        firsts = [f"{place} {self.rows[place]}" for place in range(0, len(self.rows), several)]
         alike = tuple(self.rows) == tuple(self.columns)
-        marks = len(str(len(self.rows))) + 1
+        marks = len(str(len(self.rows) - 1)) + 1
         small = HeatMap(weights, firsts, [""] * columns, shades=shades)
         yield Text(
             " " * (marks + names + 1) + ruler(columns, NARROW, several), style="dim", no_wrap=True, overflow="crop"
@@ -203,12 +203,12 @@ class HeatMap:
 
 
 def ruler(count: int, width: int, several: int = 1) -> str:
-    """The numbers of columns, as many as have room."""
-    last = len(str(count * several))
+    """The positions of columns, counted from 0, as many as have room."""
+    last = len(str((count - 1) * several))
     every = next(each for each in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if each * width > last)
     line = ""
     for place in range(0, count, every):
-        line = line.ljust(place * width) + str(place * several + 1).center(width if width > last else 0)
+        line = line.ljust(place * width) + str(place * several).center(width if width > last else 0)
     return line
 
 

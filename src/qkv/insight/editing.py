@@ -22,11 +22,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from qkv.insight.capture import Place, places_of
+from qkv.insight.hooks import expect
 from qkv.insight.reading import Reading
 from qkv.insight.visible import visible
 from qkv.models import GPT
 from qkv.models.build import Model, body_of
-from qkv.nn.tap import listen
 
 Pattern = Literal["uniform", "first", "previous"]
 PATTERNS = get_args(Pattern)
@@ -89,7 +89,7 @@ def edited(model: Model, edits: Sequence[Edit]) -> Iterator[None]:
     with ExitStack() as listening:
         for edit in edits:
             for point, listener in listeners(model, edit):
-                listening.enter_context(listen(model, point, listener))
+                listening.enter_context(expect(model, point, listener))
         yield
 
 

@@ -45,7 +45,7 @@ class Look:
     """Its name, for titles."""
     reading: Reading
     attention: list[Attention]
-    """Of each kind; none of an RNN without attention."""
+    """Of each kind; none of an RNN without attention, or where attention=False left it out."""
     next: list[list[Guess]] | None
     """The likeliest tokens at each place; None of an encoder that says no words."""
     lens: list[list[list[Guess]]] | None
@@ -64,7 +64,9 @@ class Look:
         """One kind of attention: of a translator cross-attention, unless another is named."""
         kinds = [each.kind for each in self.attention]
         if not kinds:
-            raise ValueError("attention: this RNN has none, so none of its words looks at any other")
+            raise ValueError(
+                "attention: this look has none: an RNN without attention has no weights, and attention=False captures none"
+            )
         if kind is None:
             return self.attention[kinds.index("cross") if "cross" in kinds else 0]
         if kind not in kinds:
@@ -120,6 +122,7 @@ def look(
     layers: Collection[int] | None = None,
     at_least: Collection[int] = (),
     name: str | None = None,
+    attention: bool = True,
     lens_too: bool | None = None,
     norms_too: bool | None = None,
     attribution: bool | None = False,
@@ -128,8 +131,9 @@ def look(
 
     `model` may be what `qkv.load` returns, its model alone, or a name that it takes; another model needs its
     `tokenizer`. A `reading` may come in place of texts. `layers` keeps the weights of these alone; unless given, of
-    all, or, where a long text makes that too many, `at_least` of these (the first). `lens_too` and `norms_too` make
-    these of a long text, too. `attribution` adds gradient x input; None does so for a brief text.
+    all, or, where a long text makes that too many, `at_least` of these (the first). `attention=False` captures no
+    weights, for a model whose attention does not send them through its hooks. `lens_too` and `norms_too` make these of
+    a long text, too. `attribution` adds gradient x input; None does so for a brief text.
     """
     if isinstance(model, str | Path):
         name = name or str(model)
@@ -147,7 +151,7 @@ def look(
     explicable = words or isinstance(model, Tuned)
     check_room(model, reading)
     by_layer = lens(model, tokenizer, reading) if words and (T <= SHORT if lens_too is None else lens_too) else None
-    attends = blocks or getattr(model.config, "attention", "none") != "none"
+    attends = attention and (blocks or getattr(model.config, "attention", "none") != "none")
     return Look(
         name or type(model).__name__,
         reading,

@@ -163,6 +163,7 @@ def described(look: Look, code: Code) -> dict[str, Any]:
                 "shape": [len(each.rows.ids), len(each.columns.ids)], "layers": list(each.layers),
                 "depth": each.depth, "heads": each.heads, "causal": each.causal, "code": code, "most": most(each),
                 "overview": overview_shape(each), "entropy": numbers(each.entropy), "distance": numbers(each.distance),
+                "names": list(each.names) or None,
             }
             for each in look.attention
         ],

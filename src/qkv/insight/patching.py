@@ -16,6 +16,7 @@ from torch import Tensor
 
 from qkv.generation.decode import without_dropout
 from qkv.insight.capture import places_of
+from qkv.insight.hooks import recorded
 from qkv.insight.lens import says_words
 from qkv.insight.reading import Reading, hidden_of, ids_of
 from qkv.insight.upper_layers import at_once, stack_with, starting_at
@@ -68,7 +69,8 @@ def patch(
     point = "cross_attention.heads" if kind == "cross" else point
     blocks = stack_with(model, kind).blocks
     with torch.no_grad(), without_dropout(model):
-        with record(stack_with(model, kind), f"blocks.*.{point}") as wanted:
+        names = [f"blocks.{layer}.{point}" for layer in range(len(blocks))]
+        with recorded(stack_with(model, kind), names) as wanted:
             right = logits_at(model, ids_of(model, clean), place)  # (1, V)
         with record(body_of(model), "*blocks.*.before") as seen:
             wrong = logits_at(model, ids_of(model, corrupted), place)

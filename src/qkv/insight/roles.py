@@ -19,12 +19,12 @@ from torch import Tensor
 
 from qkv.generation.decode import without_dropout
 from qkv.insight.capture import Place, places_of
+from qkv.insight.hooks import expect
 from qkv.insight.marks import marks_of
 from qkv.insight.reading import read, read_sentences
 from qkv.insight.visible import visible
 from qkv.models import BERT, GPT, RNN, Transformer, Tuned
 from qkv.models.build import Model, body_of
-from qkv.nn.tap import listen
 from qkv.text.tokenizer import Tokenizer
 
 LONGEST = 256
@@ -137,7 +137,8 @@ def hear(
             count.begin(within, len(ids[kind]), seen)
             for layer in range(count.place.depth):
                 add = partial(count.add, layer=layer, wanted=wanted, of=list(within))
-                listening.enter_context(listen(model, count.place.tap(layer, "weights"), add))
+                point, heads = count.place.tap(layer, "weights"), count.place.heads
+                listening.enter_context(expect(model, point, add, heads=heads))
         if isinstance(body, Transformer):
             body.forced(ids["encoder"].to(device), ids["decoder"].to(device))
         else:

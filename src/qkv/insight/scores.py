@@ -87,7 +87,8 @@ def panel(
     axes.grid(axis="x", visible=False)
     axes.margins(y=0.12)
     lows, highs = ([end(score, each) for _, score in scored] for each in ("low", "high"))
-    if scale == 1 and min(lows) > 0 and max(highs) > 10 * min(lows):
+    unbounded = not scored[0][1]["higher_is_better"]  # perplexity and bits; accuracy, BLEU and chrF end at 100
+    if unbounded and min(lows) > 0 and max(highs) > 10 * min(lows):
         axes.set_yscale("log")  # one of them is off by far; the others would lie flat
     else:
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=ROUND))

@@ -23,11 +23,11 @@ from qkv.data.conllu import Sentence, Word
 from qkv.data.frame import encoded, space_between
 from qkv.generation.decode import without_dropout
 from qkv.insight.capture import places_of
+from qkv.insight.hooks import expect
 from qkv.insight.marks import marks_of
 from qkv.insight.words import WholeWord, join_words
 from qkv.models import BERT, GPT
 from qkv.models.build import Model, body_of
-from qkv.nn.tap import listen
 from qkv.text.tokenizer import Tokenizer
 
 Direction = Literal["to its head", "from its head"]
@@ -169,7 +169,7 @@ def find_arcs(
             with ExitStack() as listening:
                 for layer in range(place.depth):
                     hear = partial(point, words=words, into=pointed[:, layer])
-                    listening.enter_context(listen(model, place.tap(layer, "weights"), hear))
+                    listening.enter_context(expect(model, place.tap(layer, "weights"), hear, heads=place.heads))
                 body.hidden(torch.tensor([ids], device=device))
             dependents = torch.tensor([word.id - 1 for word in hanging])  # (A,)
             heads = torch.tensor([head_of(word, sentence) - 1 for word in hanging])

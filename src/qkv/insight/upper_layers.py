@@ -11,7 +11,6 @@ from torch import Tensor
 
 from qkv.models import RNN, Transformer
 from qkv.models.build import Model, body_of
-from qkv.nn.attention.multi_head import MultiHeadAttention
 from qkv.nn.block import Stack
 from qkv.nn.tap import Recording, listen
 
@@ -26,13 +25,6 @@ def stack_with(model: Model, kind: str) -> Stack:
     if isinstance(body, Transformer):
         return body.encoder if kind == "encoder" else body.decoder
     return body.stack
-
-
-def attention_in(model: Model, kind: str, layer: int) -> MultiHeadAttention:
-    block = stack_with(model, kind).blocks[layer]
-    found = block.cross_attention if kind == "cross" else block.attention
-    assert isinstance(found, MultiHeadAttention)
-    return found
 
 
 def at_once(tokens: int, device: torch.device) -> int:

@@ -18,6 +18,7 @@ from qkv.generation.decode import without_dropout
 from qkv.insight import picture
 from qkv.insight.capture import Attention, distance, entropy, places_of, unmasked
 from qkv.insight.cells import HeatMap, has_blocks
+from qkv.insight.hooks import recorded
 from qkv.insight.look import Look, look
 from qkv.insight.reading import Reading, Side, hidden, read
 from qkv.insight.slides_attention import canvas, entitle, heat_map, matrix, room
@@ -27,10 +28,9 @@ from qkv.lab import demo as demonstration
 from qkv.lab.board import vectors
 from qkv.models import GPT, Transformer
 from qkv.nn.attention import Causal, Mask, attend, dot
-from qkv.nn.tap import record
 
 QUICK = ("the", "quick", "brown")
-UNMASKED, MASKED = "every word sees every word", "causal: no word sees a later one"
+UNMASKED, MASKED = "without a mask", "with a causal mask"
 ENDINGS = (".html", *picture.ENDINGS)
 
 
@@ -151,7 +151,8 @@ def by_model(name: str, layer: int, head: int) -> tuple[Side, dict[str, Seen], s
 
 
 def heard_at(model: GPT, reading: Reading, point: str, head: int) -> Seen:
-    with torch.no_grad(), without_dropout(model), record(model, f"{point}scores", f"{point}weights") as heard:
+    names = (f"{point}scores", f"{point}weights")
+    with torch.no_grad(), without_dropout(model), recorded(model, names) as heard:
         hidden(model, reading)
     return Seen(*(heard[f"{point}{name}"][0, head].float().cpu() for name in ("scores", "weights")))
 
@@ -187,14 +188,14 @@ def draw_mask(names: tuple[str, ...], both: dict[str, Seen], title: str) -> pict
     axes = figure.subplots(2, 2)
     for row, (name, seen) in enumerate(both.items()):
         matrix(axes[row, 0], seen.scores, names, names, f"{name}: scores", shades=shades_of(seen.scores), say=said)
-        matrix(axes[row, 1], seen.weights, names, names, "weights: softmax of each row")
+        matrix(axes[row, 1], seen.weights, names, names, f"{name}: weights")
     entitle(figure, title)
     return figure
 
 
 def as_look(title: str, side: Side, both: dict[str, Seen]) -> Look:
-    """For the page: two heads of one layer, the first without the mask, the second with it."""
+    """For the page: two heads of one layer, named by what they see, so that it opens with both side by side."""
     weights = torch.stack([seen.weights for seen in both.values()])  # (2, T, T)
     numbers = entropy(weights).unsqueeze(0), distance(weights, "self").unsqueeze(0)  # (1, 2) each
-    found = Attention("self", side, side, {0: weights}, 1, 2, False, weights.unsqueeze(0), *numbers)
+    found = Attention("self", side, side, {0: weights}, 1, 2, False, weights.unsqueeze(0), *numbers, tuple(both))
     return Look(title, Reading(side), [found], None, None, None)

@@ -118,10 +118,11 @@ export class Controls {
       [this.layer, attention?.depth ?? 0],
       [this.head, attention?.heads ?? 0],
     ]) {
-      stepper.element.hidden = count < 2 || !of("head", "heads", "lines", "attribution");
+      const all = page.named && of("heads"); // which are then shown side by side
+      stepper.element.hidden = count < 2 || all || !of("head", "heads", "lines", "attribution");
     }
     this.layer.show(state.layer, attention?.depth ?? 0);
-    this.head.show(state.head, attention?.heads ?? 0);
+    this.head.show(state.head, attention?.heads ?? 0, attention?.names);
     this.words.element.hidden = !this.joinable || !of("head", "lines", "attribution");
     this.words.show(state.words);
     this.scale.value = state.scale;
@@ -186,11 +187,11 @@ class Stepper {
     );
   }
 
-  show(chosen, count) {
+  show(chosen, count, names = null) {
     if (this.count !== count) {
       this.count = count;
       this.list.replaceChildren(
-        ...Array.from({ length: count }, (_, number) => element("option", { value: number }, number)),
+        ...Array.from({ length: count }, (_, number) => element("option", { value: number }, names?.[number] ?? number)),
       );
     }
     this.list.selectedIndex = chosen;

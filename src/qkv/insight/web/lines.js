@@ -98,11 +98,11 @@ export class Lines {
           {
             type: "button",
             "aria-pressed": String(pressed),
-            "aria-label": `Head ${head}`,
+            "aria-label": this.attention.names?.[head] ?? `Head ${head}`,
             disabled: head === state.head,
             onclick: () => this.page.keep(state.layer, head),
           },
-          head,
+          this.attention.names?.[head] ?? head,
         );
         if (pressed) made.style.borderBottomColor = colours.heads[colourOf(state.layer, head)];
         return made;
@@ -120,13 +120,13 @@ export class Lines {
                   "button",
                   {
                     type: "button",
-                    "aria-label": `Leave out layer ${layer}, head ${head}`,
+                    "aria-label": `Leave out ${this.page.called(layer, head)}`,
                     onclick: () => this.page.keep(layer, head),
                   },
                   "×",
                 ),
               ];
-        return element("li", {}, dot, `layer ${layer}, head ${head}`, ...away);
+        return element("li", {}, dot, this.page.called(layer, head), ...away);
       }),
     );
   }

@@ -1,6 +1,7 @@
 // The page around the views: what is shown, the controls, the keys, and the line that says it in words.
 
 import { alone } from "qkv/alone.js";
+import { Beside } from "qkv/beside.js";
 import { Colours } from "qkv/colour.js";
 import { Compare } from "qkv/compare.js";
 import { element } from "qkv/elements.js";
@@ -95,8 +96,13 @@ export class Page {
   }
 
   view(name) {
-    if (!this.views.has(name)) this.views.set(name, new MADE[name](this));
+    if (!this.views.has(name)) this.views.set(name, new (this.named && name === "heads" ? Beside : MADE[name])(this));
     return this.views.get(name);
+  }
+
+  /** Whether heads have names: then they are few, and all heads are seen side by side. */
+  get named() {
+    return this.store.data.attention.some(({ names }) => names);
   }
 
   /** The names of both sides of an attention, as words where that is chosen and the weights are there to join. */
@@ -168,7 +174,12 @@ export class Page {
   place() {
     const { kind, layer, head } = this.state;
     const several = this.store.data.attention.length > 1 ? `${kind} attention, ` : "";
-    return `${several}layer ${layer}, head ${head}`.replace(/^./, (letter) => letter.toUpperCase());
+    return `${several}${this.called(layer, head)}`.replace(/^./, (letter) => letter.toUpperCase());
+  }
+
+  /** What a head of the chosen attention is called: its name, or its numbers. */
+  called(layer, head) {
+    return this.store.attention(this.state.kind).names?.[head] ?? `layer ${layer}, head ${head}`;
   }
 
   /** Draws a head beside the current one, or no longer. */
