@@ -15,11 +15,11 @@ import pytest
 import torch
 
 import qkv
+from qkv.checkpoint import CHECKPOINTS
 from qkv.models.gpt import GPTConfig
 from qkv.training.checkpoint import Checkpoints
 from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
 from qkv.training.distributed import World
-from qkv.training.folder import CHECKPOINTS
 from qkv.training.metrics import read_metrics
 from qkv.training.start import start
 from qkv.training.task import assemble
