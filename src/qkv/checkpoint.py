@@ -116,7 +116,8 @@ def at_step(name: Path | str) -> Path | None:
     if int(step) not in kept:
         steps = ", ".join(map(str, kept))
         raise ValueError(
-            f"{name}: no checkpoint of step {int(step)} is kept; {run} has {steps} (train with --keep all to keep all)"
+            f"{name}: there is no checkpoint of step {int(step)}; {run} has {steps} (--checkpoint-every says how often "
+            "one is saved, --keep how many stay)"
         )
     return place_of(run / CHECKPOINTS, int(step))
 
@@ -162,7 +163,8 @@ def description_of(run: Path) -> Described:
     values = read_json(run / RUN)
     try:
         flags = values["data"]
-        own = {name: flags[name] for name in ("rank", "alpha", "projections") if name in flags}
+        own = {name: flags[name] for name in ("rank", "alpha") if name in flags}
+        own["projections"] = tuple(flags.get("projections", AdapterConfig.projections))
         return Described(from_json(values["model"]), AdapterConfig(**own), str(flags.get("model", "")))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{run / RUN}: damaged, or of another version ({error})") from error

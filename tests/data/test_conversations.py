@@ -247,9 +247,7 @@ def test_every_conversation_once_an_epoch_from_any_step() -> None:
     epochs = []
     for epoch in range(2):
         batches = [data.batch(7 * epoch + step) for step in range(7)]
-        assert [batch.count for batch in batches] == [3] * 6 + [2], (
-            "so many conversations a step, each asked for a word"
-        )
+        assert [batch.count for batch in batches] == [3] * 6 + [2], "conversations, each asked for one word"
         asked = [target for batch in batches for target in batch.targets[batch.targets != IGNORE].tolist()]
         assert sorted(asked) == [100 * i + 1 + i % 5 for i in range(20)]
         epochs.append(asked)
