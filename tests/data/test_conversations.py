@@ -204,7 +204,7 @@ def encoded(*asked: str) -> list[Encoded]:
 
 
 def test_a_packed_row() -> None:
-    data = ConversationData(encoded("..xx.", ".x", ".x..x"), context=9, rows=1, padding=7)
+    data = ConversationData(encoded("..xx.", ".x", ".x..x"), context=9, size=3, padding=7)
     (batch,) = data.ordered()
     assert batch.documents is not None
     assert batch.positions is not None
@@ -224,7 +224,7 @@ def test_a_packed_row() -> None:
 
 
 def test_padding_and_what_is_cut() -> None:
-    data = ConversationData(encoded("..xxxx", "......x", "..x.", ".x"), context=4, rows=8, padding=7)
+    data = ConversationData(encoded("..xxxx", "......x", "..x.", ".x"), context=4, size=8, padding=7)
     assert (data.cut, data.left_out) == (1, 1)
     (batch,) = data.ordered()
     assert batch.keep is not None
@@ -240,28 +240,35 @@ def test_every_conversation_once_an_epoch_from_any_step() -> None:
     conversations = encoded(*("." * (1 + i % 5) + "x" for i in range(20)))
 
     def made(seed: int = 0) -> ConversationData:
-        return ConversationData(conversations, context=8, rows=2, padding=0, seed=seed)
+        return ConversationData(conversations, context=8, size=3, padding=0, seed=seed)
 
     data = made()
-    count = len(data.packed)
-    rows = [row for step in range(count) for row in data.batch(step).targets]  # two epochs
-    for epoch in (rows[:count], rows[count:]):
-        asked = [target for row in epoch for target in row[row != IGNORE].tolist()]
+    assert data.steps_per_epoch == 7
+    epochs = []
+    for epoch in range(2):
+        batches = [data.batch(7 * epoch + step) for step in range(7)]
+        assert [batch.count for batch in batches] == [3] * 6 + [2], "conversations, each asked for one word"
+        asked = [target for batch in batches for target in batch.targets[batch.targets != IGNORE].tolist()]
         assert sorted(asked) == [100 * i + 1 + i % 5 for i in range(20)]
-    for step in (count - 1, 0, 3):
+        epochs.append(asked)
+    assert epochs[0] != epochs[1]
+    for step in (6, 0, 3):
         assert same(made().batch(step), data.batch(step))
     assert not same(made(1).batch(0), data.batch(0))
     assert sum(batch.count for batch in data.ordered()) == 20
     assert max(batch.ids.shape[1] for batch in data.ordered()) <= 8
 
 
-def test_no_row_comes_twice_in_a_step() -> None:
-    conversations = encoded(*("...x" for _ in range(5)))
-    data = ConversationData(conversations, context=6, rows=32, padding=0)
-    assert (len(data.packed), data.rows, data.steps_per_epoch, data.tokens_per_step) == (3, 3, 1, 15)
-    for step in range(3):
+def test_conversations_of_a_step_share_rows_and_fill_few_shapes() -> None:
+    conversations = encoded(*("...x" for _ in range(18)))
+    data = ConversationData(conversations, context=64, size=4, padding=0, multiple=8)
+    assert (data.steps_per_epoch, data.tokens_per_step, data.length) == (5, 10, 10)
+    for step, (count, width) in enumerate([(4, 16), (4, 16), (4, 16), (4, 16), (2, 8)]):
         batch = data.batch(step)
-        assert sorted(batch.targets[batch.targets != IGNORE].tolist()) == [3, 103, 203, 303, 403]
+        assert (batch.count, tuple(batch.ids.shape)) == (count, (1, width))
+        assert batch.keep is not None
+    more = ConversationData(conversations, context=64, size=32, padding=0)
+    assert (more.steps_per_epoch, more.batch(0).count, tuple(more.batch(0).ids.shape)) == (1, 18, (1, 54))
 
 
 def test_a_packed_row_has_the_losses_of_each_conversation_alone(tokenizer: Tokenizer) -> None:
@@ -281,7 +288,7 @@ def test_a_packed_row_has_the_losses_of_each_conversation_alone(tokenizer: Token
         words = torch.from_numpy(ids.astype(np.int64))
         targets = torch.where(torch.from_numpy(asked), words, IGNORE)
         alone += losses(ids=words[None, :-1], targets=targets[None, 1:])
-    packed = ConversationData(conversations, context=50, rows=4, padding=0)
+    packed = ConversationData(conversations, context=50, size=4, padding=0)
     (batch,) = packed.ordered()
     assert 1 < batch.rows < len(chats)
     assert batch.keep is not None
@@ -295,12 +302,12 @@ def test_a_packed_row_has_the_losses_of_each_conversation_alone(tokenizer: Token
 def test_what_conversation_data_refuses() -> None:
     some = encoded(".x")
     for conversations, change, message in (
-        (some, {"rows": 0}, r"^rows: expected 1 or more, not 0$"),
+        (some, {"size": 0}, r"^size: expected 1 or more, not 0$"),
         (some, {"context": 0}, r"^context: expected 1 or more, not 0$"),
         (some, {"seed": -1}, r"^seed: expected 0 or more, not -1$"),
         (encoded("....x"), {}, r"^conversations: none of 1 has an answer within 3 tokens$"),
     ):
         with pytest.raises(ValueError, match=message):
-            ConversationData(conversations, **{"context": 3, "rows": 1, "padding": 0, **change})
+            ConversationData(conversations, **{"context": 3, "size": 1, "padding": 0, **change})
     with pytest.raises(ValueError, match=r"^step: expected 0 or more, not -1$"):
         ConversationData(some, 3, 1, 0).batch(-1)

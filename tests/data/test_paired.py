@@ -50,6 +50,21 @@ def test_an_epoch_sees_every_pair_once_within_the_budget(lengths: list, budget: 
     assert sum(batch.tokens for batch in batches) == sum(sum(pair) + 2 for pair in lengths)
 
 
+@given(lengths_of_pairs, st.integers(1, 9))
+def test_a_number_of_rows_is_kept_whatever_the_lengths(lengths: list, rows: int) -> None:
+    data = PairedData(numbered(lengths), START, END, PAD, None, rows=rows)
+    batches = [data.batch(step) for step in range(data.steps_per_epoch)]
+    assert sorted(pair for batch in batches for pair in pairs_in(batch)) == list(range(len(lengths)))
+    full, rest = divmod(len(lengths), rows)
+    assert sorted(batch.rows for batch in batches) == ([rest] if rest else []) + [rows] * full
+
+
+def test_either_a_budget_or_a_number_of_rows() -> None:
+    for budget, rows in ((None, None), (8, 2)):
+        with pytest.raises(ValueError, match="budget: expected either a budget of tokens or a number of rows"):
+            PairedData(numbered([(1, 1)]), START, END, PAD, budget, rows=rows)
+
+
 @given(lengths_of_pairs, st.integers(10, 60))
 def test_no_batch_has_room_for_the_next_ones_shortest(lengths: list, budget: int) -> None:
     batches = list(PairedData(numbered(lengths), START, END, PAD, budget).ordered())

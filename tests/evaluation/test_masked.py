@@ -66,7 +66,7 @@ def test_equals_a_plain_loop(tokenizer: Tokenizer, data: str) -> None:
     model.eval()
     right, surprises = 0, []
     tokens = prepare_texts(open_texts([data]), tokenizer)
-    rows = list(MaskedData(tokens, 16, 1, 7, Words.of(tokenizer), validation=True).ordered())
+    rows = list(MaskedData(tokens, 16, 1, 7, Words.of(tokenizer)).ordered())
     for batch in rows:
         assert batch.places is not None
         length = 16 if batch.keep is None else int(batch.keep.sum())

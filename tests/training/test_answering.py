@@ -207,7 +207,7 @@ def test_validation_counts_and_neither_weighs_nor_smooths(task: str) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
     class Both:
-        steps_per_epoch = tokens_per_step = 1
+        steps_per_epoch = tokens_per_step = order_version = 1
 
         def ordered(self) -> Any:
             return iter([batch, batch.part(0, 4)])

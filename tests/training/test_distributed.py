@@ -15,11 +15,11 @@ import pytest
 import torch
 
 import qkv
+from qkv.checkpoint import CHECKPOINTS
 from qkv.models.gpt import GPTConfig
 from qkv.training.checkpoint import Checkpoints
 from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
 from qkv.training.distributed import World
-from qkv.training.folder import CHECKPOINTS
 from qkv.training.metrics import read_metrics
 from qkv.training.start import start
 from qkv.training.task import assemble
@@ -228,17 +228,12 @@ def test_torchrun_told_to_stop_saves_and_one_process_goes_on(tmp_path: Path, cac
         wait_for(lambda: steps_done(out) >= 5, process)
         process.terminate()
     finally:
-        printed = finish(process, seconds=60)
+        printed = finish(process)
     stopped = Checkpoints(out / CHECKPOINTS).newest()
     assert stopped is not None
     assert stopped.step == steps_done(out) >= 5
     assert printed.count(f"Stopped after step {stopped.step} of 100000; all is saved.") == 1
     assert printed.count("The plan") == 1
-
-    again = launch(2, *command)
-    refused = finish(again, seconds=60)
-    assert again.returncode != 0
-    assert refused.count("holds a run already; add --resume") == 1
 
     steps = stopped.step + 5
     told = {"batch_tokens": 80, "device": "cpu", "steps": steps, "sample_every": 0}

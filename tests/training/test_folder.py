@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -179,6 +181,114 @@ def test_the_rest_may_change_and_is_remembered(done: Plan) -> None:
     assert outcome.steps == 6
     told = json.loads((done.run.out / "run.json").read_text())
     assert (told["optimizer"]["clip"], told["run"]["steps"]) == (0.5, 6)
+
+
+# The number of steps
+
+
+def test_fewer_steps_than_are_done_are_refused_and_nothing_is_written(done: Plan) -> None:
+    before = content(done.run.out)
+    with refused(f"steps: 2 are asked for, but the run in {done.run.out} has done 4; ask for 4 or more"):
+        done.but(resume=True, steps=2).start()
+    assert content(done.run.out) == before
+
+
+def test_a_run_that_is_refused_late_keeps_its_description(done: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = content(done.run.out)
+    for name in ("Metrics", "begin"):
+        with monkeypatch.context() as broken:
+            broken.setattr(import_module("qkv.training.start"), name, lambda *_, **__: pytest.fail("refused"))
+            with pytest.raises(pytest.fail.Exception):
+                done.but(resume=True, steps=6).start()
+        assert content(done.run.out) == before
+
+
+def test_a_learning_rate_that_jumps_is_told_with_the_way_around_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = plan("gpt", tmp_path, steps=4, optimizer={"optimizer": "muon"})
+    asked.start()
+    capsys.readouterr()
+    asked.but(resume=True, steps=6).start()
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "The learning rate goes from 3.00e-04 to 6.95e-04 at step 5: the cosine schedule now ends at step 6, not 4."
+        in said
+    )
+    assert "add --schedule constant --learning-rate 0.0003 --muon-learning-rate 0.002." in said
+    flat = replace(asked.optimizer, schedule="constant", learning_rate=3e-4)
+    asked._replace(optimizer=flat).but(resume=True, steps=8).start()
+    assert "The learning rate goes" not in capsys.readouterr().out, "it stays at what the cosine ended with"
+    rates = [row["learning_rate"] for row in rows_of(asked.run.out) if "loss" in row]
+    assert rates[3:] == pytest.approx([3e-4, 6.95e-4, 3e-4, 3e-4, 3e-4], rel=1e-3)
+
+
+def test_the_usual_warm_up_is_remembered_when_the_steps_grow(tmp_path: Path) -> None:
+    asked = plan("gpt", tmp_path, steps=20, optimizer={"warmup": None, "schedule": "constant"})
+    asked.start()
+    asked.but(resume=True, steps=40).start()
+    assert json.loads((asked.run.out / "run.json").read_text())["optimizer"]["warmup"] == 2
+
+
+def test_a_warm_up_longer_than_the_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan("gpt", tmp_path, steps=4, dry_run=True, optimizer={"warmup": 40}).start()
+    said = " ".join(capsys.readouterr().out.split())
+    assert "warmup: 40 steps of warm-up are more than the 4 steps of the run" in said
+    assert "rises, to 3.00e-04, and never reaches 3.00e-03" in said
+    plan("gpt", tmp_path, steps=40, dry_run=True, optimizer={"warmup": 40}).start()
+    assert "warmup:" not in capsys.readouterr().out
+
+
+# Runs of version 0.6
+
+
+def of_version_6(asked: Plan, warmup: int) -> None:
+    told = json.loads((asked.run.out / "run.json").read_text())
+    del told["order"]
+    told["optimizer"]["warmup"] = warmup
+    (asked.run.out / "run.json").write_text(json.dumps(told))
+
+
+def test_a_run_that_read_its_data_in_another_order_is_not_trained_on(done: Plan) -> None:
+    of_version_6(done, warmup=2)
+    before = content(done.run.out)
+    with refused("was begun by another version of qkv, which reads the data in another order; go on with that version"):
+        done.but(resume=True, steps=6).start()
+    assert content(done.run.out) == before
+    outcome = done.but(resume=True).start()
+    assert outcome is not None
+    assert outcome.finished, "it is at its end, and reads nothing"
+
+
+def test_an_old_run_in_the_same_order_goes_on_with_the_warm_up_it_had(
+    tmp_path: Path, stop_after: Callable[[int], None]
+) -> None:
+    whole = plan("transformer", tmp_path, tmp_path / "whole", steps=20)
+    whole.start()
+    asked = plan("transformer", tmp_path, steps=20)
+    stop_after(5)
+    asked.start()
+    of_version_6(asked, warmup=100)  # of which it took a tenth of the steps
+    stop_after(-1)
+    Plan(*training_flags("transformer", ["--out", str(asked.run.out), "--resume"])).start()
+    assert_same_run(asked.run.out, whole.run.out)
+
+
+# Where it can be written
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(self: Path, *_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    asked = plan("gpt", tmp_path)
+    starting = import_module("qkv.training.start")
+    monkeypatch.setattr(starting, "assemble", lambda *_, **__: pytest.fail("the data is read"))
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    with pytest.raises(OSError, match="Read-only file system"):
+        asked.start()
 
 
 # By the command line

@@ -19,7 +19,7 @@ from qkv.data.batch import Batch
 from qkv.training.checkpoint import Checkpoints
 from qkv.training.loop import Outcome, train
 from qkv.training.metrics import read_metrics
-from qkv.training.run import Run
+from qkv.training.run import Run, compiles
 from qkv.training.step import Validation
 from qkv.training.task import Data, Task
 from training.small import MODELS, Plan, model_of, plan, rows_of, same_bits
@@ -33,6 +33,7 @@ class Watched:
     def __init__(self, data: Data, poisoned: Callable[[int], bool] = lambda position: False) -> None:
         self.data, self.poisoned = data, poisoned
         self.steps_per_epoch, self.tokens_per_step = data.steps_per_epoch, data.tokens_per_step
+        self.order_version = data.order_version
         self.asked: list[int] = []
 
     def batch(self, position: int) -> Batch:
@@ -157,6 +158,17 @@ def test_samples_are_shown_when_they_are_due(tmp_path: Path, capsys: pytest.Capt
         "after step 5", "after step 10", "after step 12",
     ]  # fmt: skip
     assert said.count("a vocabulary of") == 3
+
+
+@pytest.mark.parametrize("family", list(MODELS))
+def test_what_is_compiled_unless_asked(family: str, tmp_path: Path) -> None:
+    """On a GPU, and where every batch has the same shape."""
+    data = plan(family, tmp_path).task().training
+    assert compiles(None, "cuda", data) == (family in ("gpt", "bert"))
+    assert not compiles(None, "cpu", data)
+    assert [compiles(asked, device, data) for asked in (True, False) for device in ("cpu", "cuda")] == [
+        True, True, False, False,
+    ]  # fmt: skip
 
 
 # Bad steps
@@ -376,19 +388,53 @@ def interrupting(run: Run, number: signal.Signals, at: int, times: int = 1) -> N
     run.objective = Interrupted()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGHUP, 2)])
 def test_a_signal_saves_and_stops_after_the_step(
-    number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    number: signal.Signals, times: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    """A closed terminal sends two: the kernel's, and the shell's."""
+    handlers = [signal.getsignal(each) for each in SIGNALS]
     asked = plan("gpt", tmp_path)
     run = asked.begin()
-    interrupting(run, number, at=4)
+    interrupting(run, number, at=4, times=times)
     outcome = train(run)
     assert (outcome.steps, outcome.finished) == (5, False)
-    assert "Stopped after step 5 of 12; all is saved. Go on with --resume." in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Stopped after step 5 of 12; all is saved. Go on with --resume." in said
+    assert f"The model in {asked.run.out} is that of step 4, the best on validation so far" in said
     assert Checkpoints(asked.run.out / "checkpoints").steps() == [0, 3, 4, 5]
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+    assert [signal.getsignal(each) for each in SIGNALS] == handlers
+
+
+def test_a_hang_up_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run = plan("gpt", tmp_path, steps=3).begin()
+        interrupting(run, signal.SIGHUP, at=1)
+        assert train(run).finished
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("average", ["none", "exponential"])
+def test_stopped_before_the_first_validation_the_newest_weights_are_the_model(
+    average: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = plan("gpt", tmp_path, validate_every=50, optimizer={"average": average, "average_decay": 0.5})
+    run = asked.begin()
+    assert artifact.load(asked.run.out).tokenizer is not None, "before the first step, too"
+    interrupting(run, signal.SIGINT, at=4)
+    assert train(run).validation_loss is None
+    newest = {name: run.memory.average.weights[name] if run.memory.average else weight.detach()
+              for name, weight in run.model.named_parameters()}  # fmt: skip
+    assert same_bits(model_of(asked.run.out), newest)
+    assert same_bits(dict(artifact.load(asked.run.out).model.state_dict()), newest)
+    said = capsys.readouterr().out
+    assert f"The model in {asked.run.out} is that of step 5, not validated yet; {asked.run.out}@5 opens" in said
 
 
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:

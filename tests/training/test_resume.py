@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from qkv import disk
+from qkv import artifact, disk
 from qkv.training.checkpoint import Checkpoints
 from training.dying import child, finished
 from training.small import MODELS, Plan, assert_same_run, model_of, plan, rows_of, same_bits
@@ -35,6 +34,16 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def whole_gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing happened to."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("QKV_CACHE", str(folder / "cache"))
+        plan("gpt", folder).start()
+    return folder / "run"
+
+
 @pytest.mark.parametrize("case", list(CASES))
 def test_stopped_and_resumed_is_never_stopped(
     case: str, tmp_path: Path, stop_after: Callable[[int], None], capsys: pytest.CaptureFixture[str]
@@ -43,7 +52,7 @@ def test_stopped_and_resumed_is_never_stopped(
     whole = plan(family, tmp_path, tmp_path / "whole", optimizer=optimizer, **run)
     whole.start()
     stopped = plan(family, tmp_path, tmp_path / "stopped", optimizer=optimizer, **run)
-    for steps in (5, 2, 3):  # after 5, 7 and 10 steps
+    for steps in (5, 5):  # after 5 and 10 steps
         stop_after(steps)
         outcome = stopped.start()
         assert outcome is not None
@@ -104,10 +113,8 @@ def test_another_micro_batch_gives_the_same_losses(tmp_path: Path, stop_after: C
 
 
 def test_a_damaged_newest_checkpoint_is_said_and_the_one_before_is_used(
-    tmp_path: Path, stop_after: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+    whole_gpt: Path, tmp_path: Path, stop_after: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = plan("gpt", tmp_path, tmp_path / "whole")
-    whole.start()
     asked = plan("gpt", tmp_path)
     stop_after(8)
     asked.start()
@@ -121,12 +128,11 @@ def test_a_damaged_newest_checkpoint_is_said_and_the_one_before_is_used(
     said = capsys.readouterr().out
     assert f"The checkpoint of step 8 cannot be used: {newest}: damaged" in said
     assert "Resuming after step 6 of 12." in said
-    assert_same_run(asked.run.out, whole.run.out)
+    assert_same_run(asked.run.out, whole_gpt)
 
 
-def test_when_no_checkpoint_is_whole_nothing_is_begun_anew(tmp_path: Path) -> None:
-    asked = plan("gpt", tmp_path)
-    asked.start()
+def test_when_no_checkpoint_is_whole_nothing_is_begun_anew(whole_gpt: Path, tmp_path: Path) -> None:
+    asked = plan("gpt", whole_gpt.parent, shutil.copytree(whole_gpt, tmp_path / "run"))
     for file in (asked.run.out / "checkpoints").rglob("manifest.json"):
         file.unlink()
     before = sorted(path for path in asked.run.out.rglob("*") if path.is_file())
@@ -139,25 +145,24 @@ def test_when_no_checkpoint_is_whole_nothing_is_begun_anew(tmp_path: Path) -> No
 # A full disk
 
 
-def test_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_for_a_while(whole_gpt: Path, tmp_path: Path) -> None:
     """A real refusal of the system: the first checkpoint has no optimizer's memory yet, and fits."""
-    whole = plan("gpt", tmp_path, tmp_path / "whole", validate_every=50)
-    assert finished(child(whole)) == 0
-    first = whole.run.out / "checkpoints" / "step-00000006" / "tensors.safetensors"
-    asked = plan("gpt", tmp_path, validate_every=50)
+    first = whole_gpt / "checkpoints" / "step-00000012" / "tensors.safetensors"
+    asked = plan("gpt", tmp_path)
     assert finished(child(asked, file_limit=first.stat().st_size - 100)) == 7
     said = (asked.run.out / "said").read_text()
     assert "no room on the disk: the checkpoint of step 3 needs" in said
     assert "what was saved before is intact. Make room and start again" in said
     assert Checkpoints(asked.run.out / "checkpoints", say=pytest.fail).newest().step == 0
-    assert finished(child(asked.but(resume=True))) == 0
-    assert_same_run(asked.run.out, whole.run.out)
+    asked.but(resume=True).start()
+    (asked.run.out / "said").unlink()
+    assert_same_run(asked.run.out, whole_gpt)
 
 
 @pytest.mark.parametrize("what", ["the checkpoint of step 6", "the model", "metrics.jsonl"])
-def test_a_disk_that_fills_up_in_the_middle(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = plan("gpt", tmp_path, tmp_path / "whole")
-    whole.start()
+def test_a_disk_that_fills_up_in_the_middle(
+    what: str, whole_gpt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = plan("gpt", tmp_path)
     staging, armed = disk.staging, True
     rows = 0
@@ -187,10 +192,11 @@ def test_a_disk_that_fills_up_in_the_middle(what: str, tmp_path: Path, monkeypat
     monkeypatch.setattr(Metrics, "open", open_full)
     with pytest.raises(disk.DiskFull, match=f"no room on the disk: .*{what} needs"):
         asked.start()
-    assert Checkpoints(asked.run.out / "checkpoints", say=pytest.fail).newest() is not None
+    if what != "the model":  # which comes before the first checkpoint
+        assert Checkpoints(asked.run.out / "checkpoints", say=pytest.fail).newest() is not None
     armed = False
     asked.but(resume=True).start()
-    assert_same_run(asked.run.out, whole.run.out)
+    assert_same_run(asked.run.out, whole_gpt)
 
 
 # Killed
@@ -209,31 +215,37 @@ def killed_and_resumed(asked: Plan, kill: Callable[[Plan, int], bool], kills: in
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:
-    """Ten by the clock, and ten by the count of touches of the run's folder, which fall where files are written."""
-    whole = plan("gpt", tmp_path, tmp_path / "whole", checkpoint_every=2, validate_every=3)
+    """Some by the clock, and some by the count of touches of the run's folder, which fall where files are written.
+
+    Wherever there is a checkpoint, there is a model that can be opened.
+    """
+    whole = plan("gpt", tmp_path, tmp_path / "whole", steps=8, checkpoint_every=2, validate_every=3)
     assert finished(child(whole)) == 0  # the server starts, too
     begun = time.monotonic()
     assert finished(child(whole.but(out=tmp_path / "timed"))) == 0
     length = time.monotonic() - begun
     assert_same_run(tmp_path / "timed", whole.run.out)
     draw = random.Random(3)
-    asked = plan("gpt", tmp_path, checkpoint_every=2, validate_every=3)
+    asked = whole.but(out=tmp_path / "run")
 
     def by_clock(now: Plan, done: int) -> bool:
         process = child(now)
         process.join(draw.uniform(0.1, 0.9) * length)
         process.kill()
-        return finished(process) == -signal.SIGKILL
+        killed = finished(process) == -signal.SIGKILL
+        check_model(now.run.out)
+        return killed
 
     halves: list[str] = []
 
     def by_touch(now: Plan, done: int) -> bool:
-        killed = finished(child(now, touch=draw.randrange(1, 120))) == -signal.SIGKILL
+        killed = finished(child(now, touch=draw.randrange(1, 100))) == -signal.SIGKILL
         halves.extend(str(path.relative_to(now.run.out).parent) for path in now.run.out.rglob(".writing-*"))
+        check_model(now.run.out)
         return killed
 
-    for kill in (by_clock, by_touch):
-        for out in killed_and_resumed(asked, kill, 10):
+    for kill, kills in ((by_clock, 3), (by_touch, 8)):
+        for out in killed_and_resumed(asked, kill, kills):
             assert_same_run(out, whole.run.out)
             leftovers = [path.name for path in out.rglob(".*") if path.name != ".lock"]
             assert leftovers == []
@@ -242,46 +254,49 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     assert "." in halves, "and of the model"
 
 
+def check_model(out: Path) -> None:
+    if steps := Checkpoints(out / "checkpoints").steps():
+        for name in (str(out), f"{out}@{steps[-1]}"):
+            model, tokenizer = artifact.load(name)
+            assert tokenizer is not None
+            assert tokenizer.vocabulary == model.config.vocabulary
+
+
 # The command line
 
 
 def test_a_signal_from_outside_and_the_command_line(tmp_path: Path) -> None:
-    asked = plan("gpt", tmp_path)  # for its data
+    """Long before its end, and before its first validation: a run that is told to stop leaves a model."""
+    asked, out = plan("gpt", tmp_path), tmp_path / "stopped"  # for its data
     flags = [
-        "--data", *asked.data.data, "--tokenizer", "words", "--steps", "150", "--batch-tokens", "64", "--context", "16",
-        "--width", "16", "--depth", "1", "--heads", "2", "--vocabulary", "64", "--checkpoint-every", "40",
-        "--validate-every", "50", "--device", "cpu", "--sample-every", "0",
+        "--data", *asked.data.data, "--tokenizer", "words", "--steps", "1000000", "--batch-tokens", "64",
+        "--context", "16", "--width", "16", "--depth", "1", "--heads", "2", "--vocabulary", "64", "--device", "cpu",
+        "--sample-every", "0",
     ]  # fmt: skip
 
-    def qkv(out: str, *words: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "qkv", "train", "gpt", "--out", str(tmp_path / out), *words]
+    def stopped(number: signal.Signals, *words: str) -> str:
+        command = [sys.executable, "-m", "qkv", "train", "gpt", "--out", str(out), *words]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
-
-    def running(process: subprocess.Popen[str], rows: int) -> None:
-        metrics = tmp_path / "stopped" / "metrics.jsonl"
+        process = subprocess.Popen(
+            command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
+        )
+        metrics = out / "metrics.jsonl"
+        rows = 10 + (len(rows_of(out)) if metrics.exists() else 0)
         while process.poll() is None and (not metrics.exists() or metrics.read_bytes().count(b"\n") < rows):
-            time.sleep(0.005)
+            time.sleep(0.01)
+        process.send_signal(number)
+        said, _ = process.communicate(timeout=300)
+        assert process.returncode == 130, said
+        assert "all is saved. Go on with --resume." in said
+        assert "Traceback" not in said
+        return said
 
-    whole, first = qkv("whole", *flags), qkv("stopped", *flags)
-    running(first, 10)
-    first.send_signal(signal.SIGINT)
-    said, _ = first.communicate(timeout=120)
-    assert first.returncode == 130, said
-    assert "all is saved. Go on with --resume." in said
-    assert "Traceback" not in said
-    second = qkv("stopped", "--resume")
-    running(second, len(rows_of(tmp_path / "stopped")) + 10)
-    second.send_signal(signal.SIGTERM)
-    said, _ = second.communicate(timeout=120)
-    assert second.returncode == 130, said
-    assert "Resuming after step" in said
-    assert "all is saved. Go on with --resume." in said
-    third = qkv("stopped", "--resume")
-    said, _ = third.communicate(timeout=120)
-    assert third.returncode == 0, said
-    assert "(FLOPs)" in said
-    said, _ = whole.communicate(timeout=120)
-    assert whole.returncode == 0, said
-    assert_same_run(tmp_path / "stopped", tmp_path / "whole")
-    assert torch.isfinite(torch.cat([weight.flatten() for weight in model_of(tmp_path / "stopped").values()])).all()
+    stopped(signal.SIGINT, *flags)
+    first = Checkpoints(out / "checkpoints").steps()[-1]
+    assert f"Resuming after step {first} of 1000000." in stopped(signal.SIGHUP, "--resume")
+    newest = Checkpoints(out / "checkpoints").newest()
+    assert newest is not None
+    assert newest.step > first
+    assert same_bits(dict(artifact.load(out).model.state_dict()), newest.tensors("model/"))
+    losses = [row["step"] for row in rows_of(out) if "loss" in row]
+    assert losses == list(range(1, newest.step + 1))

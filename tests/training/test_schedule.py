@@ -8,12 +8,12 @@ from itertools import pairwise
 import pytest
 
 from qkv.training.config import OptimizerConfig
-from qkv.training.schedule import highest_rate, learning_rate
+from qkv.training.schedule import highest_rate, learning_rate, warmup_steps
 
 STEPS = 1000
 
 
-def rates(schedule: str, steps: int = STEPS, highest: float = 2.0, **fields: float) -> list[float]:
+def rates(schedule: str, steps: int = STEPS, highest: float = 2.0, **fields: float | None) -> list[float]:
     config = OptimizerConfig(schedule=schedule, **{"warmup": 100, **fields})
     return [learning_rate(config, step, steps, highest) for step in range(steps)]
 
@@ -67,9 +67,24 @@ def test_constant() -> None:
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "inverse-sqrt", "stable", "constant"])
 @pytest.mark.parametrize("steps", [1, 2, 3, 10])
 def test_short_runs_warm_up_in_a_tenth_and_have_rates_above_zero(schedule: str, steps: int) -> None:
-    found = rates(schedule, steps)
+    found = rates(schedule, steps, warmup=None)
     assert found[0] == 2.0 or steps == 1
     assert all(0 < rate <= 2.0 for rate in found)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "inverse-sqrt", "stable", "constant"])
+def test_a_warm_up_that_was_given_is_kept(schedule: str) -> None:
+    found = rates(schedule, 10_000, warmup=4000)
+    assert found[:4000] == pytest.approx([2.0 * (step + 1) / 4000 for step in range(4000)])
+    assert max(found) == found[3999] == 2.0
+    assert rates(schedule, 100, warmup=400) == pytest.approx([2.0 * (step + 1) / 400 for step in range(100)])
+    assert rates(schedule, 10, warmup=0)[0] == 2.0
+
+
+def test_the_usual_warm_up_is_at_most_a_tenth_of_the_steps() -> None:
+    usual = OptimizerConfig()
+    assert [warmup_steps(usual, steps) for steps in (5, 50, 400, 1000, 10_000)] == [1, 5, 40, 100, 100]
+    assert [warmup_steps(usual, steps, 500) for steps in (400, 10_000)] == [40, 500]
 
 
 def test_the_highest_rate() -> None:

@@ -161,7 +161,7 @@ def test_other_errors_pass() -> None:
 class Listed:
     """Validation data as a list of batches."""
 
-    steps_per_epoch = tokens_per_step = 1
+    steps_per_epoch = tokens_per_step = order_version = 1
 
     def __init__(self, *batches: Batch) -> None:
         self.batches = batches

@@ -39,7 +39,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_gpt_learns_to_chat(models: Path, tmp_path: Path) -> None:
-    plan = asked(models, tmp_path, "chat", batch=2, epochs=8)
+    plan = asked(models, tmp_path, "chat", batch=6, epochs=8)
     made = plan.start()
     assert made.outcome.finished
     assert made.measured["loss"] < 0.1
@@ -58,7 +58,7 @@ def test_a_gpt_learns_to_chat(models: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("train", ["last", "adapters"])
 def test_a_template_of_its_own_is_used_and_a_part_learns(train: str, models: Path, tmp_path: Path) -> None:
-    plan = asked(models, tmp_path, "chat", "chatting", train=train, last=1, batch=2, epochs=8)
+    plan = asked(models, tmp_path, "chat", "chatting", train=train, last=1, batch=6, epochs=8)
     task = assemble(plan.tune, plan.run)
     assert task.config.vocabulary == qkv.load(models / "chatting").model.config.vocabulary
     first = plan.start().measured["loss"]
@@ -78,8 +78,27 @@ def test_some_conversations_are_held_out(models: Path, tmp_path: Path) -> None:
     assert "4 to validate on" in task.notes[0]
 
 
+@pytest.mark.parametrize(("batch", "steps"), [(4, 5), (32, 1), (3, 7)])
+def test_a_batch_is_a_number_of_conversations(batch: int, steps: int, models: Path, tmp_path: Path) -> None:
+    task = assemble(*asked(models, tmp_path, "chat", "chatting", batch=batch, epochs=3)[::2])
+    assert (task.training.steps_per_epoch, task.steps) == (steps, 3 * steps)
+    over = task.tokenizer.id("<over>")
+    ends = [int((task.training.batch(step).targets == over).sum()) for step in range(steps)]
+    assert ends[0] == min(batch, 20)
+    assert sum(ends) == 20, "each of the conversations once an epoch"
+
+
+@pytest.mark.parametrize("family", ["transformer", "rnn"])
+def test_a_batch_is_a_number_of_pairs_though_one_is_long(family: str, models: Path, tmp_path: Path) -> None:
+    plan = asked(models, tmp_path, "translate", family, batch=8)
+    with Path(plan.tune.data[0]).open("a") as file:
+        file.write(f"{'boats ' * 20}\tboats\n")
+    task = assemble(plan.tune, plan.run)
+    assert sorted(task.training.batch(step).rows for step in range(task.training.steps_per_epoch)) == [1] + [8] * 8
+
+
 def test_only_answers_are_asked_and_no_conversation_sees_another(models: Path, tmp_path: Path) -> None:
-    task = assemble(*asked(models, tmp_path, "chat", "chatting", batch=2)[::2])
+    task = assemble(*asked(models, tmp_path, "chat", "chatting", batch=6)[::2])
     batch = task.training.batch(0)
     assert batch.documents is not None
     assert batch.positions is not None
@@ -91,7 +110,7 @@ def test_only_answers_are_asked_and_no_conversation_sees_another(models: Path, t
 
 @pytest.mark.usefixtures("without_shape_checks")
 def test_stopped_and_resumed_is_never_stopped(models: Path, tmp_path: Path, stop_after: Callable[[int], None]) -> None:
-    choices: dict[str, Any] = {"train": "adapters", "adapter_dropout": 0.2, "batch": 2, "epochs": 2}
+    choices: dict[str, Any] = {"train": "adapters", "adapter_dropout": 0.2, "batch": 6, "epochs": 2}
     choices["optimizer"] = {"optimizer": "muon"}  # which has all of it: adapters are matrices inside blocks
     whole = asked(models, tmp_path, "chat", "chatting", out="whole", **choices)
     whole.start()

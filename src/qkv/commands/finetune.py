@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from qkv import disk
+from qkv.checkpoint import RUN
 from qkv.nn.config import check_at_least_one
 from qkv.training.config import OptimizerConfig, among
 from qkv.training.distributed import first_process, under_torchrun
-from qkv.training.folder import LOCK, RUN, remembered
+from qkv.training.folder import LOCK, remembered
 from qkv.training.tune import DEFAULTS, Tuning, finetune
 from qkv.training.tune_config import TuneConfig, TuneRunConfig
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -14,11 +14,11 @@ from qkv.data.prepared import Tokens
 
 
 class CausalData:
-    """`batch(step)` to train on, `ordered()` to validate on.
+    """`batch(step)` to train on, `ordered()` to validate on. In each epoch, as in `ordered`, every token but the first
+    is a target once; a text shorter than the context is one row with padding.
 
     Texts are packed one after another. With across_documents a word sees the texts before its own in the row; without,
     each text is alone: the batch numbers them, positions begin again, and no word is asked for the next text's first.
-    `validation` is for `ordered` alone, and accepts a text shorter than one row.
     """
 
     def __init__(
@@ -29,19 +29,19 @@ class CausalData:
         seed: int = 0,
         *,
         across_documents: bool = True,
-        validation: bool = False,
     ) -> None:
         if len(tokens) < 2:
             raise ValueError(f"tokens: expected 2 or more, so that one is the next of another, not {len(tokens)}")
         self.tokens, self.context, self.rows = tokens, context, rows
         self.across_documents = across_documents
-        length = max(len(tokens), context + 1) if validation else len(tokens)
-        self.windows = Windows(length, context, rows, seed, ahead=1)
+        self.windows = Windows(len(tokens), context, rows, seed, ahead=1)
+        self.order_version = self.windows.version
         self.steps_per_epoch = self.windows.steps_per_epoch
         self.tokens_per_step = rows * context
 
     def batch(self, step: int) -> Batch:
-        return self.cut(self.windows.begins(step))
+        windows = self.windows.at(step)
+        return self.cut([window.begin for window in windows], [window.seen for window in windows])
 
     def ordered(self) -> Iterator[Batch]:
         """Every word but the very first is a target once. The last batch may have fewer rows, its last row padding."""
@@ -49,7 +49,8 @@ class CausalData:
         for first in range(0, len(begins), self.rows):
             yield self.cut(begins[first : first + self.rows])
 
-    def cut(self, begins: list[int] | range) -> Batch:
+    def cut(self, begins: Sequence[int], seen: Sequence[int] | None = None) -> Batch:
+        """The rows that begin there; of each, so many first positions are read but not asked."""
         T = self.context
         ids = np.zeros((len(begins), T), dtype=np.int64)
         targets = np.full((len(begins), T), IGNORE, dtype=np.int64)
@@ -62,6 +63,7 @@ class CausalData:
                 numbers = document_numbers(self.tokens.ends, begin, T + 1)
                 documents[row] = numbers[:-1]
                 targets[row, numbers[1:] != numbers[:-1]] = IGNORE
+            targets[row, : seen[row] if seen else 0] = IGNORE
         keep = np.arange(T) < lengths[:, None]  # (B, T)
         return Batch(
             ids=torch.from_numpy(ids),

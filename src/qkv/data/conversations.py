@@ -15,6 +15,7 @@ from qkv.data.batch import IGNORE, Batch
 from qkv.data.documents import positions_within
 from qkv.data.files import find_files
 from qkv.data.formats import as_string, kind
+from qkv.data.labelled import up_to
 from qkv.data.order import check_seed, draws
 from qkv.data.parts import Part, hub_part, table_part
 from qkv.data.source import Source, named, once, split_of, tables, title
@@ -128,18 +129,30 @@ def encode_conversations(tokenizer: Tokenizer, conversations: Iterable[Conversat
 class ConversationData:
     """`batch(step)` to train on, `ordered()` to validate on.
 
-    Conversations are packed into rows, each alone there: the batch numbers them, and positions begin again. What comes
-    after the last word that is asked is not read.
+    An epoch has every conversation once, `size` a step; its last batch may be smaller. The conversations of a batch are
+    packed into rows, each alone there: the batch numbers them, and positions begin again. What comes after the last
+    word that is asked is not read. Rows are padded to a `multiple`, so that batches have few shapes.
     """
 
+    order_version = 2
+    """1 took `size` rows of packed conversations a step."""
     cut: int
     """How many are longer than the context, and lose their end."""
     left_out: int
     """How many have no answer within the context, and are never seen."""
 
-    def __init__(self, conversations: Sequence[Encoded], context: int, rows: int, padding: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        conversations: Sequence[Encoded],
+        context: int,
+        size: int,
+        padding: int,
+        seed: int = 0,
+        *,
+        multiple: int = 1,
+    ) -> None:
         check_seed(seed)
-        for name, value in (("context", context), ("rows", rows)):
+        for name, value in (("context", context), ("size", size)):
             if value < 1:
                 raise ValueError(f"{name}: expected 1 or more, not {value}")
         # The word at t is read to say the one at t + 1: as many words are read as come before the last one asked.
@@ -150,49 +163,50 @@ class ConversationData:
         self.cut = sum(bool(conversations[number].asked[context + 1 :].any()) for number in self.chosen.tolist())
         if not len(self.chosen):
             raise ValueError(f"conversations: none of {len(conversations)} has an answer within {context} tokens")
-        self.conversations, self.lengths = conversations, lengths
-        self.packed = pack(lengths, draws("conversations", seed, 0).permutation(self.chosen), context)
-        rows = min(rows, len(self.packed))  # or a step would have a row several times
-        self.rows, self.padding, self.seed = rows, padding, seed
-        self.length = max(int(lengths[row].sum()) for row in self.packed)  # a few short ones fill no context
-        self.steps_per_epoch = -(-len(self.packed) // rows)
-        self.tokens_per_step = rows * int(lengths.sum()) // len(self.packed)
-        self.epoch = lru_cache(maxsize=2)(self.draw_epoch)  # a batch may lie across two
+        self.conversations, self.lengths, self.context = conversations, lengths, context
+        self.size, self.padding, self.seed, self.multiple = size, padding, seed, multiple
+        self.steps_per_epoch = -(-len(self.chosen) // size)
+        self.tokens_per_step = int(lengths.sum()) // self.steps_per_epoch
+        self.length = min(context, self.tokens_per_step)
+        """Tokens of a row, about."""
+        self.epoch = lru_cache(maxsize=1)(self.draw_epoch)
 
-    def draw_epoch(self, epoch: int) -> Int[np.ndarray, "packed"]:
-        """The order of the rows."""
-        return draws("conversations", self.seed, epoch + 1).permutation(len(self.packed))
+    def draw_epoch(self, epoch: int) -> Int[np.ndarray, "chosen"]:
+        """The order of the conversations."""
+        return draws("conversations", self.seed, epoch).permutation(self.chosen)
 
     def batch(self, step: int) -> Batch:
         if step < 0:
             raise ValueError(f"step: expected 0 or more, not {step}")
-        numbers = range(step * self.rows, (step + 1) * self.rows)
-        return self.join([int(self.epoch(each // len(self.packed))[each % len(self.packed)]) for each in numbers])
+        first = step % self.steps_per_epoch * self.size
+        return self.join(self.epoch(step // self.steps_per_epoch)[first : first + self.size])
 
     def ordered(self) -> Iterator[Batch]:
-        """Every row once; the last batch may have fewer."""
-        for first in range(0, len(self.packed), self.rows):
-            yield self.join(range(first, min(first + self.rows, len(self.packed))))
+        """Every conversation once; the last batch may have fewer."""
+        for first in range(0, len(self.chosen), self.size):
+            yield self.join(self.chosen[first : first + self.size])
 
-    def join(self, rows: Sequence[int]) -> Batch:
-        shape = (len(rows), self.length)  # (B, T)
+    def join(self, numbers: Int[np.ndarray, "size"]) -> Batch:
+        packed = pack(self.lengths, numbers, self.context)
+        longest = max(int(self.lengths[row].sum()) for row in packed)
+        shape = (len(packed), min(up_to(longest, self.multiple), self.context))  # (B, T)
         ids = np.full(shape, self.padding, dtype=np.int64)
         targets = np.full(shape, IGNORE, dtype=np.int64)
         documents = np.zeros(shape, dtype=np.int64)
         keep = np.zeros(shape, dtype=bool)
-        for row, packed in enumerate(rows):
+        for row, members in enumerate(packed):
             place = 0
-            for document, number in enumerate(self.packed[packed].tolist()):
+            for document, number in enumerate(members.tolist()):
                 (words, asked), length = self.conversations[number], int(self.lengths[number])
                 part = slice(place, place + length)
                 ids[row, part], documents[row, part], keep[row, part] = words[:length], document, True
                 targets[row, part] = np.where(asked[1 : length + 1], words[1 : length + 1], IGNORE)
                 place += length
-            documents[row, place:] = len(self.packed[packed])  # padding is alone, too
+            documents[row, place:] = len(members)  # padding is alone, too
         return Batch(
             ids=torch.from_numpy(ids),
             targets=torch.from_numpy(targets),
-            keep=None if keep.all() else torch.from_numpy(keep),
+            keep=None if keep.all() and self.multiple == 1 else torch.from_numpy(keep),
             documents=torch.from_numpy(documents),
             positions=torch.from_numpy(positions_within(documents)),
         )

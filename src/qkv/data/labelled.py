@@ -30,6 +30,7 @@ class LabelledData:
     batch, so that there is little padding, and the batches come in random order.
     """
 
+    order_version = 1
     order: Int[np.ndarray, "n"]
     """The numbers of the examples as `ordered` visits them."""
 

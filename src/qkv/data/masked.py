@@ -50,8 +50,8 @@ class MaskedData:
 
     A row is [start], words, [end]. In each, `rate` of the words are asked, and of those 80% are shown as [mask], 10% as
     a random word and 10% as they are. With whole_words, all pieces of a word are asked together. Without
-    across_documents the texts in a row do not see each other. `validation` is for `ordered` alone, and accepts a text
-    shorter than one row.
+    across_documents the texts in a row do not see each other. In each epoch every word is in a row, where it may be
+    asked; a text shorter than one row is one row with padding.
     """
 
     def __init__(
@@ -65,7 +65,6 @@ class MaskedData:
         rate: float = 0.15,
         whole_words: bool = False,
         across_documents: bool = True,
-        validation: bool = False,
     ) -> None:
         if not 0 < rate <= 1:
             raise ValueError(f"rate: expected a fraction above 0, up to 1, not {rate}")
@@ -83,13 +82,14 @@ class MaskedData:
             raise ValueError("tokenizer: expected words to mask, and it has special tokens alone")
         self.asked = max(1, round(rate * self.size))
         """Places a row (M), always as many so that shapes stay the same; those not needed ask nothing."""
-        self.windows = Windows(max(len(tokens), self.size) if validation else len(tokens), self.size, rows, seed)
+        self.windows = Windows(len(tokens), self.size, rows, seed)
+        self.order_version = self.windows.version
         self.steps_per_epoch = self.windows.steps_per_epoch
         self.tokens_per_step = rows * context
 
     def batch(self, step: int) -> Batch:
-        numbers = self.windows.numbers(step)
-        return self.cut(self.windows.begins(step), (draws("places", self.seed, number) for number in numbers))
+        begins = [window.begin for window in self.windows.at(step)]
+        return self.cut(begins, (draws("places", self.seed, number) for number in self.windows.numbers(step)))
 
     def ordered(self) -> Iterator[Batch]:
         """Every word is in one row. The same words are asked every time, whatever the seed, so that losses compare."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -24,35 +25,47 @@ def draws(stream: str, seed: int, number: int) -> np.random.Generator:
     return np.random.default_rng((STREAMS[stream], seed, number))
 
 
-class Windows:
-    """Where the rows of each step begin in a long run of tokens.
+class Window(NamedTuple):
+    """One row of tokens."""
 
-    An epoch cuts the run into windows of `size` tokens side by side and visits each once, in an order of its own. It
-    begins at an offset of its own, so that a window rarely shows the same words twice. `ahead` more tokens must follow
-    a window (the causal target of its last word).
+    begin: int
+    """The position of its first token in the text."""
+    seen: int
+    """So many of its first positions belong to the window before it too; only that one asks for their targets."""
+
+
+class Windows:
+    """The windows of `size` tokens that are the rows of each step, cut from one long run of tokens.
+
+    Every epoch covers all of it, in an order and at an offset of its own, so that a window rarely shows the same tokens
+    twice. The first and the last window of an epoch are moved inwards to be full, and overlap their neighbours; what
+    two windows share is asked once (`seen`). A text shorter than one window is one window, and the rest of that row is
+    padding. `ahead` more tokens must follow a window (the causal target of its last token).
     """
+
+    version = 2
+    """Of the order; 1 left out up to 2 * size - 1 tokens at the ends of each epoch."""
 
     def __init__(self, length: int, size: int, rows: int, seed: int, ahead: int = 0) -> None:
         check_seed(seed)
-        if size < 1 or rows < 1:
-            name, value = ("context", size) if size < 1 else ("rows", rows)
-            raise ValueError(f"{name}: expected 1 or more, not {value}")
-        if length < size + ahead:
-            raise ValueError(
-                f"context: one row takes {size + ahead} tokens and the text has {length}; "
-                "lower the context or give more text"
-            )
+        for name, value in (("context", size), ("rows", rows)):
+            if value < 1:
+                raise ValueError(f"{name}: expected 1 or more, not {value}")
+        if length < 1 + ahead:
+            raise ValueError(f"tokens: expected {1 + ahead} or more, not {length}")
         self.size, self.rows, self.seed = size, rows, seed
-        # As many as fit whatever the offset, so that all epochs have the same number.
-        self.count = max(1, (length - ahead - size + 1) // size)
-        self.offsets = min(size, length - ahead - self.count * size + 1)
+        self.length = length - ahead  # positions that are read
+        self.count, self.offsets = tiling(self.length, size)
         self.epoch = lru_cache(maxsize=2)(self.draw_epoch)  # a batch may lie across two
 
-    def draw_epoch(self, epoch: int) -> Int[np.ndarray, "count"]:
-        """The begins of the epoch's windows, in its order."""
+    def draw_epoch(self, epoch: int) -> Int[np.ndarray, "count 2"]:
+        """The windows of the epoch (begin, seen), in its order."""
         random = draws("windows", self.seed, epoch)
-        offset = int(random.integers(self.offsets))
-        return offset + random.permutation(self.count) * self.size
+        offset = self.offsets[int(random.integers(len(self.offsets)))]
+        begins = np.maximum(offset + np.arange(-1, self.count - 1, dtype=np.int64) * self.size, 0)
+        begins = np.minimum(begins, max(0, self.length - self.size))
+        seen = np.append(0, np.maximum(begins[:-1] + self.size - begins[1:], 0))
+        return np.stack([begins, seen], axis=1)[random.permutation(self.count)]
 
     @property
     def steps_per_epoch(self) -> int:
@@ -64,9 +77,25 @@ class Windows:
             raise ValueError(f"step: expected 0 or more, not {step}")
         return range(step * self.rows, (step + 1) * self.rows)
 
-    def begins(self, step: int) -> list[int]:
-        """Where each row of the step begins."""
-        return [int(self.epoch(number // self.count)[number % self.count]) for number in self.numbers(step)]
+    def at(self, step: int) -> list[Window]:
+        """The rows of the step."""
+        rows = (self.epoch(number // self.count)[number % self.count] for number in self.numbers(step))
+        return [Window(int(begin), int(seen)) for begin, seen in rows]
+
+
+def tiling(length: int, size: int) -> tuple[int, range]:
+    """How many windows an epoch has, and where the second one may begin so that there are always as many.
+
+    The second window begins at an offset of 1 to size, and those after it side by side. With `least` windows there are
+    `spare` + 1 such offsets; with one window more, size - 1 - spare. What has more of them is taken.
+    """
+    least = -(-length // size)
+    spare = least * size - length
+    if least == 1:
+        return 1, range(size, size + 1)
+    if 2 * spare + 2 >= size:
+        return least, range(size - spare, size + 1)
+    return least + 1, range(1, size - spare)
 
 
 def check_seed(seed: int) -> None:

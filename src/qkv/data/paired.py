@@ -20,20 +20,32 @@ class PairedData:
     """Batches of pairs of similar length: `batch(step)` to train on, `ordered()` to validate on.
 
     A row reads source + [end] and [start] + target, and says target + [end]. A batch holds as many rows as `budget`
-    tokens allow, each row counted as the batch's longest row of either side, so padding is paid for too.
+    tokens allow, each row counted as the batch's longest row of either side, so padding is paid for too; or, without a
+    budget, always `rows` pairs, but for the last batch of an epoch.
     """
 
     left_out: int
     """How many pairs are longer than the budget or the context, and never seen."""
 
     def __init__(
-        self, pairs: Pairs, start: int, end: int, padding: int, budget: int, seed: int = 0, context: int | None = None
+        self,
+        pairs: Pairs,
+        start: int,
+        end: int,
+        padding: int,
+        budget: int | None,
+        seed: int = 0,
+        context: int | None = None,
+        *,
+        rows: int | None = None,
     ) -> None:
         check_seed(seed)
+        if (budget is None) == (rows is None):
+            raise ValueError("budget: expected either a budget of tokens or a number of rows")
         self.pairs, self.start, self.end, self.padding, self.seed = pairs, start, end, padding, seed
         sources, targets = pairs.source_lengths + 1, pairs.target_lengths + 1  # each with its end token
         lengths = np.maximum(sources, targets)
-        limit = budget if context is None else min(budget, context)
+        limit = min([each for each in (budget, context) if each is not None], default=int(lengths.max(initial=1)))
         fits = np.flatnonzero(lengths <= limit)
         self.left_out = len(pairs) - len(fits)
         if not len(fits):
@@ -43,7 +55,11 @@ class PairedData:
         self.total = (sources + targets)[fits]
         self.lengths = lengths[fits]
         self.fits = fits
-        self.borders = cut_by_budget(np.sort(self.lengths), budget)
+        if budget is None:
+            self.borders = np.append(np.arange(0, len(fits), rows), len(fits))
+        else:
+            self.borders = cut_by_budget(np.sort(self.lengths), budget)
+        self.order_version = 2 if budget is None else 1
         self.steps_per_epoch = len(self.borders) - 1
         self.tokens_per_step = int(self.total.sum()) // self.steps_per_epoch
         self.epoch = lru_cache(maxsize=1)(self.draw_epoch)

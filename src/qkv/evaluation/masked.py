@@ -55,7 +55,7 @@ def of_texts(
     marks = (words.start is not None) + (words.end is not None)  # around the words of a row
     if limit is not None:
         tokens = tokens.within(0, min(len(tokens), limit * max(1, context - marks)))
-    data = MaskedData(tokens, context, rows, 0, words, rate=RATE, validation=True)
+    data = MaskedData(tokens, context, rows, 0, words, rate=RATE)
     count, done, unknown = -(-len(tokens) // data.size), 0, 0
     right: list[int] = []
     found: list[list[float]] = []  # the log-probabilities of each row's words

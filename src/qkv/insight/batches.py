@@ -45,7 +45,7 @@ def batch_of(model: Model, tokenizer: Tokenizer, text: str, longest: int = LONGE
         return Batch(ids=row, targets=torch.zeros(1, int(not says_words(model)), dtype=torch.int64))
     tokens = Tokens([np.array(ids, dtype=np.int64)], np.array([len(ids)]), "")
     size = len(before) + len(ids) + len(after)
-    return next(MaskedData(tokens, size, 1, 0, Words.of(tokenizer), validation=True).ordered())
+    return next(MaskedData(tokens, size, 1, 0, Words.of(tokenizer)).ordered())
 
 
 def batches_of_pairs(tokenizer: Tokenizer, pairs: Iterable[tuple[str, str]], *, longest: int = LONGEST) -> list[Batch]:

@@ -58,7 +58,8 @@ class StackConfig:
     rotary_scaling: RotaryScaling | None = None
     """Rotary positions stretched to longer texts, as Llama 3.1 does it."""
     window: int | None = None
-    """Attention sees this many tokens back (and forward, if not causal); all of them unless given."""
+    """Sliding-window attention: with a window of W a token sees itself and the W - 1 tokens before it (if not causal,
+    also the W - 1 after it); all of them unless given."""
     sparse: Sparse = "none"
     """The Sparse Transformer's patterns: strided, or fixed."""
     stride: int | None = None

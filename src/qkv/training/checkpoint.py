@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,38 +11,20 @@ from typing import Any
 from torch import Tensor
 
 from qkv import disk
-from qkv.models.foreign.folder import open_file, read_json, write_json, write_tensors
-
-STATE, TENSORS, MANIFEST = "state.json", "tensors.safetensors", "manifest.json"
-NAME = re.compile(r"step-(\d{8,})(\.new)?")
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """One that was found whole."""
-
-    path: Path
-    step: int
-    best: bool
-    passing: bool
-    state: dict[str, Any]
-
-    def tensors(self, under: str = "") -> dict[str, Tensor]:
-        """Those whose names begin so, without that; on the CPU, in memory of their own: the file may go meanwhile."""
-        found = open_file(self.path / TENSORS).items()
-        return {name.removeprefix(under): read().clone() for name, read in found if name.startswith(under)}
+from qkv.checkpoint import MANIFEST, STATE, TENSORS, Checkpoint, describe, place_of, steps_in, verify
+from qkv.models.foreign.folder import read_json, write_json, write_tensors
 
 
 class Checkpoints:
     """The checkpoints of one run: one process writes, any may read.
 
-    The newest `keep` stay, and the best. A `passing` one, of a run that was told to stop, goes with the next: a run
-    that was never stopped has none, and must not end otherwise. To save a step removes those of later steps: a run that
-    went back and took another way from there must not find them when it is resumed.
+    The newest `keep` stay (None: all of them), and the best. A `passing` one, of a run that was told to stop, goes with
+    the next: a run that was never stopped has none, and must not end otherwise. To save a step removes those of later
+    steps: a run that went back and took another way from there must not find them when it is resumed.
     """
 
-    def __init__(self, folder: Path | str, keep: int = 3, say: Callable[[str], object] = print) -> None:
-        if keep < 1:
+    def __init__(self, folder: Path | str, keep: int | None = 3, say: Callable[[str], object] = print) -> None:
+        if keep is not None and keep < 1:
             raise ValueError(f"keep: expected 1 or more, not {keep}")
         self.folder, self.keep, self.say = Path(folder), keep, say
         self.swept = False
@@ -92,8 +72,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Of all checkpoints that are here, whole or not, in order."""
-        names = [NAME.fullmatch(path.name) for path in self.folder.glob("step-*") if path.is_dir()]
-        return sorted({int(name[1]) for name in names if name})
+        return steps_in(self.folder)
 
     def sweep(self) -> None:
         """Remove what a killed process had half done. For the process that writes; its first save does it too."""
@@ -123,9 +102,7 @@ class Checkpoints:
 
     def place(self, step: int) -> Path:
         """Its folder; of a step that is saved again, the new one from the moment that it is whole."""
-        path = self.folder / f"step-{step:08}"
-        new = path.with_name(path.name + ".new")
-        return new if new.is_dir() else path
+        return place_of(self.folder, step)
 
     def put(self, made: Path, step: int) -> Path:
         path = self.place(step)
@@ -143,29 +120,7 @@ class Checkpoints:
     def remove_old(self, step: int) -> None:
         earlier = [other for other in self.steps() if other <= step and not self.marked(other, "passing")]
         best = [other for other in self.marked_best() if other <= step]
-        kept = {step, *earlier[-self.keep :], *best[-1:]}
+        kept = {step, *(earlier if self.keep is None else earlier[-self.keep :]), *best[-1:]}
         for other in self.steps():
             if other not in kept:
                 disk.remove(self.place(other))
-
-
-def describe(file: Path) -> dict[str, Any]:
-    return {"bytes": file.stat().st_size, "sha256": disk.sha256_of(file)}
-
-
-def verify(path: Path, step: int) -> Checkpoint:
-    """The checkpoint in this folder, or ValueError or OSError with the file and what is wrong with it."""
-    if missing := [name for name in (MANIFEST, STATE, TENSORS) if not (path / name).is_file()]:
-        raise ValueError(f"{path / missing[0]}: this file is missing")
-    manifest = read_json(path / MANIFEST)
-    written, best, passing = (manifest.get(name) for name in ("files", "best", "passing"))
-    marked = isinstance(best, bool) and isinstance(passing, bool)
-    if manifest.get("step") != step or not marked or not isinstance(written, dict):
-        raise ValueError(f"{path / MANIFEST}: damaged, or the folder of another step")
-    for name in (STATE, TENSORS):
-        if (found := describe(path / name)) != written.get(name):
-            raise ValueError(
-                f"{path / name}: damaged or cut short: it has {found['bytes']} bytes and a checksum that is not the "
-                f"one in {MANIFEST}"
-            )
-    return Checkpoint(path, step, bool(best), bool(passing), read_json(path / STATE))

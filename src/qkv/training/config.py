@@ -68,8 +68,9 @@ class OptimizerConfig:
     schedule: Schedule = "cosine"
     """After warming up: cosine or linear down to final_rate, the paper's inverse-sqrt, stable then down at the end
     (warm-up-stable-decay), or constant."""
-    warmup: int = 100
-    """Steps until the highest learning rate; never more than a tenth of all steps."""
+    warmup: int | None = None
+    """Steps of linear warm-up to the highest learning rate; unless given 100 (500 in fine-tuning), but at most a tenth
+    of all steps."""
     decay: float = 0.2
     """With the stable schedule: the fraction of all steps in which the rate goes down."""
     final_rate: float = 0.1
@@ -124,7 +125,8 @@ class GoingConfig:
     device: str | None = None
     """cpu, cuda, cuda:1 ...; a GPU if there is one unless given."""
     compile: bool | None = None
-    """Compile the model first (some tens of seconds); on a GPU unless given, but not in fine-tuning."""
+    """Compile the model first (some tens of seconds). Unless given: on a GPU, for gpt and bert; not for transformer and
+    rnn, whose batches have many shapes, nor in fine-tuning."""
     recompute: bool = False
     """Gradient checkpointing: keep only each block's input and compute the rest again, for less memory."""
     deterministic: bool = False
@@ -139,8 +141,8 @@ class GoingConfig:
     """Early stopping: the run ends when so many validations in a row were no better than the best."""
     checkpoint_every: int | None = None
     """Steps between checkpoints; twenty in a run unless given (in a short one every 25), and one at its end."""
-    keep: int = 3
-    """How many of the last checkpoints stay, besides the best one."""
+    keep: int | Literal["all"] = 3
+    """How many of the last checkpoints stay, besides the best one, or all. RUN@400 opens the one of step 400."""
     log_every: int = 10
     """Without a terminal: steps between lines."""
     spike: float = 2.0
@@ -157,9 +159,10 @@ class GoingConfig:
 
     def __post_init__(self) -> None:
         check_at_least_one(
-            self, "micro_batch_tokens", "validate_every", "stop_after", "checkpoint_every", "keep", "log_every",
-            "patience",
-        )  # fmt: skip
+            self, "micro_batch_tokens", "validate_every", "stop_after", "checkpoint_every", "log_every", "patience"
+        )
+        if self.keep != "all" and not (isinstance(self.keep, int) and self.keep >= 1):
+            raise ValueError(f"keep: expected 1 or more, or all, not {self.keep!r}")
         if self.seed < 0:
             raise ValueError(f"seed: expected 0 or more, not {self.seed}")
         if self.spike < 0:

@@ -2,6 +2,9 @@
 
 config.json  model.safetensors  tokenizer.json       the artifact, for qkv.load
 run.json     metrics.jsonl      checkpoints/         how it was trained, what was measured, where to go on
+
+The artifact holds the weights with the best validation so far. Before the first validation it holds the weights of the
+newest checkpoint, so that a run can be opened from its first checkpoint on.
 """
 
 from __future__ import annotations
@@ -9,20 +12,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from qkv import disk
 from qkv.artifact import TOKENIZER_CONFIG
+from qkv.checkpoint import RUN, absolute
 from qkv.data.source import SPLITS
 from qkv.models.build import Config, from_json, to_json
 from qkv.models.foreign.folder import TOKENIZER, read_json
 from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
 from qkv.training.tune_config import TuneConfig
 
-RUN, CHECKPOINTS, LOCK = "run.json", "checkpoints", ".lock"
+LOCK = ".lock"
 FIXED = {"run": ("seed", "batch_tokens"), "optimizer": ("optimizer", "layer_decay")}
 """What a resumed run must share with its beginning, besides the model and the data; the rest may change, and does so
 from then on."""
@@ -68,7 +72,12 @@ def locked(out: Path) -> Iterator[None]:
 
 
 def describe(
-    model: Config, data: DataConfig | TuneConfig, optimizer: OptimizerConfig, run: RunConfig, fingerprint: str
+    model: Config,
+    data: DataConfig | TuneConfig,
+    optimizer: OptimizerConfig,
+    run: RunConfig,
+    fingerprint: str,
+    order: int = 1,
 ) -> dict[str, Any]:
     return {
         "command": "train" if isinstance(data, DataConfig) else "finetune",
@@ -77,14 +86,15 @@ def describe(
         "optimizer": asdict(optimizer),
         "run": {name: str(value) if isinstance(value, Path) else value for name, value in asdict(run).items()},
         "fingerprint": fingerprint,
+        "order": order,
     }
 
 
 def described(data: DataConfig | TuneConfig) -> dict[str, Any]:
     """What is read, with whole paths."""
     places: dict[str, Any] = {name: tuple(map(located, getattr(data, name))) for name in ("data", "validation")}
-    if isinstance(data, TuneConfig) and os.path.exists(data.model):  # else it is the name of an installed one
-        places["model"] = os.path.abspath(data.model)
+    if isinstance(data, TuneConfig):
+        places["model"] = absolute(data.model)
     return asdict(data) | places
 
 
@@ -99,7 +109,13 @@ def write_description(out: Path, description: dict[str, Any]) -> None:
 
 
 def read_description(out: Path) -> dict[str, Any]:
-    return read_json(out / RUN)
+    """What run.json says; of a run of version 0.6 or before, with the warm-up that it really had."""
+    told = read_json(out / RUN)
+    if "order" not in told:
+        told["order"] = 1
+        with suppress(KeyError, TypeError):  # which is told where the values are used
+            told["optimizer"]["warmup"] = max(1, min(told["optimizer"]["warmup"], told["run"]["steps"] // 10))
+    return told
 
 
 def remembered(out: Path, command: str = "train") -> tuple[Config, dict[str, Any]] | None:

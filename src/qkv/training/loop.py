@@ -93,6 +93,7 @@ def train(run: Run, samples: Samples | None = None) -> Outcome:
                 progress.samples(f"after step {state.step}", samples(run.model))
             if stop and not last:
                 progress.say(f"Stopped after step {state.step} of {run.steps}; all is saved. Go on with --resume.")
+                progress.say(f"{run.kept_model()}; {run.config.out}@{state.step} opens the newest weights.")
                 break
             if run.gave_up() and not last:
                 progress.say(f"No better for {state.stale} validations: the run ends early, after step {state.step}.")
@@ -106,11 +107,15 @@ def train(run: Run, samples: Samples | None = None) -> Outcome:
 
 @contextmanager
 def stop_on_signals() -> Iterator[Callable[[], bool]]:
-    """SIGINT and SIGTERM end the run after the step it is in, saved; a second one ends it at once."""
+    """SIGINT, SIGTERM and SIGHUP end the run after the step it is in, saved; a second SIGINT or SIGTERM does at once.
+
+    A terminal that is closed may send SIGHUP twice, by the kernel and by the shell: the second one changes nothing.
+    Where SIGHUP is ignored, as under nohup, it stays ignored.
+    """
     told: list[int] = []
 
     def hear(number: int, frame: FrameType | None) -> None:
-        if told:
+        if told and number != hang_up:
             signal.signal(number, before[signal.Signals(number)])
             signal.raise_signal(number)
         told.append(number)
@@ -118,7 +123,11 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    hang_up = getattr(signal, "SIGHUP", None)  # which Windows does not have
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hang_up is not None and signal.getsignal(hang_up) != signal.SIG_IGN:
+        numbers.append(hang_up)
+    before = {number: signal.signal(number, hear) for number in numbers}
     try:
         yield lambda: bool(told)
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv import artifact
+from qkv.checkpoint import CHECKPOINTS
 from qkv.data.causal import CausalData
 from qkv.data.conversations import ConversationData
 from qkv.data.labelled import LabelledData
@@ -22,7 +23,6 @@ from qkv.training.checkpoint import Checkpoints
 from qkv.training.config import OptimizerConfig, RunConfig
 from qkv.training.cost import Cost, cost, measured_peak, memory_used
 from qkv.training.distributed import World, gathered, sharded, spread
-from qkv.training.folder import CHECKPOINTS
 from qkv.training.guard import Guard, LossScale
 from qkv.training.metrics import Metrics, read_metrics
 from qkv.training.optimizer import Optimizers
@@ -33,10 +33,12 @@ from qkv.training.schedule import highest_rate, learning_rate
 from qkv.training.state import Memory, RunState, put_weights
 from qkv.training.step import validate
 from qkv.training.tally import merit
-from qkv.training.task import Task
+from qkv.training.task import Data, Task
 
 FEW = 2
 """Batches of a shape that come before it is recorded: some shapes come once."""
+AVERAGED = 3
+"""Checkpoints whose mean is kept, with --average last and --keep all."""
 
 
 class Diverged(RuntimeError):
@@ -152,6 +154,9 @@ class Run:
         self.write_checkpoint(best, passing)
 
     def write_checkpoint(self, best: bool, passing: bool = False) -> None:
+        if self.state.best is None:  # first, so that there is a model to open wherever there is a checkpoint
+            with self.averaged():
+                self.keep()
         tensors = self.memory.tensors(self.world.first)
         with self.world.together():
             if self.world.first:
@@ -161,7 +166,7 @@ class Run:
     def check(self) -> bool:
         """Validate the weights as they would be kept. If they are the best so far they are, at once, and it is True."""
         state = self.state
-        with self.memory.average.in_place(self.model) if self.memory.average else nullcontext():
+        with self.averaged():
             measured = self.measured()
             now = merit(measured, self.task.metric)
             better = state.merit is None or now > state.merit
@@ -174,6 +179,17 @@ class Run:
         self.metrics.write(row)
         self.progress.validation(row)
         return best
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """While the context is open, the model has the weights that are validated and kept."""
+        return self.memory.average.in_place(self.model) if self.memory.average else nullcontext()
+
+    def kept_model(self) -> str:
+        """Which weights the folder's model has, in words."""
+        best = self.checkpoints.marked_best()
+        if self.state.best is None or not best:
+            return f"The model in {self.config.out} is that of step {self.state.step}, not validated yet"
+        return f"The model in {self.config.out} is that of step {best[-1]}, the best on validation so far"
 
     def measured(self) -> dict[str, float]:
         """The validation loss and the task's metrics of the weights as they are."""
@@ -201,7 +217,7 @@ class Run:
 
     def finish(self) -> None:
         if self.optimizer.average == "last":
-            last = self.checkpoints.last(self.config.keep)
+            last = self.checkpoints.last(AVERAGED if self.config.keep == "all" else self.config.keep)
             put_weights(self.model, mean_of(last, "model/"), str(self.config.out))
             measured = self.measured()
             self.state.best, self.state.merit = measured["loss"], merit(measured, self.task.metric)
@@ -244,7 +260,7 @@ def begin(
     if config.recompute:
         recompute_blocks(model)
     own = task.objective(model, precision="float32" if shards else precision, smoothing=optimizer.smoothing)
-    if config.compile or (config.compile is None and device.type == "cuda"):
+    if compiles(config.compile, device.type, task.training):
         own.compile_reader()
     if device.type == "cuda":
         # cuDNN's attention plans for half a second whenever a shape is new.
@@ -264,7 +280,8 @@ def begin(
     )
     metrics = metrics or Metrics(config.out, sinks=config.sinks, active=world.first)
     progress = progress or Progress(config.steps, every=config.log_every, active=world.first, metric=task.metric)
-    checkpoints = Checkpoints(config.out / CHECKPOINTS, config.keep, say=progress.say)
+    keep = None if config.keep == "all" else config.keep
+    checkpoints = Checkpoints(config.out / CHECKPOINTS, keep, say=progress.say)
     asked = parts_of(task, config, world)
     state = RunState(parts=asked, asked=asked)
     run = Run(
@@ -292,6 +309,12 @@ def begin(
     if newest is None:
         run.save(best=False)
     return run
+
+
+def compiles(asked: bool | None, device: str, data: Data) -> bool:
+    """Whether the model is compiled. Unless asked for, only where it pays: on a GPU, for rows of one shape. Pairs have
+    a shape for every batch: the compiler takes minutes over them, and its general code is slower than none."""
+    return device == "cuda" and isinstance(data, CausalData | MaskedData) if asked is None else asked
 
 
 def cost_of(task: Task, micro_tokens: int, precision: Precision, **how: bool) -> Cost:

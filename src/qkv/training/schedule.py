@@ -6,6 +6,8 @@ import math
 
 from qkv.training.config import OptimizerConfig
 
+USUAL_WARMUP = 100
+
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int, highest: float) -> float:
     """Of step 0, 1, ..., steps - 1."""
@@ -26,8 +28,9 @@ def learning_rate(config: OptimizerConfig, step: int, steps: int, highest: float
     return lowest + (highest - lowest) * (1 - done)
 
 
-def warmup_steps(config: OptimizerConfig, steps: int) -> int:
-    return max(1, min(config.warmup, steps // 10))
+def warmup_steps(config: OptimizerConfig, steps: int, usual: int = USUAL_WARMUP) -> int:
+    """As given; else `usual`, but at most a tenth of all steps. A warm-up of one step is none."""
+    return max(1, min(usual, steps // 10) if config.warmup is None else config.warmup)
 
 
 def highest_rate(config: OptimizerConfig, width: int, steps: int) -> float:

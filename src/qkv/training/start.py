@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
+from qkv.checkpoint import RUN
 from qkv.models.bert import BERTConfig
 from qkv.models.build import Config, Model
 from qkv.models.foreign.folder import TOKENIZER
@@ -21,7 +22,6 @@ from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
 from qkv.training.cost import Cost, measured_peak
 from qkv.training.distributed import World, joined, sharded
 from qkv.training.folder import (
-    RUN,
     check_choices,
     check_same,
     claim,
@@ -35,8 +35,9 @@ from qkv.training.loop import Outcome, train
 from qkv.training.metrics import Metrics
 from qkv.training.precision import best_precision, check_precision
 from qkv.training.progress import Progress, clock
+from qkv.training.resuming import check_order, check_steps, rate_change
 from qkv.training.run import begin, cost_of
-from qkv.training.schedule import highest_rate, warmup_steps
+from qkv.training.schedule import highest_rate, learning_rate, warmup_steps
 from qkv.training.task import Task, assemble
 from qkv.training.tune_config import TuneConfig
 
@@ -96,21 +97,24 @@ def conduct(
                 check_choices(run.out, described(data))  # before data of another kind is read in vain
             task = assembled(run.out if going_on and (run.out / TOKENIZER).exists() else None)
             run = replace(run, steps=task.steps or run.steps)
-            optimizer = replace(optimizer, learning_rate=optimizer.learning_rate or task.rate)
             if fit is not None and not going_on:
-                run = fit(task, optimizer, run)
+                run = fit(task, settled(optimizer, task, run, going_on), run)
+            optimizer = settled(optimizer, task, run, going_on)
             check_possible(task.config, optimizer, run)
-            for note in task.notes:
+            for note in (*task.notes, *warmup_note(optimizer, task, run)):
                 console.print(note)
+            written = Written({}, False)
             if not run.dry_run:
-                describe_run(task, data, optimizer, run, going_on, console, asked or {})
+                written = describe_run(task, data, optimizer, run, going_on, console, asked or {})
         console.print(plan(task, optimizer, run, world))
         if run.dry_run:
             return None
-        metrics = Metrics(run.out, sinks=run.sinks, config=read_description(run.out), active=world.first)
+        metrics = Metrics(run.out, sinks=run.sinks, config=written.description, active=world.first)
         shards = sharded(world, run.distributed)  # no process has a whole model to sample from
         progress = Progress(run.steps, every=run.log_every, console=shown, active=world.first, metric=task.metric)
         beginning = begin(task, optimizer, run, world, metrics=metrics, progress=progress)
+        if written.changed and world.first:  # only now is it certain that the run goes on
+            write_description(run.out, written.description)
         outcome = train(beginning, None if samples is None or shards else samples(task))
         if outcome.finished:
             console.print(report(run, outcome, perplexity=task.metric == "loss"))
@@ -132,6 +136,14 @@ def found(run: RunConfig) -> bool:
     return True
 
 
+class Written(NamedTuple):
+    """What run.json says, or will say when the run goes on."""
+
+    description: dict[str, Any]
+    changed: bool
+    """Whether it says something else in the folder until then."""
+
+
 def describe_run(
     task: Task,
     data: DataConfig | TuneConfig,
@@ -140,19 +152,46 @@ def describe_run(
     going_on: bool,
     console: Console,
     asked: dict[str, Any],
-) -> None:
+) -> Written:
     """In a new run its tokenizer and description are left in the folder, in an old one they must fit."""
-    description = describe(task.config, data, optimizer, run, task.fingerprint)
+    order = task.training.order_version
+    description = describe(task.config, data, optimizer, run, task.fingerprint, order)
     description["run"] |= asked
-    if going_on:
-        changes = check_same(run.out, description)
-        for change in changes:
-            console.print(f"Changed: {change}.")
-        if changes:  # another process than the first finds none
-            write_description(run.out, description)
-    else:
+    if not going_on:
         write_description(run.out, description)  # first, as what is here is then known to be a run's
         task.tokenizer.write(run.out)
+        return Written(description, False)
+    changes = check_same(run.out, description)
+    before, reached = read_description(run.out), check_steps(run.out, run.steps, counted_in_epochs=bool(task.steps))
+    if reached < run.steps:
+        check_order(run.out, before["order"], order)
+    for change in changes:
+        console.print(f"Changed: {change}.")
+    if jump := rate_change(before, optimizer, run.steps, task.config.width, reached):
+        console.print(jump)
+    return Written(description, bool(changes))
+
+
+def settled(optimizer: OptimizerConfig, task: Task, run: RunConfig, going_on: bool) -> OptimizerConfig:
+    """With the numbers that a person left to us, so that the run's description has them; a run that goes on has the
+    warm-up that it began with."""
+    warmup = warmup_steps(optimizer, run.steps, task.warmup)
+    if optimizer.warmup is None and going_on:
+        warmup = read_description(run.out)["optimizer"]["warmup"]
+    return replace(optimizer, learning_rate=optimizer.learning_rate or task.rate, warmup=warmup)
+
+
+def warmup_note(optimizer: OptimizerConfig, task: Task, run: RunConfig) -> tuple[str, ...]:
+    """A warm-up that is longer than the run is probably a mistake."""
+    warmup = warmup_steps(optimizer, run.steps)
+    if warmup <= run.steps:
+        return ()
+    highest = highest_rate(optimizer, task.config.width, run.steps)
+    last = learning_rate(optimizer, run.steps - 1, run.steps, highest)
+    return (
+        f"warmup: {warmup} steps of warm-up are more than the {run.steps} steps of the run, so the learning rate only "
+        f"rises, to {last:.2e}, and never reaches {highest:.2e}; give a smaller --warmup, or leave it out",
+    )
 
 
 def check_possible(config: Config, optimizer: OptimizerConfig, run: RunConfig) -> None:

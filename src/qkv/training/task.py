@@ -28,6 +28,7 @@ from qkv.models.tuned import TunedConfig
 from qkv.text import Kind, Tokenizer, train
 from qkv.training.config import DataConfig
 from qkv.training.objective import Objective
+from qkv.training.schedule import USUAL_WARMUP
 
 MOST_HELD_OUT = {"tokens": 200_000, "pairs": 2_000}
 
@@ -38,6 +39,8 @@ class Data(Protocol):
 
     steps_per_epoch: int
     tokens_per_step: int
+    order_version: int
+    """Of the order in which `batch` reads the data: another number where a version of ours changed it."""
 
     def batch(self, step: int) -> Batch: ...
 
@@ -73,6 +76,8 @@ class Task:
     """As many as the run takes, where it is counted in epochs."""
     rate: float | None = None
     """The highest learning rate, unless a person gives one."""
+    warmup: int = USUAL_WARMUP
+    """Steps of warm-up unless a person gives a number, but at most a tenth of all."""
     trained: float = 1.0
     """The fraction of the parameters that learn."""
     through: float = 1.0
@@ -109,21 +114,25 @@ def text_task(
         length *= 1 + -(-config.memory // config.context)  # a row of several segments, to have something to remember
     rows = max(1, batch_tokens // length)
 
-    def batches(tokens: Tokens, validation: bool) -> Data:
+    def batches(tokens: Tokens) -> Data:
         across = data.across_documents
         if isinstance(config, GPTConfig):
-            return CausalData(tokens, length, rows, seed, across_documents=across, validation=validation)
+            return CausalData(tokens, length, rows, seed, across_documents=across)
         return MaskedData(
             tokens, length, rows, seed, Words.of(tokenizer), rate=data.mask_rate, whole_words=data.whole_words,
-            across_documents=across, validation=validation,
+            across_documents=across,
         )  # fmt: skip
 
     if isinstance(config, GPTConfig) and config.memory and not data.across_documents:
         raise ValueError("across_documents: a model with memory reads on from text to text; leave it True")
-    said = f"{len(training):,} tokens to train on, {len(validation):,} to validate on, vocabulary {config.vocabulary:,}"
+    notes = [
+        f"{len(training):,} tokens to train on, {len(validation):,} to validate on, vocabulary {config.vocabulary:,}"
+    ]
+    if len(training) <= length:
+        notes.append(f"that is less than one row of {length:,} tokens: the same row comes again and again, padded")
     asked = data.mask_rate if isinstance(config, BERTConfig) else 1.0
     fingerprint = both(training, validation)
-    return Task(config, tokenizer, batches(training, False), batches(validation, True), fingerprint, asked, (said,))
+    return Task(config, tokenizer, batches(training), batches(validation), fingerprint, asked, tuple(notes))
 
 
 def paired_task(

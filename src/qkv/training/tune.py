@@ -26,7 +26,7 @@ from qkv.training.tune_language import chat_task, translation_task
 from qkv.training.tune_task import labelled_task
 
 SCORES = "scores.json"
-DEFAULTS = OptimizerConfig(schedule="linear", warmup=500, final_rate=0.0, weight_decay=0.01, beta2=0.999)
+DEFAULTS = OptimizerConfig(schedule="linear", final_rate=0.0, weight_decay=0.01, beta2=0.999)
 """How weights move in fine-tuning, unless a person says otherwise."""
 
 

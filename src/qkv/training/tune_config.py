@@ -16,6 +16,7 @@ TuneTask = Literal["classify", "pair", "similarity", "choice", "tag", "regress",
 Trained = Literal["everything", "last", "head", "adapters"]
 Marks = Literal["new", "own"]
 USUAL_EPOCHS, MOST_EPOCHS, ENOUGH_STEPS = 3, 30, 300
+USUAL_WARMUP = 500
 HEADS: tuple[str, ...] = get_args(HeadTask)
 
 
@@ -137,7 +138,7 @@ class TuneRunConfig(GoingConfig):
     epochs: float | None = None
     """Times through the data; 3 unless given, and more of little data: up to 30, for 300 steps."""
     batch: int = 32
-    """Examples of one update, over all micro-batches and machines; of chats, rows of packed conversations."""
+    """Examples (labelled texts, conversations, pairs) of one update, over all micro-batches and machines."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

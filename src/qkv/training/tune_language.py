@@ -20,11 +20,12 @@ from qkv.models.rnn import RNN
 from qkv.models.transformer import Transformer
 from qkv.text import Tokenizer
 from qkv.training.adapting import save_adapted
+from qkv.training.distributed import device_named
 from qkv.training.freeze import freeze, learning_in, passed_through
 from qkv.training.task import Task
-from qkv.training.tune_config import TuneConfig, TuneRunConfig
+from qkv.training.tune_config import USUAL_WARMUP, TuneConfig, TuneRunConfig
 from qkv.training.tune_examples import MOST_HELD_OUT, check_enough, of_validation, split
-from qkv.training.tune_task import Start, fingerprint_of, open_start, padding_of, rate_of, with_dropout
+from qkv.training.tune_task import SHAPES, Start, fingerprint_of, open_start, padding_of, rate_of, with_dropout
 
 LONGEST_CHAT = 1024
 CHAT_MARKS = ("<|im_start|>", "<|im_end|>")
@@ -52,14 +53,14 @@ def chat_task(tune: TuneConfig, run: TuneRunConfig) -> Task:
             raise ValueError("train: this model never saw a chat's marks, so all of it must learn; expected everything")
     context = min(tune.context or LONGEST_CHAT, model.config.context)
 
+    multiple = SHAPES if device_named(run.device).type == "cuda" else 1
+
     def batches(conversations: Sequence[Conversation]) -> ConversationData:
-        return ConversationData(
-            encode_conversations(tokenizer, conversations), context, run.batch, padding_of(tokenizer), run.seed
-        )
+        encoded = encode_conversations(tokenizer, conversations)
+        return ConversationData(encoded, context, run.batch, padding_of(tokenizer), run.seed, multiple=multiple)
 
     data, held_out = batches(training), batches(validation)
-    rows = f"in {len(data.packed):,} rows of {data.length:,} tokens"
-    notes.append(f"{len(training):,} conversations to train on, {rows}, and {len(validation):,} to validate on")
+    notes.append(f"{len(training):,} conversations to train on, {len(validation):,} to validate on")
     if cut := data.cut + held_out.cut:
         notes.append(f"{cut:,} conversations are longer than {context:,} tokens, and lose their end")
     if left_out := data.left_out + held_out.left_out:
@@ -108,13 +109,13 @@ def translation_task(tune: TuneConfig, run: TuneRunConfig) -> Task:
     if tokenizer.start is None or tokenizer.end is None or tokenizer.padding is None:
         raise ValueError("tokenizer: translation needs tokens for start, end and padding, and it lacks one")
     marks = (tokenizer.start, tokenizer.end, tokenizer.padding)
-    lengths = torch.maximum(*(torch.from_numpy(each) for each in (training.source_lengths, training.target_lengths)))
-    budget = max(int(lengths.max()) + 1, round(run.batch * (float(lengths.double().mean()) + 1)))
     context = model.config.context if isinstance(model, Transformer) else None
-    data, held_out = (PairedData(each, *marks, budget, run.seed, context) for each in (training, validation))
+    data, held_out = (
+        PairedData(each, *marks, None, run.seed, context, rows=run.batch) for each in (training, validation)
+    )
     notes = [f"{len(training):,} pairs to train on, {len(validation):,} to validate on"]
     if left_out := data.left_out + held_out.left_out:
-        notes.append(f"{left_out:,} pairs are longer than the context or a whole batch, and are left out")
+        notes.append(f"{left_out:,} pairs are longer than the context, and are left out")
     fingerprint = fingerprint_of(start, sources, tokenizer)
     return language_task(tune, run, model, tokenizer, data, held_out, start, fingerprint, tuple(notes))
 
@@ -155,5 +156,6 @@ def language_task(
         save=partial(save_adapted, config, tune, tokenizer) if tune.adapters else None,
         steps=run.steps(data.steps_per_epoch),
         rate=rate_of(tune, config.width),
+        warmup=USUAL_WARMUP,
         length=getattr(data, "length", None),
     )

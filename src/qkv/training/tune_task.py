@@ -32,7 +32,7 @@ from qkv.training.distributed import device_named
 from qkv.training.freeze import freeze, learning_in, passed_through
 from qkv.training.tally import measures
 from qkv.training.task import Task
-from qkv.training.tune_config import TuneConfig, TuneRunConfig
+from qkv.training.tune_config import USUAL_WARMUP, TuneConfig, TuneRunConfig
 from qkv.training.tune_examples import read_examples, told
 
 NEW_MARKS = ("[begin]", "[delimiter]", "[extract]")
@@ -98,6 +98,7 @@ def labelled_task(tune: TuneConfig, run: TuneRunConfig) -> Task:
         save=partial(save_adapted, config, tune, tokenizer) if tune.adapters else None,
         steps=run.steps(data.steps_per_epoch),
         rate=rate_of(tune, config.width),
+        warmup=USUAL_WARMUP,
         trained=trained,
         learning=learning_in(model),
         through=passed_through(tune, config.depth),
