@@ -7,13 +7,13 @@ calls that token special or not. (A role is the program's word: it may complete 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NoReturn, TypedDict
 
+from qkv.text.markers import markers_of
 from qkv.text.tokenizer import Tokenizer
 
 MARKS = [chr(number) for number in range(0xFDD0, 0xFDF0)]  # Unicode promises that these are no characters
@@ -32,16 +32,16 @@ def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message], *, reply: boo
     free = [mark for mark in MARKS if mark not in said]
     if len(free) < 2:
         raise ValueError("messages: they have every sign in them that Unicode says is none")
-    before, after = free[:2]
-    pattern = pattern_of(tokenizer)
+    quotes = before, after = free[0], free[1]
+    markers = markers_of(tokenizer)
 
-    def marked(text: str) -> str:
-        """With marks around each marker that is spelled in a message. They stand around it, not inside, so that a
-        template that looks for one, such as the end of a thought, finds it."""
-        return pattern.sub(lambda found: before + found[0] + after, text)
-
+    # Quotes stand around a marker that is spelled in a message, not inside it, so that a template that looks for one,
+    # such as the end of a thought, finds it.
     safe = [
-        Message(role=marked(message["role"]), content=apart(tokenizer, marked(message["content"]), after))
+        Message(
+            role=markers.quoted(message["role"], quotes),
+            content=apart(tokenizer, markers.quoted(message["content"], quotes), after),
+        )
         for message in messages
     ]
     rendered = render(tokenizer, safe, reply=reply)
@@ -54,10 +54,9 @@ def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message], *, reply: boo
 
     ids: list[int] = []
     place = 0
-    for found in re.finditer(f"{before}(?:{pattern.pattern}){after}|({pattern.pattern})", rendered):
-        if found[1]:  # the template's own
-            ids += [*text(place, found.start()), marker_id(tokenizer, found[1])]
-            place = found.end()
+    for found in markers.find(rendered, quotes):  # the template's own
+        ids += [*text(place, found.begin), found.id]
+        place = found.end
     return ids + text(place, len(rendered))
 
 
@@ -76,26 +75,12 @@ def borders_of(tokenizer: Tokenizer, messages: Sequence[Message], rendered: str)
 def apart(tokenizer: Tokenizer, content: str, mark: str) -> str:
     """With a mark where the template's text beside it could make a marker of it, as < before |im_end|> would."""
     said = content.strip()  # templates may strip it, too
-    lefts = tuple(each[:cut] for each in tokenizer.markers for cut in range(1, len(each)))
-    rights = tuple(each[cut:] for each in tokenizer.markers for cut in range(1, len(each)))
-    short = len(said) < max(map(len, tokenizer.markers), default=0)  # it may itself be the middle of a marker
-    begin = mark if said.startswith(rights) or (short and any(each.startswith(said) for each in rights)) else ""
-    end = mark if said.endswith(lefts) or (short and any(each.endswith(said) for each in lefts)) else ""
+    markers = markers_of(tokenizer)
+    short = len(said) < markers.longest  # it may itself be the middle of a marker
+    known = markers.known if short else ()
+    begin = mark if said.startswith(markers.endings) or any(said in each[1:] for each in known) else ""
+    end = mark if said.endswith(markers.beginnings) or any(said in each[:-1] for each in known) else ""
     return content.replace(said, begin + said + end, 1) if said else content
-
-
-def pattern_of(tokenizer: Tokenizer) -> re.Pattern[str]:
-    """Finds markers, the longest where several begin; some take the spaces beside them along."""
-    spelled = sorted(tokenizer.markers.items(), key=lambda item: -len(item[0]))
-    space = r"\s*"
-    each = [space * token.lstrip + re.escape(text) + space * token.rstrip for text, (_, token) in spelled]
-    return re.compile("|".join(each) or "(?!)")
-
-
-def marker_id(tokenizer: Tokenizer, found: str) -> int:
-    """Of what the pattern found, which may have spaces beside it."""
-    stripped = {text.strip(): id for text, (id, _) in tokenizer.markers.items()}
-    return tokenizer.markers[found][0] if found in tokenizer.markers else stripped[found.strip()]
 
 
 def encode_part(tokenizer: Tokenizer, text: str, first: bool) -> list[int]:
@@ -112,8 +97,7 @@ def ends_of_turn(tokenizer: Tokenizer) -> list[int]:
     one, and the end of texts."""
     turn = [Message(role="user", content="a"), Message(role="assistant", content=ANSWER)]
     _, answer, rest = render(tokenizer, turn, reply=False).rpartition(ANSWER)
-    found = pattern_of(tokenizer).search(rest) if answer else None
-    after = [] if found is None else [marker_id(tokenizer, found[0])]
+    after = [found.id for found in markers_of(tokenizer).find(rest)[:1]] if answer else []
     return list(dict.fromkeys([*after, *([] if tokenizer.end is None else [tokenizer.end])]))
 
 
