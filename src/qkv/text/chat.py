@@ -6,14 +6,12 @@ calls that token special or not. (A role is the program's word: it may complete 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from datetime import datetime
-from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NoReturn, TypedDict
+from typing import TypedDict
 
 from qkv.text.markers import markers_of
+from qkv.text.template import rendered
 from qkv.text.tokenizer import Tokenizer
 
 MARKS = [chr(number) for number in range(0xFDD0, 0xFDF0)]  # Unicode promises that these are no characters
@@ -44,23 +42,23 @@ def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message], *, reply: boo
         )
         for message in messages
     ]
-    rendered = render(tokenizer, safe, reply=reply)
-    borders = borders_of(tokenizer, safe, rendered)
+    whole = render(tokenizer, safe, reply=reply)
+    borders = borders_of(tokenizer, safe, whole)
 
     def text(begin: int, end: int) -> list[int]:
         cuts = [begin, *(place for place in borders if begin < place < end), end]
-        parts = [(one, rendered[one:other].replace(before, "").replace(after, "")) for one, other in pairwise(cuts)]
+        parts = [(one, whole[one:other].replace(before, "").replace(after, "")) for one, other in pairwise(cuts)]
         return [id for place, part in parts for id in encode_part(tokenizer, part, place == 0)]
 
     ids: list[int] = []
     place = 0
-    for found in markers.find(rendered, quotes):  # the template's own
+    for found in markers.find(whole, quotes):  # the template's own
         ids += [*text(place, found.begin), found.id]
         place = found.end
-    return ids + text(place, len(rendered))
+    return ids + text(place, len(whole))
 
 
-def borders_of(tokenizer: Tokenizer, messages: Sequence[Message], rendered: str) -> list[int]:
+def borders_of(tokenizer: Tokenizer, messages: Sequence[Message], whole: str) -> list[int]:
     """Where an answer with spaces around it begins and ends. The model was asked up to there, and goes on from there: a
     token that has the template's last newline and the answer's indent in one would be none that it could say."""
     found = set()
@@ -68,7 +66,7 @@ def borders_of(tokenizer: Tokenizer, messages: Sequence[Message], rendered: str)
         if number and role == "assistant" and content != content.strip():
             asked = render(tokenizer, messages[:number], reply=True)
             said = render(tokenizer, messages[: number + 1], reply=False)
-            found |= {len(part) for part in (asked, said) if rendered.startswith(part)}
+            found |= {len(part) for part in (asked, said) if whole.startswith(part)}
     return sorted(found)
 
 
@@ -107,37 +105,5 @@ def render(tokenizer: Tokenizer, messages: Sequence[Message], *, reply: bool = T
         raise ValueError(
             "chat_template: this tokenizer has none, so its model was not taught to chat; use qkv generate"
         )
-    template = compiled(tokenizer.chat_template)
     names = {field: token for field, token in tokenizer.config.items() if field.endswith("_token")}
-    try:
-        return template.render(messages=messages, add_generation_prompt=reply, **names)
-    except Exception as error:  # a template is a program of someone else's, and may raise anything
-        raise ValueError(f"chat_template: it does not take these messages ({in_a_line(error)})") from error
-
-
-def in_a_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-@lru_cache(maxsize=8)
-def compiled(template: str) -> Any:
-    """With the names that `transformers` gives templates, in a sandbox: a template comes from someone else's file."""
-    from jinja2.exceptions import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def refuse(message: str) -> NoReturn:
-        raise TemplateError(message)
-
-    def to_json(value: Any, indent: int | None = None, **rest: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent, **rest)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    try:
-        return environment.from_string(template)
-    except Exception as error:  # also one that is nested too deeply
-        raise ValueError(f"chat_template: not a template of jinja ({in_a_line(error)})") from error
+    return rendered(tokenizer.chat_template, messages=messages, add_generation_prompt=reply, **names)
