@@ -138,12 +138,11 @@ class Engine:
         self.pending = outcome
         if not self.ahead or any(text.search is not None for text in batch.texts):
             self.settle()
-        self.measure(batch, time.monotonic() - begin)
+        self.measure(sum(count for _, count in batch.reading), time.monotonic() - begin)
         return True
 
-    def measure(self, batch: Batch, seconds: float) -> None:
-        """How many tokens of prompts fit into a short step, by what the last step took."""
-        read = sum(count for _, count in batch.reading)
+    def measure(self, read: int, seconds: float) -> None:
+        """How many tokens of prompts fit into a short step, by what the last step took that read some."""
         if read and seconds > 0:
             fit = int(min(read * SHORT_STEP / seconds, self.scheduler.tokens))
             self.short_chunk = max(LEAST_CHUNK, fit)
