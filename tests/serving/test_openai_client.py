@@ -15,13 +15,14 @@ from qkv.generation.text import complete, prompt_ids
 from qkv.text.chat import Message, encode_chat, ends_of_turn
 from serving.conftest import Models
 from serving.small_server import Running
+from serving.waiting import PATIENCE
 
 TALK = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the cat sat on the mat."}]
 
 
 @pytest.fixture(scope="module")
 def client(server: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
         yield client
 
 
