@@ -33,6 +33,15 @@ class Server(uvicorn.Server):
         )  # fmt: skip
         super().__init__(config)
         self.door, self.drain, self.at_once = door, drain, at_once
+        self.timers: list[threading.Timer] = []
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Until it has left. asyncio's own end is inside: it waits for the threads of its executor."""
+        try:
+            super().run(sockets)
+        finally:
+            for timer in self.timers:
+                timer.cancel()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         await super().serve(sockets)
@@ -51,9 +60,10 @@ class Server(uvicorn.Server):
     def end_within(self, seconds: float) -> None:
         """End the process then, whatever still runs in it."""
         if self.at_once is not None:
-            last = threading.Timer(seconds, self.at_once)
-            last.daemon = True
-            last.start()
+            timer = threading.Timer(seconds, self.at_once)
+            timer.daemon = True
+            timer.start()
+            self.timers.append(timer)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """While it drains the port stays open, so that those who come are told so. uvicorn would close it, and would
