@@ -1,9 +1,9 @@
 """Two models of one server share its engine thread: how long a tiny model takes beside SmolLM2.
 
-python benchmarks/fairness.py              40 tokens of a tiny GPT: alone, beside a stream, beside a long prompt
+python benchmarks/fairness.py      40 tokens of a tiny GPT: alone, beside a stream, beside a prompt
 
-Fair by time, the tiny model has half of the thread: twice the time of its own steps, and a step of the other model that
-is under way. The other model pays for it: its tokens in the same time are counted, too.
+Fair by time, the tiny model has half of the thread: twice the time of its own steps, and a step of
+the other model that is under way. The other model pays for it: its tokens are counted, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Work on a request's texts before the engine sees them: chat templates and tokenization, in a few threads per model.
+"""Chat templates and tokenization: work on a request before the engine, in a few threads per model.
 
-A template is someone else's program, and a long text takes a while. So both run beside the event loop, until the
-request's deadline, and in threads of the model's own: should they all be stuck, other models are not affected.
+A template is someone else's program, and a long text takes a while. So both run beside the event
+loop, until the request's deadline, and in threads of the model's own: should they all be stuck,
+other models are not affected.
 """
 
 from __future__ import annotations

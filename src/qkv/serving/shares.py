@@ -1,7 +1,8 @@
-"""Fair shares of the engine's thread: every model with work gets the same time, however long its steps take.
+"""Fair shares of the engine's thread: every model with work gets the same time.
 
-This is start-time fair queueing: each model has a virtual time, the seconds that it used; the one that used least runs
-next. A model that becomes busy starts at the virtual time of the others, so nobody saves up time while idle.
+This is start-time fair queueing: each model has a virtual time, the seconds that it used; the one
+that used least runs next. A model that becomes busy starts at the virtual time of the others, so
+nobody saves up time while idle.
 """
 
 from __future__ import annotations

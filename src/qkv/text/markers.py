@@ -1,8 +1,8 @@
-"""Added tokens in a text, where the library `tokenizers` would find them, in time linear in the text.
+"""Added tokens in a text, where the library `tokenizers` finds them, in time linear in the text.
 
-A regular expression with `\\s*` before a token (lstrip) is quadratic in a run of spaces: it starts anew at each one.
-Here only the tokens themselves are searched for, and the spaces beside a token are looked at once. The tokens form a
-trie, so that thousands of them cost little more than one.
+A regular expression with `\\s*` before a token (lstrip) is quadratic in a run of spaces: it starts
+anew at each one. Here only the tokens themselves are searched for, and the spaces beside a token
+are looked at once. The tokens form a trie, so that thousands of them cost little more than one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Markers:
     def find(self, text: str, quotes: tuple[str, str] | None = None) -> list[Found]:
         """All markers of a text from left to right, but not those between `quotes`.
 
-        As in the library, tokens that are not normalized are found first, and the others in what is left between them.
+        As in the library, tokens that are not normalized are found first, and the others in what is
+        left between them.
         """
         found: list[Found] = []
         for normalized in (False, True):

@@ -1,7 +1,7 @@
 """Panics of the Rust library `tokenizers` as ordinary exceptions.
 
-PyO3 raises a Rust panic as `PanicException`, which derives from BaseException: `except Exception` does not catch it,
-and it would end the thread that it happens in.
+PyO3 raises a Rust panic as `PanicException`, which derives from BaseException: `except Exception`
+does not catch it, and it would end the thread that it happens in.
 """
 
 from __future__ import annotations

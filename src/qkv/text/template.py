@@ -1,7 +1,7 @@
-"""Chat templates in Jinja: programs from someone else's file, so they run in a sandbox, and they end.
+"""Chat templates in Jinja: programs from someone else's file, in a sandbox, and with an end.
 
-Every step of a loop and every call counts; the product or power of two numbers, and a text or list times a number, have
-a largest size. A template that wants more is refused with a sentence.
+Every step of a loop and every call counts; the product or power of two numbers, and a text or list
+times a number, have a largest size. A template that wants more is refused with a sentence.
 """
 
 from __future__ import annotations
