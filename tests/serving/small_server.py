@@ -18,6 +18,7 @@ from qkv.serving.door import Door, Rules
 from qkv.serving.host import Host
 from qkv.serving.server import Server, bound
 from qkv.text import Tokenizer, train
+from serving.waiting import PATIENCE, until
 from text.kinds_of_tokenizer import gguf_file
 from text.sentences import SENTENCES
 
@@ -52,8 +53,7 @@ def hosting(models: dict[str, tuple[Any, Tokenizer]], **how: Any) -> Host:
         host.add(name, lambda pair=pair: pair)
     host.start()
     for each in host.served.values():
-        while each.state == "loading":
-            threading.Event().wait(0.01)
+        until(lambda each=each: each.state != "loading")
         assert each.state == "ready", each.error
     return host
 
@@ -74,7 +74,8 @@ class Running:
 
     def stop(self) -> None:
         self.server.should_exit = True
-        self.thread.join(timeout=20)
+        self.thread.join(timeout=PATIENCE)
+        assert not self.thread.is_alive(), "the server did not end"
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -17,6 +16,7 @@ from qkv.models import GPT
 from qkv.serving.host import Host
 from qkv.serving.request import Ask, Refused, Ticket
 from serving.engines import WORDS
+from serving.waiting import PATIENCE, until
 
 Start = Callable[..., Host]
 
@@ -38,14 +38,6 @@ def start() -> Iterator[Start]:
     yield made
     for host in hosts:
         host.close()
-
-
-def until(true: Callable[[], bool]) -> None:
-    for _ in range(3000):
-        if true():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never came to be so")
 
 
 def ids_of(ticket: Ticket) -> list[int]:
@@ -122,7 +114,7 @@ def test_past_the_queue_a_request_is_refused_at_once(start: Start) -> None:
     engine = host.served["gpt"].engine
     assert engine is not None
     held = threading.Event()
-    blocked = host.job("gpt", lambda model, tokenizer: held.wait(20))
+    blocked = host.job("gpt", lambda model, tokenizer: held.wait(PATIENCE))
     until(lambda: not engine.jobs and not host.arrived)
     tickets = [host.ask("gpt", Ask(prompt=[1], length=5)) for _ in range(3)]
     with pytest.raises(Refused, match="3 requests wait for gpt already") as refused:
@@ -164,7 +156,7 @@ def test_a_model_loads_beside_the_others_and_may_fail_alone(start: Start) -> Non
     gate = threading.Event()
 
     def slow() -> tuple[GPT, object]:
-        gate.wait(20)
+        gate.wait(PATIENCE)
         return gpt(), WORDS
 
     def broken() -> tuple[GPT, object]:
@@ -208,11 +200,11 @@ def test_an_engine_that_breaks_is_told_to_all_and_the_other_models_go_on(
     assert engine is not None
     held, tickets = threading.Event(), []
 
-    def broken() -> None:
+    def broken(tokens: int | None = None) -> None:
         tickets.append(host.ask("gpt", Ask(prompt=[1], length=9)))
         raise RuntimeError("the device is gone")
 
-    blocked = host.job("gpt", lambda model, tokenizer: held.wait(20))
+    blocked = host.job("gpt", lambda model, tokenizer: held.wait(PATIENCE))
     tickets += [host.ask("gpt", Ask(prompt=[1], length=9)) for _ in range(3)]
     tickets += [host.job("gpt", lambda model, tokenizer: 1) for _ in range(2)]
     monkeypatch.setattr(engine.scheduler, "schedule", broken)

@@ -30,6 +30,9 @@ GIB = 1 << 30
 SWITCH = 0.0005  # seconds: the engine's thread and that of the clients share one interpreter, and neither waits long
 KEY = "QKV_API_KEY"
 STOPPED = 130  # as a shell calls what was interrupted
+FAILED = 1
+LAST_STEP = 5.0
+"""Seconds that the engine's last step is waited for."""
 MOST_FILES = 65_536
 """Connections are files to the system, and 1,024 of them, as many allow, are few."""
 
@@ -100,9 +103,16 @@ def run(
         console.print("Others     at this machine's own address or name")
     allow_connections()
     sys.setswitchinterval(SWITCH)
-    Server(door, drain, at_once=partial(leave, console, STOPPED)).run(sockets=[listening])
+    server = Server(door, drain, at_once=partial(leave, console, STOPPED))
+    engine.on_failure = server.stop
+    if not engine.alive:  # it failed before it was listened to
+        server.stop()
+    server.run(sockets=[listening])
+    if engine.failure is not None:
+        console.print(f"qkv: {engine.failure}; no model can be asked any more", markup=False)
+        leave(console, FAILED)
     with suppress(KeyboardInterrupt):  # once more: then it is not waited for
-        engine.close()
+        engine.close(LAST_STEP)
     leave(console, 0)
 
 
@@ -144,7 +154,7 @@ def announced(served: Served, engine: Host, console: Console) -> None:
         logging.getLogger("qkv.serving").info("%s is ready", served.name)
     elif all(each.engine is None and each.state == "failed" for each in engine.served.values()):
         console.print("qkv: no model could be loaded", markup=False)
-        leave(console, 1)
+        leave(console, FAILED)
 
 
 def loader(path: str, machine: Machine) -> Callable[[], tuple[Model, Tokenizer]]:

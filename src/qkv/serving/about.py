@@ -24,7 +24,7 @@ LISTED: Responses = {200: {"model": ModelList, "description": "All of them, read
 NAMED: Responses = {200: {"model": ServedModel, "description": "This one, ready or not."}}
 WELL: Responses = {
     200: {"model": Health, "description": "It is there."},
-    503: {"model": Health, "description": "It is leaving."},
+    503: {"model": Health, "description": "It is leaving, or has failed."},
 }
 NUMBERS: Responses = {
     200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "For Prometheus."}
@@ -34,17 +34,20 @@ NUMBERS: Responses = {
 @router.get("/health", responses=WELL)
 async def health(request: Request) -> Response:
     """Whether models can be asked; no key is needed, but without one the reason of a failure is not told."""
-    served = host_of(request).served
-    states = {each.state for each in served.values()}
+    host = host_of(request)
+    served, states = host.served, {each.state for each in host.served.values()}
     status = next((state for state in ("ready", "loading") if state in states), "failed")
-    if request.app.state.door.draining:
+    if not host.alive:
+        status = "failed"
+    elif request.app.state.door.draining:
         status = "draining"
     known = request.scope["signed_in"]  # an error may name files of this machine
     models = {
         name: {"state": each.state, "error": each.error if known or each.error is None else "it cannot be loaded"}
         for name, each in served.items()
     }
-    return Json({"status": status, "models": models}, 200 if status in ("ready", "loading") else 503)
+    error = None if host.alive else host.failure or "the engine's thread does not run"
+    return Json({"status": status, "error": error, "models": models}, 200 if status in ("ready", "loading") else 503)
 
 
 @router.get("/metrics", responses=NUMBERS | refusals(400, 401, 403, 413, 429, 500), response_class=PlainTextResponse)

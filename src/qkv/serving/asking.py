@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -15,7 +16,8 @@ from qkv.generation.text import prompt_ids
 from qkv.models import GPT, RNN, Transformer
 from qkv.models.build import Model, body_of
 from qkv.serving.host import Host, Served
-from qkv.serving.request import Ask, Piece, Refused, Ticket
+from qkv.serving.listening import answer
+from qkv.serving.request import LATE, Ask, Piece, Refused, Ticket
 from qkv.serving.schema import UNENDING, Drawing, Speaking
 from qkv.text.tokenizer import Tokenizer
 
@@ -26,7 +28,6 @@ MOST_LISTED = 200_000
 """Tokens and alternatives in one answer: some 20 MB on the wire."""
 GRACE = 0.2
 """Seconds after the deadline in which the engine may still say itself how far it came."""
-LATE = "timeout: nothing was said in time; ask for less, or allow more"
 
 
 def host_of(request: Request) -> Host:
@@ -52,8 +53,18 @@ def only(model: Model, name: str, families: type[Any] | tuple[type[Any], ...], d
         raise ValueError(f"model: {name} is a {type(model).__name__}, which {does}; GET /v1/models says what it can")
 
 
+async def prepared(
+    request: Request, served: Served, deadline: float, size: int | None, work: Callable[..., T], *given: Any
+) -> T:
+    """Work on so many characters of a request before the engine is asked: here if they are few, else in a thread of the
+    model's. It is over at the deadline, and when the client leaves. Of someone else's program the size is None."""
+    if size is not None and size <= LARGE:
+        return work(*given)
+    return await answer(request, served.preparing.run(partial(work, *given), deadline))
+
+
 async def beside(size: int, work: Callable[..., T], *given: Any) -> T:
-    """Work on so many characters: here if they are few, else in a thread of its own."""
+    """Write out an answer of so many tokens and alternatives: here if they are few, else in a thread of its own."""
     return await asyncio.to_thread(work, *given) if size > LARGE else work(*given)
 
 

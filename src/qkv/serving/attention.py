@@ -16,7 +16,7 @@ from qkv.insight.page import EXACT, blocks, cells, compact, described, opening
 from qkv.insight.reading import Reading, read, side
 from qkv.models import GPT, RNN, Transformer
 from qkv.models.build import Model
-from qkv.serving.asking import beside, deadline_of, heads_of, ids_of, job, opened
+from qkv.serving.asking import deadline_of, heads_of, ids_of, job, opened, prepared
 from qkv.serving.documented import documented
 from qkv.serving.errors import Json
 from qkv.serving.listening import answer
@@ -36,13 +36,16 @@ MOST_WEIGHTS = 8_000_000
 @router.post("/v1/attention", responses=documented(AttentionReply))
 async def attention(asked: AttentionRequest, request: Request) -> Response:
     """Attention of every layer and head, what comes next, the prediction after each layer, the norms."""
-    _, model, tokenizer = opened(request, asked.model)
+    served, model, tokenizer = opened(request, asked.model)
+    deadline = deadline_of(request, asked.timeout)
     if isinstance(model, RNN) and model.config.attention == "none":
         raise ValueError("model: this RNN has no attention, so none of its words looks at any other")
     off = heads_of(model, asked.heads_off)
     ids: list[int] | None = None
     if isinstance(model, GPT) and asked.sequence is not None:
-        ids = await beside(len(asked.sequence), ids_of, model, tokenizer, asked.sequence, "text")
+        ids = await prepared(
+            request, served, deadline, len(asked.sequence), ids_of, model, tokenizer, asked.sequence, "text"
+        )
     elif isinstance(asked.sequence, list):
         raise ValueError("text: only a GPT takes ids; expected a text")
 
@@ -58,7 +61,7 @@ async def attention(asked: AttentionRequest, request: Request) -> Response:
                 lens_too=asked.lens, norms_too=asked.norms,
             )  # fmt: skip
 
-    seen = await answer(request, job(request, asked.model, work, deadline_of(request, asked.timeout)))
+    seen = await answer(request, job(request, asked.model, work, deadline))
     return await asyncio.to_thread(packed_look, seen, asked)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -24,6 +23,7 @@ from qkv.serving.asking import (
     host_of,
     only,
     opened,
+    prepared,
     room_after,
     seed_of,
     together,
@@ -44,11 +44,12 @@ router = APIRouter(tags=["OpenAI"])
 @router.post("/v1/chat/completions", responses=documented(ChatReply, also=STREAMED))
 async def chat(asked: ChatRequest, request: Request) -> Response:
     """The assistant's next turn."""
-    _, model, tokenizer = opened(request, asked.model)
+    served, model, tokenizer = opened(request, asked.model)
     only(model, asked.model, GPT, "does not talk")
     if tokenizer.chat_template is None:
         raise ValueError(f"model: {asked.model} has no chat template, so it was not taught to talk; use completions")
-    ids, ends = await asyncio.to_thread(turns, tokenizer, asked)
+    deadline = deadline_of(request, asked.timeout)
+    ids, ends = await prepared(request, served, deadline, None, turns, tokenizer, asked)
     check_fits(model, ids, "messages")
     wanted = asked.max_completion_tokens or asked.max_tokens
     top = (asked.top_logprobs or 0) if asked.logprobs or asked.tokens else None
@@ -64,7 +65,7 @@ async def chat(asked: ChatRequest, request: Request) -> Response:
         top=top,
         off=heads_of(model, asked.heads_off),
         stream=bool(asked.stream),
-        deadline=deadline_of(request, asked.timeout),
+        deadline=deadline,
     )
     check_listed([ask])
     said = together(host_of(request), asked.model, [ask])

@@ -23,6 +23,7 @@ from qkv.serving.asking import (
     ids_of,
     only,
     opened,
+    prepared,
     room_after,
     seed_of,
     together,
@@ -46,11 +47,15 @@ FINISHED: dict[Reason, str] = {
 @router.post("/v1/completions", responses=documented(CompletionReply, also=STREAMED))
 async def complete(asked: CompletionRequest, request: Request) -> Response:
     """Go on from a prompt."""
-    _, model, tokenizer = opened(request, asked.model)
+    served, model, tokenizer = opened(request, asked.model)
     only(model, asked.model, GPT, "does not go on from a prompt")
     deadline, off = deadline_of(request, asked.timeout), heads_of(model, asked.heads_off)
     size = sum(map(len, asked.prompts))
-    prompts = await beside(size, lambda: [ids_of(model, tokenizer, prompt) for prompt in asked.prompts])
+
+    def encoded() -> list[list[int]]:
+        return [ids_of(model, tokenizer, prompt) for prompt in asked.prompts]
+
+    prompts = await prepared(request, served, deadline, size, encoded)
     top = asked.logprobs if asked.logprobs is not None else 0 if asked.tokens else None
     asks = [
         Ask(
@@ -70,8 +75,9 @@ async def complete(asked: CompletionRequest, request: Request) -> Response:
         for ids in prompts
     ]
     check_listed(asks)
+    size = sum(map(len, prompts)) if asked.echo else 0
+    telling = await prepared(request, served, deadline, size, Telling, asked, tokenizer, prompts)
     said = together(host_of(request), asked.model, asks)
-    telling = await beside(sum(map(len, prompts)) if asked.echo else 0, Telling, asked, tokenizer, prompts)
     if asked.stream:
         return Events(telling.events(said))
     return await answer(request, telling.whole(said))

@@ -92,14 +92,15 @@ class Door:
             await self.passed(scope, receive, out, headers)
         except Gone:
             out.cut()
-        except asyncio.CancelledError:  # the time to leave is over
-            await parted(scope, receive, out)
-        except Exception as error:
-            log_unforeseen(error)
-            if out.status is not None:
-                out.cut()
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and self.draining:  # the time to leave is over
+                await parted(scope, receive, out)
             else:
-                await failure(500, UNFORESEEN)(scope, receive, out)
+                log_unforeseen(error)
+                if out.status is not None:
+                    out.cut()
+                else:
+                    await failure(500, UNFORESEEN)(scope, receive, out)
         finally:
             self.running.discard(task)
             seconds = time.monotonic() - began

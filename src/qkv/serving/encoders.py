@@ -24,7 +24,7 @@ from qkv.models import BERT, Tuned
 from qkv.models.build import Model, body_of
 from qkv.models.heads import pooled
 from qkv.serving import tokens
-from qkv.serving.asking import beside, check_ids, deadline_of, job, only, opened
+from qkv.serving.asking import beside, check_ids, deadline_of, job, only, opened, prepared
 from qkv.serving.documented import documented
 from qkv.serving.errors import Json
 from qkv.serving.listening import answer
@@ -43,7 +43,7 @@ MOST_CHARACTERS = 200_000
 @router.post("/v1/embeddings", responses=documented(EmbeddingReply), tags=["OpenAI"])
 async def embed(asked: EmbeddingRequest, request: Request) -> Response:
     """A vector for each text, of length 1: the mean over its tokens, unless the model was tuned to another."""
-    _, model, tokenizer = opened(request, asked.model)
+    served, model, tokenizer = opened(request, asked.model)
     deadline = deadline_of(request, asked.timeout)
     if not isinstance(body_of(model), BERT):
         only(model, asked.model, BERT, "makes no vectors of texts")
@@ -51,7 +51,11 @@ async def embed(asked: EmbeddingRequest, request: Request) -> Response:
     if asked.dimensions not in (None, width):
         raise ValueError(f"dimensions: this model's vectors have {width}, no other number")
     size = sum(map(len, asked.inputs))
-    rows = await beside(size, lambda: [framed(model, tokenizer, each) for each in asked.inputs])
+
+    def encoded() -> list[list[int]]:
+        return [framed(model, tokenizer, each) for each in asked.inputs]
+
+    rows = await prepared(request, served, deadline, size, encoded)
 
     async def vectors() -> list[Float[Tensor, "E"]]:
         """Those of similar length are read together."""
@@ -119,21 +123,22 @@ def written(vector: Float[Tensor, "E"], in_base64: bool) -> list[float] | str:
 @router.post("/v1/fill", responses=documented(FillReply), tags=["qkv"])
 async def fill_masks(asked: FillRequest, request: Request) -> Response:
     """What stands where the text says [mask]."""
-    _, model, tokenizer = opened(request, asked.model)
+    served, model, tokenizer = opened(request, asked.model)
+    deadline = deadline_of(request, asked.timeout)
     only(model, asked.model, BERT, "guesses no masked words")
     if not model.config.word_head:
         raise ValueError(f"model: {asked.model} is an encoder alone and guesses no words; use embeddings")
     if tokenizer.mask is None:
         raise ValueError(f"model: {asked.model} has no mask token, so it was not taught to guess")
     check_characters([asked.text], "text")
-    ids = await beside(len(asked.text), masked_ids, tokenizer, asked.text)
+    ids = await prepared(request, served, deadline, len(asked.text), masked_ids, tokenizer, asked.text)
     if len(ids) > (context := model.config.context):
         raise ValueError(f"text: {len(ids):,} tokens are more than the model's context of {context:,}; shorten it")
 
     def work(model: Any, tokenizer: Tokenizer) -> Any:
         return fill(model, tokenizer, asked.text, top=asked.top)
 
-    found = await answer(request, job(request, asked.model, work, deadline_of(request, asked.timeout)))
+    found = await answer(request, job(request, asked.model, work, deadline))
 
     def written_out() -> Response:
         read = [{**each, "mask": each["id"] == tokenizer.mask} for each in tokens.prompt_tokens(tokenizer, ids)]

@@ -21,7 +21,7 @@ from qkv.serving.alone import Alone
 from qkv.serving.aloud import read_aloud
 from qkv.serving.blocks import Blocks
 from qkv.serving.choosing import Top, words_of
-from qkv.serving.logs import log_unforeseen
+from qkv.serving.logs import log_unforeseen, ordinary
 from qkv.serving.paged import Paged
 from qkv.serving.request import Ask, Piece, Refused, Result, Said, Ticket
 from qkv.serving.scheduler import Batch, Scheduler
@@ -31,6 +31,12 @@ from qkv.serving.texts import Text
 from qkv.text.tokenizer import Tokenizer
 
 News = Callable[[Ticket, Piece | Result | Exception], None]
+SHORT_STEP = 0.05
+"""Seconds that a step may take while other models wait, as far as chunks of prompts decide it."""
+FIRST_CHUNK = 64
+"""Tokens of a prompt in a short step before any was measured."""
+LEAST_CHUNK = 16
+"""Fewer are hardly quicker: each step reads all weights."""
 
 
 class Outcome(NamedTuple):
@@ -82,6 +88,8 @@ class Engine:
         )
         self.taking = Taking(model, tokenizer, self.runner, self.scheduler)
         self.ahead = gpu and paged
+        self.short_chunk = min(FIRST_CHUNK, self.scheduler.tokens)
+        """Tokens of prompts in a short step."""
 
     # What is asked
 
@@ -106,13 +114,22 @@ class Engine:
 
     # A step
 
-    def step(self) -> bool:
-        """Whether there was anything to do."""
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to do."""
+        if self.runner is None:
+            return bool(self.jobs)
+        return bool(self.jobs or self.scheduler.running or self.scheduler.waiting or self.pending)
+
+    def step(self, *, short: bool = False) -> bool:
+        """Whether there was anything to do. While other models wait, a step is to be `short`: it reads no more tokens
+        of prompts than take some `SHORT_STEP` seconds."""
         worked = self.do_a_job()
         if self.runner is None:
             return worked
         self.let_go()
-        batch = self.scheduler.schedule()
+        begin = time.monotonic()
+        batch = self.scheduler.schedule(self.short_chunk if short else None)
         if not batch:
             return self.settle() or worked
         self.counts["steps"] += 1
@@ -121,7 +138,14 @@ class Engine:
         self.pending = outcome
         if not self.ahead or any(text.search is not None for text in batch.texts):
             self.settle()
+        self.measure(sum(count for _, count in batch.reading), time.monotonic() - begin)
         return True
+
+    def measure(self, read: int, seconds: float) -> None:
+        """How many tokens of prompts fit into a short step, by what the last step took that read some."""
+        if read and seconds > 0:
+            fit = int(min(read * SHORT_STEP / seconds, self.scheduler.tokens))
+            self.short_chunk = max(LEAST_CHUNK, fit)
 
     def do_a_job(self) -> bool:
         if not self.jobs:
@@ -132,8 +156,8 @@ class Engine:
         self.settle()
         try:
             self.news(ticket, Result(work(self.model, self.tokenizer)))
-        except Exception as error:
-            self.news(ticket, error)
+        except BaseException as error:
+            self.news(ticket, ordinary(error))
         return True
 
     def try_run(self, batch: Batch) -> Outcome | None:
@@ -141,7 +165,8 @@ class Engine:
         before = [(text, text.read, text.state) for text in batch.texts]
         try:
             return self.run(batch)
-        except Exception as error:
+        except BaseException as failure:
+            error = ordinary(failure)
             if len({text.ticket.number for text in batch.texts}) == 1:
                 self.fail(batch.texts[0], error)
                 return None
@@ -195,7 +220,8 @@ class Engine:
         """A word of each; should that fail, everyone chooses alone."""
         try:
             return texts, *words_of(logits, texts)
-        except Exception as error:
+        except BaseException as failure:
+            error = ordinary(failure)
             if len(texts) == 1:
                 self.fail(texts[0], error)
                 return [], torch.empty(0, dtype=torch.int64, device=logits.device), {}
@@ -235,8 +261,8 @@ class Engine:
                 elif text.ask.stream and text.ticket.may_hear(text.ask.samples):
                     text.ticket.unread += 1
                     self.news(text.ticket, text.piece(None))
-            except Exception as error:
-                self.fail(text, error)
+            except BaseException as error:
+                self.fail(text, ordinary(error))
         self.counts["said_tokens"] += heard
         return True
 

@@ -16,22 +16,27 @@ import torch
 
 from qkv.models.build import FAMILIES, Model
 from qkv.serving.engine import Engine
-from qkv.serving.logs import log_unforeseen
+from qkv.serving.logs import log_unforeseen, ordinary, where
 from qkv.serving.paged import Paged
+from qkv.serving.preparing import Preparing
 from qkv.serving.request import Ask, Piece, Refused, Result, Ticket
+from qkv.serving.shares import Shares
 from qkv.text.tokenizer import Tokenizer
 
 log = logging.getLogger("qkv.serving")
 Load = Callable[[], tuple[Model, Tokenizer]]
 Work = Callable[[Model, Tokenizer], Any]
 LONGEST_WAIT = 60  # seconds that anyone is told to come back after
+ENDED = "server: its engine has failed, and it ends; GET /health says why"
 
 
 class Served:
     """One model by its name."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, queue: int = 256) -> None:
         self.name = name
+        self.preparing = Preparing(name, queue=queue)
+        """Threads for its chat template and its tokenizer."""
         self.state: Literal["loading", "ready", "failed"] = "loading"
         self.error: str | None = None
         self.engine: Engine | None = None
@@ -74,6 +79,11 @@ class Host:
         self.entering: deque[tuple[Served, Ticket]] = deque()
         """Who has arrived, and is not in the engine's queue yet."""
         self.told: list[tuple[Ticket, Any]] = []
+        self.shares = Shares()
+        self.failure: str | None = None
+        """Why the engine's thread ended, if it did before `close`."""
+        self.on_failure: Callable[[], None] = lambda: None
+        """Called when the engine's thread has failed, in that thread."""
         self.thread = threading.Thread(target=self.loop, name="qkv engine", daemon=True)
 
     # Models
@@ -82,7 +92,7 @@ class Host:
         """Load it beside everything else; it is served when it is there."""
         if name in self.served:
             raise ValueError(f"model: two are called {name}; give one another name, as other={name}")
-        served = self.served[name] = Served(name)
+        served = self.served[name] = Served(name, self.queue)
         threading.Thread(target=self.load, args=(served, load), name=f"loading {name}", daemon=True).start()
 
     def load(self, served: Served, load: Load) -> None:
@@ -93,10 +103,14 @@ class Host:
             if isinstance(engine.runner, Paged) and engine.runner.replays is not None:
                 with torch.inference_mode():
                     engine.runner.replays.warm_up(self.how["rows"])
-            served.engine, served.state = engine, "ready"
-        except Exception as error:
+            with self.wake:
+                if self.failure is not None:
+                    raise RuntimeError(self.failure)
+                served.engine, served.state = engine, "ready"
+        except BaseException as failure:
+            error = ordinary(failure)
             log.warning("%s cannot be served: %s", served.name, error)
-            served.state, served.error = "failed", str(error)
+            served.state, served.error = "failed", str(error) or type(error).__name__
         gc.collect()
         gc.freeze()  # what is there now stays: to look through it again and again would hold up the steps
 
@@ -117,6 +131,8 @@ class Host:
             raise Refused(404, f"model: there is no {name!r} here; expected one of: {there}")
         if self.closed:
             raise Refused(503, "server: it is about to leave and takes nothing new", LONGEST_WAIT)
+        if self.failure is not None:
+            raise Refused(503, ENDED)
         if served.state == "failed":
             raise Refused(503, f"model: {name} has failed; /health says why")
         engine = served.engine
@@ -130,6 +146,8 @@ class Host:
             if engine.waiting + coming >= self.queue:
                 engine.counts["refused"] += 1
                 raise Refused(429, f"server: {self.queue} requests wait for {name} already", served.retry_after())
+            if self.failure is not None:  # meanwhile
+                raise Refused(503, ENDED)
             self.arrived.append((served, ticket))
             self.wake.notify()
         return ticket
@@ -139,22 +157,51 @@ class Host:
     def start(self) -> None:
         self.thread.start()
 
+    @property
+    def alive(self) -> bool:
+        """Whether requests are worked on: the engine's thread was not started yet, or it runs."""
+        return self.failure is None and (self.closed or self.thread.ident is None or self.thread.is_alive())
+
     def loop(self) -> None:
-        while not self.closed:
-            try:
-                if not self.turn():
-                    with self.wake:
-                        if not self.arrived and not self.closed:
-                            self.wake.wait(timeout=0.2)  # a deadline may pass while nobody asks
-            except Exception as error:  # whatever it was, the others must not wait for ever
-                log_unforeseen(error)
+        try:
+            while not self.closed:
+                self.turn_or_wait()
+        except BaseException as error:  # nobody would answer any more, and nobody would know
+            self.fail(error)
+
+    def turn_or_wait(self) -> None:
+        try:
+            worked = self.turn()
+        except Exception as error:  # whatever it was, the others must not wait for ever
+            log_unforeseen(error)
+            worked = False
+        if not worked:
+            with self.wake:
+                if not self.arrived and not self.closed:
+                    self.wake.wait(timeout=0.2)  # a deadline may pass while nobody asks
+
+    def fail(self, error: BaseException) -> None:
+        """The engine's thread ends: everyone who waits is told so, and the server ends."""
+        log.critical("the engine's thread ended: %s at %s", type(error).__name__, where(error))
+        with self.wake:
+            self.failure = f"the engine's thread ended ({type(error).__name__})"
+            tickets = [ticket for _, ticket in [*self.arrived, *self.entering]]
+            self.arrived, self.entering = [], deque()
+            for served in self.served.values():
+                tickets += [] if served.engine is None else served.engine.tickets()
+                served.state, served.error, served.engine = "failed", self.failure, None
+        for ticket in {ticket.number: ticket for ticket in tickets}.values():
+            self.tell(ticket, Refused(503, ENDED))
+        try:
+            self.deliver()
+        finally:
+            self.on_failure()
 
     def turn(self) -> bool:
-        """A step of every model; whether any had something to do."""
+        """A step of the model that used least of the thread's time, among those with work; whether there was any."""
         self.let_in()
-        ready = [served for served in list(self.served.values()) if served.engine is not None]
-        worked = [self.step(served) for served in ready]
-        return any(worked)
+        busy = {name: each for name, each in list(self.served.items()) if each.engine is not None and each.engine.busy}
+        return any(self.step(busy[name], short=len(busy) > 1) for name in self.shares.order(busy))
 
     def let_in(self) -> None:
         with self.wake:
@@ -168,25 +215,28 @@ class Host:
                     served.engine.take(ticket)
                 else:
                     served.engine.jobs.append((ticket, ticket.ask))
-            except Exception as error:
-                self.tell(ticket, error)
+            except BaseException as error:
+                self.tell(ticket, ordinary(error))
             self.entering.popleft()  # until here it counts as one that comes
         self.deliver()
 
-    def step(self, served: Served) -> bool:
+    def step(self, served: Served, *, short: bool = False) -> bool:
         engine = served.engine
         assert engine is not None
-        before = engine.counts["finished"]
+        before, begin = engine.counts["finished"], time.monotonic()
         try:
-            worked = engine.step()
-        except Exception as error:  # nothing that one request did, but a fault of the engine's
+            worked = engine.step(short=short)
+        except BaseException as failure:  # nothing that one request did, but a fault of the engine's
+            error = ordinary(failure)
             log_unforeseen(error)
             served.state, served.error, served.engine = "failed", str(error) or type(error).__name__, None
             for ticket in engine.tickets():
                 self.tell(ticket, RuntimeError(f"model: {served.name} has failed"))
             worked = True
+        end = time.monotonic()
+        self.shares.spend(served.name, end - begin)
         if engine.counts["finished"] > before:
-            served.finished = [*served.finished[-15:], time.monotonic()]
+            served.finished = [*served.finished[-15:], end]
         self.deliver()
         return worked
 

@@ -209,4 +209,5 @@ class ModelHealth(BaseModel):
 
 class Health(BaseModel):
     status: Literal["ready", "loading", "failed", "draining"]
+    error: str | None = Field(description="Why the server itself has failed, if it has.")
     models: dict[str, ModelHealth]

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 from qkv.generation.choice import Choice
 
 Reason = Literal["end", "stop", "length", "context", "deadline"]
+LATE = "timeout: nothing was said in time; ask for less, or allow more"
 
 
 class Alternative(NamedTuple):

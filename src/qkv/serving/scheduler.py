@@ -66,18 +66,19 @@ class Scheduler:
         """The oldest first."""
         self.slots = list(range(rows - 1, -1, -1))
 
-    def schedule(self) -> Batch:
+    def schedule(self, tokens: int | None = None) -> Batch:
+        """The next step; it reads at most so many tokens of prompts, `self.tokens` unless given fewer."""
         speaking = [text for text in list(self.running) if text.speaks and not text.finished and self.grow(text, 1)]
         reading: list[tuple[Text, int]] = []
-        room = self.tokens
+        whole = room = self.tokens if tokens is None else min(tokens, self.tokens)
         for text in list(self.running):
-            count = 0 if text.speaks else self.portion(text, room)
+            count = 0 if text.speaks else self.portion(text, room, whole)
             if count > 0 and self.grow(text, count):
                 reading.append((text, count))
                 room -= count
         while self.waiting and room > 0 and self.admit(self.waiting[0]):
             text = self.waiting.popleft()
-            count = self.portion(text, room)
+            count = self.portion(text, room, whole)
             if count > 0 and self.grow(text, count):
                 reading.append((text, count))
                 room -= count
@@ -85,13 +86,14 @@ class Scheduler:
         reading.sort(key=lambda both: (both[0].read > 0, both[1]))
         return Batch([text for text in speaking if text.slot is not None], reading)
 
-    def portion(self, text: Text, room: int) -> int:
-        """How much of what it has to read it reads now: all, or whole parts; the first one of a step at least one."""
+    def portion(self, text: Text, room: int, whole: int) -> int:
+        """How much of what it has to read it reads now: all, or whole parts; the first one of a step at least one.
+        There is `room` for so many tokens, of the `whole` step's."""
         left = text.positions - text.read
         if left <= room:
             return left
-        whole = room // self.part * self.part
-        return whole or (min(left, self.part) if room == self.tokens else 0)
+        parts = room // self.part * self.part
+        return parts or (min(left, self.part) if room == whole else 0)
 
     # Beginning
 

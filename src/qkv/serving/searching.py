@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from qkv.serving.logs import ordinary
 from qkv.serving.request import Ask, Piece, Reason, Said
 from qkv.serving.texts import Search, Text
 
@@ -24,8 +25,8 @@ def advance(engine: Engine, logits: Float[Tensor, "M V"], texts: list[Text]) -> 
         first = search.beams[0]
         try:
             go_on(engine, search, search.advance(logits[torch.tensor(rows, device=logits.device)]))
-        except Exception as error:
-            engine.fail(first, error)
+        except BaseException as error:
+            engine.fail(first, ordinary(error))
     return logits[torch.tensor(rest, dtype=torch.int64, device=logits.device)], [texts[row] for row in rest]
 
 

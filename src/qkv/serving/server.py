@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import threading
 from collections.abc import Callable
 from types import FrameType
 
@@ -17,12 +18,14 @@ from qkv.serving.door import Door
 log = logging.getLogger("qkv.serving")
 TICK = 0.05
 BACKLOG = 2048
+LAST_SECONDS = 10.0
+"""After draining, in which the server must have ended."""
 
 
 class Server(uvicorn.Server):
     def __init__(self, door: Door, drain: float, at_once: Callable[[], None] | None = None) -> None:
-        """`at_once` is called after the second signal, when all lines are cut: who returns from here normally waits for
-        threads that still work."""
+        """`at_once` ends the process. It is called after the second signal, when all lines are cut, and some seconds
+        after draining should have ended: who returns from here normally waits for threads that still work."""
         # The access log is the door's: uvicorn's would have queries in it.
         config = uvicorn.Config(
             door, access_log=False, server_header=False, log_config=None, timeout_graceful_shutdown=1, backlog=BACKLOG,
@@ -30,11 +33,37 @@ class Server(uvicorn.Server):
         )  # fmt: skip
         super().__init__(config)
         self.door, self.drain, self.at_once = door, drain, at_once
+        self.timers: list[threading.Timer] = []
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Until it has left. asyncio's own end is inside: it waits for the threads of its executor."""
+        try:
+            super().run(sockets)
+        finally:
+            for timer in self.timers:
+                timer.cancel()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         await super().serve(sockets)
         if self.force_exit and self.at_once is not None:
             self.at_once()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.door.draining = True  # whoever is cancelled now is told why
+        await super().shutdown(sockets)
+
+    def stop(self) -> None:
+        """End now, without draining: nothing can be answered any more. Any thread may call this."""
+        self.end_within(LAST_SECONDS)
+        self.door.draining = self.should_exit = True
+
+    def end_within(self, seconds: float) -> None:
+        """End the process then, whatever still runs in it."""
+        if self.at_once is not None:
+            timer = threading.Timer(seconds, self.at_once)
+            timer.daemon = True
+            timer.start()
+            self.timers.append(timer)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """While it drains the port stays open, so that those who come are told so. uvicorn would close it, and would
@@ -43,6 +72,8 @@ class Server(uvicorn.Server):
             self.should_exit = self.force_exit = True
             for task in self.door.running:
                 task.cancel()
+        else:
+            self.end_within(self.drain + LAST_SECONDS)
         self.door.draining = True
 
     async def on_tick(self, counter: int) -> bool:

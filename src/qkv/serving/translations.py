@@ -16,7 +16,7 @@ from qkv.generation.translation import SIMILAR, in_one_line, room_for, source_id
 from qkv.insight.alignment import alignment
 from qkv.insight.words import join_words, words_of
 from qkv.models import RNN, Transformer
-from qkv.serving.asking import beside, deadline_of, heads_of, host_of, job, only, opened, seed_of, together
+from qkv.serving.asking import deadline_of, heads_of, host_of, job, only, opened, prepared, seed_of, together
 from qkv.serving.documented import STREAMED, documented
 from qkv.serving.errors import Json
 from qkv.serving.listening import DONE, Events, answer, event
@@ -34,18 +34,20 @@ MOST_SOURCE = 4096
 @router.post("/v1/translate", responses=documented(TranslateReply, also=STREAMED))
 async def translate(asked: TranslateRequest, request: Request) -> Response:
     """Translate texts, each one sentence."""
-    _, model, tokenizer = opened(request, asked.model)
+    served, model, tokenizer = opened(request, asked.model)
+    deadline = deadline_of(request, asked.timeout)
     only(model, asked.model, (Transformer, RNN), "does not translate")
     if tokenizer.start is None or tokenizer.end is None:
         raise ValueError("model: a translator needs a start and an end token, and this one's tokenizer lacks them")
     if asked.alignment and isinstance(model, RNN) and model.config.attention == "none":
         raise ValueError("alignment: this RNN has no attention, so none of its words looked at any other")
-    sources = await beside(sum(map(len, asked.texts)), source_ids, [model], tokenizer, asked.texts)
+    size = sum(map(len, asked.texts))
+    sources = await prepared(request, served, deadline, size, source_ids, [model], tokenizer, asked.texts)
     if max(map(len, sources)) > MOST_SOURCE:
         raise ValueError(
             f"text: one of {max(map(len, sources)):,} tokens is no sentence; expected {MOST_SOURCE:,} or less"
         )
-    translating = Translating(asked, request, model, tokenizer, sources)
+    translating = Translating(asked, request, model, tokenizer, sources, deadline)
     if asked.stream:
         return Events(translating.events())
     return Json(await answer(request, translating.whole()))
@@ -62,13 +64,19 @@ class Told:
 
 class Translating:
     def __init__(
-        self, asked: TranslateRequest, request: Request, model: Any, tokenizer: Tokenizer, sources: list[list[int]]
+        self,
+        asked: TranslateRequest,
+        request: Request,
+        model: Any,
+        tokenizer: Tokenizer,
+        sources: list[list[int]],
+        deadline: float,
     ) -> None:
         self.asked, self.request, self.model, self.tokenizer, self.sources = asked, request, model, tokenizer, sources
         self.filled = [place for place, source in enumerate(sources) if source]
         """An empty text has an empty translation, of which nobody need be asked."""
         self.told = [[Told() for _ in range(asked.n_best if source else 1)] for source in sources]
-        self.deadline = deadline_of(request, asked.timeout)
+        self.deadline = deadline
         off = heads_of(model, asked.heads_off)
         self.asks = [self.ask(sources[place], off) for place in self.filled]
 

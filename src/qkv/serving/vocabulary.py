@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from qkv.models import GPT
 from qkv.serving import tokens
 from qkv.serving.asking import (
-    beside,
     check_ids,
     choice_of,
     deadline_of,
@@ -19,6 +16,7 @@ from qkv.serving.asking import (
     ids_of,
     only,
     opened,
+    prepared,
     together,
 )
 from qkv.serving.documented import documented
@@ -34,16 +32,17 @@ router = APIRouter(tags=["qkv"])
 @router.post("/v1/next", responses=documented(NextReply))
 async def next_token(asked: NextRequest, request: Request) -> Response:
     """The likeliest next tokens, as the model says them and as they would be drawn."""
-    _, model, tokenizer = opened(request, asked.model)
+    served, model, tokenizer = opened(request, asked.model)
+    deadline = deadline_of(request, asked.timeout)
     only(model, asked.model, GPT, "does not go on from a prompt")
     ask = Ask(
-        prompt=await beside(len(asked.prompt), ids_of, model, tokenizer, asked.prompt),
+        prompt=await prepared(request, served, deadline, len(asked.prompt), ids_of, model, tokenizer, asked.prompt),
         length=1,
         choice=choice_of(asked),
         ends=(),  # the end of a text is a token like any other here
         top=min(asked.top, model.config.vocabulary),
         off=heads_of(model, asked.heads_off),
-        deadline=deadline_of(request, asked.timeout),
+        deadline=deadline,
     )
 
     async def said() -> list[Said]:
@@ -58,7 +57,8 @@ async def next_token(asked: NextRequest, request: Request) -> Response:
 @router.post("/v1/tokenize", responses=documented(TokenizeReply))
 async def tokenize(asked: TokenizeRequest, request: Request) -> Response:
     """A text as its tokens, without any mark before or after it; or ids as the text that they are."""
-    _, model, tokenizer = opened(request, asked.model)
+    served, model, tokenizer = opened(request, asked.model)
+    deadline = deadline_of(request, None)
     if asked.ids is not None:
         check_ids(asked.ids, model.config.vocabulary, "ids")
 
@@ -67,4 +67,4 @@ async def tokenize(asked: TokenizeRequest, request: Request) -> Response:
         text = asked.text if asked.text is not None else tokenizer.decode(ids)
         return Json({"tokens": tokens.prompt_tokens(tokenizer, ids), "count": len(ids), "text": text})
 
-    return await asyncio.to_thread(work)
+    return await prepared(request, served, deadline, len(asked.text or asked.ids or ()), work)

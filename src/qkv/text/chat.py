@@ -6,14 +6,12 @@ calls that token special or not. (A role is the program's word: it may complete 
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
-from datetime import datetime
-from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NoReturn, TypedDict
+from typing import TypedDict
 
+from qkv.text.markers import markers_of
+from qkv.text.template import rendered
 from qkv.text.tokenizer import Tokenizer
 
 MARKS = [chr(number) for number in range(0xFDD0, 0xFDF0)]  # Unicode promises that these are no characters
@@ -32,36 +30,35 @@ def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message], *, reply: boo
     free = [mark for mark in MARKS if mark not in said]
     if len(free) < 2:
         raise ValueError("messages: they have every sign in them that Unicode says is none")
-    before, after = free[:2]
-    pattern = pattern_of(tokenizer)
+    quotes = before, after = free[0], free[1]
+    markers = markers_of(tokenizer)
 
-    def marked(text: str) -> str:
-        """With marks around each marker that is spelled in a message. They stand around it, not inside, so that a
-        template that looks for one, such as the end of a thought, finds it."""
-        return pattern.sub(lambda found: before + found[0] + after, text)
-
+    # Quotes stand around a marker that is spelled in a message, not inside it, so that a template that looks for one,
+    # such as the end of a thought, finds it.
     safe = [
-        Message(role=marked(message["role"]), content=apart(tokenizer, marked(message["content"]), after))
+        Message(
+            role=markers.quoted(message["role"], quotes),
+            content=apart(tokenizer, markers.quoted(message["content"], quotes), after),
+        )
         for message in messages
     ]
-    rendered = render(tokenizer, safe, reply=reply)
-    borders = borders_of(tokenizer, safe, rendered)
+    whole = render(tokenizer, safe, reply=reply)
+    borders = borders_of(tokenizer, safe, whole)
 
     def text(begin: int, end: int) -> list[int]:
         cuts = [begin, *(place for place in borders if begin < place < end), end]
-        parts = [(one, rendered[one:other].replace(before, "").replace(after, "")) for one, other in pairwise(cuts)]
+        parts = [(one, whole[one:other].replace(before, "").replace(after, "")) for one, other in pairwise(cuts)]
         return [id for place, part in parts for id in encode_part(tokenizer, part, place == 0)]
 
     ids: list[int] = []
     place = 0
-    for found in re.finditer(f"{before}(?:{pattern.pattern}){after}|({pattern.pattern})", rendered):
-        if found[1]:  # the template's own
-            ids += [*text(place, found.start()), marker_id(tokenizer, found[1])]
-            place = found.end()
-    return ids + text(place, len(rendered))
+    for found in markers.find(whole, quotes):  # the template's own
+        ids += [*text(place, found.begin), found.id]
+        place = found.end
+    return ids + text(place, len(whole))
 
 
-def borders_of(tokenizer: Tokenizer, messages: Sequence[Message], rendered: str) -> list[int]:
+def borders_of(tokenizer: Tokenizer, messages: Sequence[Message], whole: str) -> list[int]:
     """Where an answer with spaces around it begins and ends. The model was asked up to there, and goes on from there: a
     token that has the template's last newline and the answer's indent in one would be none that it could say."""
     found = set()
@@ -69,33 +66,19 @@ def borders_of(tokenizer: Tokenizer, messages: Sequence[Message], rendered: str)
         if number and role == "assistant" and content != content.strip():
             asked = render(tokenizer, messages[:number], reply=True)
             said = render(tokenizer, messages[: number + 1], reply=False)
-            found |= {len(part) for part in (asked, said) if rendered.startswith(part)}
+            found |= {len(part) for part in (asked, said) if whole.startswith(part)}
     return sorted(found)
 
 
 def apart(tokenizer: Tokenizer, content: str, mark: str) -> str:
     """With a mark where the template's text beside it could make a marker of it, as < before |im_end|> would."""
     said = content.strip()  # templates may strip it, too
-    lefts = tuple(each[:cut] for each in tokenizer.markers for cut in range(1, len(each)))
-    rights = tuple(each[cut:] for each in tokenizer.markers for cut in range(1, len(each)))
-    short = len(said) < max(map(len, tokenizer.markers), default=0)  # it may itself be the middle of a marker
-    begin = mark if said.startswith(rights) or (short and any(each.startswith(said) for each in rights)) else ""
-    end = mark if said.endswith(lefts) or (short and any(each.endswith(said) for each in lefts)) else ""
+    markers = markers_of(tokenizer)
+    short = len(said) < markers.longest  # it may itself be the middle of a marker
+    known = markers.known if short else ()
+    begin = mark if said.startswith(markers.endings) or any(said in each[1:] for each in known) else ""
+    end = mark if said.endswith(markers.beginnings) or any(said in each[:-1] for each in known) else ""
     return content.replace(said, begin + said + end, 1) if said else content
-
-
-def pattern_of(tokenizer: Tokenizer) -> re.Pattern[str]:
-    """Finds markers, the longest where several begin; some take the spaces beside them along."""
-    spelled = sorted(tokenizer.markers.items(), key=lambda item: -len(item[0]))
-    space = r"\s*"
-    each = [space * token.lstrip + re.escape(text) + space * token.rstrip for text, (_, token) in spelled]
-    return re.compile("|".join(each) or "(?!)")
-
-
-def marker_id(tokenizer: Tokenizer, found: str) -> int:
-    """Of what the pattern found, which may have spaces beside it."""
-    stripped = {text.strip(): id for text, (id, _) in tokenizer.markers.items()}
-    return tokenizer.markers[found][0] if found in tokenizer.markers else stripped[found.strip()]
 
 
 def encode_part(tokenizer: Tokenizer, text: str, first: bool) -> list[int]:
@@ -112,8 +95,7 @@ def ends_of_turn(tokenizer: Tokenizer) -> list[int]:
     one, and the end of texts."""
     turn = [Message(role="user", content="a"), Message(role="assistant", content=ANSWER)]
     _, answer, rest = render(tokenizer, turn, reply=False).rpartition(ANSWER)
-    found = pattern_of(tokenizer).search(rest) if answer else None
-    after = [] if found is None else [marker_id(tokenizer, found[0])]
+    after = [found.id for found in markers_of(tokenizer).find(rest)[:1]] if answer else []
     return list(dict.fromkeys([*after, *([] if tokenizer.end is None else [tokenizer.end])]))
 
 
@@ -123,37 +105,5 @@ def render(tokenizer: Tokenizer, messages: Sequence[Message], *, reply: bool = T
         raise ValueError(
             "chat_template: this tokenizer has none, so its model was not taught to chat; use qkv generate"
         )
-    template = compiled(tokenizer.chat_template)
     names = {field: token for field, token in tokenizer.config.items() if field.endswith("_token")}
-    try:
-        return template.render(messages=messages, add_generation_prompt=reply, **names)
-    except Exception as error:  # a template is a program of someone else's, and may raise anything
-        raise ValueError(f"chat_template: it does not take these messages ({in_a_line(error)})") from error
-
-
-def in_a_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-@lru_cache(maxsize=8)
-def compiled(template: str) -> Any:
-    """With the names that `transformers` gives templates, in a sandbox: a template comes from someone else's file."""
-    from jinja2.exceptions import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def refuse(message: str) -> NoReturn:
-        raise TemplateError(message)
-
-    def to_json(value: Any, indent: int | None = None, **rest: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent, **rest)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    try:
-        return environment.from_string(template)
-    except Exception as error:  # also one that is nested too deeply
-        raise ValueError(f"chat_template: not a template of jinja ({in_a_line(error)})") from error
+    return rendered(tokenizer.chat_template, messages=messages, add_generation_prompt=reply, **names)

@@ -15,6 +15,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from qkv.text.gguf import read_gguf
 from qkv.text.marian import SOURCE as MARIAN_SOURCE
 from qkv.text.marian import read_marian
+from qkv.text.panics import panics_as_errors
 from qkv.text.special import is_special, token_text
 
 WHOLE, CONFIG, CHAT = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
@@ -75,7 +76,7 @@ def find_file(path: Path) -> Path:
 def read_whole(file: Path) -> tokenizers.Tokenizer:
     text = read_text(file)
     try:
-        inner = tokenizers.Tokenizer.from_str(text)
+        inner = panics_as_errors(tokenizers.Tokenizer.from_str)(text)
     except Exception as error:  # the library raises nothing more precise
         raise ValueError(f"{file}: not a {WHOLE} of the library `tokenizers` ({error})") from error
     inner.no_truncation()  # a text's length is for the data to decide, not for the tokenizer

@@ -18,6 +18,7 @@ from jaxtyping import Bool
 from tokenizers import AddedToken
 
 from qkv import disk
+from qkv.text.panics import panics_as_errors
 from qkv.text.read import CONFIG, WHOLE, read_files
 from qkv.text.special import FIELDS, ROLES, find_chat_template, find_roles, special_ids
 
@@ -42,6 +43,7 @@ class Tokenizer:
         self.told_to_start = (config or {}).get("add_bos_token")
 
     @classmethod
+    @panics_as_errors
     def read(cls, path: Path | str) -> Tokenizer:
         """From tokenizer.json, GPT-2's vocab.json and merges.txt, Marian's with source.spm, or BERT's vocab.txt: the
         file, or its folder. Or from inside a GGUF file."""
@@ -73,6 +75,7 @@ class Tokenizer:
         return {"tokenizer_class": "PreTrainedTokenizerFast", **names, **said}
 
     @cached_property
+    @panics_as_errors
     def starts_texts(self) -> bool:
         """Whether a text that is read begins with the start id: as the config says, else as the rules do it."""
         if self.start is None or self.told_to_start is not None:
@@ -87,10 +90,12 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
 
+    @panics_as_errors
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, all cores at work; no special tokens are added."""
         return [found.ids for found in self.inner.encode_batch_fast(texts, add_special_tokens=False)]
 
+    @panics_as_errors
     def encode_as_text(self, text: str) -> list[int]:
         """The ids of a text without any marker, special or not. A marker that the vocabulary has as a word is cut into
         its signs; a single sign that is a marker becomes the unknown token, or is left out where there is none."""
@@ -115,6 +120,7 @@ class Tokenizer:
         return {each.content: (id, each) for id, each in added if each.special or each.content.strip(" \t\n\r▁")}
 
     @cached_property
+    @panics_as_errors
     def without_markers(self) -> tokenizers.Tokenizer:
         """The same rules, but for the library every marker is special, which it then does not look for."""
         if all(token.special for _, token in self.markers.values()):
@@ -132,6 +138,7 @@ class Tokenizer:
         state = b"" if self.inner.decoder is None else self.inner.decoder.__getstate__()
         return frozenset(re.findall(r'"type":\s*"(\w+)"', state.decode()))
 
+    @panics_as_errors
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """The text of ids. Special tokens are left out, but not the one of unknown words: something was said there."""
         numbers = [index(id) for id in ids]
@@ -140,6 +147,7 @@ class Tokenizer:
         silent = self.special - {self.unknown}
         return self.inner.decode([id for id in numbers if id not in silent], skip_special_tokens=False)
 
+    @panics_as_errors
     def unknown_in(self, text: str) -> list[str]:
         """The parts of a text that the vocabulary does not have."""
         if self.unknown is None:
@@ -173,6 +181,7 @@ class Tokenizer:
             begins[id] = id in self.special or not self.continues(token)
         return begins
 
+    @panics_as_errors
     def continues(self, token: str) -> bool:
         """Whether a token goes on the word before it: marked so, as ##ing, or when its text after a letter does."""
         mark = getattr(self.inner.model, "continuing_subword_prefix", None)

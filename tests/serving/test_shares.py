@@ -1,0 +1,161 @@
+"""Models share the engine's thread by time: a test counts it by a clock of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from models.families import gpt
+from qkv.generation import generate, row_seeds
+from qkv.serving import engine as engines
+from qkv.serving import host as hosts
+from qkv.serving.host import Host, Served
+from qkv.serving.shares import Shares
+from serving.engines import Steps
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Costly:
+    """An engine whose steps take so many seconds each."""
+
+    def __init__(self, clock: Clock, seconds: float, work: int) -> None:
+        self.clock, self.seconds, self.left = clock, seconds, work
+        self.counts = {"finished": 0}
+        self.done = 0
+        self.spent = 0.0
+        self.short: list[bool] = []
+
+    @property
+    def busy(self) -> bool:
+        return self.left > 0
+
+    def step(self, *, short: bool = False) -> bool:
+        self.short.append(short)
+        self.clock.now += self.seconds
+        self.spent += self.seconds
+        self.done, self.left = self.done + 1, self.left - 1
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(hosts, "time", clock)
+    return clock
+
+
+def hosted(**engines: Costly) -> Host:
+    """Without a thread: a test makes every turn itself."""
+    host = Host()
+    for name, engine in engines.items():
+        served = host.served[name] = Served(name)
+        served.state, served.engine = "ready", engine  # type: ignore[assignment]
+    return host
+
+
+def test_a_quick_model_beside_a_slow_one_takes_twice_as_long_as_alone(clock: Clock) -> None:
+    """In lock-step its 40 steps of 1 ms would take 41 times as long."""
+    quick, slow = Costly(clock, 0.001, 40), Costly(clock, 0.040, 10**6)
+    host = hosted(slow=slow, quick=quick)
+    while quick.busy:
+        assert host.turn()
+    assert clock.now <= 2 * 0.040 + 0.040  # as much again for the slow one, and a step that was under way
+    assert slow.done in (1, 2)
+
+
+def test_each_of_several_models_gets_the_same_time(clock: Clock) -> None:
+    costs = {"a": 0.001, "b": 0.007, "c": 0.030}
+    engines = {name: Costly(clock, seconds, 10**6) for name, seconds in costs.items()}
+    host = hosted(**engines)
+    while clock.now < 10:
+        host.turn()
+    for engine in engines.values():
+        assert engine.spent == pytest.approx(clock.now / 3, abs=2 * 0.030)
+    assert all(all(engine.short) for engine in engines.values())
+
+
+def test_nobody_saves_up_time_while_idle(clock: Clock) -> None:
+    busy, idle = Costly(clock, 0.010, 1000), Costly(clock, 0.010, 0)
+    host = hosted(busy=busy, idle=idle)
+    while clock.now < 5:
+        host.turn()
+    idle.left = 1000
+    begin, before = clock.now, busy.done
+    while clock.now < begin + 1:
+        host.turn()
+    assert abs((busy.done - before) - idle.done) <= 1
+    assert not any(busy.short[:before])  # alone it may take long steps
+    assert any(busy.short[before:])
+
+
+def test_after_a_pause_all_are_equal(clock: Clock) -> None:
+    first, second = Costly(clock, 0.010, 300), Costly(clock, 0.010, 0)
+    host = hosted(first=first, second=second)
+    while host.turn():
+        pass
+    first.left = second.left = 100
+    before = first.done
+    for _ in range(50):
+        host.turn()
+    assert abs((first.done - before) - second.done) <= 1
+
+
+def test_a_model_with_work_that_can_do_nothing_lets_others_run(clock: Clock) -> None:
+    blocked, other = Costly(clock, 0.0, 10**6), Costly(clock, 0.010, 5)
+    blocked.step = lambda short=False: False  # type: ignore[method-assign, misc]
+    host = hosted(blocked=blocked, other=other)
+    while other.busy:
+        assert host.turn()
+    assert not host.turn()
+
+
+def test_a_model_that_comes_and_goes_gains_nothing() -> None:
+    """One that is idle after each of its steps has no more than its share."""
+    shares = Shares()
+    time: dict[str, float] = {"steady": 0.0, "fickle": 0.0}
+    fickle = True
+    for _ in range(3000):
+        name = shares.order(["steady", "fickle"] if fickle else ["steady"])[0]
+        fickle = name != "fickle"
+        shares.spend(name, 0.010)
+        time[name] += 0.010
+    assert time["fickle"] == pytest.approx(15, abs=0.05)
+
+
+# Long prompts
+
+
+def test_a_short_step_reads_a_prompt_in_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many tokens as take 50 ms by what the last step took; the text is the same."""
+    prompt: list[int] = [each % 13 for each in range(100)]
+    clock, model = Clock(), gpt(context=128)
+    monkeypatch.setattr(engines, "time", clock)
+    steps = Steps(model, cache=1 << 22)
+    real, sizes = steps.engine.run, []
+
+    def costly(batch: Any) -> Any:
+        sizes.append(sum(count for _, count in batch.reading))
+        clock.now += 0.002 * max(1, sizes[-1])
+        return real(batch)
+
+    monkeypatch.setattr(steps.engine, "run", costly)
+    chunked = steps.ask(prompt, length=4, seed=1)
+    while steps.engine.step(short=True):
+        pass
+    assert sizes == [64, 25, 11, 0, 0, 0]
+    assert steps.ids(chunked) == generate(model, [prompt], length=4, seed=row_seeds(1, 1))
+
+
+@pytest.mark.parametrize(("seconds", "chunk"), [(0.0, 64), (0.5, 16), (0.025, 200), (1e-9, 512)])
+def test_a_chunk_has_a_least_and_a_most(seconds: float, chunk: int) -> None:
+    engine = Steps(gpt(), cache=1 << 22).engine
+    engine.measure(100, seconds)
+    assert engine.short_chunk == chunk
