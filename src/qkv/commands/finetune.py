@@ -18,8 +18,8 @@ from qkv.nn.config import check_at_least_one
 from qkv.training.config import OptimizerConfig, among
 from qkv.training.distributed import first_process, under_torchrun
 from qkv.training.folder import LOCK, RUN, remembered
-from qkv.training.tune import DEFAULTS, Tuning, finetune
-from qkv.training.tune_config import TuneConfig, TuneRunConfig
+from qkv.training.tune import Tuning, finetune
+from qkv.training.tune_config import DEFAULTS, TuneConfig, TuneRunConfig
 
 SEEDS = "seeds.json"
 PICTURE = "confusion.png"

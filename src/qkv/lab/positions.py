@@ -29,7 +29,7 @@ from qkv.insight.probing import Scored, asked, best_of
 from qkv.insight.questions import Question, position_question
 from qkv.models import BERTConfig, GPTConfig
 from qkv.models.build import Model
-from qkv.nn.position import Position
+from qkv.nn.choices import Position
 from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
 from qkv.training.cost import cost, measured_peak
 from qkv.training.distributed import device_named
