@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from qkv import disk
+from qkv.commands.parsing import naming_flags, parse
+from qkv.commands.train import value_of
 from qkv.nn.config import check_at_least_one
 from qkv.training.config import OptimizerConfig, among
 from qkv.training.distributed import first_process, under_torchrun
@@ -37,17 +39,23 @@ class Flags:
         check_at_least_one(self, "seeds")
 
 
+def main(arguments: list[str]) -> bool:
+    """Fine-tune as the command line says; False where the run was interrupted."""
+    flags = flags_of(arguments, value_of("--out", arguments), "--resume" in arguments)
+    with naming_flags(Flags):
+        return run(flags) or under_torchrun()
+
+
 def flags_of(arguments: list[str], out: str | None, resume: bool) -> Flags:
     """From the command line; a run that is resumed gives the defaults. The model comes first, without a flag."""
     if arguments and not arguments[0].startswith("-"):
         arguments = ["--model", *arguments]
-    return tyro.cli(
+    return parse(
         Flags,
-        args=arguments,
+        arguments,
+        "qkv finetune",
         default=known_flags(out if resume else None),
-        prog="qkv finetune MODEL",
-        description="Teach a pre-trained model a task. It can be stopped at any time and goes on with --resume.",
-        config=(tyro.conf.OmitArgPrefixes,),
+        description="Teach a pre-trained model a task: qkv finetune MODEL --task ... It can be stopped at any time and goes on with --resume.",
     )
 
 
