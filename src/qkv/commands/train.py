@@ -64,8 +64,7 @@ def training_flags(name: str, arguments: list[str]) -> tuple[Config, DataConfig,
         model = own if named is None else model
 
     given = {group: kind(**among(known, kind)) for group, kind in GROUPS.items()}
-    help_of_preset = Annotated[str, tyro.conf.arg(help="A model by name, see qkv presets; the flags below change it.")]
-    Flags = make_dataclass("Flags", [*GROUPS.items(), ("model", type(model)), ("preset", help_of_preset)])
+    Flags = flags_for(type(model))
     flags: Any = parse(
         Flags,
         arguments,
@@ -74,6 +73,12 @@ def training_flags(name: str, arguments: list[str]) -> tuple[Config, DataConfig,
         description=f"Train a {name} on your own text. It can be stopped at any time and goes on with --resume.",
     )
     return flags.model, flags.reading, flags.learning, flags.run
+
+
+def flags_for(config: type[Any]) -> type[Any]:
+    """The dataclass of every flag with which a family is trained."""
+    named = Annotated[str, tyro.conf.arg(help="A model by name, see qkv presets; the flags below change it.")]
+    return make_dataclass("Flags", [*GROUPS.items(), ("model", config), ("preset", named)])
 
 
 def has_gpu(arguments: Sequence[str]) -> bool:
