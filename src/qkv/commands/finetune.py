@@ -11,12 +11,12 @@ from typing import Any
 
 import tyro
 from rich.console import Console
-from rich.table import Table
 
 from qkv import disk
 from qkv.commands.parsing import naming_flags, parse
 from qkv.commands.train import value_of
 from qkv.nn.config import check_at_least_one
+from qkv.tables import Table
 from qkv.training.config import OptimizerConfig, among
 from qkv.training.distributed import first_process, under_torchrun
 from qkv.training.folder import LOCK, RUN, remembered
@@ -154,9 +154,9 @@ def tell_spread(done: Sequence[Tuning], seeds: Sequence[int], out: Path, console
     """Mean and standard deviation over the seeds, on the screen and in a file."""
     rows = {name: [made.measured[name] for made in done] for name in done[0].measured}
     spread = {name: {"mean": statistics.fmean(row), "deviation": statistics.stdev(row)} for name, row in rows.items()}
-    table = Table("", "mean", "deviation", *(f"seed {seed}" for seed in seeds))
+    table = Table("", "mean", "deviation", f"seeds {seeds[0]} to {seeds[-1]}")
     for name, row in rows.items():
         mean, deviation = spread[name]["mean"], spread[name]["deviation"]
-        table.add_row(name.replace("_", " "), f"{mean:.4f}", f"{deviation:.4f}", *(f"{value:.4f}" for value in row))
+        table.add_row(name.replace("_", " "), f"{mean:.4f}", f"{deviation:.4f}", "  ".join(f"{each:.4f}" for each in row))
     console.print(table)
     disk.write_text(out / SEEDS, json.dumps({"seeds": seeds, "measured": rows, "spread": spread}, indent=1))

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from qkv.insight.cells import HeatMap
 from qkv.lab.preset_table import preset_table
 from qkv.nn.attention import Causal, Fixed, Mask, Strided, Window, attend, dot, lookup
+from qkv.tables import Table
 
 # What each word means, by hand: how much it is a cat, a mouse, a chase, and how much of any thing at all.
 MEANING = {

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
@@ -29,6 +28,7 @@ from qkv.lab.board import vectors
 from qkv.models import GPT, Transformer
 from qkv.nn.attention import Causal, Mask, attend, dot
 from qkv.nn.tap import record
+from qkv.tables import Table
 
 QUICK = ("the", "quick", "brown")
 UNMASKED, MASKED = "every word sees every word", "causal: no word sees a later one"

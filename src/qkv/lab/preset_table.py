@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from rich.table import Table
-
 from qkv.models.presets import PARAMETERS, PRESETS
+from qkv.tables import Table
 
 
 def preset_table() -> Table:
