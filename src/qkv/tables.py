@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from collections.abc import Iterator
+from typing import Any, Self
+
+from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 
@@ -10,7 +13,14 @@ from rich.table import Table as RichTable
 class Table(RichTable):
     """Columns of text become narrower before names and numbers do; what cannot fit goes on in the next line, uncut."""
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    @classmethod
+    def grid(cls, *headers: Any, **options: Any) -> Self:
+        """Columns without borders."""
+        made = super().grid(*headers, **options)
+        assert isinstance(made, cls)
+        return made
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
         for column in self.columns:
             column.overflow = "fold" if column.overflow == "ellipsis" else column.overflow
         if self.box is not None and self.columns:

@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from qkv.commands.listing import COMMANDS
 from qkv.commands.shells import SHELLS
 from qkv.commands.usage import UsageError, suggestion
 
@@ -19,10 +20,10 @@ INSTALLED_MODELS = ["smollm2", "minilm"]
 """Models that come as packages and are opened by their names."""
 USAGE = """usage: qkv completion {bash,zsh,fish}
 
-Print a script that completes commands, flags, their choices, preset names and files.
+Print a script that completes commands, flags, choices, preset names and files.
 
-  bash         source <(qkv completion bash)                  in ~/.bashrc
-  zsh          source <(qkv completion zsh)                   in ~/.zshrc
+  bash         source <(qkv completion bash)     in ~/.bashrc
+  zsh          source <(qkv completion zsh)      in ~/.zshrc
   fish         qkv completion fish > ~/.config/fish/completions/qkv.fish
 """
 
@@ -36,15 +37,12 @@ def run(arguments: list[str]) -> None:
         wrong = shell if shell not in SHELLS else rest[0]
         raise UsageError(f"completion: expected one of {', '.join(SHELLS)}, not {wrong!r}{suggestion(wrong, SHELLS)}")
 
-    from qkv.cli import COMMANDS
-
     summaries = {name: command.summary.partition(": qkv ")[0].rstrip(".") for name, command in COMMANDS.items()}
     print(SHELLS[shell](json.loads(STORED.read_text(encoding="utf-8")), summaries))
 
 
 def describe_commands() -> dict[str, dict[str, Any]]:
     """For each command, and each family of a command, the flags with what may follow them."""
-    from qkv.cli import COMMANDS
     from qkv.commands import finetune, lab, train
     from qkv.models.config import CONFIGS, family
     from qkv.models.presets import PRESETS
@@ -65,10 +63,8 @@ def describe_commands() -> dict[str, dict[str, Any]]:
 
 
 def flags_by_name(target: Any) -> dict[str, Any]:
-    """Each flag as it is typed, with the kind of its values (switch: none), their choices, and whether it takes several.
-
-    Arguments without a flag have the empty name.
-    """
+    """Each flag as it is typed, with the kind of its values (switch: none), their choices, and
+    whether it takes several. Arguments without a flag have the empty name."""
     from qkv.commands.flags import flags_of
 
     found: dict[str, Any] = {"--help": {"kind": "switch"}}
@@ -81,5 +77,14 @@ def flags_by_name(target: Any) -> dict[str, Any]:
     return found
 
 
+def in_lines(described: dict[str, dict[str, Any]]) -> str:
+    """JSON with a line for each flag, so that a change of one is a change of one line."""
+    commands = []
+    for command, flags in described.items():
+        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(flag)}" for name, flag in flags.items())
+        commands.append(f" {json.dumps(command)}: {{\n{lines}\n }}" if lines else f" {json.dumps(command)}: {{}}")
+    return "{\n" + ",\n".join(commands) + "\n}\n"
+
+
 if __name__ == "__main__":
-    STORED.write_text(json.dumps(describe_commands(), indent=1) + "\n", encoding="utf-8")
+    STORED.write_text(in_lines(describe_commands()), encoding="utf-8")

@@ -55,7 +55,8 @@ def flags_of(arguments: list[str], out: str | None, resume: bool) -> Flags:
         arguments,
         "qkv finetune",
         default=known_flags(out if resume else None),
-        description="Teach a pre-trained model a task: qkv finetune MODEL --task ... It can be stopped at any time and goes on with --resume.",
+        description="Teach a pre-trained model a task: qkv finetune MODEL --task ... "
+        "It can be stopped at any time and goes on with --resume.",
     )
 
 
@@ -157,6 +158,7 @@ def tell_spread(done: Sequence[Tuning], seeds: Sequence[int], out: Path, console
     table = Table("", "mean", "deviation", f"seeds {seeds[0]} to {seeds[-1]}")
     for name, row in rows.items():
         mean, deviation = spread[name]["mean"], spread[name]["deviation"]
-        table.add_row(name.replace("_", " "), f"{mean:.4f}", f"{deviation:.4f}", "  ".join(f"{each:.4f}" for each in row))
+        each = "  ".join(f"{value:.4f}" for value in row)
+        table.add_row(name.replace("_", " "), f"{mean:.4f}", f"{deviation:.4f}", each)
     console.print(table)
     disk.write_text(out / SEEDS, json.dumps({"seeds": seeds, "measured": rows, "spread": spread}, indent=1))

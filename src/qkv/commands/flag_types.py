@@ -80,7 +80,7 @@ def rotary_scaling(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | N
     """One flag for a config of four numbers: 32, or factor=32,original_context=8192."""
     if info.type is not RotaryScaling:
         return None
-    kinds = {each.name: type(each.default) for each in fields(RotaryScaling)}
+    kinds: dict[str, Any] = {each.name: type(each.default) for each in fields(RotaryScaling)}
 
     def read(words: list[str]) -> RotaryScaling:
         values: dict[str, Any] = {}

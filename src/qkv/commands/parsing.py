@@ -22,7 +22,7 @@ import tyro
 from qkv.commands.flag_types import flag_types
 from qkv.commands.flags import flags_of
 from qkv.commands.listing import listed
-from qkv.commands.usage import UsageError, suggestion, usage_sentence
+from qkv.commands.usage import UsageError, not_among, usage_sentence
 
 Value = TypeVar("Value")
 
@@ -48,7 +48,7 @@ def run_one_of(commands: dict[str, Callable[..., Any]], arguments: Sequence[str]
 
 def chosen(name: str, names: Sequence[str] | dict[str, Any], prog: str) -> str:
     if name not in names:
-        raise UsageError(f"{prog.removeprefix('qkv ')}: expected one of {', '.join(names)}, not {name!r}{suggestion(name, names)}")
+        raise UsageError(f"{prog.removeprefix('qkv ')}: {not_among(name, list(names))}")
     return name
 
 
@@ -71,7 +71,7 @@ def parse(
             return tyro.cli(target, args=list(arguments), prog=prog, description=description, **options)
     except SystemExit as stopped:
         if stopped.code:
-            raise UsageError(last_sentence(complaint.getvalue(), prog)) from None
+            raise UsageError(first_sentence(complaint.getvalue(), prog)) from None
         print(fitted(printed.getvalue()), end="")
         raise
 
@@ -115,7 +115,7 @@ def fitted(text: str) -> str:
 @contextmanager
 def explained(target: Callable[..., Any], arguments: Sequence[str]) -> Iterator[None]:
     """Raise UsageError with our own sentence where tyro would print its own and exit."""
-    from tyro import _errors  # private, so a later tyro may not have it: then last_sentence() is what we can say
+    from tyro import _errors  # private, so a later tyro may not have it: then first_sentence() is what we can say
 
     if not hasattr(_errors, "on_parse_error"):
         yield
@@ -144,8 +144,9 @@ def naming_flags(*targets: Callable[..., Any]) -> Iterator[None]:
         raise
 
 
-def last_sentence(complaint: str, prog: str) -> str:
-    """The last line of a complaint that says something, without the box around it."""
+def first_sentence(complaint: str, prog: str) -> str:
+    """The first line of a complaint below its title, without the box around it."""
     lines = [line.strip("│╭╮╰╯─ ") for line in complaint.splitlines()]
-    said = [line for line in lines if line and not line.startswith(("For full helptext", prog))]
-    return f"{said[-1] if said else 'the command line cannot be read'}; {prog} --help shows the usage"
+    said = [line for line in lines if line.strip("-") and not line.startswith("For full helptext")]
+    told = said[min(1, len(said) - 1)] if said else "the command line cannot be read"
+    return f"{told}; {prog} --help shows the usage"

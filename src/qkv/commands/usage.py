@@ -18,7 +18,7 @@ def suggestion(name: str, names: Iterable[str]) -> str:
 
 
 def usage_sentence(event: Any, arguments: Sequence[str], flags: Sequence[str]) -> str:
-    """What tyro found wrong, in our words. Its events are private: what is not as expected gets the last sentence."""
+    """What tyro found wrong, in our words. Its events are private: one that is not as expected is told in general."""
     kind = type(event).__name__
     say = SENTENCES.get(kind, unforeseen)
     try:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from qkv.models.config import HeadConfig as HeadConfig
 from qkv.models.config import Pooling
 from qkv.nn.choices import Activation
-from qkv.nn.feed_forward import Activation, activate
+from qkv.nn.feed_forward import activate
 from qkv.nn.linear import Linear
 from qkv.nn.norm import LayerNorm
 

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from qkv.models.bert import BERT, BERTConfig
+from qkv.models.bert import BERT
 from qkv.models.config import BERTConfig, GPTConfig, TunedConfig
-from qkv.models.gpt import GPT, GPTConfig
+from qkv.models.gpt import GPT
 from qkv.models.heads import pooled
 from qkv.nn.linear import Linear
 from qkv.nn.tap import Taps

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
+from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -112,7 +113,7 @@ def attribute_docstrings(kind: type[Any]) -> dict[str, str]:
     body = tree.body if isinstance(tree, ast.ClassDef) else []
     return {
         field.target.id: inspect.cleandoc(text.value.value)
-        for field, text in zip(body, body[1:], strict=False)
+        for field, text in pairwise(body)
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
         if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
     }
