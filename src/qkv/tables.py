@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
@@ -14,7 +14,7 @@ class Table(RichTable):
     """Columns of text become narrower before names and numbers do; what cannot fit goes on in the next line, uncut."""
 
     @classmethod
-    def grid(cls, *headers: Any, **options: Any) -> Self:
+    def grid(cls, *headers: Any, **options: Any) -> Table:
         """Columns without borders."""
         made = super().grid(*headers, **options)
         assert isinstance(made, cls)
