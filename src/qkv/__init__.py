@@ -1,19 +1,18 @@
 """Attention and Transformers: learn it, train it, look inside it, serve it, with the same model object."""
 
-from typing import TYPE_CHECKING, Any
-
-from qkv.artifact import load, save
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from qkv.artifact import load, save
     from qkv.insight.look import look
+else:
+    from qkv.lazy import attach
+
+    attach(
+        __name__,
+        {"qkv.artifact": ("load", "save"), "qkv.insight.look": ("look",)},
+        submodules=("artifact", "data", "evaluation", "generation", "insight", "models", "nn", "text", "training"),
+    )
 
 __version__ = "0.6.0"
 __all__ = ["__version__", "load", "look", "save"]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "look":  # what draws is read only when something is drawn
-        from qkv.insight.look import look
-
-        return look
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import shutil
+import sys
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -81,7 +82,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def free(folder: Path) -> int:
-    return shutil.disk_usage(folder).free
+    """Bytes that can still be written. A file system without a size of its own (/proc, some network mounts) has no
+    number to compare with: writing is tried, and the system says whether it works."""
+    usage = shutil.disk_usage(folder)
+    return usage.free if usage.total else sys.maxsize
 
 
 def no_room(folder: Path, needed: int, what: str) -> str:
@@ -117,3 +121,44 @@ def sweep(parent: Path) -> None:
     for prefix in (WRITING, REMOVING):
         for path in parent.glob(f"{prefix}*"):
             shutil.rmtree(path, ignore_errors=True)
+
+
+PROBLEMS = {
+    errno.EROFS: "{path} is on a read-only file system; choose another folder",
+    errno.EACCES: "{path}: permission denied; choose another place, or change its permissions",
+    errno.EPERM: "{path}: permission denied; choose another place, or change its permissions",
+    errno.ENOSPC: "{path}: no room on the disk; make room and start again",
+    errno.EDQUOT: "{path}: your disk quota is used up; make room and start again",
+    errno.EFBIG: "{path}: larger than the largest file that is allowed here (see ulimit -f)",
+    errno.ENOENT: "{path}: no such file or folder",
+    errno.ENOTDIR: "{path}: a part of this path is a file, not a folder",
+    errno.EISDIR: "{path} is a folder; give the name of a file",
+    errno.EEXIST: "{path} exists already; choose another name",
+    errno.ENAMETOOLONG: "{path}: the name is too long",
+    errno.EMFILE: "{path}: too many files are open in this process (see ulimit -n)",
+    errno.EIO: "{path}: the disk reports an input/output error",
+}
+
+
+def sentence(error: OSError) -> str:
+    """What an error of the system means for its file, and what to do about it."""
+    if error.errno is None or error.strerror is None:
+        return str(error)  # one of our own, which says it already
+    if error.filename is None:
+        return PROBLEMS.get(error.errno, error.strerror).removeprefix("{path}").lstrip(": ").removeprefix("is ")
+
+    path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else error.filename
+    if error.errno == errno.ENOENT and isinstance(path, Path) and (above := without_size(path)):
+        return f"{path} cannot be written: {above} is a virtual file system; choose another folder"
+    return PROBLEMS.get(error.errno, "{path}: " + error.strerror).replace("{path}", str(path))
+
+
+def without_size(path: Path) -> Path | None:
+    """The folder above that exists, if its file system holds no files of its own, as /proc does."""
+    above = next((each for each in path.absolute().parents if each.exists()), None)
+    return above if above is not None and shutil.disk_usage(above).total == 0 else None
+
+
+def read_only(folder: Path) -> bool:
+    """Whether nothing can be written there, whoever tries."""
+    return hasattr(os, "statvfs") and bool(os.statvfs(folder).f_flag & os.ST_RDONLY)

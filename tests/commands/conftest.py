@@ -24,6 +24,11 @@ class Printed(NamedTuple):
     error: str
     code: int
 
+    @property
+    def refused(self) -> bool:
+        """Whether the status is that of an error: 2 of wrong usage, 1 of any other; test_cli.py tells them apart."""
+        return self.code in (1, 2)
+
 
 Qkv = Callable[..., Printed]
 

@@ -49,14 +49,14 @@ def test_bad_input(qkv: Qkv, models: Path) -> None:
         (["chat", "--temperature", "-1"], "temperature: expected 0"),
     ]:
         printed = qkv("chat", models / words[0], *words[1:])
-        assert printed.code == 1
+        assert printed.refused
         assert message in printed.error
         assert printed.out == ""
 
 
 def test_a_message_longer_than_the_context(qkv: Qkv, models: Path) -> None:
     printed = qkv("chat", models / "chat", *GREEDY, typed="cats " * 80 + "\n")
-    assert printed.code == 1
+    assert printed.refused
     assert printed.error.endswith(" tokens are more than the model's context of 64; say less\n")
 
 

@@ -228,7 +228,7 @@ def test_pictures(qkv: Qkv, tuned: dict[str, Path], monkeypatch: pytest.MonkeyPa
 def test_bad_input(qkv: Qkv, tuned: dict[str, Path], words: list[str], typed: str | bytes, message: str) -> None:
     verb, task, *rest = words
     printed = qkv(verb, tuned[task], *rest, typed=typed)
-    assert printed.code == 1
+    assert printed.refused
     assert message in printed.error
     assert printed.error.count("\n") == 1
     assert printed.out == ""
@@ -257,9 +257,9 @@ def test_what_is_cut_is_said(qkv: Qkv, tuned: dict[str, Path]) -> None:
 def test_other_families(qkv: Qkv, tuned: dict[str, Path], models: Path) -> None:
     for name in ("gpt", "bert", "one"):
         printed = qkv("classify", models / name, "a")
-        assert printed.code == 1
+        assert printed.refused
         assert "it was not taught to answer; qkv finetune puts a head on a GPT or a BERT" in printed.error
     message = "a fine-tuned model answers with its head: use qkv classify, or qkv tag"
     assert message in qkv("fill", tuned["classify"], "[mask]").error
     assert message in qkv("generate", tuned["pair"], "a").error
-    assert qkv("classify", models / "nothing here", "a").code == 1
+    assert qkv("classify", models / "nothing here", "a").refused

@@ -180,7 +180,7 @@ def test_what_is_wrong_is_told_before_any_work(
     (tmp_path / "empty.tsv").write_text("sentence\tlabel\n \t1\n")
     given = [flag.format(at=tmp_path) for flag in flags]
     said = qkv("compare", tmp_path / "no model", *asked, *given, "--out", tmp_path / "out")
-    assert said.code == 1
+    assert said.refused
     assert message.format(at=tmp_path) in said.error
     assert not (tmp_path / "out").exists()
 

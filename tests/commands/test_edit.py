@@ -95,7 +95,7 @@ def test_markup_is_shown_as_text(qkv: Qkv, models: Path) -> None:
 )
 def test_bad_input(qkv: Qkv, models: Path, words: list[str], message: str) -> None:
     printed = qkv("edit", models / words[0], *words[1:])
-    assert printed.code == 1
+    assert printed.refused
     assert message in printed.error
     assert printed.error.count("\n") == 1
     assert printed.out == ""

@@ -107,7 +107,7 @@ def test_a_place_that_cannot_be_written_is_refused_first(
     for place, sentence in places.items():
         said = qkv("evaluate", tmp_path / "none", "--task", "agreement", f"--{option}", tmp_path / place)
         assert said.error.endswith(f"qkv: {option}: {sentence}\n")
-        assert said.code == 1
+        assert said.refused
     assert not (tmp_path / "new").exists()
 
 
@@ -123,7 +123,7 @@ def test_what_is_done_is_kept_when_a_later_part_fails(qkv: Qkv, model: Path, pai
     ]
     for asked, sentence in cases:
         said = qkv("evaluate", *asked, *kept)
-        assert said.code == 1
+        assert said.refused
         assert f"qkv: {sentence}" in said.error
         assert "blimp" in said.out
         found = json.loads(out.read_text())

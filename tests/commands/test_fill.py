@@ -44,7 +44,7 @@ def test_guesses_and_bars(qkv: Qkv, models: Path) -> None:
 )
 def test_bad_input(qkv: Qkv, models: Path, words: list[str], typed: str, message: str) -> None:
     printed = qkv("fill", models / words[0], *words[1:], typed=typed)
-    assert printed.code == 1
+    assert printed.refused
     assert message in printed.error
     assert printed.error.count("\n") == 1
     assert printed.out == ""

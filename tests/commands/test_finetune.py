@@ -90,7 +90,7 @@ def test_seeds_that_are_refused_leave_nothing(
     bodies: Path, tmp_path: Path, qkv: Qkv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = ("--task", "tag", "--data", bodies / "classify.tsv", "--out", tmp_path / "k", "--seeds", "2")
-    assert qkv("finetune", bodies / "bert", *asked).code == 1
+    assert qkv("finetune", bodies / "bert", *asked).refused
     assert not (tmp_path / "k").exists()
     monkeypatch.setenv("RANK", "0")
     assert qkv("finetune", bodies / "bert", *asked).error.startswith("qkv: seeds: under torchrun one seed at a time")
@@ -199,7 +199,7 @@ def test_what_is_wrong_is_said_before_any_training(case: str, bodies: Path, tmp_
     words = [word.format(**places) for word in flags]
     model = [] if "--model" in words else ["--model", bodies / "bert"]
     printed = qkv("finetune", *model, "--task", task, "--data", data, "--out", out, "--device", "cpu", *words)
-    assert printed.code == 1, printed.out
+    assert printed.refused, printed.out
     expected = said.format(**{name: re.escape(place) for name, place in places.items()})
     assert re.match(f"qkv: {expected}", printed.error), printed.error
     assert printed.error.count("\n") == 1

@@ -147,7 +147,7 @@ def test_the_lines_of_a_file_are_read_together(tmp_path: Path) -> None:
 )
 def test_bad_input(qkv: Qkv, models: Path, words: list[str], message: str) -> None:
     printed = qkv("heads", models / words[0], *words[1:])
-    assert printed.code == 1
+    assert printed.refused
     assert message in printed.error
     assert printed.error.count("\n") == 1
     assert printed.out == ""

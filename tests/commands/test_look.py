@@ -52,7 +52,7 @@ def test_an_rnn_with_attention(qkv: Qkv, models: Path, tmp_path: Path) -> None:
     assert "cat" in qkv("look", tmp_path / "rnn", "the cat sat").out
     assert qkv("look", tmp_path / "rnn", "the cat sat", "--out", tmp_path / "rnn.html").code == 0
     refused = qkv("look", tmp_path / "rnn", "the cat sat", "--view", "norms")
-    assert refused.code == 1
+    assert refused.refused
     assert "an RNN has no residual stream" in refused.error
 
 
@@ -117,7 +117,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
 def test_bad_input(qkv: Qkv, models: Path, case: str) -> None:
     (model, *rest), message = WRONG[case]
     printed = qkv("look", models / model, *rest)
-    assert printed.code == 1
+    assert printed.refused
     assert torch.is_grad_enabled()
     assert re.search(message, printed.error), printed.error
     assert printed.error.count("\n") == 1

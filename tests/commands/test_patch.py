@@ -72,7 +72,7 @@ def test_an_rnn_cannot_be_patched(qkv: Qkv, models: Path, tmp_path: Path, target
     assert tokenizer is not None
     artifact.save(RNN(RNNConfig(vocabulary=tokenizer.vocabulary, width=16)), tmp_path / "rnn", tokenizer=tokenizer)
     printed = qkv("patch", tmp_path / "rnn", CLEAN, OTHER, *target)
-    assert printed.code == 1
+    assert printed.refused
     said = "model: an RNN has no layers of heads, so nothing in it can be patched; expected another"
     assert printed.error == f"qkv: {said}\n"
 
@@ -93,7 +93,7 @@ def test_an_rnn_cannot_be_patched(qkv: Qkv, models: Path, tmp_path: Path, target
 )
 def test_bad_input(qkv: Qkv, models: Path, words: list[str], message: str) -> None:
     printed = qkv("patch", models / words[0], *words[1:])
-    assert printed.code == 1
+    assert printed.refused
     assert message in printed.error
     assert printed.error.count("\n") == 1
     assert printed.out == ""

@@ -92,7 +92,7 @@ def test_unknown_words_are_named(qkv: Qkv, models: Path) -> None:
 def test_bad_input(qkv: Qkv, models: Path, words: list[str], typed: str, message: str, tmp_path: Path) -> None:
     names = [models / word if (models / word).exists() else word for word in words]
     printed = qkv("translate", *names, "--out", tmp_path / "out.txt", typed=typed)
-    assert printed.code == 1
+    assert printed.refused
     assert message in printed.error
     assert printed.out == ""
     assert not list(tmp_path.iterdir())

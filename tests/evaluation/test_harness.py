@@ -73,10 +73,10 @@ def test_the_command_line_of_the_harness_gives_the_score_of_qkv_evaluate(folder:
     (tmp_path / "tasks" / "lambada_here.yaml").write_text(LAMBADA.format(data=short))
     command = [
         str(Path(sys.executable).parent / "lm_eval"), "--model", "qkv", "--model_args", f"path={folder}",
-        "--device", "cpu", "--tasks", "lambada_here", "--include_path", str(tmp_path / "tasks"),
+        "--tasks", "lambada_here", "--include_path", str(tmp_path / "tasks"),
         "--output_path", str(tmp_path / "out"),
     ]  # fmt: skip
-    environment = os.environ | OFFLINE | {"HF_HOME": str(tmp_path / "cache")}
+    environment = os.environ | OFFLINE | {"HF_HOME": str(tmp_path / "cache"), "CUDA_VISIBLE_DEVICES": ""}
     ran = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
     assert ran.returncode == 0, ran.stderr
     (written,) = (tmp_path / "out").rglob("results_*.json")

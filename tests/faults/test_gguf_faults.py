@@ -160,5 +160,5 @@ def test_a_file_in_parts(tmp_path: Path) -> None:
 
 def test_without_the_package(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with refused("a GGUF file is read with the package gguf: pip install qkv[gguf]", ImportError):
+    with refused("a GGUF file is read with the package gguf: pip install gguf", ImportError):
         read_gguf(file)

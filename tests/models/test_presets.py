@@ -10,6 +10,7 @@ import torch
 
 from qkv.models import PRESETS, build, count_parameters, preset
 from qkv.models.build import from_json, to_json
+from qkv.models.presets import PARAMETERS
 
 EXACT = {
     "gpt2": 124_439_808,
@@ -32,6 +33,10 @@ def test_exact_sizes(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, p in PRESETS.items() if p.published is not None])
 def test_sizes_are_the_published_ones(name: str) -> None:
     assert count(preset(name)) / 1e6 == pytest.approx(PRESETS[name].published, rel=0.031)
+
+
+def test_the_listed_parameter_counts_are_those_of_the_built_models() -> None:
+    assert {name: count(preset(name)) for name in PRESETS} == PARAMETERS
 
 
 def test_counting_makes_no_numbers() -> None:

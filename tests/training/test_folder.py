@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from qkv import disk
-from qkv.cli import training_flags
+from qkv.commands.train import training_flags
 from qkv.models import GPTConfig
 from qkv.text import Tokenizer
 from qkv.training.config import DataConfig, OptimizerConfig, RunConfig

@@ -30,7 +30,7 @@ from qkv.evaluation import report
 from qkv.evaluation.labelled import check_label, confusion_of, scores_of
 from qkv.generation.answers import Answer, answers, example_of
 from qkv.models import Tuned
-from qkv.models.heads import HeadConfig
+from qkv.models.config import HeadConfig
 from qkv.text import Tokenizer
 
 Texts = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[TEXT ...]")]

@@ -30,8 +30,8 @@ from qkv.insight.comparison import Compared, Way, comparison_table, draw_compari
 from qkv.models import BERT, GPT
 from qkv.nn.config import check_above_zero, check_at_least_one
 from qkv.training.distributed import under_torchrun
-from qkv.training.tune import DEFAULTS, finetune
-from qkv.training.tune_config import Trained, TuneConfig, TuneRunConfig
+from qkv.training.tune import finetune
+from qkv.training.tune_config import DEFAULTS, Trained, TuneConfig, TuneRunConfig
 
 RESULTS, PICTURE, LIMITED, RUNS = "results.json", "comparison.png", "validation.jsonl", "runs"
 WHO = ("family", "parameters", "sha256 of weights", "sha256 of tokenizer", "int8")

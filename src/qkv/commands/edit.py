@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from qkv.commands.opening import Machine, ModelName, finely, note_unknown, open_model, printable
@@ -17,6 +16,7 @@ from qkv.insight.difference import Change, what_changes
 from qkv.insight.editing import Edit
 from qkv.insight.reading import read
 from qkv.models import BERT, GPT, RNN, Transformer, Tuned
+from qkv.tables import Table
 
 BAR = 10
 MUCH = 0.1  # so far moved, a place is worth a colour; no full bar is for less

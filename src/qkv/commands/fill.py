@@ -8,13 +8,13 @@ from typing import Annotated
 
 import tyro
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from qkv.commands.opening import Machine, ModelName, note_unknown, open_model, printable, standard_input
 from qkv.generation.fill import Guess, fill, masks_of
 from qkv.insight.cells import bar
 from qkv.models import BERT
+from qkv.tables import Table
 
 
 def run(

@@ -11,16 +11,18 @@ from typing import Any
 
 import tyro
 from rich.console import Console
-from rich.table import Table
 
 from qkv import disk
 from qkv.checkpoint import RUN
+from qkv.commands.parsing import naming_flags, parse
+from qkv.commands.train import value_of
 from qkv.nn.config import check_at_least_one
+from qkv.tables import Table
 from qkv.training.config import OptimizerConfig, among
 from qkv.training.distributed import first_process, under_torchrun
 from qkv.training.folder import LOCK, remembered
-from qkv.training.tune import DEFAULTS, Tuning, finetune
-from qkv.training.tune_config import TuneConfig, TuneRunConfig
+from qkv.training.tune import Tuning, finetune
+from qkv.training.tune_config import DEFAULTS, TuneConfig, TuneRunConfig
 
 SEEDS = "seeds.json"
 PICTURE = "confusion.png"
@@ -38,17 +40,24 @@ class Flags:
         check_at_least_one(self, "seeds")
 
 
+def main(arguments: list[str]) -> bool:
+    """Fine-tune as the command line says; False where the run was interrupted."""
+    flags = flags_of(arguments, value_of("--out", arguments), "--resume" in arguments)
+    with naming_flags(Flags):
+        return run(flags) or under_torchrun()
+
+
 def flags_of(arguments: list[str], out: str | None, resume: bool) -> Flags:
     """From the command line; a run that is resumed gives the defaults. The model comes first, without a flag."""
     if arguments and not arguments[0].startswith("-"):
         arguments = ["--model", *arguments]
-    return tyro.cli(
+    return parse(
         Flags,
-        args=arguments,
+        arguments,
+        "qkv finetune",
         default=known_flags(out if resume else None),
-        prog="qkv finetune MODEL",
-        description="Teach a pre-trained model a task. It can be stopped at any time and goes on with --resume.",
-        config=(tyro.conf.OmitArgPrefixes,),
+        description="Teach a pre-trained model a task: qkv finetune MODEL --task ... "
+        "It can be stopped at any time and goes on with --resume.",
     )
 
 
@@ -147,9 +156,10 @@ def tell_spread(done: Sequence[Tuning], seeds: Sequence[int], out: Path, console
     """Mean and standard deviation over the seeds, on the screen and in a file."""
     rows = {name: [made.measured[name] for made in done] for name in done[0].measured}
     spread = {name: {"mean": statistics.fmean(row), "deviation": statistics.stdev(row)} for name, row in rows.items()}
-    table = Table("", "mean", "deviation", *(f"seed {seed}" for seed in seeds))
+    table = Table("", "mean", "deviation", f"seeds {seeds[0]} to {seeds[-1]}")
     for name, row in rows.items():
         mean, deviation = spread[name]["mean"], spread[name]["deviation"]
-        table.add_row(name.replace("_", " "), f"{mean:.4f}", f"{deviation:.4f}", *(f"{value:.4f}" for value in row))
+        each = "  ".join(f"{value:.4f}" for value in row)
+        table.add_row(name.replace("_", " "), f"{mean:.4f}", f"{deviation:.4f}", each)
     console.print(table)
     disk.write_text(out / SEEDS, json.dumps({"seeds": seeds, "measured": rows, "spread": spread}, indent=1))

@@ -14,7 +14,6 @@ from typing import Annotated, Any, NamedTuple
 import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from qkv.commands.opening import (
     Machine,
@@ -39,6 +38,7 @@ from qkv.insight.picture import check_ending
 from qkv.insight.roles import roles
 from qkv.insight.syntax import syntax
 from qkv.models import BERT, GPT, RNN, Transformer, Tuned
+from qkv.tables import Table
 
 PASSAGE = 600  # characters: the lines of a file are read together up to so many
 TEXTS = (

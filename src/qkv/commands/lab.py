@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import tyro
-
+from qkv.commands.parsing import run_one_of
 from qkv.lab import matrices
 from qkv.lab.demo import OUT
 from qkv.lab.positions import positions
@@ -39,4 +38,4 @@ EXPERIMENTS: dict[str, Callable[..., Any]] = {"cats": cats, "mask": mask, "posit
 
 
 def run(arguments: list[str]) -> None:
-    tyro.extras.subcommand_cli_from_dict(EXPERIMENTS, args=arguments, prog="qkv lab", sort_subcommands=False)
+    run_one_of(EXPERIMENTS, arguments, "qkv lab")

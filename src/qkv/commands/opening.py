@@ -15,7 +15,7 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
-from qkv import artifact
+from qkv import artifact, disk
 from qkv.models import BERT, GPT, RNN, Transformer, Tuned
 from qkv.models.build import Model
 from qkv.text import Tokenizer
@@ -173,5 +173,7 @@ def check_place(name: str, path: Path | None) -> None:
     above = next(each for each in path.absolute().parents if each.exists())
     if not above.is_dir():
         raise ValueError(f"{name}: {path} cannot be written: {above} is a file and no folder")
+    if disk.read_only(above):
+        raise ValueError(f"{name}: {path} is on a read-only file system; choose another folder")
     if not os.access(above, os.W_OK | os.X_OK):
         raise ValueError(f"{name}: {path} cannot be written: the folder {above} may not be changed")

@@ -20,7 +20,7 @@ from qkv.insight.probe import Learning
 from qkv.insight.probing import Stage, probe
 from qkv.insight.questions import question_of
 from qkv.models import BERT, GPT, RNN, Transformer, Tuned
-from qkv.models.heads import Pooling
+from qkv.models.config import Pooling
 
 PICTURE = "probe.png"
 EVERY = 30.0

@@ -107,7 +107,7 @@ def parquet_rows(file: File, choose: Choose) -> Iterator[Row]:
         arrow = import_module("pyarrow")
         parquet = import_module("pyarrow.parquet")
     except ImportError:
-        raise ImportError(f"{file.name}: Parquet is read with the package pyarrow: pip install qkv[parquet]") from None
+        raise ImportError(f"{file.name}: Parquet is read with the package pyarrow: pip install pyarrow") from None
     number = 0
     with file.decompressed() as path:
         if path.stat().st_size == 0:

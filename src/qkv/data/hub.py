@@ -21,7 +21,7 @@ class HubDataset:
         try:
             library = import_module("datasets")
         except ImportError:
-            raise ImportError(f"{item}: the hub is read with the package datasets: pip install qkv[hub]") from None
+            raise ImportError(f"{item}: the hub is read with the package datasets: pip install datasets") from None
         try:
             self.data: Any = library.load_dataset(name, config, split=split)
         except Exception as error:  # of many kinds: no network, no such name, no such split

@@ -20,6 +20,7 @@ from qkv.generation.text import complete
 from qkv.generation.translation import translate_texts
 from qkv.models import BERT, GPT, Tuned
 from qkv.models.build import Model
+from qkv.nn.config import documented
 from qkv.text import Tokenizer
 
 LONGEST_ANSWER, AT_ONCE = 128, 8  # words of a line that a GPT says, and how many it gives at a time
@@ -33,6 +34,7 @@ class Subject(NamedTuple):
     tokenizer: Tokenizer
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
     """How it is tested; two scores compare only where this is the same."""

@@ -18,7 +18,7 @@ try:
     from lm_eval.api.model import LM
     from lm_eval.api.registry import register_model
 except ImportError:
-    raise ImportError("lm_eval: the lm-evaluation-harness is not here: pip install qkv[harness]") from None
+    raise ImportError("lm_eval: the lm-evaluation-harness is not here: pip install lm_eval") from None
 
 from rich.console import Console
 from rich.progress import Progress
@@ -33,6 +33,7 @@ from qkv.training.distributed import device_named
 from qkv.training.precision import check_precision
 
 AT_ONCE = 8  # texts that are generated side by side
+HARNESS_DEVICE = "cuda:0"  # what its command line passes on when no --device is given, GPU or not
 LENGTH = 256  # words of an answer where the task does not say, as the harness's own models do
 
 
@@ -51,7 +52,8 @@ class Harness(LM):
         model, tokenizer = artifact.load(path)
         if not isinstance(model, GPT):
             raise ValueError(f"path: the harness asks GPTs, which predict the next word, not a {type(model).__name__}")
-        where = device_named(device)
+        unnamed = device == HARNESS_DEVICE and not torch.cuda.is_available()
+        where = device_named(None if unnamed else device)
         short = dtype == "bfloat16" or (dtype is None and where.type == "cuda")
         if slow := check_precision("bf16" if short else "float32", where):
             print(slow, file=sys.stderr)

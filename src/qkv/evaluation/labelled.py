@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from qkv.data.examples import Example, as_number
 from qkv.evaluation.interval import Score, accuracy, of_sums, ratio
 from qkv.generation.answers import Answer
-from qkv.models.heads import HeadConfig
+from qkv.models.config import HeadConfig
 from qkv.training.tally import correlation
 
 

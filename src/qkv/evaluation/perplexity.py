@@ -60,7 +60,8 @@ def of_texts(
     windows only; the text after them is neither read nor counted.
     """
     window, stride = window_and_stride(model, window, stride)
-    first, asked = first_word(tokenizer), []
+    first = first_word(tokenizer)
+    asked: list[Request] = []
     characters = tokens = size = documents = unknown = 0
     ids: list[int] = []
     for text, ends in texts:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
 from rich.text import Text
 
 from qkv import disk
@@ -21,6 +20,7 @@ from qkv.bootstrap import LEAST
 from qkv.evaluation.evaluate import Result
 from qkv.evaluation.interval import Score
 from qkv.evaluation.task import Task
+from qkv.tables import Table
 
 
 def shown(score: Score) -> str:

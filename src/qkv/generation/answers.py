@@ -15,7 +15,7 @@ from qkv.data.frame import Frame, FramedExamples
 from qkv.data.labelled import join
 from qkv.generation.decode import without_dropout
 from qkv.models import Tuned
-from qkv.models.heads import HeadConfig
+from qkv.models.config import HeadConfig
 from qkv.text.tokenizer import Tokenizer
 
 STRETCH = 32

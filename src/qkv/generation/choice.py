@@ -12,13 +12,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from qkv.generation.sample import candidates, draw
+from qkv.nn.config import documented
 
 BROKEN = -1  # the word of a row that has no likeliest one
 NO_LIKELIEST = "logits: a row has no likeliest word (nan or infinite); the model's weights are broken"
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Choice:
+    """Sampling parameters: how the next token is drawn from the logits."""
+
     temperature: float = 1.0
     """Above 1 bolder, below 1 more careful; 0 is always the likeliest word."""
     top_k: int | None = None

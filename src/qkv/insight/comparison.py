@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator
-from rich.table import Table
 
 from qkv.insight.picture import COLOURS, PALE, ROUND, check_ending, head, save
+from qkv.tables import Table
 
 Way = Literal["prompted", "fine-tuned"]
 LOOKS: dict[Way, dict[str, Any]] = {

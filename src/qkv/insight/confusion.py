@@ -12,10 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from rich.table import Table
 from rich.text import Text
 
 from qkv.insight.picture import INK, check_ending, head, save
+from qkv.tables import Table
 from qkv.training.tally import of_classes
 
 Counts = Int[np.ndarray, "C C"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.table import Table
 from rich.text import Text
 
 from qkv.insight.ablation import Importance
 from qkv.insight.roles import Roles
 from qkv.insight.syntax import Syntax
+from qkv.tables import Table
 from qkv.text.printable import printable
 
 SHOWN = 5  # heads that are named for each role

@@ -65,7 +65,8 @@ class Look:
         kinds = [each.kind for each in self.attention]
         if not kinds:
             raise ValueError(
-                "attention: this look has none: an RNN without attention has no weights, and attention=False captures none"
+                "attention: this look has none: an RNN without attention has no weights, and attention=False "
+                "captures none"
             )
         if kind is None:
             return self.attention[kinds.index("cross") if "cross" in kinds else 0]

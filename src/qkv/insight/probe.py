@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from qkv.insight.activations import Activations
-from qkv.nn.config import check_at_least_one
+from qkv.nn.config import check_at_least_one, documented
 
 POOL = 16384
 """Vectors that are mixed with each other, from blocks of all places: so many are in memory, of all layers together at
@@ -29,6 +29,7 @@ UNKNOWN = -1
 """The number of a class that is not among those to train on: no probe can say it."""
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class Learning:
     """How probes learn: AdamW on standardised vectors, the rate going down to 0."""

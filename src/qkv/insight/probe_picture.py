@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
-from rich.table import Table
 from rich.text import Text
 
 from qkv.insight.picture import COLOURS, PALE, ROUND, check_ending, save
 from qkv.insight.probing import Measure, Probed, Scored, Way
+from qkv.tables import Table
 
 SHORT: dict[Way, str] = {"model": "model", "random model": "random", "shuffled labels": "shuffled"}
 """Above the columns of a table: no word is wider than its numbers."""

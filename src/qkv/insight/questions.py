@@ -26,7 +26,7 @@ from qkv.insight.activations import Texts
 from qkv.insight.probe import UNKNOWN
 from qkv.models import BERT, GPT, RNN, Transformer, Tuned
 from qkv.models.build import Model
-from qkv.models.heads import Pooling
+from qkv.models.config import Pooling
 from qkv.text.tokenizer import Tokenizer
 
 Measures = tuple[Literal["accuracy", "distance"], ...]

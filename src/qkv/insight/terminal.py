@@ -9,7 +9,6 @@ from typing import get_args
 import torch
 from jaxtyping import Float
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from qkv.insight.capture import Attention
 from qkv.insight.cells import HeatMap, bar, cell, fitted, has_blocks, has_colours, ink, mosaic, style_of
 from qkv.insight.look import Look
 from qkv.insight.views import NAMES, Heads, View, attributed, label, labels, layer_names, question, seen
+from qkv.tables import Table
 
 LOOKED_AT = 4  # words that are named for a word that looks
 WORTH_NAMING = 0.05

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from qkv.insight.cells import HeatMap
-from qkv.models import PRESETS, count_parameters
+from qkv.lab.preset_table import preset_table
 from qkv.nn.attention import Causal, Fixed, Mask, Strided, Window, attend, dot, lookup
+from qkv.tables import Table
 
 # What each word means, by hand: how much it is a cat, a mouse, a chase, and how much of any thing at all.
 MEANING = {
@@ -126,13 +126,3 @@ def show_presets(console: Console) -> None:
 
 def dots(row: Tensor, ink: str) -> str:
     return "".join(ink[0] if allowed else ink[1] for allowed in row.tolist())
-
-
-def preset_table() -> Table:
-    table = Table("preset", "parameters", "published", "source")
-    for column in table.columns[1:3]:
-        column.justify = "right"
-    for name, preset in PRESETS.items():
-        published = "" if preset.published is None else f"{preset.published:,.0f} M"
-        table.add_row(name, f"{count_parameters(preset.config) / 1e6:,.1f} M", published, preset.source)
-    return table

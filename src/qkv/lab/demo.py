@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Float
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
@@ -29,6 +28,7 @@ from qkv.insight.alignment import alignment
 from qkv.insight.cells import HeatMap
 from qkv.models import GPT, GPTConfig, Transformer, preset
 from qkv.models.build import Config, Model
+from qkv.tables import Table
 from qkv.text import Tokenizer
 from qkv.text.printable import printable
 from qkv.training.config import DataConfig, OptimizerConfig, RunConfig

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
@@ -28,6 +27,7 @@ from qkv.lab import demo as demonstration
 from qkv.lab.board import vectors
 from qkv.models import GPT, Transformer
 from qkv.nn.attention import Causal, Mask, attend, dot
+from qkv.tables import Table
 
 QUICK = ("the", "quick", "brown")
 UNMASKED, MASKED = "without a mask", "with a causal mask"

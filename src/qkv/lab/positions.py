@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from qkv import artifact, disk
 from qkv.data.causal import CausalData
@@ -29,7 +28,8 @@ from qkv.insight.probing import Scored, asked, best_of
 from qkv.insight.questions import Question, position_question
 from qkv.models import BERTConfig, GPTConfig
 from qkv.models.build import Model
-from qkv.nn.position import Position
+from qkv.nn.choices import Position
+from qkv.tables import Table
 from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
 from qkv.training.cost import cost, measured_peak
 from qkv.training.distributed import device_named

@@ -1,14 +1,33 @@
-"""The models of the lectures, one a file, each with its config beside it."""
+"""The models of the lectures, one a file; their configs are in config.py, which needs no torch."""
 
-from qkv.models.bert import BERT, BERTConfig
-from qkv.models.build import Config, Model, build, count_parameters, group_key_value_heads
-from qkv.models.gpt import GPT, GPTConfig
-from qkv.models.heads import HeadConfig
+from typing import TYPE_CHECKING
+
+from qkv.models.config import BERTConfig, Config, GPTConfig, HeadConfig, RNNConfig, TransformerConfig, TunedConfig
 from qkv.models.presets import PRESETS, preset
-from qkv.models.quantise import int8
-from qkv.models.rnn import RNN, RNNConfig
-from qkv.models.transformer import Transformer, TransformerConfig
-from qkv.models.tuned import Tuned, TunedConfig
+
+if TYPE_CHECKING:
+    from qkv.models.bert import BERT
+    from qkv.models.build import Model, build, count_parameters, group_key_value_heads
+    from qkv.models.gpt import GPT
+    from qkv.models.quantise import int8
+    from qkv.models.rnn import RNN
+    from qkv.models.transformer import Transformer
+    from qkv.models.tuned import Tuned
+else:
+    from qkv.lazy import attach
+
+    attach(
+        __name__,
+        {
+            "qkv.models.bert": ("BERT",),
+            "qkv.models.build": ("Model", "build", "count_parameters", "group_key_value_heads"),
+            "qkv.models.gpt": ("GPT",),
+            "qkv.models.quantise": ("int8",),
+            "qkv.models.rnn": ("RNN",),
+            "qkv.models.transformer": ("Transformer",),
+            "qkv.models.tuned": ("Tuned",),
+        },
+    )
 
 __all__ = [
     "BERT",

@@ -2,53 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from qkv.models.config import BERTConfig
 from qkv.models.heads import MaskedWordHead, Pooler
 from qkv.models.inputs import check_ids, check_range, positions_of, refuse_padding_before_words
 from qkv.nn.attention import Document, Mask, Padding, all_of
-from qkv.nn.block import NormPlace, Stack, StackConfig
-from qkv.nn.config import check_at_least_one
+from qkv.nn.block import Stack
 from qkv.nn.embedding import Embedding
 from qkv.nn.linear import Linear, Matrix, linear
-from qkv.nn.position import Join
 from qkv.nn.tap import Taps
-
-
-@dataclass(frozen=True, kw_only=True)
-class BERTConfig(StackConfig):
-    vocabulary: int = 30522
-    """Number of different tokens (V)."""
-    context: int = 512
-    """Longest text, in tokens."""
-    width: int = 768
-    depth: int = 12
-    heads: int = 12
-    norm_place: NormPlace = "after"
-    norm_epsilon: float = 1e-12
-    join: Join = "sum"
-    """How a learned or sinusoidal position joins its word."""
-    segments: int = 2
-    """Kinds of sentence told apart by an embedding of their own (first, second); 0 for none."""
-    word_head: bool = True
-    """The layer that guesses masked words."""
-    pooler: bool = True
-    """The layer that makes a sentence's vector from its first word."""
-    next_sentence: bool = True
-    """The layer that says whether the second sentence followed the first; needs the pooler."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least_one(self, "vocabulary", "context")
-        if self.position == "relative":
-            raise ValueError("position: relative positions are for causal models; expected another")
-        if self.next_sentence and not self.pooler:
-            raise ValueError("next_sentence: it reads the pooler's vector, so pooler must be True")
-        if self.join == "concatenate" and self.position in ("learned", "sinusoidal"):
-            raise ValueError("join: BERT's output layer is its word embedding, so expected sum or product")
 
 
 class BERT(nn.Module):

@@ -10,38 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.models.bert import BERT, BERTConfig
-from qkv.models.gpt import GPT, GPTConfig
-from qkv.models.heads import HeadConfig
-from qkv.models.rnn import RNN, RNNConfig
-from qkv.models.transformer import Transformer, TransformerConfig
-from qkv.models.tuned import Tuned, TunedConfig
+from qkv.models.bert import BERT
+from qkv.models.config import CONFIGS, BERTConfig, Config, GPTConfig, HeadConfig, TunedConfig, family
+from qkv.models.gpt import GPT
+from qkv.models.rnn import RNN
+from qkv.models.transformer import Transformer
+from qkv.models.tuned import Tuned
 from qkv.nn.attention.multi_head import MultiHeadAttention, group_heads
-from qkv.nn.position import RotaryScaling
+from qkv.nn.choices import RotaryScaling
 
-Config = GPTConfig | BERTConfig | TransformerConfig | RNNConfig | TunedConfig
 Model = GPT | BERT | Transformer | RNN | Tuned
-
-FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
-    "gpt": (GPTConfig, GPT),
-    "bert": (BERTConfig, BERT),
-    "transformer": (TransformerConfig, Transformer),
-    "rnn": (RNNConfig, RNN),
-    "tuned": (TunedConfig, Tuned),
-}
+MODELS = {"gpt": GPT, "bert": BERT, "transformer": Transformer, "rnn": RNN, "tuned": Tuned}
+FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {name: (CONFIGS[name], model) for name, model in MODELS.items()}
 
 
 def build(config: Config) -> Model:
     """A freshly initialised model."""
     return FAMILIES[family(config)][1](config)
-
-
-def family(config: Config) -> str:
-    for name, (kind, _) in FAMILIES.items():
-        if type(config) is kind:
-            return name
-    kinds = ", ".join(kind.__name__ for kind, _ in FAMILIES.values())
-    raise TypeError(f"config: expected one of {kinds}, not {config!r}; preset(name) gives the published ones")
 
 
 def count_parameters(config: Config) -> int:

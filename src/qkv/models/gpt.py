@@ -3,59 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from qkv.models.config import GPTConfig
 from qkv.models.inputs import check_ids, positions_of, refuse_padding_before_words
 from qkv.nn.attention import Causal, Document, Mask, Padding, all_of
-from qkv.nn.block import Stack, StackConfig
-from qkv.nn.config import check_at_least_one
+from qkv.nn.block import Stack
 from qkv.nn.embedding import Embedding
 from qkv.nn.linear import Linear, Matrix, linear
 from qkv.nn.pages import Turn
-from qkv.nn.position import Join
 from qkv.nn.state import KeyValueCache, SegmentMemory
 from qkv.nn.tap import Taps
-
-
-@dataclass(frozen=True, kw_only=True)
-class GPTConfig(StackConfig):
-    vocabulary: int = 50257
-    """Number of different tokens (V)."""
-    context: int = 1024
-    """Longest text, in tokens."""
-    width: int = 768
-    depth: int = 12
-    heads: int = 12
-    join: Join = "sum"
-    """How a learned or sinusoidal position joins its word."""
-    position_width: int | None = None
-    """With join = concatenate: how much of the width the position gets; half unless given."""
-    scaled_embedding: bool = False
-    """Word embeddings times sqrt(width), as in the first Transformer: else sinusoidal positions drown the words."""
-    tied: bool = True
-    """The output layer is the word embedding itself."""
-    memory: int = 0
-    """Transformer-XL: how many positions of earlier segments each layer remembers."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least_one(self, "vocabulary", "context", "position_width")
-        if self.memory and self.position != "relative":
-            raise ValueError(
-                "memory: only relative positions tell earlier segments from this one; "
-                f"expected position = relative, not {self.position}"
-            )
-        if self.memory and self.sparse == "fixed":
-            raise ValueError(
-                "sparse: a fixed pattern counts from the first position, which a memory forgets; use strided"
-            )
-        if self.tied and self.join == "concatenate" and self.position in ("learned", "sinusoidal"):
-            raise ValueError(
-                "tied: with join = concatenate the word embedding is narrower than the model; use tied = False"
-            )
 
 
 class GPT(nn.Module):

@@ -5,12 +5,8 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass, replace
 
-from qkv.models.bert import BERTConfig
-from qkv.models.build import Config
-from qkv.models.gpt import GPTConfig
-from qkv.models.rnn import RNNConfig
-from qkv.models.transformer import TransformerConfig
-from qkv.nn.position import RotaryScaling
+from qkv.models.config import BERTConfig, Config, GPTConfig, RNNConfig, TransformerConfig
+from qkv.nn.choices import RotaryScaling
 
 
 @dataclass(frozen=True)
@@ -145,6 +141,48 @@ PRESETS: dict[str, Preset] = {
     "llama3.2-1b": Preset(llama(LLAMA32, 16, 2048, 32, 8192, 8), 1230, "Llama 3.2's model card"),
     "llama3.2-3b": Preset(llama(LLAMA32, 28, 3072, 24, 8192, 8), 3210, "Llama 3.2's model card"),
 }
+
+PARAMETERS: dict[str, int] = {
+    "gpt-tiny": 1_334_016,
+    "gpt-small": 13_891_584,
+    "bert-tiny": 1_371_906,
+    "bert-small": 14_197_762,
+    "transformer-tiny": 1_450_496,
+    "transformer-small": 9_470_976,
+    "rnn-tiny": 1_881_984,
+    "rnn-small": 7_515_904,
+    "rnn": 15_317_312,
+    "rnn-attention": 17_153_344,
+    "transformer-base": 63_082_496,
+    "transformer-big": 214_245_376,
+    "gpt1": 116_534_784,
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "gpt3-small": 125_226_240,
+    "gpt3-medium": 355_871_744,
+    "gpt3-large": 760_300_032,
+    "gpt3-xl": 1_315_723_264,
+    "gpt3-2.7b": 2_651_553_280,
+    "gpt3-6.7b": 6_658_404_352,
+    "gpt3-13b": 12_936_488_380,
+    "gpt3-175b": 174_604_259_328,
+    "bert-base": 110_106_428,
+    "bert-large": 336_226_108,
+    "transformer-xl": 41_066_496,
+    "smollm2-135m": 134_515_008,
+    "llama-7b": 6_738_415_616,
+    "llama-13b": 13_015_864_320,
+    "llama-33b": 32_528_943_616,
+    "llama-65b": 65_285_660_672,
+    "llama2-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3.2-1b": 1_235_814_400,
+    "llama3.2-3b": 3_212_749_824,
+}
+"""Parameters of each preset, as counted in the built model: building all of them only to list them takes seconds."""
 
 
 def preset(name: str) -> Config:

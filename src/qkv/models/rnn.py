@@ -6,52 +6,18 @@ encoder's outputs with its last hidden vector, and what it finds goes into its n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from qkv.models.config import RNNConfig
 from qkv.models.inputs import check_ids, check_keep, check_rows, padding_before_words
 from qkv.nn.attention import Additive, General, Padding, attend, dot, scaled_dot
 from qkv.nn.attention.score import Score
-from qkv.nn.config import check_at_least_one, check_fields, check_probability
 from qkv.nn.linear import linear
-from qkv.nn.recurrent import Cell, Recurrent
+from qkv.nn.recurrent import Recurrent
 from qkv.nn.state import RecurrentState
 from qkv.nn.tap import Taps
-
-AttentionScore = Literal["none", "additive", "dot", "scaled_dot", "general"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RNNConfig:
-    vocabulary: int = 8000
-    """Number of different target tokens (V)."""
-    source_vocabulary: int | None = None
-    """Number of different source tokens; the target's unless given."""
-    width: int = 512
-    """Numbers in the vector of a word and in a hidden vector (E)."""
-    depth: int = 1
-    """Recurrent layers on top of each other, in encoder and decoder each."""
-    cell: Cell = "gru"
-    """Plain RNN, LSTM or GRU."""
-    attention: AttentionScore = "additive"
-    """How the decoder compares its hidden vector with the encoder's outputs; none for no attention."""
-    bidirectional: bool = True
-    """The encoder reads both ways, half of the width each."""
-    tied: bool = False
-    """The output layer is the target word embedding itself."""
-    dropout: float = 0.1
-    """Probability to drop a number of an embedding or between layers, in training."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_at_least_one(self, "vocabulary", "source_vocabulary", "width", "depth")
-        check_probability(self, "dropout")
-        if self.bidirectional and self.width % 2:
-            raise ValueError(f"width: expected an even number for two directions, not {self.width}")
 
 
 class RNN(nn.Module):

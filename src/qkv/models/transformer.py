@@ -2,67 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from qkv.models.config import TransformerConfig
 from qkv.models.inputs import check_ids, check_rows, positions_of, refuse_padding_before_words
 from qkv.nn.attention import Causal, Padding, all_of
-from qkv.nn.block import NormPlace, Stack, StackConfig
-from qkv.nn.config import check_at_least_one
+from qkv.nn.block import Stack
 from qkv.nn.embedding import Embedding
-from qkv.nn.feed_forward import Activation
 from qkv.nn.linear import Linear, Matrix, linear
 from qkv.nn.pages import DecoderTurn, Pages
-from qkv.nn.position import Join, Position, Sinusoid
 from qkv.nn.state import DecoderState
 from qkv.nn.tap import Taps
-
-Tied = Literal["three", "two", "none"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TransformerConfig(StackConfig):
-    vocabulary: int = 37000
-    """Number of different target tokens (V)."""
-    source_vocabulary: int | None = None
-    """Number of different source tokens; the target's unless given."""
-    context: int = 512
-    """Longest text, in tokens; only learned positions end there."""
-    decoder_depth: int | None = None
-    """Blocks of the decoder; as many as the encoder's (depth) unless given."""
-    norm_place: NormPlace = "after"
-    position: Position = "sinusoidal"
-    sinusoid: Sinusoid = "interleaved"
-    """Order of the sinusoidal position's numbers."""
-    join: Join = "sum"
-    """How a learned or sinusoidal position joins its word."""
-    activation: Activation = "relu"
-    dropout: float = 0.1
-    tied: Tied = "three"
-    """three: source embedding = target embedding = output layer; two: the last two; none."""
-    scaled_embedding: bool = True
-    """Word embeddings times sqrt(width)."""
-    logit_bias: bool = False
-    """A bias on the output layer."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least_one(self, "vocabulary", "source_vocabulary", "context", "decoder_depth")
-        if self.tied == "three" and self.source_vocabulary not in (None, self.vocabulary):
-            raise ValueError(
-                f"tied: three ways needs one vocabulary, and source_vocabulary {self.source_vocabulary} is not "
-                f"vocabulary {self.vocabulary}; use tied = two"
-            )
-        if self.position == "relative":
-            raise ValueError("position: relative positions are for causal models; expected another")
-        if self.tied != "none" and self.join == "concatenate" and self.position in ("learned", "sinusoidal"):
-            raise ValueError(
-                "tied: with join = concatenate the word embedding is narrower than the model; use tied = none"
-            )
 
 
 class Transformer(nn.Module):

@@ -2,60 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from qkv.models.bert import BERT, BERTConfig
-from qkv.models.gpt import GPT, GPTConfig
-from qkv.models.heads import HeadConfig, pooled
+from qkv.models.bert import BERT
+from qkv.models.config import BERTConfig, GPTConfig, TunedConfig
+from qkv.models.gpt import GPT
+from qkv.models.heads import pooled
 from qkv.nn.linear import Linear
 from qkv.nn.tap import Taps
-
-
-@dataclass(frozen=True, kw_only=True)
-class TunedConfig:
-    body: GPTConfig | BERTConfig
-    head: HeadConfig
-
-    def __post_init__(self) -> None:
-        if isinstance(self.body, GPTConfig) and self.body.memory:
-            raise ValueError("memory: a model that reads on from text to text cannot carry a head; expected 0")
-        if isinstance(self.body, GPTConfig) and self.head.pooling == "first":
-            raise ValueError("pooling: the first word of a causal model has read nothing; expected last or mean")
-        marks = (self.head.start or 0, self.head.delimiter, self.head.extract, self.head.padding)
-        if not all(0 <= mark < self.body.vocabulary for mark in marks):
-            raise ValueError(
-                f"head: its marks must be ids below the vocabulary's {self.body.vocabulary:,}, not {marks}"
-            )
-
-    @property
-    def vocabulary(self) -> int:
-        return self.body.vocabulary
-
-    @property
-    def context(self) -> int:
-        """Longest text in tokens, marks included."""
-        return min(self.head.context or self.body.context, self.body.context)
-
-    @property
-    def width(self) -> int:
-        return self.body.width
-
-    @property
-    def depth(self) -> int:
-        return self.body.depth
-
-    @property
-    def frame(self) -> dict[str, Any]:
-        """How texts become rows: what data.labelled.Frame is made from."""
-        head, body = self.head, self.body
-        segments = isinstance(body, BERTConfig) and body.segments > 1
-        names = ("task", "start", "delimiter", "extract", "padding", "pooling")
-        return {name: getattr(head, name) for name in names} | {"segments": segments, "context": self.context}
 
 
 class Tuned(nn.Module):

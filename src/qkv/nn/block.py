@@ -3,112 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from qkv.nn import one_row
 from qkv.nn.attention.bias import Bias, Distance
-from qkv.nn.attention.mask import Fixed, Mask, Padding, Strided, Window, all_of
-from qkv.nn.attention.multi_head import MultiHeadAttention, check_heads
-from qkv.nn.config import check_above_zero, check_at_least_one, check_fields, check_probability
-from qkv.nn.feed_forward import Activation, FeedForward
-from qkv.nn.norm import Norm, norm
+from qkv.nn.attention.mask import Mask, Padding
+from qkv.nn.attention.multi_head import MultiHeadAttention
+from qkv.nn.choices import StackConfig
+from qkv.nn.feed_forward import FeedForward
+from qkv.nn.norm import norm
 from qkv.nn.pages import DecoderTurn, Turn
-from qkv.nn.position import Position, RotaryScaling, alibi_slopes, rotary_angles
+from qkv.nn.position import alibi_slopes, rotary_angles
 from qkv.nn.state import DecoderState, FixedCache, KeyValueCache, SegmentMemory
 from qkv.nn.tap import Taps, anyone_listens
-
-NormPlace = Literal["before", "after"]
-Sparse = Literal["none", "strided", "fixed"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StackConfig:
-    """What a stack of blocks is made of; every model's own config begins with these fields."""
-
-    width: int = 512
-    """Numbers in the vector of a word (E)."""
-    depth: int = 6
-    """Blocks on top of each other."""
-    heads: int = 8
-    """Attention heads (H)."""
-    kv_heads: int | None = None
-    """Key and value heads (K): as many as heads unless given; 1 is multi-query, between is grouped-query."""
-    head_width: int | None = None
-    """Numbers in a head (D): width / heads unless given."""
-    hidden: int | None = None
-    """Width of the feed-forward layer (F): four times the width unless given."""
-    activation: Activation = "gelu"
-    """Activation of the feed-forward layer."""
-    norm: Norm = "layer"
-    """Layer norm or RMS norm."""
-    norm_place: NormPlace = "before"
-    """Norm before each sublayer, or after its residual as in the first Transformer."""
-    norm_epsilon: float = 1e-5
-    """Added to the variance."""
-    final_norm: bool | None = None
-    """A norm after the last block: by default when norms come before the sublayers."""
-    position: Position = "learned"
-    """How the model knows the order of words."""
-    rotary_base: float = 10000.0
-    """Rotary positions: the slowest wave turns once in about this many positions times 2 pi."""
-    rotary_scaling: RotaryScaling | None = None
-    """Rotary positions stretched to longer texts, as Llama 3.1 does it."""
-    window: int | None = None
-    """Sliding-window attention: with a window of W a token sees itself and the W - 1 tokens before it (if not causal,
-    also the W - 1 after it); all of them unless given."""
-    sparse: Sparse = "none"
-    """The Sparse Transformer's patterns: strided, or fixed."""
-    stride: int | None = None
-    """With sparse: the pattern's stride, about the square root of the context."""
-    qkv_bias: bool = True
-    """Biases of the query, key and value projections."""
-    output_bias: bool = True
-    """Bias of attention's output projection."""
-    feed_forward_bias: bool = True
-    """Biases of the feed-forward layers."""
-    dropout: float = 0.0
-    """Probability to drop a number of a sublayer's output, or of the embedding, in training."""
-    attention_dropout: float = 0.0
-    """Probability to drop an attention weight in training."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_at_least_one(self, "width", "depth", "heads", "kv_heads", "head_width", "hidden", "window", "stride")
-        check_probability(self, "dropout", "attention_dropout")
-        check_above_zero(self, "norm_epsilon", "rotary_base")
-        check_heads(self.width, self.heads, self.heads if self.kv_heads is None else self.kv_heads, self.head_width)
-        if self.position == "rotary" and self.width_of_head % 2:
-            raise ValueError(
-                f"head_width: rotary positions turn pairs, so expected an even number, not {self.width_of_head}"
-            )
-
-        if (self.sparse == "none") != (self.stride is None):
-            raise ValueError(
-                f"stride: sparse = {self.sparse} expects {'none' if self.sparse == 'none' else 'a stride'}"
-            )
-
-    def sparsity(self) -> Mask | None:
-        """What window and sparse rule out."""
-        window = None if self.window is None else Window(self.window)
-        if self.stride is None:
-            return window
-        return all_of(window, Strided(self.stride) if self.sparse == "strided" else Fixed(self.stride))
-
-    @property
-    def width_of_head(self) -> int:
-        return self.head_width or self.width // self.heads
-
-    @property
-    def width_of_hidden(self) -> int:
-        return self.hidden or 4 * self.width
-
-    @property
-    def ends_with_norm(self) -> bool:
-        return self.norm_place == "before" if self.final_norm is None else self.final_norm
 
 
 class Residual(nn.Module):

@@ -7,8 +7,9 @@ import math
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from qkv.nn.choices import Join, Position, Sinusoid
 from qkv.nn.norm import LayerNorm
-from qkv.nn.position import Join, Learned, Position, Sinusoid, Sinusoidal, join
+from qkv.nn.position import Learned, Sinusoidal, join
 from qkv.nn.tap import Taps
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from qkv.nn.choices import Activation
 from qkv.nn.linear import Linear
 from qkv.nn.tap import Taps
-
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "relu2"]
 
 
 def activate(x: Tensor, kind: Activation) -> Tensor:

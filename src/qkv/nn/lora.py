@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,32 +18,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from qkv.nn.attention.multi_head import MultiHeadAttention
-from qkv.nn.config import check_above_zero, check_at_least_one, check_fields, check_probability
+from qkv.nn.choices import AdapterConfig, Projection
 from qkv.nn.feed_forward import FeedForward
 from qkv.nn.linear import Linear
-
-Projection = Literal["query", "key", "value", "output", "gate", "up", "down"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdapterConfig:
-    rank: int = 8
-    """How many directions a change may have: the rows of A."""
-    alpha: float = 16.0
-    """The change is multiplied by alpha / rank."""
-    dropout: float = 0.0
-    """Probability to drop a number of what an adapter reads, in training."""
-    projections: tuple[Projection, ...] = ("query", "key", "value", "output")
-    """Which matrices are adapted: query, key, value and output of attention; gate, up and down of the feed-forward."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "projections", tuple(self.projections))
-        check_fields(self)
-        check_at_least_one(self, "rank")
-        check_above_zero(self, "alpha")
-        check_probability(self, "dropout")
-        if not self.projections or len(set(self.projections)) < len(self.projections):
-            raise ValueError(f"projections: expected one or more, each once, not {self.projections!r}")
 
 
 class Adapter(nn.Module):

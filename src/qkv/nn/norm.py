@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-Norm = Literal["layer", "rms"]
+from qkv.nn.choices import Norm
 
 
 class LayerNorm(nn.Module):

@@ -7,18 +7,12 @@ far keys; Transformer-XL's relative positions are in attention/relative.py.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from qkv.nn.config import check_above_zero, check_fields
-
-Position = Literal["sinusoidal", "learned", "rotary", "alibi", "relative", "none"]
-Join = Literal["sum", "product", "concatenate"]
-Sinusoid = Literal["interleaved", "halves"]
+from qkv.nn.choices import Join, RotaryScaling, Sinusoid
 
 
 def sinusoidal(
@@ -56,26 +50,6 @@ def join(token: Float[Tensor, "B T E"], position: Float[Tensor, "#B T P"], how: 
     if how == "product":
         return token * position
     return torch.cat([token, position.expand(token.shape[0], -1, -1)], dim=-1)
-
-
-@dataclass(frozen=True)
-class RotaryScaling:
-    """How a rotary model trained on short texts is stretched to longer ones, as Llama 3.1 does it."""
-
-    factor: float = 8.0
-    """Slow waves turn this many times slower."""
-    low: float = 1.0
-    """A wave that turns fewer times than this within the original context is slow."""
-    high: float = 4.0
-    """A wave that turns more times than this within the original context stays as it is."""
-    original_context: int = 8192
-    """The context before stretching."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_above_zero(self, "factor", "low", "high", "original_context")
-        if self.low >= self.high:
-            raise ValueError(f"low: expected less than high = {self.high}, not {self.low}")
 
 
 def rotary_angles(

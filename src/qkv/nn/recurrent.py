@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-Cell = Literal["rnn", "lstm", "gru"]
+from qkv.nn.choices import Cell
+
 CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
 Hidden = tuple[Tensor, ...]  # (h,), or (h, c) for an LSTM; each (L, B, E)
 

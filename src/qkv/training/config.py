@@ -7,14 +7,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from qkv.nn.config import check_above_zero, check_at_least_one, check_fields, check_probability
-from qkv.training.precision import Precision
+from qkv.nn.config import check_above_zero, check_at_least_one, check_fields, check_probability, documented
 
 Schedule = Literal["cosine", "linear", "inverse-sqrt", "stable", "constant"]
 Optimizer = Literal["adamw", "muon"]
 Average = Literal["none", "exponential", "last"]
 Distributed = Literal["ddp", "fsdp"]
 Sink = Literal["tensorboard", "wandb"]
+Precision = Literal["float32", "bf16", "fp16"]
 
 
 def among(known: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
@@ -22,6 +22,7 @@ def among(known: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
     return {each.name: known[each.name] for each in fields(kind) if each.name in known}
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """What is read."""
@@ -53,6 +54,7 @@ class DataConfig:
             raise ValueError("data: expected one source or more")
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """How the weights move."""
@@ -110,6 +112,7 @@ class OptimizerConfig:
                 raise ValueError(f"{name}: expected {'0 to 1' if fraction else '0 or more'}, not {value!r}")
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class GoingConfig:
     """How any run goes, be it of training or of fine-tuning."""
@@ -171,6 +174,7 @@ class GoingConfig:
             raise ValueError(f"sample_every: expected 0 or more, not {self.sample_every}")
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(GoingConfig):
     """How a run of training goes."""

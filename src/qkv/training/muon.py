@@ -17,7 +17,7 @@ class Muon(torch.optim.Muon):
     """torch.optim.Muon with the same hyperparameters, state and update; only the dtype of the iterations differs."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         assert closure is None, "the training loop computes the gradients itself"
         for group in self.param_groups:
             for parameter in group["params"]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 from torch.func import functional_call
 
-Precision = Literal["float32", "bf16", "fp16"]
+from qkv.training.config import Precision
+
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 

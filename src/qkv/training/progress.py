@@ -14,9 +14,9 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
+from qkv.tables import Table
 from qkv.training.tally import merit
 
 HORIZON = 20  # the loss shown is the mean of about so many steps

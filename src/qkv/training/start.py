@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.table import Table
 
 from qkv.checkpoint import RUN
 from qkv.models.bert import BERTConfig
 from qkv.models.build import Config, Model
 from qkv.models.foreign.folder import TOKENIZER
 from qkv.models.rnn import RNNConfig
+from qkv.tables import Table
 from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
 from qkv.training.cost import Cost, measured_peak
 from qkv.training.distributed import World, joined, sharded

@@ -4,7 +4,6 @@ computed from them in the end."""
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import numpy as np
 import torch
@@ -12,9 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv.data.batch import IGNORE, Batch
-from qkv.models.heads import HeadConfig
+from qkv.models.config import HeadConfig
 
-Metric = Literal["accuracy", "macro_f1", "matthews", "pearson", "mean_absolute_error", "loss"]
 LOWER_IS_BETTER = ("mean_absolute_error", "loss")
 ROUNDING = 1e-12
 """Of a sum of squares, what may be an error."""

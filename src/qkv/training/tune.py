@@ -21,13 +21,12 @@ from qkv.training.start import SampleMaker, conduct
 from qkv.training.step import validate
 from qkv.training.tally import confusion, measures
 from qkv.training.task import Task
+from qkv.training.tune_config import DEFAULTS as DEFAULTS
 from qkv.training.tune_config import HEADS, TuneConfig, TuneRunConfig
 from qkv.training.tune_language import chat_task, translation_task
 from qkv.training.tune_task import labelled_task
 
 SCORES = "scores.json"
-DEFAULTS = OptimizerConfig(schedule="linear", final_rate=0.0, weight_decay=0.01, beta2=0.999)
-"""How weights move in fine-tuning, unless a person says otherwise."""
 
 
 class Tuning(NamedTuple):

@@ -6,20 +6,23 @@ import math
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-from qkv.models.heads import HeadTask, Pooling
-from qkv.nn.config import check_above_zero, check_at_least_one, check_probability
-from qkv.nn.lora import AdapterConfig, Projection
-from qkv.training.config import GoingConfig
-from qkv.training.tally import Metric
+from qkv.models.config import HeadTask, Pooling
+from qkv.nn.choices import AdapterConfig, Projection
+from qkv.nn.config import check_above_zero, check_at_least_one, check_probability, documented
+from qkv.training.config import GoingConfig, OptimizerConfig
 
 TuneTask = Literal["classify", "pair", "similarity", "choice", "tag", "regress", "chat", "translate"]
 Trained = Literal["everything", "last", "head", "adapters"]
 Marks = Literal["new", "own"]
+Metric = Literal["accuracy", "macro_f1", "matthews", "pearson", "mean_absolute_error", "loss"]
 USUAL_EPOCHS, MOST_EPOCHS, ENOUGH_STEPS = 3, 30, 300
 USUAL_WARMUP = 500
 HEADS: tuple[str, ...] = get_args(HeadTask)
+DEFAULTS = OptimizerConfig(schedule="linear", final_rate=0.0, weight_decay=0.01, beta2=0.999)
+"""How weights move in fine-tuning, unless a person says otherwise."""
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class TuneConfig:
     """What is fine-tuned, and for what."""
@@ -131,6 +134,7 @@ class TuneConfig:
         )
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class TuneRunConfig(GoingConfig):
     """How a run of fine-tuning goes."""

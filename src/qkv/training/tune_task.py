@@ -20,10 +20,10 @@ from qkv.data.labelled import LabelledData, Targets
 from qkv.data.labels import balanced, labels_of, numbers_of, spread_of, targets_of
 from qkv.models.bert import BERT, BERTConfig
 from qkv.models.build import Model, body_of, build, with_weights
+from qkv.models.config import HeadConfig, Pooling
 from qkv.models.foreign.folder import read_json
 from qkv.models.gpt import GPT, GPTConfig
 from qkv.models.grow import with_vocabulary
-from qkv.models.heads import HeadConfig, Pooling
 from qkv.models.tuned import Tuned, TunedConfig, body_for
 from qkv.text import Tokenizer
 from qkv.training.adapting import save_adapted

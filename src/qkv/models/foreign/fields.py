@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qkv.nn.block import StackConfig
-from qkv.nn.feed_forward import Activation
+from qkv.nn.choices import Activation, StackConfig
 
 ACTIVATIONS_IN: dict[str, Activation] = {
     "relu": "relu",

@@ -74,7 +74,7 @@ def library() -> Any:
     try:
         import gguf
     except ImportError:
-        raise ImportError("a GGUF file is read with the package gguf: pip install qkv[gguf]") from None
+        raise ImportError("a GGUF file is read with the package gguf: pip install gguf") from None
     return gguf
 
 

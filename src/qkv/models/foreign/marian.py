@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qkv.models.config import Tied, TransformerConfig
 from qkv.models.foreign.fields import (
     Fields,
     SpecialIds,
@@ -16,8 +17,8 @@ from qkv.models.foreign.fields import (
     expect_plain_heads,
 )
 from qkv.models.foreign.rule import Format, Rule, Weights, layer_norm, linear, stacked
-from qkv.models.transformer import Tied, TransformerConfig
-from qkv.nn.position import Sinusoid, sinusoidal
+from qkv.nn.choices import Sinusoid
+from qkv.nn.position import sinusoidal
 
 POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 

@@ -17,6 +17,7 @@ from qkv.nn.attention.attend import attend
 from qkv.nn.attention.bias import Bias
 from qkv.nn.attention.mask import Causal, Mask, all_of, as_mask
 from qkv.nn.attention.relative import RelativePosition
+from qkv.nn.choices import check_heads
 from qkv.nn.linear import Linear
 from qkv.nn.pages import Turn
 from qkv.nn.position import rotate
@@ -156,17 +157,6 @@ class MultiHeadAttention(nn.Module):
         """(B, L, rows) into (B, heads, L, D) for each count of heads asked for."""
         parts = x.split([count * self.head_width for count in heads], dim=-1)
         return tuple(part.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in parts)
-
-
-def check_heads(width: int, heads: int, kv_heads: int, head_width: int | None) -> None:
-    if heads < 1:
-        raise ValueError(f"heads: expected 1 or more, not {heads}")
-    if head_width is not None and head_width < 1:
-        raise ValueError(f"head_width: expected 1 or more, not {head_width}")
-    if head_width is None and width % heads:
-        raise ValueError(f"heads: {heads} heads do not divide width {width}; choose a divisor or give head_width")
-    if kv_heads < 1 or heads % kv_heads:
-        raise ValueError(f"kv_heads: expected a divisor of heads = {heads}, not {kv_heads}")
 
 
 def group_heads(attention: MultiHeadAttention, kv_heads: int) -> MultiHeadAttention:

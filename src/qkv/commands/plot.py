@@ -1,0 +1,25 @@
+"""qkv plot: the curves of runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+
+def run(
+    runs: tyro.conf.Positional[tuple[Path, ...]],
+    out: Path | None = None,
+    x: Literal["step", "tokens", "seconds"] = "step",
+) -> None:
+    """Draw the curves of one or many runs to a PNG.
+
+    Args:
+        runs: The folders of the runs.
+        out: The picture; curves.png in the run's folder, or here for several, unless given.
+        x: What the x axis shows.
+    """
+    from qkv.insight import curves
+
+    print(curves.plot(runs, out, x=x))
