@@ -18,11 +18,12 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from qkv import disk
-from qkv.models.build import Model, from_json, to_json, uncompiled, with_weights
+from qkv.models.build import Model, from_json, to_json, uncompiled, weights_of, with_weights
+from qkv.models.described import refuse_adapters, refuse_undescribed
 from qkv.models.foreign import folder, peft, read_folder, read_gguf
 from qkv.models.foreign.folder import CHECKSUM, CONFIG, REPLACEMENT, SINGLE, TENSORS, TOKENIZER, checksum, current
 from qkv.models.foreign.peft import read_adapter
-from qkv.nn.lora import adapted, merge
+from qkv.nn.lora import merge
 from qkv.text import Tokenizer
 from qkv.text.special import UnknownKind
 
@@ -56,12 +57,9 @@ def save(
     the new one can be loaded.
     """
     path, model = Path(path), uncompiled(model)
-    if any(True for _ in adapted(model)):
-        raise ValueError(
-            "model: it has adapters; merge(model) makes them part of it, write_adapter(model) saves them alone"
-        )
-    # A part that was compiled for itself has this in the names of its parameters.
-    tensors = {name.replace("_orig_mod.", ""): tensor for name, tensor in model.state_dict().items()}
+    refuse_adapters(model)
+    refuse_undescribed(model)
+    tensors = weights_of(model)
     with_weights(model.config, tensors, "model")  # what could not be loaded is refused now, not then
     if tokenizer is not None:
         tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.read(tokenizer)

@@ -120,6 +120,11 @@ def uncompiled(model: Model) -> Model:
     return getattr(model, "_orig_mod", model)
 
 
+def weights_of(model: Model) -> dict[str, Tensor]:
+    """The state of a model, under the names that it has when no part of it is compiled."""
+    return {name.replace("_orig_mod.", ""): tensor for name, tensor in uncompiled(model).state_dict().items()}
+
+
 def group_key_value_heads(model: Model, kv_heads: int) -> Model:
     """A trained multi-head model as a grouped-query (or multi-query) one: key and value heads averaged in groups.
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from qkv.nn.linear import Linear
 from qkv.nn.tap import Taps
+from qkv.nn.unchanged import fused
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "relu2"]
 
@@ -29,6 +30,7 @@ def activate(x: Tensor, kind: Activation) -> Tensor:
     return F.silu(gate) * up
 
 
+@fused
 class FeedForward(nn.Module):
     """down(activation(up(x)))"""
 

@@ -9,9 +9,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from qkv.nn.unchanged import fused
+
 Norm = Literal["layer", "rms"]
 
 
+@fused
 class LayerNorm(nn.Module):
     """gain * (x - mean) / sqrt(variance + epsilon) + bias, with mean and variance over the E numbers of one vector."""
 
@@ -25,6 +28,7 @@ class LayerNorm(nn.Module):
         return F.layer_norm(x, x.shape[-1:], self.gain, self.bias, self.epsilon)
 
 
+@fused
 class RMSNorm(nn.Module):
     """gain * x / sqrt(mean(x^2) + epsilon): layer norm without the mean and the bias."""
 

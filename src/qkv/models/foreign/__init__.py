@@ -9,6 +9,7 @@ import torch
 
 from qkv.models.bert import BERTConfig
 from qkv.models.build import Config, Model, uncompiled
+from qkv.models.described import refuse_adapters, refuse_undescribed
 from qkv.models.foreign import bert, folder, gpt2, llama, marian
 from qkv.models.foreign.fields import Fields, SpecialIds
 from qkv.models.foreign.gguf import read_gguf
@@ -72,6 +73,8 @@ def write_folder(
     model = uncompiled(model)
     config = model.config
     format = format_out(config)
+    refuse_adapters(model)
+    refuse_undescribed(model)
     ids = SpecialIds(begin_id, end_id, pad_id)
     ids.check(config.vocabulary)
     values = format.config_out(config, ids)

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from qkv.models.build import Config, Model, build, with_weights
+from qkv.models.build import Config, Model, build, weights_of, with_weights
 from qkv.models.foreign.fields import Fields, SpecialIds
 
 C = TypeVar("C", bound=Config)
@@ -180,7 +180,7 @@ def read(rule: Rule, weights: Weights, shape: tuple[int, ...], dtype: torch.dtyp
 
 def spread(format: Format[Any], model: Model) -> dict[str, Tensor]:
     """Our weights under their names; most are views, so this costs no memory."""
-    ours = model.state_dict()
+    ours = weights_of(model)
     rules = format.rules(model.config)
     if strange := sorted(ours.keys() ^ {rule.ours for rule in rules}):
         raise ValueError(f"{strange[0]}: {format.name}'s format has no place for this tensor")
