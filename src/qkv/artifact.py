@@ -82,33 +82,34 @@ def save(
         put(made, path)
 
 
-def load(path: Path | str, *, base: Path | str | None = None) -> Loaded:
+def load(path: Path | str, *, base: Path | str | None = None, allow_nonfinite: bool = False) -> Loaded:
     """A model with its tokenizer, if it has one, which `tokenizer_with(model)` knows from now on.
 
     From a folder of ours, a folder of `transformers`, a GGUF file, or the name of a model that a package carries
     (smollm2, minilm); the model is ready for use (dropout off).
 
     The folder of an adapter names the model that it was trained on, unless `base` gives it; both become one model.
+    Weights that are NaN or infinite are refused; `allow_nonfinite` loads them, to look into a run that diverged.
     """
     path = named(path)
     if is_adapter(path):
-        model, tokenizer = load(base_of(path, base))
-        model = read_adapter(model, path)
+        model, tokenizer = load(base_of(path, base), allow_nonfinite=allow_nonfinite)
+        model = read_adapter(model, path, allow_nonfinite=allow_nonfinite)
         merge(model)
         return remembered(model.eval(), tokenizer)
     if base is not None:
         raise ValueError(f"base: {path} is a whole model, not an adapter; leave the base out")
     if path.suffix.lower() == ".gguf":
-        return remembered(read_gguf(path), read_tokenizer(path))
+        return remembered(read_gguf(path, allow_nonfinite=allow_nonfinite), read_tokenizer(path))
     values = folder.open_config(path)
     if not is_ours(path):
-        return remembered(read_folder(path), read_tokenizer(path))
+        return remembered(read_folder(path, allow_nonfinite=allow_nonfinite), read_tokenizer(path))
     path = current(path)
     try:
         config = from_json(values)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path / CONFIG}: {error}") from error
-    weights = folder.open_weights(path)
+    weights = folder.open_weights(path, allow_nonfinite=allow_nonfinite)
     metadata = folder.read_metadata(path / SINGLE)
     verify_beside(path, metadata)
     tensors = {name: weights[name].clone() for name in weights}
@@ -167,7 +168,7 @@ def base_of(path: Path, given: Path | str | None = None) -> Path:
 
 
 def read_tokenizer(path: Path) -> Tokenizer | None:
-    here = path.is_file() or any(all((path / name).is_file() for name in names) for names in TOKENIZERS)
+    here = path.is_file() or any(all((path / name).exists() for name in names) for names in TOKENIZERS)
     with suppress(UnknownKind):  # the model is of use without it
         return Tokenizer.read(path) if here else None
     return None

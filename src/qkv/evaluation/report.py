@@ -8,7 +8,6 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
-from qkv import disk
+from qkv import __version__, disk
 from qkv.bootstrap import LEAST
 from qkv.evaluation.evaluate import Result
 from qkv.evaluation.interval import Score
@@ -112,7 +111,7 @@ def as_json(
 
 def made_with() -> dict[str, Any]:
     """By what, and when."""
-    versions = {"qkv": version("qkv"), "torch": torch.__version__, "python": platform.python_version()}
+    versions = {"qkv": __version__, "torch": torch.__version__, "python": platform.python_version()}
     return {"versions": versions, "date": datetime.now(UTC).isoformat(timespec="seconds")}
 
 

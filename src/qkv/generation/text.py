@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 from qkv.generation.decode import stream
 from qkv.generation.talk import Reason
 from qkv.models import GPT
-from qkv.text.special import OURS
 from qkv.text.stream import Stream
-from qkv.text.tokenizer import Tokenizer
+from qkv.text.tokenizer import Tokenizer, beginning
 
 
 class Piece(NamedTuple):
@@ -85,13 +84,6 @@ def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     if begin is None:
         raise ValueError("prompt: it is empty, and this tokenizer has no start or end token to begin with; say a word")
     return [begin]
-
-
-def beginning(tokenizer: Tokenizer) -> int | None:
-    """The id that a text begins after. In what is trained here that is the end of the text before."""
-    ours = tokenizer.start is not None and tokenizer.token(tokenizer.start) == OURS["start"]
-    first, second = (tokenizer.end, tokenizer.start) if ours else (tokenizer.start, tokenizer.end)
-    return second if first is None else first
 
 
 class Speaker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any
@@ -108,6 +109,19 @@ def with_weights(config: Config, weights: Mapping[str, Tensor], origin: str = "t
         raise ValueError(f"{origin}: expected tensors of one floating-point dtype, not {found}")
     model.load_state_dict(dict(weights), assign=True)
     return model
+
+
+def check_finite(tensor: Tensor, where: str) -> None:
+    """Refuse NaN and infinite weights, in one pass over the tensor's memory and without a copy of it."""
+    if not tensor.is_floating_point() or tensor.itemsize < 2 or not tensor.numel():
+        return
+    if all(math.isfinite(bound) for bound in torch.aminmax(tensor)):  # which are NaN where a number is
+        return
+    broken = int((~torch.isfinite(tensor)).sum())
+    raise ValueError(
+        f"{where}: {broken:,} of {tensor.numel():,} numbers are NaN or infinite: the training diverged, or the file is "
+        "damaged. Load it with allow_nonfinite=True to inspect it all the same"
+    )
 
 
 def body_of(model: Model) -> GPT | BERT | Transformer | RNN:

@@ -87,7 +87,9 @@ def compare_settings(path: str, found: nn.Module, expected: nn.Module) -> None:
     mine = settings(found)
     for name, value in settings(expected).items():
         if name not in TRAINING_ONLY and name in mine and comparable(mine[name]) != comparable(value):
-            raise ValueError(f"model: {dotted(path, name)} is {mine[name]!r}, not {value!r} as in the config; {WAY_OUT}")
+            raise ValueError(
+                f"model: {dotted(path, name)} is {mine[name]!r}, not {value!r} as in the config; {WAY_OUT}"
+            )
 
 
 def comparable(value: Any) -> Any:

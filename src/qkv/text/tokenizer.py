@@ -19,7 +19,7 @@ from tokenizers import AddedToken
 
 from qkv import disk
 from qkv.text.read import CONFIG, WHOLE, read_files
-from qkv.text.special import FIELDS, ROLES, find_chat_template, find_roles, special_ids
+from qkv.text.special import FIELDS, OURS, ROLES, find_chat_template, find_roles, special_ids
 
 
 class Tokenizer:
@@ -191,6 +191,13 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"Tokenizer({type(self.inner.model).__name__}, vocabulary={self.vocabulary})"
+
+
+def beginning(tokenizer: Tokenizer) -> int | None:
+    """The id that a text begins after. In what is trained here that is the end of the text before."""
+    ours = tokenizer.start is not None and tokenizer.token(tokenizer.start) == OURS["start"]
+    first, second = (tokenizer.end, tokenizer.start) if ours else (tokenizer.start, tokenizer.end)
+    return second if first is None else first
 
 
 def goes_on_a_word(character: str) -> bool:

@@ -132,13 +132,13 @@ def base_checksum(model: Model) -> str:
 # Reading
 
 
-def read_adapter(model: Model, path: Path | str) -> Model:
+def read_adapter(model: Model, path: Path | str, *, allow_nonfinite: bool = False) -> Model:
     """The model with the adapters of a folder. If there is a task's head in it, which the model has not, what is
     returned is a model with that head, around the same weights."""
     path, model = Path(path), uncompiled(model)
     check_fresh(model)
     fields = Fields(folder.read_json(path / CONFIG), str(path / CONFIG))
-    weights = open_weights(path)
+    weights = open_weights(path, allow_nonfinite)
     tensors = {name: weights[name].clone() for name in weights}
     header = folder.read_metadata(path / WEIGHTS)
     if TENSORS in header and header[TENSORS] != checksum(tensors):
@@ -161,11 +161,11 @@ def read_adapter(model: Model, path: Path | str) -> Model:
     return model
 
 
-def open_weights(path: Path) -> Weights:
+def open_weights(path: Path, allow_nonfinite: bool) -> Weights:
     if not (path / WEIGHTS).is_file():
         folder.refuse_pickles_in(path)
         raise ValueError(f"{path / WEIGHTS}: there is no such file; an adapter has its numbers in it")
-    return Weights(folder.open_file(path / WEIGHTS), str(path / WEIGHTS))
+    return Weights(folder.open_file(path / WEIGHTS), str(path / WEIGHTS), allow_nonfinite=allow_nonfinite)
 
 
 class Sizes:
