@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 from qkv.artifact import load, save
+from qkv.version import __version__
 
 if TYPE_CHECKING:
     from qkv.insight.look import look
 
-__version__ = "0.6.0"
 __all__ = ["__version__", "load", "look", "save"]
 
 

@@ -15,11 +15,12 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
-from qkv import __version__, disk
+from qkv import disk
 from qkv.bootstrap import LEAST
 from qkv.evaluation.evaluate import Result
 from qkv.evaluation.interval import Score
 from qkv.evaluation.task import Task
+from qkv.version import __version__
 
 
 def shown(score: Score) -> str:

@@ -6,12 +6,12 @@ import time
 
 from fastapi import FastAPI
 
-from qkv import __version__
 from qkv.serving import about, attention, chats, completions, encoders, errors, playground, translations, vocabulary
 from qkv.serving.documented import describe
 from qkv.serving.door import Door, Rules
 from qkv.serving.host import Host
 from qkv.serving.metrics import Counted
+from qkv.version import __version__
 
 DESCRIPTION = """Attention and Transformers, served. The routes of OpenAI take OpenAI's clients unchanged; those of qkv
 show what happens inside: the next token's distribution, attention, translations with their alignment."""

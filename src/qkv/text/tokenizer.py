@@ -57,6 +57,8 @@ class Tokenizer:
 
     def with_special(self, names: Sequence[str], *, chat_template: str | None = None) -> Tokenizer:
         """A copy that also has these special tokens, with new ids after all others, and another template of chats."""
+        if isinstance(names, str):
+            raise TypeError("names: expected a list of names, not one string")
         inner = tokenizers.Tokenizer.from_str(self.inner.to_str())
         inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
         config = self.config if chat_template is None else {**self.config, "chat_template": chat_template}
@@ -89,6 +91,11 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, all cores at work; no special tokens are added."""
+        if isinstance(texts, str):
+            raise TypeError("texts: expected a list of strings, not one string; encode(text) takes one")
+        for text in texts:
+            if not isinstance(text, str):
+                raise TypeError(f"text: expected a string, not {text!r:.80}")
         return [found.ids for found in self.inner.encode_batch_fast(texts, add_special_tokens=False)]
 
     def encode_as_text(self, text: str) -> list[int]:
@@ -134,7 +141,10 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """The text of ids. Special tokens are left out, but not the one of unknown words: something was said there."""
-        numbers = [index(id) for id in ids]
+        try:
+            numbers = [index(id) for id in ids]
+        except TypeError:
+            raise TypeError(f"ids: expected one list of token ids (whole numbers), not {ids!r:.80}") from None
         if numbers and min(numbers) < 0:
             raise ValueError(f"ids: expected 0 or more, found {min(numbers)}")
         silent = self.special - {self.unknown}
