@@ -56,8 +56,9 @@ class Choice:
         for name in ("presence", "frequency"):
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name}: expected a number (0 changes nothing), not {getattr(self, name)}")
-        if isinstance(self.forbidden, int | str):
-            raise TypeError(f"forbidden: expected a list of ids, not {self.forbidden!r}")
+        forbidden: object = self.forbidden
+        if isinstance(forbidden, int | str):
+            raise TypeError(f"forbidden: expected a list of ids, not {forbidden!r}")
         if self.minimum < 0:
             raise ValueError(f"minimum: expected 0 words or more, not {self.minimum}")
         if any(place < 0 for place in self.forced):

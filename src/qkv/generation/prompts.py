@@ -124,7 +124,7 @@ def check_rows(rows: Sequence[Sequence[int]], vocabulary: int, name: str) -> Non
 
 
 def check_whole(name: str, number: object, what: str = "a whole number") -> None:
-    if not isinstance(number, Integral) or isinstance(number, bool):
+    if not is_id(number):
         raise TypeError(f"{name}: expected {what}, not {number!r}")
 
 
