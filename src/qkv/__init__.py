@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from qkv.version import __version__
+
 if TYPE_CHECKING:
     from qkv.artifact import load, save
     from qkv.insight.look import look
@@ -14,5 +16,4 @@ else:
         submodules=("artifact", "data", "evaluation", "generation", "insight", "models", "nn", "text", "training"),
     )
 
-__version__ = "0.6.0"
 __all__ = ["__version__", "load", "look", "save"]

@@ -20,12 +20,13 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from qkv import checkpoint, disk
-from qkv.models.build import Config, Model, body_of, from_json, to_json, uncompiled, with_weights
+from qkv.models.build import Config, Model, body_of, from_json, to_json, uncompiled, weights_of, with_weights
+from qkv.models.described import refuse_adapters, refuse_undescribed
 from qkv.models.foreign import folder, peft, read_folder, read_gguf
 from qkv.models.foreign.folder import CHECKSUM, CONFIG, REPLACEMENT, SINGLE, TENSORS, TOKENIZER, checksum, current
 from qkv.models.foreign.peft import read_adapter
 from qkv.models.foreign.rule import Weights
-from qkv.nn.lora import AdapterConfig, adapted, attach, merge
+from qkv.nn.lora import AdapterConfig, attach, merge
 from qkv.text import Tokenizer
 from qkv.text.special import UnknownKind
 
@@ -59,12 +60,9 @@ def save(
     the new one can be loaded.
     """
     path, model = Path(path), uncompiled(model)
-    if any(True for _ in adapted(model)):
-        raise ValueError(
-            "model: it has adapters; merge(model) makes them part of it, write_adapter(model) saves them alone"
-        )
-    # A part that was compiled for itself has this in the names of its parameters.
-    tensors = {name.replace("_orig_mod.", ""): tensor for name, tensor in model.state_dict().items()}
+    refuse_adapters(model)
+    refuse_undescribed(model)
+    tensors = weights_of(model)
     with_weights(model.config, tensors, "model")  # what could not be loaded is refused now, not then
     if tokenizer is not None:
         tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.read(tokenizer)
@@ -87,7 +85,7 @@ def save(
         put(made, path)
 
 
-def load(path: Path | str, *, base: Path | str | None = None) -> Loaded:
+def load(path: Path | str, *, base: Path | str | None = None, allow_nonfinite: bool = False) -> Loaded:
     """A model with its tokenizer, if it has one, which `tokenizer_with(model)` knows from now on.
 
     From a folder of ours, a folder of `transformers`, a GGUF file, or the name of a model that a package carries
@@ -95,29 +93,30 @@ def load(path: Path | str, *, base: Path | str | None = None) -> Loaded:
     its weights as they were validated: averaged, if the run averages them.
 
     The folder of an adapter names the model that it was trained on, unless `base` gives it; both become one model.
+    Weights that are NaN or infinite are refused; `allow_nonfinite` loads them, to look into a run that diverged.
     """
     path = named(path)
     if checkpoint.step_of(path) is not None:
         run = checkpoint.run_of(path)
         return remembered(load_checkpoint(path, base), read_tokenizer(current(run)))
     if is_adapter(path):
-        model, tokenizer = load(base_of(path, base))
-        model = read_adapter(model, path)
+        model, tokenizer = load(base_of(path, base), allow_nonfinite=allow_nonfinite)
+        model = read_adapter(model, path, allow_nonfinite=allow_nonfinite)
         merge(model)
         return remembered(model.eval(), tokenizer)
     if base is not None:
         raise ValueError(f"base: {path} is a whole model, not an adapter; leave the base out")
     if path.suffix.lower() == ".gguf":
-        return remembered(read_gguf(path), read_tokenizer(path))
+        return remembered(read_gguf(path, allow_nonfinite=allow_nonfinite), read_tokenizer(path))
     values = folder.open_config(path)
     if not is_ours(path):
-        return remembered(read_folder(path), read_tokenizer(path))
+        return remembered(read_folder(path, allow_nonfinite=allow_nonfinite), read_tokenizer(path))
     path = current(path)
     try:
         config = from_json(values)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path / CONFIG}: {error}") from error
-    weights = folder.open_weights(path)
+    weights = folder.open_weights(path, allow_nonfinite=allow_nonfinite)
     metadata = folder.read_metadata(path / SINGLE)
     verify_beside(path, metadata)
     tensors = {name: weights[name].clone() for name in weights}
@@ -178,7 +177,7 @@ def base_of(path: Path, given: Path | str | None = None) -> Path:
 
 
 def read_tokenizer(path: Path) -> Tokenizer | None:
-    here = path.is_file() or any(all((path / name).is_file() for name in names) for names in TOKENIZERS)
+    here = path.is_file() or any(all((path / name).exists() for name in names) for names in TOKENIZERS)
     with suppress(UnknownKind):  # the model is of use without it
         return Tokenizer.read(path) if here else None
     return None

@@ -7,10 +7,11 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import sys
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,33 @@ def sha256(chunks: Iterable[Any]) -> str:
 def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return sha256(iter(lambda: file.read(CHUNK), b""))
+
+
+def check_regular(path: Path) -> None:
+    """Refuse a pipe, a device or a socket, which may keep its reader waiting or never end. A missing file passes."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        refuse_special(path, os.stat(path).st_mode)
+
+
+def refuse_special(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "a pipe, a device or a socket"
+        raise ValueError(f"{path}: expected a regular file, not {kind}")
+
+
+def read_file(path: Path, most: int) -> bytes:
+    """The bytes of a regular file. One of more than `most` bytes is refused before it is read, and so is a pipe."""
+    check_regular(path)
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with os.fdopen(number, "rb") as file:
+        found = os.fstat(number)
+        refuse_special(path, found.st_mode)  # it may have been exchanged since
+        content = b"" if found.st_size > most else file.read(most + 1)
+    if max(len(content), found.st_size) > most:
+        raise ValueError(
+            f"{path}: more than {most >> 20:,} MiB, too large for such a file; it is damaged or of another kind"
+        )
+    return content
 
 
 def flush(path: Path) -> None:

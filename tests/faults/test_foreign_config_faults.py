@@ -25,7 +25,9 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
     ("family", "changes", "message"),
     [
         ("gpt2", {"model_type": "mamba"}, "model_type: expected one of gpt2, llama, bert, marian, not 'mamba'"),
-        ("gpt2", {"model_type": None, "architectures": None}, "model_type: expected one of"),
+        ("gpt2", {"model_type": ["gpt2"]}, "model_type: expected one of"),
+        ("gpt2", {"model_type": None, "architectures": ["Own"]}, "architectures: expected one of GPT2LMHeadModel, "),
+        ("gpt2", {"model_type": None, "architectures": [{}]}, "architectures: expected one of GPT2LMHeadModel, "),
         (
             "gpt2",
             {"architectures": ["GPT2ForSequenceClassification"]},

@@ -234,7 +234,7 @@ def test_a_folder_that_holds_a_model_already(folder: Path) -> None:
 
 
 def test_a_tokenizer_that_is_not_there(tmp_path: Path) -> None:
-    with refused("words.json: there is no such file; expected a tokenizer.json or a folder with one"):
+    with refused("words.json: there is no such file or folder; expected tokenizer.json, or a folder with it"):
         write_folder(small("gpt2"), tmp_path / "model", tokenizer=tmp_path / "words.json")
     assert not (tmp_path / "model").exists()
 

@@ -306,8 +306,8 @@ def test_the_likeliest_words_are_those_of_a_sort(vocabulary: int, count: int) ->
         ({"source": [[1, 2], []]}, "source: expected one id or more in each row"),
         ({"source": words(2, 3), "keep": torch.tensor([[True] * 3, [False] * 3])}, "source: expected one id or more"),
         ({"source": words(2, 3), "keep": torch.ones(2, 4, dtype=torch.bool)}, "keep: expected the source's shape"),
-        ({"source": words(3)}, r"source: expected shape \(B, S\) or a list of lists, not \(3,\)"),
-        ({"source": [[1, 13]]}, "ids: expected 0 to 12 .* found 13"),
+        ({"source": words(1, 2, 3)}, r"source: expected token ids of shape \(T,\) or \(B, T\), not \(1, 2, 3\)"),
+        ({"source": [[1, 13]]}, "source: expected ids from 0 to 12, found 13"),
     ],
 )
 def test_a_wrong_question_is_refused_by_name(wrong: dict[str, Any], message: str) -> None:

@@ -256,7 +256,10 @@ def test_a_gpu_says_what_the_cpu_says(kind: str) -> None:
         ({"seed": -4}, "seed: expected 0 or more"),
         ({"seed": [1, 2]}, "seed: expected one, or one for each of 4 rows, not 2"),
         ({"prompts": torch.zeros(4, 0, dtype=torch.long)}, "prompts: expected one id or more in each row"),
-        ({"prompts": torch.zeros(4, dtype=torch.long)}, r"prompts: expected ids of shape \(B, T\) .* not \(4,\)"),
+        (
+            {"prompts": torch.zeros(1, 2, 3).long()},
+            r"prompts: expected token ids of shape \(T,\) or \(B, T\), not \(1, 2",
+        ),
         ({"prompts": torch.full((4, 2), 13)}, "prompts: expected ids from 0 to 12, found 13"),
         (
             {"prompts": torch.zeros(4, 17, dtype=torch.long)},
@@ -274,8 +277,12 @@ def test_a_wrong_question_is_refused_by_name(wrong: dict[str, Any], message: str
 def test_a_wrong_source_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="start: expected an id from 0 to 12, not -1"):
         translate(rnn(), words(B, S), start=-1, end=END, length=5)
-    with pytest.raises(ValueError, match=r"source: expected shape \(B, S\), not \(6,\)"):
-        translate(rnn(), words(S), start=START, end=END, length=5)
+    with pytest.raises(ValueError, match=r"source: expected token ids of shape \(T,\) or \(B, T\), not \(1, 6, 1\)"):
+        translate(rnn(), words(1, S, 1), start=START, end=END, length=5)
+    with pytest.raises(ValueError, match=r"keep: expected the source's shape, \(4, 6\), not \(6,\)"):
+        translate(rnn(), words(B, S), torch.ones(S, dtype=torch.bool), start=START, end=END, length=5)
+    with pytest.raises(ValueError, match="keep: it is for the padding of a tensor; leave it out for lists"):
+        translate(rnn(), [[1, 2]], torch.ones(1, 2).bool(), start=START, end=END, length=5)  # type: ignore[call-overload]
 
 
 @pytest.mark.usefixtures("without_shape_checks")

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from tokenizers import models, processors
 
 from qkv.generation import generate
-from qkv.generation.text import Speaker, beginning, complete, overlap, prompt_ids, stream_text
+from qkv.generation.text import Speaker, complete, overlap, prompt_ids, stream_text
 from qkv.models import GPT, GPTConfig
 from qkv.text import Tokenizer, train
+from qkv.text.tokenizer import beginning
 from text.sentences import SENTENCES
 
 TEXT = ["abcdefghij klm. abc abd. xyz"] * 5

@@ -151,6 +151,7 @@ def test_what_lies_beside_a_tokenizer_comes_along(tokenizer: Path, tmp_path: Pat
 def test_nothing_else_is_left_in_the_folder(family: str, tmp_path: Path) -> None:
     model: Model = MODELS[family]()
     write_folder(model, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
+    expected = {"config.json", "model.safetensors", "tokenizer_config.json"}
+    assert {path.name for path in tmp_path.iterdir()} == expected
     (tmp_path / "another file").touch()
     assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1, "who may read one may read all"

@@ -242,3 +242,11 @@ def test_templates_that_do_not_serve(template: str | None, error: str) -> None:
 def test_a_message_of_every_sign_that_is_none(smollm: Tokenizer) -> None:
     with pytest.raises(ValueError, match="messages: they have every sign in them that Unicode says is none"):
         encode_chat(smollm, [message("user", "".join(MARKS))])
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("messages", ["hi", ["hi"], {"role": "user", "content": "hi"}, [{"role": "user"}], None])
+def test_what_are_no_messages(messages: Any, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.read(gguf_file(tmp_path / "tiny.gguf"))
+    with pytest.raises(TypeError, match=r'^messages: expected a list of \{"role": "user", "content": "\.\.\."\}'):
+        encode_chat(tokenizer, messages)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from qkv import disk
 from qkv.text import Tokenizer, train
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")
@@ -118,14 +119,14 @@ def test_a_file_cut_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
 def test_a_file_that_cannot_be_read(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train("words", ["a b c"], 10).write(tmp_path)
-    read = Path.read_bytes
+    read = disk.read_file
 
-    def denied(path: Path) -> bytes:
+    def denied(path: Path, most: int) -> bytes:
         if path.name == name:
             raise PermissionError(13, "Permission denied", str(path))
-        return read(path)
+        return read(path, most)
 
-    monkeypatch.setattr(Path, "read_bytes", denied)
+    monkeypatch.setattr(disk, "read_file", denied)
     with refused(f"{tmp_path / name}: cannot be read (Permission denied)"):
         Tokenizer.read(tmp_path)
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from qkv.evaluation.likelihood import Request
 from qkv.evaluation.task import Task, fill, only_column
-from qkv.generation.text import beginning
 from qkv.text import Tokenizer
+from qkv.text.tokenizer import beginning
 
 Row = Mapping[str, Any]
 

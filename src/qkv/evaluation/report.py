@@ -8,7 +8,6 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from qkv.evaluation.evaluate import Result
 from qkv.evaluation.interval import Score
 from qkv.evaluation.task import Task
 from qkv.tables import Table
+from qkv.version import __version__
 
 
 def shown(score: Score) -> str:
@@ -112,7 +112,7 @@ def as_json(
 
 def made_with() -> dict[str, Any]:
     """By what, and when."""
-    versions = {"qkv": version("qkv"), "torch": torch.__version__, "python": platform.python_version()}
+    versions = {"qkv": __version__, "torch": torch.__version__, "python": platform.python_version()}
     return {"versions": versions, "date": datetime.now(UTC).isoformat(timespec="seconds")}
 
 

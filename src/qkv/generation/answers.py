@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 from jaxtyping import Float
@@ -14,6 +14,7 @@ from qkv.data.examples import TWO_TEXTS, Example
 from qkv.data.frame import Frame, FramedExamples
 from qkv.data.labelled import join
 from qkv.generation.decode import without_dropout
+from qkv.generation.prompts import texts_of
 from qkv.models import Tuned
 from qkv.models.config import HeadConfig
 from qkv.text.tokenizer import Tokenizer
@@ -42,18 +43,29 @@ Cut = Callable[[int, int], object]
 """Hears how many texts were longer than the context, and how many words therefore have no tag."""
 
 
+@overload
+def classify(  # type: ignore[overload-overlap]  # a string is also a sequence of strings, and comes first
+    model: Tuned, tokenizer: Tokenizer, texts: str, *, rows: int = 32
+) -> Answer: ...
+@overload
 def classify(
     model: Tuned, tokenizer: Tokenizer, texts: Sequence[str | Sequence[str]], *, rows: int = 32
-) -> list[Answer]:
-    """`classify(model, tokenizer, ["a text", "another"])`, or pairs: `[("a text", "another"), ...]`.
+) -> list[Answer]: ...
+def classify(
+    model: Tuned, tokenizer: Tokenizer, texts: str | Sequence[str | Sequence[str]], *, rows: int = 32
+) -> Answer | list[Answer]:
+    """`classify(model, tokenizer, ["a text", "another"])`, or pairs: `[("a text", "another"), ...]`. One string gives
+    one answer.
 
     A choice is asked as (context, choice, choice, ...); a sentence to be tagged is its words, or a string with spaces
     between them.
     """
     check_model(model)
     task = model.config.head.task
-    examples = [example_of(task, text, f"text {number}") for number, text in enumerate(texts, start=1)]
-    return list(answers(model, tokenizer, examples, rows=rows))
+    given = [texts] if isinstance(texts, str) else texts
+    examples = [example_of(task, text, f"text {number}") for number, text in enumerate(given, start=1)]
+    found = list(answers(model, tokenizer, examples, rows=rows))
+    return found[0] if isinstance(texts, str) else found
 
 
 def answers(
@@ -65,6 +77,9 @@ def answers(
         raise ValueError(f"rows: expected 1 or more, not {rows}")
     coming = iter(examples)
     while some := list(islice(coming, rows * STRETCH)):
+        for each in some:
+            if not isinstance(each, Example):
+                raise TypeError(f"examples: expected Examples, not {each!r:.80}; classify takes texts")
         yield from answered(model, tokenizer, some, rows, cut)
 
 
@@ -124,7 +139,7 @@ def example_of(task: str, text: str | Sequence[str], where: str) -> Example:
     if isinstance(text, str):
         texts = tuple(text.split()) if task == "tag" else (text.strip(),)
     else:
-        texts = tuple(each.strip() for each in text)
+        texts = tuple(each.strip() for each in texts_of(text, where)[0])
     check_texts(task, texts, where)
     return Example(texts, None, where)
 

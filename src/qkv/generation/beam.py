@@ -12,15 +12,17 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from qkv.generation.choice import NO_LIKELIEST
+from qkv.generation.decode import Translator
 from qkv.generation.likeliest import likeliest
-from qkv.generation.search import Rows, Translator, check, search, settle
+from qkv.generation.prompts import Arrays, Prompts
+from qkv.generation.search import check, search, settle
 from qkv.models import GPT
 
 Penalty = Literal["paper", "power"]
@@ -35,10 +37,51 @@ class Hypothesis(NamedTuple):
     """Of all its words and, unless it was cut off, its end."""
 
 
+class SearchOptions(TypedDict, total=False):
+    start: int | None
+    beams: int
+    n_best: int
+    length_penalty: float
+    penalty: Penalty
+    minimum: int
+    forbidden: Sequence[int]
+    groups: int
+    diversity: float
+    batch: int
+
+
+@overload
 def beam_search(
     model: GPT | Translator,
-    source: Rows,
-    keep: Bool[Tensor, "B S"] | None = None,
+    source: Sequence[int],
+    *,
+    end: int | None,
+    length: int,
+    **how: Unpack[SearchOptions],
+) -> list[Hypothesis]: ...
+@overload
+def beam_search(
+    model: GPT | Translator,
+    source: Sequence[Sequence[int]],
+    *,
+    end: int | None,
+    length: int,
+    **how: Unpack[SearchOptions],
+) -> list[list[Hypothesis]]: ...
+@overload
+def beam_search(
+    model: GPT | Translator,
+    source: Arrays,
+    keep: Tensor | None = None,
+    *,
+    end: int | None,
+    length: int,
+    **how: Unpack[SearchOptions],
+) -> list[Any]: ...
+def beam_search(
+    model: GPT | Translator,
+    source: Prompts,
+    keep: Bool[Tensor, "*B S"] | None = None,
     *,
     start: int | None = None,
     end: int | None,
@@ -52,8 +95,9 @@ def beam_search(
     groups: int = 1,
     diversity: float = 0.0,
     batch: int = 16,
-) -> list[list[Hypothesis]]:
-    """The n best hypotheses of each row, best first: at most `length` words, the end among them.
+) -> list[Any]:
+    """The n best hypotheses of each row, best first: at most `length` words, the end among them. Of one row, a flat
+    list of ids or a one-dimensional tensor, they are returned alone.
 
     A translator reads `source`, padded where `keep` is False, or lists of different lengths; several models translate
     together. A GPT goes on from `source`, its prompt, and needs no start. `batch` sentences are searched at a time,
@@ -67,7 +111,7 @@ def beam_search(
     choose one after the other at every word; a word with which earlier groups go on costs a group `diversity` for each
     time, in its choice but not in its score.
     """
-    one, rows = settle(model, source, keep, start)
+    one, rows, single = settle(model, source, keep, start)
     check(one, length, end, minimum, forbidden, beams)
     rule = Rule(
         end=end,
@@ -87,7 +131,8 @@ def beam_search(
         return found[number]
 
     search(one, rows, start, length, batch, begin, rule.advance)
-    return [found[number].best() for number in range(len(rows))]
+    best = [found[number].best() for number in range(len(rows))]
+    return best[0] if single else best
 
 
 @dataclass(frozen=True, kw_only=True)

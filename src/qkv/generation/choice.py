@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from qkv.generation.prompts import check_whole
 from qkv.generation.sample import candidates, draw
 from qkv.nn.config import documented
 
@@ -59,6 +60,9 @@ class Choice:
         for name in ("presence", "frequency"):
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name}: expected a number (0 changes nothing), not {getattr(self, name)}")
+        forbidden: object = self.forbidden
+        if isinstance(forbidden, int | str):
+            raise TypeError(f"forbidden: expected a list of ids, not {forbidden!r}")
         if self.minimum < 0:
             raise ValueError(f"minimum: expected 0 words or more, not {self.minimum}")
         if any(place < 0 for place in self.forced):
@@ -68,6 +72,7 @@ class Choice:
         """Against a model's vocabulary and the ids that end a text."""
         for name, ids in (("forbidden", self.forbidden), ("forced", self.forced.values()), ("end", ends)):
             for id in ids:
+                check_whole(name, id, "an id, a whole number")
                 if not 0 <= id < vocabulary:
                     raise ValueError(f"{name}: expected an id from 0 to {vocabulary - 1}, not {id}")
         for place, id in self.forced.items():

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, overload
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from qkv.data.paired import pad
 from qkv.generation import recorded
 from qkv.generation.choice import Choice, choose, processed
 from qkv.generation.ensemble import Ensemble
+from qkv.generation.prompts import Arrays, Prompts, check_whole, token_rows
 from qkv.generation.read import padded, read
 from qkv.generation.sample import chances
 from qkv.generation.talk import Beyond, Reason, Steps, Talk, Word
@@ -25,15 +27,32 @@ from qkv.nn.packed import Packed, packing, small_enough
 
 __all__ = ["Beyond", "Reason", "Word", "generate", "stream", "translate", "without_dropout"]
 
-Prompts = Sequence[Sequence[int]] | Int[Tensor, "B T"]
+Translator = Transformer | RNN | Sequence[Transformer | RNN]
 MOST_ROWS = 65536
 MANY_ROWS, MANY_WORDS = 4, 16  # from which on it pays to pack the weights, on a CPU
 
 
-def generate(model: GPT, prompts: Prompts, **how: Any) -> list[list[int]]:
-    """Go on from each row's prompt: at most `length` new ids a row, up to the end id and without it. See `stream`."""
-    words = stream(model, prompts, **how)
-    return collect(words, len(prompts) * how.get("samples", 1))
+@overload
+def generate(model: GPT, prompts: Sequence[int], *, samples: None = None, **how: Any) -> list[int]: ...
+@overload
+def generate(model: GPT, prompts: Sequence[int], *, samples: int, **how: Any) -> list[list[int]]: ...
+@overload
+def generate(
+    model: GPT, prompts: Sequence[Sequence[int]] | Sequence[Tensor], *, samples: int | None = None, **how: Any
+) -> list[list[int]]: ...
+@overload
+def generate(model: GPT, prompts: Arrays, *, samples: int | None = None, **how: Any) -> list[Any]: ...
+def generate(model: GPT, prompts: Prompts, *, samples: int | None = None, **how: Any) -> list[Any]:
+    """Continue each prompt by at most `length` new ids, up to the end id and without it. See `stream`.
+
+    One prompt, a flat list of ids or a one-dimensional tensor, gives one list of ids; several prompts, a list of lists
+    or a tensor (B, T), give a list of these. With `samples`, be it 1, a list is given in any case, of `samples` lists
+    for each prompt: list r * samples + s is sample s of prompt r.
+    """
+    rows, single = token_rows(prompts, vocabulary_of(model))
+    words = stream(model, rows or prompts, samples=samples, **how)
+    found = collect(words, len(rows) * (samples or 1))
+    return found[0] if single and samples is None else found
 
 
 def stream(
@@ -43,7 +62,7 @@ def stream(
     length: int,
     end: int | Sequence[int] | None = None,
     choice: Choice | None = None,
-    samples: int = 1,
+    samples: int | None = None,
     seed: int | Sequence[int] | None = None,
     beyond: Beyond = "refuse",
     stop: Callable[[int, list[int]], bool] | None = None,
@@ -51,7 +70,8 @@ def stream(
 ) -> Iterator[Word]:
     """Word after word of every row, as they are said; a row's last one has the reason why it ended.
 
-    Row r * samples + s is sample s of prompt r; prompts may differ in length. `choice`, or its fields by name
+    `prompts` are as in `generate`; one prompt alone is row 0. Row r * samples + s is sample s of prompt r, of which
+    there is 1 unless given; prompts may differ in length. `choice`, or its fields by name
     (temperature=0.8, top_k=40), says how a word is chosen. `stop` is asked after each word whether its row is done.
     A seed makes the same texts again; a list has one for each row, as `row_seeds` gives them. Without a seed the texts
     are new every time, and nobody else's random numbers are touched.
@@ -60,16 +80,10 @@ def stream(
     beginning instead, whenever the context is full, and goes on from its last half; "extend" reads on, which learned
     positions cannot. Transformer-XL's memory knows no such end: it reads a long prompt in segments.
     """
-    if not isinstance(model, GPT):
-        raise TypeError(f"model: expected a GPT, which goes on from a prompt, not {type(model).__name__}")
-    if isinstance(prompts, Tensor) and prompts.dim() != 2:
-        raise ValueError(f"prompts: expected ids of shape (B, T) or a list of lists, not {tuple(prompts.shape)}")
-    rows = prompts.tolist() if isinstance(prompts, Tensor) else [[int(id) for id in row] for row in prompts]
-    if any(not row for row in rows):
-        raise ValueError("prompts: expected one id or more in each row; a start or end id can begin a text")
-    check_ids(rows, model.config.vocabulary)
+    rows, _ = token_rows(prompts, vocabulary_of(model))
     choice, ends = settle(choice, how), as_ends(end)
     check(model, length, ends, choice)
+    samples = 1 if samples is None else samples
     check_samples(samples, len(rows))
     limit = limit_of(model, beyond)
     if limit is not None:
@@ -96,31 +110,70 @@ def stream(
     return talks()
 
 
+@overload
 def translate(
-    model: Transformer | RNN | Sequence[Transformer | RNN],
-    source: Int[Tensor, "B S"],
-    keep: Bool[Tensor, "B S"] | None = None,
+    model: Translator,
+    source: Sequence[int],
+    *,
+    start: int,
+    end: int,
+    length: int,
+    samples: None = None,
+    **how: Any,
+) -> list[int]: ...
+@overload
+def translate(
+    model: Translator, source: Sequence[int], *, start: int, end: int, length: int, samples: int, **how: Any
+) -> list[list[int]]: ...
+@overload
+def translate(
+    model: Translator,
+    source: Sequence[Sequence[int]],
+    *,
+    start: int,
+    end: int,
+    length: int,
+    samples: int | None = None,
+    **how: Any,
+) -> list[list[int]]: ...
+@overload
+def translate(
+    model: Translator,
+    source: Arrays,
+    keep: Tensor | None = None,
+    *,
+    start: int,
+    end: int,
+    length: int,
+    samples: int | None = None,
+    **how: Any,
+) -> list[Any]: ...
+def translate(
+    model: Translator,
+    source: Prompts,
+    keep: Bool[Tensor, "*B S"] | None = None,
     *,
     start: int,
     end: int,
     length: int,
     choice: Choice | None = None,
-    samples: int = 1,
+    samples: int | None = None,
     seed: int | Sequence[int] | None = None,
     **how: Any,
-) -> list[list[int]]:
-    """The target of each row's source: at most `length` ids, from the start id to the end id and without both.
+) -> list[Any]:
+    """The target of each source: at most `length` ids, from the start id to the end id and without both.
 
-    `keep` is False for the source's padding. Several models translate together, by the mean of their probabilities.
-    The likeliest word is chosen unless `choice` or `temperature` says otherwise. The rest is as in `stream`.
+    Sources are given, and what is returned has the shape, as in `generate`; `keep` is False for the padding of a
+    tensor. Several models translate together, by the mean of their probabilities. The likeliest word is chosen unless
+    `choice` or `temperature` says otherwise. The rest is as in `stream`.
     """
     one = Ensemble(model) if isinstance(model, Sequence) else model
     if not isinstance(one, Transformer | RNN | Ensemble):
         raise TypeError(f"model: expected a Transformer or an RNN, which translate, not {type(one).__name__}")
-    if source.dim() != 2:
-        raise ValueError(f"source: expected shape (B, S), not {tuple(source.shape)}")
-    choice = settle(choice, how, temperature=0.0)
+    choice, alone = settle(choice, how, temperature=0.0), samples is None
     check(one, length, (end,), choice)
+    source, keep, single = padded_source(one, source, keep)
+    samples = 1 if samples is None else samples
     check_samples(samples, len(source))
     if not 0 <= start < one.config.vocabulary:
         raise ValueError(f"start: expected an id from 0 to {one.config.vocabulary - 1}, not {start}")
@@ -136,7 +189,26 @@ def translate(
     )
     if not talk.texts:
         return []
-    return collect(say(one, lambda: one.start(source, keep), talk), len(talk.texts))
+    found = collect(say(one, lambda: one.start(source, keep), talk), len(talk.texts))
+    return found[0] if single and alone else found
+
+
+def padded_source(
+    model: Any, source: Prompts, keep: Tensor | None
+) -> tuple[Int[Tensor, "B S"], Bool[Tensor, "B S"] | None, bool]:
+    """Sources as one tensor, which of its places are words, and whether one source was given."""
+    rows, single = token_rows(source, model.config.source_vocabulary or model.config.vocabulary, "source")
+    if isinstance(source, Tensor):
+        if keep is not None and keep.shape != source.shape:
+            raise ValueError(f"keep: expected the source's shape, {tuple(source.shape)}, not {tuple(keep.shape)}")
+        if single:
+            source, keep = source.unsqueeze(0), None if keep is None else keep.unsqueeze(0)  # (1, S)
+        return source, keep, single
+    if keep is not None:
+        raise ValueError("keep: it is for the padding of a tensor; leave it out for lists, which need none")
+    device = next(model.parameters()).device
+    ids, kept = pad(rows, 0)
+    return ids.to(device), None if kept is None else kept.to(device), single
 
 
 def on(device: torch.device, chance: Float[Tensor, "B L"]) -> Float[Tensor, "B L"]:
@@ -221,24 +293,24 @@ def settle(choice: Choice | None, how: dict[str, Any], **unless_given: Any) -> C
 
 
 def as_ends(end: int | Sequence[int] | None) -> tuple[int, ...]:
-    return () if end is None else (end,) if isinstance(end, int) else tuple(end)
+    return () if end is None else (end,) if isinstance(end, int | str) else tuple(end)
 
 
 def check(model: Any, length: int, ends: tuple[int, ...], choice: Choice) -> None:
+    check_whole("length", length)
     if length < 1:
         raise ValueError(f"length: expected 1 word or more, not {length}")
     choice.check(model.config.vocabulary, ends)
 
 
-def check_ids(rows: Sequence[Sequence[int]], vocabulary: int) -> None:
-    """On the host, and before anything is read: a GPU that finds a wrong id is of no more use to the program."""
-    for row in rows:
-        if min(row) < 0 or max(row) >= vocabulary:
-            wrong = min(row) if min(row) < 0 else max(row)
-            raise ValueError(f"prompts: expected ids from 0 to {vocabulary - 1}, found {wrong}")
+def vocabulary_of(model: GPT) -> int:
+    if not isinstance(model, GPT):
+        raise TypeError(f"model: expected a GPT, which goes on from a prompt, not {type(model).__name__}")
+    return model.config.vocabulary
 
 
 def check_samples(samples: int, rows: int) -> None:
+    check_whole("samples", samples)
     if samples < 1:
         raise ValueError(f"samples: expected 1 or more, not {samples}")
     if rows * samples > MOST_ROWS:

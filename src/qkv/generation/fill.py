@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from qkv.generation.decode import without_dropout
+from qkv.generation.prompts import check_text
 from qkv.models import BERT
 from qkv.text.special import KNOWN, OURS
 from qkv.text.tokenizer import Tokenizer
@@ -27,6 +28,7 @@ def fill(model: BERT, tokenizer: Tokenizer, text: str, *, top: int = 5) -> list[
     """
     if not isinstance(model, BERT):
         raise TypeError(f"model: expected a BERT, which guesses masked words, not {type(model).__name__}")
+    check_text(text)
     if top < 1:
         raise ValueError(f"top: expected 1 or more, not {top}")
     if tokenizer.mask is None:

@@ -19,6 +19,7 @@ from qkv.generation.talk import Steps, Talk
 from qkv.models import GPT
 from qkv.nn.state import FixedCache, KeyValueCache
 from qkv.nn.tap import anyone_listens
+from qkv.nn.unchanged import all_unchanged, settings
 
 recordings: WeakKeyDictionary[nn.Module, tuple[Asked, Recording]] = WeakKeyDictionary()
 """Of each model the last one: it holds the memory of its cache."""
@@ -32,8 +33,8 @@ def serves(model: Any, talk: Talk) -> bool:
     """A step that always looks alike: no sparse pattern, no positions that count from the last place."""
     if not isinstance(model, GPT) or not next(model.parameters()).is_cuda or not talk.texts:
         return False
-    if anyone_listens(model) or any(module._forward_hooks for module in model.modules()):
-        return False  # who listens wants to hear every word
+    if anyone_listens(model) or not all_unchanged(model):
+        return False  # a hook wants to see every token, and a graph may not hold what a changed module does
     config = model.config
     if config.memory or config.sparsity() is not None or config.position in ("alibi", "relative"):
         return False
@@ -70,6 +71,8 @@ class Asked(NamedTuple):
     ends: tuple[int, ...]
     choice: str
     weights: tuple[Any, ...]
+    settings: str
+    """Of every module its class and what it knows besides its weights."""
 
 
 def what_is_asked(model: GPT, talk: Talk, places: int) -> Asked:
@@ -78,7 +81,8 @@ def what_is_asked(model: GPT, talk: Talk, places: int) -> Asked:
     if model.config.position == "learned":
         capacity = min(capacity, model.config.context)
     weights = tuple((each.data_ptr(), each.dtype) for each in model.parameters())
-    return Asked(len(talk.texts), capacity, length, talk.ends, repr(talk.choice), weights)
+    known = repr([(type(each), settings(each)) for each in model.modules()])
+    return Asked(len(talk.texts), capacity, length, talk.ends, repr(talk.choice), weights, known)
 
 
 class Recording:

@@ -19,12 +19,11 @@ from qkv.generation import decode
 from qkv.generation.choice import Choice
 from qkv.generation.decode import limit_of, within, without_dropout
 from qkv.generation.ensemble import Ensemble
+from qkv.generation.prompts import Prompts, token_rows
 from qkv.generation.read import read
 from qkv.models import GPT, RNN, Transformer
 from qkv.nn.packed import packing, small_enough
 
-Translator = Transformer | RNN | Sequence[Transformer | RNN]
-Rows = Int[Tensor, "B S"] | Sequence[Sequence[int]]
 MOST_BEAMS = 1024
 MANY = 4  # sentences for which it pays to pack the weights
 
@@ -34,8 +33,8 @@ Advance = Callable[[Float[Tensor, "R V"], list[S], int], list[list[tuple[int, in
 that go on, each as the old beam and the new word; always as many of them, and none when its search is over."""
 
 
-def settle(model: Any, source: Rows, keep: Tensor | None, start: int | None) -> tuple[Any, list[list[int]]]:
-    """One model, and the words of each source or prompt, after a look whether they go together."""
+def settle(model: Any, source: Prompts, keep: Tensor | None, start: int | None) -> tuple[Any, list[list[int]], bool]:
+    """One model, the ids of each source or prompt, after a look whether they go together, and whether one was given."""
     one = Ensemble(model) if isinstance(model, Sequence) else model
     if isinstance(one, Ensemble) and len(one.models) == 1:
         one = one.models[0]  # the logarithm of its probabilities would be taken twice
@@ -46,16 +45,8 @@ def settle(model: Any, source: Rows, keep: Tensor | None, start: int | None) -> 
         raise TypeError(f"model: expected a Transformer, an RNN or a GPT, not {type(one).__name__}")
     elif start is None or not 0 <= start < one.config.vocabulary:
         raise ValueError(f"start: expected an id from 0 to {one.config.vocabulary - 1}, not {start}")
-    if isinstance(source, Tensor) and source.dim() != 2:
-        raise ValueError(f"source: expected shape (B, S) or a list of lists, not {tuple(source.shape)}")
-    rows = source.tolist() if isinstance(source, Tensor) else [[int(id) for id in row] for row in source]
-    if keep is not None:
-        if tuple(keep.shape) != (len(rows), len(rows[0]) if rows else 0):
-            raise ValueError(f"keep: expected the source's shape, not {tuple(keep.shape)}")
-        rows = [[id for id, word in zip(*both, strict=True) if word] for both in zip(rows, keep.tolist(), strict=True)]
-    if any(not row for row in rows):
-        raise ValueError("source: expected one id or more in each row")
-    return one, rows
+    vocabulary = getattr(one.config, "source_vocabulary", None) or one.config.vocabulary
+    return one, *token_rows(source, vocabulary, "source", keep)
 
 
 def check(

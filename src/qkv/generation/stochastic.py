@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64
@@ -17,16 +18,58 @@ from torch import Tensor
 
 from qkv.generation.beam import Hypothesis
 from qkv.generation.choice import NO_LIKELIEST
+from qkv.generation.decode import Translator
 from qkv.generation.likeliest import log_probabilities
+from qkv.generation.prompts import Arrays, Prompts
 from qkv.generation.sample import as_seeds
-from qkv.generation.search import Rows, Translator, check, search, settle
+from qkv.generation.search import check, search, settle
 from qkv.models import GPT
 
 
+class DrawOptions(TypedDict, total=False):
+    start: int | None
+    temperature: float
+    minimum: int
+    forbidden: Sequence[int]
+    seed: int | Sequence[int] | None
+    batch: int
+
+
+@overload
 def stochastic_beam_search(
     model: GPT | Translator,
-    source: Rows,
-    keep: Bool[Tensor, "B S"] | None = None,
+    source: Sequence[int],
+    *,
+    end: int | None,
+    length: int,
+    samples: int,
+    **how: Unpack[DrawOptions],
+) -> list[Hypothesis]: ...
+@overload
+def stochastic_beam_search(
+    model: GPT | Translator,
+    source: Sequence[Sequence[int]],
+    *,
+    end: int | None,
+    length: int,
+    samples: int,
+    **how: Unpack[DrawOptions],
+) -> list[list[Hypothesis]]: ...
+@overload
+def stochastic_beam_search(
+    model: GPT | Translator,
+    source: Arrays,
+    keep: Tensor | None = None,
+    *,
+    end: int | None,
+    length: int,
+    samples: int,
+    **how: Unpack[DrawOptions],
+) -> list[Any]: ...
+def stochastic_beam_search(
+    model: GPT | Translator,
+    source: Prompts,
+    keep: Bool[Tensor, "*B S"] | None = None,
     *,
     start: int | None = None,
     end: int | None,
@@ -37,13 +80,13 @@ def stochastic_beam_search(
     forbidden: Sequence[int] = (),
     seed: int | Sequence[int] | None = None,
     batch: int = 16,
-) -> list[list[Hypothesis]]:
+) -> list[Any]:
     """`samples` different hypotheses of each row (fewer, if there are no more), in the order in which they were drawn.
 
     Each next one is drawn by its probability among those that are left. The score is the log-probability with its
     Gumbel number. A row's draw depends on its seed alone; a list has one for each row. The rest is as in `beam_search`.
     """
-    one, rows = settle(model, source, keep, start)
+    one, rows, single = settle(model, source, keep, start)
     check(one, length, end, minimum, forbidden, samples, "samples")
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature: expected more than 0, not {temperature}")
@@ -65,7 +108,8 @@ def stochastic_beam_search(
         return [draw.advance(its) for draw, its in zip(draws, by_draw, strict=True)]
 
     search(one, rows, start, length, batch, begin, advance)
-    return [found[number].hypotheses() for number in range(len(rows))]
+    drawn = [found[number].hypotheses() for number in range(len(rows))]
+    return drawn[0] if single else drawn
 
 
 @dataclass

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from qkv.generation.decode import stream
+from qkv.generation.prompts import Arrays, TextPrompts, check_text, text_rows, texts_of
 from qkv.generation.talk import Reason
 from qkv.models import GPT
-from qkv.text.special import OURS
 from qkv.text.stream import Stream
-from qkv.text.tokenizer import Tokenizer
+from qkv.text.tokenizer import Tokenizer, beginning
 
 
 class Piece(NamedTuple):
@@ -28,21 +28,23 @@ class Piece(NamedTuple):
 def stream_text(
     model: GPT,
     tokenizer: Tokenizer,
-    prompts: Sequence[str | Sequence[int]],
+    prompts: TextPrompts,
     *,
     length: int,
-    stop: Sequence[str] = (),
+    stop: str | Sequence[str] = (),
     end: int | Sequence[int] | None = None,
     **how: Any,
 ) -> Iterator[Piece]:
     """What the model says after each prompt, as it says it. Row r * samples + s is sample s of prompt r.
 
-    A row ends before the first stop string, of which nothing is ever said. `end` is the tokenizer's unless given. A
-    prompt is text, or the ids of a chat. The rest is as in `decode.stream`.
+    A row ends before the first stop string, of which nothing is ever said; there may be one or several. `end` is the
+    tokenizer's unless given. A prompt is text, or the ids of a chat; one prompt alone is row 0. The rest is as in
+    `decode.stream`.
     """
+    stop, _ = texts_of(stop, "stop")
     if any(not each for each in stop):
         raise ValueError("stop: expected a text of one character or more, not an empty one")
-    ids = [prompt_ids(tokenizer, prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+    ids = [prompt_ids(tokenizer, row) if isinstance(row, str) else row for row in text_rows(prompts).rows]
     rows: dict[int, Speaker] = defaultdict(lambda: Speaker(tokenizer, stop))
 
     def stopped(row: int, said: list[int]) -> bool:
@@ -66,16 +68,50 @@ def stream_text(
     return pieces()
 
 
-def complete(model: GPT, tokenizer: Tokenizer, prompts: Sequence[str | Sequence[int]], **how: Any) -> list[str]:
-    """The texts of `stream_text`, each whole."""
-    texts = [""] * (len(prompts) * max(0, how.get("samples", 1)))
-    for piece in stream_text(model, tokenizer, prompts, **how):
+@overload
+def complete(
+    model: GPT, tokenizer: Tokenizer, prompts: str | Sequence[int], *, samples: None = None, **how: Any
+) -> str: ...
+@overload
+def complete(
+    model: GPT, tokenizer: Tokenizer, prompts: str | Sequence[int], *, samples: int, **how: Any
+) -> list[str]: ...
+@overload
+def complete(
+    model: GPT,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str] | Sequence[Sequence[int]] | Sequence[str | Sequence[int]],
+    *,
+    samples: int | None = None,
+    **how: Any,
+) -> list[str]: ...
+@overload
+def complete(
+    model: GPT,
+    tokenizer: Tokenizer,
+    prompts: Arrays,
+    *,
+    samples: int | None = None,
+    **how: Any,
+) -> Any: ...
+def complete(
+    model: GPT, tokenizer: Tokenizer, prompts: TextPrompts, *, samples: int | None = None, **how: Any
+) -> str | list[str]:
+    """What the model says after each prompt, without the prompt: the texts of `stream_text`, each whole.
+
+    One prompt, a string or a flat list of ids, gives one string; a list of prompts gives a list. With `samples`, be it
+    1, a list is given in any case, of `samples` texts for each prompt.
+    """
+    rows, single = text_rows(prompts)
+    texts = [""] * (len(rows) * max(0, 1 if samples is None else samples))
+    for piece in stream_text(model, tokenizer, rows or prompts, samples=samples, **how):
         texts[piece.row] += piece.text
-    return texts
+    return texts[0] if single and samples is None else texts
 
 
 def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """The ids of a prompt: with the start id before it where the tokenizer says so; of an empty one, a text's begin."""
+    check_text(text, "prompt")
     ids = tokenizer.encode(text)
     if tokenizer.starts_texts and tokenizer.start is not None:
         return [tokenizer.start, *ids]
@@ -85,13 +121,6 @@ def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     if begin is None:
         raise ValueError("prompt: it is empty, and this tokenizer has no start or end token to begin with; say a word")
     return [begin]
-
-
-def beginning(tokenizer: Tokenizer) -> int | None:
-    """The id that a text begins after. In what is trained here that is the end of the text before."""
-    ours = tokenizer.start is not None and tokenizer.token(tokenizer.start) == OURS["start"]
-    first, second = (tokenizer.end, tokenizer.start) if ours else (tokenizer.start, tokenizer.end)
-    return second if first is None else first
 
 
 class Speaker:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from qkv.generation.beam import beam_search
+from qkv.generation.decode import Translator
+from qkv.generation.prompts import texts_of
 from qkv.generation.search import batches, rounded
 from qkv.models import RNN, Transformer
 from qkv.text.tokenizer import Tokenizer
@@ -24,14 +26,15 @@ class Translation(NamedTuple):
 
 
 def translate_texts(
-    models: Sequence[Transformer | RNN],
+    models: Translator,
     tokenizer: Tokenizer,
-    texts: Sequence[str],
+    texts: str | Sequence[str],
     *,
     length: int | None = None,
     **how: Any,
 ) -> Iterator[tuple[int, list[Translation]]]:
-    """The place of each text and its translations, the best first; the longest texts come first.
+    """The place of each text and its translations, the best first; the longest texts come first. One string is a text
+    at place 0.
 
     Several models translate together. A translation has at most `length` tokens: unless given, twice as many as its
     source and a few more, rounded, so that it does not depend on what is translated beside it. An empty text has an
@@ -39,7 +42,8 @@ def translate_texts(
     """
     if tokenizer.start is None or tokenizer.end is None:
         raise ValueError("tokenizer: a translator needs a start and an end token, and this one lacks them")
-    sources = source_ids(models, tokenizer, texts)
+    models = models if isinstance(models, Sequence) else [models]
+    sources = source_ids(models, tokenizer, texts_of(texts)[0])
     # A start that is no word, such as Marian's padding, is never said.
     never = tuple({tokenizer.start} - {tokenizer.end})
     how = {"start": tokenizer.start, "end": tokenizer.end, "forbidden": never, **how}

@@ -12,6 +12,7 @@ from torch import Tensor
 from qkv.data.examples import Example
 from qkv.data.frame import Frame
 from qkv.generation.fill import masked_ids, masks_of
+from qkv.generation.prompts import check_text
 from qkv.generation.text import prompt_ids
 from qkv.generation.translation import source_ids, translate_texts
 from qkv.insight.marks import marks_of
@@ -53,6 +54,9 @@ def read(
     model: Model, tokenizer: Tokenizer, *texts: str, source: str | None = None, target: str | None = None
 ) -> Reading:
     """One text; for a BERT perhaps two; for a translator a source, and a target unless it is to translate itself."""
+    for name, text in (*(("text", each) for each in texts), ("source", source), ("target", target)):
+        if text is not None or name == "text":
+            check_text(text, name)
     if isinstance(model, Transformer | RNN):
         if source is None and len(texts) == 1:
             source = texts[0]

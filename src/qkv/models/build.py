@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any
@@ -95,6 +96,19 @@ def with_weights(config: Config, weights: Mapping[str, Tensor], origin: str = "t
     return model
 
 
+def check_finite(tensor: Tensor, where: str) -> None:
+    """Refuse NaN and infinite weights, in one pass over the tensor's memory and without a copy of it."""
+    if not tensor.is_floating_point() or tensor.itemsize < 2 or not tensor.numel():
+        return
+    if all(math.isfinite(bound) for bound in torch.aminmax(tensor)):  # which are NaN where a number is
+        return
+    broken = int((~torch.isfinite(tensor)).sum())
+    raise ValueError(
+        f"{where}: {broken:,} of {tensor.numel():,} numbers are NaN or infinite: the training diverged, or the file is "
+        "damaged. Load it with allow_nonfinite=True to inspect it all the same"
+    )
+
+
 def body_of(model: Model) -> GPT | BERT | Transformer | RNN:
     """The model below a head, or the model itself where there is none."""
     return model.body if isinstance(model, Tuned) else model
@@ -103,6 +117,11 @@ def body_of(model: Model) -> GPT | BERT | Transformer | RNN:
 def uncompiled(model: Model) -> Model:
     """The model inside what torch.compile returns, whose parameters have other names."""
     return getattr(model, "_orig_mod", model)
+
+
+def weights_of(model: Model) -> dict[str, Tensor]:
+    """The state of a model, under the names that it has when no part of it is compiled."""
+    return {name.replace("_orig_mod.", ""): tensor for name, tensor in uncompiled(model).state_dict().items()}
 
 
 def group_key_value_heads(model: Model, kv_heads: int) -> Model:

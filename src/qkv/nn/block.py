@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -13,13 +14,16 @@ from qkv.nn.attention.mask import Mask, Padding
 from qkv.nn.attention.multi_head import MultiHeadAttention
 from qkv.nn.choices import StackConfig
 from qkv.nn.feed_forward import FeedForward
-from qkv.nn.norm import norm
+from qkv.nn.linear import Linear
+from qkv.nn.norm import LayerNorm, RMSNorm, norm
 from qkv.nn.pages import DecoderTurn, Turn
 from qkv.nn.position import alibi_slopes, rotary_angles
 from qkv.nn.state import DecoderState, FixedCache, KeyValueCache, SegmentMemory
 from qkv.nn.tap import Taps, anyone_listens
+from qkv.nn.unchanged import all_unchanged, fused, unchanged
 
 
+@fused
 class Residual(nn.Module):
     """x + sublayer(norm(x)), or norm(x + sublayer(x)): the "add and norm" of the figure."""
 
@@ -35,6 +39,7 @@ class Residual(nn.Module):
         return self.norm(x + self.dropout(sublayer(x)))
 
 
+@fused
 class Block(nn.Module):
     """Self-attention, then (in a decoder) cross-attention to the source, then feed-forward."""
 
@@ -79,7 +84,7 @@ class Block(nn.Module):
         """Every word (W = T), or with `first` only the first one (W = 1)."""
         if first:
             return self.first_word(x, mask)
-        if isinstance(state, FixedCache) and one_row.serves_block(self, x, state):
+        if isinstance(state, FixedCache) and fusable(self) and one_row.serves_block(self, x, state):
             return one_row.through(self, x, rotary, state)
         own, source_state = (
             (state.target, state.source) if isinstance(state, DecoderState | DecoderTurn) else (state, None)
@@ -108,6 +113,26 @@ class Block(nn.Module):
             x if source is None or len(source) in (0, len(x)) else x.unflatten(0, (len(source), -1)).flatten(1, 2)
         )
         return self.cross_attention(together, source, mask=mask, state=state)[0].view_as(x)
+
+
+def fusable(block: Block) -> bool:
+    """True if the block and its parts are unchanged modules of the classes that `one_row` computes in their place."""
+    attention, forward = block.attention, block.feed_forward
+    residuals = (block.attention_residual, block.feed_forward_residual)
+    if not unchanged(block, Block) or not all(unchanged(each, Residual) for each in residuals):
+        return False
+    if not unchanged(attention, MultiHeadAttention) or not unchanged(forward, FeedForward):
+        return False
+    if forward.activation not in one_row.ACTIVATIONS:
+        return False
+
+    layers = (attention.qkv, attention.output, forward.up, forward.down)
+    norms, dropouts = ([getattr(each, name) for each in residuals] for name in ("norm", "dropout"))
+    return (
+        all(unchanged(each, Linear) for each in layers)
+        and all(unchanged(each, LayerNorm, RMSNorm) for each in norms)
+        and all(unchanged(each, nn.Dropout) for each in dropouts)
+    )
 
 
 class Stack(nn.Module):
@@ -151,4 +176,6 @@ class Stack(nn.Module):
     def first_serves(self, mask: Mask | None) -> bool:
         """Where it does not matter at which position a query stands, and nobody listens to the other words."""
         placed = self.config.position in ("rotary", "alibi", "relative")
-        return not placed and (mask is None or type(mask) is Padding) and not anyone_listens(self.blocks[-1])
+        if placed or not (mask is None or type(mask) is Padding) or anyone_listens(self.blocks[-1]):
+            return False
+        return torch.compiler.is_compiling() or all_unchanged(self.blocks[-1])

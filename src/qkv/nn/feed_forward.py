@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from qkv.nn.choices import Activation
 from qkv.nn.linear import Linear
 from qkv.nn.tap import Taps
+from qkv.nn.unchanged import fused
 
 
 def activate(x: Tensor, kind: Activation) -> Tensor:
@@ -26,6 +27,7 @@ def activate(x: Tensor, kind: Activation) -> Tensor:
     return F.silu(gate) * up
 
 
+@fused
 class FeedForward(nn.Module):
     """down(activation(up(x)))"""
 

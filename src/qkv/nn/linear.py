@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from qkv.nn import one_row
 from qkv.nn.int8 import Int8Matrix
 from qkv.nn.packed import as_packed
+from qkv.nn.unchanged import fused
 
 if TYPE_CHECKING:
     from qkv.nn.lora import Adapters
@@ -72,6 +73,7 @@ def wide(x: Float[Tensor, "*n E"], weight: Float[Tensor, "N E"], bias: Tensor | 
     return (output if bias is None else output + bias).unflatten(0, x.shape[:-1])
 
 
+@fused
 class Linear(nn.Linear):
     """A layer of a matrix and a bias, made and initialised as PyTorch's own; it may have low-rank adapters."""
 

@@ -8,8 +8,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from qkv.nn.choices import Norm
+from qkv.nn.unchanged import fused
 
 
+@fused
 class LayerNorm(nn.Module):
     """gain * (x - mean) / sqrt(variance + epsilon) + bias, with mean and variance over the E numbers of one vector."""
 
@@ -23,6 +25,7 @@ class LayerNorm(nn.Module):
         return F.layer_norm(x, x.shape[-1:], self.gain, self.bias, self.epsilon)
 
 
+@fused
 class RMSNorm(nn.Module):
     """gain * x / sqrt(mean(x^2) + epsilon): layer norm without the mean and the bias."""
 

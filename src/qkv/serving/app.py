@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import FastAPI
 
@@ -12,6 +11,7 @@ from qkv.serving.documented import describe
 from qkv.serving.door import Door, Rules
 from qkv.serving.host import Host
 from qkv.serving.metrics import Counted
+from qkv.version import __version__
 
 DESCRIPTION = """Attention and Transformers, served. The routes of OpenAI take OpenAI's clients unchanged; those of qkv
 show what happens inside: the next token's distribution, attention, translations with their alignment."""
@@ -24,7 +24,7 @@ def served(host: Host, rules: Rules | None = None) -> Door:
     app = FastAPI(
         title="qkv",
         description=DESCRIPTION,
-        version=own_version(),
+        version=__version__,
         docs_url=None,  # its pages come from another host
         redoc_url=None,
         redirect_slashes=False,
@@ -36,10 +36,3 @@ def served(host: Host, rules: Rules | None = None) -> Door:
     door = Door(app, rules, Counted())
     app.state.host, app.state.rules, app.state.door, app.state.began = host, rules, door, int(time.time())
     return door
-
-
-def own_version() -> str:
-    try:
-        return version("qkv")
-    except PackageNotFoundError:
-        return "0"

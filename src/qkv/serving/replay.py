@@ -19,6 +19,7 @@ from qkv.models import GPT
 from qkv.nn.attention.single import PART
 from qkv.nn.pages import Group, Turn
 from qkv.nn.tap import taps_of
+from qkv.nn.unchanged import all_unchanged, forward_hooks
 from qkv.serving.blocks import BLOCK
 from qkv.serving.scheduler import Batch
 from qkv.serving.texts import LIKELIEST, Text
@@ -44,6 +45,7 @@ class Replays:
         self.runner = runner
         self.recorded: dict[tuple[int, int], Recording] = {}
         self.taps = [taps for part in runner.model.modules() if (taps := taps_of(part)) is not None]
+        self.hooks = forward_hooks(*runner.model.modules())
         self.nobody = runner.pages.at.shape[0] - 1
         most = max(SIZES)
         self.inputs = torch.zeros(3, most, dtype=torch.int64, device=runner.device)
@@ -58,12 +60,12 @@ class Replays:
         """For models whose every step looks alike: no sparse pattern, no positions that count from the last place."""
         config = runner.model.config
         plain = config.sparsity() is None and config.position not in ("alibi", "relative")
-        return cls(runner) if isinstance(runner.model, GPT) and plain else None
+        return cls(runner) if isinstance(runner.model, GPT) and plain and all_unchanged(runner.model) else None
 
     def serve(self, batch: Batch) -> bool:
         if batch.reading or not 0 < len(batch.speaking) <= max(SIZES) or any(text.ask.off for text in batch.speaking):
             return False
-        return not any(taps.listeners for taps in self.taps)
+        return not any(taps.listeners for taps in self.taps) and not any(self.hooks)
 
     def warm_up(self, rows: int) -> None:
         """Record what is likely needed before anyone waits for it."""

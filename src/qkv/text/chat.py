@@ -26,6 +26,7 @@ class Message(TypedDict):
 
 def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message], *, reply: bool = True) -> list[int]:
     """The ids of a chat, up to where the assistant begins to speak; without `reply`, up to the last message's end."""
+    check_messages(messages)
     said = "".join(f"{message['role']}{message['content']}" for message in messages) + str(tokenizer.chat_template)
     free = [mark for mark in MARKS if mark not in said]
     if len(free) < 2:
@@ -56,6 +57,16 @@ def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message], *, reply: boo
         ids += [*text(place, found.begin), found.id]
         place = found.end
     return ids + text(place, len(whole))
+
+
+def check_messages(messages: object) -> None:
+    """A clear sentence for a string, or a list of strings, in place of messages."""
+    wanted = 'a list of {"role": "user", "content": "..."}'
+    if isinstance(messages, str | bytes | dict) or not isinstance(messages, Sequence):
+        raise TypeError(f"messages: expected {wanted}, not {messages!r:.80}")
+    for message in messages:
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            raise TypeError(f"messages: expected {wanted}, with strings in it, not {message!r:.80}")
 
 
 def borders_of(tokenizer: Tokenizer, messages: Sequence[Message], whole: str) -> list[int]:

@@ -14,6 +14,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers.pre_tokenizers import PreTokenizer
 
+from qkv import disk
 from qkv.text.special import UnknownKind
 
 MAGIC = b"GGUF"
@@ -156,6 +157,7 @@ def strings(found: dict[str, Any], field: str, file: Path) -> list[str]:
 
 def read_metadata(file: Path) -> dict[str, Any]:
     """Every field that begins with `tokenizer.`; the others are passed over."""
+    disk.check_regular(file)
     with file.open("rb") as opened:
         if opened.read(4) != MAGIC:
             raise ValueError(f"{file}: not a GGUF file; copy or download it again")

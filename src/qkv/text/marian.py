@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers
 
-from qkv.text.special import UnknownKind
+from qkv import disk
+from qkv.text.special import LARGEST, UnknownKind
 
 SOURCE, TARGET, VOCABULARY, TARGET_VOCABULARY = "source.spm", "target.spm", "vocab.json", "target_vocab.json"
 SPACE = "▁"
@@ -87,7 +88,7 @@ def writer(pieces: SentencePieces) -> normalizers.Normalizer:
 
 def read_pieces(file: Path) -> SentencePieces:
     try:
-        model = list(fields(file.read_bytes()))
+        model = list(fields(disk.read_file(file, LARGEST)))
         kind = dict(fields(dict(model).get(2, b""))).get(3, UNIGRAM)
         rules = dict(fields(dict(model).get(3, b"")))
         scores = {}

@@ -12,11 +12,12 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
+from qkv import disk
 from qkv.text.gguf import read_gguf
 from qkv.text.marian import SOURCE as MARIAN_SOURCE
 from qkv.text.marian import read_marian
 from qkv.text.panics import panics_as_errors
-from qkv.text.special import is_special, token_text
+from qkv.text.special import LARGEST, is_special, token_text
 
 WHOLE, CONFIG, CHAT = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 GPT2_VOCABULARY, GPT2_MERGES, BERT_VOCABULARY = "vocab.json", "merges.txt", "vocab.txt"
@@ -51,15 +52,15 @@ def read_files(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """What tokenizer_config.json says; the template of chats may be a file of its own beside it."""
-    config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
-    return {**config, "chat_template": read_text(folder / CHAT)} if (folder / CHAT).is_file() else config
+    config = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
+    return {**config, "chat_template": read_text(folder / CHAT)} if (folder / CHAT).exists() else config
 
 
 def find_file(path: Path) -> Path:
     """The one file that says most, of those that a folder may have."""
     if path.is_dir():
         for name in (WHOLE, GPT2_VOCABULARY, BERT_VOCABULARY):
-            if (path / name).is_file():
+            if (path / name).exists():
                 return path / name
         raise ValueError(
             f"{path}: no tokenizer in this folder; looked for {WHOLE}, {GPT2_VOCABULARY} with {GPT2_MERGES} or "
@@ -160,7 +161,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def read_text(file: Path) -> str:
     try:
-        return file.read_bytes().decode("utf-8")
+        return disk.read_file(file, LARGEST).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: not UTF-8 text ({error}); it is not the file of a tokenizer") from error
 

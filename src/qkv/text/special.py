@@ -37,6 +37,10 @@ FIELDS: dict[Role, tuple[str, ...]] = {
 """Where tokenizer_config.json names them. It is not asked for unknown: it names one even where every text is known."""
 
 
+LARGEST = 512 << 20
+"""Bytes of a tokenizer's file; those of the largest vocabularies have some 40 MiB."""
+
+
 class UnknownKind(ValueError):
     """A tokenizer that is there, but of a kind that is not read here. The model beside it can be used all the same."""
 

@@ -20,7 +20,7 @@ from tokenizers import AddedToken
 from qkv import disk
 from qkv.text.panics import panics_as_errors
 from qkv.text.read import CONFIG, WHOLE, read_files
-from qkv.text.special import FIELDS, ROLES, find_chat_template, find_roles, special_ids
+from qkv.text.special import FIELDS, OURS, ROLES, find_chat_template, find_roles, special_ids
 
 
 class Tokenizer:
@@ -59,6 +59,8 @@ class Tokenizer:
 
     def with_special(self, names: Sequence[str], *, chat_template: str | None = None) -> Tokenizer:
         """A copy that also has these special tokens, with new ids after all others, and another template of chats."""
+        if isinstance(names, str):
+            raise TypeError("names: expected a list of names, not one string")
         inner = tokenizers.Tokenizer.from_str(self.inner.to_str())
         inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
         config = self.config if chat_template is None else {**self.config, "chat_template": chat_template}
@@ -93,6 +95,11 @@ class Tokenizer:
     @panics_as_errors
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, all cores at work; no special tokens are added."""
+        if isinstance(texts, str):
+            raise TypeError("texts: expected a list of strings, not one string; encode(text) takes one")
+        for text in texts:
+            if not isinstance(text, str):
+                raise TypeError(f"text: expected a string, not {text!r:.80}")
         return [found.ids for found in self.inner.encode_batch_fast(texts, add_special_tokens=False)]
 
     @panics_as_errors
@@ -141,7 +148,10 @@ class Tokenizer:
     @panics_as_errors
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """The text of ids. Special tokens are left out, but not the one of unknown words: something was said there."""
-        numbers = [index(id) for id in ids]
+        try:
+            numbers = [index(id) for id in ids]
+        except TypeError:
+            raise TypeError(f"ids: expected one list of token ids (whole numbers), not {ids!r:.80}") from None
         if numbers and min(numbers) < 0:
             raise ValueError(f"ids: expected 0 or more, found {min(numbers)}")
         silent = self.special - {self.unknown}
@@ -200,6 +210,13 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"Tokenizer({type(self.inner.model).__name__}, vocabulary={self.vocabulary})"
+
+
+def beginning(tokenizer: Tokenizer) -> int | None:
+    """The id that a text begins after. In what is trained here that is the end of the text before."""
+    ours = tokenizer.start is not None and tokenizer.token(tokenizer.start) == OURS["start"]
+    first, second = (tokenizer.end, tokenizer.start) if ours else (tokenizer.start, tokenizer.end)
+    return second if first is None else first
 
 
 def goes_on_a_word(character: str) -> bool:

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from qkv.nn.block import Block
 from qkv.nn.feed_forward import FeedForward
 from qkv.nn.state import SegmentMemory
+from qkv.nn.unchanged import same_computation
 
 
 class Plain(nn.Module):
@@ -31,7 +32,8 @@ def recompute_activations(model: nn.Module) -> None:
     """A feed-forward layer keeps what goes into its activation, not what comes out: a quarter of all that is kept."""
     for module in model.modules():
         if isinstance(module, FeedForward):
-            module.activate = partial(checkpoint, module.activate, use_reentrant=False)  # type: ignore[method-assign]
+            again = partial(checkpoint, module.activate, use_reentrant=False)
+            module.activate = same_computation(again)  # type: ignore[method-assign]
 
 
 def recompute_blocks(model: nn.Module) -> None:
@@ -62,7 +64,7 @@ def recompute(block: Block) -> None:
 
         return checkpoint(run, *args, use_reentrant=False)
 
-    block.forward = forward  # type: ignore[method-assign]
+    block.forward = same_computation(forward)  # type: ignore[method-assign]
 
 
 def remembered(state: SegmentMemory | None) -> SegmentMemory | None:

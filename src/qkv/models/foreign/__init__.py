@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,17 @@ import torch
 
 from qkv.models.bert import BERTConfig
 from qkv.models.build import Config, Model, uncompiled
+from qkv.models.described import refuse_adapters, refuse_undescribed
 from qkv.models.foreign import bert, folder, gpt2, llama, marian
 from qkv.models.foreign.fields import Fields, SpecialIds
 from qkv.models.foreign.gguf import read_gguf
+from qkv.models.foreign.recognise import recognise
 from qkv.models.foreign.rule import Format, assemble, spread
+from qkv.models.foreign.tokenizer import TokenizerOut
 from qkv.models.gpt import GPTConfig
 from qkv.models.transformer import TransformerConfig
 from qkv.models.tuned import TunedConfig
+from qkv.text.tokenizer import Tokenizer
 
 __all__ = ["read_folder", "read_gguf", "write_folder"]
 
@@ -27,25 +32,35 @@ FORMATS: dict[str, Format[Any]] = {
 }
 
 
-def read_folder(path: Path | str, *, dtype: torch.dtype | None = torch.float32) -> Model:
-    """A model from a folder that `transformers` wrote; dtype None keeps the file's own numbers. Dropout is off."""
+def read_folder(path: Path | str, *, dtype: torch.dtype | None = torch.float32, allow_nonfinite: bool = False) -> Model:
+    """A model from a folder that `transformers` wrote; dtype None keeps the file's own numbers. Dropout is off, and
+    weights that are NaN or infinite are refused unless they are allowed."""
     path = Path(path)
     fields = Fields(folder.open_config(path), str(path / folder.CONFIG))
+    weights = folder.open_weights(path, allow_nonfinite=allow_nonfinite)
     try:
-        format = format_in(fields)
+        format = format_in(fields, weights)
         fields.no_surprises()
     except ValueError as error:
         raise ValueError(f"{fields.origin}: {error}") from error
-    return assemble(format, fields, folder.open_weights(path), dtype)
+    return assemble(format, fields, weights, dtype)
 
 
-def format_in(fields: Fields) -> Format[Any]:
+def format_in(fields: Fields, names: Iterable[str]) -> Format[Any]:
+    """The format that the config names, by model_type or by its class; a file of 2019 may have neither, and is known
+    by the names of its tensors."""
     name, classes = fields.values.get("model_type"), fields.values.get("architectures") or []
     if not isinstance(classes, list):
         raise ValueError(f"architectures: expected a list, not {classes!r}")
-    if name is None:  # files of 2019 have only the class
-        name = next((key for key, format in FORMATS.items() if set(classes) & set(format.architectures)), None)
-    if name not in FORMATS:
+    if name is None and classes:
+        known = {each: key for key, format in FORMATS.items() for each in format.architectures}
+        found = [known[each] for each in classes if isinstance(each, str) and each in known]
+        if not found:
+            raise ValueError(f"architectures: expected one of {', '.join(known)}, not {classes!r}")
+        name = found[0]
+    if name is None:
+        name = recognise(fields.values, names)
+    if not isinstance(name, str) or name not in FORMATS:
         raise ValueError(f"model_type: expected one of {', '.join(FORMATS)}, not {name!r}")
     format = FORMATS[name]
     for found in classes:
@@ -58,7 +73,7 @@ def write_folder(
     model: Model,
     path: Path | str,
     *,
-    tokenizer: Path | str | None = None,
+    tokenizer: Tokenizer | Path | str | None = None,
     max_shard_bytes: int = folder.SHARD_BYTES,
     begin_id: int | None = None,
     end_id: int | None = None,
@@ -66,21 +81,25 @@ def write_folder(
 ) -> None:
     """A folder that `transformers` loads unchanged.
 
-    `tokenizer` is a tokenizer.json or a folder with one. The ids are for its generate(); a translator's padding is the
-    vocabulary's last id unless given, and its decoder begins with `begin_id`, or else with padding.
+    `tokenizer` is the one that the model was loaded or trained with, or its file or folder; AutoTokenizer then gives
+    the ids that our model reads, and without one it says that none is there. The ids are for its generate(): those of
+    the tokenizer unless given. A translator's padding is the vocabulary's last id if neither says another, and its
+    decoder begins with `begin_id`, or else with padding.
     """
     model = uncompiled(model)
     config = model.config
     format = format_out(config)
-    ids = SpecialIds(begin_id, end_id, pad_id)
+    refuse_adapters(model)
+    refuse_undescribed(model)
+    written = TokenizerOut(tokenizer, config)
+    ids = written.ids(SpecialIds(begin_id, end_id, pad_id))
     ids.check(config.vocabulary)
     values = format.config_out(config, ids)
     tensors = spread(format, model)
     values["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
     if values["architectures"][0] in format.bare:
         tensors = {name.removeprefix(format.prefix): tensor for name, tensor in tensors.items()}
-    tokenizer = None if tokenizer is None else Path(tokenizer)
-    folder.write(Path(path), values, tensors, tokenizer=tokenizer, max_shard_bytes=max_shard_bytes)
+    folder.write(Path(path), values, tensors, tokenizer=written.write, max_shard_bytes=max_shard_bytes)
 
 
 def format_out(config: Config) -> Format[Any]:

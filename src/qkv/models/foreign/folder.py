@@ -6,7 +6,6 @@ Nothing here unpickles: a .bin, .pt or .ckpt file can run any code on the machin
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,8 @@ FORMAT = {"format": "pt"}
 SHARD_BYTES = 5_000_000_000
 CHECKSUM = "sha256 of "
 TENSORS = CHECKSUM + "tensors"
+LARGEST_JSON = 256 << 20
+"""Bytes of a JSON file; the largest index of a model's tensors has a few MiB."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
@@ -51,11 +52,13 @@ def current(folder: Path) -> Path:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        values = json.loads(disk.read_file(path, LARGEST_JSON).decode("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
         raise ValueError(
             f"{path}: there is no such file; expected a folder with {CONFIG} and {SINGLE} (nothing is downloaded)"
         ) from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: not valid JSON ({error}); the file may be cut off") from error
     if not isinstance(values, dict):
@@ -74,13 +77,13 @@ def open_config(folder: Path) -> dict[str, Any]:
     return read_json(current(folder) / CONFIG)
 
 
-def open_weights(folder: Path) -> Weights:
+def open_weights(folder: Path, *, allow_nonfinite: bool = False) -> Weights:
     """The tensors of a folder, from one file or from the shards that an index lists."""
     folder = current(folder)
-    if (folder / SINGLE).is_file():
-        return Weights(open_file(folder / SINGLE), str(folder / SINGLE))
-    if (folder / INDEX).is_file():
-        return Weights(open_shards(folder / INDEX), str(folder / INDEX))
+    if (folder / SINGLE).exists():
+        return Weights(open_file(folder / SINGLE), str(folder / SINGLE), allow_nonfinite=allow_nonfinite)
+    if (folder / INDEX).exists():
+        return Weights(open_shards(folder / INDEX), str(folder / INDEX), allow_nonfinite=allow_nonfinite)
     refuse_pickles_in(folder)
     raise ValueError(f"{folder}: no weights; expected {SINGLE}, or {INDEX} and the files it lists")
 
@@ -95,6 +98,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def open_safetensors(path: Path) -> safe_open:
+    disk.check_regular(path)
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
@@ -124,21 +128,19 @@ def write(
     config: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     *,
-    tokenizer: Path | None = None,
+    tokenizer: Callable[[Path], None] = lambda made: None,
     max_shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Everything is made beside its place and moved at the end, the config last: no half-written model is ever seen."""
-    copies = {} if tokenizer is None else tokenizer_files(tokenizer)
+    """Everything is made beside its place and moved at the end, the config last: no half-written model is ever seen.
+
+    `tokenizer` writes the tokenizer's files into the folder that it is given.
+    """
     refuse_taken(folder)
     size = sum(tensor.nbytes for tensor in tensors.values())
     with disk.staging(folder, size, "the model") as made:
         write_json(made / CONFIG, config)
         write_shards(made, tensors, max_shard_bytes)
-        for name, source in copies.items():
-            shutil.copyfile(source, made / name)
-        if copies and BESIDE_TOKENIZER[0] not in copies:
-            # Without it their library chooses a tokenizer by the model's family, whatever tokenizer.json says.
-            write_json(made / BESIDE_TOKENIZER[0], {"tokenizer_class": "PreTrainedTokenizerFast"})
+        tokenizer(made)
         for path in sorted(made.iterdir(), key=lambda path: path.name == CONFIG):
             disk.flush(path)
             disk.move(path, folder / path.name)
@@ -209,10 +211,11 @@ def shard(tensors: Mapping[str, Tensor], max_shard_bytes: int) -> list[list[str]
 
 
 def tokenizer_files(path: Path) -> dict[str, Path]:
-    """The files to copy: tokenizer.json, given itself or by its folder, and what lies beside it."""
+    """The files to copy: tokenizer.json, given itself or by its folder, and what lies beside it. None where it is not
+    there: tokenizers of other files are written anew."""
     file = path / TOKENIZER if path.is_dir() else path
-    if not file.is_file():
-        raise ValueError(f"{file}: there is no such file; expected a {TOKENIZER} or a folder with one")
+    if file.suffix != ".json" or file.name == "vocab.json" or not file.is_file():
+        return {}
     beside = {name: file.parent / name for name in BESIDE_TOKENIZER if (file.parent / name).is_file()}
     return {TOKENIZER: file, **beside}
 

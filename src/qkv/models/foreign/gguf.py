@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qkv import disk
 from qkv.models.build import Model
 from qkv.models.foreign import llama
 from qkv.models.foreign.fields import Fields
@@ -57,14 +58,14 @@ BLOCK_NAMES = {
 ROTARY_FACTORS = "rope_freqs.weight"
 
 
-def read_gguf(path: Path | str, *, dtype: torch.dtype = torch.float32) -> Model:
-    """A Llama from a GGUF file. Dropout is off."""
+def read_gguf(path: Path | str, *, dtype: torch.dtype = torch.float32, allow_nonfinite: bool = False) -> Model:
+    """A Llama from a GGUF file. Dropout is off; weights that are NaN or infinite are refused unless allowed."""
     path = Path(path)
     reader = open_gguf(path)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     try:
         fields = Fields(config_of({name: value_of(field) for name, field in reader.fields.items()}, tensors), str(path))
-        weights = weights_of(fields, tensors)
+        weights = weights_of(fields, tensors, allow_nonfinite)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return assemble(llama.FORMAT, fields, weights, dtype)
@@ -80,6 +81,7 @@ def library() -> Any:
 
 def open_gguf(path: Path) -> Any:
     refuse_pickle(path)
+    disk.check_regular(path)
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file; expected a GGUF file")
     gguf = library()
@@ -190,7 +192,7 @@ def rotary_of(factors: Tensor, base: float, head_width: int) -> dict[str, Any]:
     }
 
 
-def weights_of(fields: Fields, tensors: dict[str, Any]) -> Weights:
+def weights_of(fields: Fields, tensors: dict[str, Any], allow_nonfinite: bool) -> Weights:
     heads = fields.whole("num_attention_heads", 1)
     turned = {"attn_q": heads, "attn_k": fields.whole("num_key_value_heads", heads)}
     read = {}
@@ -206,7 +208,7 @@ def weights_of(fields: Fields, tensors: dict[str, Any]) -> Weights:
         else:
             raise ValueError(f"{name}: a Llama has no such tensor")
         read[new] = partial(numbers, tensor, turned.get(part, 0))
-    return Weights(read, fields.origin)
+    return Weights(read, fields.origin, allow_nonfinite=allow_nonfinite)
 
 
 def numbers(tensor: Any, turned_heads: int = 0) -> Tensor:

@@ -87,4 +87,5 @@ FORMAT = Format(
     prefix="transformer.",
     heads=("lm_head.",),
     ignored=r"\.attn\.(bias|masked_bias)$",  # the causal mask
+    spellings=((".gamma", ".weight"), (".beta", ".bias")),
 )

@@ -18,7 +18,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv import disk
-from qkv.models.build import Config, Model, body_of, build, from_json, to_json, uncompiled, with_weights
+from qkv.models.build import Config, Model, body_of, build, from_json, to_json, uncompiled, weights_of, with_weights
+from qkv.models.described import refuse_undescribed
 from qkv.models.foreign import folder
 from qkv.models.foreign.fields import Fields
 from qkv.models.foreign.folder import CHECKSUM, TENSORS, checksum
@@ -56,6 +57,7 @@ def write_adapter(model: Model, path: Path | str, base: str | None = None, *, re
     """The model's adapters, and its head if it has one, in a folder that `peft` loads. `base` says where the rest is:
     a path, or the name of a model."""
     path, model = Path(path), uncompiled(model)
+    refuse_undescribed(model)
     names = names_of(model)
     pairs = {name: pair for name, spot in names.spots.items() if (pair := pair_of(spot.layer, spot.rows))}
     if not pairs:
@@ -123,22 +125,20 @@ def alpha_of(pair: Pair) -> float:
 
 def base_checksum(model: Model) -> str:
     """Of the body's weights without their adapters."""
-    body = body_of(model)
-    # A part that was compiled for itself has this in the names of its parameters.
-    weights = {name.replace("_orig_mod.", ""): weight for name, weight in body.state_dict().items()}
+    weights = weights_of(body_of(model))
     return checksum({name: weight for name, weight in weights.items() if ".adapters." not in name})
 
 
 # Reading
 
 
-def read_adapter(model: Model, path: Path | str) -> Model:
+def read_adapter(model: Model, path: Path | str, *, allow_nonfinite: bool = False) -> Model:
     """The model with the adapters of a folder. If there is a task's head in it, which the model has not, what is
     returned is a model with that head, around the same weights."""
     path, model = Path(path), uncompiled(model)
     check_fresh(model)
     fields = Fields(folder.read_json(path / CONFIG), str(path / CONFIG))
-    weights = open_weights(path)
+    weights = open_weights(path, allow_nonfinite)
     tensors = {name: weights[name].clone() for name in weights}
     header = folder.read_metadata(path / WEIGHTS)
     if TENSORS in header and header[TENSORS] != checksum(tensors):
@@ -161,11 +161,11 @@ def read_adapter(model: Model, path: Path | str) -> Model:
     return model
 
 
-def open_weights(path: Path) -> Weights:
+def open_weights(path: Path, allow_nonfinite: bool) -> Weights:
     if not (path / WEIGHTS).is_file():
         folder.refuse_pickles_in(path)
         raise ValueError(f"{path / WEIGHTS}: there is no such file; an adapter has its numbers in it")
-    return Weights(folder.open_file(path / WEIGHTS), str(path / WEIGHTS))
+    return Weights(folder.open_file(path / WEIGHTS), str(path / WEIGHTS), allow_nonfinite=allow_nonfinite)
 
 
 class Sizes:

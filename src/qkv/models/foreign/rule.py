@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from qkv.models.build import Config, Model, build, with_weights
+from qkv.models.build import Config, Model, build, check_finite, weights_of, with_weights
 from qkv.models.foreign.fields import Fields, SpecialIds
 
 C = TypeVar("C", bound=Config)
@@ -71,14 +71,21 @@ def stacked(ours: str, theirs: tuple[str, ...], sizes: tuple[int, ...], *, bias:
 class Weights:
     """Tensors by name, each read from its file only when asked for."""
 
-    def __init__(self, read: Mapping[str, Callable[[], Tensor]], origin: str) -> None:
-        self.read, self.origin = dict(read), origin
+    def __init__(self, read: Mapping[str, Callable[[], Tensor]], origin: str, *, allow_nonfinite: bool = False) -> None:
+        self.read, self.origin, self.allow_nonfinite = dict(read), origin, allow_nonfinite
 
     def __getitem__(self, name: str) -> Tensor:
         try:
-            return self.read[name]()
+            tensor = self.read[name]()
         except (ValueError, SafetensorError) as error:
             raise ValueError(f"{self.origin}: {name}: {error}") from error
+        self.check(name, tensor)
+        return tensor
+
+    def check(self, name: str, tensor: Tensor) -> None:
+        """NaN and infinite numbers are refused, unless they are allowed."""
+        if not self.allow_nonfinite:
+            check_finite(tensor, f"{self.origin}: {name}")
 
     def __contains__(self, name: object) -> bool:
         return name in self.read
@@ -126,7 +133,7 @@ class Format(Generic[C]):
             if new in read:
                 raise ValueError(f"{weights.origin}: two tensors mean {new}; expected one")
             read[new] = weights.read[name]
-        return Weights(read, weights.origin)
+        return Weights(read, weights.origin, allow_nonfinite=weights.allow_nonfinite)
 
 
 def assemble(format: Format[Any], fields: Fields, weights: Weights, dtype: torch.dtype | None) -> Model:
@@ -171,16 +178,28 @@ def read(rule: Rule, weights: Weights, shape: tuple[int, ...], dtype: torch.dtyp
         if tuple(tensor.shape) != expected:
             raise ValueError(f"{weights.origin}: {found[0]} has shape {tuple(tensor.shape)}, expected {expected}")
         for copy in found[1:]:
-            if not torch.equal(weights[copy], tensor):
+            if not equal(weights[copy], tensor):
                 raise ValueError(f"{weights.origin}: {copy} differs from {found[0]}, but the config says they are tied")
         pieces.append(tensor)
     ours = rule.join(pieces)
-    return ours if dtype is None else ours.to(dtype)
+    if dtype is None or dtype == ours.dtype:
+        return ours
+    converted = ours.to(dtype)
+    if torch.finfo(dtype).max < torch.finfo(ours.dtype).max:
+        weights.check(f"{rule.theirs[0]} as {dtype}", converted)
+    return converted
+
+
+def equal(one: Tensor, other: Tensor) -> bool:
+    """As torch.equal, but NaN equals NaN."""
+    if torch.equal(one, other):
+        return True
+    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def spread(format: Format[Any], model: Model) -> dict[str, Tensor]:
     """Our weights under their names; most are views, so this costs no memory."""
-    ours = model.state_dict()
+    ours = weights_of(model)
     rules = format.rules(model.config)
     if strange := sorted(ours.keys() ^ {rule.ours for rule in rules}):
         raise ValueError(f"{strange[0]}: {format.name}'s format has no place for this tensor")

@@ -23,8 +23,10 @@ from qkv.nn.pages import Turn
 from qkv.nn.position import rotate
 from qkv.nn.state import KeyValueCache, SegmentMemory
 from qkv.nn.tap import Taps
+from qkv.nn.unchanged import fused, unchanged
 
 
+@fused
 class MultiHeadAttention(nn.Module):
     def __init__(
         self,
@@ -125,6 +127,8 @@ class MultiHeadAttention(nn.Module):
         causal = known is None or isinstance(known, Causal)
         heard = self.taps.heard("scores") or self.taps.heard("weights")
         plain = causal and bias is None and self.relative is None and not heard
+        # Pages are read by a kernel of their own, in place of `look`.
+        plain = plain and unchanged(self, MultiHeadAttention)
         return turn.look(self.layer, query, key, value, attend_to, plain=plain)
 
     def project(
