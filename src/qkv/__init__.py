@@ -1,8 +1,13 @@
 """Attention and Transformers: learn it, train it, look inside it, serve it, with the same model object."""
 
+import os
 from typing import TYPE_CHECKING
 
 from qkv.version import __version__
+
+# OpenMP reads this once, when torch is loaded. Its threads spin while they wait unless told to sleep, and two threads that
+# spin on a core that another process wants make training many times slower (benchmarks/openmp.py).
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
     from qkv.artifact import load, save

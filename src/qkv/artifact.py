@@ -20,7 +20,17 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from qkv import checkpoint, disk
-from qkv.models.build import Config, Model, body_of, from_json, to_json, uncompiled, weights_of, with_weights
+from qkv.models.build import (
+    Config,
+    Model,
+    body_of,
+    check_finite,
+    from_json,
+    to_json,
+    uncompiled,
+    weights_of,
+    with_weights,
+)
 from qkv.models.described import refuse_adapters, refuse_undescribed
 from qkv.models.foreign import folder, peft, read_folder, read_gguf
 from qkv.models.foreign.folder import CHECKSUM, CONFIG, REPLACEMENT, SINGLE, TENSORS, TOKENIZER, checksum, current
@@ -98,7 +108,8 @@ def load(path: Path | str, *, base: Path | str | None = None, allow_nonfinite: b
     path = named(path)
     if checkpoint.step_of(path) is not None:
         run = checkpoint.run_of(path)
-        return remembered(load_checkpoint(path, base), read_tokenizer(current(run)))
+        model = load_checkpoint(path, base, allow_nonfinite=allow_nonfinite)
+        return remembered(model, read_tokenizer(current(run)))
     if is_adapter(path):
         model, tokenizer = load(base_of(path, base), allow_nonfinite=allow_nonfinite)
         model = read_adapter(model, path, allow_nonfinite=allow_nonfinite)
@@ -194,10 +205,13 @@ def tokenizer_of(path: Path | str) -> Tokenizer:
 # Checkpoints
 
 
-def load_checkpoint(path: Path, base: Path | str | None = None) -> Model:
+def load_checkpoint(path: Path, base: Path | str | None = None, *, allow_nonfinite: bool = False) -> Model:
     """A run's model as it was after a step. A checkpoint holds the weights that were trained; frozen ones come from the
     run's model, and those below adapters from the model that was fine-tuned (`base`, where it has moved)."""
     run, trained = checkpoint.run_of(path), checkpoint.weights_in(path)
+    if not allow_nonfinite:
+        for name, tensor in trained.items():
+            check_finite(tensor, f"{path}: {name}")
     described = checkpoint.description_of(run)
     if not any(".adapters." in name for name in trained):
         if base is not None:

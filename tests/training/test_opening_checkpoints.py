@@ -109,6 +109,16 @@ def test_a_damaged_checkpoint_is_refused(run: Path, tmp_path: Path) -> None:
         qkv.load(f"{tmp_path / 'run'}@4")
 
 
+def test_a_checkpoint_of_a_run_that_diverged_is_refused_unless_it_is_asked_for(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = {name: torch.full_like(tensor, torch.nan) for name, tensor in weights(f"{run}@3").items()}
+    monkeypatch.setattr(artifact.checkpoint, "weights_in", lambda path: broken)
+    with refused("numbers are NaN or infinite: the training diverged"):
+        qkv.load(f"{run}@3")
+    assert torch.isnan(next(iter(weights(f"{run}@3", allow_nonfinite=True).values()))).all()
+
+
 def test_which_numbers_of_checkpoints_can_be_kept(tmp_path: Path) -> None:
     assert RunConfig(out=tmp_path, keep="all").keep == "all"
     for keep in (0, -1):
