@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from qkv.version import __version__
 
-# OpenMP reads this once, when torch is loaded. Its threads spin while they wait unless told to sleep, and two threads that
-# spin on a core that another process wants make training many times slower (benchmarks/openmp.py).
+# OpenMP reads this once, when torch is loaded. By default its threads spin while they wait for each other, and threads
+# that spin on a core that another process wants make training many times slower (benchmarks/openmp.py).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
