@@ -137,7 +137,7 @@ def test_no_folder(qkv: Command) -> None:
         (["--batch-tokens", "0"], "batch_tokens: expected 1 or more, not 0"),
         (["--micro-batch-tokens", "-5"], "micro_batch_tokens: expected 1 or more, not -5"),
         (["--seed", "-1"], "seed: expected 0 or more, not -1"),
-        (["--keep", "0"], "keep: expected 1 or more, not 0"),
+        (["--keep", "0"], "keep: expected 1 or more, or all, not 0"),
         (["--patience", "0"], "patience: expected 1 or more, not 0"),
         (["--spike", "-1"], "spike: expected 0 or more, not -1"),
         (["--learning-rate", "0"], "learning_rate: expected a number above 0, not 0"),
@@ -218,11 +218,17 @@ def test_bad_encoding(qkv: Command) -> None:
     qkv.refused(r"latin\.txt:3: .*UTF-8", data=[latin])
 
 
-def test_a_text_shorter_than_one_row(qkv: Command) -> None:
-    qkv.refused(
-        r"context: one row takes 2049 tokens and the text has \d+; lower the context or give more text",
-        "--context", "2048",
-    )  # fmt: skip
+def test_a_text_shorter_than_one_row_is_told_and_every_checkpoint_can_be_generated_from(qkv: Command) -> None:
+    words = ["--context", "512", "--keep", "all", "--checkpoint-every", "1", "--sample-every", "0"]
+    code, said = qkv("train", "gpt", "--data", qkv.text, "--out", qkv.out, *SMALL, *words)
+    assert code == 0, said
+    assert "that is less than one row of 512 tokens" in said
+    for step in range(3):
+        code, said = qkv("generate", f"{qkv.out}@{step}", "the cats", "--length", "3", "--device", "cpu")
+        assert code == 0, said
+    code, said = qkv("generate", f"{qkv.out}@7", "the cats")
+    assert code != 0
+    assert f"qkv: {qkv.out}@7: there is no checkpoint of step 7; {qkv.out} has 0, 1, 2" in " ".join(said.split())
 
 
 def test_pairs_of_one_column(qkv: Command) -> None:
