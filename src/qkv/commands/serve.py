@@ -152,6 +152,8 @@ def announced(served: Served, engine: Host, console: Console) -> None:
         time.sleep(0.1)
     if served.state == "ready":
         logging.getLogger("qkv.serving").info("%s is ready", served.name)
+    elif engine.failure is not None:  # of which the main thread tells
+        return
     elif all(each.engine is None and each.state == "failed" for each in engine.served.values()):
         console.print("qkv: no model could be loaded", markup=False)
         leave(console, FAILED)
