@@ -36,10 +36,11 @@ class Table(RichTable):
         longest = max(narrow for narrow, _ in measured)
         caps = range(longest, 0, -1)
         cap = next((cap for cap in caps if sum(min(narrow, cap) for narrow, _ in measured) <= room), 1)
-        widths = [min(narrow, cap) for narrow, _ in measured]
-        for _ in range(room - sum(widths)):
-            place = max(range(len(widths)), key=lambda each: measured[each][1] - widths[each])
-            widths[place] += widths[place] < measured[place][1]
+        least = [min(narrow, cap) for narrow, _ in measured]
+        widths = [wide for _, wide in measured]
+        while sum(widths) > max(room, sum(least)):  # the widest gives way, as long as it can
+            can = [place for place, width in enumerate(widths) if width > least[place]]
+            widths[max(can, key=widths.__getitem__)] -= 1
         for column, width, (narrow, _) in zip(self.columns, widths, measured, strict=True):
             column.width, column.no_wrap = width, column.no_wrap and width >= narrow
 

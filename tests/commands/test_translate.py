@@ -102,7 +102,7 @@ def test_a_file_is_never_written_over_itself(qkv: Qkv, models: Path, tmp_path: P
     source = tmp_path / "input.en"
     source.write_text("cats\n")
     printed = qkv("translate", models / "one", "--data", source, "--out", source)
-    assert (printed.code, source.read_text()) == (1, "cats\n")
+    assert (printed.refused, source.read_text()) == (True, "cats\n")
     assert "is what is to be translated; choose another name" in printed.error
     printed = qkv("translate", models / "one", "--data", source, "--out", tmp_path)
     assert "out: expected the name of a file" in printed.error
