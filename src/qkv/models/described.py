@@ -52,8 +52,8 @@ def compare(path: str, found: nn.Module, expected: nn.Module) -> None:
 
     compare_tensors(path, found, expected)
     compare_settings(path, found, expected)
-    theirs = {name: part for name, part in expected.named_children() if part is not None}
-    mine = {name: part for name, part in found.named_children() if not skipped(name, part)}
+    theirs = parts(expected)
+    mine = {name: part for name, part in parts(found).items() if not skipped(name, part)}
     for name in mine.keys() - theirs.keys():
         raise ValueError(f"model: {dotted(path, name)}, a {name_of(mine[name])}, was added; {WAY_OUT}")
     for name, part in theirs.items():
@@ -102,6 +102,11 @@ def comparable(value: Any) -> Any:
 def inside(module: nn.Module) -> nn.Module:
     """The module in what torch.compile wraps around it."""
     return module._modules["_orig_mod"] or module if is_compiled(module) else module
+
+
+def parts(module: nn.Module) -> dict[str, nn.Module]:
+    """Its children, also those that it has under two names."""
+    return {name: part for name, part in module._modules.items() if part is not None}
 
 
 def skipped(name: str, part: nn.Module) -> bool:
