@@ -249,8 +249,8 @@ def test_a_full_context_is_said_and_nothing_is_asked_beyond_it(visit: Open) -> N
     page.wait_for_selector(f'.distribution:not([aria-busy]):has-text("{full} So nothing comes next.")')
     following, seen = asked
     lengths = lambda bodies: [len(each.get("prompt", each.get("text"))) for each in bodies]  # noqa: E731
-    eventually(page, lambda: max(lengths(seen)), lambda longest: longest == 64)
-    assert max(lengths(following)) <= 64
+    eventually(page, lambda: max(lengths(seen), default=0), lambda longest: longest == 64)
+    assert max(lengths(following), default=0) <= 64  # nothing at all where the machine is slow
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.click("text=Copy link")
     page.wait_for_selector("[role=status].unseen:has-text('The link has the settings.')", state="attached")

@@ -21,6 +21,7 @@ from qkv.insight.capture import capture
 from qkv.insight.difference import what_changes
 from qkv.insight.editing import Edit
 from qkv.insight.hooks import expect
+from qkv.insight.page_words import lacking
 from qkv.insight.patching import patch
 from qkv.insight.reading import read
 from qkv.insight.roles import roles
@@ -146,6 +147,7 @@ def test_a_look_without_attention_has_the_rest() -> None:
     assert found.norms is not None
     with pytest.raises(ValueError, match="attention=False captures none"):
         found.of()
+    assert lacking(found)["heads"] == "Attention was not captured (attention=False)"
 
 
 @pytest.mark.usefixtures("without_shape_checks")

@@ -43,7 +43,9 @@ def lacking(look: Look) -> dict[str, str]:
     tokens = len(look.reading.text.ids)
     speechless = "An encoder alone says no words"
     if not look.attention:
-        found |= dict.fromkeys(("head", "heads", "lines"), "This RNN has no attention: no word of it looks at another")
+        none = "This RNN has no attention: no word of it looks at another"
+        why = none if recurrent(look) and look.norms is None else "Attention was not captured (attention=False)"
+        found |= dict.fromkeys(("head", "heads", "lines"), why)
     if look.next is None:
         found["next"] = speechless
     if look.lens is None:
