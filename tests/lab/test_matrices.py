@@ -128,7 +128,7 @@ def test_cats_trains_a_translator_once_and_draws_its_alignment(tmp_path: Path, m
         tokenizer = train("words", [*SENTENCES, "kediler fareleri kovalar"], 64)
         shape = TransformerConfig(vocabulary=tokenizer.vocabulary, context=16, width=16, depth=1, heads=2)
         artifact.save(build(shape), out, tokenizer=tokenizer)
-        (out / "metrics.jsonl").write_text(json.dumps({"event": "finished"}))
+        (out / "metrics.jsonl").write_text(json.dumps({"step": 1, "event": "finished"}) + "\n")
         return True
 
     monkeypatch.setattr(demo, "trained_translator", stand_in)
@@ -176,11 +176,13 @@ def rows_of_the_page(path: Path) -> tuple[list[str], torch.Tensor]:
 
 
 def test_a_run_that_was_stopped_is_not_finished(tmp_path: Path) -> None:
-    assert not matrices.finished(tmp_path)
+    assert not matrices.demonstration.finished(tmp_path)
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1}) + "\n")
-    assert not matrices.finished(tmp_path)
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1}) + "\n" + json.dumps({"event": "finished"}) + "\n")
-    assert matrices.finished(tmp_path)
+    assert not matrices.demonstration.finished(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text(
+        json.dumps({"step": 1}) + "\n" + json.dumps({"step": 1, "event": "finished"}) + "\n"
+    )
+    assert matrices.demonstration.finished(tmp_path)
 
 
 def test_what_cannot_be_done_is_said(tmp_path: Path, gpt: Path) -> None:
