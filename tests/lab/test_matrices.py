@@ -181,8 +181,6 @@ def test_a_run_that_was_stopped_is_not_finished(tmp_path: Path) -> None:
     assert not matrices.demonstration.finished(tmp_path)
     rows = [{"step": 1}, {"step": 1, "event": "finished"}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        json.dumps({"step": 1}) + "\n" + json.dumps({"step": 1, "event": "finished"}) + "\n"
-    )
     assert matrices.demonstration.finished(tmp_path)
 
 
