@@ -276,7 +276,8 @@ def test_proc_is_not_a_full_disk(typed: Typed, tmp_path: Path) -> None:
     text.write_text("the cat sat on the mat. " * 50)
     status, _, error = typed("train", "gpt", "--data", str(text), "--out", "/proc/mine")
     assert status == 1
-    assert error == "qkv: out: /proc/mine cannot be written: /proc is a virtual file system; choose another folder\n"
+    virtual = "/proc is a virtual file system, which holds no files; choose another folder"
+    assert error == f"qkv: out: /proc/mine cannot be written: {virtual}\n"
     assert disk.free(Path("/proc")) > 10**15
 
 
@@ -286,6 +287,9 @@ def test_an_error_names_the_flag_that_named_the_file() -> None:
     assert os_error_sentence(error, ["train", "gpt", "--data", "x", "--out=/a/b"]) == f"out: {said}"
     assert os_error_sentence(error, ["train", "gpt", "--data", "/a/c", "/a/b", "--out", "x"]) == f"data: {said}"
     assert os_error_sentence(error, ["generate", "/a/b"]) == said
+    inside = OSError(errno.EROFS, "Read-only file system", "/a/b/.writing-123abc/x.html")
+    told = "out: /a/b is on a read-only file system; choose another folder"
+    assert os_error_sentence(inside, ["look", "--out", "/a/b/x.html"]) == told
     missing = FileNotFoundError(errno.ENOENT, "No such file or directory", "/a/b/text.txt")
     assert os_error_sentence(missing, ["--data", "/a/b"]) == "data: /a/b/text.txt: no such file or folder"
     assert os_error_sentence(disk.DiskFull("x: no room"), ["--out", "x"]) == "x: no room"

@@ -172,19 +172,31 @@ def sentence(error: OSError) -> str:
     """What an error of the system means for its file, and what to do about it."""
     if error.errno is None or error.strerror is None:
         return str(error)  # one of our own, which says it already
-    if error.filename is None:
+    path = path_of(error)
+    if path is None:
         return PROBLEMS.get(error.errno, error.strerror).removeprefix("{path}").lstrip(": ").removeprefix("is ")
-
-    path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else error.filename
-    if error.errno == errno.ENOENT and isinstance(path, Path) and (above := without_size(path)):
-        return f"{path} cannot be written: {above} is a virtual file system; choose another folder"
+    if error.errno == errno.ENOENT and (virtual := without_size(path)):
+        where = "" if virtual == path else f"{path} cannot be written: "
+        return f"{where}{virtual} is a virtual file system, which holds no files; choose another folder"
     return PROBLEMS.get(error.errno, "{path}: " + error.strerror).replace("{path}", str(path))
 
 
+def path_of(error: OSError) -> Path | None:
+    """The file that could not be used; of one inside a folder of `staging`, the folder that is known to the user."""
+    if not isinstance(error.filename, str | bytes):
+        return None
+    path = Path(os.fsdecode(error.filename))
+    for each in (path, *path.parents):
+        if each.name.startswith((WRITING, REMOVING)):
+            return each.parent
+    return path
+
+
 def without_size(path: Path) -> Path | None:
-    """The folder above that exists, if its file system holds no files of its own, as /proc does."""
-    above = next((each for each in path.absolute().parents if each.exists()), None)
-    return above if above is not None and shutil.disk_usage(above).total == 0 else None
+    """The first folder that exists, if its file system holds no files of its own, as /proc does."""
+    path = path.absolute()
+    found = next((each for each in (path, *path.parents) if each.exists()), None)
+    return found if found is not None and shutil.disk_usage(found).total == 0 else None
 
 
 def read_only(folder: Path) -> bool:

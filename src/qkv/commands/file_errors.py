@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,9 +11,10 @@ from qkv import disk
 def os_error_sentence(error: OSError, arguments: Sequence[str]) -> str:
     """`out: /x is on a read-only file system; choose another folder`"""
     told = disk.sentence(error)
-    if not isinstance(error.filename, str | bytes):
+    path = disk.path_of(error)
+    if path is None:
         return told
-    path = Path(os.fsdecode(error.filename)).absolute()
+    path = path.absolute()
     for flag, value in flags_with_values(arguments):
         given = Path(value).absolute()
         if given == path or given in path.parents or (path in given.parents and path.name):
