@@ -49,9 +49,9 @@ class Heard:
         page.on("request", lambda request: self.asked.append(request.url))
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """For this folder of tests: Playwright's event loop would be in the way of others'."""
+    """Closed after each file: Playwright keeps an event loop, and the tests of serving start their own."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         lacking("Chromium")
@@ -65,7 +65,7 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def as_users_run_it() -> Iterator[None]:
     """The pages are tested here; the shapes inside the server that they ask are checked in its own tests."""
     with unchecked():
@@ -105,7 +105,7 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
 # The playground
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A small model of every family behind a real server."""
     from browser.playing import small_playground
