@@ -37,7 +37,7 @@ def by_library(tokenizer: Tokenizer, text: str) -> list[int]:
         tokenizer.inner.encode_special_tokens = True
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_random_texts_with_random_tokens_have_the_ids_of_the_library(seed: int) -> None:
     """Any mixture of lstrip, rstrip, single_word, normalized and special, with tokens that begin or end alike."""
     rng = random.Random(seed)
@@ -51,7 +51,7 @@ def test_random_texts_with_random_tokens_have_the_ids_of_the_library(seed: int) 
         for name in names
     ]
     found, inner = 0, tokenizer_with(added).inner
-    for _ in range(60):
+    for _ in range(40):
         text = "".join(rng.choices(PARTS, k=rng.randrange(1, 12)))
         tokenizer = Tokenizer(inner, {"chat_template": "{{ " + json.dumps(text) + " }}"})
         expected = by_library(tokenizer, text)
