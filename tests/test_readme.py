@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 import qkv
 
@@ -25,6 +26,8 @@ def test_the_readme_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.
     assert [answer.label for answer in names["answers"]] == ["brave", "afraid"]
     torch.testing.assert_close(names["last"], names["logits"][:, 19:])
     assert torch.equal(names["same"](names["ids"]), names["gpt"](names["ids"]))
+    theirs = AutoTokenizer.from_pretrained("mine-for-transformers")
+    assert theirs("cats fear mice")["input_ids"] == names["its_tokenizer"].encode("cats fear mice") != []
     written = torch.cat(names["words"], dim=1)
     assert (written == names["target"]).float().mean() > 0.99
     assert names["alignment"].shape == (64, 1, 6, 6)
