@@ -12,6 +12,7 @@ from torch import Tensor
 from generation.test_beam import divided
 from models.families import rnn, transformer, words
 from qkv.generation.beam import beam_search
+from shape_checks import unchecked
 
 START, END = 1, 2
 
@@ -27,7 +28,7 @@ def diverse(model: Any, source: Tensor, *, beams: int, groups: int, diversity: f
             if not open_[group]:
                 continue
             ids = torch.tensor([[START, *text] for _, text in open_[group]])
-            with torch.no_grad():
+            with torch.no_grad(), unchecked():
                 table = model(source.expand(len(ids), -1), ids)[:, -1].log_softmax(-1).tolist()
             candidates = [
                 (total + value - diversity * spoken[word], total + value, text, word)

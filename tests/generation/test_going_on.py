@@ -11,6 +11,7 @@ from models.families import GPT_KINDS, gpt, words
 from qkv.generation import Word, generate, row_seeds, stream
 from qkv.models import GPT, GPTConfig
 
+pytestmark = pytest.mark.usefixtures("without_shape_checks")  # test_decode checks those of every kind
 PROMPTS = [[1, 2, 3, 4, 5], [6], [7, 8, 9], [10, 11, 12, 1, 2, 3, 4]]
 MORE: dict[str, dict[str, Any]] = {"transformer-xl": {"position": "relative", "memory": 5, "context": 4}}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ from qkv.models import RNN, Transformer
 from qkv.nn.attention import Explicit, all_of
 from qkv.nn.state import KeyValueCache, SegmentMemory
 from qkv.nn.tap import listen
+from shape_checks import unchecked
 
 B, T, S = 3, 9, 6
-SPLITS = [[9], [4, 5], [1] * 9, [5, 1, 1, 2], [0, 3, 0, 6]]
+SPLITS = [[5, 1, 1, 2], [9], [4, 5], [1] * 9, [0, 3, 0, 6]]
+"""Shapes are checked in the first one alone: it has a prompt, single tokens and several at a time."""
 REORDERED = torch.tensor([2, 0, 0, 1])
 
 
@@ -23,10 +26,11 @@ REORDERED = torch.tensor([2, 0, 0, 1])
 def test_cached_gpt_equals_uncached(kind: str) -> None:
     model, ids = gpt(**GPT_KINDS[kind]), words(B, T)
     right = model(ids)
-    for split in SPLITS:
+    for number, split in enumerate(SPLITS):
         state = model.start()
         assert isinstance(state, KeyValueCache)
-        steps = [model.decode(piece, state) for piece in ids.split(split, dim=1)]
+        with unchecked() if number else nullcontext():
+            steps = [model.decode(piece, state) for piece in ids.split(split, dim=1)]
         assert_close(torch.cat(steps, dim=1), right)
         assert state.length == T
 
@@ -46,9 +50,10 @@ def assert_cached_equals_uncached(model: Transformer | RNN) -> None:
     keep = torch.arange(S) < torch.tensor([[6], [2], [4]])
     for source_keep in (None, keep):
         right = model(source, target, source_keep=source_keep)
-        for split in SPLITS:
+        for number, split in enumerate(SPLITS):
             state = model.start(source, source_keep)
-            steps = [model.decode(piece, state) for piece in target.split(split, dim=1)]
+            with unchecked() if number else nullcontext():
+                steps = [model.decode(piece, state) for piece in target.split(split, dim=1)]
             assert_close(torch.cat(steps, dim=1), right)
             assert state.length == T
 
