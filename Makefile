@@ -1,16 +1,23 @@
-# make demo, make test: install what they need into .venv, then run.
+# make demo, make test, make quick: install what they need into .venv, then run.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test quick lint bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/qkv demo
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+# What a contributor runs while working, in about a minute: the core, without what compiles or loads real weights.
+quick: $(VENV)/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal \
+		-k "not compiled and not smollm" tests/nn tests/equivalence tests/models tests/data tests/text
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
@@ -25,6 +32,8 @@ bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/sparse.py
 	$(BIN)/python benchmarks/gpt2.py
 	$(BIN)/python benchmarks/train.py --peer
+	$(BIN)/python benchmarks/optimizer.py
+	$(BIN)/python benchmarks/openmp.py
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/decode.py
 	$(BIN)/python benchmarks/decode_gpu.py --peer
@@ -34,6 +43,7 @@ bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/probe.py
 	$(BIN)/python benchmarks/page.py
 	$(BIN)/python benchmarks/serve.py
+	$(BIN)/python benchmarks/fairness.py
 	$(BIN)/python benchmarks/serve_gpu.py
 
 $(VENV)/bin/python:
