@@ -290,6 +290,9 @@ def test_an_error_names_the_flag_that_named_the_file() -> None:
     inside = OSError(errno.EROFS, "Read-only file system", "/a/b/.writing-123abc/x.html")
     told = "out: /a/b is on a read-only file system; choose another folder"
     assert os_error_sentence(inside, ["look", "--out", "/a/b/x.html"]) == told
+    here = OSError(errno.ENOSPC, "No space left on device", str(Path.cwd() / ".writing-123abc" / "x"))
+    told = os_error_sentence(here, ["train", "gpt", "--steps", "100", "--data", "/d/a.txt", "--out", "mine"])
+    assert told.startswith("out: "), "a number is no path below the current folder"
     missing = FileNotFoundError(errno.ENOENT, "No such file or directory", "/a/b/text.txt")
     assert os_error_sentence(missing, ["--data", "/a/b"]) == "data: /a/b/text.txt: no such file or folder"
     assert os_error_sentence(disk.DiskFull("x: no room"), ["--out", "x"]) == "x: no room"

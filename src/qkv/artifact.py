@@ -216,13 +216,14 @@ def load_checkpoint(path: Path, base: Path | str | None = None, *, allow_nonfini
     if not any(".adapters." in name for name in trained):
         if base is not None:
             raise ValueError(f"base: {path} is a whole model, not an adapter; leave the base out")
-        frozen = folder.open_weights(run) if is_ours(run) else Weights({}, str(run))
+        frozen = folder.open_weights(run, allow_nonfinite=allow_nonfinite) if is_ours(run) else Weights({}, str(run))
         kept = {name: frozen[name].clone() for name in frozen if name not in trained}
         return with_weights(described.config, kept | trained, str(path)).eval()
     place, another = named(described.base if base is None else base), f"give it: qkv.load({str(path)!r}, base=...)"
     if not place.exists():
         raise ValueError(f"{path}: its base, the model {described.base!r}, is not here; bring it here, or {another}")
-    model = adapted_model(described.config, described.adapters, described.beside(load(place).model) | trained)
+    below = described.beside(load(place, allow_nonfinite=allow_nonfinite).model)
+    model = adapted_model(described.config, described.adapters, below | trained)
     adapter = run / checkpoint.ADAPTER / peft.WEIGHTS
     header = folder.read_metadata(adapter) if adapter.is_file() else {}
     if header.get(peft.BASE) not in (None, peft.base_checksum(model)):

@@ -15,10 +15,13 @@ def os_error_sentence(error: OSError, arguments: Sequence[str]) -> str:
     if path is None:
         return told
     path = path.absolute()
-    for flag, value in flags_with_values(arguments):
-        given = Path(value).absolute()
-        if given == path or given in path.parents or (path in given.parents and path.name):
+    named = [(flag, Path(value).absolute()) for flag, value in flags_with_values(arguments)]
+    for flag, given in named:
+        if given == path or given in path.parents:
             return f"{flag}: {told}"
+    # A folder above: only `out` names something that is yet to be made in it. `--steps 100` is no path below here.
+    if path.name and any(flag == "out" and path in given.parents for flag, given in named):
+        return f"out: {told}"
     return told
 
 

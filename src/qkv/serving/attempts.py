@@ -4,8 +4,9 @@ Each address may send `ALLOWED` different wrong keys; each one more doubles its 
 While many wrong keys come in all (`MANY` within a minute, from however many addresses) the allowance of every address
 is one. During a pause no key of that address is accepted, so that guessing goes no faster, with one exception: a key
 that was accepted from the same address before. So nobody is locked out by the wrong keys of somebody else who shares
-the address (a proxy, a NAT), nor by those of other addresses. A client that repeats one wrong key guesses nothing, and
-is not slowed down.
+the address (a proxy, a NAT), nor by those of other addresses; but who shares the address of a key's user can guess that
+key without a pause. Long random keys are the protection, this is a brake. A client that repeats one wrong key guesses
+nothing, and is not slowed down.
 """
 
 from __future__ import annotations
