@@ -1,13 +1,15 @@
 """What every test runs under: seeds, checked shapes, repeatable draws, and GPU tests only where a GPU is.
 
-The shapes in qkv's annotations are checked at run time in every test. Users run without those checks, so a test of
-what they see asks for `without_shape_checks` (an error's message) or `qkv_unchecked` (what torch.compile makes of it).
+The shapes in qkv's annotations are checked at run time in every test of a part. Users run without those checks, so a test
+of what they see asks for `without_shape_checks` (an error's message) or `qkv_unchecked` (what torch.compile makes of it).
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -58,6 +60,24 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
+
+
+WHOLE_RUNS = (
+    "browser/", "commands/", "faults/", "lab/", "serving/", "test_artifact", "test_cli", "test_readme",
+    "training/test_checkpoint", "training/test_distributed", "training/test_folder", "training/test_freeze",
+    "training/test_loop", "training/test_opening_checkpoints", "training/test_resume", "training/test_tune",
+)  # fmt: skip
+"""Tests of whole commands, runs and servers: the shapes inside are checked by the tests of their parts, and checks take
+half of a small model's time. The engine of serving has no others."""
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def shape_checks_of_parts(request: pytest.FixtureRequest) -> Iterator[None]:
+    name = request.path.relative_to(HERE).as_posix()
+    whole = name.startswith(WHOLE_RUNS) and name != "serving/test_engine.py"
+    with unchecked() if whole else nullcontext():
+        yield
 
 
 @pytest.fixture
