@@ -1,7 +1,7 @@
 """What every test runs under: seeds, checked shapes, repeatable draws, and GPU tests only where a GPU is.
 
-The shapes in qkv's annotations are checked at run time in every test of a part. Users run without those checks, so a test
-of what they see asks for `without_shape_checks` (an error's message) or `qkv_unchecked` (what torch.compile makes of it).
+The shapes in qkv's annotations are checked at run time in every test of a part. Users run without the checks: a test of
+what they see asks for `without_shape_checks` (an error's message) or `qkv_unchecked` (what torch.compile makes of it).
 """
 
 from __future__ import annotations

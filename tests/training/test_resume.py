@@ -274,18 +274,27 @@ def test_a_signal_from_outside_and_the_command_line(tmp_path: Path) -> None:
         "--sample-every", "0",
     ]  # fmt: skip
 
+    def heeding() -> None:
+        """The tests themselves may run under nohup, or as a background job of a shell, which ignore these."""
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+
     def stopped(number: signal.Signals, *words: str) -> str:
         command = [sys.executable, "-m", "qkv", "train", "gpt", "--out", str(out), *words]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
-            command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
-        )
-        metrics = out / "metrics.jsonl"
-        rows = 10 + (len(rows_of(out)) if metrics.exists() else 0)
-        while process.poll() is None and (not metrics.exists() or metrics.read_bytes().count(b"\n") < rows):
-            time.sleep(0.01)
-        process.send_signal(number)
-        said, _ = process.communicate(timeout=300)
+            command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment,
+            preexec_fn=heeding,
+        )  # fmt: skip
+        try:
+            metrics = out / "metrics.jsonl"
+            rows = 10 + (len(rows_of(out)) if metrics.exists() else 0)
+            while process.poll() is None and (not metrics.exists() or metrics.read_bytes().count(b"\n") < rows):
+                time.sleep(0.01)
+            process.send_signal(number)
+            said, _ = process.communicate(timeout=300)
+        finally:
+            process.kill()
         assert process.returncode == 130, said
         assert "all is saved. Go on with --resume." in said
         assert "Traceback" not in said
