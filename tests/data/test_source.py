@@ -402,7 +402,5 @@ def test_what_the_hub_does_not_have(hub: Hub) -> None:
 
 def test_without_the_package_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(
-        ImportError, match=r"hf:some: the hub is read with the package datasets: pip install qkv\[hub\]"
-    ):
+    with pytest.raises(ImportError, match=r"hf:some: the hub is read with the package datasets: pip install datasets"):
         open_texts(["hf:some"])

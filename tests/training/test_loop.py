@@ -391,6 +391,16 @@ def interrupting(run: Run, number: signal.Signals, at: int, times: int = 1) -> N
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    """The tests themselves may run under nohup, or as a background job of a shell, which ignore some of them."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("heeded")
 @pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGHUP, 2)])
 def test_a_signal_saves_and_stops_after_the_step(
     number: signal.Signals, times: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
