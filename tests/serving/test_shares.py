@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ from models.families import gpt
 from qkv.generation import generate, row_seeds
 from qkv.serving import engine as engines
 from qkv.serving import host as hosts
+from qkv.serving.engine import Engine
 from qkv.serving.host import Host, Served
+from qkv.serving.request import Ask, Ticket
 from qkv.serving.shares import Shares
-from serving.engines import Steps
+from serving.engines import WORDS, Steps
 
 
 class Clock:
@@ -36,6 +39,10 @@ class Costly:
     @property
     def busy(self) -> bool:
         return self.left > 0
+
+    def catch_up(self, *, others: bool) -> bool:
+        """Its requests have no deadline, and no client leaves."""
+        return False
 
     def step(self, *, short: bool = False) -> bool:
         self.short.append(short)
@@ -128,6 +135,95 @@ def test_a_model_that_comes_and_goes_gains_nothing() -> None:
         shares.spend(name, 0.010)
         time[name] += 0.010
     assert time["fickle"] == pytest.approx(15, abs=0.05)
+
+
+# Deadlines and cancellations
+
+
+class Beside:
+    """A real engine "a" whose steps take a second each, beside "b", which keeps the thread for the next second."""
+
+    def __init__(self, clock: Clock, monkeypatch: pytest.MonkeyPatch, *, ahead: bool = False, **how: Any) -> None:
+        monkeypatch.setattr(engines, "time", clock)
+        clock.now = 1.0
+        self.clock, self.b = clock, Costly(clock, 0.001, 0)
+        self.host = hosted(b=self.b)
+        self.a = Engine(gpt(context=64), WORDS, self.host.tell, cache=1 << 22)
+        self.a.ahead = ahead
+        served = self.host.served["a"] = Served("a")
+        served.state, served.engine = "ready", self.a
+        real = self.a.run
+
+        def costly(batch: Any) -> Any:
+            clock.now += 1.0
+            return real(batch)
+
+        monkeypatch.setattr(self.a, "run", costly)
+        self.ticket = Ticket(Ask(prompt=[1, 2, 3], length=50, **how))
+        self.a.take(self.ticket)
+        for _ in range(3):
+            assert self.host.turn()
+        self.b.left = 10**6
+
+    def turns_until(self, condition: Callable[[], bool]) -> None:
+        """While "b" has the thread: "a" makes no step."""
+        steps = self.a.counts["steps"]
+        for _ in range(900):
+            self.host.turn()
+            if condition():
+                break
+        assert condition()
+        assert (self.a.counts["steps"], steps) == (3, 3)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_deadline_ends_a_request_while_another_model_runs(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    """The text so far is the answer, also what a step that ran ahead has computed."""
+    beside = Beside(clock, monkeypatch, ahead=ahead, deadline=4.5)
+    assert beside.a.scheduler.blocks.used
+    beside.turns_until(lambda: beside.a.counts["finished"] == 1)
+    assert clock.now < 4.51
+    pieces = list(beside.ticket)
+    assert pieces[-1].reason == "deadline"
+    assert sum(len(piece.said) for piece in pieces) == 3
+    assert beside.a.scheduler.blocks.used == 0
+    assert not beside.a.busy
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_cancelled_request_is_free_while_another_model_runs(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    beside = Beside(clock, monkeypatch, ahead=ahead)
+    beside.ticket.cancel()
+    beside.turns_until(lambda: beside.a.scheduler.blocks.used == 0)
+    assert beside.a.counts["cancelled"] == 1
+    assert not beside.a.busy
+
+
+def test_tokens_of_a_step_that_ran_ahead_do_not_wait_for_another_model(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = Beside(clock, monkeypatch, ahead=True, stream=True)
+    assert beside.a.pending is not None
+    beside.turns_until(lambda: beside.a.counts["said_tokens"] == 3)
+
+
+def test_a_fault_at_a_deadline_stops_no_other_model(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = Beside(clock, monkeypatch)
+
+    def broken() -> None:
+        raise KeyError("a fault")
+
+    monkeypatch.setattr(beside.a, "let_go", broken)
+    done = beside.b.done
+    assert beside.host.turn()
+    assert beside.b.done == done + 1
+    assert beside.host.served["a"].state == "failed"
+    with pytest.raises(RuntimeError, match="model: a has failed"):
+        list(beside.ticket)
 
 
 # Long prompts

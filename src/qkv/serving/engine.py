@@ -289,8 +289,16 @@ class Engine:
             scheduler.leave(text)
         scheduler.waiting = deque(text for text in scheduler.waiting if text.ticket is not ticket)
 
+    def catch_up(self, *, others: bool) -> bool:
+        """What must not wait for this model's next step: deadlines, cancellations and, while `others` wait for the
+        thread, the tokens of a step that ran ahead. Whether there were any of these."""
+        self.let_go()
+        return others and self.settle()
+
     def let_go(self) -> None:
-        """Of those whose client is gone, and those whose time is over."""
+        """Of those whose client is gone, and those whose time is over; also between two steps, with one `pending`."""
+        if self.runner is None:
+            return
         texts, now = [*self.scheduler.running, *self.scheduler.waiting], time.monotonic()
         for ticket in {text.ticket.number: text.ticket for text in texts if text.ticket.gone}.values():
             self.counts["cancelled"] += 1

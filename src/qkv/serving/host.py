@@ -200,8 +200,15 @@ class Host:
     def turn(self) -> bool:
         """A step of the model that used least of the thread's time, among those with work; whether there was any."""
         self.let_in()
-        busy = {name: each for name, each in list(self.served.items()) if each.engine is not None and each.engine.busy}
+        busy = self.busy()
+        for served in busy.values():
+            self.catch_up(served, others=len(busy) > 1)
+        busy = self.busy()
         return any(self.step(busy[name], short=len(busy) > 1) for name in self.shares.order(busy))
+
+    def busy(self) -> dict[str, Served]:
+        """The models with work."""
+        return {name: each for name, each in list(self.served.items()) if each.engine is not None and each.engine.busy}
 
     def let_in(self) -> None:
         with self.wake:
@@ -220,12 +227,21 @@ class Host:
             self.entering.popleft()  # until here it counts as one that comes
         self.deliver()
 
+    def catch_up(self, served: Served, *, others: bool) -> None:
+        """Requests past their deadline or without a client end now, even while other models keep the thread."""
+        self.attempt(served, lambda engine: engine.catch_up(others=others))
+
     def step(self, served: Served, *, short: bool = False) -> bool:
+        return self.attempt(served, lambda engine: engine.step(short=short))
+
+    def attempt(self, served: Served, work: Callable[[Engine], bool]) -> bool:
+        """Work of one model's engine, in its share of the time; a fault of the engine ends this model alone."""
         engine = served.engine
-        assert engine is not None
+        if engine is None:
+            return False
         before, begin = engine.counts["finished"], time.monotonic()
         try:
-            worked = engine.step(short=short)
+            worked = work(engine)
         except BaseException as failure:  # nothing that one request did, but a fault of the engine's
             error = ordinary(failure)
             log_unforeseen(error)
