@@ -8,14 +8,14 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 
 from qkv.serving import chats
 from qkv.serving.host import Host
-from qkv.serving.preparing import WORKERS, Preparing
+from qkv.serving.preparing import WORKERS, Job, Preparing
 from qkv.serving.request import Refused
 from serving.conftest import Models
 from serving.small_server import Running, hosting, running
@@ -115,6 +115,44 @@ def test_a_thread_that_the_system_does_not_give(monkeypatch: pytest.MonkeyPatch)
             asyncio.run(ask())
     assert not pool.running
     asyncio.run(ask())
+
+
+def test_a_thread_that_is_not_given_takes_nobody_from_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker that is there begins with the request that waits."""
+
+    def none(self: threading.Thread) -> None:
+        pool.waiting.append(other)  # of another event loop, meanwhile
+        raise RuntimeError("can't start new thread")
+
+    async def refused() -> None:
+        nonlocal other
+        other = Job(lambda: None)
+        with pytest.raises(Refused, match="no thread left"):
+            await pool.run(lambda: None, soon())
+
+    pool, other = Preparing("gpt"), cast(Job, None)
+    monkeypatch.setattr(threading.Thread, "start", none)
+    asyncio.run(refused())
+    assert not pool.running
+    assert list(pool.waiting) == [other]
+
+
+def test_a_request_that_has_its_answer_takes_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next request is not told that all threads are stuck."""
+    pool, held, real = Preparing("gpt", workers=1), threading.Event(), Job.hand_over
+
+    def slow_to_return(self: Job, value: Any, error: Exception | None) -> None:
+        real(self, value, error)
+        assert held.wait(PATIENCE)
+
+    async def ask_twice() -> list[int]:
+        first = await pool.run(lambda: 1, soon())
+        assert not pool.running
+        held.set()
+        return [first, await pool.run(lambda: 2, soon())]
+
+    monkeypatch.setattr(Job, "hand_over", slow_to_return)
+    assert asyncio.run(ask_twice()) == [1, 2]
 
 
 # Over HTTP

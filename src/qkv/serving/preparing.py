@@ -33,12 +33,15 @@ class Job:
         self.abandoned = False
         """Nobody waits for it any more."""
 
-    def run(self) -> None:
-        """In a thread of the pool."""
+    def run(self) -> tuple[Any, Exception | None]:
+        """In a thread of the pool: what the work returns, or raises."""
         try:
-            value, error = self.work(), None
+            return self.work(), None
         except BaseException as failure:
-            value, error = None, ordinary(failure)
+            return None, ordinary(failure)
+
+    def hand_over(self, value: Any, error: Exception | None) -> None:
+        """To the event loop."""
         with suppress(RuntimeError):  # the event loop is closed
             self.future.get_loop().call_soon_threadsafe(self.settle, value, error)
 
@@ -91,13 +94,16 @@ class Preparing:
         try:
             threading.Thread(target=self.work, args=(job,), name=f"preparing {self.name}", daemon=True).start()
         except RuntimeError:
-            self.next_after(job)
+            with self.lock:
+                self.running.discard(job)
             raise Refused(503, "server: the system has no thread left; ask again soon", RETRY_SECONDS) from None
 
     def work(self, job: Job | None) -> None:
         while job is not None:
-            job.run()
-            job = self.next_after(job)
+            value, error = job.run()
+            following = self.next_after(job)  # first: whoever has its answer finds this thread free
+            job.hand_over(value, error)
+            job = following
 
     def next_after(self, job: Job) -> Job | None:
         with self.lock:
