@@ -231,27 +231,90 @@ def test_a_fault_at_a_deadline_stops_no_other_model(clock: Clock, monkeypatch: p
 
 def test_a_short_step_reads_a_prompt_in_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many tokens as take 50 ms by what the last step took; the text is the same."""
-    prompt: list[int] = [each % 13 for each in range(100)]
-    clock, model = Clock(), gpt(context=128)
+    prompt: list[int] = [each % 13 for each in range(200)]
+    clock, model = Clock(), gpt(context=256)
     monkeypatch.setattr(engines, "time", clock)
     steps = Steps(model, cache=1 << 22)
     real, sizes = steps.engine.run, []
 
     def costly(batch: Any) -> Any:
         sizes.append(sum(count for _, count in batch.reading))
-        clock.now += 0.002 * max(1, sizes[-1])
+        clock.now += 0.0005 * sizes[-1]
         return real(batch)
 
     monkeypatch.setattr(steps.engine, "run", costly)
     chunked = steps.ask(prompt, length=4, seed=1)
     while steps.engine.step(short=True):
         pass
-    assert sizes == [64, 25, 11, 0, 0, 0]
+    assert sizes == [64, 100, 36, 0, 0, 0]
     assert steps.ids(chunked) == generate(model, [prompt], length=4, seed=row_seeds(1, 1))
 
 
-@pytest.mark.parametrize(("seconds", "chunk"), [(0.0, 64), (0.5, 16), (0.025, 200), (1e-9, 512)])
+@pytest.mark.parametrize(("seconds", "chunk"), [(0.0, 64), (0.5, 64), (0.025, 200), (1e-9, 512)])
 def test_a_chunk_has_a_least_and_a_most(seconds: float, chunk: int) -> None:
     engine = Steps(gpt(), cache=1 << 22).engine
     engine.measure(100, seconds)
     assert engine.short_chunk == chunk
+
+
+def settled_chunk(fixed: float, per_token: float) -> int:
+    """After some steps, in turn without and with tokens of a prompt."""
+    engine = Steps(gpt(), cache=1 << 22).engine
+    for _ in range(5):
+        engine.measure(0, fixed)
+        engine.measure(engine.short_chunk, fixed + per_token * engine.short_chunk)
+    return engine.short_chunk
+
+
+def test_the_fixed_cost_of_a_step_does_not_shrink_the_chunk() -> None:
+    """1 ms a token is 50 tokens in 50 ms, whatever each step takes besides; 64 is the least."""
+    assert settled_chunk(0.3, 0.001) == 64
+    assert settled_chunk(0.3, 0.0005) in (99, 100)
+    assert settled_chunk(0.0, 0.0005) in (99, 100)
+
+
+def test_a_step_no_longer_than_the_fixed_cost_has_a_bounded_effect() -> None:
+    """Noise: a step that read was quicker than one that did not."""
+    engine = Steps(gpt(), cache=1 << 22).engine
+    engine.measure(0, 0.3)
+    engine.measure(64, 0.25)
+    assert engine.short_chunk == 128
+
+
+class Arriving:
+    """Tokens of a step that a device runs after the one before."""
+
+    def __init__(self, clock: Clock, before: float, seconds: float) -> None:
+        self.clock, self.ready = clock, max(clock.now, before) + seconds
+
+    def synchronize(self) -> None:
+        self.clock.now = max(self.clock.now, self.ready)
+
+
+def test_a_short_step_is_measured_to_its_end_and_does_not_run_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that ran ahead has the seconds of the one before it, which say nothing of its prompt."""
+    clock = Clock()
+    monkeypatch.setattr(engines, "time", clock)
+    steps = Steps(gpt(context=512), cache=1 << 22)
+    engine, real = steps.engine, steps.engine.run
+    engine.ahead, arriving = True, list[Arriving]()
+
+    def launched(batch: Any) -> Any:
+        read = sum(count for _, count in batch.reading)
+        arriving.append(Arriving(clock, arriving[-1].ready if arriving else 0.0, 0.0005 * read or 0.3))
+        return real(batch)._replace(arrived=arriving[-1])
+
+    monkeypatch.setattr(engine, "run", launched)
+    steps.ask([1, 2, 3], length=20)
+    steps.step(3)
+    assert engine.pending is not None
+    assert (engine.short_chunk, engine.fixed_cost) == (64, 0.0)
+    before = clock.now
+    engine.step(short=True)  # waits for the one before, and for its own end
+    assert engine.pending is None
+    assert clock.now == pytest.approx(before + 0.6)
+    assert engine.fixed_cost == pytest.approx(0.3)
+    steps.ask([each % 13 for each in range(300)], length=2)
+    engine.step(short=True)
+    assert engine.pending is None
+    assert engine.short_chunk > 64

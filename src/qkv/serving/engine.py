@@ -35,8 +35,10 @@ SHORT_STEP = 0.05
 """Seconds that a step may take while other models wait, as far as chunks of prompts decide it."""
 FIRST_CHUNK = 64
 """Tokens of a prompt in a short step before any was measured."""
-LEAST_CHUNK = 16
+LEAST_CHUNK = 64
 """Fewer are hardly quicker: each step reads all weights."""
+LEAST_PART = 0.1
+"""Of a step's seconds, reading prompts took this part at least: the fixed cost varies from step to step."""
 
 
 class Outcome(NamedTuple):
@@ -90,6 +92,8 @@ class Engine:
         self.ahead = gpu and paged
         self.short_chunk = min(FIRST_CHUNK, self.scheduler.tokens)
         """Tokens of prompts in a short step."""
+        self.fixed_cost = 0.0
+        """Seconds of the last step that read no prompt."""
 
     # What is asked
 
@@ -123,11 +127,13 @@ class Engine:
 
     def step(self, *, short: bool = False) -> bool:
         """Whether there was anything to do. While other models wait, a step is to be `short`: it reads no more tokens
-        of prompts than take some `SHORT_STEP` seconds."""
+        of prompts than take some `SHORT_STEP` seconds, and does not run ahead: its seconds are all that it took."""
         worked = self.do_a_job()
         if self.runner is None:
             return worked
         self.let_go()
+        if short:
+            self.settle()
         begin = time.monotonic()
         batch = self.scheduler.schedule(self.short_chunk if short else None)
         if not batch:
@@ -136,16 +142,20 @@ class Engine:
         outcome = self.try_run(batch)
         self.settle()  # words of the step before, while this one is under way
         self.pending = outcome
-        if not self.ahead or any(text.search is not None for text in batch.texts):
+        if short or not self.ahead or any(text.search is not None for text in batch.texts):
             self.settle()
-        self.measure(sum(count for _, count in batch.reading), time.monotonic() - begin)
+        if short or not self.ahead:  # else these are seconds of the step before
+            self.measure(sum(count for _, count in batch.reading), time.monotonic() - begin)
         return True
 
     def measure(self, read: int, seconds: float) -> None:
-        """How many tokens of prompts fit into a short step, by what the last step took that read some."""
-        if read and seconds > 0:
-            fit = int(min(read * SHORT_STEP / seconds, self.scheduler.tokens))
-            self.short_chunk = max(LEAST_CHUNK, fit)
+        """How many tokens of prompts fit into a short step, by what the last step took that read some, less the fixed
+        cost of a step: fewer tokens do not make that smaller."""
+        if not read:
+            self.fixed_cost = seconds
+        elif seconds > 0:
+            reading = max(seconds - self.fixed_cost, LEAST_PART * seconds)
+            self.short_chunk = max(LEAST_CHUNK, int(min(read * SHORT_STEP / reading, self.scheduler.tokens)))
 
     def do_a_job(self) -> bool:
         if not self.jobs:
