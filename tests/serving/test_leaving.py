@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import itertools
 import json
 import os
@@ -13,11 +14,13 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import pytest
+from rich.console import Console
 
+from qkv.commands import serve
 from qkv.generation.text import complete
 from qkv.serving.app import served
 from qkv.serving.connection import Connection
@@ -363,3 +366,28 @@ def test_the_process_ends_some_seconds_after_draining_whatever_still_runs(
         server = Server(served(crowd), drain=0.0, at_once=ended.set)
         server.handle_exit(signal.SIGTERM, None) if end == "handle_exit" else server.stop()
         assert ended.wait(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("failure", "signalled", "code", "reason"),
+    [
+        ("the engine's thread ended (MemoryError)", False, 1, "qkv: the engine's thread ended (MemoryError); no model"),
+        ("the engine's thread ended (MemoryError)", True, 1, "qkv: the engine's thread ended (MemoryError); no model"),
+        (None, False, 130, "qkv: draining took too long; requests that still ran were cut off"),
+        (None, True, 130, ""),
+    ],
+)
+def test_an_early_end_has_the_exit_code_and_the_reason_of_its_cause(
+    monkeypatch: pytest.MonkeyPatch, failure: str | None, signalled: bool, code: int, reason: str
+) -> None:
+    def left(_: Console, code: int) -> NoReturn:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(serve, "leave", left)
+    host, printed = Host(), io.StringIO()
+    host.failure = failure
+    with pytest.raises(SystemExit) as ended:
+        serve.end_early(Console(file=printed, width=200), host, signalled=signalled)
+    assert ended.value.code == code
+    assert printed.getvalue().startswith(reason)
+    assert bool(printed.getvalue()) == bool(reason)

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -103,17 +102,29 @@ def run(
         console.print("Others     at this machine's own address or name")
     allow_connections()
     sys.setswitchinterval(SWITCH)
-    server = Server(door, drain, at_once=partial(leave, console, STOPPED))
+    server = Server(door, drain, at_once=lambda: end_early(console, engine, signalled=server.force_exit))
     engine.on_failure = server.stop
     if not engine.alive:  # it failed before it was listened to
         server.stop()
     server.run(sockets=[listening])
-    if engine.failure is not None:
-        console.print(f"qkv: {engine.failure}; no model can be asked any more", markup=False)
-        leave(console, FAILED)
+    leave_if_failed(console, engine)
     with suppress(KeyboardInterrupt):  # once more: then it is not waited for
         engine.close(LAST_STEP)
     leave(console, 0)
+
+
+def end_early(console: Console, engine: Host, *, signalled: bool) -> NoReturn:
+    """Something still runs, and is not waited for: after the second signal, a failure, or too long a draining."""
+    leave_if_failed(console, engine)
+    if not signalled:
+        console.print("qkv: draining took too long; requests that still ran were cut off", markup=False)
+    leave(console, STOPPED)
+
+
+def leave_if_failed(console: Console, engine: Host) -> None:
+    if engine.failure is not None:
+        console.print(f"qkv: {engine.failure}; no model can be asked any more", markup=False)
+        leave(console, FAILED)
 
 
 def leave(console: Console, code: int) -> NoReturn:
