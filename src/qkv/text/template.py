@@ -1,7 +1,7 @@
 """Chat templates in Jinja: programs from someone else's file, in a sandbox, and with an end.
 
-Every step of a loop and every call counts; the product or power of two numbers, and a text or list
-times a number, have a largest size. A template that wants more is refused with a sentence.
+Every step of a loop and every call counts, and every number, text or list has a largest size. A
+template that wants more is refused with a sentence.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
 
+from qkv.text.template_sizes import bounded_filter, bounded_join, check_binary, check_call
+
 MOST_STEPS = 1_000_000
 """Steps of all loops and calls of one rendering; 256 messages that are compared in pairs need 65,536."""
-MOST_BITS = 4096
-"""Of a product or power of two whole numbers."""
-MOST_REPEATED = 1_000_000
-"""Characters or items of a text or list times a number."""
+BOUNDED = ("center", "indent", "wordwrap", "batch", "slice", "tojson", "join", "replace", "format")
+"""Filters that can make a text or list much longer."""
 
 
 class Steps(threading.local):
@@ -62,6 +62,10 @@ def compiled(template: str) -> Any:
         for loop in tree.find_all(nodes.For):
             loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
             loop.iter.set_environment(environment)
+        for join in tree.find_all(nodes.Concat):  # a ~ b
+            items = nodes.List(join.nodes, lineno=join.lineno)
+            join.nodes = [nodes.Filter(items, "concatenated", [], [], None, None, lineno=join.lineno)]
+            join.set_environment(environment)
         return environment.from_string(tree)
     except Exception as error:  # also one that is nested too deeply
         raise ValueError(f"chat_template: not a template of jinja ({in_a_line(error)})") from error
@@ -72,14 +76,18 @@ def sandbox() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Bounded(ImmutableSandboxedEnvironment):
-        intercepted_binops = frozenset({"*", "**"})
+        intercepted_binops = frozenset({"*", "**", "+", "%"})
+        concat = staticmethod(bounded_join)
 
         def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
             steps.spend()
+            method = getattr(function, "__wrapped__", function)  # jinja wraps str.format
+            if isinstance(of := getattr(method, "__self__", None), str):
+                check_call(method.__name__, of, args, kwargs)
             return super().call(context, function, *args, **kwargs)
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            check_size(operator, left, right)
+            check_binary(operator, left, right)
             return super().call_binop(context, operator, left, right)
 
     def refuse(message: str) -> NoReturn:
@@ -89,21 +97,12 @@ def sandbox() -> Any:
         return json.dumps(value, ensure_ascii=False, indent=indent, **rest)
 
     environment = Bounded(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-    environment.filters |= {"tojson": to_json, "counted": steps.counted}
+    environment.filters |= {"tojson": to_json, "counted": steps.counted, "concatenated": bounded_join}
+    environment.filters |= {name: bounded_filter(name, environment.filters[name]) for name in BOUNDED}
+    del environment.globals["lipsum"]  # as many paragraphs as one asks for
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
-
-
-def check_size(operator: str, left: Any, right: Any) -> None:
-    """Refuse a product or power that would take long to compute, or much memory."""
-    if isinstance(left, int) and isinstance(right, int):
-        bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
-        if bits > MOST_BITS:
-            raise ValueError(f"a number in it has more than {MOST_BITS:,} bits")
-    for items, times in ((left, right), (right, left)):
-        if isinstance(times, int) and hasattr(items, "__len__") and len(items) * times > MOST_REPEATED:
-            raise ValueError(f"it repeats a text or list to more than {MOST_REPEATED:,} characters or items")
 
 
 def in_a_line(error: Exception) -> str:
