@@ -186,7 +186,7 @@ def test_a_full_context_is_said_aloud(qkv: Qkv, models: Path) -> None:
         (["gpt", "a", "--file", "b"], "", "file: the prompt was given, too; leave one of them out"),
         (["bert", "a"], "", "a BERT guesses masked words: use qkv fill"),
         (["one", "a"], "", "a Transformer of encoder and decoder translates: use qkv translate"),
-        (["nowhere", "a"], "", "there is no such file; expected a folder with config.json"),
+        (["nowhere", "a"], "", "nowhere: there is no such folder"),
         (["speechless", "a"], "", "no tokenizer in this folder"),
     ],
 )

@@ -419,6 +419,18 @@ def test_a_signal_saves_and_stops_after_the_step(
     assert [signal.getsignal(each) for each in SIGNALS] == handlers
 
 
+def test_a_model_that_cannot_generate_does_not_end_its_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(model: object) -> list[str]:
+        raise ValueError("logits: not finite")
+
+    run = plan("gpt", tmp_path, steps=3, sample_every=2).begin()
+    run.measured = lambda: {"loss": math.inf}
+    assert train(run, broken).finished
+    printed = capsys.readouterr().out
+    assert "There is no sample after step 2: logits: not finite." in printed
+    assert "The validation loss is not finite; lower the learning rate or raise the warmup." in printed
+
+
 def test_a_hang_up_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
     """As under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)

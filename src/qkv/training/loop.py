@@ -90,7 +90,7 @@ def train(run: Run, samples: Samples | None = None) -> Outcome:
             if saving or best or stop or run.gave_up():
                 run.save(best=best, passing=not (saving or best or run.gave_up()))
             if sampling and samples is not None:
-                progress.samples(f"after step {state.step}", samples(run.model))
+                show_samples(run, samples)
             if stop and not last:
                 progress.say(f"Stopped after step {state.step} of {run.steps}; all is saved. Go on with --resume.")
                 progress.say(f"{run.kept_model()}; {run.config.out}@{state.step} opens the newest weights.")
@@ -103,6 +103,14 @@ def train(run: Run, samples: Samples | None = None) -> Outcome:
             run.finish()
     flops = run.flops_per_token * state.tokens
     return Outcome(state.step, finished, state.best, state.tokens, state.seconds, flops)
+
+
+def show_samples(run: Run, samples: Samples) -> None:
+    """What the model generates by now. A model that cannot (its logits are not finite) does not end the run."""
+    try:
+        run.progress.samples(f"after step {run.state.step}", samples(run.model))
+    except ValueError as error:
+        run.progress.say(f"There is no sample after step {run.state.step}: {error}.")
 
 
 @contextmanager

@@ -176,6 +176,8 @@ class Run:
                 state.best, state.merit = measured["loss"], now
                 self.keep()
         row = {"step": state.step, "validation_loss": measured.pop("loss"), **measured}
+        if not math.isfinite(row["validation_loss"]):
+            self.progress.say("The validation loss is not finite; lower the learning rate or raise the warmup.")
         self.metrics.write(row)
         self.progress.validation(row)
         return best

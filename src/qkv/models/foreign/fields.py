@@ -117,7 +117,11 @@ def expect(format: str, config: StackConfig, **wanted: Any) -> None:
     """Our config must have these values, or the format cannot hold the model."""
     for name, value in wanted.items():
         if getattr(config, name) != value:
-            raise ValueError(f"{name}: {format}'s format can only say {value!r}, not {getattr(config, name)!r}")
+            flag = f"--{name.replace('_', '-')} {value}"
+            raise ValueError(
+                f"{name}: {format}'s format can only say {value!r}, not {getattr(config, name)!r}; qkv.save keeps "
+                f"such a model, and one trained with {flag} can be exported"
+            )
 
 
 def expect_plain_heads(format: str, config: StackConfig) -> None:

@@ -54,6 +54,8 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(disk.read_file(path, LARGEST_JSON).decode("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
+        if path.name == CONFIG and not path.parent.exists():
+            raise ValueError(f"{path.parent}: there is no such folder (nothing is downloaded)") from None
         raise ValueError(
             f"{path}: there is no such file; expected a folder with {CONFIG} and {SINGLE} (nothing is downloaded)"
         ) from None
