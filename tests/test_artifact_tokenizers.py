@@ -30,7 +30,7 @@ def test_smollm2_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.chdir(tmp_path)  # a folder of that name comes first
     (tmp_path / "smollm2").mkdir()
-    with pytest.raises(ValueError, match=re.escape("smollm2: there is no such folder")):
+    with pytest.raises(ValueError, match=re.escape("smollm2/config.json: there is no such file")):
         artifact.load("smollm2")
 
 
