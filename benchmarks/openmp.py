@@ -1,6 +1,7 @@
 """Training on a CPU that others use too: OpenMP threads that spin while they wait, and threads that sleep.
 
 python benchmarks/openmp.py                 idle, then beside one busy process, then beside four
+python benchmarks/openmp.py 0 1             the same without the last
 
 Each policy trains the demo's GPT in a process of its own, since OpenMP reads OMP_WAIT_POLICY when it is loaded. Both
 take the same steps from the same weights, and their losses must be equal. qkv sets PASSIVE unless the variable is set.
@@ -76,7 +77,7 @@ def busy(processes: int) -> Iterator[None]:
 
 def main() -> None:
     print(f"demo's GPT, AdamW, {STEPS} steps of {ROWS} x 64 tokens, {os.cpu_count()} cores; median of {ROUNDS} rounds")
-    for others in (0, 1, 4):
+    for others in [int(word) for word in sys.argv[1:]] or [0, 1, 4]:
         speeds: dict[str, list[float]] = {name: [] for name in POLICIES}
         losses = set()
         with busy(others):
