@@ -1,10 +1,10 @@
-"""Training on a CPU that others use too: OpenMP threads that spin while they wait, and threads that sleep.
+"""Training on a CPU that others use too: OpenMP threads that spin for long, shortly or not at all while they wait.
 
 python benchmarks/openmp.py                 idle, then beside one busy process, then beside four
 python benchmarks/openmp.py 0 1             the same without the last
 
-Each policy trains the demo's GPT in a process of its own, since OpenMP reads OMP_WAIT_POLICY when it is loaded. Both
-take the same steps from the same weights, and their losses must be equal. qkv sets PASSIVE unless the variable is set.
+Each policy trains the demo's GPT in a process of its own, since OpenMP reads its variables when it is loaded. All
+take the same steps from the same weights, and their losses must be equal. qkv sets GOMP_SPINCOUNT=1000.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-POLICIES = {"spinning (OpenMP's default)": "", "sleeping (PASSIVE, qkv's default)": "PASSIVE"}
+POLICIES = {
+    "OpenMP's default": {},
+    "GOMP_SPINCOUNT=1000 (qkv's default)": {"GOMP_SPINCOUNT": "1000"},
+    "OMP_WAIT_POLICY=PASSIVE": {"OMP_WAIT_POLICY": "PASSIVE"},
+}
 ROUNDS, STEPS, ROWS = 3, 20, 16
 
 
@@ -53,10 +57,9 @@ def train() -> None:
     print(speed, loss.item())
 
 
-def measured(policy: str) -> tuple[float, str]:
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    if policy:
-        environment["OMP_WAIT_POLICY"] = policy
+def measured(policy: dict[str, str]) -> tuple[float, str]:
+    chosen = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    environment = {name: value for name, value in os.environ.items() if name not in chosen} | policy
     child = subprocess.run(
         [sys.executable, __file__, "--child"], env=environment, capture_output=True, text=True, check=True
     )

@@ -85,15 +85,16 @@ def test_help_and_presets_and_the_flags_of_training_need_no_torch() -> None:
     assert printed[-1] == f"qkv {qkv.__version__}\n"
 
 
-def test_threads_sleep_while_they_wait_unless_the_user_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenMP reads OMP_WAIT_POLICY when torch is loaded, so importing qkv sets it before that."""
-    program = "import os, sys, qkv; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
-    for given, expected in ((None, "PASSIVE False\n"), ("ACTIVE", "ACTIVE False\n")):
-        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-        if given is not None:
-            monkeypatch.setenv("OMP_WAIT_POLICY", given)
-        printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-        assert printed == expected
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")],
+)
+def test_threads_spin_shortly_unless_the_user_decides(given: dict[str, str], expected: str) -> None:
+    """OpenMP reads its variables when torch is loaded, so importing qkv sets them before that."""
+    program = "import os, sys, qkv; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
+    kept = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=kept | given)
+    assert result.stdout == f"{expected} False\n", result.stderr
 
 
 def test_the_list_of_commands_needs_neither_tyro_nor_rich() -> None:

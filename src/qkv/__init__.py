@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING
 
 from qkv.version import __version__
 
-# OpenMP reads this once, when torch is loaded. By default its threads spin while they wait for each other, and threads
-# that spin on a core that another process wants make training many times slower (benchmarks/openmp.py).
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# OpenMP (libgomp) reads this once, when torch is loaded. By default its threads spin for milliseconds while they wait
+# for each other, and threads that spin on a core that another process wants make training many times slower. Few spins
+# keep the speed on an idle and on a busy machine (benchmarks/openmp.py).
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
     from qkv.artifact import load, save

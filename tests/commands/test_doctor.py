@@ -20,7 +20,7 @@ from qkv.training import precision
 FAST: dict[str, Any] = {
     "torch": {"version": "2.13", "cuda": "13.0", "cpu_capability": "AVX512", "threads": 8},
     "cpu": {"model": "x", "cores": 8, "usable_cores": 8, "features": None, "bf16_slowdown": 0.5, "load": 1.0},
-    "environment": {"OMP_NUM_THREADS": None, "OMP_WAIT_POLICY": None, "QKV_CACHE": None},
+    "environment": {"OMP_NUM_THREADS": None, "OMP_WAIT_POLICY": None, "GOMP_SPINCOUNT": None, "QKV_CACHE": None},
     "memory": {"total": 2**36, "available": 2**35},
     "gpus": [{"name": "H", "memory": 2**36, "compute_capability": "9.0", "bf16": True}],
     "gpu_driver": True,

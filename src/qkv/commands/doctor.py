@@ -26,6 +26,7 @@ PACKAGES = {
     "wandb": "curves in Weights & Biases: --sinks wandb",
 }
 """Optional packages, and what each gives."""
+VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "QKV_CACHE")
 GIB = 2**30
 LITTLE_MEMORY, LITTLE_DISK = 2 * GIB, 5 * GIB
 
@@ -88,7 +89,9 @@ def examine() -> dict[str, Any]:
             "bf16_slowdown": cpu_slowdown(torch.bfloat16),
             "load": machine.load(),
         },
-        "environment": {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "QKV_CACHE")},
+        "environment": {
+            name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "QKV_CACHE")
+        },
         "memory": None if memory is None else {"total": memory[0], "available": memory[1]},
         "gpus": gpus(),
         "gpu_driver": machine.nvidia_gpu_visible(),
@@ -148,7 +151,7 @@ def described(found: dict[str, Any]) -> dict[str, str]:
     features = cpu["features"] or {}
     bf16 = "does not run" if cpu["bf16_slowdown"] is None else f"{cpu['bf16_slowdown']:.1f} times float32's time"
     named = {"avx2": "AVX2", "avx512": "AVX-512", "bf16": "native bf16", "amx": "AMX"}
-    wait = found["environment"]["OMP_WAIT_POLICY"] or "not set"
+    spins = found["environment"]["GOMP_SPINCOUNT"] or "not set"
     return {
         "qkv": f"{found['qkv']}, Python {found['python']}, {found['system']}",
         "torch": f"{torch['version']}, {'CUDA ' + torch['cuda'] if torch['cuda'] else 'without CUDA'}, CPU kernels for "
@@ -157,7 +160,7 @@ def described(found: dict[str, Any]) -> dict[str, str]:
         + (", ".join(f"{text}: {'yes' if features[name] else 'no'}" for name, text in named.items() if features) + "; ")
         + f"a matrix product in bf16: {bf16}",
         "threads": f"{torch['threads']} (OMP_NUM_THREADS: {found['environment']['OMP_NUM_THREADS'] or 'not set'}, "
-        f"OMP_WAIT_POLICY: {wait})",
+        f"GOMP_SPINCOUNT: {spins})",
         "memory": "unknown"
         if memory is None
         else f"{memory['available'] / GIB:.1f} of {memory['total'] / GIB:.1f} GiB available",
@@ -191,8 +194,8 @@ def advise_cpu(found: dict[str, Any]) -> list[Advice]:
         advice.append(Advice("Large matrices on the CPU", why, "Unset OMP_NUM_THREADS"))
     if cpu["load"] is not None and cpu["load"] > usable + 0.5:
         why = f"other processes use this machine: a load of {cpu['load']:.1f} on {usable} cores"
-        passive = str(found["environment"]["OMP_WAIT_POLICY"]).upper() == "PASSIVE"
-        what = "Stop them" + ("" if passive else ", or set OMP_WAIT_POLICY=PASSIVE: waiting threads then give way")
+        active = str(found["environment"]["OMP_WAIT_POLICY"]).upper() == "ACTIVE"
+        what = "Stop them" + (", or unset OMP_WAIT_POLICY: waiting threads then give way" if active else "")
         advice.append(Advice("Training and generating", why, what))
     return advice
 
