@@ -173,7 +173,7 @@ def test_wrong_usage_is_one_sentence_and_status_2(typed: Typed, words: str, mess
 def test_other_errors_have_status_1(typed: Typed, tmp_path: Path) -> None:
     status, _, error = typed("generate", str(tmp_path / "none"), "a prompt")
     assert status == 1
-    assert error.startswith(f"qkv: {tmp_path / 'none' / 'config.json'}: there is no such file")
+    assert error.startswith(f"qkv: {tmp_path / 'none'}: there is no such folder")
 
 
 def test_a_later_tyro_without_the_hook_still_gives_one_sentence(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:

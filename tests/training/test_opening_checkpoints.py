@@ -90,7 +90,7 @@ def test_what_cannot_be_opened_says_what_can(run: Path, tmp_path: Path) -> None:
         qkv.load(f"{run}@last")
     with refused(f"{tmp_path}@5: {tmp_path} has no checkpoints; name the model without @5"):
         qkv.load(f"{tmp_path}@5")
-    with refused("there is no such file"):
+    with refused("there is no such folder"):
         qkv.load(f"{tmp_path / 'nothing'}@5")
     with refused("is a whole model, not an adapter; leave the base out"):
         qkv.load(f"{run}@3", base=run)
