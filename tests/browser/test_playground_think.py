@@ -55,7 +55,7 @@ def test_a_head_of_the_text_on_the_page(visit: Open, server: Any) -> None:
     shown = percents(page.inner_text("#qkv .bars"))
     expected = last.sort(descending=True).values[: len(shown)]
     assert torch.allclose(torch.tensor(shown), expected, atol=6e-4)
-    settings_where(page, lambda chosen: chosen["look"].startswith("view=head&kind=self&layer=1&head=1"))
+    settings_where(page, lambda chosen: chosen.get("look", "").startswith("view=head&kind=self&layer=1&head=1"))
     again = visit(page.evaluate("location.hash"))
     settled(again, view="head", layer=1, head=1)
 
