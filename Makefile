@@ -28,23 +28,23 @@ lint: $(VENV)/installed-test
 # Compares with peers in one run; benchmarks/RESULTS.md keeps what was measured where.
 bench: $(VENV)/installed-test
 	$(PIP) install --constraint constraints.txt --editable ".[bench]"
-	$(BIN)/python benchmarks/multi_head.py
-	$(BIN)/python benchmarks/sparse.py
-	$(BIN)/python benchmarks/gpt2.py
-	$(BIN)/python benchmarks/train.py --peer
-	$(BIN)/python benchmarks/optimizer.py
-	$(BIN)/python benchmarks/openmp.py
-	$(BIN)/python benchmarks/prepare.py
-	$(BIN)/python benchmarks/decode.py
-	$(BIN)/python benchmarks/decode_gpu.py --peer
-	$(BIN)/python benchmarks/translate.py
-	$(BIN)/python benchmarks/capture.py
-	$(BIN)/python benchmarks/taps.py
-	$(BIN)/python benchmarks/probe.py
-	$(BIN)/python benchmarks/page.py
-	$(BIN)/python benchmarks/serve.py
-	$(BIN)/python benchmarks/fairness.py
-	$(BIN)/python benchmarks/serve_gpu.py
+	$(BIN)/python -m benchmarks.attention.multi_head
+	$(BIN)/python -m benchmarks.attention.sparse
+	$(BIN)/python -m benchmarks.decoding.gpt2
+	$(BIN)/python -m benchmarks.training.train --peer
+	$(BIN)/python -m benchmarks.training.optimizer
+	$(BIN)/python -m benchmarks.training.openmp
+	$(BIN)/python -m benchmarks.training.prepare
+	$(BIN)/python -m benchmarks.decoding.decode
+	$(BIN)/python -m benchmarks.decoding.decode_gpu --peer
+	$(BIN)/python -m benchmarks.decoding.translate
+	$(BIN)/python -m benchmarks.insight.capture
+	$(BIN)/python -m benchmarks.insight.hooks
+	$(BIN)/python -m benchmarks.insight.probe
+	$(BIN)/python -m benchmarks.insight.page
+	$(BIN)/python -m benchmarks.serving.serve
+	$(BIN)/python -m benchmarks.serving.fairness
+	$(BIN)/python -m benchmarks.serving.serve_gpu
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -18,6 +18,6 @@ def register() -> None:
         from lm_eval.api.registry import model_registry
 
         if "qkv" not in model_registry:
-            model_registry.register("qkv", target="qkv.evaluation.harness:Harness")
+            model_registry.register("qkv", target="qkv.evaluation.lm_eval_harness:Harness")
     except Exception:  # whatever harness that is: `import torch` is not the place to fail for it
         return

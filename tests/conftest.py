@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 from jaxtyping import install_import_hook
 
-from shape_checks import unchecked
+from support.shape_checks import unchecked
 
 hook = install_import_hook("qkv", "shape_checks.checked").hook  # before anything imports qkv
 
@@ -36,7 +36,9 @@ settings.load_profile("repeatable")
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)  # the tensors are small: more threads would wait for each other
     # beartype looks at a random member of a tuple, and hypothesis warns of any use of random while it draws.
-    config.addinivalue_line("filterwarnings", "ignore:Do not use the `random` module inside strategies")
+    config.addinivalue_line(
+        "filterwarnings", "ignore:Do not use the `random` module inside strategies"
+    )
 
 
 deselected_without_gpu = pytest.StashKey[int]()
@@ -52,9 +54,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     if count := config.stash.get(deselected_without_gpu, 0):
-        terminalreporter.write_line(f"{count} tests marked gpu were deselected: there is no CUDA device here")
+        terminalreporter.write_line(
+            f"{count} tests marked gpu were deselected: there is no CUDA device here"
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -63,9 +69,11 @@ def seed() -> None:
 
 
 WHOLE_RUNS = (
-    "browser/", "commands/", "faults/", "lab/", "serving/", "test_artifact", "test_cli", "test_readme",
-    "training/test_checkpoint", "training/test_distributed", "training/test_folder", "training/test_freeze",
-    "training/test_loop", "training/test_opening_checkpoints", "training/test_resume", "training/test_tune",
+    "browser/", "errors/", "unit/commands/", "unit/command_line/", "unit/lab/", "unit/serving/", "unit/test_artifact",
+    "unit/test_cli", "unit/test_readme", "unit/training/resilience/test_checkpoint_writer",
+    "unit/training/systems/test_distributed", "unit/training/setup/test_run_folder", "unit/training/finetune/",
+    "unit/training/test_loop", "unit/training/test_opening_checkpoints", "unit/training/test_resume",
+    "unit/training/test_tune",
 )  # fmt: skip
 """Tests of whole commands, runs and servers: the shapes inside are checked by the tests of their parts, and checks take
 half of a small model's time. The engine of serving has no others."""
@@ -75,7 +83,7 @@ HERE = Path(__file__).parent
 @pytest.fixture(autouse=True)
 def shape_checks_of_parts(request: pytest.FixtureRequest) -> Iterator[None]:
     name = request.path.relative_to(HERE).as_posix()
-    whole = name.startswith(WHOLE_RUNS) and name != "serving/test_engine.py"
+    whole = name.startswith(WHOLE_RUNS) and name != "unit/serving/engine/test_engine.py"
     with unchecked() if whole else nullcontext():
         yield
 
@@ -102,11 +110,17 @@ def qkv_unchecked() -> Iterator[None]:
     """For torch.compile, which cannot trace the shape checks: what the test imports from qkv is a copy without them."""
 
     def take_modules() -> dict[str, ModuleType]:
-        return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "qkv"}
+        return {
+            name: sys.modules.pop(name)
+            for name in list(sys.modules)
+            if name.partition(".")[0] == "qkv"
+        }
 
     checked_modules = take_modules()
     sys.meta_path.remove(hook)
-    sys.modules.update(unchecked_modules)  # the same copy every time: torch.compile remembers modules by name
+    sys.modules.update(
+        unchecked_modules
+    )  # the same copy every time: torch.compile remembers modules by name
     yield
     unchecked_modules.update(take_modules())
     sys.meta_path.insert(0, hook)

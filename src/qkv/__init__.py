@@ -7,7 +7,7 @@ from qkv.version import __version__
 
 # OpenMP (libgomp) reads this once, when torch is loaded. By default its threads spin for milliseconds while they wait
 # for each other, and threads that spin on a core that another process wants make training many times slower. Few spins
-# keep the speed on an idle and on a busy machine (benchmarks/openmp.py).
+# keep the speed on an idle and on a busy machine (benchmarks/training/openmp.py).
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
@@ -15,12 +15,22 @@ if TYPE_CHECKING:
     from qkv.artifact import load, save
     from qkv.insight.look import look
 else:
-    from qkv.lazy import attach
+    from qkv.lazy_imports import attach
 
     attach(
         __name__,
         {"qkv.artifact": ("load", "save"), "qkv.insight.look": ("look",)},
-        submodules=("artifact", "data", "evaluation", "generation", "insight", "models", "nn", "text", "training"),
+        submodules=(
+            "artifact",
+            "data",
+            "evaluation",
+            "generation",
+            "insight",
+            "models",
+            "nn",
+            "text",
+            "training",
+        ),
     )
 
 __all__ = ["__version__", "load", "look", "save"]

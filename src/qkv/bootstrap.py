@@ -35,7 +35,10 @@ def bootstrap(
 
 
 def ratio_intervals(
-    sums: Float[np.ndarray, "n K"], counts: Float[np.ndarray, "n K"] | Float[np.ndarray, "n 1"], *, seed: int = 0
+    sums: Float[np.ndarray, "n K"],
+    counts: Float[np.ndarray, "n K"] | Float[np.ndarray, "n 1"],
+    *,
+    seed: int = 0,
 ) -> tuple[Float[np.ndarray, "K"], Float[np.ndarray, "K"]]:
     """The intervals of K ratios of sums over n units, all at once; NaN where there are too few units for one."""
     n, K = sums.shape

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qkv import disk
-from qkv.models.build import Config, Model, body_of, build, from_json
-from qkv.models.foreign.folder import open_file, read_json
-from qkv.models.tuned import TunedConfig
+from qkv import storage
+from qkv.models.convert.hf_folder import open_file, read_json
+from qkv.models.registry import Config, Model, backbone_of, build, from_json
+from qkv.models.task_model import TunedConfig
 from qkv.nn.lora import AdapterConfig
 
 RUN, CHECKPOINTS, ADAPTER = "run.json", "checkpoints", "adapter"
@@ -43,7 +43,11 @@ class Checkpoint:
     def tensors(self, under: str = "") -> dict[str, Tensor]:
         """Those whose names begin so, without that; on the CPU, in memory of their own: the file may go meanwhile."""
         found = open_file(self.path / TENSORS).items()
-        return {name.removeprefix(under): read().clone() for name, read in found if name.startswith(under)}
+        return {
+            name.removeprefix(under): read().clone()
+            for name, read in found
+            if name.startswith(under)
+        }
 
     def weights(self) -> dict[str, Tensor]:
         """The trained weights as validation sees them: the exponential average if the run keeps one."""
@@ -51,7 +55,7 @@ class Checkpoint:
 
 
 def describe(file: Path) -> dict[str, Any]:
-    return {"bytes": file.stat().st_size, "sha256": disk.sha256_of(file)}
+    return {"bytes": file.stat().st_size, "sha256": storage.sha256_of(file)}
 
 
 def verify(path: Path, step: int) -> Checkpoint:
@@ -91,7 +95,11 @@ def place_of(folder: Path, step: int) -> Path:
 def step_of(path: Path) -> int | None:
     """The step, if this is the folder of a run's checkpoint."""
     name = NAME.fullmatch(path.name)
-    return int(name[1]) if name and path.parent.name == CHECKPOINTS and (path / MANIFEST).is_file() else None
+    return (
+        int(name[1])
+        if name and path.parent.name == CHECKPOINTS and (path / MANIFEST).is_file()
+        else None
+    )
 
 
 def run_of(path: Path) -> Path:
@@ -109,7 +117,9 @@ def at_step(name: Path | str) -> Path | None:
         return None
     run, step = Path(found["run"]), found["step"]
     if not re.fullmatch("[0-9]{1,18}", step):
-        raise ValueError(f"{name}: expected the step of a checkpoint after @, as in {run}@400, not {step!r}")
+        raise ValueError(
+            f"{name}: expected the step of a checkpoint after @, as in {run}@400, not {step!r}"
+        )
     kept = steps_in(run / CHECKPOINTS)
     if not kept:
         raise ValueError(f"{name}: {run} has no checkpoints; name the model without @{step}")
@@ -154,8 +164,8 @@ class Described(NamedTuple):
         with torch.device("meta"):
             wanted = build(self.config).state_dict().keys()
         tuned = isinstance(self.config, TunedConfig)
-        weights = (body_of(base) if tuned else base).state_dict()
-        named = {f"body.{name}" if tuned else name: weight for name, weight in weights.items()}
+        weights = (backbone_of(base) if tuned else base).state_dict()
+        named = {f"backbone.{name}" if tuned else name: weight for name, weight in weights.items()}
         return {name: named[name] for name in named if name in wanted}
 
 
@@ -165,6 +175,8 @@ def description_of(run: Path) -> Described:
         flags = values["data"]
         own = {name: flags[name] for name in ("rank", "alpha") if name in flags}
         own["projections"] = tuple(flags.get("projections", AdapterConfig.projections))
-        return Described(from_json(values["model"]), AdapterConfig(**own), str(flags.get("model", "")))
+        return Described(
+            from_json(values["model"]), AdapterConfig(**own), str(flags.get("model", ""))
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{run / RUN}: damaged, or of another version ({error})") from error

@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from importlib import import_module
 
 import qkv
-from qkv.commands.listing import COMMANDS, listed
+from qkv.command_line.listing import COMMANDS, listed
 
-INTERRUPTED = 130  # as of a program that Ctrl-C ended, so that `qkv train ... && ...` does not go on
+INTERRUPTED = (
+    130  # as of a program that Ctrl-C ended, so that `qkv train ... && ...` does not go on
+)
 BROKEN_PIPE = 141  # as of a program that SIGPIPE ended
 
 
@@ -52,16 +54,20 @@ def dispatch(arguments: list[str]) -> None:
 
     name, *rest = arguments
     if name not in COMMANDS:
-        from qkv.commands.usage import UsageError, suggestion
+        from qkv.command_line.usage_errors import UsageError, suggestion
 
-        what, names = ("flag", ["--help", "--version"]) if name.startswith("-") else ("command", list(COMMANDS))
+        what, names = (
+            ("flag", ["--help", "--version"])
+            if name.startswith("-")
+            else ("command", list(COMMANDS))
+        )
         meant = suggestion(name, names) or f"; expected one of {', '.join(names)}"
         raise UsageError(f"there is no {what} {name!r}{meant}")
     command = COMMANDS[name]
     module, _, function = command.target.partition(":")
     target = getattr(import_module(f"qkv.commands.{module}"), function)
     if not command.reads_arguments:
-        from qkv.commands.parsing import run_command
+        from qkv.command_line.parsing import run_command
 
         run_command(target, rest, f"qkv {name}")
     elif target(rest) is False:
@@ -69,7 +75,9 @@ def dispatch(arguments: list[str]) -> None:
 
 
 def show_help() -> None:
-    print("usage: qkv COMMAND ...\n\nAttention and Transformers: learn it, train it, look inside it, serve it.\n")
+    print(
+        "usage: qkv COMMAND ...\n\nAttention and Transformers: learn it, train it, look inside it, serve it.\n"
+    )
     for name, command in COMMANDS.items():
         print(listed(name, command.summary))
     print("\nqkv COMMAND --help explains each; qkv --version tells the version.")
@@ -77,11 +85,11 @@ def show_help() -> None:
 
 def fail(error: Exception, arguments: Sequence[str]) -> None:
     """One sentence on standard error, and the status: 2 for wrong usage, 1 for everything else."""
-    from qkv.commands.usage import UsageError
+    from qkv.command_line.usage_errors import UsageError
 
     message = str(error)
     if isinstance(error, OSError):
-        from qkv.commands.file_errors import os_error_sentence
+        from qkv.command_line.file_errors import os_error_sentence
 
         message = os_error_sentence(error, arguments)
     elif type(error) in (TypeError, RuntimeError):  # unforeseen

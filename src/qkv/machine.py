@@ -45,7 +45,9 @@ def cpu_features() -> dict[str, bool] | None:
 
 def usable_cores() -> int:
     """Logical cores that this process may use: its affinity and its container's limit count."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     limit = read("/sys/fs/cgroup/cpu.max").split()
     if len(limit) == 2 and limit[0] != "max":
         allowed = min(allowed, max(1, math.ceil(int(limit[0]) / int(limit[1]))))
@@ -54,7 +56,9 @@ def usable_cores() -> int:
 
 def memory() -> tuple[int, int] | None:
     """Bytes of memory in all, and available without swapping; a container's limit counts."""
-    found = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB$", read("/proc/meminfo"), re.MULTILINE))
+    found = dict(
+        re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB$", read("/proc/meminfo"), re.MULTILINE)
+    )
     if len(found) < 2:
         return None
     total, available = int(found["MemTotal"]) * 1024, int(found["MemAvailable"]) * 1024

@@ -29,13 +29,17 @@ class Table(RichTable):
 
     def fit(self, console: Console, options: ConsoleOptions) -> None:
         """Set the widths of a table that is too wide: words stay whole; if they cannot, only the longest are broken."""
-        room = options.max_width - 3 * len(self.columns) - 1  # borders, and a space on both sides of a cell
+        room = (
+            options.max_width - 3 * len(self.columns) - 1
+        )  # borders, and a space on both sides of a cell
         measured = [self.measure(console, options, place) for place in range(len(self.columns))]
         if sum(wide for _, wide in measured) <= room:
             return
         longest = max(narrow for narrow, _ in measured)
         caps = range(longest, 0, -1)
-        cap = next((cap for cap in caps if sum(min(narrow, cap) for narrow, _ in measured) <= room), 1)
+        cap = next(
+            (cap for cap in caps if sum(min(narrow, cap) for narrow, _ in measured) <= room), 1
+        )
         least = [min(narrow, cap) for narrow, _ in measured]
         widths = [wide for _, wide in measured]
         while sum(widths) > max(room, sum(least)):  # the widest gives way, as long as it can
@@ -48,6 +52,10 @@ class Table(RichTable):
         """The longest word and the longest line of a column; the same, where lines may not be broken."""
         column = self.columns[place]
         cells = [column.header, column.footer, *column.cells]
-        sizes = [Measurement.get(console, options.update(max_width=10_000), cell) for cell in cells if cell != ""]
+        sizes = [
+            Measurement.get(console, options.update(max_width=10_000), cell)
+            for cell in cells
+            if cell != ""
+        ]
         wide = max((size.maximum for size in sizes), default=0)
         return (wide if column.no_wrap else max((size.minimum for size in sizes), default=0)), wide

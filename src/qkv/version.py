@@ -1,3 +1,3 @@
 """The version, known without the package's metadata, which a source folder does not have. No imports."""
 
-__version__ = "0.6.1"
+__version__ = "0.7.0"

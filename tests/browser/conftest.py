@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from qkv.insight.look import Look
-from qkv.insight.page import write_page
-from shape_checks import unchecked
+from qkv.insight.render.page import write_page
+from support.shape_checks import unchecked
 
 FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-sync"),
@@ -32,7 +32,9 @@ def lacking(what: str) -> None:
 
 
 def complains(message: Any) -> bool:
-    return message.type in ("error", "warning") and "getImageData" not in message.text  # the tests read pixels
+    return (
+        message.type in ("error", "warning") and "getImageData" not in message.text
+    )  # the tests read pixels
 
 
 class Heard:
@@ -43,7 +45,10 @@ class Heard:
         self.asked: list[str] = []
 
     def listen(self, page: Any) -> None:
-        page.on("console", lambda message: self.complaints.append(message.text) if complains(message) else None)
+        page.on(
+            "console",
+            lambda message: self.complaints.append(message.text) if complains(message) else None,
+        )
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
         page.on("request", lambda request: self.asked.append(request.url))
@@ -52,7 +57,11 @@ class Heard:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Closed after each file: Playwright keeps an event loop, and the tests of serving start their own."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    chromium = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     if chromium is None:
         lacking("Chromium")
     try:
@@ -82,10 +91,18 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
     contexts = []
 
     def open(
-        look: Look, hash: str = "", *, width: int = 1200, height: int = 800, theme: str = "light", **how: Any
+        look: Look,
+        hash: str = "",
+        *,
+        width: int = 1200,
+        height: int = 800,
+        theme: str = "light",
+        **how: Any,
     ) -> Any:
         out = write_page(look, tmp_path / f"page{len(contexts)}.html", **how)
-        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=theme
+        )
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(LIMIT)
@@ -108,7 +125,7 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A small model of every family behind a real server."""
-    from browser.playing import small_playground
+    from support.playground_page import small_playground
 
     with small_playground(tmp_path_factory.mktemp("models")) as server:
         yield server

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from browser.conftest import Open
-from browser.reading_pages import settled
-from made_looks import HOSTILE, made_look
+from support.look_page import settled
+from support.made_looks import HOSTILE, made_look
 
 VIEWS = ("head", "heads", "lines", "next", "lens", "norms", "attribution")
 NAME = "<b>x</b></title><script>window.hacked = 1</script>"
@@ -32,7 +32,10 @@ def test_nothing_runs_and_nothing_overflows_in_any_view(open_page: Open, width: 
             settled(page, view=view, **({"words": 1} if words else {}))
             assert page.evaluate("window.hacked") is None
             assert page.evaluate("document.scripts.length") == scripts
-            assert page.evaluate("document.querySelectorAll('#qkv img, #qkv script, #qkv b').length") == 0
+            assert (
+                page.evaluate("document.querySelectorAll('#qkv img, #qkv script, #qkv b').length")
+                == 0
+            )
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             assert page.inner_text("h1") == NAME
     assert page.title() == f"{NAME}: a look inside"
@@ -52,7 +55,10 @@ def test_every_word_is_text_that_can_be_selected(open_page: Open) -> None:
     look = made_look(HOSTILE)
     page = open_page(look, "#view=head")
     expected = [SEEN.get(token, token).replace("\ud800", "\ufffd") for token in HOSTILE]
-    shown = [text.replace("\ud800", "\ufffd") for text in page.locator(".side .piece").all_text_contents()]
+    shown = [
+        text.replace("\ud800", "\ufffd")
+        for text in page.locator(".side .piece").all_text_contents()
+    ]
     assert shown == expected
     selected = page.evaluate(
         """() => {
@@ -64,10 +70,15 @@ def test_every_word_is_text_that_can_be_selected(open_page: Open) -> None:
         assert text in selected.replace("\ud800", "\ufffd")
     labels = page.locator(".row-labels .word").all_text_contents()
     assert labels[:3] == list(HOSTILE[:3])
-    assert page.evaluate("getComputedStyle(document.querySelector('.row-labels .word')).userSelect") != "none"
+    assert (
+        page.evaluate("getComputedStyle(document.querySelector('.row-labels .word')).userSelect")
+        != "none"
+    )
 
 
-def test_a_long_word_is_cut_where_there_is_little_room_and_whole_in_its_title(open_page: Open) -> None:
+def test_a_long_word_is_cut_where_there_is_little_room_and_whole_in_its_title(
+    open_page: Open,
+) -> None:
     look = made_look(["short", "x" * 10_000, "end"])
     page = open_page(look)
     for view in ("head", "lines", "lens"):
@@ -93,7 +104,11 @@ def test_right_to_left_words_keep_their_direction_and_the_others_theirs(open_pag
 @pytest.mark.parametrize("translation", [False, True])
 def test_a_phone_never_scrolls_sideways(open_page: Open, translation: bool) -> None:
     words = [f"word{place}" for place in range(60)]
-    look = made_look(words, source=words[:40], heads=16) if translation else made_look(words, inside={7, 9}, heads=12)
+    look = (
+        made_look(words, source=words[:40], heads=16)
+        if translation
+        else made_look(words, inside={7, 9}, heads=12)
+    )
     page = open_page(look, width=380, height=740)
     for number, view in enumerate(VIEWS, start=1):
         page.keyboard.press(str(number))

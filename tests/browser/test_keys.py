@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from browser.conftest import Open
-from browser.reading_pages import settled, state, status
-from made_looks import CATS, made_look
-from qkv.insight.bundle import bundle
+from qkv.insight.inspect.whole_words import join_words
 from qkv.insight.look import Look
-from qkv.insight.words import join_words
+from qkv.insight.render.script_bundle import bundle
+from support.look_page import settled, state, status
+from support.made_looks import CATS, made_look
 
 VIEWS = ("head", "heads", "lines", "next", "lens", "norms", "attribution")
 NUMBERS = """async ([words, kind, layer, head]) => {
@@ -28,9 +28,16 @@ def look() -> Look:
     return made_look(inside={4, 5}, depth=3, heads=4)
 
 
-def test_arrows_go_through_heads_and_layers_and_stop_at_the_ends(open_page: Open, look: Look) -> None:
+def test_arrows_go_through_heads_and_layers_and_stop_at_the_ends(
+    open_page: Open, look: Look
+) -> None:
     page = open_page(look, "#view=head&layer=1&head=1")
-    for key, layer, head in (("ArrowRight", 1, 2), ("ArrowDown", 2, 2), ("ArrowDown", 2, 2), ("ArrowLeft", 2, 1)):
+    for key, layer, head in (
+        ("ArrowRight", 1, 2),
+        ("ArrowDown", 2, 2),
+        ("ArrowDown", 2, 2),
+        ("ArrowLeft", 2, 1),
+    ):
         page.keyboard.press(key)
         settled(page, layer=layer, head=head)
     assert status(page) == "Layer 2, head 1"
@@ -76,7 +83,9 @@ def test_cells_by_keys(open_page: Open, look: Look) -> None:
     page.wait_for_function("() => !location.hash.includes('token')")
 
 
-def test_where_there_are_no_heads_arrows_go_through_words_and_the_lens(open_page: Open, look: Look) -> None:
+def test_where_there_are_no_heads_arrows_go_through_words_and_the_lens(
+    open_page: Open, look: Look
+) -> None:
     assert look.lens is not None
     page = open_page(look, "#view=next&token=1")
     page.keyboard.press("ArrowRight")
@@ -93,7 +102,10 @@ def test_where_there_are_no_heads_arrows_go_through_words_and_the_lens(open_page
 
 def test_the_lens_of_a_long_text_opens_at_the_chosen_word(open_page: Open) -> None:
     page = open_page(made_look([f"w{place}" for place in range(250)]), "#view=lens&token=200")
-    cell, room = page.locator(".lens .chosen").bounding_box(), page.locator(".scroller").bounding_box()
+    cell, room = (
+        page.locator(".lens .chosen").bounding_box(),
+        page.locator(".scroller").bounding_box(),
+    )
     assert page.get_attribute(".lens .chosen", "data-place") == "200"
     assert room["x"] + 90 < cell["x"] < cell["x"] + cell["width"] < room["x"] + room["width"]
     assert page.locator(".lens-cell").count() < 200  # only those in sight are made
@@ -113,7 +125,9 @@ def test_help_and_keeping_a_head(open_page: Open, look: Look) -> None:
 
 
 @pytest.mark.parametrize("words", [False, True])
-def test_the_page_has_the_weights_and_joins_them_as_the_library_does(open_page: Open, look: Look, words: bool) -> None:
+def test_the_page_has_the_weights_and_joins_them_as_the_library_does(
+    open_page: Open, look: Look, words: bool
+) -> None:
     page = open_page(look)
     attention = look.attention[0]
     for layer, head in ((0, 0), (2, 3)):
@@ -130,7 +144,9 @@ def test_words_of_a_translation(open_page: Open) -> None:
     cross = look.attention[2]
     page = open_page(look)
     found = torch.tensor(page.evaluate(NUMBERS, [True, "cross", 1, 1]))
-    assert found.allclose(join_words(cross.layers[1][1], cross.rows.words, cross.columns.words), atol=5e-5)
+    assert found.allclose(
+        join_words(cross.layers[1][1], cross.rows.words, cross.columns.words), atol=5e-5
+    )
 
 
 def test_w_turns_pieces_into_words(open_page: Open, look: Look) -> None:
@@ -146,7 +162,9 @@ def test_w_turns_pieces_into_words(open_page: Open, look: Look) -> None:
 
 
 def test_an_address_shows_the_same_again(open_page: Open, look: Look) -> None:
-    asked = "#view=lines&kind=self&layer=2&head=3&words=1&token=3&kept=0.1+1.2&scale=linear&theme=dark"
+    asked = (
+        "#view=lines&kind=self&layer=2&head=3&words=1&token=3&kept=0.1+1.2&scale=linear&theme=dark"
+    )
     page = open_page(look, asked)
     assert page.evaluate("document.querySelector('#qkv').dataset.shown") == asked
     assert page.locator(".chips li").count() == 3
@@ -162,7 +180,9 @@ def test_a_long_text_has_the_scale_for_faint_weights(open_page: Open) -> None:
 
 
 def test_an_address_that_makes_no_sense_shows_what_there_is(open_page: Open, look: Look) -> None:
-    page = open_page(look, "#view=nothing&kind=other&layer=99&head=-1&token=1e9&kept=9.9+x&theme=pink")
+    page = open_page(
+        look, "#view=nothing&kind=other&layer=99&head=-1&token=1e9&kept=9.9+x&theme=pink"
+    )
     assert page.locator(".cell").count() == 12
     assert page.input_value("#choose-layer") == "2"
 
@@ -177,7 +197,15 @@ def test_where_it_opens_may_be_asked_for(open_page: Open, look: Look) -> None:
 def test_dark_and_light(open_page: Open, look: Look) -> None:
     def lightness() -> list[float]:
         return [
-            sum(map(int, page.evaluate(f"getComputedStyle(document.documentElement).{name}")[4:-1].split(","))) / 765
+            sum(
+                map(
+                    int,
+                    page.evaluate(f"getComputedStyle(document.documentElement).{name}")[4:-1].split(
+                        ","
+                    ),
+                )
+            )
+            / 765
             for name in ("backgroundColor", "color")
         ]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import full
 
 from browser.conftest import Open
-from browser.reading_pages import cell_size, near, pixel, ramp, settled, status
-from made_looks import attention, made_look, side
 from qkv.insight.look import Look
+from support.look_page import cell_size, near, pixel, ramp, settled, status
+from support.made_looks import attention, made_look, side
 
 T = 4096
 BLANK = """() => {
@@ -42,7 +42,9 @@ def test_4096_tokens_are_never_a_blank_page(open_page: Open) -> None:
     cell = cell_size(page, T)
     assert near(pixel(page, "canvas.cells", 0, 2000 * cell)[:3], ramp(0.8))
     assert near(pixel(page, "canvas.cells", 2000 * cell, 2000 * cell)[:3], ramp(0.2 / (T - 1)))
-    page.mouse.move(page.locator("canvas.cells").bounding_box()["x"], 500)  # the highest weight under the pixel
+    page.mouse.move(
+        page.locator("canvas.cells").bounding_box()["x"], 500
+    )  # the highest weight under the pixel
     assert status(page).endswith("→ “word0”: 79.9%")  # 8 bits
     page.keyboard.press("w")
     settled(page, words=1)
@@ -55,7 +57,9 @@ def test_4096_tokens_are_never_a_blank_page(open_page: Open) -> None:
     assert not page.evaluate(BLANK)
     assert "qkv look … --layer 1" in page.inner_text("#view")
     cell = cell_size(page, T)
-    assert near(pixel(page, "canvas.cells", 2000 * cell, (T - 1) * cell - 1)[:3], ramp(0.7), 10)  # from the overview
+    assert near(
+        pixel(page, "canvas.cells", 2000 * cell, (T - 1) * cell - 1)[:3], ramp(0.7), 10
+    )  # from the overview
     box = page.locator("canvas.cells").bounding_box()
     page.mouse.move(box["x"] + 2000 * cell, box["y"] + box["height"] - 3)
     assert "up to 69.8%" in status(page)  # 8 bits
@@ -65,4 +69,6 @@ def test_4096_tokens_are_never_a_blank_page(open_page: Open) -> None:
     page.keyboard.press("ArrowUp")
     settled(page, layer=0)
     page.eval_on_selector(".lines", "box => box.scrollTop = box.scrollHeight")
-    page.wait_for_function("() => document.querySelector('.words.left').innerText.includes('word4095')")
+    page.wait_for_function(
+        "() => document.querySelector('.words.left').innerText.includes('word4095')"
+    )

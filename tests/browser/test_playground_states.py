@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from browser.conftest import Open
-from browser.playing import bodies, copied, generate, link, painted, tokens, written
-from made_looks import HOSTILE
+from support.made_looks import HOSTILE
+from support.playground_page import bodies, copied, generate, link, painted, tokens, written
 
 PROMPT = "the cat sat on"
 TABS = ("write", "chat", "translate", "fill", "classify")
@@ -28,26 +28,34 @@ def refusing(path: str, status: int, message: str, times: int = 1, after: str | 
         left[0] -= 1
         error = {"error": {"message": message, "type": "x", "param": None, "code": None}}
         headers = {"Retry-After": after} if after else {}
-        route.fulfill(status=status, headers=headers, content_type="application/json", body=json.dumps(error))
+        route.fulfill(
+            status=status, headers=headers, content_type="application/json", body=json.dumps(error)
+        )
 
     return lambda page: page.route(f"**{path}", answer)
 
 
 def test_a_full_server_says_when_and_is_asked_again_by_itself(visit: Open) -> None:
-    full = refusing("/v1/completions", 429, "queue: 64 requests wait already; come again", after="30")
+    full = refusing(
+        "/v1/completions", 429, "queue: 64 requests wait already; come again", after="30"
+    )
 
     def timed(page: Any) -> None:
         page.clock.install()  # half a minute goes by when the test says so
         full(page)
 
-    page = visit(link(tab="write", model="gpt", prompt=PROMPT, max_tokens=5), refused=True, route=timed)
+    page = visit(
+        link(tab="write", model="gpt", prompt=PROMPT, max_tokens=5), refused=True, route=timed
+    )
     page.click("button:text-is('Generate')")
     alert = page.locator(".result [role=alert]")
     alert.wait_for()
     assert "queue: 64 requests wait already; come again" in alert.inner_text()
     page.wait_for_selector("button:text-matches('Try again .by itself in (30|2.) s.')")
     page.clock.run_for(30_000)
-    page.wait_for_function("() => document.querySelectorAll('.result .tokens .token:not(.given)').length === 5")
+    page.wait_for_function(
+        "() => document.querySelectorAll('.result .tokens .token:not(.given)').length === 5"
+    )
     written(page)
     assert alert.count() == 0
 
@@ -81,7 +89,9 @@ def test_stopped(visit: Open, server: Any) -> None:
     assert len(tokens(page)) == 20
 
 
-def test_a_model_that_loads_is_there_when_it_is_loaded_and_one_may_write_meanwhile(visit: Open) -> None:
+def test_a_model_that_loads_is_there_when_it_is_loaded_and_one_may_write_meanwhile(
+    visit: Open,
+) -> None:
     loaded = []
 
     def loading(page: Any) -> None:
@@ -116,7 +126,9 @@ def test_a_model_that_failed_one_that_is_not_there_and_a_locked_server(visit: Op
     def failed(page: Any) -> None:
         def models(route: Any) -> None:
             answer = route.fetch().json()
-            answer["data"] = [each for each in answer["data"] if each["id"] in ("gpt", "bert", "long")]
+            answer["data"] = [
+                each for each in answer["data"] if each["id"] in ("gpt", "bert", "long")
+            ]
             by_name = {each["id"]: each["qkv"] for each in answer["data"]}
             by_name["gpt"] |= {"state": "failed", "can": []}
             by_name["bert"]["can"] = ["embed", "attention", "tokenize"]
@@ -125,12 +137,18 @@ def test_a_model_that_failed_one_that_is_not_there_and_a_locked_server(visit: Op
         page.route("**/v1/models", models)
         page.route(
             "**/health",
-            lambda route: route.fulfill(json={"models": {"gpt": {"state": "failed", "error": "no such folder"}}}),
+            lambda route: route.fulfill(
+                json={"models": {"gpt": {"state": "failed", "error": "no such folder"}}}
+            ),
         )
 
     page = visit(link(tab="write", model="gpt"), route=failed)
-    page.wait_for_selector("[role=alert]:has-text('gpt could not be loaded.'):has-text('no such folder')")
-    assert page.locator("#model option").all_inner_texts() == ["long"]  # one that failed is not offered
+    page.wait_for_selector(
+        "[role=alert]:has-text('gpt could not be loaded.'):has-text('no such folder')"
+    )
+    assert page.locator("#model option").all_inner_texts() == [
+        "long"
+    ]  # one that failed is not offered
     page.click("#tab-fill")
     page.wait_for_selector("text=No model of this server fills masks.")
     why = 'bert cannot fill masks: it only embeds texts. Look inside it with qkv look bert "a text"'
@@ -143,7 +161,11 @@ def test_a_model_that_failed_one_that_is_not_there_and_a_locked_server(visit: Op
     page.wait_for_selector("text=No model of this server translates.")
     assert "qkv serve runs/translator" in page.inner_text(".commands")
     assert not page.locator("#panel").is_visible()
-    page = visit(route=refusing("/v1/models", 401, "key: expected one", times=9), refused=True, state="waiting")
+    page = visit(
+        route=refusing("/v1/models", 401, "key: expected one", times=9),
+        refused=True,
+        state="waiting",
+    )
     assert page.locator("a:text-is('Sign in')").get_attribute("href") == "/"
     assert "This server needs a key: sign in." in page.inner_text(".gate")
 
@@ -165,16 +187,27 @@ def test_a_server_that_is_gone_comes_back_and_nothing_is_lost(visit: Open) -> No
     assert page.locator(".gate").inner_text() == ""
     assert page.locator("[role=alert]").count() == 0  # nothing says any more that it is gone
     page.click("button:text-is('Go on')")
-    page.wait_for_function("() => document.querySelectorAll('.result .tokens .token:not(.given)').length === 8")
+    page.wait_for_function(
+        "() => document.querySelectorAll('.result .tokens .token:not(.given)').length === 8"
+    )
     assert tokens(page)[:4] == said
 
 
 @pytest.mark.parametrize("width", [1280, 360])
 def test_markup_is_text_and_no_tab_is_wider_than_the_window(visit: Open, width: int) -> None:
     said = json.dumps([MARKUP, MARKUP])
-    talk = json.dumps([{"role": "user", "content": MARKUP}, {"role": "assistant", "content": MARKUP + "x" * 500}])
+    talk = json.dumps(
+        [{"role": "user", "content": MARKUP}, {"role": "assistant", "content": MARKUP + "x" * 500}]
+    )
     odd = "".join(each for each in HOSTILE if "\ud800" not in each and len(each) < 100)
-    written = {"text": MARKUP, "masked": MARKUP, "said": said, "talk": talk, "system": MARKUP, "think": 1}
+    written = {
+        "text": MARKUP,
+        "masked": MARKUP,
+        "said": said,
+        "talk": talk,
+        "system": MARKUP,
+        "think": 1,
+    }
     page = visit(link(prompt=TAGS, model="gpt", max_tokens=3, **written), width=width, refused=True)
     generate(page)
     assert "".join(tokens(page, ".result .tokens .token.given")) == TAGS
@@ -193,7 +226,9 @@ def test_markup_is_text_and_no_tab_is_wider_than_the_window(visit: Open, width: 
 
 
 def test_dark_and_light_and_the_words_for_those_who_hear_the_page(visit: Open) -> None:
-    page = visit(link(tab="write", model="gpt", prompt=PROMPT, max_tokens=20, temperature=0), theme="dark")
+    page = visit(
+        link(tab="write", model="gpt", prompt=PROMPT, max_tokens=20, temperature=0), theme="dark"
+    )
     paper = "getComputedStyle(document.documentElement).backgroundColor"
     assert page.evaluate(paper) == "rgb(20, 22, 27)"
     page.click("[aria-label='Light theme']")
@@ -211,7 +246,9 @@ def test_dark_and_light_and_the_words_for_those_who_hear_the_page(visit: Open) -
     assert heard[0] == "Writing …"
     assert heard[1].startswith("20 tokens. That is the length you asked for.")
     unnamed = "all => all.filter(it => !it.labels?.length && !it.ariaLabel && !it.textContent.trim()).length"
-    assert page.eval_on_selector_all("#playground :is(input, textarea, select, button)", unnamed) == 0
+    assert (
+        page.eval_on_selector_all("#playground :is(input, textarea, select, button)", unnamed) == 0
+    )
     assert page.locator("[role=tab][aria-selected=true]").count() == 1
     page.focus("#tab-write")
     page.keyboard.press("ArrowRight")

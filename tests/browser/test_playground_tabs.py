@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from browser.conftest import Open
-from browser.playing import alike, answered, bodies, link, settings_where, shown_as
-from generation.small_tuned import ASKED
+from support.playground_page import alike, answered, bodies, link, settings_where, shown_as
+from support.small_task_models import ASKED
 
 TEXT = "cats chase mice"
 
@@ -16,14 +16,23 @@ def test_translations_with_their_alignment(visit: Open, server: Any) -> None:
     page = visit(link(tab="translate", model="translator", text=TEXT, beams=3, best=2))
     page.click("#panel button:text-is('Translate')")
     page.wait_for_selector(".aligned-word")
-    answer = answered(server, "/v1/translate", model="translator", text=TEXT, beams=3, n_best=2, alignment=True)
+    answer = answered(
+        server, "/v1/translate", model="translator", text=TEXT, beams=3, n_best=2, alignment=True
+    )
     found = answer["translations"][0]
     assert page.locator(".translation").all_inner_texts() == [each["text"] or "∅" for each in found]
-    assert page.locator(".translations .number").all_inner_texts() == [f"{each['score']:.2f}" for each in found]
+    assert page.locator(".translations .number").all_inner_texts() == [
+        f"{each['score']:.2f}" for each in found
+    ]
     aligned = answer["alignment"][0]
     assert page.locator(".aligned.source .word").all_inner_texts() == aligned["source"]
     assert page.locator(".aligned.target .word").all_inner_texts() == aligned["target"]
-    strong = {(to, at) for to, row in enumerate(aligned["weights"]) for at, weight in enumerate(row) if weight >= 0.05}
+    strong = {
+        (to, at)
+        for to, row in enumerate(aligned["weights"])
+        for at, weight in enumerate(row)
+        if weight >= 0.05
+    }
     drawn = page.eval_on_selector_all(
         ".alignment-lines path", "all => all.map(each => [each.dataset.to, each.dataset.from])"
     )
@@ -34,7 +43,9 @@ def test_translations_with_their_alignment(visit: Open, server: Any) -> None:
     said = page.inner_text(".alignment .status")
     assert said.startswith(f"“{aligned['target'][0]}” looks at “{aligned['source'][best]}” ")
     assert alike([said.split("” ")[2].split(",")[0]], [row[best]])
-    seen = page.eval_on_selector_all(".alignment-lines path:not(.faint)", "all => all.map(each => each.dataset.to)")
+    seen = page.eval_on_selector_all(
+        ".alignment-lines path:not(.faint)", "all => all.map(each => each.dataset.to)"
+    )
     assert set(seen) == {"0"}
     page.click("text=As a matrix")
     assert page.locator(".alignment canvas.cells").bounding_box()["width"] > 50
@@ -47,8 +58,13 @@ def test_guesses_for_masks_and_one_put_in(visit: Open, server: Any) -> None:
     page.wait_for_selector(".masks .option")
     answer = answered(server, "/v1/fill", model="bert", text=masked, top=5)
     flat = [guess for mask in answer["masks"] for guess in mask]
-    assert page.locator(".masks .option .word").all_inner_texts() == shown_as(page, [each["text"] for each in flat])
-    assert alike(page.locator(".masks .option .number").all_inner_texts(), [each["probability"] for each in flat])
+    assert page.locator(".masks .option .word").all_inner_texts() == shown_as(
+        page, [each["text"] for each in flat]
+    )
+    assert alike(
+        page.locator(".masks .option .number").all_inner_texts(),
+        [each["probability"] for each in flat],
+    )
     assert page.locator(".hole").all_inner_texts() == ["mask 1", "mask 2"]
     asked = bodies(page, "/v1/fill")
     page.locator(".masks > :nth-child(2) .option").nth(1).click()
@@ -72,13 +88,23 @@ def test_what_a_fine_tuned_model_says_of_each_task(visit: Open, server: Any) -> 
     for task in ("classify", "pair", "choice", "tag", "regress"):
         model = "tuned" if task == "classify" else task
         texts = [" ".join(ASKED["tag"][0])] if task == "tag" else list(ASKED[task][0])
-        page.evaluate("hash => location.hash = hash", link(tab="classify", model=model, said=json.dumps(texts)))
-        page.wait_for_function("model => document.querySelector('#model').value === model", arg=model)
+        page.evaluate(
+            "hash => location.hash = hash",
+            link(tab="classify", model=model, said=json.dumps(texts)),
+        )
+        page.wait_for_function(
+            "model => document.querySelector('#model').value === model", arg=model
+        )
         with page.expect_response("**/v1/classify"):
             page.click("#panel button:text-is('Classify')")
         page.wait_for_selector("section[aria-label=Answer]:not(.stale) h2")
         asked = texts[0] if len(texts) == 1 else texts
-        check_answer(page, task, texts, answered(server, "/v1/classify", model=model, texts=[asked])["answers"][0])
+        check_answer(
+            page,
+            task,
+            texts,
+            answered(server, "/v1/classify", model=model, texts=[asked])["answers"][0],
+        )
 
 
 def check_answer(page: Any, task: str, texts: list[str], answer: dict[str, Any]) -> None:
@@ -112,7 +138,10 @@ def test_a_talk_is_streamed_changed_and_asked_for_anew(visit: Open, server: Any)
     how = {"model": "chat", "temperature": 0.8, "top_p": 0.95, "seed": 5, "max_tokens": 8}
     choice = answered(server, "/v1/chat/completions", messages=messages, **how)["choices"][0]
     said = choice["message"]["content"]
-    assert "".join(page.locator(".turn:not(.own) .token").all_text_contents()) == shown_as(page, [said])[0]
+    assert (
+        "".join(page.locator(".turn:not(.own) .token").all_text_contents())
+        == shown_as(page, [said])[0]
+    )
     talk = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": said}]
     settings_where(page, lambda chosen: json.loads(chosen.get("talk", "[]")) == talk)
     page.click("button:text-is('Another answer')")

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from browser.conftest import Open
-from browser.playing import (
+from support.look_page import percents, settled
+from support.playground_page import (
     alike,
     answered,
     bodies,
@@ -21,7 +22,6 @@ from browser.playing import (
     shown_as,
     tokens,
 )
-from browser.reading_pages import percents, settled
 
 PROMPT = "the cat sat on the mat"
 
@@ -31,7 +31,10 @@ def weights(answer: Any, layer: int, head: int) -> torch.Tensor:
     attention = answer["data"]["attention"][0]
     assert attention["code"] == "linear16"
     numbers = zlib.decompress(base64.b64decode(answer["blocks"][f"self.{layer}.{head}"]))
-    return torch.frombuffer(bytearray(numbers), dtype=torch.uint16).float().reshape(attention["shape"]) / 65535
+    return (
+        torch.frombuffer(bytearray(numbers), dtype=torch.uint16).float().reshape(attention["shape"])
+        / 65535
+    )
 
 
 def test_a_head_of_the_text_on_the_page(visit: Open, server: Any) -> None:
@@ -41,7 +44,14 @@ def test_a_head_of_the_text_on_the_page(visit: Open, server: Any) -> None:
     settled(page, view="heads")
     page.wait_for_function("() => scrollY > 100")  # to where the text and the heads are seen
     text, heads = page.locator(".result").bounding_box(), page.locator("#qkv .grid").bounding_box()
-    assert 0 <= text["y"] < text["y"] + text["height"] < heads["y"] < heads["y"] + heads["height"] < 860
+    assert (
+        0
+        <= text["y"]
+        < text["y"] + text["height"]
+        < heads["y"]
+        < heads["y"] + heads["height"]
+        < 860
+    )
     assert page.locator("#qkv").bounding_box()["width"] > 1150
     assert page.locator("#qkv .cell").count() == 4
     assert page.locator("#qkv h1").count() == 0
@@ -55,13 +65,27 @@ def test_a_head_of_the_text_on_the_page(visit: Open, server: Any) -> None:
     shown = percents(page.inner_text("#qkv .bars"))
     expected = last.sort(descending=True).values[: len(shown)]
     assert torch.allclose(torch.tensor(shown), expected, atol=6e-4)
-    settings_where(page, lambda chosen: chosen.get("look", "").startswith("view=head&kind=self&layer=1&head=1"))
+    settings_where(
+        page, lambda chosen: chosen.get("look", "").startswith("view=head&kind=self&layer=1&head=1")
+    )
     again = visit(page.evaluate("location.hash"))
     settled(again, view="head", layer=1, head=1)
 
 
-def test_the_lens_follows_what_is_generated_one_question_at_a_time(visit: Open, server: Any) -> None:
-    page = visit(link(tab="write", model="gpt", prompt=PROMPT, think=1, look="view=lens", max_tokens=12, temperature=0))
+def test_the_lens_follows_what_is_generated_one_question_at_a_time(
+    visit: Open, server: Any
+) -> None:
+    page = visit(
+        link(
+            tab="write",
+            model="gpt",
+            prompt=PROMPT,
+            think=1,
+            look="view=lens",
+            max_tokens=12,
+            temperature=0,
+        )
+    )
     settled(page, view="lens")
     flying = {"now": 0, "most": 0}
 
@@ -80,11 +104,15 @@ def test_the_lens_follows_what_is_generated_one_question_at_a_time(visit: Open, 
     choice, prompt = completed(server, model="gpt", prompt=PROMPT, temperature=0, max_tokens=12)
     ids = [each["id"] for each in [*prompt, *choice["tokens"]]]
     wide = f"{96 * len(ids)}px"  # a column for each token, in the end
-    page.wait_for_function("wide => document.querySelector('#qkv .lens').style.width.includes(wide)", arg=wide)
+    page.wait_for_function(
+        "wide => document.querySelector('#qkv .lens').style.width.includes(wide)", arg=wide
+    )
     lens = answered(server, "/v1/attention", model="gpt", text=ids, layers=[0], lens=True)["lens"]
     for layer, guesses in enumerate(lens):
         cells = page.locator(f"#qkv [data-layer='{layer}'] .number").all_inner_texts()
-        assert cells == [f"{100 * each[0][2]:.0f}%" for each in guesses[-len(cells) :]]  # it is open at the last word
+        assert cells == [
+            f"{100 * each[0][2]:.0f}%" for each in guesses[-len(cells) :]
+        ]  # it is open at the last word
     last = page.locator("#qkv .lens .chosen")
     assert last.get_attribute("data-place") == str(len(ids) - 1)
     assert last.bounding_box()["x"] + last.bounding_box()["width"] < 1280
@@ -94,8 +122,12 @@ def test_the_lens_follows_what_is_generated_one_question_at_a_time(visit: Open, 
     assert flying["most"] == 1
 
 
-def test_a_knocked_out_head_changes_the_text_and_what_differs_is_marked(visit: Open, server: Any) -> None:
-    page = visit(link(tab="write", model="gpt", prompt=PROMPT, think=1, seed=3, max_tokens=10, temperature=1))
+def test_a_knocked_out_head_changes_the_text_and_what_differs_is_marked(
+    visit: Open, server: Any
+) -> None:
+    page = visit(
+        link(tab="write", model="gpt", prompt=PROMPT, think=1, seed=3, max_tokens=10, temperature=1)
+    )
     generate(page)
     settled(page, view="heads")
     page.click("#qkv .cell >> nth=1")
@@ -109,7 +141,9 @@ def test_a_knocked_out_head_changes_the_text_and_what_differs_is_marked(visit: O
     assert tokens(page, sides[0]) == shown_as(page, [each["text"] for each in whole["tokens"]])
     assert tokens(page, sides[1]) == shown_as(page, [each["text"] for each in without["tokens"]])
     assert whole["text"] != without["text"]
-    marked = page.eval_on_selector_all(sides[1], "all => all.map(each => each.classList.contains('differs'))")
+    marked = page.eval_on_selector_all(
+        sides[1], "all => all.map(each => each.classList.contains('differs'))"
+    )
     same = [each["id"] for each in without["tokens"]]
     kept = [id for id, differs in zip(same, marked, strict=True) if not differs]
     left = iter(each["id"] for each in whole["tokens"])
@@ -128,9 +162,19 @@ def test_a_knocked_out_head_changes_the_text_and_what_differs_is_marked(visit: O
     page.wait_for_selector(".distribution:not([aria-busy])")
     ids = [each["id"] for each in [*read, *without["tokens"]]]
     listed = answered(
-        server, "/v1/next", model="gpt", prompt=ids, top=10, heads_off=["0.1"], temperature=1.0, top_p=0.95
+        server,
+        "/v1/next",
+        model="gpt",
+        prompt=ids,
+        top=10,
+        heads_off=["0.1"],
+        temperature=1.0,
+        top_p=0.95,
     )
-    assert alike(page.locator(".two-bars .number").all_inner_texts()[:1], [listed["tokens"][0]["probability"]])
+    assert alike(
+        page.locator(".two-bars .number").all_inner_texts()[:1],
+        [listed["tokens"][0]["probability"]],
+    )
     settings_where(page, lambda chosen: chosen.get("off") == "0.1")
     page.click("#qkv [data-at='1.0']", modifiers=["Shift"])
     page.wait_for_selector("#qkv .cell.crossed[data-at='1.0']")
@@ -148,7 +192,9 @@ def test_a_translation_is_looked_at_between_its_two_texts(visit: Open, server: A
     page.click("#panel button:text-is('Translate')")
     page.wait_for_selector(".aligned-word")
     page.wait_for_function("() => document.querySelector('#qkv')")
-    said = answered(server, "/v1/translate", model="translator", text="cats chase mice", beams=4, n_best=3)
+    said = answered(
+        server, "/v1/translate", model="translator", text="cats chase mice", beams=4, n_best=3
+    )
     best = said["translations"][0][0]["text"]
     eventually(page, lambda: asked[-1].get("target"), lambda target: target == best)
     settled(page, view="heads", kind="cross")

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from browser.conftest import Open
-from browser.playing import (
+from support.playground_page import (
     alike,
     answered,
     bodies,
@@ -27,7 +27,9 @@ DRAWN = {"temperature": 0.8, "top_p": 0.95, "seed": 7, "max_tokens": 12}
 STEPS = [(0.8, "sure"), (0.5, "likely"), (0.2, "open"), (0.05, "unlikely"), (0.0, "rare")]
 
 
-def test_what_streams_in_is_what_the_api_says_coloured_by_its_probability(visit: Open, server: Any) -> None:
+def test_what_streams_in_is_what_the_api_says_coloured_by_its_probability(
+    visit: Open, server: Any
+) -> None:
     page = visit(link(tab="write", model="gpt", prompt=PROMPT, seed=7, max_tokens=12))
     asked = bodies(page, "/v1/completions")
     generate(page)
@@ -36,7 +38,9 @@ def test_what_streams_in_is_what_the_api_says_coloured_by_its_probability(visit:
     assert tokens(page, ".result .tokens .token.given") == [each["text"] for each in prompt]
     assert tokens(page) == shown_as(page, [each["text"] for each in choice["tokens"]])
     assert page.inner_text(".result .state") == "12 tokens. That is the length you asked for."
-    for made, token in zip(page.locator(".result .tokens .token:not(.given)").all(), choice["tokens"], strict=True):
+    for made, token in zip(
+        page.locator(".result .tokens .token:not(.given)").all(), choice["tokens"], strict=True
+    ):
         likely = math.exp(token["logprob"])
         step = next(name for least, name in STEPS if likely >= least)
         assert step in made.get_attribute("class").split()
@@ -44,7 +48,9 @@ def test_what_streams_in_is_what_the_api_says_coloured_by_its_probability(visit:
     assert len(page.locator(".token-legend .token").all()) == len(STEPS)
 
 
-def test_the_next_token_is_drawn_as_temperature_and_filters_change_it(visit: Open, server: Any) -> None:
+def test_the_next_token_is_drawn_as_temperature_and_filters_change_it(
+    visit: Open, server: Any
+) -> None:
     page = visit(link(tab="write", model="gpt", prompt=PROMPT, temperature=1, top_p=1))
     rows = page.locator(".two-bars li")
     rows.nth(10).wait_for()
@@ -57,11 +63,18 @@ def test_the_next_token_is_drawn_as_temperature_and_filters_change_it(visit: Ope
     page.locator(".two-bars .out").nth(7).wait_for()
     assert page.locator(".two-bars .number").all_inner_texts()[3:] == ["left out"] * 8
     kept = answered(server, "/v1/next", model="gpt", prompt=PROMPT, top=10, top_k=3)["tokens"][:3]
-    assert alike(page.locator(".two-bars .number").all_inner_texts()[:3], [each["probability"] for each in kept])
+    assert alike(
+        page.locator(".two-bars .number").all_inner_texts()[:3],
+        [each["probability"] for each in kept],
+    )
     page.locator("[aria-label=Temperature]").fill("0")
-    page.wait_for_function("() => document.querySelector('.two-bars .number').textContent === '100.0%'")
+    page.wait_for_function(
+        "() => document.querySelector('.two-bars .number').textContent === '100.0%'"
+    )
     assert "left out" in rows.nth(1).get_attribute("aria-label")
-    settings_where(page, lambda chosen: (chosen.get("top_k"), chosen.get("temperature")) == ("3", "0"))
+    settings_where(
+        page, lambda chosen: (chosen.get("top_k"), chosen.get("temperature")) == ("3", "0")
+    )
 
 
 def test_a_chosen_alternative_is_gone_on_from_and_undone(visit: Open, server: Any) -> None:
@@ -94,25 +107,36 @@ def test_a_chosen_alternative_is_gone_on_from_and_undone(visit: Open, server: An
     assert other.inner_text(".result .state") == "12 tokens. They came with the link."
     assert other.evaluate("document.activeElement === document.body")
     kinds = "all => all.map(each => each.className)"
-    assert other.eval_on_selector_all(".result .token", kinds) == page.eval_on_selector_all(".result .token", kinds)
+    assert other.eval_on_selector_all(".result .token", kinds) == page.eval_on_selector_all(
+        ".result .token", kinds
+    )
     page.click("button:text-is('Undo')")
     assert tokens(page) == before
 
 
-def test_a_token_of_the_prompt_opens_too_and_going_on_takes_all_ids(visit: Open, server: Any) -> None:
+def test_a_token_of_the_prompt_opens_too_and_going_on_takes_all_ids(
+    visit: Open, server: Any
+) -> None:
     page = visit(link(tab="write", model="gpt", prompt=PROMPT, max_tokens=4))
     generate(page)
-    choice, prompt = completed(server, model="gpt", prompt=PROMPT, **DRAWN | {"max_tokens": 4, "seed": 0})
+    choice, prompt = completed(
+        server, model="gpt", prompt=PROMPT, **DRAWN | {"max_tokens": 4, "seed": 0}
+    )
     ids = [each["id"] for each in prompt]
     page.locator(".result .tokens .token.given").nth(2).click()
     page.locator(".card .option").first.wait_for()
     listed = answered(server, "/v1/next", model="gpt", prompt=ids[:2], top=10)["tokens"]
-    assert alike(page.locator(".card .number").all_inner_texts(), [math.exp(each["logprob"]) for each in listed])
+    assert alike(
+        page.locator(".card .number").all_inner_texts(),
+        [math.exp(each["logprob"]) for each in listed],
+    )
     page.keyboard.press("Escape")
     assert page.evaluate("document.activeElement.dataset.place") == "2"
     asked = bodies(page, "/v1/completions")
     page.click("button:text-is('Go on')")
-    page.wait_for_function("() => document.querySelectorAll('.result .tokens .token:not(.given)').length === 8")
+    page.wait_for_function(
+        "() => document.querySelectorAll('.result .tokens .token:not(.given)').length === 8"
+    )
     assert asked[0]["prompt"] == ids + [each["id"] for each in choice["tokens"]]
     page.locator(".result .tokens .token.given").first.click()
     page.wait_for_selector("text=Nothing stands before the first token")
@@ -125,7 +149,9 @@ def test_a_token_of_the_prompt_opens_too_and_going_on_takes_all_ids(visit: Open,
     assert asked[1]["prompt"] == [*ids[:2], chosen["id"]]
     texts = [each["text"] for each in prompt]
     assert page.input_value("#prompt") == "".join(texts[:2]) + chosen["text"]
-    assert page.inner_text(".result .state").startswith("4 tokens. ")  # none of which is the prompt's
+    assert page.inner_text(".result .state").startswith(
+        "4 tokens. "
+    )  # none of which is the prompt's
     assert not stale(page)
     page.click("button:text-is('Undo')")
     assert page.input_value("#prompt") == PROMPT
@@ -140,7 +166,9 @@ def test_by_keys_alone(visit: Open) -> None:
     assert page.evaluate("document.activeElement.id") == "prompt"
     page.keyboard.type("cats chase")
     page.keyboard.press("Control+Enter")
-    page.wait_for_function("() => document.querySelectorAll('.result .tokens .token:not(.given)').length === 6")
+    page.wait_for_function(
+        "() => document.querySelectorAll('.result .tokens .token:not(.given)').length === 6"
+    )
     written(page)
     page.locator(".result .tokens .token[tabindex='0']").focus()
     page.keyboard.press("End")
@@ -163,7 +191,9 @@ def test_zero_one_and_few_shot(visit: Open) -> None:
     page = visit(link(tab="write", model="gpt"))
     page.click("text=Build a prompt")
     page.click("button:text-is('Antonyms')")
-    expected = "Write the opposite of each word.\nhot -> cold\ntall -> short\nearly -> late\nhappy ->"
+    expected = (
+        "Write the opposite of each word.\nhot -> cold\ntall -> short\nearly -> late\nhappy ->"
+    )
     assert page.inner_text(".preview") == expected
     page.click("button:text-is('One-shot')")
     page.fill("[aria-label='Example 1: answer']", "<b>icy</b>")
@@ -189,12 +219,29 @@ def test_zero_one_and_few_shot(visit: Open) -> None:
 
 
 def test_nothing_is_lost_on_reload_and_a_link_reproduces_the_setting(visit: Open) -> None:
-    page = visit(link(tab="write", model="gpt", prompt=PROMPT, temperature=1.3, max_tokens=6, stop="\\n", off="1.0"))
+    page = visit(
+        link(
+            tab="write",
+            model="gpt",
+            prompt=PROMPT,
+            temperature=1.3,
+            max_tokens=6,
+            stop="\\n",
+            off="1.0",
+        )
+    )
     generate(page)
     said = tokens(page)
     page.fill("#seed", "99")
     page.keyboard.press("Tab")
-    expected = {"prompt": PROMPT, "temperature": "1.3", "max_tokens": "6", "stop": "\\n", "off": "1.0", "seed": "99"}
+    expected = {
+        "prompt": PROMPT,
+        "temperature": "1.3",
+        "max_tokens": "6",
+        "stop": "\\n",
+        "off": "1.0",
+        "seed": "99",
+    }
     settings_where(page, lambda chosen: expected.items() <= chosen.items())
     address = page.evaluate("location.hash")
     page.reload()
@@ -206,7 +253,14 @@ def test_nothing_is_lost_on_reload_and_a_link_reproduces_the_setting(visit: Open
     other = visit(address)
     asked = bodies(other, "/v1/completions")
     generate(other)
-    same = {"prompt": PROMPT, "temperature": 1.3, "seed": 99, "stop": ["\n"], "heads_off": ["1.0"], "model": "gpt"}
+    same = {
+        "prompt": PROMPT,
+        "temperature": 1.3,
+        "seed": 99,
+        "stop": ["\n"],
+        "heads_off": ["1.0"],
+        "model": "gpt",
+    }
     assert same.items() <= asked[0].items()
 
 
@@ -221,7 +275,9 @@ def test_another_text_has_another_seed(visit: Open) -> None:
     settings_where(page, lambda chosen: chosen.get("seed") == page.input_value("#seed"))
     said = tokens(page)
     other = visit(copied(page))  # the link writes it again
-    other.wait_for_function("() => document.querySelectorAll('.result .tokens .token:not(.given)').length === 4")
+    other.wait_for_function(
+        "() => document.querySelectorAll('.result .tokens .token:not(.given)').length === 4"
+    )
     assert tokens(other) == said
     settings_where(other, lambda chosen: "run" not in chosen)
     page.fill("#prompt", "the dog")
@@ -231,7 +287,9 @@ def test_another_text_has_another_seed(visit: Open) -> None:
 
 
 def test_a_full_context_is_said_and_nothing_is_asked_beyond_it(visit: Open) -> None:
-    page = visit(link(tab="write", model="gpt", prompt=f"{PROMPT} the mat", max_tokens=200, think=1))
+    page = visit(
+        link(tab="write", model="gpt", prompt=f"{PROMPT} the mat", max_tokens=200, think=1)
+    )
     asked = [bodies(page, path) for path in ("/v1/next", "/v1/attention")]
     page.click("button:text-is('Generate')")
     full = "The model's context of 64 tokens is full."
@@ -246,24 +304,33 @@ def test_a_full_context_is_said_and_nothing_is_asked_beyond_it(visit: Open) -> N
     page.locator(".result .tokens .token").nth(60).click()
     page.click(".card .option:not([aria-current]) >> nth=0")
     page.wait_for_selector(f'.result .state:has-text("4 new tokens after"):has-text("{full}")')
-    page.wait_for_selector(f'.distribution:not([aria-busy]):has-text("{full} So nothing comes next.")')
+    page.wait_for_selector(
+        f'.distribution:not([aria-busy]):has-text("{full} So nothing comes next.")'
+    )
     following, seen = asked
     lengths = lambda bodies: [len(each.get("prompt", each.get("text"))) for each in bodies]  # noqa: E731
     eventually(page, lambda: max(lengths(seen), default=0), lambda longest: longest == 64)
     assert max(lengths(following), default=0) <= 64  # nothing at all where the machine is slow
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.click("text=Copy link")
-    page.wait_for_selector("[role=status].unseen:has-text('The link has the settings.')", state="attached")
+    page.wait_for_selector(
+        "[role=status].unseen:has-text('The link has the settings.')", state="attached"
+    )
 
 
 def test_the_space_before_a_word_is_seen(visit: Open) -> None:
     def named(route: Any) -> None:
         texts = [" Paris", "Paris", "  ", "<b>"]
         chances = {"logprob": -1.5, "probability": 0.2}
-        listed = [{"id": id, "text": text, "token": text, **chances} for id, text in enumerate(texts)]
+        listed = [
+            {"id": id, "text": text, "token": text, **chances} for id, text in enumerate(texts)
+        ]
         route.fulfill(json={"tokens": listed, "rest": 0.2})
 
-    page = visit(link(tab="write", model="gpt", prompt=PROMPT), route=lambda page: page.route("**/v1/next", named))
+    page = visit(
+        link(tab="write", model="gpt", prompt=PROMPT),
+        route=lambda page: page.route("**/v1/next", named),
+    )
     page.wait_for_selector(".two-bars li")
     assert page.locator(".two-bars .word").all_inner_texts() == ["␣Paris", "Paris", "␣␣", "<b>"]
     assert page.locator(".two-bars .space").count() == 1

@@ -11,23 +11,27 @@ import pytest
 import torch
 
 from browser.conftest import Open
-from browser.reading_pages import cell_size, near, percents, pixel, ramp, settled, shades, status
-from made_looks import CATS, made_look
-from qkv.insight.words import join_words
+from qkv.insight.inspect.whole_words import join_words
 from qkv.lab import matrices
+from support.look_page import cell_size, near, percents, pixel, ramp, settled, shades, status
+from support.made_looks import CATS, made_look
 
 CAT, KEDI = ["cats", "chase", "mice", "[end]"], ["[start]", "kediler", "fareler", "i", "kovalar"]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("scale", ["root", "linear", "log"])
-def test_the_heat_map_has_the_colour_of_every_weight(open_page: Open, theme: str, scale: str) -> None:
+def test_the_heat_map_has_the_colour_of_every_weight(
+    open_page: Open, theme: str, scale: str
+) -> None:
     look = made_look()
     page = open_page(look, f"#view=head&layer=1&head=1&scale={scale}", theme=theme)
     weights, cell = look.attention[0].layers[1][1], cell_size(page, len(CATS))
     for row in range(len(CATS)):
         for column in range(len(CATS)):
-            *found, opaque = pixel(page, "canvas.cells", (column + 0.12) * cell, (row + 0.12) * cell)
+            *found, opaque = pixel(
+                page, "canvas.cells", (column + 0.12) * cell, (row + 0.12) * cell
+            )
             if column > row:
                 assert opaque == 0  # the mask is not a weight of 0
             else:
@@ -51,14 +55,21 @@ def test_the_page_of_the_mask_opens_with_both_matrices_side_by_side(open_page: O
     page = open_page(matrices.as_look("mask", matrices.hand_made(), both))
     assert page.inner_text("nav [aria-current]") == "Side by side"
     assert page.locator(".pair h2").all_inner_texts() == list(both)
-    left, right = (box for box in (heat.bounding_box() for heat in page.locator(".pair canvas.cells").all()))
+    left, right = (
+        box for box in (heat.bounding_box() for heat in page.locator(".pair canvas.cells").all())
+    )
     assert left["y"] == right["y"]
     assert left["x"] + left["width"] <= right["x"]
     assert page.locator(".pair .row-labels").all_inner_texts() == ["the\nquick\nbrown"] * 2
 
-    page.locator(".pair canvas.cells").first.hover(position={"x": 0.9 * left["width"], "y": 0.5 * left["height"]})
+    page.locator(".pair canvas.cells").first.hover(
+        position={"x": 0.9 * left["width"], "y": 0.5 * left["height"]}
+    )
     free, masked = (float(seen.weights[1, 2]) for seen in both.values())
-    assert status(page) == f"“quick” → “brown”: without a mask, {100 * free:.1f}%; with a causal mask, {masked:.0f}%"
+    assert (
+        status(page)
+        == f"“quick” → “brown”: without a mask, {100 * free:.1f}%; with a causal mask, {masked:.0f}%"
+    )
     page.click("nav >> text=Lines")
     settled(page, view="lines")
     assert page.locator("#choose-head option").all_inner_texts() == list(both)
@@ -74,7 +85,9 @@ def test_a_pinned_row_lists_and_shades_what_it_looks_at(open_page: Open) -> None
     settled(page, token=4)
     row = look.attention[0].layers[0][0, 4]
     assert page.inner_text(".side h2") == f"{CATS[4]} looks at"
-    assert percents(page.inner_text(".bars")) == pytest.approx(row[:5].sort(descending=True).values.tolist(), abs=6e-4)
+    assert percents(page.inner_text(".bars")) == pytest.approx(
+        row[:5].sort(descending=True).values.tolist(), abs=6e-4
+    )
     shaded = shades(page, ".side .piece")
     assert shaded[int(row.argmax())] == "rgb({}, {}, {})".format(*ramp(float(row.max())))
     assert shaded[7] == ""
@@ -97,7 +110,9 @@ def test_the_heat_map_zooms_and_moves(open_page: Open) -> None:
         left, top = page.evaluate(
             "() => new DOMMatrix(document.querySelector('.spot').style.transform).toFloat32Array().slice(12, 14)"
         )
-        return near(pixel(page, "canvas.cells", left + 5, top + 5)[:3], ramp(float(weights[row, column])))
+        return near(
+            pixel(page, "canvas.cells", left + 5, top + 5)[:3], ramp(float(weights[row, column]))
+        )
 
     assert under_the_mouse() == pytest.approx((120, 60), abs=1)
     for _ in range(4):
@@ -133,7 +148,9 @@ def test_one_strong_cell_is_seen_from_afar(open_page: Open) -> None:
     cell = cell_size(page, T)
     assert cell < 0.5
     around = [
-        pixel(page, "canvas.cells", 333.5 * cell + x, 1100.5 * cell + y)[:3] for x in (-1, 0, 1) for y in (-1, 0, 1)
+        pixel(page, "canvas.cells", 333.5 * cell + x, 1100.5 * cell + y)[:3]
+        for x in (-1, 0, 1)
+        for y in (-1, 0, 1)
     ]
     assert any(near(each, ramp(1.0)) for each in around)
 
@@ -154,18 +171,26 @@ def test_all_heads_at_a_glance(open_page: Open) -> None:
     for number, digits in (("entropy", 2), ("distance", 1)):
         page.get_by_role("button", name=number.title()).first.click()
         settled(page, glance=number)
-        shown = page.eval_on_selector_all(".cell", "cells => cells.map(cell => cell.dataset.number)")
-        assert shown == [f"{each:.{digits}f}" for each in getattr(look.attention[0], number).flatten().tolist()]
+        shown = page.eval_on_selector_all(
+            ".cell", "cells => cells.map(cell => cell.dataset.number)"
+        )
+        assert shown == [
+            f"{each:.{digits}f}" for each in getattr(look.attention[0], number).flatten().tolist()
+        ]
     page.click(".cell >> nth=6")
     settled(page, view="head", layer=1, head=2)
 
 
-def test_lines_run_between_the_words_that_look_and_those_that_are_looked_at(open_page: Open) -> None:
+def test_lines_run_between_the_words_that_look_and_those_that_are_looked_at(
+    open_page: Open,
+) -> None:
     straight = torch.eye(8).unsqueeze(0)
     crossed = straight.flip(-1)
     look = made_look(causal=False, layers=[torch.cat([straight, crossed])])
     page = open_page(look, "#view=lines&layer=0&head=0")
-    height = page.evaluate("parseFloat(document.querySelector('.frame').style.getPropertyValue('--height'))")
+    height = page.evaluate(
+        "parseFloat(document.querySelector('.frame').style.getPropertyValue('--height'))"
+    )
     width = page.locator(".frame").bounding_box()["width"]
     blue, orange = (0x00, 0x72, 0xB2, 255), (0xD5, 0x5E, 0x00, 255)
     for row in range(8):
@@ -179,7 +204,9 @@ def test_lines_run_between_the_words_that_look_and_those_that_are_looked_at(open
         assert near(pixel(page, ".frame canvas", width * 0.27, 0.5 * height + side), colour, 60)
     page.hover(".words.left .row >> nth=2")
     settled(page, kept="0.1")
-    linked = page.eval_on_selector_all(".words.right .row", "rows => rows.map(row => row.lastChild.textContent)")
+    linked = page.eval_on_selector_all(
+        ".words.right .row", "rows => rows.map(row => row.lastChild.textContent)"
+    )
     assert [place for place, said in enumerate(linked) if said] == [2, 5]
     assert pixel(page, ".frame canvas", width / 2, 6.5 * height)[3] == 0
 
@@ -191,7 +218,9 @@ def test_an_encoder_decoder_has_three_kinds_and_its_source_on_the_left(open_page
     page.keyboard.press("3")
     settled(page, view="lines", kind="cross")
     said = [*KEDI[1:], "[end]"]  # a row is the word that was chosen by looking
-    assert [page.locator(f".words.{side} .word").all_inner_texts() for side in ("left", "right")] == [CAT, said]
+    assert [
+        page.locator(f".words.{side} .word").all_inner_texts() for side in ("left", "right")
+    ] == [CAT, said]
     for kind, attention in zip(("encoder", "decoder", "cross"), look.attention, strict=True):
         page.evaluate(f"location.hash = 'view=head&kind={kind}&layer=1&head=1'")
         settled(page, view="head", kind=kind)
@@ -215,13 +244,19 @@ def test_what_comes_next(open_page: Open, causal: bool) -> None:
     assert [float(chance[:-1]) for _, chance in shown] == pytest.approx(
         [100 * guess.probability for guess in look.next[2]], abs=0.051
     )
-    parts = page.eval_on_selector_all(".bars .bar", "bars => bars.map(bar => bar.getBoundingClientRect().width)")
+    parts = page.eval_on_selector_all(
+        ".bars .bar", "bars => bars.map(bar => bar.getBoundingClientRect().width)"
+    )
     first, second = look.next[2][:2]
     assert parts[1] / parts[0] == pytest.approx(second.probability / first.probability, rel=0.05)
-    assert page.locator(".bars .real").count() == causal  # the likeliest is always the word that follows
+    assert (
+        page.locator(".bars .real").count() == causal
+    )  # the likeliest is always the word that follows
 
 
-def test_a_gpt_without_its_mask_is_asked_what_comes_next_and_a_bert_of_one_word_is_not(open_page: Open) -> None:
+def test_a_gpt_without_its_mask_is_asked_what_comes_next_and_a_bert_of_one_word_is_not(
+    open_page: Open,
+) -> None:
     """The question is the model's, whatever its weights look like."""
     page = open_page(replace(made_look(causal=False), both_ways=False), "#view=next")
     assert page.inner_text("nav [data-view=next]") == "Next word"
@@ -236,7 +271,10 @@ def test_the_lens_has_every_layer_and_place(open_page: Open) -> None:
     for layer, places in enumerate(look.lens):
         for place, guesses in enumerate(places):
             cell = page.locator(f"[data-layer='{layer}'][data-place='{place}']")
-            assert cell.inner_text().split("\n") == [guesses[0].text, f"{round(100 * guesses[0].probability)}%"]
+            assert cell.inner_text().split("\n") == [
+                guesses[0].text,
+                f"{round(100 * guesses[0].probability)}%",
+            ]
     page.hover("[data-layer='0'][data-place='3']")
     assert page.inner_text(".side h2") == "After the embedding, following un"
     assert [line.split("\n")[0] for line in page.locator(".bars li").all_inner_texts()] == [
@@ -249,15 +287,19 @@ def test_norms_of_the_residual_stream_and_the_gradient(open_page: Open) -> None:
     assert look.norms is not None
     assert look.norms.gradient is not None
     page = open_page(look, "#view=norms&token=5")
-    names = page.locator("figure").nth(1).locator("text.tick[text-anchor=middle]").all_text_contents()
+    names = (
+        page.locator("figure").nth(1).locator("text.tick[text-anchor=middle]").all_text_contents()
+    )
     assert names == ["embedding", "layer 0", "layer 1", "layer 2"]
     for number, layers in enumerate((look.norms.residual, look.norms.gradient)):
         values = torch.stack(layers)[:, 5]
         circles = page.locator("figure").nth(number).locator("circle")
-        assert [float(each.split(": ")[1]) for each in circles.all_text_contents()] == pytest.approx(
-            values.tolist(), rel=1e-3
+        assert [
+            float(each.split(": ")[1]) for each in circles.all_text_contents()
+        ] == pytest.approx(values.tolist(), rel=1e-3)
+        heights = torch.tensor(
+            [float(circles.nth(place).get_attribute("cy") or "nan") for place in range(4)]
         )
-        heights = torch.tensor([float(circles.nth(place).get_attribute("cy") or "nan") for place in range(4)])
         steps, logarithms = heights.diff(), values.log().diff()
         assert (steps * logarithms.sum()).allclose(logarithms * steps.sum(), atol=1e-2)
     page.evaluate("location.hash = 'view=norms&token=7'")
@@ -281,16 +323,22 @@ def test_attribution_beside_attention(open_page: Open) -> None:
     for number, weights in enumerate((look.attention[0].layers[1][0], look.attribution)):
         row = join_words(weights, words, words)[4].tolist()
         found = shades(page, f".pair > div:nth-child({number + 1}) .piece")
-        expected = ["" if weight**0.5 < 0.004 else "rgb({}, {}, {})".format(*ramp(weight)) for weight in row]
+        expected = [
+            "" if weight**0.5 < 0.004 else "rgb({}, {}, {})".format(*ramp(weight)) for weight in row
+        ]
         for one, other in zip(found, expected, strict=True):
             assert bool(one) == bool(other)
             if one:
                 assert near(*(tuple(map(int, each[4:-1].split(","))) for each in (one, other)), 3)
 
 
-def test_a_notebook_shows_the_page_in_a_frame(open_page: Open, browser: Any, tmp_path: Path) -> None:
+def test_a_notebook_shows_the_page_in_a_frame(
+    open_page: Open, browser: Any, tmp_path: Path
+) -> None:
     look = made_look()
-    (tmp_path / "notebook.html").write_text(f"<!doctype html><p>In [1]:</p>{look._repr_html_()}", encoding="utf-8")
+    (tmp_path / "notebook.html").write_text(
+        f"<!doctype html><p>In [1]:</p>{look._repr_html_()}", encoding="utf-8"
+    )
     page = open_page(look)
     page.goto((tmp_path / "notebook.html").as_uri())
     frame = page.frame_locator("iframe")
@@ -301,7 +349,9 @@ def test_a_notebook_shows_the_page_in_a_frame(open_page: Open, browser: Any, tmp
 
 def test_a_text_of_one_word(open_page: Open) -> None:
     page = open_page(made_look(["alone"], depth=1, heads=1))
-    for number, view in enumerate(("head", "heads", "lines", "next", "lens", "norms", "attribution"), start=1):
+    for number, view in enumerate(
+        ("head", "heads", "lines", "next", "lens", "norms", "attribution"), start=1
+    ):
         page.keyboard.press(str(number))
         settled(page, view=view)
         assert "alone" in page.inner_text("#view") or view == "heads"

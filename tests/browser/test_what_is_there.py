@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from browser.conftest import Open
-from browser.reading_pages import settled, status
-from made_looks import CATS, made_look, recurrent_look
+from support.look_page import settled, status
+from support.made_looks import CATS, made_look, recurrent_look
 
 VIEWS = ("head", "heads", "lines", "next", "lens", "norms", "attribution")
 
@@ -47,7 +47,13 @@ def test_an_rnn_s_lens_is_its_output(open_page: Open) -> None:
 
 def test_each_view_says_its_own_sentence(open_page: Open) -> None:
     page = open_page(made_look())
-    starts = ["Layer 0, head 0", "Layer 0, head 0: entropy", "Layer 0, head 0", "After “mice”", "After layer 2, “the”"]
+    starts = [
+        "Layer 0, head 0",
+        "Layer 0, head 0: entropy",
+        "Layer 0, head 0",
+        "After “mice”",
+        "After layer 2, “the”",
+    ]
     starts += ["Median of the words: the residual stream grows", "“mice”: most attention to “"]
     for order in (range(7), reversed(range(7))):
         for number in order:
@@ -59,7 +65,11 @@ def test_each_view_says_its_own_sentence(open_page: Open) -> None:
 
 def test_what_is_opened_is_seen_from_its_beginning(open_page: Open) -> None:
     look = made_look([f"gypsy{place}" for place in range(60)])
-    page = open_page(replace(look, norms=look.norms and look.norms._replace(gradient=None)), "#view=lens", height=500)
+    page = open_page(
+        replace(look, norms=look.norms and look.norms._replace(gradient=None)),
+        "#view=lens",
+        height=500,
+    )
     assert page.evaluate("document.querySelector('.scroller.deep').scrollLeft") == 0
     page.keyboard.press("?")
     top = page.evaluate("document.querySelector('dialog').scrollTop")

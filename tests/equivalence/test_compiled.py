@@ -15,24 +15,28 @@ pytestmark = pytest.mark.usefixtures("qkv_unchecked", "fresh_compiler")
 def test_compiled_equals_eager(name: str, kernel: str) -> None:
     from qkv.nn.attention import Causal, Padding, Strided, Window, attend
 
-    keep = torch.ones(2, 12, dtype=torch.bool)
-    keep[0, 9:] = False
+    padding_mask = torch.ones(2, 12, dtype=torch.bool)
+    padding_mask[0, 9:] = False
     mask = {
         "causal": Causal(),
         "window": Causal() & Window(3),
-        "padding": Causal() & Padding(keep),
+        "padding": Causal() & Padding(padding_mask),
         "strided": Causal() & Strided(3),
     }[name]
 
     def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return attend(query, key, value, mask=mask, kernel=kernel)[0]
 
-    x = [torch.randn(2, heads, 12, 4, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
+    x = [
+        torch.randn(2, heads, 12, 4, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)
+    ]
     compiled = torch.compile(run, backend="aot_eager", fullgraph=True)(*x)
     expected = attend(*x, mask=mask, kernel="eager")[0]
     assert_close(compiled, expected)
     for found, right in zip(
-        torch.autograd.grad(compiled.square().sum(), x), torch.autograd.grad(expected.square().sum(), x), strict=True
+        torch.autograd.grad(compiled.square().sum(), x),
+        torch.autograd.grad(expected.square().sum(), x),
+        strict=True,
     ):
         assert_close(found, right)
 
@@ -43,7 +47,10 @@ def test_compiled_documents_equal_eager(B: int) -> None:
     from qkv.nn.attention import Causal, Document, attend
 
     texts = (torch.arange(512) // 64).expand(B, -1).contiguous()
-    x = [torch.randn(B, heads, 512, 4, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
+    x = [
+        torch.randn(B, heads, 512, 4, dtype=torch.float64, requires_grad=True)
+        for heads in (4, 2, 2)
+    ]
 
     def run(query: Tensor, key: Tensor, value: Tensor, texts: Tensor) -> Tensor:
         return attend(query, key, value, mask=Causal() & Document(texts))[0]

@@ -11,9 +11,26 @@ from hypothesis import strategies as st
 from torch.nn.attention import flex_attention
 from torch.testing import assert_close
 
-from equivalence.brute_force import may_look
-from equivalence.comparing import TIGHT, assert_kernel_equals_eager, assert_same, outcome
-from equivalence.draws import (
+from qkv.nn.attention import (
+    Blockwise,
+    Causal,
+    Distance,
+    Document,
+    Explicit,
+    Fixed,
+    General,
+    Padding,
+    Prefix,
+    Strided,
+    Window,
+    attend,
+    dot,
+    scaled_dot,
+)
+from qkv.nn.attention.kernels import block_sparse
+from support.brute_force import may_look
+from support.comparing import TIGHT, assert_kernel_equals_eager, assert_same, outcome
+from support.draws import (
     PATTERNS,
     WITH_REACH,
     Call,
@@ -26,30 +43,19 @@ from equivalence.draws import (
     seeds,
     sizes,
 )
-from qkv.nn.attention import (
-    Block,
-    Causal,
-    Distance,
-    Document,
-    Explicit,
-    Fixed,
-    General,
-    Padding,
-    Prefix,
-    Strided,
-    Window,
-    attend,
-    blocked,
-    dot,
-    scaled_dot,
-)
 
 
 @given(calls(longest=6))
 def test_eager_is_the_equation(drawn: Call) -> None:
     """Each weight is exp(score) over the sum of exps of what the query may see, one number at a time."""
     output, weights = attend(
-        drawn.query, drawn.key, drawn.value, mask=drawn.mask, bias=drawn.bias, need_weights=True, kernel="eager"
+        drawn.query,
+        drawn.key,
+        drawn.value,
+        mask=drawn.mask,
+        bias=drawn.bias,
+        need_weights=True,
+        kernel="eager",
     )
     (B, H, T, D), (K, S) = drawn.query.shape, drawn.key.shape[1:3]
     query, key, value = drawn.query.tolist(), drawn.key.tolist(), drawn.value.tolist()
@@ -61,13 +67,17 @@ def test_eager_is_the_equation(drawn: Call) -> None:
                 seen = [k for k in range(S) if may_look(drawn.mask, b, h, q, k, T, S)]
                 exps = {
                     k: math.exp(
-                        sum(x * y for x, y in zip(query[b][h][t], key[b][kv][k], strict=True)) / math.sqrt(D)
+                        sum(x * y for x, y in zip(query[b][h][t], key[b][kv][k], strict=True))
+                        / math.sqrt(D)
                         + added(drawn.bias, b, h, t, q, k)
                     )
                     for k in seen
                 }
                 right = [exps[k] / sum(exps.values()) if k in exps else 0.0 for k in range(S)]
-                mean = [sum(w * value[b][kv][k][x] for k, w in enumerate(right)) for x in range(drawn.value.shape[-1])]
+                mean = [
+                    sum(w * value[b][kv][k][x] for k, w in enumerate(right))
+                    for x in range(drawn.value.shape[-1])
+                ]
                 assert weights[b, h, t].tolist() == pytest.approx(right, abs=1e-12)
                 assert output[b, h, t].tolist() == pytest.approx(mean, abs=1e-12)
 
@@ -82,7 +92,9 @@ def added(bias: Distance | torch.Tensor | None, b: int, h: int, t: int, q: int, 
         return float(bias[t, k])
     if bias.dim() == 3:
         return float(bias[b, t, k])
-    return float(bias[min(b, bias.shape[0] - 1), min(h, bias.shape[1] - 1), min(t, bias.shape[2] - 1), k])
+    return float(
+        bias[min(b, bias.shape[0] - 1), min(h, bias.shape[1] - 1), min(t, bias.shape[2] - 1), k]
+    )
 
 
 @settings(max_examples=100)
@@ -102,12 +114,15 @@ def test_the_chosen_kernel_equals_eager(drawn: Call, score) -> None:
 def test_blocked_runs_equal_eager(drawn: Call, score) -> None:
     """Masks that know their reach, over many small blocks."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocked, "SIZE", 4)
+        patch.setattr(block_sparse, "SIZE", 4)
         assert_kernel_equals_eager(drawn, "blocked", score)
 
 
 @settings(max_examples=100)
-@given(calls(longest=16, square=True, first=PATTERNS, always_masked=True), st.sampled_from([dot, scaled_dot]))
+@given(
+    calls(longest=16, square=True, first=PATTERNS, always_masked=True),
+    st.sampled_from([dot, scaled_dot]),
+)
 def test_blocked_patterns_equal_eager(drawn: Call, score) -> None:
     """Strided and Fixed, alone and with other masks, also with both at once."""
     assert_kernel_equals_eager(drawn, "blocked", score)
@@ -117,7 +132,7 @@ def test_blocked_patterns_equal_eager(drawn: Call, score) -> None:
 @given(calls(longest=20, first=WITH_REACH, always_masked=True))
 def test_the_kernel_chosen_for_many_small_blocks_equals_eager(drawn: Call) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocked, "SIZE", 2)
+        patch.setattr(block_sparse, "SIZE", 2)
         assert_kernel_equals_eager(drawn, None)
 
 
@@ -128,7 +143,8 @@ def test_flex_equals_eager_without_gradients(drawn: Call) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
         found, expected = (
-            attend(x.query, x.key, x.value, mask=x.mask, bias=x.bias, kernel=kernel)[0] for kernel in ("flex", "eager")
+            attend(x.query, x.key, x.value, mask=x.mask, bias=x.bias, kernel=kernel)[0]
+            for kernel in ("flex", "eager")
         )
     assert_close(found, expected, rtol=0, atol=TIGHT)
 
@@ -136,7 +152,9 @@ def test_flex_equals_eager_without_gradients(drawn: Call) -> None:
 @pytest.mark.parametrize("kernel", ["fused", "blocked", None])
 @settings(max_examples=30)
 @given(sizes(longest=8), seeds, st.data())
-def test_general_scores_equal_eager(kernel: str | None, n: Sizes, seed: int, data: st.DataObject) -> None:
+def test_general_scores_equal_eager(
+    kernel: str | None, n: Sizes, seed: int, data: st.DataObject
+) -> None:
     """<A q, B k> becomes a dot product of projections; A and B get the same gradients."""
     mask = data.draw(masks(n, first=WITH_REACH))
     score = General(n.D, width=3).double()
@@ -144,18 +162,18 @@ def test_general_scores_equal_eager(kernel: str | None, n: Sizes, seed: int, dat
 
 
 LONG = 300  # more than two blocks of 128, and no multiple of it
-keep = torch.rand(2, LONG, generator=random(1)) < 0.8
-keep[1, :150] = False
+padding_mask = torch.rand(2, LONG, generator=random(1)) < 0.8
+padding_mask[1, :150] = False
 texts = torch.stack([torch.arange(LONG) // 70, torch.arange(LONG) // 250])
 LONG_MASKS = {
     "causal": Causal(),
     "window": Window(20),
     "causal window": Causal() & Window(130),
-    "causal window padding": Causal() & Window(20) & Padding(keep),
-    "block": Block(50),
-    "block of a block's size": Causal() & Block(128),
+    "causal window padding": Causal() & Window(20) & Padding(padding_mask),
+    "block": Blockwise(50),
+    "block of a block's size": Causal() & Blockwise(128),
     "documents": Document(texts),
-    "causal documents padding": Causal() & Document(texts) & Padding(keep),
+    "causal documents padding": Causal() & Document(texts) & Padding(padding_mask),
     "window of one": Window(1),
     "wider than the text": Window(1000),
     "prefix window": Prefix(40) & Window(60),
@@ -164,7 +182,7 @@ LONG_MASKS = {
 LONG_PATTERNS = {
     "strided": Strided(16),
     "causal strided": Causal() & Strided(17),
-    "strided padding": Causal() & Strided(16) & Padding(keep),
+    "strided padding": Causal() & Strided(16) & Padding(padding_mask),
     "fixed": Fixed(16),
     "causal fixed": Causal() & Fixed(17, 3),
     "fixed documents": Causal() & Fixed(32, 32) & Document(texts),
@@ -197,12 +215,16 @@ def test_the_kernel_chosen_for_long_texts_equals_eager(name: str) -> None:
     assert_kernel_equals_eager(call(n, 3, (LONG_MASKS | LONG_PATTERNS)[name]), None)
 
 
-WAYS = [(kernel, masked) for kernel in (None, "eager", "fused") for masked in (False, True)] + [("blocked", True)]
+WAYS = [(kernel, masked) for kernel in (None, "eager", "fused") for masked in (False, True)] + [
+    ("blocked", True)
+]
 
 
 @pytest.mark.parametrize(("kernel", "masked"), WAYS)
 @pytest.mark.parametrize(("T", "S"), [(0, 5), (5, 0), (0, 0), (1, 1)])
-def test_nothing_to_ask_or_nothing_to_find(T: int, S: int, kernel: str | None, masked: bool) -> None:
+def test_nothing_to_ask_or_nothing_to_find(
+    T: int, S: int, kernel: str | None, masked: bool
+) -> None:
     """No queries give no outputs; no keys give zeros, and neither gives NaN, forward or backward."""
     drawn = call(Sizes(B=2, H=4, K=2, T=T, S=S, D=4, X=3), 0, Window(2) if masked else None)
     found = outcome(drawn, kernel)
@@ -231,7 +253,11 @@ def test_a_query_that_may_look_nowhere_gets_zeros_and_gives_no_gradient(kernel: 
 def test_more_queries_than_keys(kernel: str | None) -> None:
     """Cross-attention to a shorter source: its masks speak of keys alone, or are given as matrices."""
     n = Sizes(B=2, H=4, K=2, T=7, S=3, D=4, X=5)
-    for mask in (None, Padding(torch.tensor([[True, True, False], [False] * 3])), Explicit(torch.rand(2, 7, 3) < 0.5)):
+    for mask in (
+        None,
+        Padding(torch.tensor([[True, True, False], [False] * 3])),
+        Explicit(torch.rand(2, 7, 3) < 0.5),
+    ):
         assert_kernel_equals_eager(call(n, 1, mask, torch.randn(7, 3, dtype=torch.float64)), kernel)
 
 
@@ -246,7 +272,9 @@ def test_without_heads_equals_one_head(n: Sizes, seed: int, data: st.DataObject)
     assert_close(without, with_heads[:, 0])
     assert_close(fewer, weights[:, 0])
     if n.B == 1:
-        plain, plain_weights = attend(x.query[0, 0], x.key[0, 0], x.value[0, 0], mask=mask, need_weights=True)
+        plain, plain_weights = attend(
+            x.query[0, 0], x.key[0, 0], x.value[0, 0], mask=mask, need_weights=True
+        )
         assert_close(plain, with_heads[0, 0])
         assert_close(plain_weights, weights[0, 0])
 
@@ -255,7 +283,10 @@ def test_without_heads_equals_one_head(n: Sizes, seed: int, data: st.DataObject)
 def test_nothing_to_ask_or_find_without_heads(T: int, S: int) -> None:
     for shape in ((), (2,)):
         output, weights = attend(
-            torch.randn(*shape, T, 4), torch.randn(*shape, S, 4), torch.randn(*shape, S, 3), need_weights=True
+            torch.randn(*shape, T, 4),
+            torch.randn(*shape, S, 4),
+            torch.randn(*shape, S, 3),
+            need_weights=True,
         )
         assert torch.equal(output, torch.zeros(*shape, T, 3))
         assert weights is not None
@@ -274,12 +305,16 @@ def test_grouped_heads_equal_repeated_heads() -> None:
 
 
 @pytest.mark.parametrize(("T", "S"), [(30, 20), (41, 8), (9, 8)])
-@pytest.mark.parametrize("mask", [Window(3), Causal() & Window(3), Block(5)], ids=["window", "causal window", "block"])
+@pytest.mark.parametrize(
+    "mask",
+    [Window(3), Causal() & Window(3), Blockwise(5)],
+    ids=["window", "causal window", "block"],
+)
 def test_blocked_equals_eager_with_more_queries_than_keys(
     mask: Mask, T: int, S: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first queries stand before the first key."""
-    monkeypatch.setattr(blocked, "SIZE", 4)
+    monkeypatch.setattr(block_sparse, "SIZE", 4)
     query, key, value = (torch.randn(2, 2, n, 8, dtype=torch.float64) for n in (T, S, S))
     found, _ = attend(query, key, value, mask=mask, kernel="blocked")
     torch.testing.assert_close(found, attend(query, key, value, mask=mask, kernel="eager")[0])

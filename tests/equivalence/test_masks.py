@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equivalence.brute_force import may_look
-from equivalence.draws import KINDS, WITH_REACH, Sizes, masks, masks_of, sizes
-from qkv.nn.attention import Causal, Document, Mask, Padding, Prefix, Window, flex
+from qkv.nn.attention import Causal, Document, Mask, Padding, Prefix, Window
+from qkv.nn.attention.kernels import flex
+from support.brute_force import may_look
+from support.draws import KINDS, WITH_REACH, Sizes, masks, masks_of, sizes
 
 
 def pairs(mask: Mask, n: Sizes) -> list[tuple[int, int, int, int]]:
@@ -36,7 +37,9 @@ def assert_matrix_is_right(mask: Mask, n: Sizes) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @settings(max_examples=30)
 @given(sizes(longest=9), st.data())
-def test_the_matrix_of_each_kind_is_its_definition(kind: type[Mask], n: Sizes, data: st.DataObject) -> None:
+def test_the_matrix_of_each_kind_is_its_definition(
+    kind: type[Mask], n: Sizes, data: st.DataObject
+) -> None:
     assert_matrix_is_right(data.draw(masks_of([kind], n)), n)
 
 
@@ -59,7 +62,9 @@ def test_the_reach_is_never_too_small(n: Sizes, data: st.DataObject) -> None:
 @pytest.mark.parametrize("kind", WITH_REACH, ids=lambda kind: kind.__name__)
 @settings(max_examples=30)
 @given(sizes(longest=14), st.data())
-def test_the_reach_of_a_single_mask_is_never_too_large(kind: type[Mask], n: Sizes, data: st.DataObject) -> None:
+def test_the_reach_of_a_single_mask_is_never_too_large(
+    kind: type[Mask], n: Sizes, data: st.DataObject
+) -> None:
     """Cut to the keys there are, its ends are seen by some row; and asked with tensors it says the same."""
     mask = data.draw(masks_of([kind], n))
     first = data.draw(st.integers(n.S - n.T, n.S - 1))
@@ -101,13 +106,17 @@ def test_flex_visits_every_allowed_tile(n: Sizes, data: st.DataObject) -> None:
     mask = data.draw(masks(n))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flex, "SIZE", 4)
-        visited = flex.block_mask(mask, n.T, n.S, torch.device("cpu")).to_dense()[:, 0].expand(n.B, -1, -1)
+        visited = (
+            flex.block_mask(mask, n.T, n.S, torch.device("cpu"))
+            .to_dense()[:, 0]
+            .expand(n.B, -1, -1)
+        )
     assert all(visited[b, (q - (n.S - n.T)) // 4, k // 4] for b, _, q, k in pairs(mask, n))
 
 
 def test_a_mask_that_does_not_know_its_reach_says_so() -> None:
-    keep = torch.ones(1, 4, dtype=torch.bool)
-    for mask in (Padding(keep), Prefix(2), Padding(keep) & Prefix(2)):
+    padding_mask = torch.ones(1, 4, dtype=torch.bool)
+    for mask in (Padding(padding_mask), Prefix(2), Padding(padding_mask) & Prefix(2)):
         assert mask.reach(0, 3) is None
         assert mask.layout(4, 4, 2, torch.device("cpu")) is None
 
@@ -124,8 +133,8 @@ def test_and_takes_a_matrix() -> None:
 
 
 def test_padding_of_lengths() -> None:
-    keep = Padding.of_lengths(torch.tensor([0, 2, 3]), 3).keep
-    assert keep.tolist() == [[False] * 3, [True, True, False], [True] * 3]
+    padding_mask = Padding.of_lengths(torch.tensor([0, 2, 3]), 3).padding_mask
+    assert padding_mask.tolist() == [[False] * 3, [True, True, False], [True] * 3]
 
 
 @pytest.mark.parametrize("kind", ["Causal", "Window", "Block", "Strided", "Fixed"])
@@ -138,7 +147,9 @@ def test_a_mask_that_is_the_same_for_all_rows_stays_small(kind: str) -> None:
 def test_a_text_is_a_run_of_one_number() -> None:
     """Padding is often numbered 0, after the texts: what lies apart is never one text."""
     mask = Document(torch.tensor([[1, 1, 2, 0, 0, 1]]))
-    expected = torch.block_diag(torch.ones(2, 2), torch.ones(1, 1), torch.ones(2, 2), torch.ones(1, 1)).bool()
+    expected = torch.block_diag(
+        torch.ones(2, 2), torch.ones(1, 1), torch.ones(2, 2), torch.ones(1, 1)
+    ).bool()
     assert torch.equal(mask.materialise(6, 6)[0, 0], expected)
     layout = mask.layout(6, 6, 2, torch.device("cpu"))
     tiles = expected.view(3, 2, 3, 2).any(3).any(1)

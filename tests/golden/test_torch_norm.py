@@ -31,7 +31,10 @@ def test_norms_equal_torch_with_the_same_weights() -> None:
     layer, rms = LayerNorm(8, 1e-3).double(), RMSNorm(8, 1e-3).double()
     for parameter in (layer.gain, layer.bias, rms.gain):
         nn.init.normal_(parameter)
-    their_layer, their_rms = nn.LayerNorm(8, 1e-3, dtype=torch.float64), nn.RMSNorm(8, 1e-3, dtype=torch.float64)
+    their_layer, their_rms = (
+        nn.LayerNorm(8, 1e-3, dtype=torch.float64),
+        nn.RMSNorm(8, 1e-3, dtype=torch.float64),
+    )
     their_layer.load_state_dict({"weight": layer.gain, "bias": layer.bias})
     their_rms.load_state_dict({"weight": rms.gain})
     for ours, theirs in ((layer, their_layer), (rms, their_rms)):
@@ -44,5 +47,9 @@ def test_norms_equal_torch_with_the_same_weights() -> None:
 
 def test_fresh_norms_give_vectors_of_mean_0_and_size_1() -> None:
     assert_close(LayerNorm(8).double()(x).mean(-1), torch.zeros(2, 3, dtype=torch.float64))
-    assert_close(LayerNorm(8, 0.0).double()(x).var(-1, correction=0), torch.ones(2, 3, dtype=torch.float64))
-    assert_close(RMSNorm(8, 0.0).double()(x).square().mean(-1), torch.ones(2, 3, dtype=torch.float64))
+    assert_close(
+        LayerNorm(8, 0.0).double()(x).var(-1, correction=0), torch.ones(2, 3, dtype=torch.float64)
+    )
+    assert_close(
+        RMSNorm(8, 0.0).double()(x).square().mean(-1), torch.ones(2, 3, dtype=torch.float64)
+    )

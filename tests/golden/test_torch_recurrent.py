@@ -15,7 +15,10 @@ State = tuple[Tensor, ...]
 
 def step(cell: str, cells: nn.RNNBase, suffix: str, x: Tensor, state: State) -> State:
     """One step of the cell; the gates lie one below the other in its matrices."""
-    W, U, b, c = (getattr(cells, f"{name}_{suffix}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+    W, U, b, c = (
+        getattr(cells, f"{name}_{suffix}")
+        for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    )
     h = state[0]
     given, kept = x @ W.T + b, h @ U.T + c
     if cell == "rnn":

@@ -10,7 +10,9 @@ from torch.testing import assert_close
 from qkv.models import Transformer, TransformerConfig
 from qkv.nn.attention import Causal, Padding
 
-pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor")  # torch.nn.Transformer's own, of its fast path
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:enable_nested_tensor"
+)  # torch.nn.Transformer's own, of its fast path
 
 B, S, T, E = 3, 6, 5, 16
 
@@ -64,7 +66,7 @@ def twins(norm_first: bool, activation: str) -> tuple[Transformer, nn.Transforme
             decoder_depth=3,
             hidden=24,
             activation=activation,
-            norm_place="before" if norm_first else "after",
+            norm_placement="before" if norm_first else "after",
             final_norm=True,
             dropout=0.0,
         )
@@ -76,8 +78,8 @@ def twins(norm_first: bool, activation: str) -> tuple[Transformer, nn.Transforme
     return ours, theirs
 
 
-SOURCE_KEEP = torch.tensor([[True] * 6, [True] * 4 + [False] * 2, [True] + [False] * 5])
-TARGET_KEEP = torch.tensor([[True] * 5, [True] * 2 + [False] * 3, [True] * 4 + [False]])
+SOURCE_PADDING_MASK = torch.tensor([[True] * 6, [True] * 4 + [False] * 2, [True] + [False] * 5])
+TARGET_PADDING_MASK = torch.tensor([[True] * 5, [True] * 2 + [False] * 3, [True] * 4 + [False]])
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -92,16 +94,16 @@ def test_stacks_equal_torch_transformer(norm_first: bool, activation: str, padde
         source,
         target,
         tgt_mask=torch.ones(T, T).triu(1).bool(),
-        src_key_padding_mask=~SOURCE_KEEP if padded else None,
-        memory_key_padding_mask=~SOURCE_KEEP if padded else None,
-        tgt_key_padding_mask=~TARGET_KEEP if padded else None,
+        src_key_padding_mask=~SOURCE_PADDING_MASK if padded else None,
+        memory_key_padding_mask=~SOURCE_PADDING_MASK if padded else None,
+        tgt_key_padding_mask=~TARGET_PADDING_MASK if padded else None,
     )
-    seen = Padding(SOURCE_KEEP) if padded else None
+    seen = Padding(SOURCE_PADDING_MASK) if padded else None
     encoded = ours.encoder(source, torch.arange(S).unsqueeze(0), mask=seen)
     found = ours.decoder(
         target,
         torch.arange(T).unsqueeze(0),
-        mask=Causal() & Padding(TARGET_KEEP) if padded else Causal(),
+        mask=Causal() & Padding(TARGET_PADDING_MASK) if padded else Causal(),
         source=encoded,
         source_mask=seen,
     )
@@ -111,7 +113,9 @@ def test_stacks_equal_torch_transformer(norm_first: bool, activation: str, padde
     pairs = {our_name(name): parameter for name, parameter in theirs.named_parameters()}
     our_parameters = dict(ours.named_parameters())
     expected = torch.autograd.grad(right, [source, target, *pairs.values()], ask)
-    computed = torch.autograd.grad(found, [source, target, *(our_parameters[name] for name in pairs)], ask)
+    computed = torch.autograd.grad(
+        found, [source, target, *(our_parameters[name] for name in pairs)], ask
+    )
     for name, one, other in zip(["source", "target", *pairs], computed, expected, strict=True):
         assert_close(one, other, msg=lambda text, name=name: f"{name}: {text}")
 

@@ -24,10 +24,18 @@ from transformers import (
     RobertaModel,
 )
 
-from golden.tiny_transformers import edit_config, furthest, ids, randomised, replace_tensors, saved, tensors
 from qkv.models import BERT, GPT, Transformer
-from qkv.models.foreign import read_folder
-from qkv.models.foreign.recognise import SIGNS, recognise
+from qkv.models.convert import read_folder
+from qkv.models.convert.detect_family import SIGNS, recognise
+from support.tiny_transformers import (
+    edit_config,
+    furthest,
+    ids,
+    randomised,
+    replace_tensors,
+    saved,
+    tensors,
+)
 
 V = 40
 GPT2 = {"vocab_size": V, "n_positions": 16, "n_ctx": 16, "n_embd": 12, "n_layer": 2, "n_head": 3}
@@ -102,7 +110,9 @@ def test_llama_and_marian(tmp_path: Path) -> None:
     ours = read_folder(folder_2019(translator, MARIAN, tmp_path / "marian"))
     assert isinstance(ours, Transformer)
     target = ids(V)
-    right = translator(input_ids=words, decoder_input_ids=target, attention_mask=torch.ones_like(words)).logits
+    right = translator(
+        input_ids=words, decoder_input_ids=target, attention_mask=torch.ones_like(words)
+    ).logits
     assert furthest(ours(words, target), right) < 1e-4
 
 
@@ -110,25 +120,36 @@ def test_a_roberta_is_not_taken_for_a_bert(tmp_path: Path) -> None:
     """Its tensors have the same names, and its positions begin at 2."""
     config = BERT_2019 | {"type_vocab_size": 1, "max_position_embeddings": 18}
     folder = folder_2019(RobertaModel(RobertaConfig(**config)), config, tmp_path)
-    with pytest.raises(ValueError, match=r'config\.json: model_type: .* a BERT or a RoBERTa; add "model_type"'):
+    with pytest.raises(
+        ValueError, match=r'config\.json: model_type: .* a BERT or a RoBERTa; add "model_type"'
+    ):
         read_folder(folder)
 
 
 def test_a_gemma_is_not_taken_for_a_llama(tmp_path: Path) -> None:
     theirs = LlamaForCausalLM(LlamaConfig(**LLAMA))
     folder = folder_2019(theirs, LLAMA | {"hidden_activation": "gelu_pytorch_tanh"}, tmp_path)
-    with pytest.raises(ValueError, match=r"model_type: .* hidden_activation is not a field of its config; add"):
+    with pytest.raises(
+        ValueError, match=r"model_type: .* hidden_activation is not a field of its config; add"
+    ):
         read_folder(folder)
     edit_config(folder, model_type="llama")
     read_folder(folder)
 
 
 def test_names_that_tell_nothing_or_too_much() -> None:
-    with pytest.raises(ValueError, match=r"model_type: .* are of none of gpt2, bert, llama, marian; add"):
+    with pytest.raises(
+        ValueError, match=r"model_type: .* are of none of gpt2, bert, llama, marian; add"
+    ):
         recognise({}, ["layer.0.weight"])
     with pytest.raises(ValueError, match=r"model_type: .* are of none of"):
         recognise({}, ["tokens_embed.weight", "h.0.attn.c_attn.weight"])  # GPT-1
-    both = ["wte.weight", "h.0.attn.c_attn.weight", "embed_tokens.weight", "layers.0.self_attn.q_proj.weight"]
+    both = [
+        "wte.weight",
+        "h.0.attn.c_attn.weight",
+        "embed_tokens.weight",
+        "layers.0.self_attn.q_proj.weight",
+    ]
     with pytest.raises(ValueError, match=r"model_type: .* could be gpt2 or llama; add"):
         recognise({}, both)
     assert list(SIGNS) == ["gpt2", "bert", "llama", "marian"]

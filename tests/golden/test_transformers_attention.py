@@ -19,16 +19,24 @@ from transformers import (
     MarianMTModel,
 )
 
-from golden.tiny_transformers import ids, randomised, saved
-from insight.readings import reading
-from qkv.insight.capture import capture
-from qkv.models.foreign import read_folder
+from qkv.insight.inspect.capture import capture_attention
+from qkv.models.convert import read_folder
+from support.readings import reading
+from support.tiny_transformers import ids, randomised, saved
 
 V, T, S = 41, 11, 6
 EAGER = {"attn_implementation": "eager"}
-SMALL = {"vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+SMALL = {
+    "vocab_size": V,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+}
 MODELS: dict[str, Any] = {
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=V, n_embd=32, n_layer=3, n_head=4, **EAGER)),
+    "gpt2": lambda: GPT2LMHeadModel(
+        GPT2Config(vocab_size=V, n_embd=32, n_layer=3, n_head=4, **EAGER)
+    ),
     "bert": lambda: BertForMaskedLM(BertConfig(**SMALL, **EAGER)),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL, num_key_value_heads=2, **EAGER)),
 }
@@ -41,7 +49,7 @@ def test_self_attention(family: str, tmp_path: Path) -> None:
     words = ids(V, 1, T)
     with torch.no_grad():
         expected = theirs(words, output_attentions=True).attentions
-    (found,) = capture(ours, reading(words[0].tolist()))
+    (found,) = capture_attention(ours, reading(words[0].tolist()))
     assert len(found.layers) == len(expected) == 3
     for layer, weights in found.layers.items():
         assert_close(weights, expected[layer][0], rtol=0, atol=2e-6)
@@ -58,8 +66,12 @@ def test_encoder_decoder_and_cross_attention(tmp_path: Path) -> None:
     source, target = ids(V - 1, 1, S), ids(V - 1, 1, T)
     with torch.no_grad():
         said = theirs(source, decoder_input_ids=target, output_attentions=True)
-    expected = {"encoder": said.encoder_attentions, "decoder": said.decoder_attentions, "cross": said.cross_attentions}
-    found = capture(ours, reading(target[0].tolist(), source[0].tolist()))
+    expected = {
+        "encoder": said.encoder_attentions,
+        "decoder": said.decoder_attentions,
+        "cross": said.cross_attentions,
+    }
+    found = capture_attention(ours, reading(target[0].tolist(), source[0].tolist()))
     assert [each.kind for each in found] == list(expected)
     for each in found:
         assert len(each.layers) == len(expected[each.kind])

@@ -16,7 +16,9 @@ from transformers import (
     BertModel,
 )
 
-from golden.tiny_transformers import (
+from qkv.models import BERT, BERTConfig
+from qkv.models.convert import read_folder, write_folder
+from support.tiny_transformers import (
     furthest,
     ids,
     loaded,
@@ -28,8 +30,6 @@ from golden.tiny_transformers import (
     saved,
     tensors,
 )
-from qkv.models import BERT, BERTConfig
-from qkv.models.foreign import read_folder, write_folder
 
 V = 43
 SMALL: dict[str, Any] = {
@@ -40,8 +40,15 @@ SMALL: dict[str, Any] = {
     "intermediate_size": 48,
     "max_position_embeddings": 16,
 }
-OURS: dict[str, Any] = {"vocabulary": V, "context": 16, "width": 32, "depth": 2, "heads": 4, "hidden": 48}
-KEEP = padding()
+OURS: dict[str, Any] = {
+    "vocabulary": V,
+    "context": 16,
+    "width": 32,
+    "depth": 2,
+    "heads": 4,
+    "hidden": 48,
+}
+PADDING_MASK = padding()
 
 
 def theirs(kind: Any, *rest: Any, **choices: Any) -> Any:
@@ -49,15 +56,15 @@ def theirs(kind: Any, *rest: Any, **choices: Any) -> Any:
 
 
 def two_sentences() -> torch.Tensor:
-    return (torch.arange(KEEP.shape[1]) > 4).long().expand(KEEP.shape)
+    return (torch.arange(PADDING_MASK.shape[1]) > 4).long().expand(PADDING_MASK.shape)
 
 
 def asked(model: Any, words: torch.Tensor) -> Any:
-    return model(words, attention_mask=KEEP.long(), token_type_ids=two_sentences())
+    return model(words, attention_mask=PADDING_MASK.long(), token_type_ids=two_sentences())
 
 
 def hidden(model: BERT, words: torch.Tensor) -> torch.Tensor:
-    return model.hidden(words, keep=KEEP, segments=two_sentences())
+    return model.hidden(words, padding_mask=PADDING_MASK, segments=two_sentences())
 
 
 @pytest.mark.parametrize(
@@ -75,7 +82,7 @@ def test_every_head(choices: dict[str, Any], tmp_path: Path) -> None:
     answer = asked(their_model, words)
     assert isinstance(our_model, BERT)
     x = hidden(our_model, words)
-    assert furthest(our_model.logits(x), answer.prediction_logits, KEEP) < 1e-4
+    assert furthest(our_model.logits(x), answer.prediction_logits, PADDING_MASK) < 1e-4
     assert furthest(our_model.follows(x), answer.seq_relationship_logits) < 1e-4
 
     write_folder(our_model, tmp_path / "ours")
@@ -88,10 +95,10 @@ def test_the_encoder_alone(pooler: bool, tmp_path: Path) -> None:
     our_model = read_folder(saved(their_model, tmp_path / "theirs"))
     words = ids(V)
     answer = asked(their_model, words)
-    assert furthest(hidden(our_model, words), answer.last_hidden_state, KEEP) < 1e-4
+    assert furthest(hidden(our_model, words), answer.last_hidden_state, PADDING_MASK) < 1e-4
     if pooler:
         assert furthest(our_model.pool(hidden(our_model, words)), answer.pooler_output) < 1e-4
-    assert (our_model.config.word_head, our_model.config.pooler, our_model.config.next_sentence) == (
+    assert (our_model.config.mlm_head, our_model.config.pooler, our_model.config.next_sentence) == (
         False,
         pooler,
         False,
@@ -105,8 +112,8 @@ def test_masked_words_only(tmp_path: Path) -> None:
     their_model = theirs(BertForMaskedLM)
     our_model = read_folder(saved(their_model, tmp_path / "theirs"))
     words = ids(V)
-    ours = our_model(words, keep=KEEP, segments=two_sentences())
-    assert furthest(ours, asked(their_model, words).logits, KEEP) < 1e-4
+    ours = our_model(words, padding_mask=PADDING_MASK, segments=two_sentences())
+    assert furthest(ours, asked(their_model, words).logits, PADDING_MASK) < 1e-4
     write_folder(our_model, tmp_path / "ours")
     assert same_files(tmp_path / "theirs", tmp_path / "ours")
 
@@ -115,7 +122,10 @@ def test_next_sentence_only(tmp_path: Path) -> None:
     their_model = theirs(BertForNextSentencePrediction)
     our_model = read_folder(saved(their_model, tmp_path / "theirs"))
     words = ids(V)
-    assert furthest(our_model.follows(hidden(our_model, words)), asked(their_model, words).logits) < 1e-4
+    assert (
+        furthest(our_model.follows(hidden(our_model, words)), asked(their_model, words).logits)
+        < 1e-4
+    )
     write_folder(our_model, tmp_path / "ours")
     assert same_files(tmp_path / "theirs", tmp_path / "ours")
 
@@ -125,8 +135,8 @@ def test_next_sentence_only(tmp_path: Path) -> None:
     [
         ({}, BertForPreTraining),
         ({"next_sentence": False, "pooler": False}, BertForMaskedLM),
-        ({"next_sentence": False, "word_head": False}, BertModel),
-        ({"word_head": False}, BertForNextSentencePrediction),
+        ({"next_sentence": False, "mlm_head": False}, BertModel),
+        ({"mlm_head": False}, BertForNextSentencePrediction),
     ],
 )
 def test_our_weights_in_their_model(heads: dict[str, Any], kind: Any, tmp_path: Path) -> None:
@@ -137,14 +147,14 @@ def test_our_weights_in_their_model(heads: dict[str, Any], kind: Any, tmp_path: 
     words = ids(V)
     x, answer = hidden(our_model, words), asked(their_model, words)
     if kind is BertForPreTraining:
-        assert furthest(our_model.logits(x), answer.prediction_logits, KEEP) < 1e-4
+        assert furthest(our_model.logits(x), answer.prediction_logits, PADDING_MASK) < 1e-4
         assert furthest(our_model.follows(x), answer.seq_relationship_logits) < 1e-4
     elif kind is BertForMaskedLM:
-        assert furthest(our_model.logits(x), answer.logits, KEEP) < 1e-4
+        assert furthest(our_model.logits(x), answer.logits, PADDING_MASK) < 1e-4
     elif kind is BertForNextSentencePrediction:
         assert furthest(our_model.follows(x), answer.logits) < 1e-4
     else:
-        assert furthest(x, answer.last_hidden_state, KEEP) < 1e-4
+        assert furthest(x, answer.last_hidden_state, PADDING_MASK) < 1e-4
         assert furthest(our_model.pool(x), answer.pooler_output) < 1e-4
 
     back = read_folder(tmp_path)
@@ -160,7 +170,7 @@ def test_words_and_a_pooler_without_next_sentence(tmp_path: Path) -> None:
     x = hidden(our_model, words)
     masked = BertForMaskedLM.from_pretrained(tmp_path).eval()
     encoder = BertModel.from_pretrained(tmp_path).eval()
-    assert furthest(our_model.logits(x), asked(masked, words).logits, KEEP) < 1e-4
+    assert furthest(our_model.logits(x), asked(masked, words).logits, PADDING_MASK) < 1e-4
     assert furthest(our_model.pool(x), asked(encoder, words).pooler_output) < 1e-4
     assert same_weights(read_folder(tmp_path), our_model)
 
@@ -170,7 +180,9 @@ def test_old_names_and_copies(tmp_path: Path) -> None:
     saved(their_model, tmp_path)
     new = tensors(tmp_path)
     old = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): tensor
         for name, tensor in new.items()
     }
     old["cls.predictions.decoder.weight"] = new["bert.embeddings.word_embeddings.weight"].clone()
@@ -180,4 +192,4 @@ def test_old_names_and_copies(tmp_path: Path) -> None:
     words = ids(V)
     our_model = read_folder(tmp_path)
     logits = our_model.logits(hidden(our_model, words))
-    assert furthest(logits, asked(their_model, words).prediction_logits, KEEP) < 1e-4
+    assert furthest(logits, asked(their_model, words).prediction_logits, PADDING_MASK) < 1e-4

@@ -21,9 +21,17 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from golden.tiny_transformers import furthest, ids, loaded, randomised, same_weights, saved, tensors
 from qkv.models import BERT, GPT, BERTConfig, GPTConfig, Model, Transformer, TransformerConfig
-from qkv.models.foreign import read_folder, write_folder
+from qkv.models.convert import read_folder, write_folder
+from support.tiny_transformers import (
+    furthest,
+    ids,
+    loaded,
+    randomised,
+    same_weights,
+    saved,
+    tensors,
+)
 
 V = 40
 SMALL: dict[str, Any] = {"vocabulary": V, "context": 32, "width": 16, "depth": 3, "heads": 2}
@@ -61,10 +69,14 @@ def test_our_shards(tmp_path: Path) -> None:
     assert len(files) > 2
     assert not (tmp_path / "model.safetensors").exists()
     assert {file.name for file in files} == set(index["weight_map"].values())
-    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in tensors(tmp_path).values())
+    assert index["metadata"]["total_size"] == sum(
+        tensor.nbytes for tensor in tensors(tmp_path).values()
+    )
     sizes = [sum(tensor.nbytes for tensor in load_file(file).values()) for file in files]
     assert max(sizes) <= limit
-    assert all(one + next_one > limit for one, next_one in pairwise(sizes)), "no two shards would fit into one"
+    assert all(one + next_one > limit for one, next_one in pairwise(sizes)), (
+        "no two shards would fit into one"
+    )
 
     words = ids(V)
     assert furthest(our_model(words), loaded(AutoModelForCausalLM, tmp_path)(words).logits) < 1e-4
@@ -131,10 +143,17 @@ def tokenizer(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("given", ["file", "folder"])
 def test_a_tokenizer_comes_along(family: str, given: str, tokenizer: Path, tmp_path: Path) -> None:
     write_folder(
-        MODELS[family](), tmp_path / "model", tokenizer=tokenizer / "tokenizer.json" if given == "file" else tokenizer
+        MODELS[family](),
+        tmp_path / "model",
+        tokenizer=tokenizer / "tokenizer.json" if given == "file" else tokenizer,
     )
     their_tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    assert their_tokenizer("the cat sat there", add_special_tokens=False)["input_ids"] == [1, 2, 3, 0]
+    assert their_tokenizer("the cat sat there", add_special_tokens=False)["input_ids"] == [
+        1,
+        2,
+        3,
+        0,
+    ]
 
 
 def test_what_lies_beside_a_tokenizer_comes_along(tokenizer: Path, tmp_path: Path) -> None:
@@ -154,4 +173,6 @@ def test_nothing_else_is_left_in_the_folder(family: str, tmp_path: Path) -> None
     expected = {"config.json", "model.safetensors", "tokenizer_config.json"}
     assert {path.name for path in tmp_path.iterdir()} == expected
     (tmp_path / "another file").touch()
-    assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1, "who may read one may read all"
+    assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1, (
+        "who may read one may read all"
+    )

@@ -14,10 +14,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from golden.tiny_gguf import write_gguf
-from golden.tiny_transformers import furthest, ids, randomised
-from qkv.models.foreign import read_gguf
+from qkv.models.convert import read_gguf
 from qkv.nn.position import RotaryScaling
+from support.tiny_gguf import write_gguf
+from support.tiny_transformers import furthest, ids, randomised
 
 V = 33
 SMALL: dict[str, Any] = {

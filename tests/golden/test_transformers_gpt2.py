@@ -9,7 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, GPT2Model
 
-from golden.tiny_transformers import (
+from qkv.models import GPT, GPTConfig
+from qkv.models.convert import read_folder, write_folder
+from support.tiny_transformers import (
     edit_config,
     furthest,
     ids,
@@ -22,11 +24,15 @@ from golden.tiny_transformers import (
     saved,
     tensors,
 )
-from qkv.models import GPT, GPTConfig
-from qkv.models.foreign import read_folder, write_folder
 
 V = 37
-SMALL: dict[str, Any] = {"vocab_size": V, "n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 4}
+SMALL: dict[str, Any] = {
+    "vocab_size": V,
+    "n_positions": 16,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+}
 NO_IDS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
 OURS: dict[str, Any] = {"vocabulary": V, "context": 16, "width": 32, "depth": 2, "heads": 4}
 
@@ -48,12 +54,12 @@ def theirs(**choices: Any) -> Any:
 def test_their_weights_in_our_model(choices: dict[str, Any], tmp_path: Path) -> None:
     their_model = theirs(**choices)
     our_model = read_folder(saved(their_model, tmp_path / "theirs"))
-    words, keep = ids(V), padding()
+    words, padding_mask = ids(V), padding()
     assert isinstance(our_model, GPT)
     assert not our_model.training
     assert furthest(our_model(words), their_model(words).logits) < 1e-4
-    padded = their_model(words, attention_mask=keep.long()).logits
-    assert furthest(our_model(words, keep=keep), padded, keep) < 1e-4
+    padded = their_model(words, attention_mask=padding_mask.long()).logits
+    assert furthest(our_model(words, padding_mask=padding_mask), padded, padding_mask) < 1e-4
 
     write_folder(our_model, tmp_path / "ours")
     assert same_files(tmp_path / "theirs", tmp_path / "ours")
@@ -61,7 +67,11 @@ def test_their_weights_in_our_model(choices: dict[str, Any], tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "choices",
-    [{"activation": "gelu_tanh"}, {"tied": False, "hidden": 48}, {"activation": "relu2", "norm_epsilon": 1e-3}],
+    [
+        {"activation": "gelu_tanh"},
+        {"tied": False, "hidden": 48},
+        {"activation": "relu2", "norm_epsilon": 1e-3},
+    ],
 )
 def test_our_weights_in_their_model(choices: dict[str, Any], tmp_path: Path) -> None:
     our_model = randomised(GPT(GPTConfig(**OURS, **choices)))

@@ -10,7 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from golden.tiny_transformers import (
+from qkv.models import GPT, GPTConfig
+from qkv.models.convert import read_folder, write_folder
+from qkv.nn.position import RotaryScaling
+from support.tiny_transformers import (
     edit_config,
     furthest,
     ids,
@@ -23,9 +26,6 @@ from golden.tiny_transformers import (
     saved,
     tensors,
 )
-from qkv.models import GPT, GPTConfig
-from qkv.models.foreign import read_folder, write_folder
-from qkv.nn.position import RotaryScaling
 
 V = 41
 SMALL: dict[str, Any] = {
@@ -80,9 +80,9 @@ def test_their_weights_in_our_model(choices: dict[str, Any], tmp_path: Path) -> 
     assert furthest(our_model(words), their_model(words).logits) < 1e-4
     words = ids(V)
     for side in ("right", "left"):
-        keep = padding(side)
-        padded = their_model(words, attention_mask=keep.long()).logits
-        assert furthest(our_model(words, keep=keep), padded, keep) < 1e-4
+        padding_mask = padding(side)
+        padded = their_model(words, attention_mask=padding_mask.long()).logits
+        assert furthest(our_model(words, padding_mask=padding_mask), padded, padding_mask) < 1e-4
 
     write_folder(our_model, tmp_path / "ours")
     assert same_files(tmp_path / "theirs", tmp_path / "ours")
@@ -93,7 +93,11 @@ def test_their_weights_in_our_model(choices: dict[str, Any], tmp_path: Path) -> 
     [
         {"kv_heads": 2, "tied": False, **dict.fromkeys(BIASES, False)},
         {"kv_heads": 1, "hidden": 40, "rotary_base": 300.0, "norm_epsilon": 1e-3},
-        {"head_width": 12, "rotary_scaling": RotaryScaling(factor=4.0, original_context=32), "rotary_base": 50.0},
+        {
+            "head_width": 12,
+            "rotary_scaling": RotaryScaling(factor=4.0, original_context=32),
+            "rotary_base": 50.0,
+        },
     ],
 )
 def test_our_weights_in_their_model(choices: dict[str, Any], tmp_path: Path) -> None:
@@ -111,7 +115,9 @@ def test_our_weights_in_their_model(choices: dict[str, Any], tmp_path: Path) -> 
 @pytest.mark.parametrize("rope", [{"rope_type": "default"}, STRETCHED])
 def test_far_positions(rope: dict[str, Any], tmp_path: Path) -> None:
     """Where an error in the last digit of a wave's speed has grown a thousandfold."""
-    their_model = theirs(head_dim=32, max_position_embeddings=2000, rope_parameters=rope | {"rope_theta": 50000.0})
+    their_model = theirs(
+        head_dim=32, max_position_embeddings=2000, rope_parameters=rope | {"rope_theta": 50000.0}
+    )
     our_model = read_folder(saved(their_model, tmp_path))
     words = ids(V, 1, 2000)
     with torch.inference_mode():
@@ -123,7 +129,9 @@ def test_older_files_keep_rotary_settings_elsewhere(spelling: str, tmp_path: Pat
     their_model = theirs(rope_parameters=STRETCHED | {"rope_theta": 100.0})
     saved(their_model, tmp_path)
     older = {spelling if key == "rope_type" else key: value for key, value in STRETCHED.items()}
-    edit_config(tmp_path, drop=("rope_parameters", "head_dim"), rope_theta=100.0, rope_scaling=older)
+    edit_config(
+        tmp_path, drop=("rope_parameters", "head_dim"), rope_theta=100.0, rope_scaling=older
+    )
     words = ids(V, 2, 100)
     assert furthest(read_folder(tmp_path)(words), their_model(words).logits) < 1e-4
 

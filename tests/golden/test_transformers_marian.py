@@ -9,7 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
 
-from golden.tiny_transformers import (
+from qkv.models import Transformer, TransformerConfig
+from qkv.models.convert import read_folder, write_folder
+from support.tiny_transformers import (
     T,
     edit_config,
     furthest,
@@ -22,8 +24,6 @@ from golden.tiny_transformers import (
     saved,
     tensors,
 )
-from qkv.models import Transformer, TransformerConfig
-from qkv.models.foreign import read_folder, write_folder
 
 V, SOURCE_V = 31, 29
 SMALL: dict[str, Any] = {
@@ -46,7 +46,14 @@ TWO_VOCABULARIES: dict[str, Any] = {
     "decoder_vocab_size": V,
     "share_encoder_decoder_embeddings": False,
 }
-OURS: dict[str, Any] = {"vocabulary": V, "context": 20, "width": 32, "depth": 2, "heads": 4, "hidden": 48}
+OURS: dict[str, Any] = {
+    "vocabulary": V,
+    "context": 20,
+    "width": 32,
+    "depth": 2,
+    "heads": 4,
+    "hidden": 48,
+}
 
 
 def theirs(**choices: Any) -> Any:
@@ -55,17 +62,22 @@ def theirs(**choices: Any) -> Any:
 
 def differences(ours: Any, their_model: Any, source_vocabulary: int) -> list[float]:
     source, target = ids(source_vocabulary), ids(V)
-    keep, target_keep = padding(), padding().roll(1, 0)
+    padding_mask, target_padding_mask = padding(), padding().roll(1, 0)
     plain = furthest(ours(source, target), their_model(source, decoder_input_ids=target).logits)
     padded = furthest(
-        ours(source, target, source_keep=keep, target_keep=target_keep),
+        ours(
+            source,
+            target,
+            source_padding_mask=padding_mask,
+            target_padding_mask=target_padding_mask,
+        ),
         their_model(
             source,
-            attention_mask=keep.long(),
+            attention_mask=padding_mask.long(),
             decoder_input_ids=target,
-            decoder_attention_mask=target_keep.long(),
+            decoder_attention_mask=target_padding_mask.long(),
         ).logits,
-        target_keep,
+        target_padding_mask,
     )
     return [plain, padded]
 
@@ -76,7 +88,11 @@ def differences(ours: Any, their_model: Any, source_vocabulary: int) -> list[flo
         (ONE_VOCABULARY, "three"),
         (TWO_VOCABULARIES, "two"),
         (TWO_VOCABULARIES | {"tie_word_embeddings": False}, "none"),
-        (ONE_VOCABULARY | {"scale_embedding": False, "activation_function": "relu", "decoder_layers": 2}, "three"),
+        (
+            ONE_VOCABULARY
+            | {"scale_embedding": False, "activation_function": "relu", "decoder_layers": 2},
+            "three",
+        ),
     ],
 )
 def test_their_weights_in_our_model(choices: dict[str, Any], tied: str, tmp_path: Path) -> None:
@@ -97,7 +113,12 @@ def test_their_weights_in_our_model(choices: dict[str, Any], tied: str, tmp_path
     [
         {"sinusoid": "halves", "logit_bias": True},
         {"sinusoid": "interleaved", "logit_bias": True, "activation": "silu", "decoder_depth": 3},
-        {"tied": "two", "source_vocabulary": SOURCE_V, "logit_bias": True, "scaled_embedding": False},
+        {
+            "tied": "two",
+            "source_vocabulary": SOURCE_V,
+            "logit_bias": True,
+            "scaled_embedding": False,
+        },
         {"tied": "none", "logit_bias": True},
     ],
 )
@@ -139,7 +160,9 @@ def test_old_files_repeat_the_shared_embedding(tmp_path: Path) -> None:
     for name in ("lm_head", "model.encoder.embed_tokens", "model.decoder.embed_tokens"):
         new[f"{name}.weight"] = shared.clone()
     replace_tensors(tmp_path, new)
-    edit_config(tmp_path, add_bias_logits=False, normalize_before=False, static_position_embeddings=True)
+    edit_config(
+        tmp_path, add_bias_logits=False, normalize_before=False, static_position_embeddings=True
+    )
     assert max(differences(read_folder(tmp_path), their_model, V)) < 1e-4
 
 
@@ -152,8 +175,14 @@ def test_their_generate_begins_and_ends_where_we_say(tmp_path: Path) -> None:
         for _ in range(6):
             target = torch.cat([target, our_model(source, target)[:, -1:].argmax(-1)], dim=1)
         generated = loaded(AutoModelForSeq2SeqLM, tmp_path).generate(
-            source, attention_mask=torch.ones_like(source), max_new_tokens=6, num_beams=1, do_sample=False
+            source,
+            attention_mask=torch.ones_like(source),
+            max_new_tokens=6,
+            num_beams=1,
+            do_sample=False,
         )
     for mine, yours in zip(target.tolist(), generated.tolist(), strict=True):
-        end = yours.index(6) if 6 in yours[:-1] else len(yours) - 1  # generate() forces an end into its last place
+        end = (
+            yours.index(6) if 6 in yours[:-1] else len(yours) - 1
+        )  # generate() forces an end into its last place
         assert mine[:end] == yours[:end]

@@ -13,17 +13,31 @@ from tokenizers import processors
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 import qkv
-from golden.tiny_transformers import loaded
 from qkv.generation.fill import masked_ids
 from qkv.generation.text import complete, prompt_ids
-from qkv.generation.translation import source_ids, translate_texts
+from qkv.generation.translate import source_ids, translate_texts
 from qkv.models import BERT, GPT, BERTConfig, GPTConfig, Transformer, TransformerConfig
-from qkv.models.foreign import write_folder
+from qkv.models.convert import write_folder
 from qkv.text import Tokenizer, train
-from text.kinds_of_tokenizer import ENGLISH, TEMPLATE, byte_fallback, gguf_file, marian_folder, wordpiece_of_bert
-from text.sentences import SENTENCES
+from support.sentences import SENTENCES
+from support.tiny_transformers import loaded
+from support.tokenizer_kinds import (
+    ENGLISH,
+    TEMPLATE,
+    byte_fallback,
+    gguf_file,
+    marian_folder,
+    wordpiece_of_bert,
+)
 
-TEXTS = [*SENTENCES[:3], "ROMEO:", "  two  spaces\n\tand lines ", "don't, it's 3.14!", "ünïcödé 日本 😀 ﬁ e\u0301", ""]
+TEXTS = [
+    *SENTENCES[:3],
+    "ROMEO:",
+    "  two  spaces\n\tand lines ",
+    "don't, it's 3.14!",
+    "ünïcödé 日本 😀 ﬁ e\u0301",
+    "",
+]
 
 
 def own(kind: Any) -> Callable[[Path], Tokenizer]:
@@ -33,12 +47,16 @@ def own(kind: Any) -> Callable[[Path], Tokenizer]:
 def llama_with_start(folder: Path) -> Tokenizer:
     """As Llama 2's: the rules put <s> before each text."""
     inner = byte_fallback()
-    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    inner.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
     return Tokenizer(inner, {"bos_token": "<s>", "eos_token": "</s>"})
 
 
 def llama_told_to_start(folder: Path) -> Tokenizer:
-    return Tokenizer(byte_fallback(), {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True})
+    return Tokenizer(
+        byte_fallback(), {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True}
+    )
 
 
 def gpt2_files(folder: Path) -> Tokenizer:
@@ -53,7 +71,9 @@ KINDS: dict[str, Callable[[Path], Tokenizer]] = {
     "byte-pair": own("byte-pair"),
     "word-piece": own("word-piece"),
     "gguf": lambda folder: Tokenizer.read(gguf_file(folder / "tiny.gguf")),
-    "gguf told to start": lambda folder: Tokenizer.read(gguf_file(folder / "tiny.gguf", ggml_add_bos_token=True)),
+    "gguf told to start": lambda folder: Tokenizer.read(
+        gguf_file(folder / "tiny.gguf", ggml_add_bos_token=True)
+    ),
     "llama with a start": llama_with_start,
     "llama told to start": llama_told_to_start,
     "gpt-2's files": gpt2_files,
@@ -63,7 +83,14 @@ KINDS: dict[str, Callable[[Path], Tokenizer]] = {
 def small(tokenizer: Tokenizer, **choices: Any) -> dict[str, Any]:
     torch.manual_seed(0)
     room = tokenizer.vocabulary + 3  # a model may have room for more tokens
-    return {"vocabulary": room, "context": 64, "width": 16, "depth": 1, "heads": 2, "dropout": 0.0} | choices
+    return {
+        "vocabulary": room,
+        "context": 64,
+        "width": 16,
+        "depth": 1,
+        "heads": 2,
+        "dropout": 0.0,
+    } | choices
 
 
 def ids_of(theirs: Any, text: str, **how: Any) -> list[int]:
@@ -109,7 +136,9 @@ def test_their_library_generates_what_ours_does(tmp_path: Path) -> None:
     assert their_model.generation_config.eos_token_id == tokenizer.end
     assert their_model.generation_config.bos_token_id == tokenizer.end  # what our texts begin after
     asked = theirs("ROMEO:", return_tensors="pt")
-    said = their_model.generate(**asked, max_new_tokens=12, do_sample=False)[0, asked["input_ids"].shape[1] :]
+    said = their_model.generate(**asked, max_new_tokens=12, do_sample=False)[
+        0, asked["input_ids"].shape[1] :
+    ]
     right = complete(model, tokenizer, "ROMEO:", length=12, temperature=0.0)
     assert tokenizer.decode(said.tolist()) == right
 
@@ -127,7 +156,9 @@ def test_a_bert_reads_the_same_ids(kind: str, tmp_path: Path) -> None:
     first, second = [*start, *tokenizer.encode("one"), *end], [*tokenizer.encode("two words"), *end]
     assert pair["input_ids"] == first + second
     assert pair["token_type_ids"] == [0] * len(first) + [1] * len(second)
-    if tokenizer.end is not None and kind != "byte-pair":  # where a space before a mask belongs to the mask
+    if (
+        tokenizer.end is not None and kind != "byte-pair"
+    ):  # where a space before a mask belongs to the mask
         text = f"the {theirs.mask_token} sat"
         assert ids_of(theirs, text) == masked_ids(tokenizer, text)
     assert AutoConfig.from_pretrained(tmp_path / "theirs").pad_token_id == tokenizer.padding
@@ -158,7 +189,9 @@ def test_marians(tmp_path: Path) -> None:
 
     their_model = loaded(AutoModelForSeq2SeqLM, tmp_path / "theirs")
     asked = theirs(ENGLISH[0], return_tensors="pt")
-    said = their_model.generate(**asked, max_new_tokens=9, num_beams=1, do_sample=False, forced_eos_token_id=None)
+    said = their_model.generate(
+        **asked, max_new_tokens=9, num_beams=1, do_sample=False, forced_eos_token_id=None
+    )
     ((_, (best,)),) = translate_texts([model], tokenizer, [ENGLISH[0]], length=9, beams=1)
     assert theirs.decode(said[0], skip_special_tokens=True).strip() == best.text
 
@@ -168,7 +201,9 @@ def test_a_chat_is_rendered_the_same(tmp_path: Path) -> None:
     write_folder(GPT(GPTConfig(**small(tokenizer))), tmp_path / "theirs", tokenizer=tokenizer)
     theirs = AutoTokenizer.from_pretrained(tmp_path / "theirs")
     assert theirs.chat_template == TEMPLATE
-    told = theirs.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True)
+    told = theirs.apply_chat_template(
+        [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
+    )
     assert told == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -176,7 +211,9 @@ def test_files_that_are_no_tokenizer_json_are_written_as_one(tmp_path: Path) -> 
     file = gguf_file(tmp_path / "tiny.gguf")
     tokenizer = Tokenizer.read(file)
     write_folder(GPT(GPTConfig(**small(tokenizer))), tmp_path / "theirs", tokenizer=file)
-    assert ids_of(AutoTokenizer.from_pretrained(tmp_path / "theirs"), "ROMEO:") == tokenizer.encode("ROMEO:")
+    assert ids_of(AutoTokenizer.from_pretrained(tmp_path / "theirs"), "ROMEO:") == tokenizer.encode(
+        "ROMEO:"
+    )
 
 
 def test_without_a_tokenizer_theirs_is_not_an_empty_one(tmp_path: Path) -> None:
@@ -189,14 +226,25 @@ def test_without_a_tokenizer_theirs_is_not_an_empty_one(tmp_path: Path) -> None:
 def test_a_tokenizer_that_is_too_large(tmp_path: Path) -> None:
     tokenizer = train("characters", SENTENCES, 60)
     model = GPT(GPTConfig(vocabulary=20, context=8, width=8, depth=1, heads=1))
-    with pytest.raises(ValueError, match=r"tokenizer: it has .* tokens, the model's vocabulary only 20"):
+    with pytest.raises(
+        ValueError, match=r"tokenizer: it has .* tokens, the model's vocabulary only 20"
+    ):
         write_folder(model, tmp_path / "theirs", tokenizer=tokenizer)
     assert not (tmp_path / "theirs").exists()
 
 
 def test_ids_that_are_given_come_before_the_tokenizers(tmp_path: Path) -> None:
     tokenizer = train("characters", SENTENCES, 60)
-    write_folder(GPT(GPTConfig(**small(tokenizer))), tmp_path, tokenizer=tokenizer, end_id=7, pad_id=8, begin_id=9)
+    write_folder(
+        GPT(GPTConfig(**small(tokenizer))),
+        tmp_path,
+        tokenizer=tokenizer,
+        end_id=7,
+        pad_id=8,
+        begin_id=9,
+    )
     config = loaded(AutoModelForCausalLM, tmp_path).generation_config
     assert (config.eos_token_id, config.pad_token_id, config.bos_token_id) == (7, 8, 9)
-    assert isinstance(tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")), tokenizers.Tokenizer)
+    assert isinstance(
+        tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")), tokenizers.Tokenizer
+    )

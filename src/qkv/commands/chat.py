@@ -7,13 +7,22 @@ from typing import Any
 
 import tyro
 
-from qkv.commands.opening import Machine, ModelName, check_length, forgiving, note, open_model, printable, typed_lines
-from qkv.generation.choice import Choice
-from qkv.generation.decode import limit_of
+from qkv.command_line.model_opening import (
+    Machine,
+    ModelName,
+    check_length,
+    forgiving,
+    note,
+    open_model,
+    printable,
+    typed_lines,
+)
+from qkv.generation.generate import limit_of
+from qkv.generation.sampling_params import SamplingParams
 from qkv.generation.text import stream_text
 from qkv.models import GPT
 from qkv.text import Tokenizer
-from qkv.text.chat import Message, encode_chat, ends_of_turn
+from qkv.text.chat_template import Message, encode_chat, ends_of_turn
 
 
 def run(
@@ -43,11 +52,15 @@ def run(
         seed: The same seed gives the same answers again.
         machine: Where and how it computes.
     """
-    choice = Choice(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition=repetition)
+    choice = SamplingParams(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition=repetition
+    )
     check_length(length)
     opened = open_model(model, machine, GPT)
     assert isinstance(opened.model, GPT)
-    ends = ends_of_turn(opened.tokenizer)  # which needs a template: its lack is said before anyone types
+    ends = ends_of_turn(
+        opened.tokenizer
+    )  # which needs a template: its lack is said before anyone types
     told = [] if system is None else [Message(role="system", content=system)]
     messages: list[Message] = list(told)
     said = False
@@ -65,8 +78,18 @@ def run(
             ids = encode_chat(opened.tokenizer, asked)
             limit = limit_of(opened.model, "refuse")
             if limit is not None and len(ids) > limit:
-                raise ValueError(f"text: {len(ids):,} tokens are more than the model's context of {limit:,}; say less")
-            answer = speak(opened.model, opened.tokenizer, ids, length=length, choice=choice, end=ends, seed=seed)
+                raise ValueError(
+                    f"text: {len(ids):,} tokens are more than the model's context of {limit:,}; say less"
+                )
+            answer = speak(
+                opened.model,
+                opened.tokenizer,
+                ids,
+                length=length,
+                choice=choice,
+                end=ends,
+                seed=seed,
+            )
             messages = [*asked, Message(role="assistant", content=answer)]
     if not said and not sys.stdin.isatty():
         raise ValueError("standard input: it is empty; say something, a line at a time")
@@ -78,10 +101,15 @@ def remembered(
     """The talk so far; what was said first is forgotten, aloud, when there would be no room for an answer."""
     context = model.config.context
     kept = messages
-    while len(encode_chat(tokenizer, kept)) > max(context - length, context // 2) and len(kept) > len(told) + 1:
+    while (
+        len(encode_chat(tokenizer, kept)) > max(context - length, context // 2)
+        and len(kept) > len(told) + 1
+    ):
         kept = [*told, *kept[len(told) + 2 :]]  # without a question and its answer
     if forgotten := len(messages) - len(kept):
-        note(f"the talk is longer than the context of {context:,} tokens: its first {forgotten} messages are forgotten")
+        note(
+            f"the talk is longer than the context of {context:,} tokens: its first {forgotten} messages are forgotten"
+        )
     return kept
 
 
@@ -98,5 +126,7 @@ def speak(model: GPT, tokenizer: Tokenizer, ids: list[int], **how: Any) -> str:
             raise
     print(flush=True)
     if reason in ("length", "context"):
-        note(f"the answer was cut off: {'--length is reached' if reason == 'length' else 'the context is full'}")
+        note(
+            f"the answer was cut off: {'--length is reached' if reason == 'length' else 'the context is full'}"
+        )
     return answer

@@ -12,9 +12,9 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from qkv import disk
-from qkv.commands.answered import as_object, as_row, line, picture
-from qkv.commands.opening import (
+from qkv import storage
+from qkv.command_line.answer_output import as_object, as_row, line, picture
+from qkv.command_line.model_opening import (
     Machine,
     ModelName,
     check_not_read,
@@ -25,12 +25,12 @@ from qkv.commands.opening import (
     open_model,
     typed_lines,
 )
-from qkv.data.examples import TWO_TEXTS, Example, in_line, open_examples
+from qkv.data.sources.examples import TWO_TEXTS, Example, in_line, open_examples
 from qkv.evaluation import report
-from qkv.evaluation.labelled import check_label, confusion_of, scores_of
-from qkv.generation.answers import Answer, answers, example_of
-from qkv.models import Tuned
-from qkv.models.config import HeadConfig
+from qkv.evaluation.label_scores import check_label, confusion_of, scores_of
+from qkv.generation.classify import Answer, answers, example_of
+from qkv.models import TaskModel
+from qkv.models.configs import HeadConfig
 from qkv.text import Tokenizer
 
 Texts = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[TEXT ...]")]
@@ -38,7 +38,7 @@ BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ClassifyInputs:
     data: tuple[str, ...] = ()
     """Files to answer: tables (.tsv, .csv, .jsonl, .parquet), .conllu, or plain text with one on each line; -.tsv is a
     table through a pipe."""
@@ -58,7 +58,7 @@ def classify(
     model: ModelName,
     texts: Texts = (),
     pair: str | None = None,
-    asked: tyro.conf.OmitArgPrefixes[Asked] = Asked(),  # noqa: B008 - tyro reads the defaults
+    asked: tyro.conf.OmitArgPrefixes[ClassifyInputs] = ClassifyInputs(),  # noqa: B008 - tyro reads the defaults
     machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008
 ) -> None:
     """Say what a fine-tuned model thinks of texts: a class, a number, or one of several choices.
@@ -87,7 +87,7 @@ def classify(
 def tag(
     model: ModelName,
     texts: Texts = (),
-    asked: tyro.conf.OmitArgPrefixes[Asked] = Asked(),  # noqa: B008 - tyro reads the defaults
+    asked: tyro.conf.OmitArgPrefixes[ClassifyInputs] = ClassifyInputs(),  # noqa: B008 - tyro reads the defaults
     machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008
 ) -> None:
     """Give each word of a sentence its tag, such as its part of speech.
@@ -106,18 +106,31 @@ def tag(
     run("tag", model, texts, None, asked, machine)
 
 
-def run(verb: str, name: str, texts: Sequence[str], pair: str | None, asked: Asked, machine: Machine) -> None:
+def run(
+    verb: str,
+    name: str,
+    texts: Sequence[str],
+    pair: str | None,
+    asked: ClassifyInputs,
+    machine: Machine,
+) -> None:
     check(texts, pair, asked)
-    opened = open_model(name, machine, Tuned)
+    opened = open_model(name, machine, TaskModel)
     model, tokenizer = opened.model, opened.tokenizer
-    assert isinstance(model, Tuned)
+    assert isinstance(model, TaskModel)
     head = model.config.head
     if (head.task == "tag") != (verb == "tag"):
-        does = "it tags words: use qkv tag" if head.task == "tag" else f"its task is {head.task}: use qkv classify"
+        does = (
+            "it tags words: use qkv tag"
+            if head.task == "tag"
+            else f"its task is {head.task}: use qkv classify"
+        )
         raise ValueError(f"{name}: {does}")
     if pair is not None and head.task not in (*TWO_TEXTS, "regress"):
-        raise ValueError(f"pair: {name} reads one text at a time (its task is {head.task}); leave it out")
-    told = Told(model, tokenizer, asked)
+        raise ValueError(
+            f"pair: {name} reads one text at a time (its task is {head.task}); leave it out"
+        )
+    told = AnswerWriter(model, tokenizer, asked)
     if texts:
         examples = given(head.task, texts, pair)
         note_unknown(tokenizer, [text for example in examples for text in example.texts])
@@ -135,13 +148,19 @@ def run(verb: str, name: str, texts: Sequence[str], pair: str | None, asked: Ask
     told.end()
 
 
-def check(texts: Sequence[str], pair: str | None, asked: Asked) -> None:
+def check(texts: Sequence[str], pair: str | None, asked: ClassifyInputs) -> None:
     """What is wrong before the model is read."""
     if texts and asked.data:
         raise ValueError("text: files are given, too; leave one of them out")
     if pair is not None and not texts and not asked.data:
-        raise ValueError("pair: expected the first text, too; through a pipe, a tab stands between the two")
-    for given, flag in ((asked.text, "text"), (asked.label, "label"), (asked.score or None, "score")):
+        raise ValueError(
+            "pair: expected the first text, too; through a pipe, a tab stands between the two"
+        )
+    for given, flag in (
+        (asked.text, "text"),
+        (asked.label, "label"),
+        (asked.score or None, "score"),
+    ):
         if given is not None and not asked.data:
             raise ValueError(f"{flag}: it is about the rows of --data, which is not given")
     if asked.label is not None and not asked.score:
@@ -157,12 +176,17 @@ def given(task: str, texts: Sequence[str], pair: str | None) -> list[Example]:
     if task == "choice":
         return [example_of(task, texts, "text")]
     if task in TWO_TEXTS and pair is None:
-        raise ValueError("pair: this model reads two texts together; give the second one with --pair")
-    numbers = [f"text {number}" if len(texts) > 1 else "text" for number in range(1, len(texts) + 1)]
+        raise ValueError(
+            "pair: this model reads two texts together; give the second one with --pair"
+        )
+    numbers = [
+        f"text {number}" if len(texts) > 1 else "text" for number in range(1, len(texts) + 1)
+    ]
     if task == "tag":
         return [example_of(task, text, where) for text, where in zip(texts, numbers, strict=True)]
     return [
-        example_of(task, (text,) if pair is None else (text, pair), n) for text, n in zip(texts, numbers, strict=True)
+        example_of(task, (text,) if pair is None else (text, pair), n)
+        for text, n in zip(texts, numbers, strict=True)
     ]
 
 
@@ -191,12 +215,12 @@ def as_example(raw: bytes, task: str, number: int) -> Example:
 
 
 @dataclass
-class Told:
+class AnswerWriter:
     """Answers on their way to a person, a pipe or a file; and what is to be said of all of them."""
 
-    model: Tuned
+    model: TaskModel
     tokenizer: Tokenizer
-    asked: Asked
+    asked: ClassifyInputs
     made: list[str] = field(default_factory=list)
     cut: int = 0
     words_cut: int = 0
@@ -219,7 +243,9 @@ class Told:
 
     def put(self, example: Example, answer: Answer, alone: bool = False) -> None:
         if self.asked.out is not None:
-            self.made.append(as_object(example, answer) if self.asked.as_json else as_row(example, answer))
+            self.made.append(
+                as_object(example, answer) if self.asked.as_json else as_row(example, answer)
+            )
         elif self.asked.as_json or not self.console.is_terminal:
             print(as_object(example, answer) if self.asked.as_json else as_row(example, answer))
         elif alone:
@@ -230,7 +256,9 @@ class Told:
     def tell_all(self, data: Sequence[str], pair: str | None) -> None:
         """Rows of files. All of them are read once before the first is answered: what is wrong is known early."""
         asked, head = self.asked, self.head
-        source = open_examples(data, head.task, text=asked.text, pair=pair, label=asked.label, labelled=asked.score)
+        source = open_examples(
+            data, head.task, text=asked.text, pair=pair, label=asked.label, labelled=asked.score
+        )
         check_not_read(asked.out, (Path(part.name) for part in source.parts), "answered")
         total = 0
         for example in source:
@@ -241,7 +269,9 @@ class Told:
         labelled: list[Example] = []
         found: list[Answer] = []
         answered = zip(source, self.answers(source), strict=True)
-        for example, answer in self.watched(answered, total, hidden=not quiet and asked.out is None):
+        for example, answer in self.watched(
+            answered, total, hidden=not quiet and asked.out is None
+        ):
             if asked.score:
                 labelled.append(example)
                 found.append(answer)
@@ -253,28 +283,45 @@ class Told:
     def watched(self, answered: Iterable[Any], total: int, hidden: bool) -> Iterator[Any]:
         """With a line of progress, at a terminal that shows nothing else."""
         hidden = (hidden and self.console.is_terminal) or not sys.stderr.isatty()
-        columns = (TextColumn("answering"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as progress:
+        columns = (
+            TextColumn("answering"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(
+            *columns, console=Console(stderr=True), transient=True, disable=hidden
+        ) as progress:
             yield from progress.track(answered, total=total)
 
     def say_scores(self, examples: Sequence[Example], found: Sequence[Answer]) -> None:
-        from qkv.insight.confusion import confusion_table  # which can draw, and takes long to import
+        from qkv.insight.render.figures.confusion_matrix import (
+            confusion_table,  # which can draw, and takes long to import
+        )
 
         words = sum(len(each.tags or ()) for each in found)
-        rows = f"{words:,} words of {len(found):,} sentences" if self.head.task == "tag" else f"{len(found):,} rows"
+        rows = (
+            f"{words:,} words of {len(found):,} sentences"
+            if self.head.task == "tag"
+            else f"{len(found):,} rows"
+        )
         if self.head.labels:
             counts = confusion_of(self.head, examples, found)
             if counts.sum():
                 self.console.print(confusion_table(counts, self.head.labels))
             if self.head.task == "tag" and (unknown := words - int(counts.sum())):
-                note(f"{unknown:,} of {words:,} words have a tag that the model does not know: wrong, and not above")
+                note(
+                    f"{unknown:,} of {words:,} words have a tag that the model does not know: wrong, and not above"
+                )
         for score in scores_of(self.head, examples, found):
             print(f"{score.name} {report.shown(score)}, {rows}; [ ]: 95% interval")
 
     def end(self) -> None:
         if self.asked.out is not None:
-            disk.write_text(self.asked.out, "".join(f"{each}\n" for each in self.made))
+            storage.write_text(self.asked.out, "".join(f"{each}\n" for each in self.made))
         if self.cut:
             words = f"; {self.words_cut:,} words have no tag" if self.words_cut else ""
             who = "1 text was" if self.cut == 1 else f"{self.cut:,} texts were"
-            note(f"{who} longer than the model's context of {self.model.config.context:,} tokens and cut to it{words}")
+            note(
+                f"{who} longer than the model's context of {self.model.config.context:,} tokens and cut to it{words}"
+            )

@@ -16,22 +16,32 @@ from typing import Any, Literal, NamedTuple
 import tyro
 from rich.console import Console
 
-from qkv import disk
+from qkv import storage
+from qkv.command_line.model_opening import Machine, ModelName, check_place, note
 from qkv.commands.evaluate import answers, fingerprints, opened, titles
-from qkv.commands.opening import Machine, ModelName, check_place, note
-from qkv.data.examples import open_examples
-from qkv.data.labels import labels_of
+from qkv.data.batches.labels import labels_of
+from qkv.data.sources.examples import open_examples
 from qkv.evaluation import report
 from qkv.evaluation.evaluate import Protocol, Subject, rows_of
-from qkv.evaluation.interval import wilson
+from qkv.evaluation.intervals import wilson
 from qkv.evaluation.question import question
-from qkv.evaluation.task import Task, only_column, parts, read_task
-from qkv.insight.comparison import Compared, Way, comparison_table, draw_comparison
+from qkv.evaluation.task_file import EvaluationTask, only_column, parts, read_task
+from qkv.insight.render.figures.comparison_figure import (
+    Compared,
+    Way,
+    comparison_table,
+    draw_comparison,
+)
 from qkv.models import BERT, GPT
 from qkv.nn.config import check_above_zero, check_at_least_one
-from qkv.training.distributed import under_torchrun
-from qkv.training.tune import finetune
-from qkv.training.tune_config import DEFAULTS, Trained, TuneConfig, TuneRunConfig
+from qkv.training.finetune.finetune import finetune
+from qkv.training.finetune.finetune_config import (
+    DEFAULTS,
+    FinetuneConfig,
+    FinetuneRunConfig,
+    Trained,
+)
+from qkv.training.systems.distributed import under_torchrun
 
 RESULTS, PICTURE, LIMITED, RUNS = "results.json", "comparison.png", "validation.jsonl", "runs"
 WHO = ("family", "parameters", "sha256 of weights", "sha256 of tokenizer", "int8")
@@ -112,7 +122,9 @@ def run(
     """
     Protocol(limit=limit, shots=min(shots, default=0))  # says what is wrong before anything is read
     if under_torchrun():
-        raise ValueError("compare: it trains many models one after the other; start it without torchrun")
+        raise ValueError(
+            "compare: it trains many models one after the other; start it without torchrun"
+        )
     if seeds < 1:
         raise ValueError(f"seeds: expected 1 or more, not {seeds}")
     if not shots and not examples:
@@ -127,15 +139,21 @@ def run(
     wanted = numbers(examples, rows, len(prompt.choices), ", ".join(data))
     title = titles([model])[0]
     subject, who = opened(model, title, machine, GPT, BERT)
-    found = Found.begun(out / RESULTS, {
+    found = ComparisonResults.begun(out / RESULTS, {
         "model": {name: who[name] for name in WHO}, "task": prompt.as_json(), "data": checksums(data),
         "validation": checksums(validation), "limit": limit, "training": asdict(training),
     })  # fmt: skip
     if limit is not None:  # both ways are asked the very same rows
         some = rows_of(prompt, validation, limit)
-        disk.write_text(out / LIMITED, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in some))
+        storage.write_text(
+            out / LIMITED, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in some)
+        )
         validation = (str(out / LIMITED),)
-    prompted = [Key("prompted", each, seed) for each in sorted(set(shots)) for seed in range(seeds if each else 1)]
+    prompted = [
+        Key("prompted", each, seed)
+        for each in sorted(set(shots))
+        for seed in range(seeds if each else 1)
+    ]
     if prompted and not isinstance(subject.model, GPT):
         note(f"{model}: a BERT says no next word, so it cannot be prompted; it is only fine-tuned")
         prompted = []
@@ -148,7 +166,7 @@ def run(
         del subject  # before training needs the memory
         for key in found.missing(keys):
             say(key, keys)
-            tune = TuneConfig(
+            tune = FinetuneConfig(
                 model=model, task=columns.task, data=data, validation=validation,
                 examples=None if key.examples == rows else key.examples, train=training.train, **columns._asdict(),
             )  # fmt: skip
@@ -165,7 +183,7 @@ def run(
 # What is asked
 
 
-class Columns(NamedTuple):
+class ScoreColumns(NamedTuple):
     text: str
     pair: str | None
     label: str
@@ -175,22 +193,33 @@ class Columns(NamedTuple):
         return "classify" if self.pair is None else "pair"
 
 
-def columns_of(task: Task) -> Columns:
+def columns_of(task: EvaluationTask) -> ScoreColumns:
     """Those that fine-tuning reads: one text or two in the order of the prompt, and the class."""
     label = only_column(task.answer) if task.answer else None
     if task.kind != "classification" or isinstance(task.choices, str) or label is None:
-        raise ValueError(f"task: expected one with classes, such as sst-2 or rte, not {task.name}, of kind {task.kind}")
+        raise ValueError(
+            f"task: expected one with classes, such as sst-2 or rte, not {task.name}, of kind {task.kind}"
+        )
     texts = list(dict.fromkeys(column for _, column in parts(task.template) if column))
     if not 1 <= len(texts) <= 2:
-        raise ValueError(f"task: {task.name}: expected one or two columns in its template, not {', '.join(texts)}")
+        raise ValueError(
+            f"task: {task.name}: expected one or two columns in its template, not {', '.join(texts)}"
+        )
     if set(task.columns) != {*texts, label}:
-        raise ValueError(f"task: {task.name}: expected classes that are the same for every row, not {task.choices}")
-    return Columns(texts[0], texts[1] if len(texts) == 2 else None, label)
+        raise ValueError(
+            f"task: {task.name}: expected classes that are the same for every row, not {task.choices}"
+        )
+    return ScoreColumns(texts[0], texts[1] if len(texts) == 2 else None, label)
 
 
-def checked(task: Task, columns: Columns, data: Sequence[str], validation: Sequence[str]) -> int:
+def checked(
+    task: EvaluationTask, columns: ScoreColumns, data: Sequence[str], validation: Sequence[str]
+) -> int:
     """How many rows there are to learn from, once every row is known to be of use to both ways."""
-    read = [list(open_examples(files, columns.task, **columns._asdict())) for files in (data, validation)]
+    read = [
+        list(open_examples(files, columns.task, **columns._asdict()))
+        for files in (data, validation)
+    ]
     for example in itertools.chain(*read):
         row = dict(zip(filter(None, columns), (*example.texts, example.label), strict=True))
         question(task, row, example.where)
@@ -210,20 +239,26 @@ def numbers(examples: Sequence[str], rows: int, classes: int, name: str) -> list
     if max(made, default=0) > rows:
         raise ValueError(f"examples: {name} has only {rows:,} rows, not {max(made):,}")
     if min(made, default=least) < least:
-        raise ValueError(f"examples: {min(made)} are too few for {classes} classes; expected {least} or more")
+        raise ValueError(
+            f"examples: {min(made)} are too few for {classes} classes; expected {least} or more"
+        )
     return sorted(made)
 
 
 def checksums(data: Sequence[str]) -> list[str]:
     """Of the files, wherever they lie; what is on a hub is known by its name."""
-    return [content or name for name, content in fingerprints(data).items() if content or name.startswith("hf:")]
+    return [
+        content or name
+        for name, content in fingerprints(data).items()
+        if content or name.startswith("hf:")
+    ]
 
 
 # What is found
 
 
 @dataclass
-class Found:
+class ComparisonResults:
     """All that is known by now, on the disk as soon as it is."""
 
     path: Path
@@ -231,19 +266,26 @@ class Found:
     points: dict[Key, dict[str, Any]]
 
     @classmethod
-    def begun(cls, path: Path, asked: dict[str, Any]) -> Found:
+    def begun(cls, path: Path, asked: dict[str, Any]) -> ComparisonResults:
         """With what a run before this one has found, if it asked the same."""
         if not path.exists():
             return cls(path, asked, {})
         try:
             before = json.loads(path.read_text(encoding="utf-8"))
-            points = {Key(**{name: point.pop(name) for name in Key._fields}): point for point in before["points"]}
+            points = {
+                Key(**{name: point.pop(name) for name in Key._fields}): point
+                for point in before["points"]
+            }
             old = before["asked"]
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise ValueError(f"out: {path} holds no comparison that can be gone on with; name another folder") from None
+            raise ValueError(
+                f"out: {path} holds no comparison that can be gone on with; name another folder"
+            ) from None
         for name, value in json.loads(json.dumps(asked)).items():
             if old.get(name) != value:
-                raise ValueError(f"out: {path.parent} holds a comparison with another {name}; name another folder")
+                raise ValueError(
+                    f"out: {path.parent} holds a comparison with another {name}; name another folder"
+                )
         return cls(path, asked, points)
 
     def missing(self, keys: Sequence[Key]) -> list[Key]:
@@ -255,7 +297,9 @@ class Found:
 
     def write(self) -> None:
         points = [key._asdict() | point for key, point in sorted(self.points.items())]
-        compared = [each._asdict() | {"mean": each.mean, "spread": each.spread} for each in self.compared()]
+        compared = [
+            each._asdict() | {"mean": each.mean, "spread": each.spread} for each in self.compared()
+        ]
         whole = {"compared": compared, "points": points, "asked": self.asked, **report.made_with()}
         report.write(self.path, whole)
 
@@ -263,23 +307,38 @@ class Found:
         """Each way with each number of examples, over all seeds."""
         made = []
         for way, examples in sorted({(key.way, key.examples) for key in self.points}):
-            own = [point for key, point in sorted(self.points.items()) if key[:2] == (way, examples)]
+            own = [
+                point for key, point in sorted(self.points.items()) if key[:2] == (way, examples)
+            ]
             accuracies, rows = tuple(point["accuracy"] for point in own), own[0]["rows"]
             ends = wilson(min(rows, sum(accuracies) / len(own) * rows), rows)
             made.append(Compared(way, examples, accuracies, *ends))
         return made
 
 
-def by_prompt(task: Task, subject: Subject, data: Sequence[str], protocol: Protocol) -> dict[str, Any]:
+def by_prompt(
+    task: EvaluationTask, subject: Subject, data: Sequence[str], protocol: Protocol
+) -> dict[str, Any]:
     (result,) = answers(task, subject, list(data), [protocol])
     score = result.scores[0]
-    return {"accuracy": score.value, "rows": result.rows, "seconds": result.seconds, "said": result.said}
+    return {
+        "accuracy": score.value,
+        "rows": result.rows,
+        "seconds": result.seconds,
+        "said": result.said,
+    }
 
 
-def by_training(tune: TuneConfig, training: Training, key: Key, folder: Path, machine: Machine) -> dict[str, Any]:
+def by_training(
+    tune: FinetuneConfig, training: Training, key: Key, folder: Path, machine: Machine
+) -> dict[str, Any]:
     """Asked once, at the end: weights that were chosen by what is asked would look better than they are."""
-    begin, epochs, batch = time.perf_counter(), training.epochs_of(key.examples), min(training.batch, key.examples)
-    run = TuneRunConfig(
+    begin, epochs, batch = (
+        time.perf_counter(),
+        training.epochs_of(key.examples),
+        min(training.batch, key.examples),
+    )
+    run = FinetuneRunConfig(
         out=folder, epochs=epochs, batch=batch, seed=key.seed, device=machine.device, precision=machine.precision,
         validate_every=AT_THE_END, checkpoint_every=CHECKPOINT, keep=1, log_every=50, resume=True,
     )  # fmt: skip
@@ -300,12 +359,17 @@ def say(key: Key, keys: Sequence[Key]) -> None:
     note(f"{keys.index(key) + 1} of {len(keys)}: {key}")
 
 
-def tell(found: Found, title: str, chance: float, picture: Path) -> None:
+def tell(found: ComparisonResults, title: str, chance: float, picture: Path) -> None:
     """What is known, also where the rest could not be found."""
     if not found.points:
         return
     compared = found.compared()
     Console(highlight=False).print(comparison_table(compared, chance))
-    rows, seeds = next(iter(found.points.values()))["rows"], max(len(each.accuracies) for each in compared)
-    below = f"{rows:,} rows asked; bars are 95% intervals" + (f"; a dot for each of {seeds} seeds" if seeds > 1 else "")
+    rows, seeds = (
+        next(iter(found.points.values()))["rows"],
+        max(len(each.accuracies) for each in compared),
+    )
+    below = f"{rows:,} rows asked; bars are 95% intervals" + (
+        f"; a dot for each of {seeds} seeds" if seeds > 1 else ""
+    )
     print(draw_comparison(compared, picture, title, below, chance))

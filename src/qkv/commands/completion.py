@@ -11,9 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from qkv.commands.listing import COMMANDS
-from qkv.commands.shells import SHELLS
-from qkv.commands.usage import UsageError, suggestion
+from qkv.command_line.listing import COMMANDS
+from qkv.command_line.shell_completion import SHELLS
+from qkv.command_line.usage_errors import UsageError, suggestion
 
 STORED = Path(__file__).with_suffix(".json")
 INSTALLED_MODELS = ["smollm2", "minilm"]
@@ -35,29 +35,38 @@ def run(arguments: list[str]) -> None:
     shell, *rest = arguments
     if shell not in SHELLS or rest:
         wrong = shell if shell not in SHELLS else rest[0]
-        raise UsageError(f"completion: expected one of {', '.join(SHELLS)}, not {wrong!r}{suggestion(wrong, SHELLS)}")
+        raise UsageError(
+            f"completion: expected one of {', '.join(SHELLS)}, not {wrong!r}{suggestion(wrong, SHELLS)}"
+        )
 
-    summaries = {name: command.summary.partition(": qkv ")[0].rstrip(".") for name, command in COMMANDS.items()}
+    summaries = {
+        name: command.summary.partition(": qkv ")[0].rstrip(".")
+        for name, command in COMMANDS.items()
+    }
     print(SHELLS[shell](json.loads(STORED.read_text(encoding="utf-8")), summaries))
 
 
 def describe_commands() -> dict[str, dict[str, Any]]:
     """For each command, and each family of a command, the flags with what may follow them."""
     from qkv.commands import finetune, lab, train
-    from qkv.models.config import CONFIGS, family
+    from qkv.models.configs import CONFIGS, family
     from qkv.models.presets import PRESETS
 
     described = {}
     for name, command in COMMANDS.items():
         module, _, function = command.target.partition(":")
         if not command.reads_arguments and module:
-            described[name] = flags_by_name(getattr(import_module(f"qkv.commands.{module}"), function))
+            described[name] = flags_by_name(
+                getattr(import_module(f"qkv.commands.{module}"), function)
+            )
     described["finetune"] = flags_by_name(finetune.Flags)
     for name, experiment in lab.EXPERIMENTS.items():
         described[f"lab {name}"] = flags_by_name(experiment)
     for name in train.TRAINED:
         flags = flags_by_name(train.flags_for(CONFIGS[name]))
-        flags["--preset"]["choices"] = [each for each, made in PRESETS.items() if family(made.config) == name]
+        flags["--preset"]["choices"] = [
+            each for each, made in PRESETS.items() if family(made.config) == name
+        ]
         described[f"train {name}"] = flags
     return described | {f"completion {shell}": {} for shell in SHELLS}
 
@@ -65,7 +74,7 @@ def describe_commands() -> dict[str, dict[str, Any]]:
 def flags_by_name(target: Any) -> dict[str, Any]:
     """Each flag as it is typed, with the kind of its values (switch: none), their choices, and
     whether it takes several. Arguments without a flag have the empty name."""
-    from qkv.commands.flags import flags_of
+    from qkv.command_line.flags import flags_of
 
     found: dict[str, Any] = {"--help": {"kind": "switch"}}
     for flag in flags_of(target):
@@ -81,8 +90,14 @@ def in_lines(described: dict[str, dict[str, Any]]) -> str:
     """JSON with a line for each flag, so that a change of one is a change of one line."""
     commands = []
     for command, flags in described.items():
-        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(flag)}" for name, flag in flags.items())
-        commands.append(f" {json.dumps(command)}: {{\n{lines}\n }}" if lines else f" {json.dumps(command)}: {{}}")
+        lines = ",\n".join(
+            f"  {json.dumps(name)}: {json.dumps(flag)}" for name, flag in flags.items()
+        )
+        commands.append(
+            f" {json.dumps(command)}: {{\n{lines}\n }}"
+            if lines
+            else f" {json.dumps(command)}: {{}}"
+        )
     return "{\n" + ",\n".join(commands) + "\n}\n"
 
 

@@ -53,7 +53,9 @@ def run(as_json: Annotated[bool, tyro.conf.arg(name="json")] = False) -> None:
         print(filled(f"{title:12} ", text, 13))
     for number, (name, version) in enumerate(found["packages"].items()):
         there = version or f"not installed (pip install {name})"
-        print(filled(f"{'' if number else 'packages':12} ", f"{name} {there}: {PACKAGES[name]}", 13))
+        print(
+            filled(f"{'' if number else 'packages':12} ", f"{name} {there}: {PACKAGES[name]}", 13)
+        )
     print("\nNothing is slow here that could be faster." if not advice else "\nWhat is slow here:")
     for each in advice:
         print(filled("  - ", f"{each.slow}: {each.why}. {each.do}.", 4))
@@ -61,14 +63,16 @@ def run(as_json: Annotated[bool, tyro.conf.arg(name="json")] = False) -> None:
 
 def filled(start: str, text: str, indent: int) -> str:
     """A text in lines of 80 columns, the first one after its title."""
-    return textwrap.fill(text, 80, initial_indent=start, subsequent_indent=" " * indent, break_on_hyphens=False)
+    return textwrap.fill(
+        text, 80, initial_indent=start, subsequent_indent=" " * indent, break_on_hyphens=False
+    )
 
 
 def examine() -> dict[str, Any]:
     """Everything that is shown, as plain values."""
     import torch
 
-    from qkv.training.precision import cpu_slowdown
+    from qkv.training.systems.precision import cpu_slowdown
 
     memory, features = machine.memory(), machine.cpu_features()
     return {
@@ -90,7 +94,8 @@ def examine() -> dict[str, Any]:
             "load": machine.load(),
         },
         "environment": {
-            name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "QKV_CACHE")
+            name: os.environ.get(name)
+            for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "QKV_CACHE")
         },
         "memory": None if memory is None else {"total": memory[0], "available": memory[1]},
         "gpus": gpus(),
@@ -117,11 +122,15 @@ def gpus() -> list[dict[str, Any]]:
 
 def cache() -> dict[str, Any]:
     """The folder of prepared data, and the room on its disk."""
-    from qkv.data.prepare import cache_folder
+    from qkv.data.tokens.prepare import cache_folder
 
     folder = cache_folder().absolute()
     above = next(each for each in (folder, *folder.parents) if each.exists())
-    return {"folder": str(folder), "free": shutil.disk_usage(above).free, "writable": os.access(above, os.W_OK)}
+    return {
+        "folder": str(folder),
+        "free": shutil.disk_usage(above).free,
+        "writable": os.access(above, os.W_OK),
+    }
 
 
 def installed(package: str) -> str | None:
@@ -141,7 +150,9 @@ def models() -> dict[str, bool]:
     found = {}
     for name, (_, module, file) in artifact.PACKAGED.items():
         spec = find_spec(module)
-        found[name] = any(Path(place, file).exists() for place in (spec and spec.submodule_search_locations) or ())
+        found[name] = any(
+            Path(place, file).exists() for place in (spec and spec.submodule_search_locations) or ()
+        )
     return found
 
 
@@ -149,7 +160,11 @@ def described(found: dict[str, Any]) -> dict[str, str]:
     """A line for each part of the machine."""
     torch, cpu, memory, cache = found["torch"], found["cpu"], found["memory"], found["cache"]
     features = cpu["features"] or {}
-    bf16 = "does not run" if cpu["bf16_slowdown"] is None else f"{cpu['bf16_slowdown']:.1f} times float32's time"
+    bf16 = (
+        "does not run"
+        if cpu["bf16_slowdown"] is None
+        else f"{cpu['bf16_slowdown']:.1f} times float32's time"
+    )
     named = {"avx2": "AVX2", "avx512": "AVX-512", "bf16": "native bf16", "amx": "AMX"}
     spins = found["environment"]["GOMP_SPINCOUNT"] or "not set"
     return {
@@ -157,7 +172,14 @@ def described(found: dict[str, Any]) -> dict[str, str]:
         "torch": f"{torch['version']}, {'CUDA ' + torch['cuda'] if torch['cuda'] else 'without CUDA'}, CPU kernels for "
         f"{torch['cpu_capability']}",
         "CPU": f"{cpu['model']}, {cpu['usable_cores']} of {cpu['cores']} cores usable; "
-        + (", ".join(f"{text}: {'yes' if features[name] else 'no'}" for name, text in named.items() if features) + "; ")
+        + (
+            ", ".join(
+                f"{text}: {'yes' if features[name] else 'no'}"
+                for name, text in named.items()
+                if features
+            )
+            + "; "
+        )
         + f"a matrix product in bf16: {bf16}",
         "threads": f"{torch['threads']} (OMP_NUM_THREADS: {found['environment']['OMP_NUM_THREADS'] or 'not set'}, "
         f"GOMP_SPINCOUNT: {spins})",
@@ -171,7 +193,9 @@ def described(found: dict[str, Any]) -> dict[str, str]:
         )
         or "none",
         "cache": f"{cache['folder']}, {cache['free'] / GIB:.1f} GiB free",
-        "models": ", ".join(f"{name}: {'yes' if there else 'no'}" for name, there in found["models"].items()),
+        "models": ", ".join(
+            f"{name}: {'yes' if there else 'no'}" for name, there in found["models"].items()
+        ),
     }
 
 
@@ -180,14 +204,26 @@ def advise(found: dict[str, Any]) -> list[Advice]:
 
 
 def advise_cpu(found: dict[str, Any]) -> list[Advice]:
-    cpu, threads, given = found["cpu"], found["torch"]["threads"], found["environment"]["OMP_NUM_THREADS"]
+    cpu, threads, given = (
+        found["cpu"],
+        found["torch"]["threads"],
+        found["environment"]["OMP_NUM_THREADS"],
+    )
     slowdown, usable = cpu["bf16_slowdown"], cpu["usable_cores"]
     advice = []
     if found["torch"]["cpu_capability"] in ("DEFAULT", "NO AVX"):
         why = "torch finds no AVX2 on this CPU and uses its slowest kernels"
-        advice.append(Advice("Everything on the CPU", why, "Unset ATEN_CPU_CAPABILITY if it is set, or use a GPU"))
+        advice.append(
+            Advice(
+                "Everything on the CPU", why, "Unset ATEN_CPU_CAPABILITY if it is set, or use a GPU"
+            )
+        )
     if slowdown is None or slowdown > 1.3:
-        why = "this CPU cannot run it" if slowdown is None else f"it takes {slowdown:.1f} times as long as float32"
+        why = (
+            "this CPU cannot run it"
+            if slowdown is None
+            else f"it takes {slowdown:.1f} times as long as float32"
+        )
         advice.append(Advice("bf16 on the CPU", why, "Keep float32, which is the default on a CPU"))
     if threads < usable and given is not None:
         why = f"torch uses {threads} of {usable} cores, because OMP_NUM_THREADS is {given}"
@@ -195,7 +231,9 @@ def advise_cpu(found: dict[str, Any]) -> list[Advice]:
     if cpu["load"] is not None and cpu["load"] > usable + 0.5:
         why = f"other processes use this machine: a load of {cpu['load']:.1f} on {usable} cores"
         active = str(found["environment"]["OMP_WAIT_POLICY"]).upper() == "ACTIVE"
-        what = "Stop them" + (", or unset OMP_WAIT_POLICY: waiting threads then give way" if active else "")
+        what = "Stop them" + (
+            ", or unset OMP_WAIT_POLICY: waiting threads then give way" if active else ""
+        )
         advice.append(Advice("Training and generating", why, what))
     return advice
 
@@ -207,7 +245,11 @@ def advise_gpu(found: dict[str, Any]) -> list[Advice]:
         return [Advice("Training on the GPU", why, "Nothing need be done")] if old else []
     if found["gpu_driver"]:
         why = "the driver sees a GPU, torch does not"
-        build = "install a build of torch with CUDA" if found["torch"]["cuda"] is None else "update the driver"
+        build = (
+            "install a build of torch with CUDA"
+            if found["torch"]["cuda"] is None
+            else "update the driver"
+        )
         return [Advice("Everything", why, build.capitalize())]
     what = "Train the tiny presets (gpt-tiny, transformer-tiny ...), or use a machine with a GPU for the others"
     return [Advice("Training more than tiny models", "there is no GPU", what)]
@@ -217,11 +259,19 @@ def advise_room(found: dict[str, Any]) -> list[Advice]:
     advice, memory, cache = [], found["memory"], found["cache"]
     if memory is not None and memory["available"] < LITTLE_MEMORY:
         why = f"only {memory['available'] / GIB:.1f} GiB of memory are available"
-        advice.append(Advice("Models of more than 100 million parameters", why, "Close other programs, or use --int8"))
+        advice.append(
+            Advice(
+                "Models of more than 100 million parameters",
+                why,
+                "Close other programs, or use --int8",
+            )
+        )
     if not cache["writable"]:
         why = f"{cache['folder']} cannot be written"
         advice.append(Advice("Preparing data", why, "Set QKV_CACHE to a folder of yours"))
     elif cache["free"] < LITTLE_DISK:
         why = f"only {cache['free'] / GIB:.1f} GiB are free on the disk of {cache['folder']}"
-        advice.append(Advice("Preparing large data", why, "Make room, or set QKV_CACHE to a folder elsewhere"))
+        advice.append(
+            Advice("Preparing large data", why, "Make room, or set QKV_CACHE to a folder elsewhere")
+        )
     return advice

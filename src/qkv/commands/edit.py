@@ -9,13 +9,20 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
-from qkv.commands.opening import Machine, ModelName, finely, note_unknown, open_model, printable
+from qkv.command_line.model_opening import (
+    Machine,
+    ModelName,
+    finely,
+    note_unknown,
+    open_model,
+    printable,
+)
 from qkv.generation.fill import Guess
-from qkv.insight.cells import bar, has_blocks
-from qkv.insight.difference import Change, what_changes
-from qkv.insight.editing import Edit
-from qkv.insight.reading import read
-from qkv.models import BERT, GPT, RNN, Transformer, Tuned
+from qkv.insight.inspect.attention_edits import Edit
+from qkv.insight.inspect.edit_effects import Change, edit_effects
+from qkv.insight.inspect.model_input import read
+from qkv.insight.render.terminal_cells import bar, has_blocks
+from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.tables import Table
 
 BAR = 10
@@ -24,7 +31,9 @@ MUCH = 0.1  # so far moved, a place is worth a colour; no full bar is for less
 
 def run(
     model: ModelName,
-    text: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[TEXT [TEXT]]")] = (),
+    text: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[TEXT [TEXT]]")
+    ] = (),
     change: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
     source: str | None = None,
     target: str | None = None,
@@ -59,12 +68,14 @@ def run(
     if length < 0:
         raise ValueError(f"length: expected 0 or more, not {length}")
     if not edits:
-        raise ValueError("change: expected one or more, such as --change 3.5=off; qkv edit --help lists what there is")
-    opened = open_model(model, finely(machine), GPT, BERT, Transformer, RNN, Tuned)
+        raise ValueError(
+            "change: expected one or more, such as --change 3.5=off; qkv edit --help lists what there is"
+        )
+    opened = open_model(model, finely(machine), GPT, BERT, Transformer, RNN, TaskModel)
     note_unknown(opened.tokenizer, [each for each in (*text, source, target) if each is not None])
     reading = read(opened.model, opened.tokenizer, *text, source=source, target=target)
     with Console(stderr=True).status("reading twice ..."):
-        found = what_changes(opened.model, opened.tokenizer, reading, edits, top=top, length=length)
+        found = edit_effects(opened.model, opened.tokenizer, reading, edits, top=top, length=length)
     if as_json:
         print(json.dumps(as_object(found), ensure_ascii=False))
         return
@@ -72,7 +83,9 @@ def run(
     console.print(table(found, has_blocks(console)))
     if found.loss_before is not None and found.loss_after is not None:
         more = found.loss_after - found.loss_before
-        console.print(f"loss of the text: {found.loss_before:.3f} before, {found.loss_after:.3f} after ({more:+.3f})")
+        console.print(
+            f"loss of the text: {found.loss_before:.3f} before, {found.loss_after:.3f} after ({more:+.3f})"
+        )
     for name, said in (("before", found.said_before), ("after", found.said_after)):
         if said is not None:
             style = "bold" if name == "after" and said != found.said_before else ""
@@ -86,7 +99,11 @@ def table(found: Change, blocks: bool) -> Table:
     measure = "KL divergence in nats" if found.before is not None else "1 - cosine of its vector"
     made.caption = f"moved: {measure}; a full bar is {most:.2f}"
     made.title = Text(printable(", ".join(map(str, found.edits))), style="bold")
-    tokens = found.reading.text.tokens if len(found.moved) == len(found.reading.text.tokens) else ("answer",)
+    tokens = (
+        found.reading.text.tokens
+        if len(found.moved) == len(found.reading.text.tokens)
+        else ("answer",)
+    )
     made.add_column("", justify="right", style="dim")
     made.add_column("token")
     if found.before is not None:
@@ -100,7 +117,11 @@ def table(found: Change, blocks: bool) -> Table:
             before, after = found.before[place], found.after[place]
             cells += [said(before, after), said(after, before)]
         style = "red" if moved > MUCH else ""
-        made.add_row(*cells, Text(f"{moved:.4f}", style=style), Text(bar(moved / most, BAR, blocks), style="red"))
+        made.add_row(
+            *cells,
+            Text(f"{moved:.4f}", style=style),
+            Text(bar(moved / most, BAR, blocks), style="red"),
+        )
     return made
 
 
@@ -109,7 +130,9 @@ def said(guesses: list[Guess], others: list[Guess]) -> Text:
     line = Text()
     for rank, guess in enumerate(guesses):
         new = rank == 0 and guess.id != others[0].id
-        line.append(printable(guess.text), style="bold yellow" if new else "bold" if rank == 0 else "")
+        line.append(
+            printable(guess.text), style="bold yellow" if new else "bold" if rank == 0 else ""
+        )
         line.append(f" {guess.probability:.0%}  ", style="dim")
     return line
 
@@ -118,12 +141,23 @@ def as_object(found: Change) -> dict[str, Any]:
     def guesses(side: list[list[Guess]] | None) -> Any:
         if side is None:
             return None
-        return [[{"text": each.text, "probability": each.probability} for each in place] for place in side]
+        return [
+            [{"text": each.text, "probability": each.probability} for each in place]
+            for place in side
+        ]
 
     return {
         "changes": [str(each) for each in found.edits],
         "tokens": list(found.reading.text.tokens),
         "moved": found.moved.tolist(),
-        "before": {"likeliest": guesses(found.before), "loss": found.loss_before, "text": found.said_before},
-        "after": {"likeliest": guesses(found.after), "loss": found.loss_after, "text": found.said_after},
+        "before": {
+            "likeliest": guesses(found.before),
+            "loss": found.loss_before,
+            "text": found.said_before,
+        },
+        "after": {
+            "likeliest": guesses(found.after),
+            "loss": found.loss_after,
+            "text": found.said_after,
+        },
     }

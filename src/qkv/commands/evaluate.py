@@ -12,18 +12,25 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from qkv.artifact import checksum
-from qkv.commands.opening import Machine, check_place, device_of, open_model
-from qkv.data.files import find_files
-from qkv.data.lines import lines
-from qkv.data.source import SPLITS, open_pairs
+from qkv.command_line.model_opening import Machine, check_place, device_of, open_model
+from qkv.data.sources.files import find_files
+from qkv.data.sources.lines import lines
+from qkv.data.sources.source import SPLITS, open_pairs
 from qkv.evaluation import report
 from qkv.evaluation.bleu import check
-from qkv.evaluation.evaluate import Protocol, Result, Subject, evaluate, scored, takes_examples
-from qkv.evaluation.task import Task, read_task
-from qkv.insight import scores
-from qkv.insight.picture import check_ending
+from qkv.evaluation.evaluate import (
+    EvaluationResult,
+    Protocol,
+    Subject,
+    evaluate,
+    scored,
+    takes_examples,
+)
+from qkv.evaluation.task_file import EvaluationTask, read_task
+from qkv.insight.render.figures import score_figure
+from qkv.insight.render.figures.figure_style import check_ending
 from qkv.models import BERT, GPT, RNN, Transformer
-from qkv.models.build import Model, family
+from qkv.models.registry import Model, family
 from qkv.text import Tokenizer
 
 
@@ -78,7 +85,9 @@ def run(
         machine: Where and how it computes.
     """
     asked = paired([(name, read_task(name), given) for name, given in map(named, task)], data)
-    protocol = Protocol(seed=seed, limit=limit, examples=examples, window=window, stride=stride, beams=beams)
+    protocol = Protocol(
+        seed=seed, limit=limit, examples=examples, window=window, stride=stride, beams=beams
+    )
     protocols = [replace(protocol, shots=number) for number in dict.fromkeys(shots)]
     if not protocols:
         raise ValueError("shots: expected one number or more")
@@ -87,13 +96,15 @@ def run(
     if plot is not None:
         check_ending(plot)
     how = asdict(protocol) | {"shots": [each.shots for each in protocols]} | asdict(machine)
-    found = Found(asked, how)
+    found = EvaluationResults(asked, how)
     try:
         if hypotheses is not None:
             found.results.append(written(asked, hypotheses, models, protocols))
         elif not models:
             raise ValueError("models: expected one model or more, such as runs/mine or smollm2")
-        for name, title in zip(dict.fromkeys(models), titles(list(dict.fromkeys(models))), strict=True):
+        for name, title in zip(
+            dict.fromkeys(models), titles(list(dict.fromkeys(models))), strict=True
+        ):
             subject, found.models[title] = opened(name, title, machine, GPT, BERT, Transformer, RNN)
             for each, given in asked:
                 for result in answers(each, subject, given, protocols):
@@ -108,17 +119,17 @@ def run(
 
 
 @dataclass
-class Found:
+class EvaluationResults:
     """All that is known by now."""
 
-    asked: list[tuple[Task, list[str]]]
+    asked: list[tuple[EvaluationTask, list[str]]]
     how: dict[str, Any]
     models: dict[str, Any] = field(default_factory=dict)
-    results: list[Result] = field(default_factory=list)
+    results: list[EvaluationResult] = field(default_factory=list)
     failure: str = ""
 
 
-def tell(found: Found, out: Path | None, plot: Path | None) -> None:
+def tell(found: EvaluationResults, out: Path | None, plot: Path | None) -> None:
     console = Console(highlight=False)
     console.print(report.table(found.results))
     for line in report.notes(found.results):
@@ -127,12 +138,17 @@ def tell(found: Found, out: Path | None, plot: Path | None) -> None:
     asked = [(task, given) for task, given in found.asked if task.name in answered]
     files = {task.name: fingerprints(own(task, given)) for task, given in asked}
     whole = report.as_json(
-        found.results, [task for task, _ in asked], files, found.models, found.how, failure=found.failure
+        found.results,
+        [task for task, _ in asked],
+        files,
+        found.models,
+        found.how,
+        failure=found.failure,
     )
     if out is not None:
         report.write(out, whole)
     if plot is not None:
-        scores.plot(whole, plot)
+        score_figure.plot(whole, plot)
 
 
 # What was asked
@@ -146,7 +162,9 @@ def named(task: str) -> tuple[str, list[str]]:
     return name, files.split(",") if equals else []
 
 
-def paired(tasks: Sequence[tuple[str, Task, list[str]]], data: Sequence[str]) -> list[tuple[Task, list[str]]]:
+def paired(
+    tasks: Sequence[tuple[str, EvaluationTask, list[str]]], data: Sequence[str]
+) -> list[tuple[EvaluationTask, list[str]]]:
     """Each task with its data: its own after =, or what --data says."""
     if not tasks:
         raise ValueError("task: expected one task or more, such as --task lambada")
@@ -165,44 +183,62 @@ def paired(tasks: Sequence[tuple[str, Task, list[str]]], data: Sequence[str]) ->
     return apart([(task, given or next(rest, [])) for _, task, given in tasks])
 
 
-def apart(asked: Sequence[tuple[Task, list[str]]]) -> list[tuple[Task, list[str]]]:
+def apart(
+    asked: Sequence[tuple[EvaluationTask, list[str]]],
+) -> list[tuple[EvaluationTask, list[str]]]:
     """Tasks of one name are told apart by their files; the very same one twice is asked once."""
-    different = {(task.name, task.origin, *own(task, given)): (task, given) for task, given in asked}.values()
+    different = {
+        (task.name, task.origin, *own(task, given)): (task, given) for task, given in asked
+    }.values()
     made = []
     for task, given in different:
         same = [each for each in different if each[0].name == task.name]
-        ways = (short_names, full_names, lambda task, given: f"{task.origin}, {full_names(task, given)}")
+        ways = (
+            short_names,
+            full_names,
+            lambda task, given: f"{task.origin}, {full_names(task, given)}",
+        )
         way = next(way for way in ways if len({way(*each) for each in same}) == len(same))
-        made.append((replace(task, name=f"{task.name} ({way(task, given)})") if len(same) > 1 else task, given))
+        made.append(
+            (
+                replace(task, name=f"{task.name} ({way(task, given)})") if len(same) > 1 else task,
+                given,
+            )
+        )
     return made
 
 
-def own(task: Task, given: Sequence[str]) -> Sequence[str]:
+def own(task: EvaluationTask, given: Sequence[str]) -> Sequence[str]:
     """The files that a task is asked of: what was given, or what it has itself."""
     return given or [task.beside(task.data)]
 
 
-def full_names(task: Task, given: Sequence[str]) -> str:
+def full_names(task: EvaluationTask, given: Sequence[str]) -> str:
     return ", ".join(own(task, given))
 
 
-def short_names(task: Task, given: Sequence[str]) -> str:
+def short_names(task: EvaluationTask, given: Sequence[str]) -> str:
     return ", ".join(Path(item).name for item in own(task, given))
 
 
 def titles(models: Sequence[str]) -> list[str]:
     """What tells them apart: the last part of a path where that is enough."""
     short = [Path(name).name for name in models]
-    return [one if short.count(one) == 1 and one else name for one, name in zip(short, models, strict=True)]
+    return [
+        one if short.count(one) == 1 and one else name
+        for one, name in zip(short, models, strict=True)
+    ]
 
 
-def opened(name: str, title: str, machine: Machine, *wanted: type[Model]) -> tuple[Subject, dict[str, Any]]:
+def opened(
+    name: str, title: str, machine: Machine, *wanted: type[Model]
+) -> tuple[Subject, dict[str, Any]]:
     """A model and who it is: the weights as they were saved tell that, before they become bytes."""
     device_of(machine)
     model, tokenizer = open_model(name, replace(machine, int8=False), *wanted)
     told = {"path": name, **identity(model, tokenizer), "int8": machine.int8}
     if machine.int8:
-        from qkv.models.quantise import int8
+        from qkv.models.quantize import int8
 
         model = int8(model)
     return Subject(title, model, tokenizer), told
@@ -234,11 +270,20 @@ def fingerprints(data: Sequence[str]) -> dict[str, str]:
 # Answers
 
 
-def answers(task: Task, subject: Subject, data: list[str], protocols: Sequence[Protocol]) -> Iterator[Result]:
+def answers(
+    task: EvaluationTask, subject: Subject, data: list[str], protocols: Sequence[Protocol]
+) -> Iterator[EvaluationResult]:
     few = takes_examples(task, subject.model)
-    for protocol in protocols if few else [max(protocols, key=lambda each: each.shots)]:  # whose result says so
+    for protocol in (
+        protocols if few else [max(protocols, key=lambda each: each.shots)]
+    ):  # whose result says so
         errors = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
         bar = Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal)
         with bar:
             line = bar.add_task(f"{subject.name}: {task.name}", total=None)
@@ -251,21 +296,34 @@ def answers(task: Task, subject: Subject, data: list[str], protocols: Sequence[P
 
 
 def written(
-    asked: Sequence[tuple[Task, list[str]]], hypotheses: Path, models: Sequence[str], protocols: Sequence[Protocol]
-) -> Result:
+    asked: Sequence[tuple[EvaluationTask, list[str]]],
+    hypotheses: Path,
+    models: Sequence[str],
+    protocols: Sequence[Protocol],
+) -> EvaluationResult:
     """Translations that are there already, against the references: the targets of pairs, or a file with a line each."""
     if models or len(asked) != 1 or asked[0][0].kind != "translation":
         raise ValueError("hypotheses: expected --task translation alone, and no model")
     if any(protocol.shots for protocol in protocols):
-        raise ValueError("shots: translations that are there already have no examples before them; leave it out")
+        raise ValueError(
+            "shots: translations that are there already have no examples before them; leave it out"
+        )
     task, data = asked[0]
     if not data:
-        raise ValueError("data: expected the references: a file with a line each, or pairs of source and target")
+        raise ValueError(
+            "data: expected the references: a file with a line each, or pairs of source and target"
+        )
     said = [line for file in find_files(str(hypotheses), piped="text") for _, line in lines(file)]
-    first = find_files(data[0], piped="text")[0] if data[0].partition(":")[0] not in SPLITS else None
+    first = (
+        find_files(data[0], piped="text")[0] if data[0].partition(":")[0] not in SPLITS else None
+    )
     plain = first is not None and first.format == "text" and len(data) == 1
-    references = [line for _, line in lines(first)] if first and plain else [target for _, target in open_pairs(data)]
+    references = (
+        [line for _, line in lines(first)]
+        if first and plain
+        else [target for _, target in open_pairs(data)]
+    )
     check(said, references)
     limit = protocols[0].limit
     found = scored(said[:limit], references[:limit], protocols[0].seed, "translations as given")
-    return Result(task=task.name, model=hypotheses.name, shots=0, **found)
+    return EvaluationResult(task=task.name, model=hypotheses.name, shots=0, **found)

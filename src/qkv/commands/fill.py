@@ -10,9 +10,16 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
-from qkv.commands.opening import Machine, ModelName, note_unknown, open_model, printable, standard_input
+from qkv.command_line.model_opening import (
+    Machine,
+    ModelName,
+    note_unknown,
+    open_model,
+    printable,
+    standard_input,
+)
 from qkv.generation.fill import Guess, fill, masks_of
-from qkv.insight.cells import bar
+from qkv.insight.render.terminal_cells import bar
 from qkv.models import BERT
 from qkv.tables import Table
 
@@ -61,6 +68,8 @@ def bars(guesses: list[Guess]) -> Table:
     table.add_column(no_wrap=True)
     for guess in guesses:
         table.add_row(
-            Text(printable(guess.text)), f"{guess.probability:.1%}", Text(bar(guess.probability), style="cyan")
+            Text(printable(guess.text)),
+            f"{guess.probability:.1%}",
+            Text(bar(guess.probability), style="cyan"),
         )
     return table

@@ -12,17 +12,17 @@ from typing import Any
 import tyro
 from rich.console import Console
 
-from qkv import disk
+from qkv import storage
 from qkv.checkpoint import RUN
-from qkv.commands.parsing import naming_flags, parse
+from qkv.command_line.parsing import naming_flags, parse
 from qkv.commands.train import value_of
 from qkv.nn.config import check_at_least_one
 from qkv.tables import Table
-from qkv.training.config import OptimizerConfig, among
-from qkv.training.distributed import first_process, under_torchrun
-from qkv.training.folder import LOCK, remembered
-from qkv.training.tune import Tuning, finetune
-from qkv.training.tune_config import DEFAULTS, TuneConfig, TuneRunConfig
+from qkv.training.finetune.finetune import FinetuneResult, finetune
+from qkv.training.finetune.finetune_config import DEFAULTS, FinetuneConfig, FinetuneRunConfig
+from qkv.training.run_config import OptimizerConfig, among
+from qkv.training.setup.run_folder import LOCK, remembered
+from qkv.training.systems.distributed import first_process, under_torchrun
 
 SEEDS = "seeds.json"
 PICTURE = "confusion.png"
@@ -30,8 +30,8 @@ PICTURE = "confusion.png"
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    tuning: TuneConfig
-    run: TuneRunConfig
+    tuning: FinetuneConfig
+    run: FinetuneRunConfig
     learning: OptimizerConfig = field(default_factory=lambda: DEFAULTS)
     seeds: int = 1
     """Fine-tune so many times, with seeds one after the other, and tell the mean and the spread."""
@@ -71,8 +71,8 @@ def known_flags(out: str | None) -> Flags:
         learning = OptimizerConfig(**among(known, OptimizerConfig))
         known["seed"], seeds = known.get("first_seed", known["seed"]), known.get("seeds", 1)
     return Flags(
-        tuning=TuneConfig(**among(known, TuneConfig)),
-        run=TuneRunConfig(**among(known, TuneRunConfig)),
+        tuning=FinetuneConfig(**among(known, FinetuneConfig)),
+        run=FinetuneRunConfig(**among(known, FinetuneRunConfig)),
         learning=learning,
         seeds=seeds,
     )
@@ -90,7 +90,7 @@ def run(flags: Flags) -> bool:
 
     first = first_process()
     console = Console(highlight=False, quiet=not first)
-    done: list[Tuning] = []
+    done: list[FinetuneResult] = []
     seeds = [flags.run.seed + number for number in range(flags.seeds)]
     if flags.seeds > 1:
         check_several(flags.run)
@@ -101,7 +101,9 @@ def run(flags: Flags) -> bool:
             one = replace(flags.run, seed=seed, out=flags.run.out / f"seed-{seed}")
             console.print(f"Seed {seed}, {number + 1} of {flags.seeds}")
         try:
-            made = finetune(flags.tuning, flags.learning, one, remember=remember, samples=samples.maker)
+            made = finetune(
+                flags.tuning, flags.learning, one, remember=remember, samples=samples.maker
+            )
         except ValueError:
             if flags.seeds > 1:
                 leave_nothing(one.out)
@@ -118,12 +120,16 @@ def run(flags: Flags) -> bool:
     return True
 
 
-def check_several(run: TuneRunConfig) -> None:
+def check_several(run: FinetuneRunConfig) -> None:
     """Several seeds have a folder each, inside one that is theirs alone."""
     if under_torchrun():
-        raise ValueError("seeds: under torchrun one seed at a time; give each its own --seed and --out")
+        raise ValueError(
+            "seeds: under torchrun one seed at a time; give each its own --seed and --out"
+        )
     if (run.out / RUN).exists():
-        raise ValueError(f"out: {run.out} holds a run of one seed; choose another folder for several")
+        raise ValueError(
+            f"out: {run.out} holds a run of one seed; choose another folder for several"
+        )
     if (run.out / SEEDS).exists() and not run.resume:
         raise ValueError(
             f"out: {run.out} holds runs already; add --resume to go on with them, or choose another folder"
@@ -139,27 +145,39 @@ def leave_nothing(out: Path) -> None:
             out.parent.rmdir()
 
 
-def show(made: Tuning, out: Path, tune: TuneConfig, console: Console) -> None:
-    from qkv.insight.confusion import confusion_table, draw_confusion
+def show(made: FinetuneResult, out: Path, tune: FinetuneConfig, console: Console) -> None:
+    from qkv.insight.render.figures.confusion_matrix import confusion_table, draw_confusion
 
     if made.confusion is not None:
         console.print(confusion_table(made.confusion, made.labels))
-        console.print(f"Drawn: {draw_confusion(made.confusion, made.labels, out / PICTURE, str(out.name))}")
+        console.print(
+            f"Drawn: {draw_confusion(made.confusion, made.labels, out / PICTURE, str(out.name))}"
+        )
     console.print(
-        "On validation: " + ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in made.measured.items())
+        "On validation: "
+        + ", ".join(
+            f"{name.replace('_', ' ')} {value:.4f}" for name, value in made.measured.items()
+        )
     )
     verb = {"tag": "tag", "chat": "chat", "translate": "translate"}.get(tune.task, "classify")
     console.print(f"Use it: qkv {verb} {out}")
 
 
-def tell_spread(done: Sequence[Tuning], seeds: Sequence[int], out: Path, console: Console) -> None:
+def tell_spread(
+    done: Sequence[FinetuneResult], seeds: Sequence[int], out: Path, console: Console
+) -> None:
     """Mean and standard deviation over the seeds, on the screen and in a file."""
     rows = {name: [made.measured[name] for made in done] for name in done[0].measured}
-    spread = {name: {"mean": statistics.fmean(row), "deviation": statistics.stdev(row)} for name, row in rows.items()}
+    spread = {
+        name: {"mean": statistics.fmean(row), "deviation": statistics.stdev(row)}
+        for name, row in rows.items()
+    }
     table = Table("", "mean", "deviation", f"seeds {seeds[0]} to {seeds[-1]}")
     for name, row in rows.items():
         mean, deviation = spread[name]["mean"], spread[name]["deviation"]
         each = "  ".join(f"{value:.4f}" for value in row)
         table.add_row(name.replace("_", " "), f"{mean:.4f}", f"{deviation:.4f}", each)
     console.print(table)
-    disk.write_text(out / SEEDS, json.dumps({"seeds": seeds, "measured": rows, "spread": spread}, indent=1))
+    storage.write_text(
+        out / SEEDS, json.dumps({"seeds": seeds, "measured": rows, "spread": spread}, indent=1)
+    )

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from qkv.commands.opening import (
+from qkv.command_line.model_opening import (
     Machine,
     ModelName,
     check_length,
@@ -23,12 +23,12 @@ from qkv.commands.opening import (
     read_text,
     standard_input,
 )
-from qkv.generation.beam import beam_search
-from qkv.generation.choice import Choice
-from qkv.generation.decode import limit_of
-from qkv.generation.search import MOST_BEAMS
-from qkv.generation.talk import Beyond, Reason
-from qkv.generation.text import Piece, prompt_ids, stream_text
+from qkv.generation.generate import limit_of
+from qkv.generation.generation_batch import Beyond, Reason
+from qkv.generation.sampling_params import SamplingParams
+from qkv.generation.search.beam_search import beam_search
+from qkv.generation.search.search_loop import MOST_BEAMS
+from qkv.generation.text import TextChunk, prompt_ids, stream_text
 from qkv.models import GPT
 from qkv.text import Tokenizer
 
@@ -37,7 +37,9 @@ MOST_TOKENS = 20_000_000  # every one has its chance, drawn before the first is 
 
 def run(
     model: ModelName,
-    prompt: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[PROMPT]")] = (),
+    prompt: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[PROMPT]")
+    ] = (),
     file: Path | None = None,
     length: int = 100,
     temperature: float = 0.8,
@@ -82,7 +84,7 @@ def run(
         as_json: A line of JSON for each text: prompt, sample, text, and the reason why it ended.
         machine: Where and how it computes.
     """
-    choice = Choice(
+    choice = SamplingParams(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
@@ -98,13 +100,19 @@ def run(
             "fewer, with another seed each time"
         )
     if not 0 <= beams <= MOST_BEAMS:
-        raise ValueError(f"beams: expected 1 to {MOST_BEAMS:,}, or 0 to draw words instead, not {beams:,}")
+        raise ValueError(
+            f"beams: expected 1 to {MOST_BEAMS:,}, or 0 to draw words instead, not {beams:,}"
+        )
     if beams and stop:
         raise ValueError("stop: a search with beams has no stop strings; leave one of them out")
     if beams and beyond != "refuse":
-        raise ValueError(f"beyond: a search with beams ends where the context does; leave {beyond} or the beams out")
+        raise ValueError(
+            f"beyond: a search with beams ends where the context does; leave {beyond} or the beams out"
+        )
     if beams and not 1 <= samples <= beams:
-        raise ValueError(f"samples: expected 1 to {beams}, as many as there are beams, not {samples}")
+        raise ValueError(
+            f"samples: expected 1 to {beams}, as many as there are beams, not {samples}"
+        )
     text = wanted(" ".join(prompt) if prompt else None, file)
     opened = open_model(model, machine, GPT)
     note_unknown(opened.tokenizer, [text])
@@ -113,15 +121,25 @@ def run(
     size = len(ids)
     if beyond == "refuse" and limit is not None and size > limit:
         slide = "" if beams else ", or let its beginning be forgotten with --beyond slide"
-        raise ValueError(f"prompt: {size:,} tokens are more than the model's context of {limit:,}; shorten it{slide}")
+        raise ValueError(
+            f"prompt: {size:,} tokens are more than the model's context of {limit:,}; shorten it{slide}"
+        )
     if beams:
         found = likeliest(opened.model, opened.tokenizer, ids, length, limit, beams, samples)
         show(found, text, samples, as_json, True)
         return
-    how: dict[str, Any] = {"choice": choice, "samples": samples, "seed": seed, "beyond": beyond, "stop": stop}
+    how: dict[str, Any] = {
+        "choice": choice,
+        "samples": samples,
+        "seed": seed,
+        "beyond": beyond,
+        "stop": stop,
+    }
     spoken = stream_text(opened.model, opened.tokenizer, [ids], length=length, **how)
     if beyond == "slide" and limit is not None and size > limit:
-        note(f"the prompt has {size:,} tokens, and {limit:,} fit into the context: its beginning is forgotten")
+        note(
+            f"the prompt has {size:,} tokens, and {limit:,} fit into the context: its beginning is forgotten"
+        )
     show(spoken, text, samples, as_json)
 
 
@@ -136,26 +154,40 @@ def wanted(prompt: str | None, file: Path | None) -> str:
         return ""
     text = standard_input()
     if not text:
-        raise ValueError('prompt: standard input is empty; give a prompt, or "" to begin a new text')
+        raise ValueError(
+            'prompt: standard input is empty; give a prompt, or "" to begin a new text'
+        )
     return text.removesuffix("\n")
 
 
 def likeliest(
-    model: GPT, tokenizer: Tokenizer, prompt: list[int], length: int, limit: int | None, beams: int, samples: int
-) -> Iterator[Piece]:
+    model: GPT,
+    tokenizer: Tokenizer,
+    prompt: list[int],
+    length: int,
+    limit: int | None,
+    beams: int,
+    samples: int,
+) -> Iterator[TextChunk]:
     """By beam search, in a model whose context has room for `limit` tokens."""
-    (found,) = beam_search(model, [prompt], end=tokenizer.end, length=length, beams=beams, n_best=samples)
+    (found,) = beam_search(
+        model, [prompt], end=tokenizer.end, length=length, beams=beams, n_best=samples
+    )
     for row, hypothesis in enumerate(found):
         said = len(hypothesis.ids)
         reason: Reason = "end"
         if said == length:
             reason = "length"
-        elif limit is not None and len(prompt) + said > limit:  # as in a draw, the last word needs no place
+        elif (
+            limit is not None and len(prompt) + said > limit
+        ):  # as in a draw, the last word needs no place
             reason = "context"
-        yield Piece(row, tokenizer.decode(hypothesis.ids), reason)
+        yield TextChunk(row, tokenizer.decode(hypothesis.ids), reason)
 
 
-def show(pieces: Iterable[Piece], prompt: str, samples: int, as_json: bool, beams: bool = False) -> None:
+def show(
+    pieces: Iterable[TextChunk], prompt: str, samples: int, as_json: bool, beams: bool = False
+) -> None:
     """The first text as it comes, and each other one when those before it are whole."""
     console = Console(highlight=False, soft_wrap=True)
     for row, spoken in groupby(in_order(pieces), key=lambda piece: piece.row):
@@ -181,9 +213,9 @@ def show(pieces: Iterable[Piece], prompt: str, samples: int, as_json: bool, beam
             )
 
 
-def in_order(pieces: Iterable[Piece]) -> Iterator[Piece]:
+def in_order(pieces: Iterable[TextChunk]) -> Iterator[TextChunk]:
     """All of the first row, then all of the second, and so on; what comes too early waits."""
-    waiting: dict[int, list[Piece]] = {}
+    waiting: dict[int, list[TextChunk]] = {}
     row = 0
     for piece in pieces:
         waiting.setdefault(piece.row, []).append(piece)

@@ -15,7 +15,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from qkv.commands.opening import (
+from qkv.command_line.model_opening import (
     Machine,
     ModelName,
     Opened,
@@ -25,19 +25,19 @@ from qkv.commands.opening import (
     note_unknown,
     open_model,
 )
-from qkv.data.batch import Batch
-from qkv.data.conllu import read_sentences
-from qkv.data.examples import open_examples
-from qkv.data.files import find_files
-from qkv.data.source import open_pairs, open_texts
-from qkv.insight.ablation import How, ablate
-from qkv.insight.batches import batches_of, batches_of_examples, batches_of_pairs
-from qkv.insight.head_pictures import draw_importance, draw_roles, draw_syntax
-from qkv.insight.head_tables import importance_table, roles_table, syntax_table
-from qkv.insight.picture import check_ending
-from qkv.insight.roles import roles
-from qkv.insight.syntax import syntax
-from qkv.models import BERT, GPT, RNN, Transformer, Tuned
+from qkv.data.batches.batch import Batch
+from qkv.data.sources.conllu import read_sentences
+from qkv.data.sources.examples import open_examples
+from qkv.data.sources.files import find_files
+from qkv.data.sources.source import open_pairs, open_texts
+from qkv.insight.heads.head_ablation import How, ablate
+from qkv.insight.heads.head_patterns import head_patterns
+from qkv.insight.heads.head_syntax import syntax
+from qkv.insight.heads.text_batches import batches_of, batches_of_examples, batches_of_pairs
+from qkv.insight.render.figures.figure_style import check_ending
+from qkv.insight.render.figures.head_figures import draw_importance, draw_patterns, draw_syntax
+from qkv.insight.render.head_tables import importance_table, patterns_table, syntax_table
+from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.tables import Table
 
 PASSAGE = 600  # characters: the lines of a file are read together up to so many
@@ -55,7 +55,7 @@ PAIRS = "data: a translator reads pairs; give some, such as --data turkish:test"
 Advance = Callable[[int, int], None]
 
 
-class Answer(NamedTuple):
+class HeadResults(NamedTuple):
     """What was found, in the three ways in which it may be asked for."""
 
     numbers: Any
@@ -65,7 +65,9 @@ class Answer(NamedTuple):
 
 def run(
     model: ModelName,
-    text: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[TEXT ...]")] = (),
+    text: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[TEXT ...]")
+    ] = (),
     data: tuple[str, ...] = (),
     without: Annotated[How | None, tyro.conf.arg(name="ablate")] = None,
     grammar: Annotated[Path | None, tyro.conf.arg(name="syntax")] = None,
@@ -105,8 +107,8 @@ def run(
     check_not_read(plot, [*map(Path, data), *([] if grammar is None else [grammar])], "read")
     if plot is not None:
         check_ending(plot)
-    opened = open_model(model, finely(machine), GPT, BERT, Transformer, RNN, Tuned)
-    found: dict[str, Answer] = {}
+    opened = open_model(model, finely(machine), GPT, BERT, Transformer, RNN, TaskModel)
+    found: dict[str, HeadResults] = {}
     if without is not None:
         found["ablation"] = ablated(opened, model, without, text, data, limit or 32)
     if grammar is not None:
@@ -114,7 +116,12 @@ def run(
     if not found:
         found["roles"] = played(opened, model, text, data, limit or 32)
     if as_json:
-        print(json.dumps({"model": model, **{name: each.numbers for name, each in found.items()}}, ensure_ascii=False))
+        print(
+            json.dumps(
+                {"model": model, **{name: each.numbers for name, each in found.items()}},
+                ensure_ascii=False,
+            )
+        )
     for name, answer in found.items():
         if not as_json:
             Console(highlight=False).print(answer.table)
@@ -126,21 +133,32 @@ def run(
 # The three questions
 
 
-def played(opened: Opened, name: str, text: tuple[str, ...], data: tuple[str, ...], limit: int) -> Answer:
+def played(
+    opened: Opened, name: str, text: tuple[str, ...], data: tuple[str, ...], limit: int
+) -> HeadResults:
     texts = texts_of(opened, text, data, limit)
     with advancing("reading") as advance:
-        found = roles(opened.model, opened.tokenizer, texts, advance)
+        found = head_patterns(opened.model, opened.tokenizer, texts, advance)
     numbers = [
         {
             "attention": each.kind,
-            **{role: {"scores": scores.tolist(), "even": each.even[role]} for role, scores in each.scores.items()},
+            **{
+                role: {"scores": scores.tolist(), "even": each.even[role]}
+                for role, scores in each.scores.items()
+            },
         }
         for each in found
     ]
-    return Answer(numbers, roles_table(found), lambda out: draw_roles(found, out, f"What heads do: {name}"))
+    return HeadResults(
+        numbers,
+        patterns_table(found),
+        lambda out: draw_patterns(found, out, f"What heads do: {name}"),
+    )
 
 
-def ablated(opened: Opened, name: str, how: How, text: tuple[str, ...], data: tuple[str, ...], limit: int) -> Answer:
+def ablated(
+    opened: Opened, name: str, how: How, text: tuple[str, ...], data: tuple[str, ...], limit: int
+) -> HeadResults:
     asked = batches(opened, text, data, limit)
     with advancing("without each head") as advance:
         found = ablate(opened.model, asked, how, advance)
@@ -149,13 +167,18 @@ def ablated(opened: Opened, name: str, how: How, text: tuple[str, ...], data: tu
         "measure": found.measure,
         "unchanged": found.unchanged,
         "texts": found.texts,
-        "heads": [{field: known(value) for field, value in each._asdict().items()} for each in found.ranked()],
+        "heads": [
+            {field: known(value) for field, value in each._asdict().items()}
+            for each in found.ranked()
+        ],
     }
     title = f"Which heads matter: {name}"
-    return Answer(numbers, importance_table(found), lambda out: draw_importance(found, out, title))
+    return HeadResults(
+        numbers, importance_table(found), lambda out: draw_importance(found, out, title)
+    )
 
 
-def parsed(opened: Opened, name: str, file: Path, limit: int | None, halves: bool) -> Answer:
+def parsed(opened: Opened, name: str, file: Path, limit: int | None, halves: bool) -> HeadResults:
     (found_file, *others) = find_files(str(file), piped="conllu")
     if others or found_file.format != "conllu":
         raise ValueError(f"syntax: expected one .conllu file, perhaps compressed, not {file}")
@@ -165,9 +188,16 @@ def parsed(opened: Opened, name: str, file: Path, limit: int | None, halves: boo
     numbers = {
         "sentences": found.sentences,
         "halves": found.halves,
-        "relations": [{field: known(value) for field, value in each._asdict().items()} for each in found.relations],
+        "relations": [
+            {field: known(value) for field, value in each._asdict().items()}
+            for each in found.relations
+        ],
     }
-    return Answer(numbers, syntax_table(found), lambda out: draw_syntax(found, out, f"Heads and grammar: {name}"))
+    return HeadResults(
+        numbers,
+        syntax_table(found),
+        lambda out: draw_syntax(found, out, f"Heads and grammar: {name}"),
+    )
 
 
 def known(value: Any) -> Any:
@@ -178,7 +208,9 @@ def known(value: Any) -> Any:
 # What is read
 
 
-def texts_of(opened: Opened, text: tuple[str, ...], data: tuple[str, ...], limit: int) -> list[str | tuple[str, str]]:
+def texts_of(
+    opened: Opened, text: tuple[str, ...], data: tuple[str, ...], limit: int
+) -> list[str | tuple[str, str]]:
     """As given, or a few sentences. Which of their words the model does not know is said."""
     found: list[str | tuple[str, str]] = []
     if data and isinstance(opened.model, Transformer | RNN):
@@ -187,7 +219,10 @@ def texts_of(opened: Opened, text: tuple[str, ...], data: tuple[str, ...], limit
         raise ValueError(PAIRS)
     else:
         found += islice(passages(data) if data else text or TEXTS, limit)
-    note_unknown(opened.tokenizer, [each for one in found for each in ([one] if isinstance(one, str) else one)])
+    note_unknown(
+        opened.tokenizer,
+        [each for one in found for each in ([one] if isinstance(one, str) else one)],
+    )
     return found
 
 
@@ -205,12 +240,16 @@ def passages(data: tuple[str, ...]) -> Iterator[str]:
         held = "" if ends else held
 
 
-def batches(opened: Opened, text: tuple[str, ...], data: tuple[str, ...], limit: int) -> list[Batch]:
+def batches(
+    opened: Opened, text: tuple[str, ...], data: tuple[str, ...], limit: int
+) -> list[Batch]:
     """What the model is asked, and measured by."""
     model, tokenizer = opened.model, opened.tokenizer
-    if isinstance(model, Tuned):
+    if isinstance(model, TaskModel):
         if not data:
-            raise ValueError("data: the loss of a fine-tuned model needs texts with labels; name a file that has some")
+            raise ValueError(
+                "data: the loss of a fine-tuned model needs texts with labels; name a file that has some"
+            )
         examples = list(islice(open_examples(data, model.config.head.task), limit))
         return batches_of_examples(model, tokenizer, examples)
     if isinstance(model, Transformer | RNN):
@@ -229,6 +268,8 @@ def batches(opened: Opened, text: tuple[str, ...], data: tuple[str, ...], limit:
 def advancing(label: str) -> Iterator[Advance]:
     """A line of progress, at a terminal."""
     columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
         task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from qkv.commands.parsing import run_one_of
+from qkv.command_line.parsing import run_one_of
 from qkv.lab import matrices
 from qkv.lab.demo import OUT
 from qkv.lab.positions import positions

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich.console import Console
 
-from qkv.commands.opening import (
+from qkv.command_line.model_opening import (
     Machine,
     ModelName,
     check_not_read,
@@ -22,16 +22,20 @@ from qkv.commands.opening import (
     read_text,
     standard_input,
 )
-from qkv.insight import picture, positions, terminal
-from qkv.insight.capture import unmasked
+from qkv.insight.inspect import position_encoding
+from qkv.insight.inspect.capture import unmasked
 from qkv.insight.look import FORMATS, Look, look
-from qkv.insight.views import View
-from qkv.models import BERT, GPT, RNN, Transformer, Tuned
+from qkv.insight.render import terminal
+from qkv.insight.render.figures import figure_style
+from qkv.insight.render.views import View
+from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 
 
 def run(
     model: ModelName,
-    text: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[TEXT [TEXT]]")] = (),
+    text: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[TEXT [TEXT]]")
+    ] = (),
     source: str | None = None,
     target: str | None = None,
     data: Path | None = None,
@@ -75,8 +79,10 @@ def run(
     page = out is not None and out.suffix.lower() == ".html"
     whole = page or (out is not None and out.suffix.lower() == ".safetensors")
     if len(layer) > 1 and not whole:
-        raise ValueError(f"layer: one view shows one layer, not {len(layer)}; a page (--out look.html) holds several")
-    opened = open_model(model, finely(machine), GPT, BERT, Transformer, RNN, Tuned)
+        raise ValueError(
+            f"layer: one view shows one layer, not {len(layer)}; a page (--out look.html) holds several"
+        )
+    opened = open_model(model, finely(machine), GPT, BERT, Transformer, RNN, TaskModel)
     if view == "positions":
         return see_positions(model, opened.model, out)
     texts = texts_of(text, data, source)
@@ -108,7 +114,7 @@ def run(
 
 def show(seen: Look, chosen: dict[str, Any], out: Path | None) -> None:
     given = {name: value for name, value in chosen.items() if value is not None}
-    if "view" not in given and (out is None or out.suffix.lower() in picture.ENDINGS):
+    if "view" not in given and (out is None or out.suffix.lower() in figure_style.ENDINGS):
         heads = sum(each.depth * each.heads for each in seen.attention)
         chooses = {"layer", "head", "kind"} & given.keys() or heads == 1
         given["view"] = "head" if chooses else "heads" if heads else "next"
@@ -135,9 +141,9 @@ def texts_of(text: tuple[str, ...], data: Path | None, source: str | None) -> li
 
 
 def see_positions(name: str, model: Any, out: Path | None) -> None:
-    found = positions.encoding(model)
+    found = position_encoding.encoding(model)
     if out is None:
-        positions.show(found, Console(highlight=False))
+        position_encoding.show(found, Console(highlight=False))
         return
-    picture.check_ending(out, "out")
-    print(picture.save(lambda: positions.draw(found, name), out))
+    figure_style.check_ending(out, "out")
+    print(figure_style.save(lambda: position_encoding.draw(found, name), out))

@@ -11,13 +11,21 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
+from qkv.command_line.model_opening import (
+    Machine,
+    ModelName,
+    Opened,
+    check_place,
+    finely,
+    open_model,
+    printable,
+)
 from qkv.commands.heads import advancing
-from qkv.commands.opening import Machine, ModelName, Opened, check_place, finely, open_model, printable
-from qkv.insight.cells import HeatMap
-from qkv.insight.head_pictures import draw_patched
-from qkv.insight.patching import At, Patched, patch
-from qkv.insight.picture import check_ending
-from qkv.insight.reading import Reading, read, readable, side
+from qkv.insight.inspect.activation_patching import At, Patched, patch
+from qkv.insight.inspect.model_input import Reading, read, readable, side
+from qkv.insight.render.figures.figure_style import check_ending
+from qkv.insight.render.figures.head_figures import draw_patched
+from qkv.insight.render.terminal_cells import HeatMap
 from qkv.models import BERT, GPT, RNN, Transformer
 from qkv.text import Tokenizer
 
@@ -68,15 +76,22 @@ def run(
         check_ending(plot)
     opened = open_model(model, finely(machine), GPT, BERT, Transformer, RNN)
     if isinstance(opened.model, RNN):
-        raise ValueError("model: an RNN has no layers of heads, so nothing in it can be patched; expected another")
+        raise ValueError(
+            "model: an RNN has no layers of heads, so nothing in it can be patched; expected another"
+        )
     tokenizer = opened.tokenizer
     prompts = [prompt_of(opened, each, target) for each in (clean, corrupted)]
     place = mask_of(opened, *prompts)
-    right, wrong = (one_token(tokenizer, text, name) for text, name in ((answer, "answer"), (against, "against")))
+    right, wrong = (
+        one_token(tokenizer, text, name)
+        for text, name in ((answer, "answer"), (against, "against"))
+    )
     if against is not None and answer is None:
         raise ValueError("against: expected an answer, too, to be compared with it")
     with advancing("patching") as advance:
-        found = patch(opened.model, prompts[0], prompts[1], right, wrong, at, advance, place=place, kind=kind)
+        found = patch(
+            opened.model, prompts[0], prompts[1], right, wrong, at, advance, place=place, kind=kind
+        )
     read_side = prompts[1].source if found.kind == "encoder" else prompts[1].text
     clean_side = prompts[0].source if found.kind == "encoder" else prompts[0].text
     assert read_side is not None
@@ -109,7 +124,10 @@ def mask_of(opened: Opened, clean: Reading, corrupted: Reading) -> int | None:
     """Where a BERT is asked: at its mask."""
     if not isinstance(opened.model, BERT):
         return None
-    places = [[at for at, id in enumerate(each.text.ids) if id == opened.tokenizer.mask] for each in (clean, corrupted)]
+    places = [
+        [at for at, id in enumerate(each.text.ids) if id == opened.tokenizer.mask]
+        for each in (clean, corrupted)
+    ]
     if len(places[0]) != 1 or places[0] != places[1]:
         raise ValueError(
             "clean: a BERT is asked for a masked word; expected one [mask], at the same place in both prompts"
@@ -141,7 +159,9 @@ def show(found: Patched, tokenizer: Tokenizer, names: list[str], console: Consol
     columns = [str(head) for head in range(N)] if found.at == "heads" else names
     rows = [str(layer) for layer in range(L)]
     console.print(Text(printable(told(found, tokenizer))))
-    console.print(HeatMap(found.restored, rows, columns, "layers down", shades=found.restored.clamp(0, 1)))
+    console.print(
+        HeatMap(found.restored, rows, columns, "layers down", shades=found.restored.clamp(0, 1))
+    )
 
 
 def as_object(found: Patched, tokenizer: Tokenizer, names: list[str]) -> dict[str, object]:

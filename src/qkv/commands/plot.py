@@ -20,6 +20,6 @@ def run(
         out: The picture; curves.png in the run's folder, or here for several, unless given.
         x: What the x axis shows.
     """
-    from qkv.insight import curves
+    from qkv.insight.render.figures import training_curves
 
-    print(curves.plot(runs, out, x=x))
+    print(training_curves.plot(runs, out, x=x))

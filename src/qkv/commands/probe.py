@@ -14,13 +14,13 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from qkv.commands.opening import Machine, ModelName, check_place, finely, note, open_model
-from qkv.insight.activations import Store, check_layers
-from qkv.insight.probe import Learning
-from qkv.insight.probing import Stage, probe
-from qkv.insight.questions import question_of
-from qkv.models import BERT, GPT, RNN, Transformer, Tuned
-from qkv.models.config import Pooling
+from qkv.command_line.model_opening import Machine, ModelName, check_place, finely, note, open_model
+from qkv.insight.probing.activations import Store, check_layers
+from qkv.insight.probing.linear_probe import Learning
+from qkv.insight.probing.probe_model import Stage, probe
+from qkv.insight.probing.probe_tasks import probe_task
+from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
+from qkv.models.configs import Pooling
 
 PICTURE = "probe.png"
 EVERY = 30.0
@@ -62,7 +62,7 @@ def run(
 
     Args:
         model: The folder of a run or of transformers, a GGUF file, or minilm or smollm2. A translator's encoder is
-            probed, and a fine-tuned model's body.
+            probed, and a fine-tuned model's backbone.
         target: position, the place of a token; file.conllu:upos (xpos, deprel, ...), a column of each word, of head how
             many words away it is; or a table of texts with a label each, a class or a number.
         data: With position: the texts, named like the data of qkv train.
@@ -89,10 +89,10 @@ def run(
     if seeds < 1:
         raise ValueError(f"seeds: expected 1 or more, not {seeds}")
     check_place("out", None if out is None else out / PICTURE)
-    opened = open_model(model, finely(machine), GPT, BERT, Tuned, Transformer, RNN)
+    opened = open_model(model, finely(machine), GPT, BERT, TaskModel, Transformer, RNN)
     check_layers(opened.model, layers)
     columns = {"text": text, "label": label, "pooling": pooling, "numbers": numbers}
-    question = question_of(
+    question = probe_task(
         opened.model, opened.tokenizer, target, data=data, validation=validation, test=test, length=length,
         windows=windows, most=examples, **columns,
     )  # fmt: skip
@@ -103,7 +103,10 @@ def run(
             opened.model, question, name=Path(model).name, layers=layers, seeds=seeds, learning=learning,
             controls=controls, keep="recompute" if recompute else "disk", store=store, stage=stage,
         )  # fmt: skip
-    from qkv.insight.probe_picture import draw_probed, probe_table  # which takes long to import
+    from qkv.insight.render.figures.probe_figure import (  # which takes long to import
+        draw_probed,
+        probe_table,
+    )
 
     console = Console(highlight=False)
     if as_json:
@@ -114,7 +117,9 @@ def run(
         found.save(out)
         draw_probed(found, out / PICTURE)
         if not as_json:
-            console.print(f"{out}: results.json, {PICTURE}, probes.safetensors", soft_wrap=True, markup=False)
+            console.print(
+                f"{out}: results.json, {PICTURE}, probes.safetensors", soft_wrap=True, markup=False
+            )
 
 
 @contextmanager
@@ -123,7 +128,12 @@ def watched() -> Iterator[Stage]:
     if not sys.stderr.isatty():
         yield told()
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         tasks = {}
 

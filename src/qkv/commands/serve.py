@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.text import Text
 
 from qkv import artifact
-from qkv.commands.opening import Machine, device_of, prepared
-from qkv.models.build import Model
+from qkv.command_line.model_opening import Machine, device_of, prepared
+from qkv.models.registry import Model
 from qkv.text import Tokenizer
 
 if TYPE_CHECKING:
-    from qkv.serving.host import Host, Served
+    from qkv.serving.model_host import ModelEntry, ModelHost
 
 GIB = 1 << 30
 SWITCH = 0.0005  # seconds: the engine's thread and that of the clients share one interpreter, and neither waits long
@@ -37,7 +37,9 @@ MOST_FILES = 65_536
 
 
 def run(
-    models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL]")],
+    models: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL]")
+    ],
     host: str = "127.0.0.1",
     port: int = 8000,
     cache: float = 1.0,
@@ -79,13 +81,13 @@ def run(
     device_of(machine)
     loads = {name: loader(path, machine) for name, path in named(models).items()}
 
-    from qkv.serving.app import served
-    from qkv.serving.door import Rules
-    from qkv.serving.host import Host
-    from qkv.serving.server import Server, bound
+    from qkv.serving.http.app import served
+    from qkv.serving.http.middleware import AccessRules
+    from qkv.serving.http.server import Server, bound
+    from qkv.serving.model_host import ModelHost
 
-    rules = Rules(keys=keys, names=names, cors=cors, deadline=deadline)
-    engine = Host(cache=int(cache * GIB), rows=rows, queue=queue)
+    rules = AccessRules(keys=keys, names=names, cors=cors, deadline=deadline)
+    engine = ModelHost(cache=int(cache * GIB), rows=rows, queue=queue)
     door = served(engine, rules)
     listening = bound(host, port)
     console = Console(stderr=True)
@@ -93,16 +95,23 @@ def run(
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     for name, load in loads.items():
         engine.add(name, load)
-        threading.Thread(target=announced, args=(engine.served[name], engine, console), daemon=True).start()
+        threading.Thread(
+            target=announced, args=(engine.served[name], engine, console), daemon=True
+        ).start()
     engine.start()
-    anywhere = host in ("0.0.0.0", "::")  # then it has many addresses, of which a person here can open one
+    anywhere = host in (
+        "0.0.0.0",
+        "::",
+    )  # then it has many addresses, of which a person here can open one
     address = f"http://{'127.0.0.1' if anywhere else f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
     welcome(console, address, list(loads), bool(keys))
     if anywhere:
         console.print("Others     at this machine's own address or name")
     allow_connections()
     sys.setswitchinterval(SWITCH)
-    server = Server(door, drain, at_once=lambda: end_early(console, engine, signalled=server.force_exit))
+    server = Server(
+        door, drain, at_once=lambda: end_early(console, engine, signalled=server.force_exit)
+    )
     engine.on_failure = server.stop
     if not engine.alive:  # it failed before it was listened to
         server.stop()
@@ -113,15 +122,17 @@ def run(
     leave(console, 0)
 
 
-def end_early(console: Console, engine: Host, *, signalled: bool) -> NoReturn:
+def end_early(console: Console, engine: ModelHost, *, signalled: bool) -> NoReturn:
     """Something still runs, and is not waited for: after the second signal, a failure, or too long a draining."""
     leave_if_failed(console, engine)
     if not signalled:
-        console.print("qkv: draining took too long; requests that still ran were cut off", markup=False)
+        console.print(
+            "qkv: draining took too long; requests that still ran were cut off", markup=False
+        )
     leave(console, STOPPED)
 
 
-def leave_if_failed(console: Console, engine: Host) -> None:
+def leave_if_failed(console: Console, engine: ModelHost) -> None:
     if engine.failure is not None:
         console.print(f"qkv: {engine.failure}; no model can be asked any more", markup=False)
         leave(console, FAILED)
@@ -156,7 +167,7 @@ def welcome(console: Console, address: str, names: list[str], locked: bool) -> N
     console.print(Text(f"Loading    {', '.join(names)}"), soft_wrap=True)
 
 
-def announced(served: Served, engine: Host, console: Console) -> None:
+def announced(served: ModelEntry, engine: ModelHost, console: Console) -> None:
     """A person hears when a model is there; when it is not to be had, the host says so. Without any, there is nothing
     to serve."""
     while served.state == "loading":
@@ -173,7 +184,9 @@ def announced(served: Served, engine: Host, console: Console) -> None:
 def loader(path: str, machine: Machine) -> Callable[[], tuple[Model, Tokenizer]]:
     found = artifact.named(path)
     if not found.exists():  # which is said before anything starts
-        raise ValueError(f"{path}: there is no such file or folder; models are read from this machine, not downloaded")
+        raise ValueError(
+            f"{path}: there is no such file or folder; models are read from this machine, not downloaded"
+        )
     return lambda: prepared(path, machine)
 
 
@@ -189,12 +202,16 @@ def named(models: tuple[str, ...]) -> dict[str, str]:
         if not name.strip() or not path or "/" in name or len(name) > 200 or not name.isprintable():
             raise ValueError(f"model: expected a path, or name=path, not {each!r}")
         if name in found:
-            raise ValueError(f"model: two are called {name}; give one of them another name, as in other={path}")
+            raise ValueError(
+                f"model: two are called {name}; give one of them another name, as in other={path}"
+            )
         found[name] = path
     return found
 
 
-def check_numbers(cache: float, rows: int, queue: int, deadline: float, drain: float, port: int) -> None:
+def check_numbers(
+    cache: float, rows: int, queue: int, deadline: float, drain: float, port: int
+) -> None:
     bounds: dict[str, tuple[float, float, float]] = {
         "cache": (cache, 0.001, 4096),
         "rows": (rows, 1, 4096),
@@ -210,7 +227,7 @@ def check_numbers(cache: float, rows: int, queue: int, deadline: float, drain: f
 
 def keys_of(given: tuple[str, ...], file: Path | None) -> tuple[str, ...]:
     """From the command line, a file and the environment, all together."""
-    from qkv.serving.keys import Keys
+    from qkv.serving.http.auth import Keys
 
     found = [*given, *([os.environ[KEY]] if os.environ.get(KEY) else [])]
     if file is not None:
@@ -229,7 +246,7 @@ def keys_of(given: tuple[str, ...], file: Path | None) -> tuple[str, ...]:
 def names_for(host: str, locked: bool, open_to_all: bool) -> tuple[str, ...] | None:
     """What clients may call the server. On this machine alone only its own names: a page elsewhere may have given its
     name this address, and would else be taken for ours."""
-    from qkv.serving.door import LOOPBACK
+    from qkv.serving.http.middleware import LOOPBACK
 
     if not host.strip():
         raise ValueError("host: expected an address, such as 127.0.0.1, not an empty one")
@@ -255,5 +272,9 @@ def check_origins(origins: tuple[str, ...]) -> None:
 
     for each in origins:
         parts = urlsplit(each)
-        if each != "*" and (parts.scheme not in ("http", "https") or not parts.netloc or parts.path):
-            raise ValueError(f"cors: expected an origin such as https://example.org, or *, not {each!r}")
+        if each != "*" and (
+            parts.scheme not in ("http", "https") or not parts.netloc or parts.path
+        ):
+            raise ValueError(
+                f"cors: expected an origin such as https://example.org, or *, not {each!r}"
+            )

@@ -9,14 +9,18 @@ from typing import Annotated, Any
 
 import tyro
 
-from qkv.commands.parsing import chosen, naming_flags, parse
-from qkv.commands.usage import UsageError, values_after
-from qkv.models.config import CONFIGS, Config, family
+from qkv.command_line.parsing import chosen, naming_flags, parse
+from qkv.command_line.usage_errors import UsageError, values_after
+from qkv.models.configs import CONFIGS, Config, family
 from qkv.models.presets import preset
-from qkv.training.config import DataConfig, OptimizerConfig, RunConfig, among
+from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig, among
 
 TRAINED = [name for name in CONFIGS if name != "tuned"]  # which qkv finetune makes
-GROUPS: dict[str, type[Any]] = {"reading": DataConfig, "run": RunConfig, "learning": OptimizerConfig}
+GROUPS: dict[str, type[Any]] = {
+    "reading": DataConfig,
+    "run": RunConfig,
+    "learning": OptimizerConfig,
+}
 
 TRAIN_HELP = """  gpt          predicts the next word: text generation
   bert         guesses masked words, seeing both ways: an encoder
@@ -35,18 +39,24 @@ def run(arguments: list[str]) -> bool:
     config, data, optimizer, run = training_flags(chosen(name, TRAINED, "train"), rest)
 
     from qkv.lab import samples
-    from qkv.training.distributed import under_torchrun
-    from qkv.training.start import start
+    from qkv.training.systems.distributed import under_torchrun
+    from qkv.training.train import train
 
     with naming_flags(type(config), *GROUPS.values()):
-        outcome = start(config, data, optimizer, run, samples=samples.maker)
+        outcome = train(config, data, optimizer, run, samples=samples.maker)
     return outcome is None or outcome.finished or under_torchrun()
 
 
-def training_flags(name: str, arguments: list[str]) -> tuple[Config, DataConfig, OptimizerConfig, RunConfig]:
+def training_flags(
+    name: str, arguments: list[str]
+) -> tuple[Config, DataConfig, OptimizerConfig, RunConfig]:
     """The four configs from the command line; a preset, or the run that is resumed, gives the defaults."""
     gpu = has_gpu(arguments)
-    known: dict[str, Any] = {"batch_tokens": 16384 if gpu else 4096, "data": tyro.MISSING, "out": tyro.MISSING}
+    known: dict[str, Any] = {
+        "batch_tokens": 16384 if gpu else 4096,
+        "data": tyro.MISSING,
+        "out": tyro.MISSING,
+    }
     named = value_of("--preset", arguments)
     chosen_preset = named or f"{name}-{'small' if gpu else 'tiny'}"
     try:
@@ -77,7 +87,9 @@ def training_flags(name: str, arguments: list[str]) -> tuple[Config, DataConfig,
 
 def flags_for(config: type[Any]) -> type[Any]:
     """The dataclass of every flag with which a family is trained."""
-    named = Annotated[str, tyro.conf.arg(help="A model by name, see qkv presets; the flags below change it.")]
+    named = Annotated[
+        str, tyro.conf.arg(help="A model by name, see qkv presets; the flags below change it.")
+    ]
     return make_dataclass("Flags", [*GROUPS.items(), ("model", config), ("preset", named)])
 
 
@@ -97,13 +109,15 @@ def resumed(name: str, arguments: Sequence[str]) -> tuple[Config, dict[str, Any]
     out = value_of("--out", arguments)
     if out is None or "--resume" not in arguments:
         return None
-    from qkv.training.folder import remembered
+    from qkv.training.setup.run_folder import remembered
 
     before = remembered(Path(out))
     if before is None and value_of("--data", arguments) is None:
         raise UsageError(f"out: there is no run in {out} to go on with; give --data to begin one")
     if before is not None and family(before[0]) != name:
-        raise UsageError(f"out: {out} holds another model; say qkv train {family(before[0])} --out {out} --resume")
+        raise UsageError(
+            f"out: {out} holds another model; say qkv train {family(before[0])} --out {out} --resume"
+        )
     return before
 
 

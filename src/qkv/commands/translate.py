@@ -13,8 +13,8 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from qkv import disk
-from qkv.commands.opening import (
+from qkv import storage
+from qkv.command_line.model_opening import (
     Machine,
     check_length,
     check_not_read,
@@ -27,9 +27,9 @@ from qkv.commands.opening import (
     standard_input,
     typed_lines,
 )
-from qkv.generation.translation import Translation, translate_texts
-from qkv.insight.alignment import alignment
-from qkv.insight.words import words_of
+from qkv.generation.translate import Translation, translate_texts
+from qkv.insight.inspect.alignment import alignment
+from qkv.insight.inspect.whole_words import words_of
 from qkv.models import RNN, Transformer
 from qkv.text import Tokenizer
 
@@ -38,7 +38,9 @@ WORTH_NAMING = 0.1
 
 
 def run(
-    models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL]")],
+    models: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL]")
+    ],
     data: tuple[Path, ...] = (),
     text: str | None = None,
     out: Path | None = None,
@@ -70,7 +72,9 @@ def run(
     if length is not None:
         check_length(length)
     if align and len(models) > 1:
-        raise ValueError("alignment: one model looks at the source in its own way; expected one model, not several")
+        raise ValueError(
+            "alignment: one model looks at the source in its own way; expected one model, not several"
+        )
     if text is not None and data:
         raise ValueError("text: files are given, too; leave one of them out")
     if text is not None and not text.strip():
@@ -87,11 +91,18 @@ def run(
                 f"{name}: its tokenizer is not that of {models[0]}; models that translate together share one"
             )
     translators: list[Any] = [each.model for each in opened]
-    how: dict[str, Any] = {"beams": beams, "n_best": n_best, "length": length, "length_penalty": length_penalty}
+    how: dict[str, Any] = {
+        "beams": beams,
+        "n_best": n_best,
+        "length": length,
+        "length_penalty": length_penalty,
+    }
 
     def shown(number: int, source: str, found: list[Translation]) -> str:
         looked = aligned(translators[0], tokenizer, source, found[0]) if align else None
-        return as_object(source, found, looked) if as_json else as_text(number, found, n_best, looked)
+        return (
+            as_object(source, found, looked) if as_json else as_text(number, found, n_best, looked)
+        )
 
     if typed:
         for line in typed_lines():
@@ -106,25 +117,33 @@ def run(
         made[place] = shown(place + 1, texts[place], found)
     whole = "".join(f"{each}\n" for each in made)
     if out is not None:
-        disk.write_text(out, whole)
+        storage.write_text(out, whole)
     else:
         sys.stdout.write(printable(whole) if sys.stdout.isatty() else whole)
 
 
 def lines_of(files: Sequence[Path]) -> list[str]:
     """All lines; without files, those of standard input."""
-    texts = [standard_input() if str(file) == "-" else read_text(file) for file in files or [Path("-")]]
+    texts = [
+        standard_input() if str(file) == "-" else read_text(file) for file in files or [Path("-")]
+    ]
     lines = [line for text in texts for line in text.removesuffix("\n").split("\n") if text]
     if not lines:
         where = " and ".join(map(str, files)) if files else "standard input"
-        raise ValueError(f"{where}: there is nothing to translate; expected a sentence on each line")
+        raise ValueError(
+            f"{where}: there is nothing to translate; expected a sentence on each line"
+        )
     return [line.removesuffix("\r") for line in lines]
 
 
-def watched(found: Iterator[tuple[int, list[Translation]]], total: int) -> Iterator[tuple[int, list[Translation]]]:
+def watched(
+    found: Iterator[tuple[int, list[Translation]]], total: int
+) -> Iterator[tuple[int, list[Translation]]]:
     """With a line of progress, at a terminal."""
     columns = (TextColumn("translating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+    ) as progress:
         yield from progress.track(found, total=total)
 
 
@@ -134,7 +153,9 @@ Looked = list[tuple[str, list[tuple[str, float]]]]
 """Each target word, and the source words it looked at with their weights, the heaviest first."""
 
 
-def aligned(model: Transformer | RNN, tokenizer: Tokenizer, source: str, found: Translation) -> Looked:
+def aligned(
+    model: Transformer | RNN, tokenizer: Tokenizer, source: str, found: Translation
+) -> Looked:
     assert tokenizer.start is not None
     assert tokenizer.end is not None
     if not found.ids:
@@ -157,11 +178,17 @@ def aligned(model: Transformer | RNN, tokenizer: Tokenizer, source: str, found: 
 
 
 def as_text(number: int, found: list[Translation], n_best: int, looked: Looked | None) -> str:
-    lines = [each.text if n_best == 1 else f"{number} ||| {each.text} ||| {each.score:.4f}" for each in found]
+    lines = [
+        each.text if n_best == 1 else f"{number} ||| {each.text} ||| {each.score:.4f}"
+        for each in found
+    ]
     width = max((len(word) for word, _ in looked or []), default=0)
     for word, sources in looked or []:
         named = [pair for pair in sources[:LOOKED_AT] if pair[1] >= WORTH_NAMING] or sources[:1]
-        lines.append(f"    {word:{width}}  " + ", ".join(f"{source} {weight:.0%}" for source, weight in named))
+        lines.append(
+            f"    {word:{width}}  "
+            + ", ".join(f"{source} {weight:.0%}" for source, weight in named)
+        )
     return "\n".join(lines)
 
 
@@ -171,7 +198,9 @@ def as_object(source: str, found: list[Translation], looked: Looked | None) -> s
         "translations": [{"text": each.text, "score": each.score} for each in found],
     }
     if looked is not None:
-        said["alignment"] = [{"word": word, "looked_at": dict_of(sources)} for word, sources in looked]
+        said["alignment"] = [
+            {"word": word, "looked_at": dict_of(sources)} for word, sources in looked
+        ]
     return json.dumps(said, ensure_ascii=False)
 
 

@@ -1,5 +1,5 @@
 """Numbers that compare with the literature."""
 
-from qkv.evaluation.bleu import Closeness, bleu
+from qkv.evaluation.bleu import TranslationScores, bleu
 
-__all__ = ["Closeness", "bleu"]
+__all__ = ["TranslationScores", "bleu"]

@@ -10,11 +10,11 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from qkv.bootstrap import bootstrap
-from qkv.evaluation.interval import Score
+from qkv.evaluation.intervals import Score
 
 
 @dataclass(frozen=True)
-class Closeness:
+class TranslationScores:
     bleu: float
     """0 to 100: how many runs of 1 to 4 words are the reference's."""
     chrf: float
@@ -23,23 +23,32 @@ class Closeness:
     """How it was counted: two scores compare only if theirs are the same."""
 
 
-def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Closeness:
+def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> TranslationScores:
     """Of the whole corpus, one reference each; both are plain texts, as a person writes them."""
     check(hypotheses, references)
     words, characters = BLEU(), CHRF()
-    found = {metric: metric.corpus_score(hypotheses, [references]).score for metric in (words, characters)}
+    found = {
+        metric: metric.corpus_score(hypotheses, [references]).score
+        for metric in (words, characters)
+    }
     signature = f"BLEU|{words.get_signature()} chrF2|{characters.get_signature()}"
-    return Closeness(bleu=found[words], chrf=found[characters], signature=signature)
+    return TranslationScores(bleu=found[words], chrf=found[characters], signature=signature)
 
 
-def intervals(near: Closeness, hypotheses: Sequence[str], references: Sequence[str], *, seed: int = 0) -> list[Score]:
+def intervals(
+    near: TranslationScores, hypotheses: Sequence[str], references: Sequence[str], *, seed: int = 0
+) -> list[Score]:
     """What `bleu` found, each with its interval: sentences are drawn anew, and their counts summed as in the corpus."""
     scores = []
     for name, value, metric in (("BLEU", near.bleu, BLEU()), ("chrF", near.chrf, CHRF())):
-        counts = np.array(metric._extract_corpus_statistics(hypotheses, [references]), dtype=np.float64)
+        counts = np.array(
+            metric._extract_corpus_statistics(hypotheses, [references]), dtype=np.float64
+        )
 
         def total(sums: np.ndarray, metric: BLEU | CHRF = metric) -> float:
-            return metric._compute_score_from_stats([round(number) for number in sums.tolist()]).score
+            return metric._compute_score_from_stats(
+                [round(number) for number in sums.tolist()]
+            ).score
 
         scores.append(Score(name, value, *bootstrap(counts, total, seed=seed)))
     return scores
@@ -50,6 +59,8 @@ def check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
         if isinstance(texts, str):
             raise TypeError(f"{name}: expected a list of texts, not one text")
     if len(hypotheses) != len(references):
-        raise ValueError(f"references: expected {len(hypotheses)} as there are hypotheses, not {len(references)}")
+        raise ValueError(
+            f"references: expected {len(hypotheses)} as there are hypotheses, not {len(references)}"
+        )
     if not hypotheses:
         raise ValueError("hypotheses: there is nothing to score")

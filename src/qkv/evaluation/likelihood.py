@@ -18,12 +18,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from qkv.generation.decode import without_dropout
+from qkv.generation.generate import without_dropout
 from qkv.models import BERT, GPT, RNN, Transformer
-from qkv.nn.packed import packing, small_enough
-from qkv.nn.state import KeyValueCache, SegmentMemory
+from qkv.nn.cache import KeyValueCache, SegmentMemory
+from qkv.nn.linear.onednn import prepacking, small_enough
 
-LOGITS, LOGITS_ON_GPU = 2**23, 2**27  # so many at once are no burden, on a CPU for each of its cores
+LOGITS, LOGITS_ON_GPU = (
+    2**23,
+    2**27,
+)  # so many at once are no burden, on a CPU for each of its cores
 TOKENS, TOKENS_ON_GPU = 2**9, 2**15  # of one pass
 
 
@@ -60,7 +63,9 @@ def shortened(requests: Sequence[Request], model: GPT) -> tuple[list[Request], i
     """
     for request in requests:
         if not request.context or not request.continuation:
-            raise ValueError("requests: expected one word or more in the context and in the continuation")
+            raise ValueError(
+                "requests: expected one word or more in the context and in the continuation"
+            )
     if model.config.memory:
         return list(requests), 0
     limit, cut, kept = model.config.context, 0, []
@@ -87,13 +92,17 @@ def likelihoods(
     The model's own dtype is computed with; softmax is in float32, or finer where the model is.
     """
     if not isinstance(model, GPT):
-        raise TypeError(f"model: expected a GPT, which predicts the next word, not {type(model).__name__}")
+        raise TypeError(
+            f"model: expected a GPT, which predicts the next word, not {type(model).__name__}"
+        )
     device = next(model.parameters()).device
     batch_tokens = batch_tokens or (TOKENS_ON_GPU if device.type == "cuda" else TOKENS)
     found: dict[Request, Likelihood] = {}
     distinct = len(set(requests))
-    made = list(batches(rows_of(requests, shares=shares_state(model)), batch_tokens, furthest(model)))
-    with without_dropout(model), packing() if worth_packing(model, made) else nullcontext():
+    made = list(
+        batches(rows_of(requests, shares=shares_state(model)), batch_tokens, furthest(model))
+    )
+    with without_dropout(model), prepacking() if worth_packing(model, made) else nullcontext():
         for answers in side_by_side(lambda batch: read(model, batch, device), made, device):
             found |= answers
             progress(len(found), distinct)
@@ -106,7 +115,9 @@ def worth_packing(model: GPT, made: Sequence[list[Row]]) -> bool:
 
 
 def side_by_side(
-    answer: Callable[[list[Row]], dict[Request, Likelihood]], made: Sequence[list[Row]], device: torch.device
+    answer: Callable[[list[Row]], dict[Request, Likelihood]],
+    made: Sequence[list[Row]],
+    device: torch.device,
 ) -> Iterator[dict[Request, Likelihood]]:
     """On a CPU each core has a batch of its own: so none waits for the others after every step of the model."""
     cores = torch.get_num_threads()
@@ -135,10 +146,14 @@ def rows_of(requests: Sequence[Request], *, shares: bool) -> list[Row]:
     for context, continuations in by_context.items():
         by_tail: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         for continuation in continuations:
-            by_tail.setdefault(continuation[:-1], []).append(continuation)  # the last word need not be read
+            by_tail.setdefault(continuation[:-1], []).append(
+                continuation
+            )  # the last word need not be read
         if shares and (len(by_tail) - 1) * len(context) > sum(map(len, by_tail)):
             branches = tuple(tail for tail in by_tail if tail)
-            rows.append(Row(context, branches, tuple(Request(context, each) for each in continuations)))
+            rows.append(
+                Row(context, branches, tuple(Request(context, each) for each in continuations))
+            )
             continue
         for tail, ends in by_tail.items():
             rows.append(Row((*context, *tail), (), tuple(Request(context, each) for each in ends)))
@@ -149,7 +164,11 @@ def shares_state(model: GPT) -> bool:
     """Whether a batch of contexts of several lengths can be gone on from: then padding lies between the words, which
     what counts places instead of words cannot bear."""
     config = model.config
-    return config.position not in ("alibi", "relative") and config.window is None and config.sparse == "none"
+    return (
+        config.position not in ("alibi", "relative")
+        and config.window is None
+        and config.sparse == "none"
+    )
 
 
 def furthest(model: GPT) -> float:
@@ -157,7 +176,9 @@ def furthest(model: GPT) -> float:
     return model.config.context if model.config.position == "learned" else math.inf
 
 
-def batches(rows: Sequence[Row], batch_tokens: int, furthest: float = math.inf) -> Iterator[list[Row]]:
+def batches(
+    rows: Sequence[Row], batch_tokens: int, furthest: float = math.inf
+) -> Iterator[list[Row]]:
     """The longest first: if memory does not suffice, it shows at once. Once a batch has work enough, rows that would be
     padding for an eighth or more are left to the next. All branches begin where the longest stem ends."""
     batch: list[Row] = []
@@ -167,7 +188,9 @@ def batches(rows: Sequence[Row], batch_tokens: int, furthest: float = math.inf) 
             branching = sum(len(branch) for each in (*batch, row) for branch in each.branches)
             full = (len(batch) + 1) * longest + branching > batch_tokens
             enough = len(batch) * longest > batch_tokens // 4 and 8 * len(row.stem) <= 7 * longest
-            reach = longest + max((len(branch) for each in (*batch, row) for branch in each.branches), default=0)
+            reach = longest + max(
+                (len(branch) for each in (*batch, row) for branch in each.branches), default=0
+            )
             if full or enough or reach > furthest or bool(batch[0].branches) != bool(row.branches):
                 yield batch
                 batch = []
@@ -182,7 +205,7 @@ def batches(rows: Sequence[Row], batch_tokens: int, furthest: float = math.inf) 
 @torch.no_grad()
 def read(model: GPT, batch: Sequence[Row], device: torch.device) -> dict[Request, Likelihood]:
     """One pass over the stems and, if there are any, one over the branches; then logits where they were asked for."""
-    ids, keep = padded([row.stem for row in batch], device)
+    ids, padding_mask = padded([row.stem for row in batch], device)
     branches = [(place, branch) for place, row in enumerate(batch) for branch in row.branches]
     state = model.start() if branches or model.config.memory else None
     hidden = read_stems(model, ids, state)  # (B, T, E)
@@ -191,7 +214,9 @@ def read(model: GPT, batch: Sequence[Row], device: torch.device) -> dict[Request
         where = torch.tensor([place for place, _ in branches], device=device)
         state.reorder(where)
         more, more_keep = padded([branch for _, branch in branches], device)
-        after = model.hidden(more, keep=torch.cat([keep[where], more_keep], dim=1), state=state)  # (b, t, E)
+        after = model.hidden(
+            more, padding_mask=torch.cat([padding_mask[where], more_keep], dim=1), state=state
+        )  # (b, t, E)
         flat.append(after.flatten(0, 1))  # (b t, E)
         first = {way: ids.numel() + number * more.shape[1] for number, way in enumerate(branches)}
     places: list[int] = []
@@ -199,15 +224,20 @@ def read(model: GPT, batch: Sequence[Row], device: torch.device) -> dict[Request
     counts = []
     for number, row in enumerate(batch):
         for context, continuation in row.requests:
-            begin, in_stem = len(context) - 1, len(row.stem) - len(context) + 1  # how many words the stem predicts
-            places += [number * width + begin + step for step in range(min(in_stem, len(continuation)))]
+            begin, in_stem = (
+                len(context) - 1,
+                len(row.stem) - len(context) + 1,
+            )  # how many words the stem predicts
+            places += [
+                number * width + begin + step for step in range(min(in_stem, len(continuation)))
+            ]
             if len(continuation) > in_stem:
                 start = first[number, continuation[:-1]]
                 places += range(start, start + len(continuation) - in_stem)
             targets += continuation
             counts.append(len(continuation))
     chosen = torch.cat(flat)[torch.tensor(places, device=device)]  # (N, E)
-    found, greedy = word_log_probabilities(model, chosen, torch.tensor(targets, device=device))
+    found, greedy = token_log_probabilities(model, chosen, torch.tensor(targets, device=device))
     requests = [request for row in batch for request in row.requests]
     words = (tuple(part.tolist()) for part in found.cpu().split(counts))
     alls = (bool(part.all()) for part in greedy.cpu().split(counts))
@@ -222,16 +252,18 @@ def read_stems(
     return torch.cat([model.hidden(piece, state=state) for piece in pieces], dim=1)
 
 
-def padded(texts: Sequence[Sequence[int]], device: torch.device) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
+def padded(
+    texts: Sequence[Sequence[int]], device: torch.device
+) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
     """Ids with padding behind them, and where there are words."""
     lengths = torch.tensor([len(text) for text in texts])
-    keep = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)  # (B, T)
-    ids = torch.zeros(keep.shape, dtype=torch.int64)
-    ids[keep] = torch.tensor([id for text in texts for id in text])
-    return ids.to(device), keep.to(device)
+    padding_mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)  # (B, T)
+    ids = torch.zeros(padding_mask.shape, dtype=torch.int64)
+    ids[padding_mask] = torch.tensor([id for text in texts for id in text])
+    return ids.to(device), padding_mask.to(device)
 
 
-def word_log_probabilities(
+def token_log_probabilities(
     model: GPT | BERT | Transformer | RNN, hidden: Float[Tensor, "N E"], targets: Int[Tensor, "N"]
 ) -> tuple[Float[Tensor, "N"], Bool[Tensor, "N"]]:
     """Of each target, and whether it is the likeliest word; logits exist for a few places at a time."""

@@ -13,12 +13,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from qkv.data.lines import Piece
-from qkv.data.paired import pad
-from qkv.evaluation import interval
-from qkv.evaluation.likelihood import TOKENS, TOKENS_ON_GPU, Likelihood, Request, likelihoods, word_log_probabilities
+from qkv.data.batches.paired import pad
+from qkv.data.sources.lines import DocumentPart
+from qkv.evaluation import intervals
+from qkv.evaluation.likelihood import (
+    TOKENS,
+    TOKENS_ON_GPU,
+    Likelihood,
+    Request,
+    likelihoods,
+    token_log_probabilities,
+)
 from qkv.evaluation.question import first_word, unknown_among
-from qkv.generation.decode import without_dropout
+from qkv.generation.generate import without_dropout
 from qkv.models import GPT, RNN, Transformer
 from qkv.text import Tokenizer
 
@@ -28,7 +35,7 @@ WINDOW = 1024
 
 @dataclass(frozen=True)
 class Perplexity:
-    scores: tuple[interval.Score, ...]
+    scores: tuple[intervals.Score, ...]
     tokens: int
     """Of the text."""
     scored: int
@@ -45,7 +52,7 @@ class Perplexity:
 def of_texts(
     model: GPT,
     tokenizer: Tokenizer,
-    texts: Iterable[Piece],
+    texts: Iterable[DocumentPart],
     *,
     window: int | None = None,
     stride: int | None = None,
@@ -101,7 +108,9 @@ def window_and_stride(model: GPT, window: int | None, stride: int | None) -> tup
         raise ValueError(f"window: expected 1 to {context}, the model's context, not {window}")
     stride = max(1, window // 2) if stride is None else stride
     if not 1 <= stride <= window:
-        raise ValueError(f"stride: expected 1 to {window}, the words that are read at once, not {stride}")
+        raise ValueError(
+            f"stride: expected 1 to {window}, the words that are read at once, not {stride}"
+        )
     return window, stride
 
 
@@ -118,34 +127,52 @@ def windows(ids: Sequence[int], window: int, stride: int) -> list[Request]:
 
 def scores(
     found: Sequence[Likelihood], characters: int, size: int, seed: int, bits: bool = True
-) -> tuple[interval.Score, ...]:
-    units = [each.words[start : start + UNIT] for each in found for start in range(0, len(each.words), UNIT)]
-    one = interval.perplexity(units, seed=seed)
+) -> tuple[intervals.Score, ...]:
+    units = [
+        each.words[start : start + UNIT]
+        for each in found
+        for start in range(0, len(each.words), UNIT)
+    ]
+    one = intervals.perplexity(units, seed=seed)
     words = sum(map(len, units))
 
-    def bits_per(name: str, count: int) -> interval.Score:
+    def bits_per(name: str, count: int) -> intervals.Score:
         def bits(perplexity: float) -> float:
             return math.log2(perplexity) * words / count
 
         low, high = (None if end is None else bits(end) for end in (one.low, one.high))
         return replace(one, name=name, value=bits(one.value), low=low, high=high)
 
-    return (one, bits_per("bits per character", characters), bits_per("bits per byte", size)) if bits else (one,)
+    return (
+        (one, bits_per("bits per character", characters), bits_per("bits per byte", size))
+        if bits
+        else (one,)
+    )
 
 
 @torch.no_grad()
 def of_pairs(
-    model: Transformer | RNN, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], *, seed: int = 0
+    model: Transformer | RNN,
+    tokenizer: Tokenizer,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    seed: int = 0,
 ) -> Perplexity:
     """Of targets given their sources, and of the end after each; its logarithm is training's validation loss."""
     if tokenizer.start is None or tokenizer.end is None:
-        raise ValueError("tokenizer: expected one with a token that starts and one that ends a text")
+        raise ValueError(
+            "tokenizer: expected one with a token that starts and one that ends a text"
+        )
     device = next(model.parameters()).device
     budget = TOKENS_ON_GPU if device.type == "cuda" else TOKENS
     start, end, padding = tokenizer.start, tokenizer.end, tokenizer.padding or 0
     sources = [[*ids, end] for ids in tokenizer.encode_batch([source for source, _ in pairs])]
     targets = [[*ids, end] for ids in tokenizer.encode_batch([target for _, target in pairs])]
-    order = sorted(range(len(pairs)), key=lambda place: (len(targets[place]), len(sources[place])), reverse=True)
+    order = sorted(
+        range(len(pairs)),
+        key=lambda place: (len(targets[place]), len(sources[place])),
+        reverse=True,
+    )
     found: list[Likelihood] = [Likelihood((), False)] * len(pairs)
 
     def on(x: Tensor | None) -> Tensor | None:
@@ -155,16 +182,27 @@ def of_pairs(
         while order:
             count = max(1, budget // max(len(targets[order[0]]), len(sources[order[0]])))
             batch, order = order[:count], order[count:]
-            source, source_keep = pad([sources[place] for place in batch], padding)
-            said, keep = pad([[start, *targets[place][:-1]] for place in batch], padding)
-            hidden = model.forced(source.to(device), said.to(device), source_keep=on(source_keep), target_keep=on(keep))
-            is_word = torch.ones_like(said, dtype=torch.bool) if keep is None else keep  # (B, T)
-            asked = torch.tensor([id for place in batch for id in targets[place]], device=device)  # (N,)
-            words, _ = word_log_probabilities(model, hidden[is_word.to(device)], asked)
+            source, source_padding_mask = pad([sources[place] for place in batch], padding)
+            said, padding_mask = pad([[start, *targets[place][:-1]] for place in batch], padding)
+            hidden = model.forced(
+                source.to(device),
+                said.to(device),
+                source_padding_mask=on(source_padding_mask),
+                target_padding_mask=on(padding_mask),
+            )
+            is_word = (
+                torch.ones_like(said, dtype=torch.bool) if padding_mask is None else padding_mask
+            )  # (B, T)
+            asked = torch.tensor(
+                [id for place in batch for id in targets[place]], device=device
+            )  # (N,)
+            words, _ = token_log_probabilities(model, hidden[is_word.to(device)], asked)
             lengths = [len(targets[place]) for place in batch]
             for place, part in zip(batch, words.cpu().split(lengths), strict=True):
                 found[place] = Likelihood(tuple(part.tolist()), False)
-    characters, size = (sum(map(len, each)) for each in zip(*((t, t.encode()) for _, t in pairs), strict=True))
+    characters, size = (
+        sum(map(len, each)) for each in zip(*((t, t.encode()) for _, t in pairs), strict=True)
+    )
     scored = sum(map(len, targets))
     unknown = sum(unknown_among(tokenizer, ids) for ids in targets)
     counts = (scored - len(pairs), scored, characters, size, len(pairs), len(pairs), unknown)

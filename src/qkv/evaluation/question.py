@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from qkv.evaluation.likelihood import Request
-from qkv.evaluation.task import Task, fill, only_column
+from qkv.evaluation.task_file import EvaluationTask, fill, only_column
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import beginning
 
@@ -36,7 +36,7 @@ class Question:
 # Rows
 
 
-def question(task: Task, row: Row, where: str) -> Question:
+def question(task: EvaluationTask, row: Row, where: str) -> Question:
     """One row, by the kind of its task."""
     for column in task.columns:
         if row[column] is None:
@@ -56,15 +56,24 @@ def question(task: Task, row: Row, where: str) -> Question:
     choices, labels = choices_of(task, row, where)
     if "" in choices and {"characters", "bytes"} & set(task.normalise):
         number = choices.index("")
-        raise ValueError(f"{where}: choices: number {number} is empty, so nothing can be divided by its length")
+        raise ValueError(
+            f"{where}: choices: number {number} is empty, so nothing can be divided by its length"
+        )
     if task.kind == "minimal pair":
         return Question("", choices, 0, choices)
     right = right_choice(answer_of(task, row), choices, labels, where)
     if task.kind == "cloze":
         before, blank, after = text.rpartition(task.blank)
         if not blank:
-            raise ValueError(f"{where}: blank: there is no {task.blank} in the text to put the choices in place of")
-        return Question(before.rstrip(), tuple(between(before) + each + after for each in choices), right, choices)
+            raise ValueError(
+                f"{where}: blank: there is no {task.blank} in the text to put the choices in place of"
+            )
+        return Question(
+            before.rstrip(),
+            tuple(between(before) + each + after for each in choices),
+            right,
+            choices,
+        )
     return Question(text, tuple(task.joint + each for each in choices), right, choices)
 
 
@@ -73,7 +82,9 @@ def between(before: str) -> str:
     return before[len(before.rstrip()) :]
 
 
-def choices_of(task: Task, row: Row, where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def choices_of(
+    task: EvaluationTask, row: Row, where: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The texts of the choices and, where they have labels, those."""
     if isinstance(task.choices, Mapping):
         return tuple(fill(text, row) for text in task.choices.values()), tuple(task.choices)
@@ -85,28 +96,40 @@ def choices_of(task: Task, row: Row, where: str) -> tuple[tuple[str, ...], tuple
     return found, ()
 
 
-def accepted_of(task: Task, row: Row, where: str) -> tuple[str, ...]:
+def accepted_of(task: EvaluationTask, row: Row, where: str) -> tuple[str, ...]:
     """The lines that are right: those of the column that the answer is, or its one text."""
     column = only_column(task.answer)
-    return listed(fill(task.answer, row) if column is None else row[column], f"{where}: {column or 'answer'}")
+    return listed(
+        fill(task.answer, row) if column is None else row[column], f"{where}: {column or 'answer'}"
+    )
 
 
 def listed(found: Any, where: str) -> tuple[str, ...]:
     """A list of texts, without the spaces around them."""
-    found = found.split("|") if isinstance(found, str) else found  # as the Children's Book Test writes a list
-    if not isinstance(found, list) or not found or not all(isinstance(each, str) and each.strip() for each in found):
+    found = (
+        found.split("|") if isinstance(found, str) else found
+    )  # as the Children's Book Test writes a list
+    if (
+        not isinstance(found, list)
+        or not found
+        or not all(isinstance(each, str) and each.strip() for each in found)
+    ):
         raise ValueError(f"{where}: expected a list of texts, not {found!r}")
     return tuple(each.strip() for each in found)
 
 
-def answer_of(task: Task, row: Row) -> str | int:
+def answer_of(task: EvaluationTask, row: Row) -> str | int:
     """As text, or as the number that the data has."""
     column = only_column(task.answer)
     found = None if column is None else row[column]
-    return found if isinstance(found, int) and not isinstance(found, bool) else fill(task.answer, row)
+    return (
+        found if isinstance(found, int) and not isinstance(found, bool) else fill(task.answer, row)
+    )
 
 
-def right_choice(answer: str | int, choices: Sequence[str], labels: Sequence[str], where: str) -> int:
+def right_choice(
+    answer: str | int, choices: Sequence[str], labels: Sequence[str], where: str
+) -> int:
     """By its label; without labels by its place if the answer is a number, by its text or its place if it is a text."""
     text = str(answer)
     if text in labels:
@@ -121,7 +144,11 @@ def right_choice(answer: str | int, choices: Sequence[str], labels: Sequence[str
     for found in (named, place):
         if found is not None:
             return found
-    expected = ", ".join(labels) if labels else f"one of the choices or its number, 0 to {len(choices) - 1}"
+    expected = (
+        ", ".join(labels)
+        if labels
+        else f"one of the choices or its number, 0 to {len(choices) - 1}"
+    )
     raise ValueError(f"{where}: answer: expected {expected}, not {answer!r}")
 
 
@@ -129,7 +156,14 @@ def right_choice(answer: str | int, choices: Sequence[str], labels: Sequence[str
 
 
 def with_examples(
-    task: Task, rows: Sequence[Row], pool: Sequence[Row], pool_name: str, *, name: str, shots: int, seed: int
+    task: EvaluationTask,
+    rows: Sequence[Row],
+    pool: Sequence[Row],
+    pool_name: str,
+    *,
+    name: str,
+    shots: int,
+    seed: int,
 ) -> list[Question]:
     """Each row's question after the description and `shots` answered ones.
 
@@ -143,13 +177,17 @@ def with_examples(
         before = [task.description] if task.description else []
         for chosen in drawn(row, pool, pool_name, shots, (seed, place)) if shots else ():
             if chosen not in answered:
-                answered[chosen] = question(task, pool[chosen], f"{pool_name}, row {chosen + 1}").answered
+                answered[chosen] = question(
+                    task, pool[chosen], f"{pool_name}, row {chosen + 1}"
+                ).answered
             before.append(answered[chosen])
         made.append(replace(each, context=task.separator.join([*before, each.context])))
     return made
 
 
-def drawn(row: Row, pool: Sequence[Row], pool_name: str, shots: int, seed: tuple[int, int]) -> list[int]:
+def drawn(
+    row: Row, pool: Sequence[Row], pool_name: str, shots: int, seed: tuple[int, int]
+) -> list[int]:
     found: list[int] = []
     for chosen in np.random.default_rng(seed).permutation(len(pool)).tolist():
         if len(found) == shots:
@@ -157,7 +195,9 @@ def drawn(row: Row, pool: Sequence[Row], pool_name: str, shots: int, seed: tuple
         if pool[chosen] != row:
             found.append(chosen)
     if len(found) < shots:
-        raise ValueError(f"shots: {pool_name} has only {len(found)} other rows for examples, not {shots}")
+        raise ValueError(
+            f"shots: {pool_name} has only {len(found)} other rows for examples, not {shots}"
+        )
     return found
 
 
@@ -168,7 +208,9 @@ def first_word(tokenizer: Tokenizer) -> int:
     """What the first word of a text comes after."""
     found = tokenizer.start if tokenizer.starts_texts else beginning(tokenizer)
     if found is None:
-        raise ValueError("tokenizer: it has no token that starts or ends a text, so nothing can come before the first")
+        raise ValueError(
+            "tokenizer: it has no token that starts or ends a text, so nothing can come before the first"
+        )
     return found
 
 
@@ -184,13 +226,19 @@ def requests(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[Req
     spaces at the end of a context go over to the continuation.
     """
     moved = [(context.rstrip(), between(context) + continuation) for context, continuation in pairs]
-    texts = list(dict.fromkeys(text for context, continuation in moved for text in (context, context + continuation)))
+    texts = list(
+        dict.fromkeys(
+            text for context, continuation in moved for text in (context, context + continuation)
+        )
+    )
     ids = dict(zip(texts, tokenizer.encode_batch(texts), strict=True))
     made = []
     for context, continuation in moved:
         known, whole = ids[context], ids[context + continuation]
         if len(whole) <= len(known):
-            raise ValueError(f"choices: {continuation!r} adds no token to the text before it, so it cannot be scored")
+            raise ValueError(
+                f"choices: {continuation!r} adds no token to the text before it, so it cannot be scored"
+            )
         begin = [first_word(tokenizer)] if tokenizer.starts_texts or not known else []
         made.append(Request((*begin, *known), tuple(whole[len(known) :])))
     return made

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from rich.text import Text
 
-from qkv import disk
+from qkv import storage
 from qkv.bootstrap import LEAST
-from qkv.evaluation.evaluate import Result
-from qkv.evaluation.interval import Score
-from qkv.evaluation.task import Task
+from qkv.evaluation.evaluate import EvaluationResult
+from qkv.evaluation.intervals import Score
+from qkv.evaluation.task_file import EvaluationTask
 from qkv.tables import Table
 from qkv.version import __version__
 
@@ -43,10 +43,15 @@ def number(value: float, percent: bool = False) -> str:
     )
 
 
-def table(results: Sequence[Result]) -> Table:
+def table(results: Sequence[EvaluationResult]) -> Table:
     """A row for each score, a column for each model, the best of several in bold."""
     models = list(dict.fromkeys(result.model for result in results))
-    made = Table(title_justify="left", header_style="bold", caption="[ ]: 95% intervals", caption_justify="left")
+    made = Table(
+        title_justify="left",
+        header_style="bold",
+        caption="[ ]: 95% intervals",
+        caption_justify="left",
+    )
     made.add_column("task")
     for name in ("shots", "rows"):
         made.add_column(name, justify="right")
@@ -55,7 +60,11 @@ def table(results: Sequence[Result]) -> Table:
         made.add_column(Text(model), justify="right", overflow="fold")
     asked = dict.fromkeys((result.task, result.shots) for result in results)
     for task, shots in asked:
-        of_task = {result.model: result for result in results if (result.task, result.shots) == (task, shots)}
+        of_task = {
+            result.model: result
+            for result in results
+            if (result.task, result.shots) == (task, shots)
+        }
         some = next(iter(of_task.values()))
         for place, score in enumerate(some.scores):
             found = {
@@ -68,18 +77,22 @@ def table(results: Sequence[Result]) -> Table:
             for model in models:
                 each = found.get(model)
                 bold = each is not None and len(models) > 1 and each.value == best
-                cells.append(Text("-" if each is None else shown(each), style="bold" if bold else ""))
+                cells.append(
+                    Text("-" if each is None else shown(each), style="bold" if bold else "")
+                )
             first = (task, str(shots), f"{some.rows:,}") if place == 0 else ("", "", "")
             made.add_row(*first, score.name, *cells)
         made.add_section()
     return made
 
 
-def notes(results: Sequence[Result]) -> list[str]:
+def notes(results: Sequence[EvaluationResult]) -> list[str]:
     """The protocol of each task in a line, once where it is the same for all models."""
     lines: dict[str, list[str]] = {}
     for result in results:
-        chance = () if result.chance is None else (f"guessing is right in {100 * result.chance:.1f}%",)
+        chance = (
+            () if result.chance is None else (f"guessing is right in {100 * result.chance:.1f}%",)
+        )
         few = any(score.low is None for score in result.scores)
         no_interval = (f"[-]: fewer than {LEAST} parts to draw an interval from",) if few else ()
         told = (*result.said, *chance, *no_interval)
@@ -87,12 +100,14 @@ def notes(results: Sequence[Result]) -> list[str]:
         if told:
             lines.setdefault(line, []).append(result.model)
     models = {result.model for result in results}
-    return [line if set(who) == models else f"{line} ({', '.join(who)})" for line, who in lines.items()]
+    return [
+        line if set(who) == models else f"{line} ({', '.join(who)})" for line, who in lines.items()
+    ]
 
 
 def as_json(
-    results: Sequence[Result],
-    tasks: Sequence[Task],
+    results: Sequence[EvaluationResult],
+    tasks: Sequence[EvaluationTask],
     data: Mapping[str, Any],
     models: Mapping[str, Any],
     asked: Mapping[str, Any],
@@ -118,7 +133,9 @@ def made_with() -> dict[str, Any]:
 
 def write(path: Path, found: Mapping[str, Any]) -> None:
     """Whole or not at all. JSON has no infinite numbers: such a perplexity is null."""
-    disk.write_text(path, json.dumps(finite(found), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    storage.write_text(
+        path, json.dumps(finite(found), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    )
 
 
 def finite(value: Any) -> Any:

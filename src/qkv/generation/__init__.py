@@ -1,15 +1,15 @@
 """From logits to words: one draw, and the loop that goes on with it. Ids only."""
 
-from qkv.generation.beam import Hypothesis, beam_search
-from qkv.generation.choice import Choice
-from qkv.generation.decode import Word, generate, stream, translate
-from qkv.generation.sample import row_seeds
-from qkv.generation.stochastic import stochastic_beam_search
+from qkv.generation.generate import Word, generate, stream, translate
+from qkv.generation.sampling import row_seeds
+from qkv.generation.sampling_params import SamplingParams
+from qkv.generation.search.beam_search import Hypothesis, beam_search
+from qkv.generation.search.stochastic_beam_search import stochastic_beam_search
 
 __all__ = [
-    "Choice",
+    "SamplingParams",
     "Hypothesis",
-    "Word",
+    "GeneratedToken",
     "beam_search",
     "generate",
     "row_seeds",

@@ -16,7 +16,9 @@ import torch
 from jaxtyping import Int, Integer
 from torch import Tensor
 
-Arrays = Int[Tensor, "T"] | Int[Tensor, "B T"] | Integer[np.ndarray, "T"] | Integer[np.ndarray, "B T"]
+Arrays = (
+    Int[Tensor, "T"] | Int[Tensor, "B T"] | Integer[np.ndarray, "T"] | Integer[np.ndarray, "B T"]
+)
 Prompts = Sequence[int] | Sequence[Sequence[int]] | Sequence[Tensor] | Arrays
 TextPrompts = str | Prompts | Sequence[str | Sequence[int]]
 
@@ -32,8 +34,10 @@ class TextRows(NamedTuple):
     single: bool
 
 
-def token_rows(given: object, vocabulary: int, name: str = "prompts", keep: Tensor | None = None) -> TokenRows:
-    """Sequences of token ids, each of one id or more, and all of them below the vocabulary's size. Those where `keep`
+def token_rows(
+    given: object, vocabulary: int, name: str = "prompts", padding_mask: Tensor | None = None
+) -> TokenRows:
+    """Sequences of token ids, each of one id or more, and all of them below the vocabulary's size. Those where `padding_mask`
     is False are padding, and left out."""
     found, single = text_rows(given, name)
     rows: list[list[int]] = []
@@ -44,16 +48,23 @@ def token_rows(given: object, vocabulary: int, name: str = "prompts", keep: Tens
                 "complete(model, tokenizer, text), which takes text"
             )
         rows.append(row)
-    if keep is not None:
-        rows = without_padding(rows, keep.unsqueeze(0) if single and keep.dim() == 1 else keep)
+    if padding_mask is not None:
+        rows = without_padding(
+            rows, padding_mask.unsqueeze(0) if single and padding_mask.dim() == 1 else padding_mask
+        )
     check_rows(rows, vocabulary, name)
     return TokenRows(rows, single)
 
 
-def without_padding(rows: list[list[int]], keep: Tensor) -> list[list[int]]:
-    if tuple(keep.shape) != (len(rows), len(rows[0]) if rows else 0):
-        raise ValueError(f"keep: expected the source's shape, not {tuple(keep.shape)}")
-    return [[id for id, kept in zip(*both, strict=True) if kept] for both in zip(rows, keep.tolist(), strict=True)]
+def without_padding(rows: list[list[int]], padding_mask: Tensor) -> list[list[int]]:
+    if tuple(padding_mask.shape) != (len(rows), len(rows[0]) if rows else 0):
+        raise ValueError(
+            f"padding_mask: expected the source's shape, not {tuple(padding_mask.shape)}"
+        )
+    return [
+        [id for id, kept in zip(*both, strict=True) if kept]
+        for both in zip(rows, padding_mask.tolist(), strict=True)
+    ]
 
 
 def text_rows(given: object, name: str = "prompts") -> TextRows:
@@ -62,7 +73,9 @@ def text_rows(given: object, name: str = "prompts") -> TextRows:
         return TextRows([given], True)
     if isinstance(given, Tensor | np.ndarray):
         if given.ndim not in (1, 2):
-            raise ValueError(f"{name}: expected token ids of shape (T,) or (B, T), not {tuple(given.shape)}")
+            raise ValueError(
+                f"{name}: expected token ids of shape (T,) or (B, T), not {tuple(given.shape)}"
+            )
         numbers = integers(given, name)
         return TextRows([numbers], True) if given.ndim == 1 else TextRows(numbers, False)
     items = listed(given, name)
@@ -70,14 +83,18 @@ def text_rows(given: object, name: str = "prompts") -> TextRows:
         raise ValueError(f"{name}: expected one or more, not an empty list")
     if all(map(is_id, items)):
         return TextRows([[int(item) for item in items]], True)
-    return TextRows([item if isinstance(item, str) else row_of(item, name) for item in items], False)
+    return TextRows(
+        [item if isinstance(item, str) else row_of(item, name) for item in items], False
+    )
 
 
 def row_of(given: object, name: str) -> list[int]:
     """One sequence of token ids."""
     if isinstance(given, Tensor | np.ndarray):
         if given.ndim != 1:
-            raise ValueError(f"{name}: expected one-dimensional rows, not one of shape {tuple(given.shape)}")
+            raise ValueError(
+                f"{name}: expected one-dimensional rows, not one of shape {tuple(given.shape)}"
+            )
         return integers(given, name)
     if is_id(given):
         raise TypeError(f"{name}: expected token ids, or lists of them, not both in one list")
@@ -91,7 +108,9 @@ def row_of(given: object, name: str) -> list[int]:
 def listed(given: object, name: str) -> list[Any]:
     unordered = isinstance(given, Mapping | AnySet | bytes | bytearray)
     if unordered or not isinstance(given, Iterable):
-        raise TypeError(f"{name}: expected a list of token ids or several such lists, not {given!r:.80}")
+        raise TypeError(
+            f"{name}: expected a list of token ids or several such lists, not {given!r:.80}"
+        )
     return list(given)
 
 
@@ -116,7 +135,9 @@ def whole(given: Tensor | np.ndarray) -> bool:
 def check_rows(rows: Sequence[Sequence[int]], vocabulary: int, name: str) -> None:
     """On the host, and before anything is read: a GPU that finds a wrong id is of no more use to the program."""
     if any(not row for row in rows):
-        raise ValueError(f"{name}: expected one id or more in each row; a start or end id can begin a text")
+        raise ValueError(
+            f"{name}: expected one id or more in each row; a start or end id can begin a text"
+        )
     for row in rows:
         if min(row) < 0 or max(row) >= vocabulary:
             wrong = min(row) if min(row) < 0 else max(row)
@@ -138,7 +159,9 @@ def texts_of(given: object, name: str = "texts") -> tuple[list[str], bool]:
     """Texts, and whether one string was given."""
     if isinstance(given, str):
         return [given], True
-    if isinstance(given, Mapping | AnySet | bytes | Tensor | np.ndarray) or not isinstance(given, Iterable):
+    if isinstance(given, Mapping | AnySet | bytes | Tensor | np.ndarray) or not isinstance(
+        given, Iterable
+    ):
         raise TypeError(f"{name}: expected a string or a list of strings, not {given!r:.80}")
     texts = list(given)
     for number, text in enumerate(texts):

@@ -9,15 +9,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
-from qkv.generation.decode import stream
+from qkv.generation.generate import stream
+from qkv.generation.generation_batch import Reason
 from qkv.generation.prompts import Arrays, TextPrompts, check_text, text_rows, texts_of
-from qkv.generation.talk import Reason
 from qkv.models import GPT
-from qkv.text.stream import Stream
+from qkv.text.detokenizer import IncrementalDetokenizer
 from qkv.text.tokenizer import Tokenizer, beginning
 
 
-class Piece(NamedTuple):
+class TextChunk(NamedTuple):
     row: int
     text: str
     """Whole characters that are never taken back; it may be empty."""
@@ -34,7 +34,7 @@ def stream_text(
     stop: str | Sequence[str] = (),
     end: int | Sequence[int] | None = None,
     **how: Any,
-) -> Iterator[Piece]:
+) -> Iterator[TextChunk]:
     """What the model says after each prompt, as it says it. Row r * samples + s is sample s of prompt r.
 
     A row ends before the first stop string, of which nothing is ever said; there may be one or several. `end` is the
@@ -44,18 +44,26 @@ def stream_text(
     stop, _ = texts_of(stop, "stop")
     if any(not each for each in stop):
         raise ValueError("stop: expected a text of one character or more, not an empty one")
-    ids = [prompt_ids(tokenizer, row) if isinstance(row, str) else row for row in text_rows(prompts).rows]
-    rows: dict[int, Speaker] = defaultdict(lambda: Speaker(tokenizer, stop))
+    ids = [
+        prompt_ids(tokenizer, row) if isinstance(row, str) else row
+        for row in text_rows(prompts).rows
+    ]
+    rows: dict[int, StopStringFilter] = defaultdict(lambda: StopStringFilter(tokenizer, stop))
 
     def stopped(row: int, said: list[int]) -> bool:
         rows[row].hear(said[-1])
         return rows[row].stopped
 
     words = stream(
-        model, ids, length=length, end=tokenizer.end if end is None else end, stop=stopped if stop else None, **how
+        model,
+        ids,
+        length=length,
+        end=tokenizer.end if end is None else end,
+        stop=stopped if stop else None,
+        **how,
     )
 
-    def pieces() -> Iterator[Piece]:
+    def pieces() -> Iterator[TextChunk]:
         for word in words:
             speaker = rows[word.row]
             if not stop and word.id is not None:
@@ -63,14 +71,19 @@ def stream_text(
             if word.reason is not None:
                 speaker.close()
             reason = "stop" if speaker.stopped and word.reason else word.reason
-            yield Piece(word.row, speaker.take(), reason)
+            yield TextChunk(word.row, speaker.take(), reason)
 
     return pieces()
 
 
 @overload
 def complete(
-    model: GPT, tokenizer: Tokenizer, prompts: str | Sequence[int], *, samples: None = None, **how: Any
+    model: GPT,
+    tokenizer: Tokenizer,
+    prompts: str | Sequence[int],
+    *,
+    samples: None = None,
+    **how: Any,
 ) -> str: ...
 @overload
 def complete(
@@ -95,7 +108,12 @@ def complete(
     **how: Any,
 ) -> Any: ...
 def complete(
-    model: GPT, tokenizer: Tokenizer, prompts: TextPrompts, *, samples: int | None = None, **how: Any
+    model: GPT,
+    tokenizer: Tokenizer,
+    prompts: TextPrompts,
+    *,
+    samples: int | None = None,
+    **how: Any,
 ) -> str | list[str]:
     """What the model says after each prompt, without the prompt: the texts of `stream_text`, each whole.
 
@@ -119,15 +137,17 @@ def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
         return ids
     begin = beginning(tokenizer)
     if begin is None:
-        raise ValueError("prompt: it is empty, and this tokenizer has no start or end token to begin with; say a word")
+        raise ValueError(
+            "prompt: it is empty, and this tokenizer has no start or end token to begin with; say a word"
+        )
     return [begin]
 
 
-class Speaker:
+class StopStringFilter:
     """One row's text: what may be said of it by now, and what might be the beginning of a stop string."""
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
-        self.stream, self.stop = Stream(tokenizer), tuple(stop)
+        self.stream, self.stop = IncrementalDetokenizer(tokenizer), tuple(stop)
         self.held = ""
         self.settled = 0
         """So much of what is held is said with the next piece."""
@@ -150,12 +170,18 @@ class Speaker:
         if not self.stop:
             self.settled = len(self.held)
             return
-        found = [(place + len(each), place) for each in self.stop if (place := self.held.find(each, self.settled)) >= 0]
+        found = [
+            (place + len(each), place)
+            for each in self.stop
+            if (place := self.held.find(each, self.settled)) >= 0
+        ]
         if found:  # the one that is whole first, however many characters came at once
             _, place = min(found)
             self.held, self.settled, self.stopped = self.held[:place], place, True
         else:
-            self.settled = len(self.held) - max((overlap(self.held, each) for each in self.stop), default=0)
+            self.settled = len(self.held) - max(
+                (overlap(self.held, each) for each in self.stop), default=0
+            )
 
     def take(self) -> str:
         text, self.held = self.held[: self.settled], self.held[self.settled :]

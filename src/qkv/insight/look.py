@@ -14,16 +14,16 @@ from jaxtyping import Float
 from safetensors.torch import save_file
 from torch import Tensor
 
-from qkv import artifact, disk
+from qkv import artifact, storage
 from qkv.generation.fill import Guess
-from qkv.insight.attribution import attribution as attribute
-from qkv.insight.capture import Attention, capture, places_of
-from qkv.insight.lens import lens, next_tokens, says_words, stack_of
-from qkv.insight.norms import Norms, norms
-from qkv.insight.picture import ENDINGS
-from qkv.insight.reading import Reading, read
-from qkv.models import BERT, Tuned
-from qkv.models.build import Model, body_of
+from qkv.insight.inspect.attribution import attribution as attribute
+from qkv.insight.inspect.capture import Attention, attention_sites, capture_attention
+from qkv.insight.inspect.logit_lens import lens, next_tokens, predicts_tokens, stack_of
+from qkv.insight.inspect.model_input import Reading, read
+from qkv.insight.inspect.residual_norms import Norms, norms
+from qkv.insight.render.figures.figure_style import ENDINGS
+from qkv.models import BERT, TaskModel
+from qkv.models.registry import Model, backbone_of
 from qkv.text.tokenizer import Tokenizer
 
 FORMATS = (".html", *ENDINGS, ".safetensors")
@@ -57,8 +57,12 @@ class Look:
     """The model is a BERT, which says what stands at a place; any other says what comes next."""
 
     def __repr__(self) -> str:
-        kinds = ", ".join(f"{each.kind} ({each.depth} layers of {each.heads} heads)" for each in self.attention)
-        return f"Look({self.model!r}, {len(self.reading.text.ids)} tokens, {kinds or 'no attention'})"
+        kinds = ", ".join(
+            f"{each.kind} ({each.depth} layers of {each.heads} heads)" for each in self.attention
+        )
+        return (
+            f"Look({self.model!r}, {len(self.reading.text.ids)} tokens, {kinds or 'no attention'})"
+        )
 
     def of(self, kind: str | None = None) -> Attention:
         """One kind of attention: of a translator cross-attention, unless another is named."""
@@ -84,28 +88,36 @@ class Look:
         if ending == ".safetensors":
             return self.write_weights(path)
         if ending == ".html":
-            from qkv.insight.page import write_page
+            from qkv.insight.render.page import write_page
 
             return write_page(self, path, **how)
-        from qkv.insight import slides
+        from qkv.insight.render.figures import look_figure
 
-        return slides.save(self, path, **how)
+        return look_figure.save(self, path, **how)
 
     def write_weights(self, path: Path) -> Path:
         """The weights as numbers: self.3 is (H, T, S) of layer 3; the tokens are in the file's metadata."""
         tensors = {
-            f"{each.kind}.{layer}": w.contiguous() for each in self.attention for layer, w in each.layers.items()
+            f"{each.kind}.{layer}": w.contiguous()
+            for each in self.attention
+            for layer, w in each.layers.items()
         }
-        sides = {"text": self.reading.text, "source": self.reading.source, "chosen": self.reading.chosen}
+        sides = {
+            "text": self.reading.text,
+            "source": self.reading.source,
+            "chosen": self.reading.chosen,
+        }
         tokens = {name: json.dumps(side.tokens) for name, side in sides.items() if side is not None}
-        with disk.staging(path.parent, sum(each.nbytes for each in tensors.values()), path.name) as made:
+        with storage.staging(
+            path.parent, sum(each.nbytes for each in tensors.values()), path.name
+        ) as made:
             save_file(tensors, made / path.name, tokens)
-            disk.flush(made / path.name)
-            disk.move(made / path.name, path)
+            storage.flush(made / path.name)
+            storage.move(made / path.name, path)
         return path
 
     def _repr_html_(self) -> str:
-        from qkv.insight.page import page
+        from qkv.insight.render.page import page
 
         return (
             f'<iframe srcdoc="{html.escape(page(self))}" title="attention" '
@@ -144,24 +156,36 @@ def look(
         tokenizer = tokenizer or found
     tokenizer = tokenizer or artifact.tokenizer_with(model)
     if tokenizer is None:
-        raise ValueError("tokenizer: expected the one that belongs to the model; qkv.load gives both")
+        raise ValueError(
+            "tokenizer: expected the one that belongs to the model; qkv.load gives both"
+        )
     if reading is None:
         reading = read(model, tokenizer, *texts, source=source, target=target)
     T = len(reading.text.ids)
-    words, blocks = says_words(model), stack_of(model) is not None
-    explicable = words or isinstance(model, Tuned)
+    words, blocks = predicts_tokens(model), stack_of(model) is not None
+    explicable = words or isinstance(model, TaskModel)
     check_room(model, reading)
-    by_layer = lens(model, tokenizer, reading) if words and (T <= SHORT if lens_too is None else lens_too) else None
+    by_layer = (
+        lens(model, tokenizer, reading)
+        if words and (T <= SHORT if lens_too is None else lens_too)
+        else None
+    )
     attends = attention and (blocks or getattr(model.config, "attention", "none") != "none")
     return Look(
         name or type(model).__name__,
         reading,
-        capture(model, reading, layers=kept(model, reading, layers, at_least)) if attends else [],
+        capture_attention(model, reading, layers=kept(model, reading, layers, at_least))
+        if attends
+        else [],
         by_layer[-1] if by_layer else next_tokens(model, tokenizer, reading) if words else None,
         by_layer,
-        norms(model, reading) if blocks and (T <= MIDDLING if norms_too is None else norms_too) else None,
-        attribute(model, reading) if (explicable and T <= BRIEF if attribution is None else attribution) else None,
-        both_ways=isinstance(body_of(model), BERT),
+        norms(model, reading)
+        if blocks and (T <= MIDDLING if norms_too is None else norms_too)
+        else None,
+        attribute(model, reading)
+        if (explicable and T <= BRIEF if attribution is None else attribution)
+        else None,
+        both_ways=isinstance(backbone_of(model), BERT),
     )
 
 
@@ -169,7 +193,11 @@ def check_room(model: Model, reading: Reading) -> None:
     """Weights exist, one layer at a time, with the scores they are made from; better refused than killed."""
     if next(model.parameters()).device.type != "cpu":
         return
-    heads, longest, free = getattr(body_of(model).config, "heads", 1), longest_of(reading), free_memory()
+    heads, longest, free = (
+        getattr(backbone_of(model).config, "heads", 1),
+        longest_of(reading),
+        free_memory(),
+    )
     needed = 3 * 4 * heads * longest**2
     if free is not None and needed > free:
         raise ValueError(
@@ -197,5 +225,7 @@ def kept(
     """The layers whose weights are kept: as asked, else all (None), else, when all would be too many, some."""
     if layers is not None:
         return layers
-    weights = sum(place.depth * place.heads * longest_of(reading) ** 2 for place in places_of(model))
+    weights = sum(
+        place.depth * place.heads * longest_of(reading) ** 2 for place in attention_sites(model)
+    )
     return None if weights <= ALL_LAYERS else at_least or [0]

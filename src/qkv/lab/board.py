@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from qkv.insight.cells import HeatMap
+from qkv.insight.render.terminal_cells import HeatMap
 from qkv.lab.preset_table import preset_table
 from qkv.nn.attention import Causal, Fixed, Mask, Strided, Window, attend, dot, lookup
 from qkv.tables import Table
@@ -67,7 +67,11 @@ def show_lookup(console: Console) -> None:
         query = torch.tensor([[0.9, 0.4]], requires_grad=True)
         answer = step(query)
         gradient = torch.autograd.grad(answer.sum(), query)[0] if answer.requires_grad else None
-        slope = "none: nothing to learn from" if gradient is None else ", ".join(f"{g:.2f}" for g in gradient[0])
+        slope = (
+            "none: nothing to learn from"
+            if gradient is None
+            else ", ".join(f"{g:.2f}" for g in gradient[0])
+        )
         found = bool(answer.any())  # exact match finds no such key
         table.add_row(name, f"{answer.item():.2f}" if found else "nothing", slope)
     console.print(table)
@@ -77,7 +81,10 @@ def show_self_attention(console: Console) -> None:
     console.print("A word is four numbers, by hand: how much cat, mouse, chase and thing it is.")
     console.print("The row's word looks at the column's; its weights sum to 1.")
     X = vectors(ENGLISH)
-    masks: dict[str, Mask | None] = {"every word sees every word": None, "causal: no word sees a later one": Causal()}
+    masks: dict[str, Mask | None] = {
+        "every word sees every word": None,
+        "causal: no word sees a later one": Causal(),
+    }
     for title, mask in masks.items():
         _, weights = attend(X, X, X, score=dot, mask=mask, need_weights=True)
         assert weights is not None
@@ -85,7 +92,9 @@ def show_self_attention(console: Console) -> None:
 
 
 def show_cross_attention(console: Console) -> None:
-    console.print("kediler fareleri kovalar: cats, mice, chase. Each Turkish word asks the English.")
+    console.print(
+        "kediler fareleri kovalar: cats, mice, chase. Each Turkish word asks the English."
+    )
     console.print("The verb comes last in Turkish and finds the second English word.")
     _, weights = attend(vectors(TURKISH), vectors(ENGLISH), vectors(ENGLISH), need_weights=True)
     assert weights is not None
@@ -94,7 +103,9 @@ def show_cross_attention(console: Console) -> None:
 
 def show_masks(console: Console) -> None:
     """Who may look at whom among 16 words, and that skipping pairs changes nothing."""
-    console.print("Row: the word that looks. Column: the word it may see. No word sees a later one.")
+    console.print(
+        "Row: the word that looks. Column: the word it may see. No word sees a later one."
+    )
     masks: dict[str, Mask] = {
         "causal": Causal(),
         "& window 4": Causal() & Window(4),
@@ -103,13 +114,22 @@ def show_masks(console: Console) -> None:
     }
     ink = "●·" if console.encoding.startswith("utf") else "#."
     table = Table(*masks)
-    table.add_row(*("\n".join(dots(row, ink) for row in mask.materialise(16, 16)[0, 0]) for mask in masks.values()))
+    table.add_row(
+        *(
+            "\n".join(dots(row, ink) for row in mask.materialise(16, 16)[0, 0])
+            for mask in masks.values()
+        )
+    )
     table.add_section()
-    table.add_row(*(f"{int(mask.materialise(16, 16).sum())} of 256 pairs" for mask in masks.values()))
+    table.add_row(
+        *(f"{int(mask.materialise(16, 16).sum())} of 256 pairs" for mask in masks.values())
+    )
     console.print(table)
 
     random = torch.Generator().manual_seed(0)
-    query, key, value = torch.randn(3, 1, 4, 1024, 32, dtype=torch.float64, generator=random).unbind(0)
+    query, key, value = torch.randn(
+        3, 1, 4, 1024, 32, dtype=torch.float64, generator=random
+    ).unbind(0)
     mask = Causal() & Window(64)
     whole, _ = attend(query, key, value, mask=mask, kernel="eager")
     skipping, _ = attend(query, key, value, mask=mask, kernel="blocked")

@@ -20,24 +20,24 @@ from rich.text import Text
 from torch import Tensor
 
 from qkv import artifact
-from qkv.data.source import open_pairs
+from qkv.data.sources.source import open_pairs
 from qkv.evaluation import bleu
 from qkv.generation.text import complete
-from qkv.generation.translation import translate_texts
-from qkv.insight.alignment import alignment
-from qkv.insight.cells import HeatMap
+from qkv.generation.translate import translate_texts
+from qkv.insight.inspect.alignment import alignment
+from qkv.insight.render.terminal_cells import HeatMap
 from qkv.models import GPT, GPTConfig, Transformer, preset
-from qkv.models.build import Config, Model
+from qkv.models.registry import Config, Model
 from qkv.tables import Table
 from qkv.text import Tokenizer
 from qkv.text.printable import printable
-from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
-from qkv.training.folder import remembered
-from qkv.training.metrics import NAME as METRICS
-from qkv.training.metrics import read_metrics
-from qkv.training.pace import seconds_per_step
-from qkv.training.start import SampleMaker, start
-from qkv.training.task import Task
+from qkv.training.logging.metrics import NAME as METRICS
+from qkv.training.logging.metrics import read_metrics
+from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig
+from qkv.training.setup.run_folder import remembered
+from qkv.training.setup.step_timing import seconds_per_step
+from qkv.training.setup.training_task import TrainingTask
+from qkv.training.train import SampleMaker, train
 
 OUT = Path("runs/demo")
 SENTENCE = "cats chase mice"
@@ -60,7 +60,9 @@ def show(
     """Train both, try both. What is trained already is not trained again, and what was stopped goes on."""
     console = console or Console(highlight=False)
     parts: dict[str, Callable[[], bool]] = {
-        "A Transformer learns to translate": lambda: show_translator(console, out / "turkish", translator_steps),
+        "A Transformer learns to translate": lambda: show_translator(
+            console, out / "turkish", translator_steps
+        ),
         "A GPT learns to write Python": lambda: show_writer(console, out / "python", writer_steps),
     }
     for number, (title, part) in enumerate(parts.items(), start=1):
@@ -112,7 +114,10 @@ def show_score(console: Console, model: Transformer, tokenizer: Tokenizer) -> No
         verdict = "right" if said[row] == right[row] else f"not {right[row]}"
         table.add_row(pairs[row][0], Text(printable(said[row])), verdict)
     console.print(table)
-    score, exact = bleu(said, right), sum(one == other for one, other in zip(said, right, strict=True))
+    score, exact = (
+        bleu(said, right),
+        sum(one == other for one, other in zip(said, right, strict=True)),
+    )
     console.print(
         f"Of {len(pairs):,} such sentences {exact:,} are right word for word: "
         f"[bold]BLEU {score.bleu:.1f}[/bold], chrF {score.chrf:.1f}"
@@ -135,18 +140,27 @@ def aligned(model: Transformer, tokenizer: Tokenizer, english: str) -> Aligned:
     if not turkish:  # after a few steps a model may say nothing yet
         return Aligned(translated, [], read, torch.empty(0, len(read)))
     weights = alignment(
-        model, torch.tensor([[*source, tokenizer.end]]), torch.tensor([turkish]), start=number_of(tokenizer.start)
+        model,
+        torch.tensor([[*source, tokenizer.end]]),
+        torch.tensor([turkish]),
+        start=number_of(tokenizer.start),
     )
     return Aligned(translated, [tokenizer.token(id) for id in turkish], read, weights)
 
 
-def show_alignment(console: Console, model: Transformer, tokenizer: Tokenizer, english: str) -> None:
+def show_alignment(
+    console: Console, model: Transformer, tokenizer: Tokenizer, english: str
+) -> None:
     found = aligned(model, tokenizer, english)
     console.print(Text.assemble(f"\n{english}: ", (printable(found.translated), "bold")))
     if found.said:
-        console.print(HeatMap(found.weights, found.said, found.read, "Where each Turkish word looked"))
+        console.print(
+            HeatMap(found.weights, found.said, found.read, "Where each Turkish word looked")
+        )
         looked = [found.read[place] for place in found.weights.argmax(1).tolist()]
-        pairs = "; ".join(f"{word} looked at {at}" for word, at in zip(found.said, looked, strict=True))
+        pairs = "; ".join(
+            f"{word} looked at {at}" for word, at in zip(found.said, looked, strict=True)
+        )
         console.print(Text(f"{printable(pairs)}."))
 
 
@@ -155,7 +169,7 @@ def in_turkish(model: Transformer, tokenizer: Tokenizer, sentences: Sequence[str
     return [translations[0].text for _, translations in sorted(found, key=lambda each: each[0])]
 
 
-def sample_translation(task: Task) -> Callable[[Model], list[str]]:
+def sample_translation(task: TrainingTask) -> Callable[[Model], list[str]]:
     def said(model: Model) -> list[str]:
         assert isinstance(model, Transformer)
         return [f"{SENTENCE}: {in_turkish(model, task.tokenizer, [SENTENCE])[0]}"]
@@ -189,7 +203,7 @@ def completed(model: GPT, tokenizer: Tokenizer, prompt: str, length: int) -> str
     return said
 
 
-def sample_completion(task: Task) -> Callable[[Model], list[str]]:
+def sample_completion(task: TrainingTask) -> Callable[[Model], list[str]]:
     def said(model: Model) -> list[str]:
         assert isinstance(model, GPT)
         return [PROMPT + completed(model, task.tokenizer, PROMPT, length=24)]
@@ -213,18 +227,22 @@ def trained(
 ) -> bool:
     """Train for `steps`, or for fewer that fit into `seconds` here; False when it was stopped before the last one."""
     if finished(out):
-        there = Text(f"{printable(str(out))} is there already; delete it to see it trained from the beginning.")
+        there = Text(
+            f"{printable(str(out))} is there already; delete it to see it trained from the beginning."
+        )
         console.print(there, soft_wrap=True)
     before = remembered(out)
     if before is not None:
         steps = before[1]["steps"]  # of the run that is resumed, which may have been shortened
 
-    def fit(task: Task, optimizer: OptimizerConfig, run: RunConfig) -> RunConfig:
+    def fit(task: TrainingTask, optimizer: OptimizerConfig, run: RunConfig) -> RunConfig:
         return paced(run, affordable(console, task, optimizer, run, seconds))
 
-    run = RunConfig(out=out, batch_tokens=1024, compile=False, resume=True)  # compiling takes longer than training
+    run = RunConfig(
+        out=out, batch_tokens=1024, compile=False, resume=True
+    )  # compiling takes longer than training
     run = paced(run, steps)
-    outcome = start(config, data, optimizer, run, samples=samples, console=console, fit=fit)
+    outcome = train(config, data, optimizer, run, samples=samples, console=console, fit=fit)
     return outcome is not None and outcome.finished
 
 
@@ -234,7 +252,9 @@ def paced(run: RunConfig, steps: int) -> RunConfig:
     return replace(run, steps=steps, validate_every=half, sample_every=quarter, log_every=tenth)
 
 
-def affordable(console: Console, task: Task, optimizer: OptimizerConfig, run: RunConfig, seconds: float) -> int:
+def affordable(
+    console: Console, task: TrainingTask, optimizer: OptimizerConfig, run: RunConfig, seconds: float
+) -> int:
     """As many of the run's steps as fit into `seconds`, by the time that the first ones take."""
     if run.steps <= FEWEST_STEPS:
         return run.steps
@@ -250,7 +270,9 @@ def affordable(console: Console, task: Task, optimizer: OptimizerConfig, run: Ru
 
 def finished(run: Path) -> bool:
     """Whether it was trained to its last step."""
-    return (run / METRICS).exists() and any(row.get("event") == "finished" for row in read_metrics(run))
+    return (run / METRICS).exists() and any(
+        row.get("event") == "finished" for row in read_metrics(run)
+    )
 
 
 def number_of(id: int | None) -> int:
@@ -275,5 +297,10 @@ def next_steps(out: Path) -> Text:
         "The model in your own program:": f"model, tokenizer = qkv.load({str(out / 'turkish')!r})",
     }
     if shutil.which("qkv") is None:
-        steps = {"First, so that qkv is found:": f"source {Path(sys.prefix, 'bin', 'activate')}", **steps}
-    return Text("\n").join(Text.assemble(meaning, ("\n    " + command, "bold")) for meaning, command in steps.items())
+        steps = {
+            "First, so that qkv is found:": f"source {Path(sys.prefix, 'bin', 'activate')}",
+            **steps,
+        }
+    return Text("\n").join(
+        Text.assemble(meaning, ("\n    " + command, "bold")) for meaning, command in steps.items()
+    )

@@ -13,16 +13,16 @@ from rich.text import Text
 from torch import Tensor
 
 from qkv import artifact
-from qkv.generation.decode import without_dropout
-from qkv.insight import picture
-from qkv.insight.capture import Attention, distance, entropy, places_of, unmasked
-from qkv.insight.cells import HeatMap, has_blocks
-from qkv.insight.hooks import recorded
+from qkv.generation.generate import without_dropout
+from qkv.insight.inspect.capture import Attention, attention_sites, distance, entropy, unmasked
+from qkv.insight.inspect.hook_checks import capture_required
+from qkv.insight.inspect.model_input import Reading, Side, hidden, read
+from qkv.insight.inspect.whole_words import WholeWord
 from qkv.insight.look import Look, look
-from qkv.insight.reading import Reading, Side, hidden, read
-from qkv.insight.slides_attention import canvas, entitle, heat_map, matrix, room
-from qkv.insight.views import labels, numbered
-from qkv.insight.words import WholeWord
+from qkv.insight.render.figures import figure_style
+from qkv.insight.render.figures.attention import canvas, entitle, heat_map, matrix, room
+from qkv.insight.render.terminal_cells import HeatMap, has_blocks
+from qkv.insight.render.views import labels, numbered
 from qkv.lab import demo as demonstration
 from qkv.lab.board import vectors
 from qkv.models import GPT, Transformer
@@ -31,7 +31,7 @@ from qkv.tables import Table
 
 QUICK = ("the", "quick", "brown")
 UNMASKED, MASKED = "without a mask", "with a causal mask"
-ENDINGS = (".html", *picture.ENDINGS)
+ENDINGS = (".html", *figure_style.ENDINGS)
 
 
 def check_out(out: Path | None) -> None:
@@ -42,7 +42,11 @@ def check_out(out: Path | None) -> None:
 # cats chase mice, kediler fareleri kovalar
 
 
-def cats(out: Path | None = None, demo: Path = demonstration.OUT / "turkish", console: Console | None = None) -> None:
+def cats(
+    out: Path | None = None,
+    demo: Path = demonstration.OUT / "turkish",
+    console: Console | None = None,
+) -> None:
     """Which English word each Turkish word looked at: the alignment of the demo's translator.
 
     Args:
@@ -57,7 +61,9 @@ def cats(out: Path | None = None, demo: Path = demonstration.OUT / "turkish", co
         return
     model, tokenizer = artifact.load(demo)
     if not isinstance(model, Transformer) or tokenizer is None:
-        raise ValueError(f"demo: expected the translator of qkv demo, and {demo} holds another model")
+        raise ValueError(
+            f"demo: expected the translator of qkv demo, and {demo} holds another model"
+        )
     demonstration.show_alignment(console, model, tokenizer, demonstration.SENTENCE)
     if out is None:
         return
@@ -69,14 +75,16 @@ def cats(out: Path | None = None, demo: Path = demonstration.OUT / "turkish", co
         title = f"{demonstration.SENTENCE}: {found.translated}"
         below = "who looked at whom; the mean of all heads"
         names = {"row_name": "Turkish", "column_name": "English"}
-        picture.save(lambda: heat_map(found.weights, found.said, found.read, title, below, **names), out)
+        figure_style.save(
+            lambda: heat_map(found.weights, found.said, found.read, title, below, **names), out
+        )
     console.print(Text(str(out)), soft_wrap=True)
 
 
 # the quick brown, with and without a mask
 
 
-class Seen(NamedTuple):
+class MaskedHead(NamedTuple):
     """One head: its scores, minus infinity where the mask forbids to look, and the softmax of them."""
 
     scores: Float[Tensor, "T S"]
@@ -84,7 +92,11 @@ class Seen(NamedTuple):
 
 
 def mask(
-    out: Path | None = None, model: str | None = None, layer: int = 0, head: int = 0, console: Console | None = None
+    out: Path | None = None,
+    model: str | None = None,
+    layer: int = 0,
+    head: int = 0,
+    console: Console | None = None,
 ) -> None:
     """ "the quick brown" with and without a causal mask: the scores, and the weights they become.
 
@@ -109,24 +121,30 @@ def mask(
     if out.suffix.lower() == ".html":
         as_look(title, side, both).save(out)
     else:
-        picture.save(lambda: draw_mask(names, both, title), out)
+        figure_style.save(lambda: draw_mask(names, both, title), out)
     console.print(Text(str(out)), soft_wrap=True)
 
 
 def hand_made() -> Side:
-    return Side(tuple(range(len(QUICK))), QUICK, tuple(WholeWord(word, [at]) for at, word in enumerate(QUICK)))
+    return Side(
+        tuple(range(len(QUICK))),
+        QUICK,
+        tuple(WholeWord(word, [at]) for at, word in enumerate(QUICK)),
+    )
 
 
-def by_hand() -> dict[str, Seen]:
+def by_hand() -> dict[str, MaskedHead]:
     """As on the board: queries, keys and values are the words' own vectors."""
     X = vectors(QUICK)
     masks: dict[str, Mask | None] = {UNMASKED: None, MASKED: Causal()}
     found = {}
     for name, each in masks.items():
         heard: list[Tensor] = []
-        _, weights = attend(X, X, X, score=dot, mask=each, need_weights=True, on_scores=lambda s: keep(s, heard))  # noqa: B023
+        _, weights = attend(
+            X, X, X, score=dot, mask=each, need_weights=True, on_scores=lambda s: keep(s, heard)
+        )  # noqa: B023
         assert weights is not None
-        found[name] = Seen(heard[0][0, 0], weights)
+        found[name] = MaskedHead(heard[0][0, 0], weights)
     return found
 
 
@@ -135,13 +153,15 @@ def keep(scores: Tensor, heard: list[Tensor]) -> Tensor:
     return scores
 
 
-def by_model(name: str, layer: int, head: int) -> tuple[Side, dict[str, Seen], str]:
+def by_model(name: str, layer: int, head: int) -> tuple[Side, dict[str, MaskedHead], str]:
     """The same words through a real model's head, as it is and with its mask taken away everywhere; and which it is."""
     model, tokenizer = artifact.load(name)
     tokenizer = tokenizer or artifact.tokenizer_of(name)
     if not isinstance(model, GPT):
-        raise ValueError(f"model: expected a GPT, which has a causal mask, and {name} is a {type(model).__name__}")
-    (place,) = places_of(model)
+        raise ValueError(
+            f"model: expected a GPT, which has a causal mask, and {name} is a {type(model).__name__}"
+        )
+    (place,) = attention_sites(model)
     layer, head = numbered("layer", layer, place.depth), numbered("head", head, place.heads)
     reading = read(model, tokenizer, " ".join(QUICK))
     with unmasked(model):
@@ -150,11 +170,13 @@ def by_model(name: str, layer: int, head: int) -> tuple[Side, dict[str, Seen], s
     return reading.text, {UNMASKED: free, MASKED: masked}, f"layer {layer}, head {head}"
 
 
-def heard_at(model: GPT, reading: Reading, point: str, head: int) -> Seen:
+def heard_at(model: GPT, reading: Reading, point: str, head: int) -> MaskedHead:
     names = (f"{point}scores", f"{point}weights")
-    with torch.no_grad(), without_dropout(model), recorded(model, names) as heard:
+    with torch.no_grad(), without_dropout(model), capture_required(model, names) as heard:
         hidden(model, reading)
-    return Seen(*(heard[f"{point}{name}"][0, head].float().cpu() for name in ("scores", "weights")))
+    return MaskedHead(
+        *(heard[f"{point}{name}"][0, head].float().cpu() for name in ("scores", "weights"))
+    )
 
 
 def said(score: float) -> str:
@@ -169,33 +191,49 @@ def shades_of(scores: Float[Tensor, "T S"]) -> Float[Tensor, "T S"]:
     """Pale, for they are no weights yet: from nothing for the least score to a little for the most."""
     known = scores[scores.isfinite()]
     low, high = known.min(), known.max()
-    return torch.where(scores.isfinite(), 0.1 + 0.25 * (scores - low) / (high - low).clamp(min=1e-9), 0.0)
+    return torch.where(
+        scores.isfinite(), 0.1 + 0.25 * (scores - low) / (high - low).clamp(min=1e-9), 0.0
+    )
 
 
-def show_mask(console: Console, names: tuple[str, ...], both: dict[str, Seen]) -> None:
+def show_mask(console: Console, names: tuple[str, ...], both: dict[str, MaskedHead]) -> None:
     """Scores on the left, the weights that they become on the right; below, the same with the mask."""
     say = said if has_blocks(console) else plainly
     for name, seen in both.items():
         beside = Table.grid(padding=(0, 4))
-        scores = HeatMap(seen.scores, names, names, "scores", shades=shades_of(seen.scores), say=say)
+        scores = HeatMap(
+            seen.scores, names, names, "scores", shades=shades_of(seen.scores), say=say
+        )
         beside.add_row(scores, HeatMap(seen.weights, names, names, "weights: softmax of each row"))
         console.print(Text(name, style="bold cyan"), beside, "")
 
 
-def draw_mask(names: tuple[str, ...], both: dict[str, Seen], title: str) -> picture.Figure:
+def draw_mask(
+    names: tuple[str, ...], both: dict[str, MaskedHead], title: str
+) -> figure_style.Figure:
     wide, high = room(names, names)
     figure = canvas(max(9.6, 2 * wide + 0.8), 2 * (high + 0.4) + 0.8)
     axes = figure.subplots(2, 2)
     for row, (name, seen) in enumerate(both.items()):
-        matrix(axes[row, 0], seen.scores, names, names, f"{name}: scores", shades=shades_of(seen.scores), say=said)
+        matrix(
+            axes[row, 0],
+            seen.scores,
+            names,
+            names,
+            f"{name}: scores",
+            shades=shades_of(seen.scores),
+            say=said,
+        )
         matrix(axes[row, 1], seen.weights, names, names, f"{name}: weights")
     entitle(figure, title)
     return figure
 
 
-def as_look(title: str, side: Side, both: dict[str, Seen]) -> Look:
+def as_look(title: str, side: Side, both: dict[str, MaskedHead]) -> Look:
     """For the page: two heads of one layer, named by what they see, so that it opens with both side by side."""
     weights = torch.stack([seen.weights for seen in both.values()])  # (2, T, T)
     numbers = entropy(weights).unsqueeze(0), distance(weights, "self").unsqueeze(0)  # (1, 2) each
-    found = Attention("self", side, side, {0: weights}, 1, 2, False, weights.unsqueeze(0), *numbers, tuple(both))
+    found = Attention(
+        "self", side, side, {0: weights}, 1, 2, False, weights.unsqueeze(0), *numbers, tuple(both)
+    )
     return Look(title, Reading(side), [found], None, None, None)

@@ -16,27 +16,27 @@ from typing import Any, Literal, NamedTuple
 import torch
 from rich.console import Console
 
-from qkv import artifact, disk
-from qkv.data.causal import CausalData
-from qkv.data.prepared import Tokens
-from qkv.data.source import open_texts
-from qkv.insight.activations import Keep, activations
-from qkv.insight.picture import COLOURS
-from qkv.insight.probe import Learning
-from qkv.insight.probe_picture import Line, Panel, draw_panels
-from qkv.insight.probing import Scored, asked, best_of
-from qkv.insight.questions import Question, position_question
+from qkv import artifact, storage
+from qkv.data.batches.causal import CausalData
+from qkv.data.sources.source import open_texts
+from qkv.data.tokens.token_arrays import Tokens
+from qkv.insight.probing.activations import Keep, activations
+from qkv.insight.probing.linear_probe import Learning
+from qkv.insight.probing.probe_model import Scored, asked, best_of
+from qkv.insight.probing.probe_tasks import ProbeTask, position_question
+from qkv.insight.render.figures.figure_style import COLOURS
+from qkv.insight.render.figures.probe_figure import Line, Panel, draw_panels
 from qkv.models import BERTConfig, GPTConfig
-from qkv.models.build import Model
-from qkv.nn.choices import Position
+from qkv.models.registry import Model
+from qkv.nn.stack_config import Position
 from qkv.tables import Table
-from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
-from qkv.training.cost import cost, measured_peak
-from qkv.training.distributed import device_named
-from qkv.training.precision import Precision, best_precision
-from qkv.training.progress import clock
-from qkv.training.start import start
-from qkv.training.task import assemble, find_tokenizer
+from qkv.training.logging.progress import clock
+from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig
+from qkv.training.setup.cost import cost, measured_peak
+from qkv.training.setup.training_task import assemble, find_tokenizer
+from qkv.training.systems.distributed import device_named
+from qkv.training.systems.precision import Precision, best_precision
+from qkv.training.train import train
 
 CAUSAL: tuple[Position, ...] = ("none", "learned", "sinusoidal", "rotary", "alibi")
 MASKED = "masked"
@@ -99,10 +99,14 @@ def positions(
         compile: Compile each model first; on a GPU unless given.
     """
     console = Console(highlight=False)
-    reading = DataConfig(data=data, validation=validation, column=column, tokenizer=str(tokenizer_in(out)))
+    reading = DataConfig(
+        data=data, validation=validation, column=column, tokenizer=str(tokenizer_in(out))
+    )
     shape: dict[str, Any] = {"vocabulary": vocabulary, "context": context}
     shape |= {"width": width, "depth": depth, "heads": heads}
-    configs = {name: config for name, config in configs_of(shape).items() if not only or name in only}
+    configs = {
+        name: config for name, config in configs_of(shape).items() if not only or name in only
+    }
     for name, value in (("seeds", seeds), ("windows", windows), ("hidden", hidden)):
         if value < 1:
             raise ValueError(f"{name}: expected 1 or more, not {value}")
@@ -118,7 +122,9 @@ def positions(
             compile=compile, keep=1, resume=True, validate_every=-(-steps // 4), checkpoint_every=-(-steps // 4),
             log_every=max(1, steps // 5), sample_every=0,
         )  # fmt: skip
-        outcome = start(config, reading, OptimizerConfig(learning_rate=learning_rate), run, console=console)
+        outcome = train(
+            config, reading, OptimizerConfig(learning_rate=learning_rate), run, console=console
+        )
         if outcome is None or not outcome.finished:
             console.print("Stopped. The same command goes on from here.")
             return
@@ -127,7 +133,12 @@ def positions(
         for kind, scores in found[-1].scores.items():
             by_layer = "  ".join(f"{each.mean:.2f}" for each in scores)
             console.print(f"{kind} probe, distance by layer, the embedding first: {by_layer}")
-        keep_results(out, found, question, shape | {"steps": steps, "batch_tokens": batch_tokens, "hidden": hidden})
+        keep_results(
+            out,
+            found,
+            question,
+            shape | {"steps": steps, "batch_tokens": batch_tokens, "hidden": hidden},
+        )
     console.print(table(found, question))
     drawn = draw(found, question, out / "positions.png")
     console.print(f"{drawn} and {out / 'results.json'}", soft_wrap=True, markup=False)
@@ -144,12 +155,16 @@ def configs_of(shape: dict[str, Any]) -> dict[str, GPTConfig | BERTConfig]:
         for name in CAUSAL
     }
     plain: dict[str, Any] = {"segments": 0, "pooler": False, "next_sentence": False}
-    plain |= {"norm_place": "before", "norm_epsilon": 1e-5}
+    plain |= {"norm_placement": "before", "norm_epsilon": 1e-5}
     return made | {MASKED: BERTConfig(position="none", **plain, **shape)}
 
 
 def said(name: str) -> str:
-    return "a masked model that sees both ways, without positions" if name == MASKED else f"causal, positions: {name}"
+    return (
+        "a masked model that sees both ways, without positions"
+        if name == MASKED
+        else f"causal, positions: {name}"
+    )
 
 
 def folder_of(name: str) -> str:
@@ -164,10 +179,14 @@ def learn_tokenizer(reading: DataConfig, out: Path, vocabulary: int) -> None:
     """One for all models, so that they read the same tokens."""
     if not tokenizer_in(out).exists():
         texts = (piece.text for piece in open_texts(reading.data, column=reading.column))
-        find_tokenizer(replace(reading, tokenizer="byte-pair"), texts, vocabulary, None).write(tokenizer_in(out))
+        find_tokenizer(replace(reading, tokenizer="byte-pair"), texts, vocabulary, None).write(
+            tokenizer_in(out)
+        )
 
 
-def plan(configs: dict[str, Any], tokens: int, device: torch.device, precision: Precision | None) -> str:
+def plan(
+    configs: dict[str, Any], tokens: int, device: torch.device, precision: Precision | None
+) -> str:
     """What it will cost, before it begins."""
     used = precision or best_precision(device)
     flops = sum(cost(config, 1, used).flops_per_token * tokens for config in configs.values())
@@ -182,8 +201,12 @@ def plan(configs: dict[str, Any], tokens: int, device: torch.device, precision: 
 
 
 def asked_places(
-    config: GPTConfig | BERTConfig, reading: DataConfig, batch_tokens: int, context: int, windows: int
-) -> Question:
+    config: GPTConfig | BERTConfig,
+    reading: DataConfig,
+    batch_tokens: int,
+    context: int,
+    windows: int,
+) -> ProbeTask:
     """Places in windows of the text that no model was trained on. They begin in the middle of texts, without a start
     token, so that no model knows the first place by its word."""
     task = assemble(config, reading, batch_tokens=batch_tokens, seed=0)
@@ -192,19 +215,25 @@ def asked_places(
     return position_question(tokens, context, windows, held_out=FOR_PROBES)
 
 
-def probed(folder: Path, question: Question, device: torch.device, hidden: int, seeds: int) -> dict[str, list[Scored]]:
+def probed(
+    folder: Path, question: ProbeTask, device: torch.device, hidden: int, seeds: int
+) -> dict[str, list[Scored]]:
     """The distance by layer, of the paper's probe with one hidden layer and of a linear one."""
     model, _ = artifact.load(folder)
     found: dict[str, list[Scored]] = {}
-    with activations(model.to(device), question.parts, keep=place_for(question, model, device)) as parts:
+    with activations(
+        model.to(device), question.parts, keep=place_for(question, model, device)
+    ) as parts:
         for kind, width in (("hidden", hidden), ("linear", 0)):
-            learning = Learning(hidden=width, batch=512 if device.type == "cpu" else 4096, rate=3e-3, epochs=10)
+            learning = Learning(
+                hidden=width, batch=512 if device.type == "cpu" else 4096, rate=3e-3, epochs=10
+            )
             made = asked(parts, question, ("model",), range(seeds), learning)
             found[kind] = [score for score in made.scores if score.measure == "distance"]
     return found
 
 
-def place_for(question: Question, model: Model, device: torch.device) -> Keep:
+def place_for(question: ProbeTask, model: Model, device: torch.device) -> Keep:
     """In memory where all layers take a quarter of it at most; else, on a GPU, the model reads faster than a disk."""
     places, config = sum(len(part.answers) for part in question.parts), model.config
     needed = 4 * places * (config.depth + 2) * config.width
@@ -216,7 +245,7 @@ def place_for(question: Question, model: Model, device: torch.device) -> Keep:
 # What came out
 
 
-def keep_results(out: Path, found: list[Trained], question: Question, how: dict[str, Any]) -> None:
+def keep_results(out: Path, found: list[Trained], question: ProbeTask, how: dict[str, Any]) -> None:
     models = [
         {
             "positions": each.name,
@@ -236,10 +265,10 @@ def keep_results(out: Path, found: list[Trained], question: Question, how: dict[
         "windows": [len(part) for part in question.parts],
         "models": models,
     }
-    disk.write_text(out / "results.json", json.dumps(told, indent=1) + "\n")
+    storage.write_text(out / "results.json", json.dumps(told, indent=1) + "\n")
 
 
-def table(found: list[Trained], question: Question) -> Table:
+def table(found: list[Trained], question: ProbeTask) -> Table:
     made = Table(header_style="bold", caption_justify="left")
     places = len(question.labels)
     made.caption = (
@@ -261,7 +290,7 @@ def table(found: list[Trained], question: Question) -> Table:
     return made
 
 
-def draw(found: list[Trained], question: Question, path: Path) -> Path:
+def draw(found: list[Trained], question: ProbeTask, path: Path) -> Path:
     """The paper's figure: the distance by layer, one line a model."""
     panels, places = [], len(question.labels)
     levels = {"always the middle": places / 4, "at random": places / 3}

@@ -2,30 +2,38 @@
 
 from typing import TYPE_CHECKING
 
-from qkv.models.config import BERTConfig, Config, GPTConfig, HeadConfig, RNNConfig, TransformerConfig, TunedConfig
+from qkv.models.configs import (
+    BERTConfig,
+    Config,
+    GPTConfig,
+    HeadConfig,
+    RNNConfig,
+    TaskModelConfig,
+    TransformerConfig,
+)
 from qkv.models.presets import PRESETS, preset
 
 if TYPE_CHECKING:
     from qkv.models.bert import BERT
-    from qkv.models.build import Model, build, count_parameters, group_key_value_heads
     from qkv.models.gpt import GPT
-    from qkv.models.quantise import int8
+    from qkv.models.quantize import int8
+    from qkv.models.registry import Model, build, count_parameters, group_key_value_heads
     from qkv.models.rnn import RNN
+    from qkv.models.task_model import TaskModel
     from qkv.models.transformer import Transformer
-    from qkv.models.tuned import Tuned
 else:
-    from qkv.lazy import attach
+    from qkv.lazy_imports import attach
 
     attach(
         __name__,
         {
             "qkv.models.bert": ("BERT",),
-            "qkv.models.build": ("Model", "build", "count_parameters", "group_key_value_heads"),
+            "qkv.models.registry": ("Model", "build", "count_parameters", "group_key_value_heads"),
             "qkv.models.gpt": ("GPT",),
-            "qkv.models.quantise": ("int8",),
+            "qkv.models.quantize": ("int8",),
             "qkv.models.rnn": ("RNN",),
             "qkv.models.transformer": ("Transformer",),
-            "qkv.models.tuned": ("Tuned",),
+            "qkv.models.task_model": ("TaskModel",),
         },
     )
 
@@ -42,8 +50,8 @@ __all__ = [
     "RNNConfig",
     "Transformer",
     "TransformerConfig",
-    "Tuned",
-    "TunedConfig",
+    "TaskModel",
+    "TaskModelConfig",
     "build",
     "count_parameters",
     "group_key_value_heads",

@@ -5,14 +5,19 @@ from __future__ import annotations
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from qkv.models.config import BERTConfig
-from qkv.models.heads import MaskedWordHead, Pooler
-from qkv.models.inputs import check_ids, check_range, positions_of, refuse_padding_before_words
+from qkv.models.configs import BERTConfig
+from qkv.models.heads import MaskedTokenHead, Pooler
+from qkv.models.input_checks import (
+    check_ids,
+    check_range,
+    positions_of,
+    refuse_padding_before_tokens,
+)
 from qkv.nn.attention import Document, Mask, Padding, all_of
 from qkv.nn.block import Stack
 from qkv.nn.embedding import Embedding
-from qkv.nn.linear import Linear, Matrix, linear
-from qkv.nn.tap import Taps
+from qkv.nn.hooks import HookPoints
+from qkv.nn.linear.linear import Linear, Matrix, linear
 
 
 class BERT(nn.Module):
@@ -28,41 +33,49 @@ class BERT(nn.Module):
             position=config.position,
             join=config.join,
             segments=config.segments,
-            norm_epsilon=config.norm_epsilon if config.norm_place == "after" else None,
+            norm_epsilon=config.norm_epsilon if config.norm_placement == "after" else None,
             dropout=config.dropout,
         )
         self.stack = Stack(config)
         self.head = (
-            MaskedWordHead(config.width, config.vocabulary, config.activation, config.norm_epsilon)
-            if config.word_head
+            MaskedTokenHead(config.width, config.vocabulary, config.activation, config.norm_epsilon)
+            if config.mlm_head
             else None
         )
         self.pooler = Pooler(config.width) if config.pooler else None
         self.next_sentence = Linear(config.width, 2) if config.next_sentence else None
-        self.taps = Taps("logits") if config.word_head else Taps()
+        self.hooks = HookPoints("logits") if config.mlm_head else HookPoints()
         initialise(self)
 
     def forward(
         self,
         ids: Int[Tensor, "B T"],
         *,
-        keep: Bool[Tensor, "B T"] | None = None,
+        padding_mask: Bool[Tensor, "B T"] | None = None,
         segments: Int[Tensor, "B T"] | None = None,
         documents: Int[Tensor, "B T"] | None = None,
         positions: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T V"]:
         """Scores of every word at every place.
 
-        `keep` is False for padding, `segments` says which sentence a word is from (0 or 1), `documents` numbers the
+        `padding_mask` is False for padding, `segments` says which sentence a word is from (0 or 1), `documents` numbers the
         texts packed into a row, and `positions` are 0, 1, 2, ... unless given.
         """
-        return self.logits(self.hidden(ids, keep=keep, segments=segments, documents=documents, positions=positions))
+        return self.logits(
+            self.hidden(
+                ids,
+                padding_mask=padding_mask,
+                segments=segments,
+                documents=documents,
+                positions=positions,
+            )
+        )
 
     def hidden(
         self,
         ids: Int[Tensor, "B T"],
         *,
-        keep: Bool[Tensor, "B T"] | None = None,
+        padding_mask: Bool[Tensor, "B T"] | None = None,
         segments: Int[Tensor, "B T"] | None = None,
         documents: Int[Tensor, "B T"] | None = None,
         positions: Int[Tensor, "B T"] | None = None,
@@ -71,45 +84,51 @@ class BERT(nn.Module):
         """The words in context (W = T); with `first` only the first one (W = 1), less work for the last block."""
         limit = self.config.context if self.config.position == "learned" else None
         check_ids(ids, self.config.vocabulary, 0, limit)
-        positions = positions_of(ids, keep, 0, positions, limit)
+        positions = positions_of(ids, padding_mask, 0, positions, limit)
         if self.config.sparse == "fixed":
-            refuse_padding_before_words(keep)
+            refuse_padding_before_tokens(padding_mask)
         if segments is not None:
             if not self.config.segments:
-                raise ValueError("segments: this BERT tells no sentences apart (its config has segments = 0)")
+                raise ValueError(
+                    "segments: this BERT tells no sentences apart (its config has segments = 0)"
+                )
             check_range("segments", segments, self.config.segments, "segments")
         x = self.embedding(ids, positions, segments)
-        return self.stack(x, positions, mask=self.mask(keep, documents), first=first)
+        return self.stack(x, positions, mask=self.mask(padding_mask, documents), first=first)
 
-    def mask(self, keep: Tensor | None, documents: Tensor | None) -> Mask | None:
+    def mask(self, padding_mask: Tensor | None, documents: Tensor | None) -> Mask | None:
         return all_of(
             self.config.sparsity(),
             None if documents is None else Document(documents),
-            None if keep is None else Padding(keep),
+            None if padding_mask is None else Padding(padding_mask),
         )
 
     def logits(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
-        return self.taps("logits", linear(self.features(hidden), *self.output_layer))
+        return self.hooks("logits", linear(self.features(hidden), *self.output_layer))
 
     def features(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
         """What the output layer reads."""
-        return self.word_head(hidden)
+        return self.mlm_head(hidden)
 
     @property
     def output_layer(self) -> tuple[Matrix, Tensor]:
         """Its matrix and its bias; a loss may apply it piece by piece."""
-        return self.embedding.token.weight, self.word_head.bias
+        return self.embedding.token.weight, self.mlm_head.bias
 
     @property
-    def word_head(self) -> MaskedWordHead:
+    def mlm_head(self) -> MaskedTokenHead:
         if self.head is None:
-            raise ValueError("word_head: this BERT is an encoder only and guesses no words; use hidden() or pool()")
+            raise ValueError(
+                "mlm_head: this BERT is an encoder only and guesses no words; use hidden() or pool()"
+            )
         return self.head
 
     def pool(self, hidden: Float[Tensor, "B T E"]) -> Float[Tensor, "B E"]:
         """The sentence as one vector."""
         if self.pooler is None:
-            raise ValueError("pooler: this BERT has none; take hidden()[:, 0] or the mean over the words")
+            raise ValueError(
+                "pooler: this BERT has none; take hidden()[:, 0] or the mean over the words"
+            )
         return self.pooler(hidden)
 
     def follows(self, hidden: Float[Tensor, "B T E"]) -> Float[Tensor, "B 2"]:

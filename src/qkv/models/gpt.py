@@ -7,15 +7,14 @@ import math
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from qkv.models.config import GPTConfig
-from qkv.models.inputs import check_ids, positions_of, refuse_padding_before_words
+from qkv.models.configs import GPTConfig
+from qkv.models.input_checks import check_ids, positions_of, refuse_padding_before_tokens
 from qkv.nn.attention import Causal, Document, Mask, Padding, all_of
 from qkv.nn.block import Stack
+from qkv.nn.cache import KeyValueCache, PackedBatch, SegmentMemory
 from qkv.nn.embedding import Embedding
-from qkv.nn.linear import Linear, Matrix, linear
-from qkv.nn.pages import Turn
-from qkv.nn.state import KeyValueCache, SegmentMemory
-from qkv.nn.tap import Taps
+from qkv.nn.hooks import HookPoints
+from qkv.nn.linear.linear import Linear, Matrix, linear
 
 
 class GPT(nn.Module):
@@ -36,64 +35,78 @@ class GPT(nn.Module):
         )
         self.stack = Stack(config)
         self.head = None if config.tied else Linear(config.width, config.vocabulary, bias=False)
-        self.taps = Taps("logits")
+        self.hooks = HookPoints("logits")
         initialise(self)
 
     def forward(
         self,
         ids: Int[Tensor, "B T"],
         *,
-        keep: Bool[Tensor, "B S"] | None = None,
+        padding_mask: Bool[Tensor, "B S"] | None = None,
         documents: Int[Tensor, "B S"] | None = None,
         positions: Int[Tensor, "B T"] | None = None,
-        state: KeyValueCache | SegmentMemory | Turn | None = None,
+        state: KeyValueCache | SegmentMemory | PackedBatch | None = None,
     ) -> Float[Tensor, "B T V"]:
         """Scores of the next word after each word.
 
-        `keep` is False for padding and `documents` numbers the texts packed into a row; both speak of all S positions
+        `padding_mask` is False for padding and `documents` numbers the texts packed into a row; both speak of all S positions
         so far, the earlier ones first. `state` remembers earlier words, so that only new ones need be given.
         """
-        return self.logits(self.hidden(ids, keep=keep, documents=documents, positions=positions, state=state))
+        return self.logits(
+            self.hidden(
+                ids,
+                padding_mask=padding_mask,
+                documents=documents,
+                positions=positions,
+                state=state,
+            )
+        )
 
     def hidden(
         self,
         ids: Int[Tensor, "B T"],
         *,
-        keep: Bool[Tensor, "B S"] | None = None,
+        padding_mask: Bool[Tensor, "B S"] | None = None,
         documents: Int[Tensor, "B S"] | None = None,
         positions: Int[Tensor, "B T"] | None = None,
-        state: KeyValueCache | SegmentMemory | Turn | None = None,
+        state: KeyValueCache | SegmentMemory | PackedBatch | None = None,
     ) -> Float[Tensor, "B T E"]:
         """What the last block says: the logits before the output layer."""
         config = self.config
-        expected: tuple[type, ...] = (SegmentMemory,) if config.memory else (KeyValueCache, Turn)
+        expected: tuple[type, ...] = (
+            (SegmentMemory,) if config.memory else (KeyValueCache, PackedBatch)
+        )
         if state is not None and not isinstance(state, expected):
             raise TypeError(
                 f"state: expected the {expected[0].__name__} that start() gives, not {type(state).__name__}"
             )
         before = 0 if state is None else state.length
         limit = config.context if config.position == "learned" else None
-        several = isinstance(state, Turn)  # texts in one row, each no longer than the context
+        several = isinstance(
+            state, PackedBatch
+        )  # texts in one row, each no longer than the context
         check_ids(ids, config.vocabulary, before, None if several else limit)
-        positions = positions_of(ids, keep, before, positions, limit)
+        positions = positions_of(ids, padding_mask, before, positions, limit)
         if config.sparse == "fixed":
-            refuse_padding_before_words(keep)
+            refuse_padding_before_tokens(padding_mask)
         x = self.embedding(ids, positions)
         if isinstance(state, SegmentMemory):  # attention sees no further back than the memory
             first = max(0, before - state.size)
-            keep, documents = (None if each is None else each[:, first:] for each in (keep, documents))
-        return self.stack(x, positions, mask=self.mask(keep, documents), state=state)
+            padding_mask, documents = (
+                None if each is None else each[:, first:] for each in (padding_mask, documents)
+            )
+        return self.stack(x, positions, mask=self.mask(padding_mask, documents), state=state)
 
-    def mask(self, keep: Tensor | None, documents: Tensor | None) -> Mask | None:
+    def mask(self, padding_mask: Tensor | None, documents: Tensor | None) -> Mask | None:
         return all_of(
             Causal(),
             self.config.sparsity(),
             None if documents is None else Document(documents),
-            None if keep is None else Padding(keep),
+            None if padding_mask is None else Padding(padding_mask),
         )
 
     def logits(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
-        return self.taps("logits", linear(self.features(hidden), *self.output_layer))
+        return self.hooks("logits", linear(self.features(hidden), *self.output_layer))
 
     def features(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
         """What the output layer reads."""
@@ -107,13 +120,20 @@ class GPT(nn.Module):
     def start(self) -> KeyValueCache | SegmentMemory:
         """The state before the first word."""
         config = self.config
-        return SegmentMemory(config.memory, config.depth) if config.memory else KeyValueCache(depth=config.depth)
+        return (
+            SegmentMemory(config.memory, config.depth)
+            if config.memory
+            else KeyValueCache(depth=config.depth)
+        )
 
     def decode(
-        self, ids: Int[Tensor, "B T"], state: KeyValueCache | SegmentMemory, keep: Bool[Tensor, "B S"] | None = None
+        self,
+        ids: Int[Tensor, "B T"],
+        state: KeyValueCache | SegmentMemory,
+        padding_mask: Bool[Tensor, "B S"] | None = None,
     ) -> Float[Tensor, "B T V"]:
         """Go on from a state: the same forward pass, of the new words alone."""
-        return self(ids, keep=keep, state=state)
+        return self(ids, padding_mask=padding_mask, state=state)
 
 
 def initialise(model: GPT) -> None:

@@ -18,18 +18,20 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from qkv.models.config import HeadConfig as HeadConfig
-from qkv.models.config import Pooling
-from qkv.nn.choices import Activation
+from qkv.models.configs import HeadConfig as HeadConfig
+from qkv.models.configs import Pooling
 from qkv.nn.feed_forward import activate
-from qkv.nn.linear import Linear
+from qkv.nn.linear.linear import Linear
 from qkv.nn.norm import LayerNorm
+from qkv.nn.stack_config import Activation
 
 
-class MaskedWordHead(nn.Module):
+class MaskedTokenHead(nn.Module):
     """BERT's transform before the word embedding is used as the output layer, and the output's bias."""
 
-    def __init__(self, width: int, vocabulary: int, activation: Activation, norm_epsilon: float) -> None:
+    def __init__(
+        self, width: int, vocabulary: int, activation: Activation, norm_epsilon: float
+    ) -> None:
         super().__init__()
         self.dense = Linear(width, 2 * width if activation == "swiglu" else width)
         self.norm = LayerNorm(width, norm_epsilon)
@@ -52,12 +54,17 @@ class Pooler(nn.Module):
 
 
 def pooled(
-    hidden: Float[Tensor, "R T E"], pooling: Pooling, places: Int[Tensor, "R"], keep: Bool[Tensor, "R T"] | None
+    hidden: Float[Tensor, "R T E"],
+    pooling: Pooling,
+    target_positions: Int[Tensor, "R"],
+    padding_mask: Bool[Tensor, "R T"] | None,
 ) -> Float[Tensor, "R E"]:
     """A vector for each text: that of the word at its place, or the mean of its words."""
     if pooling != "mean":
-        return hidden[torch.arange(len(hidden), device=hidden.device), places.clamp(min=0)]
-    if keep is None:
+        return hidden[
+            torch.arange(len(hidden), device=hidden.device), target_positions.clamp(min=0)
+        ]
+    if padding_mask is None:
         return hidden.mean(1)
-    kept = keep.unsqueeze(-1).to(hidden.dtype)  # (R, T, 1)
+    kept = padding_mask.unsqueeze(-1).to(hidden.dtype)  # (R, T, 1)
     return (hidden * kept).sum(1) / kept.sum(1).clamp(min=1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass, replace
 
-from qkv.models.config import BERTConfig, Config, GPTConfig, RNNConfig, TransformerConfig
-from qkv.nn.choices import RotaryScaling
+from qkv.models.configs import BERTConfig, Config, GPTConfig, RNNConfig, TransformerConfig
+from qkv.nn.stack_config import RotaryScaling
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,12 @@ class Preset:
 
 
 GPT1 = GPTConfig(
-    vocabulary=40478, context=512, norm_place="after", activation="gelu_tanh", dropout=0.1, attention_dropout=0.1
+    vocabulary=40478,
+    context=512,
+    norm_placement="after",
+    activation="gelu_tanh",
+    dropout=0.1,
+    attention_dropout=0.1,
 )
 GPT2 = GPTConfig(activation="gelu_tanh", dropout=0.1, attention_dropout=0.1)
 GPT3 = GPTConfig(context=2048, activation="gelu_tanh")
@@ -37,11 +42,15 @@ LLAMA3 = replace(LLAMA, vocabulary=128256, context=8192, rotary_base=500000.0)
 LLAMA32 = replace(LLAMA3, context=131072, tied=True, rotary_scaling=RotaryScaling(factor=32.0))
 
 
-def gpt(base: GPTConfig, depth: int, width: int, heads: int, head_width: int | None = None) -> GPTConfig:
+def gpt(
+    base: GPTConfig, depth: int, width: int, heads: int, head_width: int | None = None
+) -> GPTConfig:
     return replace(base, depth=depth, width=width, heads=heads, head_width=head_width)
 
 
-def llama(base: GPTConfig, depth: int, width: int, heads: int, hidden: int, kv_heads: int | None = None) -> GPTConfig:
+def llama(
+    base: GPTConfig, depth: int, width: int, heads: int, hidden: int, kv_heads: int | None = None
+) -> GPTConfig:
     return replace(base, depth=depth, width=width, heads=heads, hidden=hidden, kv_heads=kv_heads)
 
 
@@ -50,27 +59,45 @@ GPT3_PAPER = "Brown et al. 2020, table 2.1"
 
 PRESETS: dict[str, Preset] = {
     # To train oneself: tiny in minutes on a laptop, small in minutes on a GPU.
-    "gpt-tiny": Preset(GPTConfig(vocabulary=4096, context=128, width=128, depth=4, heads=4), None, "for a laptop"),
+    "gpt-tiny": Preset(
+        GPTConfig(vocabulary=4096, context=128, width=128, depth=4, heads=4), None, "for a laptop"
+    ),
     "gpt-small": Preset(
-        GPTConfig(vocabulary=8192, context=256, width=384, depth=6, heads=6, dropout=0.2), None, "for one GPU"
+        GPTConfig(vocabulary=8192, context=256, width=384, depth=6, heads=6, dropout=0.2),
+        None,
+        "for one GPU",
     ),
     "bert-tiny": Preset(
-        BERTConfig(vocabulary=4096, context=128, width=128, depth=4, heads=4, norm_place="before"),
+        BERTConfig(
+            vocabulary=4096, context=128, width=128, depth=4, heads=4, norm_placement="before"
+        ),
         None,
         "for a laptop",
     ),
     "bert-small": Preset(
-        BERTConfig(vocabulary=8192, context=256, width=384, depth=6, heads=6, norm_place="before", dropout=0.1),
+        BERTConfig(
+            vocabulary=8192,
+            context=256,
+            width=384,
+            depth=6,
+            heads=6,
+            norm_placement="before",
+            dropout=0.1,
+        ),
         None,
         "for one GPU",
     ),
     "transformer-tiny": Preset(
-        TransformerConfig(vocabulary=4096, width=128, depth=2, heads=4, norm_place="before", dropout=0.0),
+        TransformerConfig(
+            vocabulary=4096, width=128, depth=2, heads=4, norm_placement="before", dropout=0.0
+        ),
         None,
         "for a laptop",
     ),
     "transformer-small": Preset(
-        TransformerConfig(vocabulary=8192, width=256, depth=4, heads=4, norm_place="before", dropout=0.1),
+        TransformerConfig(
+            vocabulary=8192, width=256, depth=4, heads=4, norm_placement="before", dropout=0.1
+        ),
         None,
         "for one GPU",
     ),
@@ -80,10 +107,14 @@ PRESETS: dict[str, Preset] = {
     "rnn-attention": Preset(RNNConfig(), None, "Bahdanau et al. 2015, small"),
     # The sizes that the paper states give 63 million with 37,000 shared words; it does not say what else it counted.
     "transformer-base": Preset(
-        TransformerConfig(width=512, depth=6, heads=8, hidden=2048, attention_dropout=0.1), 65, ATTENTION
+        TransformerConfig(width=512, depth=6, heads=8, hidden=2048, attention_dropout=0.1),
+        65,
+        ATTENTION,
     ),
     "transformer-big": Preset(
-        TransformerConfig(width=1024, depth=6, heads=16, hidden=4096, dropout=0.3, attention_dropout=0.1),
+        TransformerConfig(
+            width=1024, depth=6, heads=16, hidden=4096, dropout=0.3, attention_dropout=0.1
+        ),
         213,
         ATTENTION,
     ),
@@ -102,10 +133,14 @@ PRESETS: dict[str, Preset] = {
     "gpt3-13b": Preset(gpt(GPT3, 40, 5140, 40, head_width=128), 13000, GPT3_PAPER),
     "gpt3-175b": Preset(gpt(GPT3, 96, 12288, 96), 175000, GPT3_PAPER),
     "bert-base": Preset(
-        BERTConfig(width=768, depth=12, heads=12, dropout=0.1, attention_dropout=0.1), 110, "Devlin et al. 2019"
+        BERTConfig(width=768, depth=12, heads=12, dropout=0.1, attention_dropout=0.1),
+        110,
+        "Devlin et al. 2019",
     ),
     "bert-large": Preset(
-        BERTConfig(width=1024, depth=24, heads=16, dropout=0.1, attention_dropout=0.1), 340, "Devlin et al. 2019"
+        BERTConfig(width=1024, depth=24, heads=16, dropout=0.1, attention_dropout=0.1),
+        340,
+        "Devlin et al. 2019",
     ),
     "transformer-xl": Preset(
         GPTConfig(
@@ -118,7 +153,7 @@ PRESETS: dict[str, Preset] = {
             hidden=2048,
             activation="relu",
             position="relative",
-            norm_place="after",
+            norm_placement="after",
             qkv_bias=False,
             output_bias=False,
             dropout=0.1,
@@ -127,7 +162,13 @@ PRESETS: dict[str, Preset] = {
         "Dai et al. 2019, enwik8, 12 layers",
     ),
     "smollm2-135m": Preset(
-        replace(llama(LLAMA, 30, 576, 9, 1536, 3), vocabulary=49152, context=8192, rotary_base=100000.0, tied=True),
+        replace(
+            llama(LLAMA, 30, 576, 9, 1536, 3),
+            vocabulary=49152,
+            context=8192,
+            rotary_base=100000.0,
+            tied=True,
+        ),
         135,
         "SmolLM2's model card",
     ),
@@ -135,7 +176,9 @@ PRESETS: dict[str, Preset] = {
     "llama-13b": Preset(llama(LLAMA, 40, 5120, 40, 13824), 13000, "Touvron et al. 2023"),
     "llama-33b": Preset(llama(LLAMA, 60, 6656, 52, 17920), 32500, "Touvron et al. 2023"),
     "llama-65b": Preset(llama(LLAMA, 80, 8192, 64, 22016), 65200, "Touvron et al. 2023"),
-    "llama2-70b": Preset(replace(llama(LLAMA, 80, 8192, 64, 28672, 8), context=4096), 70000, "Touvron et al. 2023b"),
+    "llama2-70b": Preset(
+        replace(llama(LLAMA, 80, 8192, 64, 28672, 8), context=4096), 70000, "Touvron et al. 2023b"
+    ),
     "llama3-8b": Preset(llama(LLAMA3, 32, 4096, 32, 14336, 8), 8030, "Llama 3's model card"),
     "llama3-70b": Preset(llama(LLAMA3, 80, 8192, 64, 28672, 8), 70600, "Llama 3's model card"),
     "llama3.2-1b": Preset(llama(LLAMA32, 16, 2048, 32, 8192, 8), 1230, "Llama 3.2's model card"),
@@ -190,6 +233,10 @@ def preset(name: str) -> Config:
     if name not in PRESETS:
         name = str(name)
         close = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(PRESETS)}"
+        hint = (
+            f"did you mean {' or '.join(close)}?"
+            if close
+            else f"expected one of {', '.join(PRESETS)}"
+        )
         raise ValueError(f"preset: there is no {name!r}; {hint}")
     return PRESETS[name].config

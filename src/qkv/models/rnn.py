@@ -10,14 +10,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from qkv.models.config import RNNConfig
-from qkv.models.inputs import check_ids, check_keep, check_rows, padding_before_words
+from qkv.models.configs import RNNConfig
+from qkv.models.input_checks import check_ids, check_padding_mask, check_rows, padding_before_tokens
 from qkv.nn.attention import Additive, General, Padding, attend, dot, scaled_dot
 from qkv.nn.attention.score import Score
-from qkv.nn.linear import linear
+from qkv.nn.cache import RecurrentState
+from qkv.nn.hooks import HookPoints
+from qkv.nn.linear.linear import linear
 from qkv.nn.recurrent import Recurrent
-from qkv.nn.state import RecurrentState
-from qkv.nn.tap import Taps
 
 
 class RNN(nn.Module):
@@ -31,7 +31,12 @@ class RNN(nn.Module):
         self.embedding = nn.Embedding(config.vocabulary, E)
         self.dropout = nn.Dropout(config.dropout)
         self.encoder = Recurrent(
-            config.cell, E, E, config.depth, bidirectional=config.bidirectional, dropout=config.dropout
+            config.cell,
+            E,
+            E,
+            config.depth,
+            bidirectional=config.bidirectional,
+            dropout=config.dropout,
         )
         self.bridge = nn.Linear(E, E)  # from the encoder's last state to the decoder's first
         self.score: nn.Module | None = None
@@ -39,11 +44,13 @@ class RNN(nn.Module):
             self.score = Additive(E)
         elif config.attention == "general":
             self.score = General(E)
-        self.decoder = Recurrent(config.cell, 2 * E if has_attention else E, E, config.depth, dropout=config.dropout)
+        self.decoder = Recurrent(
+            config.cell, 2 * E if has_attention else E, E, config.depth, dropout=config.dropout
+        )
         self.combine = nn.Linear(2 * E, E) if has_attention else None
         self.head = None if config.tied else nn.Linear(E, config.vocabulary)
         asked = ("scores", "weights", "context") if has_attention else ()
-        self.taps = Taps("encoder", *asked, "hidden", "logits")
+        self.hooks = HookPoints("encoder", *asked, "hidden", "logits")
         initialise(self)
 
     def forward(
@@ -51,46 +58,55 @@ class RNN(nn.Module):
         source: Int[Tensor, "B S"],
         target: Int[Tensor, "B T"],
         *,
-        source_keep: Bool[Tensor, "B S"] | None = None,
-        target_keep: Bool[Tensor, "B T"] | None = None,
+        source_padding_mask: Bool[Tensor, "B S"] | None = None,
+        target_padding_mask: Bool[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T V"]:
         """Scores of the next target word after each target word (teacher forcing).
 
-        `keep` is False for padding, which comes after the words; the target's changes nothing before it.
+        `padding_mask` is False for padding, which comes after the words; the target's changes nothing before it.
         """
-        return self.logits(self.forced(source, target, source_keep=source_keep, target_keep=target_keep))
+        return self.logits(
+            self.forced(
+                source,
+                target,
+                source_padding_mask=source_padding_mask,
+                target_padding_mask=target_padding_mask,
+            )
+        )
 
     def forced(
         self,
         source: Int[Tensor, "B S"],
         target: Int[Tensor, "B T"],
         *,
-        source_keep: Bool[Tensor, "B S"] | None = None,
-        target_keep: Bool[Tensor, "B T"] | None = None,
+        source_padding_mask: Bool[Tensor, "B S"] | None = None,
+        target_padding_mask: Bool[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T E"]:
         """Teacher forcing: what the decoder says when it is given the true words, before the output layer."""
-        if target_keep is not None:
-            check_keep(target_keep, (target.shape[0], target.shape[1]))
-            refuse_padding_first(target_keep)
-        return self.hidden(target, self.start(source, source_keep))
+        if target_padding_mask is not None:
+            check_padding_mask(target_padding_mask, (target.shape[0], target.shape[1]))
+            refuse_padding_first(target_padding_mask)
+        return self.hidden(target, self.start(source, source_padding_mask))
 
-    def start(self, source: Int[Tensor, "B S"], keep: Bool[Tensor, "B S"] | None = None) -> RecurrentState:
+    def start(
+        self, source: Int[Tensor, "B S"], padding_mask: Bool[Tensor, "B S"] | None = None
+    ) -> RecurrentState:
         """Read the source; the state before the first target word."""
         config = self.config
         check_ids(source, config.source_vocabulary or config.vocabulary)
         if source.shape[1] == 0:
             raise ValueError("source: every row needs at least one word")
         lengths = None
-        if keep is not None:
-            check_keep(keep, (source.shape[0], source.shape[1]))
-            lengths = words_first(keep.cpu())  # where PyTorch's packing wants them
+        if padding_mask is not None:
+            check_padding_mask(padding_mask, (source.shape[0], source.shape[1]))
+            lengths = words_first(padding_mask.cpu())  # where PyTorch's packing wants them
         outputs, last = self.encoder(self.dropout(self.source_embedding(source)), lengths=lengths)
-        outputs = self.taps("encoder", outputs)  # (B, S, E)
+        outputs = self.hooks("encoder", outputs)  # (B, S, E)
         hidden = tuple(torch.tanh(self.bridge(h)) for h in last)  # each (L, B, E)
         if config.attention == "none":
             return RecurrentState(hidden)
         key = self.score.W_k(outputs) if isinstance(self.score, Additive) else outputs
-        return RecurrentState(hidden, outputs, key, keep)
+        return RecurrentState(hidden, outputs, key, padding_mask)
 
     def decode(self, target: Int[Tensor, "B T"], state: RecurrentState) -> Float[Tensor, "B T V"]:
         """Go on from a state with the next target words."""
@@ -101,18 +117,18 @@ class RNN(nn.Module):
         check_rows(target, state.hidden[0].shape[1])
         words = self.dropout(self.embedding(target))  # (B, T, E)
         if target.shape[1] == 0:
-            return self.taps("hidden", words)
+            return self.hooks("hidden", words)
         if self.combine is None:
             outputs, hidden = self.decoder(words, state.hidden)
             state.append(hidden, target.shape[1])
-            return self.taps("hidden", outputs)
+            return self.hooks("hidden", outputs)
         steps = []
         for word in words.split(1, dim=1):  # (B, 1, E)
             context = self.look(state)
             output, hidden = self.decoder(torch.cat([word, context], dim=-1), state.hidden)
             state.append(hidden, 1)
             steps.append(torch.tanh(self.combine(torch.cat([output, context], dim=-1))))
-        return self.taps("hidden", torch.cat(steps, dim=1))
+        return self.hooks("hidden", torch.cat(steps, dim=1))
 
     def look(self, state: RecurrentState) -> Float[Tensor, "B 1 E"]:
         """What the decoder's last hidden vector finds in the source."""
@@ -123,12 +139,12 @@ class RNN(nn.Module):
             query,
             state.key,
             state.source,
-            mask=None if state.keep is None else Padding(state.keep),
+            mask=None if state.padding_mask is None else Padding(state.padding_mask),
             score=self.similarity(),
-            on_scores=self.taps.heard("scores"),
-            on_weights=self.taps.heard("weights"),
+            on_scores=self.hooks.heard("scores"),
+            on_weights=self.hooks.heard("weights"),
         )
-        return self.taps("context", context)
+        return self.hooks("context", context)
 
     def similarity(self) -> Score:
         if isinstance(self.score, Additive):
@@ -136,7 +152,7 @@ class RNN(nn.Module):
         return self.score or (scaled_dot if self.config.attention == "scaled_dot" else dot)
 
     def logits(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
-        return self.taps("logits", linear(self.features(hidden), *self.output_layer))
+        return self.hooks("logits", linear(self.features(hidden), *self.output_layer))
 
     def features(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
         """What the output layer reads."""
@@ -145,22 +161,26 @@ class RNN(nn.Module):
     @property
     def output_layer(self) -> tuple[Tensor, Tensor | None]:
         """Its matrix and its bias; a loss may apply it piece by piece."""
-        return (self.embedding.weight, None) if self.head is None else (self.head.weight, self.head.bias)
+        return (
+            (self.embedding.weight, None)
+            if self.head is None
+            else (self.head.weight, self.head.bias)
+        )
 
 
-def words_first(keep: Bool[Tensor, "B S"]) -> Int[Tensor, "B"]:
+def words_first(padding_mask: Bool[Tensor, "B S"]) -> Int[Tensor, "B"]:
     """How many words each row has; an RNN needs them before the padding, and at least one."""
-    refuse_padding_first(keep)
-    lengths = keep.sum(1)
+    refuse_padding_first(padding_mask)
+    lengths = padding_mask.sum(1)
     if bool((lengths == 0).any()):
-        raise ValueError("keep: every row needs at least one word")
+        raise ValueError("padding_mask: every row needs at least one word")
     return lengths
 
 
-def refuse_padding_first(keep: Bool[Tensor, "B S"]) -> None:
+def refuse_padding_first(padding_mask: Bool[Tensor, "B S"]) -> None:
     # On another device the look would make the host wait.
-    if keep.device.type == "cpu" and padding_before_words(keep):
-        raise ValueError("keep: an RNN's padding must come after the words of a row")
+    if padding_mask.device.type == "cpu" and padding_before_tokens(padding_mask):
+        raise ValueError("padding_mask: an RNN's padding must come after the words of a row")
 
 
 def initialise(model: RNN) -> None:

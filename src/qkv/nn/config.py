@@ -22,7 +22,9 @@ def check_fields(config: Any) -> None:
         value = getattr(config, field.name)
         kinds = get_args(hints[field.name]) if is_union(hints[field.name]) else (hints[field.name],)
         if not any(fits(value, kind) for kind in kinds):
-            raise ValueError(f"{field.name}: expected {' or '.join(map(describe, kinds))}, not {value!r}")
+            raise ValueError(
+                f"{field.name}: expected {' or '.join(map(describe, kinds))}, not {value!r}"
+            )
 
 
 def check_at_least_one(config: Any, *names: str) -> None:
@@ -41,7 +43,9 @@ def check_above_zero(config: Any, *names: str) -> None:
 def check_probability(config: Any, *names: str) -> None:
     for name in names:
         if not 0 <= getattr(config, name) < 1:
-            raise ValueError(f"{name}: expected a probability from 0 to below 1, not {getattr(config, name)!r}")
+            raise ValueError(
+                f"{name}: expected a probability from 0 to below 1, not {getattr(config, name)!r}"
+            )
 
 
 def is_union(kind: Any) -> bool:
@@ -67,7 +71,12 @@ def describe(kind: Any) -> str:
         return f"several, each {describe(get_args(kind)[0])}"
     if is_dataclass(kind):
         return f"the fields of {getattr(kind, '__name__', kind)}"
-    names = {int: "a whole number of 0 or more", float: "a number", bool: "true or false", str: "a text"}
+    names = {
+        int: "a whole number of 0 or more",
+        float: "a number",
+        bool: "true or false",
+        str: "a text",
+    }
     return {**names, NoneType: "nothing"}.get(kind, str(kind))
 
 
@@ -85,12 +94,16 @@ class FieldDocumentation:
 
     def __init__(self, config: type[Any]) -> None:
         text = inspect.cleandoc(config.__doc__ or "")
-        self.summary = "" if text.startswith(f"{config.__name__}(") else text  # dataclass's own: the signature
+        self.summary = (
+            "" if text.startswith(f"{config.__name__}(") else text
+        )  # dataclass's own: the signature
         self.text: str | None = None
 
     def __get__(self, instance: Any, config: type[Any]) -> str:
         if self.text is None:
-            self.text = "\n".join([self.summary, "", "Attributes:", *map(indented, described(config))]).lstrip()
+            self.text = "\n".join(
+                [self.summary, "", "Attributes:", *map(indented, described(config))]
+            ).lstrip()
         return self.text
 
 
@@ -115,7 +128,9 @@ def attribute_docstrings(kind: type[Any]) -> dict[str, str]:
         field.target.id: inspect.cleandoc(text.value.value)
         for field, text in pairwise(body)
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+        if isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
     }
 
 

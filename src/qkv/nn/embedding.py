@@ -7,10 +7,10 @@ import math
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from qkv.nn.choices import Join, Position, Sinusoid
+from qkv.nn.hooks import HookPoints
 from qkv.nn.norm import LayerNorm
 from qkv.nn.position import Learned, Sinusoidal, join
-from qkv.nn.tap import Taps
+from qkv.nn.stack_config import Join, Position, Sinusoid
 
 
 class Embedding(nn.Module):
@@ -45,7 +45,7 @@ class Embedding(nn.Module):
         self.segment = nn.Embedding(segments, width) if segments else None
         self.norm = None if norm_epsilon is None else LayerNorm(width, norm_epsilon)
         self.dropout = nn.Dropout(dropout)
-        self.taps = Taps("output")
+        self.hooks = HookPoints("output")
 
     def forward(
         self,
@@ -62,4 +62,4 @@ class Embedding(nn.Module):
             x = x + self.segment(ids.new_zeros(ids.shape) if segments is None else segments)
         if self.norm is not None:
             x = self.norm(x)
-        return self.taps("output", self.dropout(x))
+        return self.hooks("output", self.dropout(x))

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from qkv.nn.choices import Activation
-from qkv.nn.linear import Linear
-from qkv.nn.tap import Taps
+from qkv.nn.hooks import HookPoints
+from qkv.nn.linear.linear import Linear
+from qkv.nn.stack_config import Activation
 from qkv.nn.unchanged import fused
 
 
@@ -31,16 +31,18 @@ def activate(x: Tensor, kind: Activation) -> Tensor:
 class FeedForward(nn.Module):
     """down(activation(up(x)))"""
 
-    def __init__(self, width: int, hidden: int, activation: Activation = "gelu", *, bias: bool = True) -> None:
+    def __init__(
+        self, width: int, hidden: int, activation: Activation = "gelu", *, bias: bool = True
+    ) -> None:
         super().__init__()
         self.activation: Activation = activation
         self.up = Linear(width, 2 * hidden if activation == "swiglu" else hidden, bias=bias)
         self.down = Linear(hidden, width, bias=bias)
-        self.taps = Taps("hidden")
+        self.hooks = HookPoints("hidden")
 
     def forward(self, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
         hidden = self.activate(self.up(x))  # (B, T, F)
-        return self.down(self.taps("hidden", hidden))
+        return self.down(self.hooks("hidden", hidden))
 
     def activate(self, x: Float[Tensor, "*n U"]) -> Float[Tensor, "*n F"]:
         return activate(x, self.activation)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from qkv.nn.choices import Norm
+from qkv.nn.stack_config import Norm
 from qkv.nn.unchanged import fused
 
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from qkv.nn.choices import Join, RotaryScaling, Sinusoid
+from qkv.nn.stack_config import Join, RotaryScaling, Sinusoid
 
 
 def sinusoidal(
@@ -24,9 +24,15 @@ def sinusoidal(
     """
     exact = torch.float32 if positions.device.type == "mps" else torch.float64
     pair = torch.arange(0, width, 2, device=positions.device, dtype=exact)  # (width / 2,)
-    angle = positions.unsqueeze(-1) * torch.exp(pair * (-math.log(10000.0) / width))  # (..., width / 2)
+    angle = positions.unsqueeze(-1) * torch.exp(
+        pair * (-math.log(10000.0) / width)
+    )  # (..., width / 2)
     waves = (angle.sin(), angle.cos())
-    table = torch.stack(waves, dim=-1).flatten(-2) if order == "interleaved" else torch.cat(waves, dim=-1)
+    table = (
+        torch.stack(waves, dim=-1).flatten(-2)
+        if order == "interleaved"
+        else torch.cat(waves, dim=-1)
+    )
     return table[..., :width].to(torch.get_default_dtype())
 
 
@@ -43,7 +49,9 @@ class Learned(nn.Embedding):
     """One learned vector for each of `context` positions."""
 
 
-def join(token: Float[Tensor, "B T E"], position: Float[Tensor, "#B T P"], how: Join) -> Float[Tensor, "B T W"]:
+def join(
+    token: Float[Tensor, "B T E"], position: Float[Tensor, "#B T P"], how: Join
+) -> Float[Tensor, "B T W"]:
     """Word and position as one vector."""
     if how == "sum":
         return token + position
@@ -53,25 +61,36 @@ def join(token: Float[Tensor, "B T E"], position: Float[Tensor, "#B T P"], how: 
 
 
 def rotary_angles(
-    positions: Int[Tensor, "#B T"], head_width: int, base: float = 10000.0, scaling: RotaryScaling | None = None
+    positions: Int[Tensor, "#B T"],
+    head_width: int,
+    base: float = 10000.0,
+    scaling: RotaryScaling | None = None,
 ) -> Float[Tensor, "2 #B 1 T D"]:
     """Cosine and sine of the angle by which each pair of a head's dimensions turns at each position."""
     pair = torch.arange(0, head_width, 2, device=positions.device, dtype=torch.float32)  # (D / 2,)
-    speed = 1.0 / base ** (pair / head_width)  # as Llama computes it, to the last bit: far positions multiply any error
+    speed = 1.0 / base ** (
+        pair / head_width
+    )  # as Llama computes it, to the last bit: far positions multiply any error
     if scaling is not None:
         speed = stretch(speed, scaling)
     angle = positions.unsqueeze(-1).float() * speed  # (B, T, D / 2)
-    angle = torch.cat([angle, angle], dim=-1).unsqueeze(1)  # (B, 1, T, D): dimensions i and i + D/2 make a pair
+    angle = torch.cat([angle, angle], dim=-1).unsqueeze(
+        1
+    )  # (B, 1, T, D): dimensions i and i + D/2 make a pair
     return torch.stack([angle.cos(), angle.sin()])
 
 
 def stretch(speed: Float[Tensor, "P"], scaling: RotaryScaling) -> Float[Tensor, "P"]:
     turns = scaling.original_context / (2 * math.pi / speed)
-    keep = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)  # 1 for fast waves, 0 for slow ones
-    return keep * speed + (1 - keep) * speed / scaling.factor
+    padding_mask = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(
+        0, 1
+    )  # 1 for fast waves, 0 for slow ones
+    return padding_mask * speed + (1 - padding_mask) * speed / scaling.factor
 
 
-def rotate(x: Float[Tensor, "B H T D"], angles: Float[Tensor, "2 #B 1 T D"]) -> Float[Tensor, "B H T D"]:
+def rotate(
+    x: Float[Tensor, "B H T D"], angles: Float[Tensor, "2 #B 1 T D"]
+) -> Float[Tensor, "B H T D"]:
     """Turn each pair of dimensions by its angle: <rotated q, rotated k> then depends on the distance alone."""
     cos, sin = angles.to(x.dtype)
     first, second = x.chunk(2, dim=-1)

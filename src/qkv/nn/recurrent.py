@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from qkv.nn.choices import Cell
+from qkv.nn.stack_config import Cell
 
 CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
 Hidden = tuple[Tensor, ...]  # (h,), or (h, c) for an LSTM; each (L, B, E)
@@ -42,7 +42,10 @@ class Recurrent(nn.Module):
         )
 
     def forward(
-        self, x: Float[Tensor, "B T I"], hidden: Hidden | None = None, lengths: Int[Tensor, "B"] | None = None
+        self,
+        x: Float[Tensor, "B T I"],
+        hidden: Hidden | None = None,
+        lengths: Int[Tensor, "B"] | None = None,
     ) -> tuple[Float[Tensor, "B T E"], Hidden]:
         """Outputs at every position, and the state after the last; with `lengths`, after the last real one."""
         first = hidden if hidden is None or len(hidden) > 1 else hidden[0]

@@ -27,7 +27,9 @@ SAME = "_qkv_same_computation"
 
 def fused(kind: T) -> T:
     """Class decorator: a fused kernel may replace modules of this class, as long as they are `unchanged`."""
-    METHODS[kind] = {name: value for name, value in vars(kind).items() if isinstance(value, FunctionType)}
+    METHODS[kind] = {
+        name: value for name, value in vars(kind).items() if isinstance(value, FunctionType)
+    }
     return kind
 
 
@@ -39,7 +41,12 @@ def same_computation(function: F) -> F:
 
 def unchanged(module: nn.Module | None, *kinds: type[nn.Module]) -> bool:
     """True for a module of exactly one of these classes that runs the class's own methods and has no forward hooks."""
-    if module is None or type(module) not in kinds or any(forward_hooks(module)) or overridden(module):
+    if (
+        module is None
+        or type(module) not in kinds
+        or any(forward_hooks(module))
+        or overridden(module)
+    ):
         return False
     now = vars(type(module))
     return all(now.get(name) is method for name, method in METHODS.get(type(module), {}).items())
@@ -57,7 +64,9 @@ def ours(kind: type[nn.Module]) -> bool:
 
 def forward_hooks(*modules: nn.Module) -> list[Mapping[int, Any]]:
     """Where PyTorch keeps the forward hooks and pre-hooks of these modules and those of all modules; mostly empty."""
-    mine = [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]
+    mine = [
+        hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)
+    ]
     return [every_module._global_forward_hooks, every_module._global_forward_pre_hooks, *mine]
 
 
@@ -67,13 +76,17 @@ def overridden(module: nn.Module) -> list[str]:
     return [
         name
         for name, value in vars(module).items()
-        if callable(value) and callable(getattr(kind, name, None)) and not computes_the_same(module, name, value)
+        if callable(value)
+        and callable(getattr(kind, name, None))
+        and not computes_the_same(module, name, value)
     ]
 
 
 def computes_the_same(module: nn.Module, name: str, value: Any) -> bool:
     """The class's own method, perhaps compiled or marked with `same_computation`."""
-    value = getattr(value, "_torchdynamo_orig_callable", value)  # what torch.compile(module.forward) wraps
+    value = getattr(
+        value, "_torchdynamo_orig_callable", value
+    )  # what torch.compile(module.forward) wraps
     value = value if not isinstance(value, partial) or hasattr(value, SAME) else value.func
     return hasattr(value, SAME) or getattr(value, "__func__", None) is getattr(type(module), name)
 
@@ -89,5 +102,7 @@ def settings(module: nn.Module) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(module).items()
-        if not name.startswith("_") and name != "training" and (isinstance(value, plain) or is_dataclass(value))
+        if not name.startswith("_")
+        and name != "training"
+        and (isinstance(value, plain) or is_dataclass(value))
     }

@@ -17,10 +17,10 @@ import tokenizers
 from jaxtyping import Bool
 from tokenizers import AddedToken
 
-from qkv import disk
-from qkv.text.panics import panics_as_errors
-from qkv.text.read import CONFIG, WHOLE, read_files
-from qkv.text.special import FIELDS, OURS, ROLES, find_chat_template, find_roles, special_ids
+from qkv import storage
+from qkv.text.loaders.tokenizer_files import CONFIG, WHOLE, read_files
+from qkv.text.rust_panics import panics_as_errors
+from qkv.text.special_tokens import FIELDS, OURS, ROLES, find_chat_template, find_roles, special_ids
 
 
 class Tokenizer:
@@ -32,12 +32,18 @@ class Tokenizer:
     promises more, for what a person says to a model of chats.
     """
 
-    def __init__(self, inner: tokenizers.Tokenizer, config: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, inner: tokenizers.Tokenizer, config: Mapping[str, Any] | None = None
+    ) -> None:
         """`config` is what a tokenizer_config.json says of the special tokens."""
         self.inner = inner
-        self.inner.encode_special_tokens = True  # in the library's words: spelled out, as any other text
+        self.inner.encode_special_tokens = (
+            True  # in the library's words: spelled out, as any other text
+        )
         self.roles = find_roles(inner, config or {})
-        self.padding, self.unknown, self.start, self.end, self.mask = (self.roles[role] for role in ROLES)
+        self.padding, self.unknown, self.start, self.end, self.mask = (
+            self.roles[role] for role in ROLES
+        )
         self.chat_template = find_chat_template(config or {})
         """Jinja's, from messages to the text that a model of chats was trained on; see chat.py."""
         self.told_to_start = (config or {}).get("add_bos_token")
@@ -53,17 +59,25 @@ class Tokenizer:
         """Into a .json file; into a folder, as tokenizer.json with the tokenizer_config.json of `transformers`."""
         path = Path(path)
         if path.is_dir() or path.suffix != ".json":
-            disk.write_text(path / CONFIG, json.dumps(self.config, indent=2, ensure_ascii=False) + "\n")
+            storage.write_text(
+                path / CONFIG, json.dumps(self.config, indent=2, ensure_ascii=False) + "\n"
+            )
             path = path / WHOLE
-        disk.write_text(path, self.inner.to_str(pretty=True))
+        storage.write_text(path, self.inner.to_str(pretty=True))
 
     def with_special(self, names: Sequence[str], *, chat_template: str | None = None) -> Tokenizer:
         """A copy that also has these special tokens, with new ids after all others, and another template of chats."""
         if isinstance(names, str):
             raise TypeError("names: expected a list of names, not one string")
         inner = tokenizers.Tokenizer.from_str(self.inner.to_str())
-        inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
-        config = self.config if chat_template is None else {**self.config, "chat_template": chat_template}
+        inner.add_special_tokens(
+            [AddedToken(name, special=True, normalized=False) for name in names]
+        )
+        config = (
+            self.config
+            if chat_template is None
+            else {**self.config, "chat_template": chat_template}
+        )
         return Tokenizer(inner, config)
 
     @property
@@ -96,11 +110,15 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, all cores at work; no special tokens are added."""
         if isinstance(texts, str):
-            raise TypeError("texts: expected a list of strings, not one string; encode(text) takes one")
+            raise TypeError(
+                "texts: expected a list of strings, not one string; encode(text) takes one"
+            )
         for text in texts:
             if not isinstance(text, str):
                 raise TypeError(f"text: expected a string, not {text!r:.80}")
-        return [found.ids for found in self.inner.encode_batch_fast(texts, add_special_tokens=False)]
+        return [
+            found.ids for found in self.inner.encode_batch_fast(texts, add_special_tokens=False)
+        ]
 
     @panics_as_errors
     def encode_as_text(self, text: str) -> list[int]:
@@ -124,7 +142,11 @@ class Tokenizer:
     def markers(self) -> dict[str, tuple[int, AddedToken]]:
         """Added tokens that may mark something, by their spelling: all but runs of spaces that are not special."""
         added = self.inner.get_added_tokens_decoder().items()
-        return {each.content: (id, each) for id, each in added if each.special or each.content.strip(" \t\n\r▁")}
+        return {
+            each.content: (id, each)
+            for id, each in added
+            if each.special or each.content.strip(" \t\n\r▁")
+        }
 
     @cached_property
     @panics_as_errors
@@ -151,11 +173,15 @@ class Tokenizer:
         try:
             numbers = [index(id) for id in ids]
         except TypeError:
-            raise TypeError(f"ids: expected one list of token ids (whole numbers), not {ids!r:.80}") from None
+            raise TypeError(
+                f"ids: expected one list of token ids (whole numbers), not {ids!r:.80}"
+            ) from None
         if numbers and min(numbers) < 0:
             raise ValueError(f"ids: expected 0 or more, found {min(numbers)}")
         silent = self.special - {self.unknown}
-        return self.inner.decode([id for id in numbers if id not in silent], skip_special_tokens=False)
+        return self.inner.decode(
+            [id for id in numbers if id not in silent], skip_special_tokens=False
+        )
 
     @panics_as_errors
     def unknown_in(self, text: str) -> list[str]:
@@ -221,4 +247,8 @@ def beginning(tokenizer: Tokenizer) -> int | None:
 
 def goes_on_a_word(character: str) -> bool:
     """A letter, digit or accent does; so does a part of a letter, which is what � stands for."""
-    return character.isalnum() or character in ("_", "\ufffd") or unicodedata.category(character or " ")[0] == "M"
+    return (
+        character.isalnum()
+        or character in ("_", "\ufffd")
+        or unicodedata.category(character or " ")[0] == "M"
+    )

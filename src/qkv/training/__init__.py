@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from qkv.training.config import DataConfig, OptimizerConfig, RunConfig
+from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig
 
 if TYPE_CHECKING:
-    from qkv.training.start import start
+    from qkv.training.train import train
 else:
-    from qkv.lazy import attach
+    from qkv.lazy_imports import attach
 
-    attach(__name__, {"qkv.training.start": ("start",)})
+    attach(__name__, {"qkv.training.train": ("train",)})
 
-__all__ = ["DataConfig", "OptimizerConfig", "RunConfig", "start"]
+__all__ = ["DataConfig", "OptimizerConfig", "RunConfig", "train"]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from qkv.training.checkpoint import Checkpoint
+from qkv.training.resilience.checkpoint_writer import Checkpoint
 
 
 class ExponentialAverage:
@@ -38,7 +38,9 @@ class ExponentialAverage:
 
 def learning(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """The parameters that are trained, by name; those that are frozen are in the model that a run began from."""
-    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+    return (
+        (name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
+    )
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qkv.data.batch import IGNORE
+from qkv.data.batches.batch import IGNORE
 
 try:
     import triton
@@ -15,7 +15,7 @@ except ImportError:  # it comes with PyTorch where there is a GPU to use it
     triton = None
 
 
-def serves(logits: Tensor) -> bool:
+def supports(logits: Tensor) -> bool:
     return triton is not None and logits.is_cuda
 
 
@@ -83,14 +83,18 @@ if triton is not None:
         for start in range(0, whole, DEEP * LANES):
             x = tl.load(logits + start + tile).to(tl.float32)
             higher = tl.maximum(top, tl.max(x, 0))
-            total = total * tl.exp2((top - higher) * LOG2_E) + tl.sum(tl.exp2((x - higher[None, :]) * LOG2_E), 0)
+            total = total * tl.exp2((top - higher) * LOG2_E) + tl.sum(
+                tl.exp2((x - higher[None, :]) * LOG2_E), 0
+            )
             top = higher
             if SMOOTH:
                 summed += tl.sum(x, 0)
         beyond = whole + tile
         x = tl.load(logits + beyond, mask=beyond < V, other=float("-inf")).to(tl.float32)
         higher = tl.maximum(top, tl.max(x, 0))
-        total = total * tl.exp2((top - higher) * LOG2_E) + tl.sum(tl.exp2((x - higher[None, :]) * LOG2_E), 0)
+        total = total * tl.exp2((top - higher) * LOG2_E) + tl.sum(
+            tl.exp2((x - higher[None, :]) * LOG2_E), 0
+        )
         if SMOOTH:
             summed += tl.sum(tl.where(beyond < V, x, 0.0), 0)
 

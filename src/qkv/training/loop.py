@@ -12,17 +12,17 @@ from types import FrameType
 
 import torch
 
-from qkv.models.build import Model
-from qkv.training.ahead import Ahead
+from qkv.models.registry import Model
 from qkv.training.optimizer import gradient_norm
 from qkv.training.run import Done, Run
 from qkv.training.step import gradients_of
+from qkv.training.systems.prefetcher import Prefetcher
 
 Samples = Callable[[Model], list[str]]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainingResult:
     """How training ended."""
 
     steps: int
@@ -35,14 +35,19 @@ class Outcome:
     flops: float
 
 
-def train(run: Run, samples: Samples | None = None) -> Outcome:
+def train(run: Run, samples: Samples | None = None) -> TrainingResult:
     """Take the run to its last step, or to where it is told to stop. `samples` shows what the model says by now."""
     config, state, memory, progress = run.config, run.state, run.memory, run.progress
-    validate_every, save_every = config.every(config.validate_every, 10), config.every(config.checkpoint_every, 20)
+    validate_every, save_every = (
+        config.every(config.validate_every, 10),
+        config.every(config.checkpoint_every, 20),
+    )
     sample_every = config.every(config.sample_every, 4)
 
     if run.gave_up():
-        progress.say(f"The run has ended early, after step {state.step}; a higher --stop-after lets it go on.")
+        progress.say(
+            f"The run has ended early, after step {state.step}; a higher --stop-after lets it go on."
+        )
     elif state.step >= run.steps:
         more = "--steps" if run.task.steps is None else "--epochs"
         progress.say(f"All {run.steps} steps are done; give more {more} to go on.")
@@ -50,7 +55,7 @@ def train(run: Run, samples: Samples | None = None) -> Outcome:
         closing(run.metrics),
         run.progress,
         stop_on_signals() as told_to_stop,
-        closing(Ahead(run.task.training)) as ahead,
+        closing(Prefetcher(run.task.training)) as ahead,
     ):
         begun = time.perf_counter()
         while state.step < run.steps and not run.gave_up():
@@ -71,17 +76,25 @@ def train(run: Run, samples: Samples | None = None) -> Outcome:
             if memory.average is not None:
                 memory.average.update(run.model, step)
 
-            if run.hear():  # of the step before this one: the device has this one to work on meanwhile
+            if (
+                run.hear()
+            ):  # of the step before this one: the device has this one to work on meanwhile
                 continue
             now = time.perf_counter()
-            state.step, state.tokens, state.seconds = step + 1, state.tokens + batch.tokens, state.seconds + now - begun
+            state.step, state.tokens, state.seconds = (
+                step + 1,
+                state.tokens + batch.tokens,
+                state.seconds + now - begun,
+            )
             run.pending.append(Done(step, position, numbers, batch.tokens, now - begun))
             begun = now
 
             last, stop = state.step == run.steps, run.world.anyone(told_to_stop())
             validating = last or state.step % validate_every == 0
             saving = last or state.step % save_every == 0
-            sampling = samples is not None and sample_every and (last or state.step % sample_every == 0)
+            sampling = (
+                samples is not None and sample_every and (last or state.step % sample_every == 0)
+            )
             if not (validating or saving or sampling or stop):
                 continue
             if run.hear():
@@ -92,17 +105,23 @@ def train(run: Run, samples: Samples | None = None) -> Outcome:
             if sampling and samples is not None:
                 show_samples(run, samples)
             if stop and not last:
-                progress.say(f"Stopped after step {state.step} of {run.steps}; all is saved. Go on with --resume.")
-                progress.say(f"{run.kept_model()}; {run.config.out}@{state.step} opens the newest weights.")
+                progress.say(
+                    f"Stopped after step {state.step} of {run.steps}; all is saved. Go on with --resume."
+                )
+                progress.say(
+                    f"{run.kept_model()}; {run.config.out}@{state.step} opens the newest weights."
+                )
                 break
             if run.gave_up() and not last:
-                progress.say(f"No better for {state.stale} validations: the run ends early, after step {state.step}.")
+                progress.say(
+                    f"No better for {state.stale} validations: the run ends early, after step {state.step}."
+                )
             begun = time.perf_counter()
         finished = state.step >= run.steps or run.gave_up()
         if finished:
             run.finish()
     flops = run.flops_per_token * state.tokens
-    return Outcome(state.step, finished, state.best, state.tokens, state.seconds, flops)
+    return TrainingResult(state.step, finished, state.best, state.tokens, state.seconds, flops)
 
 
 def show_samples(run: Run, samples: Samples) -> None:

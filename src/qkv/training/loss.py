@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qkv.data.batch import IGNORE
+from qkv.data.batches.batch import IGNORE
 from qkv.training import fused_loss
 
 LOGITS = 2**25  # so many at once are no burden; and so many in one chunk on a CPU
@@ -71,13 +71,17 @@ class ChunkedLoss(torch.autograd.Function):
         finer = torch.promote_types(weight.dtype, torch.float32)  # what chunks are added up in
         d_weight: Tensor | None = None
         d_bias = torch.zeros_like(bias, dtype=finer) if bias is not None and wanted[2] else None
-        total = torch.zeros((), dtype=torch.promote_types(features.dtype, torch.float32), device=features.device)
+        total = torch.zeros(
+            (), dtype=torch.promote_types(features.dtype, torch.float32), device=features.device
+        )
         for start in range(0, features.shape[0], chunk):
             part = slice(start, start + chunk)
             logits = F.linear(features[part], W)  # (n, P)
             if b is not None:
                 logits[:, :V] += b
-            total += softmax_loss_(logits, V, targets[part], smoothing, None if shares is None else shares[part])
+            total += softmax_loss_(
+                logits, V, targets[part], smoothing, None if shares is None else shares[part]
+            )
             slope = logits  # no longer: it now holds the loss's derivative for each of them
             if d_features is not None:
                 torch.mm(slope, W, out=d_features[part])
@@ -115,7 +119,7 @@ def softmax_loss_(
 
     This is the definition; on a GPU one fused pass takes its place.
     """
-    if fused_loss.serves(logits):
+    if fused_loss.supports(logits):
         return fused_loss.softmax_loss_(logits, V, targets, smoothing, shares)
     asked = targets != IGNORE
     target = targets.where(asked, 0).unsqueeze(1)  # (N, 1)

@@ -28,13 +28,17 @@ class Muon(torch.optim.Muon):
         gradient, state = parameter.grad, self.state[parameter]
         assert gradient is not None
         if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(gradient, memory_format=torch.preserve_format)
+            state["momentum_buffer"] = torch.zeros_like(
+                gradient, memory_format=torch.preserve_format
+            )
 
         buffer = state["momentum_buffer"]
         buffer.lerp_(gradient, 1 - group["momentum"])
         momentum = gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
 
-        direction = orthogonalised(momentum, group["ns_coefficients"], group["ns_steps"], group["eps"])
+        direction = orthogonalised(
+            momentum, group["ns_coefficients"], group["ns_steps"], group["eps"]
+        )
         rows, columns = parameter.shape
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
         parameter.add_(direction, alpha=-group["lr"] * math.sqrt(max(1, rows / columns)))

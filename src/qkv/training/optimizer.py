@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from qkv.nn.block import Block
-from qkv.training.config import OptimizerConfig
-from qkv.training.distributed import like
 from qkv.training.muon import Muon
+from qkv.training.run_config import OptimizerConfig
+from qkv.training.systems.distributed import like
 
 BLOCK = re.compile(r"\bblocks\.(\d+)\.")
 
@@ -23,7 +23,9 @@ class Optimizers:
 
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
         self.names: dict[Tensor, str] = {
-            parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad
+            parameter: name
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
         }
         by_muon = matrices_inside(model) if config.optimizer == "muon" else set()
         factors = layer_factors(self.names.values(), config.layer_decay)
@@ -34,12 +36,17 @@ class Optimizers:
             for parameter in chosen:
                 decay = config.weight_decay if parameter.dim() >= 2 else 0.0
                 found.setdefault((decay, factors[self.names[parameter]]), []).append(parameter)
-            return [{"params": own, "weight_decay": decay, "factor": factor} for (decay, factor), own in found.items()]
+            return [
+                {"params": own, "weight_decay": decay, "factor": factor}
+                for (decay, factor), own in found.items()
+            ]
 
         self.optimizers: list[torch.optim.Optimizer] = []
         if rest := groups(parameter for parameter in self.names if parameter not in by_muon):
             betas = (config.beta1, config.beta2)
-            self.optimizers.append(torch.optim.AdamW(rest, betas=betas, eps=config.epsilon, fused=True))
+            self.optimizers.append(
+                torch.optim.AdamW(rest, betas=betas, eps=config.epsilon, fused=True)
+            )
         if by_muon:
             self.optimizers.append(Muon(groups(each for each in self.names if each in by_muon)))
         self.muon_learning_rate = config.muon_learning_rate
@@ -61,7 +68,12 @@ class Optimizers:
                 optimizer.step()
                 del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
             elif not bool(bad):
-                gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+                gradients = [
+                    p.grad
+                    for group in optimizer.param_groups
+                    for p in group["params"]
+                    if p.grad is not None
+                ]
                 torch._foreach_div_(gradients, divisor)
                 optimizer.step()
 
@@ -89,7 +101,9 @@ class Optimizers:
                 for parameter in group["params"]:
                     saved = remembered.get(self.names[parameter], {})
                     if saved:
-                        optimizer.state[parameter] = {key: like(value, parameter) for key, value in saved.items()}
+                        optimizer.state[parameter] = {
+                            key: like(value, parameter) for key, value in saved.items()
+                        }
 
 
 def matrices_inside(model: nn.Module) -> set[nn.Parameter]:
@@ -109,7 +123,10 @@ def layer_factors(names: Iterable[str], decay: float) -> dict[str, float]:
     blocks = {name: int(found[1]) for name in names if (found := BLOCK.search(name))}
     depth = max(blocks.values(), default=-1) + 1
     below = {name: 0 if "embedding" in name else depth + 1 for name in names}
-    return {name: decay ** (depth + 1 - (blocks[name] + 1 if name in blocks else below[name])) for name in names}
+    return {
+        name: decay ** (depth + 1 - (blocks[name] + 1 if name in blocks else below[name]))
+        for name in names
+    }
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:

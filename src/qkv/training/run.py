@@ -12,28 +12,28 @@ from torch import Tensor, nn
 
 from qkv import artifact
 from qkv.checkpoint import CHECKPOINTS
-from qkv.data.causal import CausalData
-from qkv.data.conversations import ConversationData
-from qkv.data.labelled import LabelledData
-from qkv.data.masked import MaskedData
-from qkv.data.paired import PairedData
-from qkv.models.build import Model, build, with_weights
+from qkv.data.batches.causal import CausalData
+from qkv.data.batches.chat import ConversationData
+from qkv.data.batches.labelled import LabelledData
+from qkv.data.batches.masked import MaskedData
+from qkv.data.batches.paired import PairedData
+from qkv.models.registry import Model, build, with_weights
 from qkv.training.average import ExponentialAverage, mean_of
-from qkv.training.checkpoint import Checkpoints
-from qkv.training.config import OptimizerConfig, RunConfig
-from qkv.training.cost import Cost, cost, measured_peak, memory_used
-from qkv.training.distributed import World, gathered, sharded, spread
-from qkv.training.guard import Guard, LossScale
-from qkv.training.metrics import Metrics, read_metrics
+from qkv.training.finetune.task_metrics import merit
+from qkv.training.logging.metrics import Metrics, read_metrics
+from qkv.training.logging.progress import Progress
 from qkv.training.optimizer import Optimizers
-from qkv.training.precision import Precision, best_precision, check_precision
-from qkv.training.progress import Progress
-from qkv.training.recompute import recompute_blocks
+from qkv.training.resilience.checkpoint_writer import Checkpoints
+from qkv.training.resilience.guard import Guard, LossScale
+from qkv.training.resilience.run_state import Memory, RunState, put_weights
+from qkv.training.run_config import OptimizerConfig, RunConfig
 from qkv.training.schedule import highest_rate, learning_rate
-from qkv.training.state import Memory, RunState, put_weights
+from qkv.training.setup.cost import Cost, cost, measured_peak, memory_used
+from qkv.training.setup.training_task import TrainingData, TrainingTask
 from qkv.training.step import validate
-from qkv.training.tally import merit
-from qkv.training.task import Data, Task
+from qkv.training.systems.distributed import World, gathered, sharded, spread
+from qkv.training.systems.gradient_checkpointing import recompute_blocks
+from qkv.training.systems.precision import Precision, best_precision, check_precision
 
 FEW = 2
 """Batches of a shape that come before it is recorded: some shapes come once."""
@@ -58,7 +58,7 @@ class Done(NamedTuple):
 
 @dataclass
 class Run:
-    task: Task
+    task: TrainingTask
     optimizer: OptimizerConfig
     config: RunConfig
     world: World
@@ -88,7 +88,9 @@ class Run:
             done = self.pending.pop(0)
             loss, norm, bad, scale = done.numbers.tolist()
             speed = done.tokens / done.seconds
-            self.peak = max(self.peak, self.flops_per_token * speed)  # it was measured on a machine that was busy
+            self.peak = max(
+                self.peak, self.flops_per_token * speed
+            )  # it was measured on a machine that was busy
             row = {
                 "step": done.step + 1,
                 "loss": loss,
@@ -103,7 +105,10 @@ class Run:
             self.metrics.write(row)
             self.progress.step(row)
             if scale > 1 and math.isfinite(loss) and not math.isfinite(norm):
-                self.skipped(done, f"its gradient overflows fp16 at a scale of {scale:.0f}, which is now halved")
+                self.skipped(
+                    done,
+                    f"its gradient overflows fp16 at a scale of {scale:.0f}, which is now halved",
+                )
             elif reason := self.memory.guard.hear(done.step, done.position, loss, norm, bool(bad)):
                 self.skipped(done, reason)
             if self.memory.guard.exhausted:
@@ -112,7 +117,9 @@ class Run:
         return False
 
     def skipped(self, done: Done, reason: str) -> None:
-        self.metrics.write({"step": done.step + 1, "event": "skipped", "reason": reason, "position": done.position})
+        self.metrics.write(
+            {"step": done.step + 1, "event": "skipped", "reason": reason, "position": done.position}
+        )
         self.progress.say(
             f"Step {done.step + 1} is skipped: {reason}. Its batch is number {done.position} of the data."
         )
@@ -130,7 +137,9 @@ class Run:
         rewinds, left_out = self.state.rewinds + 1, self.state.left_out
         checkpoint = good[0] if good else self.checkpoints.newest()
         if checkpoint is None:
-            raise Diverged("training fails, and there is no whole checkpoint to go back to; begin a new run")
+            raise Diverged(
+                "training fails, and there is no whole checkpoint to go back to; begin a new run"
+            )
         self.memory.restore(checkpoint, self.state)
         self.state.rewinds, self.state.left_out = rewinds, left_out
         first = max(first, self.state.position(self.state.step))
@@ -139,13 +148,17 @@ class Run:
         self.pending.clear()
         reason = f"{len(bad)} bad steps in a row, from step {step + 1} on"
         self.metrics.rewind(self.state.step, keep_events=True)
-        self.metrics.write({"step": self.state.step, "event": "rewound", "reason": reason, "position": first})
+        self.metrics.write(
+            {"step": self.state.step, "event": "rewound", "reason": reason, "position": first}
+        )
         self.progress.say(
             f"{reason}: back to the checkpoint of step {self.state.step}. "
             f"On the new way the batches {first} to {last} of the data are left out."
         )
         self.world.wait()  # until every rank has read the checkpoint that is now replaced
-        self.write_checkpoint(best=checkpoint.best)  # so that, killed now, the run does not meet them again
+        self.write_checkpoint(
+            best=checkpoint.best
+        )  # so that, killed now, the run does not meet them again
 
     def save(self, *, best: bool, passing: bool = False) -> None:
         """A checkpoint on the run's way, or, passing, where it is told to stop."""
@@ -154,7 +167,9 @@ class Run:
         self.write_checkpoint(best, passing)
 
     def write_checkpoint(self, best: bool, passing: bool = False) -> None:
-        if self.state.best is None:  # first, so that there is a model to open wherever there is a checkpoint
+        if (
+            self.state.best is None
+        ):  # first, so that there is a model to open wherever there is a checkpoint
             with self.averaged():
                 self.keep()
         tensors = self.memory.tensors(self.world.first)
@@ -170,14 +185,20 @@ class Run:
             measured = self.measured()
             now = merit(measured, self.task.metric)
             better = state.merit is None or now > state.merit
-            best = better or state.best is None or (now == state.merit and measured["loss"] < state.best)
+            best = (
+                better
+                or state.best is None
+                or (now == state.merit and measured["loss"] < state.best)
+            )
             state.stale = 0 if better else state.stale + 1
             if best:
                 state.best, state.merit = measured["loss"], now
                 self.keep()
         row = {"step": state.step, "validation_loss": measured.pop("loss"), **measured}
         if not math.isfinite(row["validation_loss"]):
-            self.progress.say("The validation loss is not finite; lower the learning rate or raise the warmup.")
+            self.progress.say(
+                "The validation loss is not finite; lower the learning rate or raise the warmup."
+            )
         self.metrics.write(row)
         self.progress.validation(row)
         return best
@@ -198,7 +219,10 @@ class Run:
         loss, counted = validate(self.objective, self.task.validation, self.world, self.state.parts)
         loss = math.inf if math.isnan(loss) else loss  # which any other is better than
         found = {"loss": loss, **(self.task.measure(counted) if self.task.measure else {})}
-        return {self.task.metric: found[self.task.metric], **found}  # the one that the run is judged by comes first
+        return {
+            self.task.metric: found[self.task.metric],
+            **found,
+        }  # the one that the run is judged by comes first
 
     def gave_up(self) -> bool:
         """Whether validation has not become better for as long as was asked to wait."""
@@ -219,13 +243,17 @@ class Run:
 
     def finish(self) -> None:
         if self.optimizer.average == "last":
-            last = self.checkpoints.last(AVERAGED if self.config.keep == "all" else self.config.keep)
+            last = self.checkpoints.last(
+                AVERAGED if self.config.keep == "all" else self.config.keep
+            )
             put_weights(self.model, mean_of(last, "model/"), str(self.config.out))
             measured = self.measured()
             self.state.best, self.state.merit = measured["loss"], merit(measured, self.task.metric)
             self.keep()
             steps = ", ".join(str(checkpoint.step) for checkpoint in last)
-            self.progress.say(f"The mean of the checkpoints {steps} has a validation loss of {self.state.best:.4f}.")
+            self.progress.say(
+                f"The mean of the checkpoints {steps} has a validation loss of {self.state.best:.4f}."
+            )
         row = {
             "step": self.state.step,
             "event": "finished",
@@ -234,12 +262,14 @@ class Run:
             "seconds": self.state.seconds,
             "flops": self.flops_per_token * self.state.tokens,
         }
-        if self.world.first and row not in read_metrics(self.config.out):  # it may have been resumed at its end
+        if self.world.first and row not in read_metrics(
+            self.config.out
+        ):  # it may have been resumed at its end
             self.metrics.write(row)
 
 
 def begin(
-    task: Task,
+    task: TrainingTask,
     optimizer: OptimizerConfig,
     config: RunConfig,
     world: World,
@@ -261,18 +291,28 @@ def begin(
     model = model.to("cpu" if shards else device).train()
     if config.recompute:
         recompute_blocks(model)
-    own = task.objective(model, precision="float32" if shards else precision, smoothing=optimizer.smoothing)
+    own = task.objective(
+        model, precision="float32" if shards else precision, smoothing=optimizer.smoothing
+    )
     if compiles(config.compile, device.type, task.training):
         own.compile_reader()
     if device.type == "cuda":
         # cuDNN's attention plans for half a second whenever a shape is new.
         torch.backends.cuda.enable_cudnn_sdp(isinstance(task.training, CausalData | MaskedData))
-        if world.talk is None and own.compiled is not None and not isinstance(task.training, PairedData):
+        if (
+            world.talk is None
+            and own.compiled is not None
+            and not isinstance(task.training, PairedData)
+        ):
             own.record()  # of pairs, every batch has a shape of its own
         elif world.talk is None and isinstance(task.training, LabelledData | ConversationData):
             own.record(wait=FEW)
     objective = spread(own, world, config.distributed, precision)
-    average = ExponentialAverage(model, optimizer.average_decay) if optimizer.average == "exponential" else None
+    average = (
+        ExponentialAverage(model, optimizer.average_decay)
+        if optimizer.average == "exponential"
+        else None
+    )
     memory = Memory(
         model,
         Optimizers(model, optimizer),
@@ -281,7 +321,9 @@ def begin(
         average,
     )
     metrics = metrics or Metrics(config.out, sinks=config.sinks, active=world.first)
-    progress = progress or Progress(config.steps, every=config.log_every, active=world.first, metric=task.metric)
+    progress = progress or Progress(
+        config.steps, every=config.log_every, active=world.first, metric=task.metric
+    )
     keep = None if config.keep == "all" else config.keep
     checkpoints = Checkpoints(config.out / CHECKPOINTS, keep, say=progress.say)
     asked = parts_of(task, config, world)
@@ -307,24 +349,28 @@ def begin(
         if world.first and metrics.path.exists():
             progress.recall(read_metrics(config.out))
     if world.anyone(state.step != world.agreed(state.step)):
-        raise ValueError(f"out: all processes must see the same checkpoints in {config.out}; use a disk they share")
+        raise ValueError(
+            f"out: all processes must see the same checkpoints in {config.out}; use a disk they share"
+        )
     if newest is None:
         run.save(best=False)
     return run
 
 
-def compiles(asked: bool | None, device: str, data: Data) -> bool:
+def compiles(asked: bool | None, device: str, data: TrainingData) -> bool:
     """Whether the model is compiled. Unless asked for, only where it pays: on a GPU, for rows of one shape. Pairs have
     a shape for every batch: the compiler takes minutes over them, and its general code is slower than none."""
-    return device == "cuda" and isinstance(data, CausalData | MaskedData) if asked is None else asked
+    return (
+        device == "cuda" and isinstance(data, CausalData | MaskedData) if asked is None else asked
+    )
 
 
-def cost_of(task: Task, micro_tokens: int, precision: Precision, **how: bool) -> Cost:
+def cost_of(task: TrainingTask, micro_tokens: int, precision: Precision, **how: bool) -> Cost:
     shares: dict[str, Any] = {"asked": task.asked, "trained": task.trained, "through": task.through}
     return cost(task.config, micro_tokens, precision, length=task.length, **shares, **how)
 
 
-def parts_of(task: Task, config: RunConfig, world: World) -> int:
+def parts_of(task: TrainingTask, config: RunConfig, world: World) -> int:
     """Micro-batches a batch, so that none has more tokens than asked for; of pairs, whose rows differ, about."""
     if config.micro_batch_tokens is None:
         return 1
@@ -332,5 +378,7 @@ def parts_of(task: Task, config: RunConfig, world: World) -> int:
     if isinstance(data, CausalData | MaskedData):
         length = data.tokens_per_step // data.rows
         return -(-data.rows // (max(1, micro // length) * world.size))
-    tokens = config.batch_tokens if task.steps is None else data.tokens_per_step  # else the batch counts examples
+    tokens = (
+        config.batch_tokens if task.steps is None else data.tokens_per_step
+    )  # else the batch counts examples
     return max(1, -(-tokens // (micro * world.size)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from qkv.training.config import OptimizerConfig
+from qkv.training.run_config import OptimizerConfig
 
 USUAL_WARMUP = 100
 
@@ -19,7 +19,9 @@ def learning_rate(config: OptimizerConfig, step: int, steps: int, highest: float
     if config.schedule == "constant":
         return highest
     lowest = highest * config.final_rate
-    begin = warmup if config.schedule != "stable" else max(warmup, round(steps * (1 - config.decay)))
+    begin = (
+        warmup if config.schedule != "stable" else max(warmup, round(steps * (1 - config.decay)))
+    )
     if step < begin:
         return highest
     done = (step - begin + 1) / max(1, steps - begin)  # above 0, and 1 at the last step

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from qkv.data.batch import IGNORE, Batch
-from qkv.training.distributed import World, exchanging, settle
+from qkv.data.batches.batch import IGNORE, Batch
 from qkv.training.objective import Objective
-from qkv.training.task import Data
+from qkv.training.setup.training_task import TrainingData
+from qkv.training.systems.distributed import World, exchanging, settle
 
 
 def gradients_of(
@@ -48,18 +48,34 @@ def gradients_of(
         if world.device.type == "cuda":
             torch.cuda.empty_cache()
         parts = 2 * parts
-        say(f"Out of memory: a batch now goes in {min(parts, rows)} parts, of {-(-rows // parts)} rows or fewer here.")
+        say(
+            f"Out of memory: a batch now goes in {min(parts, rows)} parts, of {-(-rows // parts)} rows or fewer here."
+        )
 
 
 def accumulate(
-    objective: nn.Module, parts: list[Batch], count: int, world: World, scale: Tensor | float, seed: tuple[int, int]
+    objective: nn.Module,
+    parts: list[Batch],
+    count: int,
+    world: World,
+    scale: Tensor | float,
+    seed: tuple[int, int],
 ) -> Float[Tensor, ""]:
     """Gradients add up over the parts; the loss is divided once, by the count of the whole batch."""
     total = torch.zeros((), device=world.device)
     for number, part in enumerate(parts):
-        drawn = mixed(*seed, world.rank, number)  # dropout is a function of the place in the run, too
-        if isinstance(objective, Objective) and objective.replay and len(parts) == 1 and objective.replay.fits(part):
-            return objective.replay.gradients(part.pin(), torch.as_tensor(scale / count, device=world.device), drawn)
+        drawn = mixed(
+            *seed, world.rank, number
+        )  # dropout is a function of the place in the run, too
+        if (
+            isinstance(objective, Objective)
+            and objective.replay
+            and len(parts) == 1
+            and objective.replay.fits(part)
+        ):
+            return objective.replay.gradients(
+                part.pin(), torch.as_tensor(scale / count, device=world.device), drawn
+            )
         torch.manual_seed(drawn)
         with exchanging(objective, now=number == len(parts) - 1):
             loss = objective(part.pin().to(world.device))
@@ -76,7 +92,7 @@ class Validation(NamedTuple):
 
 
 @torch.no_grad()
-def validate(objective: nn.Module, data: Data, world: World, parts: int = 1) -> Validation:
+def validate(objective: nn.Module, data: TrainingData, world: World, parts: int = 1) -> Validation:
     """Without dropout or label smoothing."""
     objective.eval()
     try:
@@ -115,7 +131,9 @@ def mixed(*numbers: int) -> int:
 
 def out_of_memory(error: Exception) -> bool:
     told = str(error)
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator: " in told
+    return (
+        isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator: " in told
+    )
 
 
 def no_room(batch: Batch, world: World) -> str:

@@ -4,7 +4,7 @@ from qkv.nn.attention.attend import attend
 from qkv.nn.attention.bias import Bias, Distance
 from qkv.nn.attention.mask import (
     All,
-    Block,
+    Blockwise,
     Causal,
     Document,
     Explicit,
@@ -22,7 +22,7 @@ __all__ = [
     "Additive",
     "All",
     "Bias",
-    "Block",
+    "Blockwise",
     "Causal",
     "Distance",
     "Document",

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from qkv.nn.attention import blocked, flex, fused, single
 from qkv.nn.attention.bias import Bias, as_bias
+from qkv.nn.attention.kernels import block_sparse, decode, flex, sdpa
 from qkv.nn.attention.mask import Mask, as_mask
 from qkv.nn.attention.score import General, Score, dot, scaled_dot
 from qkv.nn.attention.shape import four_dimensions
@@ -63,20 +63,26 @@ def attend(
     kernel = kernel or choose(query, key, value, mask, score, bias, dropout, wants_weights)
     weights = None
     if kernel == "eager":
-        output, weights = eager(query, key, value, mask, score, bias, dropout, on_scores, on_weights)
+        output, weights = eager(
+            query, key, value, mask, score, bias, dropout, on_scores, on_weights
+        )
     elif wants_weights or score not in (dot, scaled_dot):
-        raise ValueError(f"kernel {kernel} has no weights and knows no score but dot and scaled_dot: use eager")
+        raise ValueError(
+            f"kernel {kernel} has no weights and knows no score but dot and scaled_dot: use eager"
+        )
     else:
         scale = 1 / math.sqrt(query.shape[-1]) if score is scaled_dot else 1.0
         if kernel == "fused":
-            output = fused.attend(query, key, value, mask, bias, scale, dropout)
+            output = sdpa.attend(query, key, value, mask, bias, scale, dropout)
         elif kernel == "blocked":
-            output = blocked.attend(query, key, value, mask, bias, scale, dropout)
+            output = block_sparse.attend(query, key, value, mask, bias, scale, dropout)
         elif kernel == "single":
-            output = single.attend(query, key, value, mask, bias, scale, dropout)
+            output = decode.attend(query, key, value, mask, bias, scale, dropout)
         else:
             output = flex.attend(query, key, value, mask, bias, scale, dropout)
-    return without_heads(output, dims), without_heads(weights, dims) if need_weights and weights is not None else None
+    return without_heads(output, dims), without_heads(
+        weights, dims
+    ) if need_weights and weights is not None else None
 
 
 def eager(
@@ -93,7 +99,9 @@ def eager(
     """The definition, line by line as on the board."""
     T, S = query.shape[-2], key.shape[-2]
     group = query.shape[1] // key.shape[1]
-    key = key.repeat_interleave(group, dim=1)  # (B, H, S, P): each key head serves a group of query heads
+    key = key.repeat_interleave(
+        group, dim=1
+    )  # (B, H, S, P): each key head serves a group of query heads
     value = value.repeat_interleave(group, dim=1)  # (B, H, S, X)
 
     scores = score(query, key)  # (B, H, T, S)
@@ -126,11 +134,11 @@ def choose(
     T, S = query.shape[-2], key.shape[-2]
     if wants_weights or score not in (dot, scaled_dot) or T == 0 or S == 0:
         return "eager"
-    if single.serves(query, key, value, mask, bias, dropout):
+    if decode.supports(query, key, value, mask, bias, dropout):
         return "single"
-    if flex.serves(mask, bias, dropout, query, S):
+    if flex.supports(mask, bias, dropout, query, S):
         return "flex"
-    if mask is not None and blocked.serves(mask, T, S, query.device):
+    if mask is not None and block_sparse.supports(mask, T, S, query.device):
         return "blocked"
     return "fused"
 
@@ -148,21 +156,29 @@ def without_heads(x: Tensor, dims: int) -> Tensor:
     return x if dims == 4 else x.squeeze(1) if dims == 3 else x[0, 0]
 
 
-def check(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, bias: Bias | None, score: Score) -> None:
+def check(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, bias: Bias | None, score: Score
+) -> None:
     """One sentence for each way to call attention wrongly."""
     if not callable(score):
-        raise TypeError(f"score: expected dot, scaled_dot, General(...), Additive(...) or a function, not {score!r}")
+        raise TypeError(
+            f"score: expected dot, scaled_dot, General(...), Additive(...) or a function, not {score!r}"
+        )
     dtypes = {query.dtype, key.dtype, value.dtype}
     if not all(dtype.is_floating_point for dtype in dtypes):
         raise TypeError(
             f"query, key and value must be floating-point numbers, not {query.dtype}, {key.dtype}, {value.dtype}"
         )
     if len(dtypes) > 1 and not torch.is_autocast_enabled(query.device.type):
-        raise TypeError(f"query, key and value must have one dtype, not {query.dtype}, {key.dtype}, {value.dtype}")
+        raise TypeError(
+            f"query, key and value must have one dtype, not {query.dtype}, {key.dtype}, {value.dtype}"
+        )
     B, H, T, D = query.shape
     K, S = key.shape[1:3]
     if key.shape[0] != B or value.shape[0] != B:
-        raise ValueError(f"batch: query has {B} rows, key {key.shape[0]}, value {value.shape[0]}; expected the same")
+        raise ValueError(
+            f"batch: query has {B} rows, key {key.shape[0]}, value {value.shape[0]}; expected the same"
+        )
     if value.shape[1:3] != key.shape[1:3]:
         raise ValueError(
             f"value: expected (kv_heads, length) = {tuple(key.shape[1:3])} as in key, not {tuple(value.shape[1:3])}"

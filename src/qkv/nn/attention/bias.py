@@ -29,7 +29,9 @@ class Bias:
         b = torch.arange(like.shape[0], device=like.device).view(-1, 1, *ones)
         h = torch.arange(like.shape[1], device=like.device).view(-1, *ones)
         numbers = self.at(b, h, q, k).to(like.dtype)
-        return numbers[(None,) * (2 + len(ones) - numbers.dim())]  # (B, H, ...), with 1 for what it does not depend on
+        return numbers[
+            (None,) * (2 + len(ones) - numbers.dim())
+        ]  # (B, H, ...), with 1 for what it does not depend on
 
     def materialise(self, T: int, S: int, like: Tensor) -> Float[Tensor, "#B #H T S"]:
         q = torch.arange(S - T, S, device=like.device).view(T, 1)
@@ -47,11 +49,13 @@ class Distance(Bias):
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
         if self.slopes.shape != (H,):
-            raise ValueError(f"bias: expected {H} slopes, one a head, not {tuple(self.slopes.shape)}")
+            raise ValueError(
+                f"bias: expected {H} slopes, one a head, not {tuple(self.slopes.shape)}"
+            )
 
 
 @dataclass(frozen=True, eq=False)
-class Table(Bias):
+class BiasMatrix(Bias):
     """A bias given as its matrix: (T, S), (B, T, S) or (B, H, T, S); B, H and T may be 1."""
 
     values: Float[Tensor, "..."]
@@ -74,7 +78,9 @@ def as_bias(bias: Bias | Tensor) -> Bias:
     if not isinstance(bias, Tensor):
         raise TypeError(f"bias must be a Bias or a tensor, not {type(bias).__name__}")
     if not bias.is_floating_point():
-        raise TypeError(f"bias must be floating-point numbers, not {bias.dtype}; who may look at whom goes into mask")
+        raise TypeError(
+            f"bias must be floating-point numbers, not {bias.dtype}; who may look at whom goes into mask"
+        )
     if bias.dim() > 4 or bias.dim() < 2:
         raise ValueError(f"bias must have 2, 3 or 4 dimensions, not shape {tuple(bias.shape)}")
-    return Table(four_dimensions(bias))
+    return BiasMatrix(four_dimensions(bias))

@@ -15,7 +15,9 @@ from qkv.nn.attention.attend import attend
 from qkv.nn.attention.score import Score, dot
 
 
-def exact(query: Float[Tensor, "T D"], key: Float[Tensor, "S D"], value: Float[Tensor, "S X"]) -> Float[Tensor, "T X"]:
+def exact(
+    query: Float[Tensor, "T D"], key: Float[Tensor, "S D"], value: Float[Tensor, "S X"]
+) -> Float[Tensor, "T X"]:
     """1. A hash table: the value whose key equals the query, and nothing (zeros) when there is none."""
     found = (query.unsqueeze(1) == key.unsqueeze(0)).all(-1)  # (T, S)
     first = found & (found.cumsum(1) == 1)
@@ -23,29 +25,45 @@ def exact(query: Float[Tensor, "T D"], key: Float[Tensor, "S D"], value: Float[T
 
 
 def nearest(
-    query: Float[Tensor, "T D"], key: Float[Tensor, "S D"], value: Float[Tensor, "S X"], score: Score = dot
+    query: Float[Tensor, "T D"],
+    key: Float[Tensor, "S D"],
+    value: Float[Tensor, "S X"],
+    score: Score = dot,
 ) -> Float[Tensor, "T X"]:
     """2. The value whose key is most similar to the query."""
     return value[score(query, key).argmax(-1)]
 
 
 def mean_of_top(
-    query: Float[Tensor, "T D"], key: Float[Tensor, "S D"], value: Float[Tensor, "S X"], l: int, score: Score = dot
+    query: Float[Tensor, "T D"],
+    key: Float[Tensor, "S D"],
+    value: Float[Tensor, "S X"],
+    l: int,
+    score: Score = dot,
 ) -> Float[Tensor, "T X"]:
     """3. The mean of the l most similar."""
     return value[top(query, key, l, score)[1]].mean(1)  # (T, l, X) -> (T, X)
 
 
 def weighted_mean_of_top(
-    query: Float[Tensor, "T D"], key: Float[Tensor, "S D"], value: Float[Tensor, "S X"], l: int, score: Score = dot
+    query: Float[Tensor, "T D"],
+    key: Float[Tensor, "S D"],
+    value: Float[Tensor, "S X"],
+    l: int,
+    score: Score = dot,
 ) -> Float[Tensor, "T X"]:
     """4. The mean of the l most similar, the more similar the heavier: now queries and keys have a gradient."""
     scores, index = top(query, key, l, score)  # (T, l)
-    return (scores.softmax(-1).unsqueeze(1) @ value[index]).squeeze(1)  # (T, 1, l) (T, l, X) -> (T, X)
+    return (scores.softmax(-1).unsqueeze(1) @ value[index]).squeeze(
+        1
+    )  # (T, 1, l) (T, l, X) -> (T, X)
 
 
 def softmax(
-    query: Float[Tensor, "T D"], key: Float[Tensor, "S D"], value: Float[Tensor, "S X"], score: Score = dot
+    query: Float[Tensor, "T D"],
+    key: Float[Tensor, "S D"],
+    value: Float[Tensor, "S X"],
+    score: Score = dot,
 ) -> Float[Tensor, "T X"]:
     """5. Attention: the weighted mean of all."""
     return attend(query, key, value, score=score)[0]

@@ -43,7 +43,9 @@ class Mask:
         """
         return None
 
-    def layout(self, T: int, S: int, size: int, device: torch.device) -> Bool[Tensor, "B N M"] | None:
+    def layout(
+        self, T: int, S: int, size: int, device: torch.device
+    ) -> Bool[Tensor, "B N M"] | None:
         """Which tiles of size x size pairs hold anything allowed; None when it may be all of them."""
         first = torch.arange(S - T, S, size, device=device)  # (N,)
         reach = self.reach(first, (first + size).clamp(max=S) - 1)
@@ -85,9 +87,13 @@ class Mask:
         h = torch.arange(self.heads, device=q.device).view(-1, *ones)
         return self.allows(b, h, q, k).expand(self.rows, self.heads, *grid)
 
-    def materialise(self, T: int, S: int, device: torch.device | str | None = None) -> Bool[Tensor, "B H T S"]:
+    def materialise(
+        self, T: int, S: int, device: torch.device | str | None = None
+    ) -> Bool[Tensor, "B H T S"]:
         """The matrix: True where looking is allowed."""
-        return self.at(torch.arange(S - T, S, device=device).view(T, 1), torch.arange(S, device=device))
+        return self.at(
+            torch.arange(S - T, S, device=device).view(T, 1), torch.arange(S, device=device)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +122,9 @@ class All(Mask):
         ranges = [reach for reach in reaches if reach is not None]
         return (max(low for low, _ in ranges), min(high for _, high in ranges)) if ranges else None
 
-    def layout(self, T: int, S: int, size: int, device: torch.device) -> Bool[Tensor, "B N M"] | None:
+    def layout(
+        self, T: int, S: int, size: int, device: torch.device
+    ) -> Bool[Tensor, "B N M"] | None:
         known = [part.layout(T, S, size, device) for part in self.parts]
         layouts = [layout for layout in known if layout is not None]
         return reduce(torch.logical_and, layouts) if layouts else None
@@ -154,7 +162,7 @@ class Window(Mask):
 
 
 @dataclass(frozen=True, eq=False)
-class Block(Mask):
+class Blockwise(Mask):
     """Positions fall into blocks of `size`, and a token sees its own block only."""
 
     size: int
@@ -192,22 +200,28 @@ class Fixed(Mask):
     def __post_init__(self) -> None:
         check_positive("Fixed", "stride", self.stride)
         if not 0 < self.summary <= self.stride:
-            raise ValueError(f"Fixed: summary must be between 1 and stride = {self.stride}, not {self.summary}")
+            raise ValueError(
+                f"Fixed: summary must be between 1 and stride = {self.stride}, not {self.summary}"
+            )
 
     def allows(self, b: Index, h: Index, q: Tensor, k: Tensor) -> Tensor:
-        return (q // self.stride == k // self.stride) | (k % self.stride >= self.stride - self.summary)
+        return (q // self.stride == k // self.stride) | (
+            k % self.stride >= self.stride - self.summary
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Padding(Mask):
-    """Keys that are real words: `keep` (B, S) is True for a word and False for padding."""
+    """Keys that are real words: `padding_mask` (B, S) is True for a word and False for padding."""
 
-    keep: Bool[Tensor, "B S"]
+    padding_mask: Bool[Tensor, "B S"]
 
     def __post_init__(self) -> None:
-        check_matrix("Padding", "keep", self.keep)
-        if self.keep.dtype != torch.bool:
-            raise TypeError(f"Padding: keep must be bool (True for a real word), not {self.keep.dtype}")
+        check_matrix("Padding", "padding_mask", self.padding_mask)
+        if self.padding_mask.dtype != torch.bool:
+            raise TypeError(
+                f"Padding: keep must be bool (True for a real word), not {self.padding_mask.dtype}"
+            )
 
     @classmethod
     def of_lengths(cls, lengths: Int[Tensor, "B"], S: int) -> Padding:
@@ -215,13 +229,13 @@ class Padding(Mask):
 
     @property
     def rows(self) -> int:
-        return self.keep.shape[0]
+        return self.padding_mask.shape[0]
 
     def allows(self, b: Index, h: Index, q: Tensor, k: Tensor) -> Tensor:
-        return self.keep[b, k]
+        return self.padding_mask[b, k]
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
-        check_shape("Padding", "keep", self.keep, (B, S))
+        check_shape("Padding", "padding_mask", self.padding_mask, (B, S))
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,9 +255,15 @@ class Document(Mask):
         check_matrix("Document", "ids", self.ids)
         check_whole("Document", "ids", self.ids)
         begins = (self.ids[:, 1:] != self.ids[:, :-1]).cumsum(1)  # (B, S - 1)
-        text = torch.nn.functional.pad(begins, (1, 0))[:, : self.ids.shape[1]].contiguous()  # (B, S)
+        text = torch.nn.functional.pad(begins, (1, 0))[
+            :, : self.ids.shape[1]
+        ].contiguous()  # (B, S)
         object.__setattr__(self, "text", text)
-        object.__setattr__(self, "ends", (torch.searchsorted(text, text), torch.searchsorted(text, text, right=True)))
+        object.__setattr__(
+            self,
+            "ends",
+            (torch.searchsorted(text, text), torch.searchsorted(text, text, right=True)),
+        )
 
     @property
     def rows(self) -> int:
@@ -259,7 +279,9 @@ class Document(Mask):
     def check(self, B: int, H: int, T: int, S: int) -> None:
         check_shape("Document", "ids", self.ids, (B, S))
         if T > S:
-            raise ValueError(f"Document: {T} queries are more than the {S} keys, and some would be in no text")
+            raise ValueError(
+                f"Document: {T} queries are more than the {S} keys, and some would be in no text"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,7 +294,9 @@ class Prefix(Mask):
         if isinstance(self.length, Tensor):
             check_whole("Prefix", "length", self.length)
             if self.length.dim() != 1:
-                raise ValueError(f"Prefix: length must have shape (B,), not {tuple(self.length.shape)}")
+                raise ValueError(
+                    f"Prefix: length must have shape (B,), not {tuple(self.length.shape)}"
+                )
 
     @property
     def rows(self) -> int:
@@ -300,7 +324,9 @@ class Explicit(Mask):
                 "numbers to be added to the scores go into bias"
             )
         if not 2 <= self.allowed.dim() <= 4:
-            raise ValueError(f"mask must have 2, 3 or 4 dimensions, not shape {tuple(self.allowed.shape)}")
+            raise ValueError(
+                f"mask must have 2, 3 or 4 dimensions, not shape {tuple(self.allowed.shape)}"
+            )
         object.__setattr__(self, "allowed", four_dimensions(self.allowed))  # (B, H, T, S)
 
     @property

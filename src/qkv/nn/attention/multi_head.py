@@ -17,12 +17,11 @@ from qkv.nn.attention.attend import attend
 from qkv.nn.attention.bias import Bias
 from qkv.nn.attention.mask import Causal, Mask, all_of, as_mask
 from qkv.nn.attention.relative import RelativePosition
-from qkv.nn.choices import check_heads
-from qkv.nn.linear import Linear
-from qkv.nn.pages import Turn
+from qkv.nn.cache import KeyValueCache, PackedBatch, SegmentMemory
+from qkv.nn.hooks import HookPoints
+from qkv.nn.linear.linear import Linear
 from qkv.nn.position import rotate
-from qkv.nn.state import KeyValueCache, SegmentMemory
-from qkv.nn.tap import Taps
+from qkv.nn.stack_config import check_heads
 from qkv.nn.unchanged import fused, unchanged
 
 
@@ -50,7 +49,7 @@ class MultiHeadAttention(nn.Module):
         self.qkv = Linear(width, (heads + 2 * kv_heads) * self.head_width, bias=qkv_bias)
         self.output = Linear(heads * self.head_width, width, bias=output_bias)
         self.relative = RelativePosition(width, heads, self.head_width) if relative else None
-        self.taps = Taps("query", "key", "value", "scores", "weights", "heads")
+        self.hooks = HookPoints("query", "key", "value", "scores", "weights", "heads")
 
     def forward(
         self,
@@ -60,23 +59,33 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | Tensor | None = None,
         bias: Bias | Tensor | None = None,
         rotary: Float[Tensor, "2 #B 1 T D"] | None = None,
-        state: KeyValueCache | SegmentMemory | Turn | None = None,
+        state: KeyValueCache | SegmentMemory | PackedBatch | None = None,
         need_weights: bool = False,
     ) -> tuple[Float[Tensor, "B T E"], Float[Tensor, "B H T S"] | None]:
         """Self-attention, or cross-attention to `source`. `state` remembers keys and values of earlier calls."""
         if x.dim() != 3:
             raise ValueError(f"x: expected shape (B, T, E), not {tuple(x.shape)}")
         if x.shape[-1] != self.qkv.in_features:
-            raise ValueError(f"width: expected x of width {self.qkv.in_features}, not {x.shape[-1]}")
+            raise ValueError(
+                f"width: expected x of width {self.qkv.in_features}, not {x.shape[-1]}"
+            )
         if source is not None and source.shape[-1] != self.qkv.in_features:
-            raise ValueError(f"width: expected a source of width {self.qkv.in_features}, not {source.shape[-1]}")
-        if isinstance(state, Turn):
+            raise ValueError(
+                f"width: expected a source of width {self.qkv.in_features}, not {source.shape[-1]}"
+            )
+        if isinstance(state, PackedBatch):
             heads, weights = self.of_several(x, mask, bias, rotary, state), None
         else:
-            query, key, value = self.project(x, source, rotary, state)  # (B, H, T, D), (B, K, S, D), (B, K, S, D)
-            query, key, value = self.taps("query", query), self.taps("key", key), self.taps("value", value)
+            query, key, value = self.project(
+                x, source, rotary, state
+            )  # (B, H, T, D), (B, K, S, D), (B, K, S, D)
+            query, key, value = (
+                self.hooks("query", query),
+                self.hooks("key", key),
+                self.hooks("value", value),
+            )
             heads, weights = self.look(query, key, value, mask, bias, need_weights)
-        heads = self.taps("heads", heads)  # (B, H, T, D)
+        heads = self.hooks("heads", heads)  # (B, H, T, D)
         return self.output(heads.transpose(1, 2).flatten(2)), weights  # (B, T, E)
 
     def look(
@@ -99,8 +108,8 @@ class MultiHeadAttention(nn.Module):
             bias=bias,
             need_weights=need_weights,
             dropout=self.dropout if self.training else 0.0,
-            on_scores=self.taps.heard("scores"),
-            on_weights=self.taps.heard("weights"),
+            on_scores=self.hooks.heard("scores"),
+            on_weights=self.hooks.heard("weights"),
         )
 
     def of_several(
@@ -109,7 +118,7 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | Tensor | None,
         bias: Bias | Tensor | None,
         rotary: Tensor | None,
-        turn: Turn,
+        turn: PackedBatch,
     ) -> Float[Tensor, "1 H N D"]:
         """New words of several texts, one after the other: each looks at its own text, or at its own source."""
         key = value = None
@@ -117,22 +126,26 @@ class MultiHeadAttention(nn.Module):
             (query,) = self.split(self.qkv(x, slice(0, self.heads * self.head_width)), self.heads)
         else:
             query, key, value = self.project(x, None, rotary, None)
-            key, value = self.taps("key", key), self.taps("value", value)
-        query = self.taps("query", query)
+            key, value = self.hooks("key", key), self.hooks("value", value)
+        query = self.hooks("query", query)
         known = None if mask is None else as_mask(mask)
 
         def attend_to(query: Tensor, key: Tensor, value: Tensor, padding: Mask | None) -> Tensor:
             return self.look(query, key, value, all_of(known, padding), bias)[0]
 
         causal = known is None or isinstance(known, Causal)
-        heard = self.taps.heard("scores") or self.taps.heard("weights")
+        heard = self.hooks.heard("scores") or self.hooks.heard("weights")
         plain = causal and bias is None and self.relative is None and not heard
         # Pages are read by a kernel of their own, in place of `look`.
         plain = plain and unchanged(self, MultiHeadAttention)
         return turn.look(self.layer, query, key, value, attend_to, plain=plain)
 
     def project(
-        self, x: Tensor, source: Tensor | None, rotary: Tensor | None, state: KeyValueCache | SegmentMemory | None
+        self,
+        x: Tensor,
+        source: Tensor | None,
+        rotary: Tensor | None,
+        state: KeyValueCache | SegmentMemory | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         if isinstance(state, SegmentMemory):
             source = state.append(self.layer, x)  # (B, S, E): the remembered segment, then this one
@@ -167,7 +180,9 @@ def group_heads(attention: MultiHeadAttention, kv_heads: int) -> MultiHeadAttent
     """The same attention with fewer key and value heads: each is the mean of a group of the old ones."""
     old = attention
     if kv_heads < 1 or old.kv_heads % kv_heads:
-        raise ValueError(f"kv_heads: expected a divisor of the present {old.kv_heads}, not {kv_heads}")
+        raise ValueError(
+            f"kv_heads: expected a divisor of the present {old.kv_heads}, not {kv_heads}"
+        )
     if old.qkv.adapters is not None or old.output.adapters is not None:
         raise ValueError("kv_heads: the model has adapters; merge or detach them first")
     new = MultiHeadAttention(

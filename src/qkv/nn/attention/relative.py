@@ -34,7 +34,9 @@ class RelativePosition(nn.Module):
         B, H, T, D = query.shape
         if T == 0:  # there is no distance
             return query, query.new_empty(B, H, 0, S)
-        distance = torch.arange(S - 1, -T, -1, device=query.device)  # (S + T - 1,): from the farthest past on
+        distance = torch.arange(
+            S - 1, -T, -1, device=query.device
+        )  # (S + T - 1,): from the farthest past on
         waves = sinusoidal(distance, self.width, "halves").to(self.r.weight.dtype)
         r = self.r(waves).view(-1, H, D).transpose(0, 1)  # (H, S + T - 1, D)
         scores = (query + self.v) @ r.transpose(-2, -1)  # (B, H, T, S + T - 1)

@@ -20,7 +20,9 @@ def dot(query: Float[Tensor, "*q T D"], key: Float[Tensor, "*k S D"]) -> Float[T
     return query @ key.transpose(-2, -1)
 
 
-def scaled_dot(query: Float[Tensor, "*q T D"], key: Float[Tensor, "*k S D"]) -> Float[Tensor, "*s T S"]:
+def scaled_dot(
+    query: Float[Tensor, "*q T D"], key: Float[Tensor, "*k S D"]
+) -> Float[Tensor, "*s T S"]:
     """<q, k> / sqrt(D): the variance of a sum of D products is D, and softmax saturates on large numbers."""
     return dot(query / math.sqrt(query.shape[-1]), key)
 
@@ -28,13 +30,17 @@ def scaled_dot(query: Float[Tensor, "*q T D"], key: Float[Tensor, "*k S D"]) -> 
 class General(nn.Module):
     """<A q, B k> with learned A and B: queries and keys of different widths meet in `width` dimensions."""
 
-    def __init__(self, query_width: int, key_width: int | None = None, width: int | None = None) -> None:
+    def __init__(
+        self, query_width: int, key_width: int | None = None, width: int | None = None
+    ) -> None:
         super().__init__()
         width = width or query_width
         self.A = nn.Linear(query_width, width, bias=False)
         self.B = nn.Linear(key_width or query_width, width, bias=False)
 
-    def forward(self, query: Float[Tensor, "*q T Q"], key: Float[Tensor, "*k S P"]) -> Float[Tensor, "*s T S"]:
+    def forward(
+        self, query: Float[Tensor, "*q T Q"], key: Float[Tensor, "*k S P"]
+    ) -> Float[Tensor, "*s T S"]:
         return dot(self.A(query), self.B(key))
 
 
@@ -44,16 +50,22 @@ class Additive(nn.Module):
     W [q; k] is W_q q + W_k k, so a decoder that asks many times projects its keys once.
     """
 
-    def __init__(self, query_width: int, key_width: int | None = None, width: int | None = None) -> None:
+    def __init__(
+        self, query_width: int, key_width: int | None = None, width: int | None = None
+    ) -> None:
         super().__init__()
         width = width or query_width
         self.W_q = nn.Linear(query_width, width, bias=False)
         self.W_k = nn.Linear(key_width or query_width, width, bias=False)
         self.v = nn.Linear(width, 1, bias=False)
 
-    def forward(self, query: Float[Tensor, "*q T Q"], key: Float[Tensor, "*k S P"]) -> Float[Tensor, "*s T S"]:
+    def forward(
+        self, query: Float[Tensor, "*q T Q"], key: Float[Tensor, "*k S P"]
+    ) -> Float[Tensor, "*s T S"]:
         return self.with_projected_key(query, self.W_k(key))
 
     def with_projected_key(self, query: Tensor, projected: Tensor) -> Tensor:
-        hidden = torch.tanh(self.W_q(query).unsqueeze(-2) + projected.unsqueeze(-3))  # (..., T, S, width)
+        hidden = torch.tanh(
+            self.W_q(query).unsqueeze(-2) + projected.unsqueeze(-3)
+        )  # (..., T, S, width)
         return self.v(hidden).squeeze(-1)  # (..., T, S)

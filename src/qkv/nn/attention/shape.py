@@ -33,7 +33,9 @@ def check_shape(mask: str, field: str, value: Tensor, shape: tuple[int, ...]) ->
         raise ValueError(f"{mask}: {field} must have shape {shape}, not {tuple(value.shape)}")
 
 
-def check_fits_scores(name: str, value: Tensor, scores: tuple[int, int, int, int], may_be_one: str) -> None:
+def check_fits_scores(
+    name: str, value: Tensor, scores: tuple[int, int, int, int], may_be_one: str
+) -> None:
     """The value's shape is that of the scores, or 1 where it may be."""
     for letter, size, given in zip("BHTS", scores, value.shape, strict=True):
         if given != size and not (given == 1 and letter in may_be_one):

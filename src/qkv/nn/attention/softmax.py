@@ -14,4 +14,6 @@ def softmax_or_zeros(scores: Float[Tensor, "*b S"]) -> Float[Tensor, "*b S"]:
     nowhere = scores.detach().amax(-1, keepdim=True).isneginf()  # (..., 1)
     if not torch.is_grad_enabled():
         return scores.softmax(-1).masked_fill_(nowhere, 0)
-    return scores.masked_fill(nowhere, 0).softmax(-1).masked_fill(nowhere, 0)  # 0/0 would have no gradient
+    return (
+        scores.masked_fill(nowhere, 0).softmax(-1).masked_fill(nowhere, 0)
+    )  # 0/0 would have no gradient

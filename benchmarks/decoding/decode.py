@@ -1,0 +1,147 @@
+"""Writing word after word: ours against `transformers`, with the same weights and the same prompts, in one run.
+
+python -m benchmarks.decoding.decode                     GPT-2 124M in float32 on a CPU, and as int8; 128 words in, 64 out
+python -m benchmarks.decoding.decode --batches 1 --rounds 9
+
+A word needs every weight once, so the speed of memory is the limit at batch 1. The fraction of it says how near we are:
+the model's bytes in the time of one step, against the fastest this machine reads memory in the same run.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import tyro
+from torch import Tensor
+
+from benchmarks.harness import clock, machine
+from qkv.generation import generate
+from qkv.models import GPT, build, preset
+from qkv.models.convert import write_folder
+from qkv.models.quantize import int8
+
+Peer = Callable[[Tensor, int], list[list[int]]]  # prompts (B, T) and how many words, to those words
+
+
+@dataclass
+class Options:
+    preset: str = "gpt2"
+    """A name of `qkv presets`, of GPT-2's kind."""
+    batches: tuple[int, ...] = (1, 8)
+    prompt: int = 128
+    words: int = 64
+    rounds: int = 5
+    """Rounds in which the peers take turns; the fastest of each counts."""
+
+
+def ours(model: GPT) -> Peer:
+    return lambda prompts, words: generate(model, prompts, length=words, temperature=0)
+
+
+def ours_int8(model: GPT) -> Peer:
+    small = int8(model)
+    assert isinstance(small, GPT)
+    return ours(small)
+
+
+def transformers_peer(model: GPT) -> Peer:
+    from transformers import GPT2LMHeadModel
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_folder(model, folder)
+        theirs = GPT2LMHeadModel.from_pretrained(folder).eval()
+    theirs.generation_config.eos_token_id = None  # as many words as are asked for
+
+    def write(prompts: Tensor, words: int) -> list[list[int]]:
+        exactly = {"max_new_tokens": words, "min_new_tokens": words, "pad_token_id": 0}
+        with torch.inference_mode():
+            text = theirs.generate(
+                prompts, attention_mask=torch.ones_like(prompts), do_sample=False, **exactly
+            )
+        return text[:, prompts.shape[1] :].tolist()  # type: ignore[no-any-return]
+
+    return write
+
+
+def same_but_for_rounding(
+    model: GPT, prompts: Tensor, one: list[list[int]], other: list[list[int]]
+) -> bool:
+    """Where two texts part for the first time, both words were as likely as makes no difference."""
+    for prompt, a, b in zip(prompts.tolist(), one, other, strict=True):
+        place = next((at for at, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)
+        if place is not None:
+            with torch.no_grad():
+                logits = model(torch.tensor([prompt + a[:place]]))[0, -1]
+            if abs(logits[a[place]] - logits[b[place]]) > 1e-4:
+                return False
+    return True
+
+
+def bandwidth() -> float:
+    """Bytes a second at which this machine reads memory: the fastest of several sums over more than any cache holds."""
+    much = torch.zeros(2**27)
+    times = []
+    for _ in range(9):
+        begin = time.perf_counter()
+        much.sum()
+        times.append(time.perf_counter() - begin)
+    return much.nbytes / min(times)
+
+
+def size(model: torch.nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+
+
+def times(
+    peers: dict[str, Peer], prompts: Tensor, words: int, options: Options
+) -> dict[str, float]:
+    """The fastest of each, in turns."""
+    seconds = dict.fromkeys(peers, float("inf"))
+    for _ in range(options.rounds):
+        for name, write in peers.items():
+            seconds[name] = min(seconds[name], clock(partial(write, prompts, words), "cpu"))
+    return seconds
+
+
+def main(options: Options) -> None:
+    torch.manual_seed(0)
+    model = build(preset(options.preset)).eval()
+    assert isinstance(model, GPT)
+    peers = {
+        "qkv float32": ours(model),
+        "transformers float32": transformers_peer(model),
+        "qkv int8": ours_int8(model),
+    }
+    sizes = {name: size(int8(model) if "int8" in name else model) for name in peers}
+    speed = bandwidth()
+    print(f"{options.preset}, {options.prompt} words in, {options.words} out; {machine()}")
+    print(f"  memory is read at {speed / 1e9:.1f} GB/s", flush=True)
+    for batch in options.batches:
+        prompts = torch.randint(model.config.vocabulary, (batch, options.prompt))
+        texts = {
+            name: write(prompts, options.words) for name, write in peers.items()
+        }  # also warms up
+        same = same_but_for_rounding(
+            model, prompts, texts["qkv float32"], texts["transformers float32"]
+        )
+        assert same, "qkv and transformers wrote different texts"
+        whole = times(peers, prompts, options.words, options)
+        first = times(peers, prompts, 1, options)
+        print(f"  batch {batch}")
+        for name in peers:
+            step = (whole[name] - first[name]) / (options.words - 1)
+            print(
+                f"    {name:22} {batch * options.words / whole[name]:7.1f} tokens/s"
+                f"   x {whole['transformers float32'] / whole[name]:5.2f}   prompt {first[name] * 1e3:6.0f} ms,"
+                f" a word {step * 1e3:6.2f} ms, {sizes[name] / step / speed:4.0%} of the memory's speed",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

@@ -1,0 +1,75 @@
+"""One training step of the demo's GPT with each optimizer, and the optimizer's part of it.
+
+python -m benchmarks.training.optimizer
+ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m benchmarks.training.optimizer     as on a CPU without AVX-512 and bf16
+
+The peer is torch.optim.Muon, whose iterations always run in bf16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from benchmarks.harness import Table, compare
+from qkv.data.batches.batch import Batch
+from qkv.lab import demo
+from qkv.models import build
+from qkv.training.objective import Objective
+from qkv.training.optimizer import Optimizers
+from qkv.training.run_config import OptimizerConfig
+from qkv.training.step import gradients_of
+from qkv.training.systems.distributed import World
+from qkv.training.systems.precision import best_precision
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+ROWS, ROUNDS = 16, 15
+
+
+def torch_muon(optimizers: Optimizers) -> None:
+    """Put torch's own Muon in the place of ours, with the same parameters."""
+    _, ours = optimizers.optimizers
+    optimizers.optimizers[1] = torch.optim.Muon(ours.param_groups)
+
+
+def steps_of(kind: str) -> tuple[Callable[[], None], Callable[[], None]]:
+    """A whole training step, and the optimizer's step alone on gradients that stay."""
+    with DEVICE:
+        model = build(demo.WRITER).train()
+    objective = Objective(model, precision=best_precision(DEVICE))
+    optimizers = Optimizers(
+        model, OptimizerConfig(optimizer="adamw" if kind == "adamw" else "muon")
+    )
+    if kind == "muon of torch, bf16":
+        torch_muon(optimizers)
+    optimizers.set_rate(1e-3, 1e-3)
+    ids = torch.randint(demo.WRITER.vocabulary, (ROWS, demo.WRITER.context + 1), device=DEVICE)
+    batch = Batch(ids=ids[:, :-1].contiguous(), targets=ids[:, 1:].contiguous())
+    world = World(DEVICE)
+    good, one = torch.zeros((), device=DEVICE), torch.ones((), device=DEVICE)
+
+    def update() -> None:
+        optimizers.step(good, one)
+
+    def whole() -> None:
+        optimizers.forget_gradients()
+        gradients_of(objective, batch, world)
+        update()
+
+    whole()
+    return whole, update
+
+
+def main() -> None:
+    kinds = ["adamw", "muon", "muon of torch, bf16"]
+    steps = {kind: steps_of(kind) for kind in kinds}
+    title = f"demo's GPT, {ROWS} x {demo.WRITER.context} tokens, {torch.backends.cpu.get_cpu_capability()}"
+    table = Table(title)
+    for row, part in (("a training step", 0), ("the optimizer alone", 1)):
+        table.add(row, compare({kind: steps[kind][part] for kind in kinds}, ROUNDS, DEVICE.type))
+    table.print()
+
+
+if __name__ == "__main__":
+    main()

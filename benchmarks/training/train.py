@@ -1,0 +1,198 @@
+"""A whole training step, as the loop takes it: ours against `transformers`, and against what nanoGPT reached.
+
+python -m benchmarks.training.train                              GPT-2 124M, 32 x 1024, bf16, compiled, on a GPU
+python -m benchmarks.training.train --batch 64
+python -m benchmarks.training.train --preset gpt2-xl --batch 16
+python -m benchmarks.training.train --peer                       on a CPU: the demo's GPT, float32
+
+nanoGPT's figures were measured on one H200 with PyTorch 2.11, compiled, bf16, AdamW, clipped at 1.0.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+import tyro
+
+from benchmarks.harness import machine
+from qkv.data.batches.batch import Batch
+from qkv.lab import demo
+from qkv.models import GPTConfig, build, preset
+from qkv.training.objective import Objective
+from qkv.training.optimizer import Optimizers, gradient_norm
+from qkv.training.resilience.guard import Guard
+from qkv.training.run_config import OptimizerConfig
+from qkv.training.step import gradients_of
+from qkv.training.systems.distributed import World
+from qkv.training.systems.precision import best_precision
+
+GPU = torch.cuda.is_available()
+NANOGPT = {
+    ("gpt2", 32): (507_417, 21.3),
+    ("gpt2", 64): (524_040, 40.8),
+    ("gpt2-xl", 16): (49_430, 67.7),
+}
+
+
+@dataclass
+class Options:
+    preset: str = "gpt2" if GPU else "demo"
+    """A name of `qkv presets`, or demo: the GPT of `make demo`."""
+    batch: int = 32 if GPU else 16
+    steps: int = 30
+    nanogpt: bool = False
+    """nanoGPT's own mathematics in its benchmark: no biases in linear layers, and the exact GELU."""
+    peer: bool = False
+    """Also time the same model of transformers, compiled on a GPU, with the same batches."""
+    replay: bool = True
+    """Record a step's kernels and launch them as one."""
+    alternate: int = 5
+    """Rounds in which the peers take turns."""
+
+
+def size_of(options: Options) -> GPTConfig:
+    config = demo.WRITER if options.preset == "demo" else preset(options.preset)
+    assert isinstance(config, GPTConfig)
+    return config
+
+
+def ours(options: Options, device: torch.device) -> Callable[[torch.Tensor], None]:
+    config = replace(size_of(options), dropout=0.0, attention_dropout=0.0)
+    if options.nanogpt:
+        config = replace(
+            config, qkv_bias=False, output_bias=False, feed_forward_bias=False, activation="gelu"
+        )
+    with device:
+        model = build(config).train()
+    objective = Objective(model, precision=best_precision(device))
+    if GPU:
+        objective.compile_reader()
+        if options.replay:
+            objective.record()
+    optimizers = Optimizers(model, OptimizerConfig())
+    optimizers.set_rate(6e-4, 6e-4)
+    guard, world, one = Guard(2.0, 3), World(device), torch.ones((), device=device)
+
+    def step(ids: torch.Tensor) -> None:
+        batch = Batch(ids=ids[:, :-1].contiguous(), targets=ids[:, 1:].contiguous())
+        batch.__dict__.update(count=batch.targets.numel(), tokens=batch.ids.numel())
+        loss, _ = gradients_of(objective, batch, world, scale=one)
+        norm = gradient_norm(model.parameters())
+        optimizers.step(guard.judge(0, loss, norm), norm.clamp(min=1.0))
+        optimizers.forget_gradients()
+
+    return step
+
+
+def transformers_peer(options: Options, device: torch.device) -> Callable[[torch.Tensor], None]:
+    from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
+
+    size = size_of(options)
+    names = {
+        "vocab_size": size.vocabulary,
+        "tie_word_embeddings": size.tied,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    model: torch.nn.Module
+    if (
+        size.position == "rotary"
+    ):  # with layer norms and a GELU: GPT-NeoX, its sublayers one after the other
+        model = GPTNeoXForCausalLM(
+            GPTNeoXConfig(
+                **names, max_position_embeddings=size.context, hidden_size=size.width, num_hidden_layers=size.depth,
+                num_attention_heads=size.heads, intermediate_size=size.width_of_hidden, rotary_pct=1.0,
+                use_parallel_residual=False, hidden_act="gelu",
+            )
+        )  # fmt: skip
+    else:
+        model = GPT2LMHeadModel(
+            GPT2Config(
+                **names, n_positions=size.context, n_embd=size.width, n_layer=size.depth, n_head=size.heads,
+                resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+            )
+        )  # fmt: skip
+    model = model.to(device).train()
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+    )
+
+    def loss(ids: torch.Tensor) -> torch.Tensor:
+        logits = model(ids[:, :-1], use_cache=False).logits
+        return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+
+    compiled = torch.compile(loss) if GPU else loss
+
+    def step(ids: torch.Tensor) -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=GPU):
+            value = compiled(ids)
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def main(options: Options) -> None:
+    torch.set_float32_matmul_precision("high")
+    device = torch.device("cuda" if GPU else "cpu")
+    size = size_of(options)
+    batches = [
+        torch.randint(size.vocabulary, (options.batch, size.context + 1), device=device)
+        for _ in range(4)
+    ]
+    tokens = options.batch * size.context
+    peers = {"qkv": ours} | ({"transformers": transformers_peer} if options.peer else {})
+    print(f"{options.preset}, a training step of {options.batch} x {size.context}; {machine()}")
+    steps, seconds = {}, dict.fromkeys(peers, float("inf"))
+    for name, make in peers.items():
+        if GPU:
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        begin = time.perf_counter()
+        steps[name] = make(options, device)
+        for number in range(4):
+            steps[name](batches[number])
+        wait()
+        memory = f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB" if GPU else ""
+        print(f"  {name}: ready after {time.perf_counter() - begin:.0f} s{memory}", flush=True)
+        if GPU:
+            seconds[name] = clock(
+                steps.pop(name), batches, options.steps
+            )  # alone, as memory is measured too
+    for _ in range(0 if GPU else options.alternate):
+        for name, step in steps.items():
+            seconds[name] = min(seconds[name], clock(step, batches, options.steps))
+    for name, took in seconds.items():
+        ratio = f"   x {took / seconds['qkv']:.3f}" if name != "qkv" else ""
+        print(f"  {name:14} {took * 1e3:9.2f} ms a step {tokens / took:12,.0f} tokens/s{ratio}")
+    if GPU and (recorded := NANOGPT.get((options.preset, options.batch))):
+        rate, memory = recorded
+        print(
+            f"  nanoGPT, recorded: {rate:,} tokens/s, {memory} GiB: qkv is x {tokens / seconds['qkv'] / rate:.3f}"
+        )
+
+
+def clock(step: Callable[[torch.Tensor], None], batches: list[torch.Tensor], steps: int) -> float:
+    wait()
+    begin = time.perf_counter()
+    for number in range(steps):
+        step(batches[number % len(batches)])
+    wait()
+    return (time.perf_counter() - begin) / steps
+
+
+def wait() -> None:
+    if GPU:
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

@@ -1,0 +1,102 @@
+"""A substitute for the eager equation on a GPU: FlexAttention, told which tiles a sparse mask leaves empty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from qkv.nn.attention.bias import Bias, Distance
+from qkv.nn.attention.mask import Blockwise, Document, Mask, Window
+
+SIZE = 128  # FlexAttention's tile
+HAS_TRITON = find_spec("triton") is not None
+
+
+def supports(mask: Mask | None, bias: Bias | None, dropout: float, query: Tensor, S: int) -> bool:
+    """On a GPU, where a mask leaves tiles empty or a bias need not be filled in."""
+    if not (query.is_cuda and HAS_TRITON) or query.dtype is torch.float64 or dropout > 0:
+        return False  # it has none of these
+    if query.shape[2] < SIZE or S < 4 * SIZE or query.shape[3] < 16:
+        return False  # not worth it, and no head narrower than 16
+    distance = isinstance(bias, Distance) and not bias.slopes.requires_grad
+    leaves_tiles_empty = mask is not None and any(
+        isinstance(part, Window | Blockwise | Document) for part in mask.members
+    )
+    return distance or (bias is None and leaves_tiles_empty)
+
+
+def attend(
+    query: Float[Tensor, "B H T D"],
+    key: Float[Tensor, "B K S D"],
+    value: Float[Tensor, "B K S X"],
+    mask: Mask | None,
+    bias: Bias | None,
+    scale: float,
+    dropout: float,
+) -> Float[Tensor, "B H T X"]:
+    if dropout:
+        raise ValueError("kernel flex has no dropout: leave the kernel to choose itself")
+    T, S = query.shape[-2], key.shape[-2]
+    offset = S - T
+
+    def add_bias(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        assert bias is not None
+        return score + bias.at(b, h, q + offset, k).to(score.dtype)
+
+    compiling = torch.compiler.is_compiling()
+    kernel: Callable[..., Any] = compiled() if query.is_cuda and not compiling else flex_attention  # type: ignore[assignment]
+    call: Callable[[], Tensor] = partial(
+        kernel,
+        query,
+        key,
+        value,
+        score_mod=None if bias is None else add_bias,
+        block_mask=None if mask is None else block_mask(mask, T, S, query.device),
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    if compiling:
+        return call()
+    # A kernel is compiled for each kind of mask; past its limit, torch.compile would fill (T, S) again without a word.
+    with torch._dynamo.config.patch(recompile_limit=256):
+        return call()
+
+
+def block_mask(mask: Mask, T: int, S: int, device: torch.device) -> BlockMask:
+    """The mask as FlexAttention wants it: which tiles to visit, and the question to ask inside them."""
+    if torch.compiler.is_compiling():
+        return describe(mask, T, S, device)
+    described = mask.__dict__.setdefault("block_masks", {})  # the layers of a model share one mask
+    if (T, S, device) not in described:
+        described[T, S, device] = describe(mask, T, S, device)
+    return described[T, S, device]
+
+
+def describe(mask: Mask, T: int, S: int, device: torch.device) -> BlockMask:
+    offset, rows, heads = S - T, mask.rows, mask.heads
+
+    def allows(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return mask.allows(b if rows > 1 else 0, h if heads > 1 else 0, q + offset, k)
+
+    layout = mask.layout(T, S, SIZE, device)  # (B, N, M)
+    if layout is None:
+        layout = torch.ones(1, -(-T // SIZE), -(-S // SIZE), dtype=torch.bool, device=device)
+    count = layout.sum(-1, dtype=torch.int32)  # (B, N)
+    order = (
+        layout.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
+    )  # visited tiles first
+    return BlockMask.from_kv_blocks(
+        count.unsqueeze(1), order.unsqueeze(1), BLOCK_SIZE=SIZE, mask_mod=allows, seq_lengths=(T, S)
+    )
+
+
+@cache
+def compiled() -> Callable[..., Any]:
+    return torch.compile(flex_attention)

@@ -1,0 +1,233 @@
+"""What the routes answer, for the OpenAPI document. The answers are made elsewhere, as plain dictionaries."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    error: ErrorDetail
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int = 0
+    total_tokens: int
+
+
+class Token(BaseModel):
+    id: int
+    text: str = Field(
+        description="The characters that it settles; all tokens together are the text."
+    )
+    token: str = Field(description="As the vocabulary writes it.")
+
+
+class LikelyToken(Token):
+    logprob: float = Field(description="As the model says it.")
+    probability: float = Field(
+        description="As it is drawn: after penalties, temperature and filters."
+    )
+
+
+class GeneratedTokenItem(Token):
+    logprob: float | None
+    alternatives: list[LikelyToken]
+
+
+class CompletionLogprobs(BaseModel):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class FinishedChoice(BaseModel):
+    index: int
+    finish_reason: Literal["stop", "length"] | None
+    reason: Literal["end", "stop", "length", "context", "deadline"] | None = Field(
+        description="Ours, and finer."
+    )
+    tokens: list[GeneratedTokenItem] | None = Field(None, description="With tokens: true.")
+
+
+class CompletionChoice(FinishedChoice):
+    text: str
+    logprobs: CompletionLogprobs | None
+
+
+class Reply(BaseModel):
+    id: str
+    object: str
+    created: int
+    model: str
+    usage: Usage
+    prompt_tokens: list[Token] | None = Field(
+        None, description="With tokens: true; of a stream in its first chunk."
+    )
+
+
+class CompletionReply(Reply):
+    choices: list[CompletionChoice]
+
+
+class ChatLogprob(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[dict[str, Any]] = []
+
+
+class ChatLogprobs(BaseModel):
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
+class AssistantMessage(BaseModel):
+    role: Literal["assistant"]
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(FinishedChoice):
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+
+
+class ChatReply(Reply):
+    choices: list[ChatChoice]
+
+
+class EmbeddingItem(BaseModel):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str = Field(
+        description="Numbers, or float32 of little endian in base64."
+    )
+
+
+class EmbeddingReply(BaseModel):
+    object: Literal["list"]
+    model: str
+    data: list[EmbeddingItem]
+    usage: Usage
+
+
+class NextReply(BaseModel):
+    tokens: list[LikelyToken]
+    rest: float = Field(description="The probability of all that is not listed.")
+
+
+class TranslationItem(BaseModel):
+    text: str
+    score: float | None
+
+
+class Alignment(BaseModel):
+    source: list[str]
+    target: list[str]
+    weights: list[list[float]] = Field(
+        description="Of each target word, at which source words it looked."
+    )
+
+
+class TranslateReply(BaseModel):
+    translations: list[list[TranslationItem]]
+    alignment: list[Alignment] | None = None
+    usage: Usage
+
+
+class ReadToken(Token):
+    mask: bool
+
+
+class MaskCandidate(BaseModel):
+    text: str
+    id: int
+    probability: float
+
+
+class FillReply(BaseModel):
+    tokens: list[ReadToken]
+    masks: list[list[MaskCandidate]]
+
+
+class ClassificationItem(BaseModel):
+    label: str | None
+    probability: float | None
+    scores: dict[str, float] | list[float]
+    number: float | None
+    choice: int | None
+    tags: list[tuple[str, str, float]] | None
+
+
+class ClassifyReply(BaseModel):
+    task: str
+    answers: list[ClassificationItem]
+
+
+class AttentionReply(BaseModel):
+    data: dict[str, Any] = Field(
+        description="What the drawing code of `qkv look` knows before any head is shown."
+    )
+    blocks: dict[str, str] = Field(
+        description="Weights by name: self.3.5 is layer 3, head 5; deflated, in base64."
+    )
+    next: list[Any] | None
+    lens: list[Any] | None
+
+
+class TokenizeReply(BaseModel):
+    tokens: list[Token]
+    count: int
+    text: str
+
+
+class About(BaseModel):
+    family: str | None
+    task: str | None
+    state: Literal["loading", "ready", "failed"]
+    context: int | None
+    layers: int | None
+    heads: int | None
+    vocabulary: int | None
+    can: list[
+        Literal[
+            "complete", "chat", "translate", "fill", "classify", "embed", "attention", "tokenize"
+        ]
+    ]
+    kinds: list[str]
+    labels: list[str] | None = None
+
+
+class ServedModel(BaseModel):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    qkv: About
+
+
+class ModelList(BaseModel):
+    object: Literal["list"]
+    data: list[ServedModel]
+
+
+class ModelHealth(BaseModel):
+    state: Literal["loading", "ready", "failed"]
+    error: str | None
+
+
+class Health(BaseModel):
+    status: Literal["ready", "loading", "failed", "draining"]
+    error: str | None = Field(description="Why the server itself has failed, if it has.")
+    models: dict[str, ModelHealth]

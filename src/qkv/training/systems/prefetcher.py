@@ -1,0 +1,32 @@
+"""Batches made ahead: while the device works on one, a thread makes the next."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from qkv.data.batches.batch import Batch
+from qkv.training.setup.training_task import TrainingData
+
+
+class Prefetcher:
+    def __init__(self, data: TrainingData) -> None:
+        self.data = data
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self.coming: tuple[int, Future[Batch]] | None = None
+
+    def take(self, position: int, following: int) -> Batch:
+        """The batch at a position of the data; the one that will be asked for next is begun."""
+        if self.coming is not None and self.coming[0] == position:
+            batch = self.coming[1].result()
+        else:  # the first one, or the run went back
+            batch = self.make(position)
+        self.coming = following, self.thread.submit(self.make, following)
+        return batch
+
+    def make(self, position: int) -> Batch:
+        batch = self.data.batch(position)
+        _ = batch.count, batch.tokens  # counted here, not while the device waits
+        return batch
+
+    def close(self) -> None:
+        self.thread.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,176 @@
+"""Fine-tuning on a GPU: replayed steps of many shapes and the fused loss of words that count more or less."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.usefixtures(
+    "qkv_unchecked"
+)  # Triton cannot compile a function that the shape checks have rewritten
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_fused_loss_with_shares_equals_its_definition(
+    dtype: torch.dtype, smoothing: float
+) -> None:
+    from qkv.training import fused_loss
+    from qkv.training.loss import softmax_loss_
+
+    V = 8200
+    logits = (3 * torch.randn(33, V, device="cuda")).to(dtype)
+    targets, shares = torch.randint(V, (33,), device="cuda"), torch.rand(33, device="cuda")
+    targets[::5] = -100
+    shares[3] = 0.0
+    padded = torch.nn.functional.pad(logits, (0, -V % 128), value=float("nan"))
+    assert fused_loss.supports(padded)
+    fused = fused_loss.softmax_loss_(padded, V, targets, smoothing, shares)
+    exact = logits.double().cpu()
+    total = softmax_loss_(exact, V, targets.cpu(), smoothing, shares.double().cpu())
+    torch.testing.assert_close(fused.double().cpu(), total, rtol=1e-5, atol=1e-5)
+    tolerance = 1e-6 if dtype == torch.float32 else 4e-3
+    torch.testing.assert_close(padded[:, :V].double().cpu(), exact, rtol=tolerance, atol=tolerance)
+    assert (padded[:, V:] == 0).all()
+
+
+def labelled_batch(task: str, rows: int, longest: int, seed: int) -> Any:
+    """Random examples, framed and padded as fine-tuning on a GPU does it."""
+    from qkv.data.batches.framing import Frame, FramedExamples, TokenizedExample
+    from qkv.data.batches.labelled import join
+
+    draw = random.Random(seed)
+    group = {"similarity": 2, "choice": 3}.get(task, 1)
+    written = []
+    for _ in range(rows):
+        lengths = [draw.randint(4, longest) for _ in range(group)]
+        sequences = [[1, *(draw.randrange(4, 300) for _ in range(length)), 3] for length in lengths]
+        target_positions = (
+            list(range(1, lengths[0] + 1))
+            if task == "tag"
+            else [len(each) - 1 for each in sequences]
+        )
+        written.append(
+            TokenizedExample(
+                sequences, [len(each) for each in sequences], target_positions, False, 0
+            )
+        )
+    framed = FramedExamples(written)
+    targets = [
+        [draw.randrange(3) for _ in each.target_positions] if task == "tag" else draw.randrange(3)
+        for each in framed
+    ]
+    frame = Frame(
+        task=task, start=1, delimiter=2, extract=3, padding=0, segments=False, context=64, pooling="last"
+    )  # fmt: skip
+    if task == "regress":
+        return join(
+            list(framed), frame, [0] * rows, [draw.gauss(0, 1) for _ in range(rows)], multiple=16
+        )
+    return join(list(framed), frame, targets, multiple=16)
+
+
+@pytest.mark.usefixtures("qkv_unchecked")
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize(
+    ("task", "choices"),
+    [
+        ("classify", {"class_weights": (0.5, 2.0, 1.0), "language": 0.5}),
+        ("similarity", {"language": 0.5}),
+        ("choice", {"language": 0.5}),
+        ("regress", {"language": 0.5}),
+        ("tag", {"class_weights": (0.5, 2.0, 1.0), "smoothing": 0.1}),
+    ],
+)
+def test_replayed_steps_of_several_shapes_have_the_gradients_of_plain_ones(
+    task: Any, choices: dict[str, Any], precision: Any
+) -> None:
+    from qkv.models import GPTConfig, HeadConfig, TaskModel, TaskModelConfig
+    from qkv.training.finetune.task_objective import TaskObjective
+    from qkv.training.step import gradients_of
+    from qkv.training.systems.distributed import World
+
+    torch.manual_seed(0)
+    labels = () if task in ("choice", "regress") else ("a", "b", "c")
+    head = HeadConfig(
+        task=task, labels=labels, dropout=0.0, start=1, delimiter=2, extract=3, padding=0
+    )
+    backbone = GPTConfig(vocabulary=300, context=64, width=64, depth=2, heads=4, dropout=0.0)
+    model = TaskModel(TaskModelConfig(backbone=backbone, head=head)).cuda().train()
+    plain, fast = (TaskObjective(model, precision=precision, **choices) for _ in range(2))
+    fast.record(wait=1)
+    assert fast.replay is not None
+    world = World(torch.device("cuda"))
+    tolerance = 1e-3 if precision == "float32" else 3e-2  # TensorFloat-32 may be on
+    for step in range(
+        8
+    ):  # two shapes in turn: plain, recorded, and then replayed with other numbers
+        batch = labelled_batch(task, 8, 10 if step % 2 else 28, seed=step)
+        found = []
+        for objective in (plain, fast):
+            model.zero_grad(set_to_none=True)
+            loss, _ = gradients_of(objective, batch, world, scale=torch.tensor(2.0, device="cuda"))
+            gradients = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+            found.append((loss.clone(), gradients))
+        torch.testing.assert_close(found[1][0], found[0][0], rtol=tolerance, atol=tolerance)
+        for name, expected in found[0][1].items():
+            assert (found[1][1][name] - expected).norm() <= tolerance * expected.norm() + 1e-6, (
+                step,
+                name,
+            )
+    assert len(fast.replay.recorded) == 2
+
+
+@pytest.mark.usefixtures("qkv_unchecked")
+@pytest.mark.parametrize("train", ["everything", "adapters"])
+def test_a_toy_task_is_learned(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QKV_CACHE", str(tmp_path / "cache"))
+    assert tune(tmp_path, train, "cuda") > 0.95
+
+
+def tune(folder: Path, train: Any, device: str) -> float:
+    """The accuracy on validation: which of two words is in a text of a few."""
+    from dataclasses import replace
+
+    from qkv import artifact
+    from qkv.models import GPT, GPTConfig
+    from qkv.text import train as learn
+    from qkv.training.finetune.finetune import DEFAULTS, finetune
+    from qkv.training.finetune.finetune_config import FinetuneConfig, FinetuneRunConfig
+
+    plain, draw = ["boats", "rivers", "stones"], random.Random(0)
+    tokenizer = learn("words", [" ".join([*plain, "warm", "cold"])] * 2, 60)
+    torch.manual_seed(0)
+    model = GPT(
+        GPTConfig(
+            vocabulary=tokenizer.vocabulary, context=64, width=32, depth=1, heads=2, dropout=0.0
+        )
+    )
+    for name, weight in model.named_parameters():
+        if weight.dim() > 1:  # words far from each other, and matrices that keep them so
+            std = 1.0 if "token" in name else 0.02 if "embedding" in name else 32**-0.5
+            torch.nn.init.normal_(weight, std=std)
+    artifact.save(model, folder / "model", tokenizer=tokenizer)
+    lines = []
+    for number in range(320):
+        words = [
+            *draw.choices(plain, k=draw.randint(1, 20 if number % 4 == 0 else 4)),
+            ("warm", "cold")[number % 2],
+        ]
+        draw.shuffle(words)
+        lines.append(f"{' '.join(words)}\t{('good', 'bad')[number % 2]}")
+    for name, part in (("train", lines[:256]), ("dev", lines[256:])):
+        (folder / f"{name}.tsv").write_text("sentence\tlabel\n" + "\n".join(part) + "\n")
+    asked = FinetuneConfig(
+        model=str(folder / "model"), task="classify", data=(str(folder / "train.tsv"),),
+        validation=(str(folder / "dev.tsv"),), train=train,
+    )  # fmt: skip
+    run = FinetuneRunConfig(out=folder / "run", epochs=3, batch=8, device=device)
+    made = finetune(asked, replace(DEFAULTS, learning_rate=1e-2), run)
+    assert made is not None
+    return made.measured["accuracy"]

@@ -1,0 +1,179 @@
+"""On a GPU: FlexAttention and the fused kernels give what the eager equation gives in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("qkv_unchecked")]
+
+# A bound on the difference, relative to the largest number: matrix products in TF32 are off.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+DTYPES = [pytest.param(dtype, id=str(dtype).removeprefix("torch.")) for dtype in TOLERANCE]
+B, H, D = 2, 4, 64
+
+
+def padding_mask(S: int) -> Tensor:
+    """Words first in row 0, last in row 1, with some rows of the matrix left with nothing to see."""
+    position = torch.arange(S, device="cuda")
+    return torch.stack([position < S - 70, position >= 150])
+
+
+def texts(S: int) -> Tensor:
+    position = torch.arange(S, device="cuda")
+    return torch.stack([position // 100, (position > 37).long() + (position > 400).long()])
+
+
+def sparse(name: str, S: int):
+    from qkv.nn.attention import Blockwise, Causal, Document, Padding, Prefix, Window
+
+    return {
+        "window": lambda: Window(50),
+        "causal window": lambda: Causal() & Window(129),
+        "causal window padding": lambda: Causal() & Window(100) & Padding(padding_mask(S)),
+        "block": lambda: Blockwise(96),
+        "causal block": lambda: Causal() & Blockwise(128),
+        "documents": lambda: Document(texts(S)),
+        "causal documents padding": lambda: (
+            Causal() & Document(texts(S)) & Padding(padding_mask(S))
+        ),
+        "prefix window": lambda: Prefix(torch.tensor([30, 200], device="cuda")) & Window(300),
+    }[name]()
+
+
+SPARSE = [
+    "window",
+    "causal window",
+    "causal window padding",
+    "block",
+    "causal block",
+    "documents",
+    "causal documents padding",
+    "prefix window",
+]
+
+
+def numbers(K: int, T: int, S: int) -> list[Tensor]:
+    """Query, key, value and the output's gradient, in float64."""
+    shapes = [(B, H, T, D), (B, K, S, D), (B, K, S, D), (B, H, T, D)]
+    return [torch.randn(shape, device="cuda", dtype=torch.float64) for shape in shapes]
+
+
+def outcome(
+    x: list[Tensor], dtype: torch.dtype, kernel: str | None, **options
+) -> dict[str, Tensor]:
+    from qkv.nn.attention import attend
+
+    query, key, value = (y.to(dtype).requires_grad_() for y in x[:3])
+    output, _ = attend(query, key, value, kernel=kernel, **options)
+    gradients = torch.autograd.grad(output, (query, key, value), x[3].to(dtype))
+    return dict(
+        zip(("output", "query", "key", "value"), (output.detach(), *gradients), strict=True)
+    )
+
+
+def assert_equals_eager(
+    kernel: str | None, dtype: torch.dtype, K: int, T: int, S: int, **options
+) -> None:
+    """Against eager in float64, on the numbers as they are after rounding to the kernel's precision."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    x = [y.to(dtype).double() for y in numbers(K, T, S)]
+    found, expected = (
+        outcome(x, dtype, kernel, **options),
+        outcome(x, torch.float64, "eager", **options),
+    )
+    for name, right in expected.items():
+        assert found[name].isfinite().all(), name
+        scale = max(1.0, float(right.abs().max()))
+        assert float((found[name] - right).abs().max()) < TOLERANCE[dtype] * scale, name
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_flex_equals_eager(name: str) -> None:
+    """Every kind of mask; grouped heads, and a length that is no multiple of a tile."""
+    assert_equals_eager("flex", torch.float32, K=2, T=600, S=600, mask=sparse(name, 600))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("T", "S"), [(512, 512), (130, 700)])
+def test_flex_equals_eager_at_any_size(T: int, S: int, dtype: torch.dtype) -> None:
+    """Fewer kinds of mask, as each costs seconds to compile; as many queries as keys, or fewer."""
+    for name in ("causal window padding", "causal documents padding"):
+        assert_equals_eager("flex", dtype, K=2, T=T, S=S, mask=sparse(name, S))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("K", [1, 4])
+def test_flex_equals_eager_with_slopes(K: int, dtype: torch.dtype) -> None:
+    from qkv.nn.attention import Distance
+
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625], device="cuda")
+    for T, S in ((512, 512), (200, 600)):
+        mask = sparse("causal window padding", S)
+        assert_equals_eager("flex", dtype, K=K, T=T, S=S, mask=mask, bias=Distance(slopes))
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_sparse_masks_on_a_gpu_choose_flex(name: str) -> None:
+    from qkv.nn.attention.attend import choose, scaled_dot
+
+    x = torch.empty(B, H, 640, D, device="cuda")
+    assert choose(x, x, x, sparse(name, 640), scaled_dot, None, 0.0, False) == "flex"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("T", "S"), [(64, 64), (1, 64), (33, 70)])
+@pytest.mark.parametrize("name", ["none", "causal", "padding", "matrix"])
+def test_fused_equals_eager(name: str, T: int, S: int, dtype: torch.dtype) -> None:
+    from qkv.nn.attention import Causal, Explicit, Padding
+
+    mask = {
+        "none": lambda: None,
+        "causal": lambda: Causal(),
+        "padding": lambda: Causal() & Padding(torch.rand(B, S, device="cuda") < 0.7),
+        "matrix": lambda: Explicit(torch.rand(B, H, T, S, device="cuda") < 0.5),
+    }[name]()
+    for K in (1, 4):
+        for bias in (None, torch.randn(H, T, S, device="cuda").unsqueeze(0)):
+            assert_equals_eager("fused", dtype, K=K, T=T, S=S, mask=mask, bias=bias)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", ["fused", "flex"])
+@pytest.mark.parametrize("K", [2, 4])
+def test_a_query_that_may_look_nowhere_gets_zeros_and_gives_no_gradient(
+    K: int, kernel: str, dtype: torch.dtype
+) -> None:
+    from qkv.nn.attention import Causal, Padding
+
+    S = 512
+    position = torch.arange(S, device="cuda")
+    words = torch.stack([position >= 200, position < 0])
+    found = outcome(numbers(K, S, S), dtype, kernel, mask=Causal() & Padding(words))
+    assert all(x.isfinite().all() for x in found.values())
+    assert not found["output"][0, :, :200].any()
+    assert found["output"][0, :, 200:].any(-1).all()
+    assert not any(x[1].any() for x in found.values())
+    assert not found["query"][0, :, :200].any()
+    assert_equals_eager(kernel, dtype, K=K, T=S, S=S, mask=Causal() & Padding(words))
+
+
+@pytest.mark.parametrize("name", ["strided", "fixed", "causal window"])
+def test_blocked_equals_eager(name: str) -> None:
+    from qkv.nn.attention import Causal, Fixed, Strided, Window
+
+    mask = {"strided": Strided(20), "fixed": Fixed(20, 2), "causal window": Window(40)}[name]
+    assert_equals_eager("blocked", torch.float32, K=2, T=300, S=300, mask=Causal() & mask)
+
+
+def test_flex_inside_a_compiled_function_equals_eager() -> None:
+    from qkv.nn.attention import Causal, Window, attend
+
+    @torch.compile(fullgraph=True)
+    def compiled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return attend(query, key, value, mask=Causal() & Window(64), kernel="flex")[0]
+
+    x = [y.float() for y in numbers(2, 512, 512)[:3]]
+    expected = attend(*(y.double() for y in x), mask=Causal() & Window(64), kernel="eager")[0]
+    assert float((compiled(*x) - expected).abs().max()) < 1e-5

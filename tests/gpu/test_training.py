@@ -1,0 +1,113 @@
+"""What only a GPU does: the fused loss, compiled and replayed steps, half precision. Each equals the plain way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.usefixtures(
+    "qkv_unchecked"
+)  # Triton cannot compile a function that the shape checks have rewritten
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("V", [70, 8192, 50257])
+def test_the_fused_loss_equals_its_definition(dtype: torch.dtype, smoothing: float, V: int) -> None:
+    from qkv.training import fused_loss
+    from qkv.training.loss import aligned, softmax_loss_
+
+    logits = (3 * torch.randn(33, V, device="cuda")).to(dtype)
+    logits[5, 7] = 80  # far above the others
+    targets = torch.randint(V, (33,), device="cuda")
+    targets[::5] = -100
+    padded = torch.nn.functional.pad(logits, (0, -V % 128), value=float("nan"))
+    assert fused_loss.supports(padded)
+    fused = fused_loss.softmax_loss_(padded, V, targets, smoothing)
+    exact = logits.double().cpu()
+    total = softmax_loss_(exact, V, targets.cpu(), smoothing)
+    torch.testing.assert_close(fused.double().cpu(), total, rtol=1e-5, atol=1e-5)
+    tolerance = 1e-6 if dtype == torch.float32 else 4e-3
+    torch.testing.assert_close(padded[:, :V].double().cpu(), exact, rtol=tolerance, atol=tolerance)
+    assert (padded[:, V:] == 0).all()
+    assert aligned(torch.zeros(V, 8, device="cuda")).shape[0] % 128 == 0
+
+
+@pytest.mark.usefixtures("qkv_unchecked", "fresh_compiler")
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_replayed_step_has_the_gradients_of_a_plain_one(precision: Any) -> None:
+    from qkv.data.batches.batch import Batch
+    from qkv.models import GPT, GPTConfig
+    from qkv.training.objective import Objective
+    from qkv.training.step import gradients_of
+    from qkv.training.systems.distributed import World
+
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocabulary=300, context=64, width=64, depth=2, heads=4)).cuda()
+    plain, fast = Objective(model, precision=precision), Objective(model, precision=precision)
+    fast.compile_reader()
+    fast.record()
+    world = World(torch.device("cuda"))
+    tolerance = 1e-3 if precision == "float32" else 3e-2  # TensorFloat-32 may be on
+    for seed in range(3):  # the later ones are replayed
+        ids = torch.randint(300, (8, 65), generator=torch.Generator().manual_seed(seed))
+        batch = Batch(ids=ids[:, :-1].contiguous(), targets=ids[:, 1:].contiguous())
+        found = []
+        for objective in (plain, fast):
+            model.zero_grad(set_to_none=True)
+            loss, _ = gradients_of(objective, batch, world, scale=torch.tensor(2.0, device="cuda"))
+            found.append(
+                (loss.clone(), [parameter.grad.clone() for parameter in model.parameters()])
+            )
+        torch.testing.assert_close(found[1][0], found[0][0], rtol=tolerance, atol=tolerance)
+        for one, other in zip(found[1][1], found[0][1], strict=True):
+            assert (one - other).norm() <= tolerance * other.norm() + 1e-7
+
+
+@pytest.mark.usefixtures("qkv_unchecked", "fresh_compiler")
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_learns_as_float32_does(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = {
+        kind: train(tmp_path / kind, tmp_path, monkeypatch, precision=kind)
+        for kind in ("float32", precision)
+    }
+    assert losses["float32"] < 2.5
+    assert abs(losses[precision] - losses["float32"]) < 0.1
+
+
+@pytest.mark.usefixtures("qkv_unchecked", "fresh_compiler")
+def test_a_resumed_run_ends_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = {"precision": "bf16", "deterministic": True, "checkpoint_every": 20}
+    train(tmp_path / "whole", tmp_path, monkeypatch, **flags)
+    train(tmp_path / "parts", tmp_path, monkeypatch, steps=20, **flags)
+    train(tmp_path / "parts", tmp_path, monkeypatch, resume=True, **flags)
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def train(
+    out: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, steps: int = 40, **flags: Any
+) -> float:
+    from qkv.models import GPTConfig
+    from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig
+    from qkv.training.train import train
+
+    monkeypatch.setenv("QKV_CACHE", str(folder / "cache"))
+    text = folder / "text.txt"
+    text.write_text("the cat chases the mouse and the mouse eats the cheese.\n" * 400)
+    config = GPTConfig(vocabulary=300, context=64, width=64, depth=2, heads=4, dropout=0.1)
+    run = RunConfig(out=out, steps=steps, batch_tokens=1024, **flags)
+    schedule = OptimizerConfig(learning_rate=3e-3, schedule="constant", warmup=1)
+    outcome = train(config, DataConfig(data=(str(text),), tokenizer="characters"), schedule, run)
+    assert outcome is not None
+    assert outcome.validation_loss is not None
+    return outcome.validation_loss

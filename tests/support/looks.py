@@ -1,0 +1,84 @@
+"""Looks made by hand, whose every number a test knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from qkv.generation.fill import Guess
+from qkv.insight.inspect.capture import Attention
+from qkv.insight.inspect.model_input import Reading, Side
+from qkv.insight.inspect.residual_norms import Norms
+from qkv.insight.inspect.whole_words import WholeWord
+from qkv.insight.look import Look
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    '"quotes" & $x_1$',
+    "[bold]red[/bold]",
+    "東京タワー",
+    "كتاب",
+    "😀",
+    "a" * 10_000,
+)
+
+
+def side_of(tokens: Sequence[str], words: Sequence[WholeWord] | None = None) -> Side:
+    single = tuple(WholeWord(token, [place]) for place, token in enumerate(tokens))
+    return Side(tuple(range(len(tokens))), tuple(tokens), single if words is None else tuple(words))
+
+
+def attention_of(
+    weights: Tensor, rows: Side, columns: Side, kind: str = "self", causal: bool = False
+) -> Attention:
+    """From weights (L, H, T, S)."""
+    L, H = weights.shape[:2]
+    entropy = torch.special.entr(weights).sum(-1).mean(-1) / torch.log(torch.tensor(2.0))  # (L, H)
+    distance = (
+        torch.full((L, H), float("nan"))
+        if kind == "cross"
+        else torch.arange(L * H).reshape(L, H).float()
+    )
+    return Attention(
+        kind, rows, columns, dict(enumerate(weights)), L, H, causal, weights, entropy, distance
+    )
+
+
+def look_at(
+    tokens: Sequence[str],
+    *,
+    layers: int = 2,
+    heads: int = 3,
+    words: Sequence[WholeWord] | None = None,
+) -> Look:
+    """A GPT's: random weights that sum to 1 below the diagonal, and known guesses, norms and attributions."""
+    T = len(tokens)
+    side = side_of(tokens, words)
+    scores = torch.randn(layers, heads, T, T, generator=torch.Generator().manual_seed(0))
+    weights = scores.masked_fill(torch.ones(T, T).triu(1).bool(), float("-inf")).softmax(-1)
+    guesses = [[Guess(f"after {token}", 1, 0.75), Guess("other", 2, 0.125)] for token in tokens]
+    lens = [
+        [[Guess(f"{layer} {token}", 3, layer / (layers + 1))] for token in tokens]
+        for layer in range(layers + 1)
+    ]
+    residual = [torch.arange(1, T + 1) * (layer + 1.0) for layer in range(layers + 1)]
+    gradient = [torch.cat([each[:-1] / 100, torch.tensor([torch.nan])]) for each in residual]
+    norms = Norms(residual, gradient if T > 1 else None)
+    return Look(
+        "made up",
+        Reading(side),
+        [attention_of(weights, side, side, causal=True)],
+        guesses,
+        lens,
+        norms,
+        weights[0, 0],
+    )
+
+
+def translation(source: Sequence[str], target: Sequence[str], weights: Tensor) -> Look:
+    """A translator's with cross-attention (T, S) alone; the target is what was chosen."""
+    text, rows, columns = side_of(["[start]", *target[:-1]]), side_of(target), side_of(source)
+    found = attention_of(weights[None, None], rows, columns, "cross")
+    return Look("translator", Reading(text, columns, chosen=rows), [found], None, None, None)

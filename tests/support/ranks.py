@@ -1,0 +1,131 @@
+"""Small runs, the same for one process and for several.
+
+`torchrun tests/support/ranks.py FOLDER cpu gpt:fsdp:new ...` trains the case `gpt` sharded, on the data in FOLDER, into
+FOLDER/new, or goes on with the run there; several in turn, as to start processes takes longer than the training.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qkv.models.bert import BERTConfig
+from qkv.models.gpt import GPTConfig
+from qkv.models.registry import Config
+from qkv.models.rnn import RNNConfig
+from qkv.models.transformer import TransformerConfig
+from qkv.training.loop import TrainingResult, train
+from qkv.training.run import begin
+from qkv.training.run_config import DataConfig, Distributed, OptimizerConfig, RunConfig
+from qkv.training.setup.training_task import assemble
+from qkv.training.systems.distributed import World, joined
+
+STEPS = 6
+TEXT, PAIRS = "text.txt", "pairs.tsv"
+
+
+@dataclass(frozen=True)
+class Case:
+    model: Config
+    data: str = TEXT
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    run: dict[str, Any] = field(default_factory=dict)
+
+
+SMALL: dict[str, Any] = {"width": 32, "heads": 2}
+CASES = {
+    # Five rows a batch, which neither two nor three ranks share evenly, and one row a micro-batch.
+    "gpt": Case(
+        GPTConfig(vocabulary=64, context=16, depth=2, **SMALL),
+        optimizer={"average": "exponential", "average_decay": 0.9, "smoothing": 0.1},
+        run={"micro_batch_tokens": 16},
+    ),
+    "muon": Case(
+        GPTConfig(vocabulary=64, context=16, depth=2, position="rotary", **SMALL),
+        optimizer={"optimizer": "muon"},
+    ),
+    "llama": Case(
+        GPTConfig(
+            vocabulary=64, context=16, depth=2, position="rotary", norm="rms", tied=False, **SMALL
+        ),
+        optimizer={"average": "last"},
+        run={"recompute": True, "padding_mask": 2},
+    ),
+    # Every block is called for each of the segments of a row.
+    "memory": Case(
+        GPTConfig(vocabulary=64, context=8, depth=2, position="relative", memory=8, **SMALL)
+    ),
+    "bert": Case(
+        BERTConfig(
+            vocabulary=64,
+            context=16,
+            depth=2,
+            pooler=False,
+            next_sentence=False,
+            dropout=0.0,
+            **SMALL,
+        )
+    ),
+    # Batches of one row and of many.
+    "transformer": Case(
+        TransformerConfig(vocabulary=64, depth=1, dropout=0.0, **SMALL),
+        data=PAIRS,
+        run={"batch_tokens": 64, "micro_batch_tokens": 16},
+    ),
+    "rnn": Case(
+        RNNConfig(vocabulary=64, width=16, dropout=0.0), data=PAIRS, run={"batch_tokens": 64}
+    ),
+}
+
+
+def train_case(
+    name: str, data: Path, out: Path, world: World, how: Distributed = "ddp", **given: Any
+) -> TrainingResult:
+    case = CASES[name]
+    run = RunConfig(
+        **{
+            "out": out, "steps": STEPS, "batch_tokens": 80, "validate_every": 3, "checkpoint_every": 2, "padding_mask": 9,
+            "distributed": how, "log_every": 1, "compile": False, **case.run, **given,
+        }
+    )  # fmt: skip
+    # Gradients that are 0 but for rounding, as those of the keys' biases, must not become steps of a full size.
+    optimizer = OptimizerConfig(**{"epsilon": 1e-5, "learning_rate": 1e-2, **case.optimizer})
+    with world.in_turn():
+        source = DataConfig(data=(str(data / case.data),), tokenizer="characters")
+        task = assemble(case.model, source, batch_tokens=run.batch_tokens, seed=run.seed)
+    return train(begin(task, optimizer, run, world))
+
+
+def fail_in_turn(world: World, folder: Path) -> None:
+    """Whoever fails, the others learn of it."""
+    for failing in range(world.size):
+        try:
+            with world.together():
+                if world.rank == failing:
+                    raise OSError("no room")
+        except (OSError, SystemExit) as error:
+            (folder / f"{failing}-{world.rank}").write_text(type(error).__name__)
+    try:
+        with world.in_turn():
+            (folder / f"turn-{world.rank}").touch()
+            raise OSError("no room")
+    except (OSError, SystemExit) as error:
+        (folder / f"turns-{world.rank}").write_text(type(error).__name__)
+
+
+def main() -> None:
+    folder, device, *items = sys.argv[1:]
+    with joined(device) as world:
+        for item in items:
+            if item == "fail":
+                fail_in_turn(world, Path(folder))
+                continue
+            name, how, out, *precision = item.split(":")
+            given = {"precision": precision[0], "compile": len(precision) > 1} if precision else {}
+            train_case(name, Path(folder), Path(folder, out), world, how, **given)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()

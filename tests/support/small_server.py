@@ -1,0 +1,118 @@
+"""Small models of every family, with random weights, behind a real server on a port of its own."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qkv.models import (
+    BERT,
+    GPT,
+    RNN,
+    BERTConfig,
+    GPTConfig,
+    RNNConfig,
+    Transformer,
+    TransformerConfig,
+)
+from qkv.serving.http.app import served
+from qkv.serving.http.middleware import AccessRules, RequestMiddleware
+from qkv.serving.http.server import Server, bound
+from qkv.serving.model_host import ModelHost
+from qkv.text import Tokenizer, train
+from support.sentences import SENTENCES
+from support.small_task_models import small_tuned
+from support.tokenizer_kinds import gguf_file
+from support.waiting import PATIENCE, until
+
+SMALL = {"width": 16, "depth": 2, "heads": 2}
+
+
+def small_models(folder: Path) -> dict[str, tuple[Any, Tokenizer]]:
+    torch.manual_seed(0)
+    pairs, words = train("byte-pair", SENTENCES, 300), train("words", SENTENCES, 80)
+    chat = Tokenizer.read(gguf_file(folder / "tiny.gguf"))
+    made = {
+        "gpt": (GPT(GPTConfig(vocabulary=pairs.vocabulary, context=64, **SMALL)), pairs),
+        "chat": (
+            GPT(GPTConfig(vocabulary=chat.vocabulary, context=96, position="rotary", **SMALL)),
+            chat,
+        ),
+        "bert": (BERT(BERTConfig(vocabulary=words.vocabulary, context=16, **SMALL)), words),
+        "translator": (
+            Transformer(TransformerConfig(vocabulary=words.vocabulary, context=40, **SMALL)),
+            words,
+        ),
+        "long": (
+            GPT(GPTConfig(vocabulary=pairs.vocabulary, context=4096, position="rotary", **SMALL)),
+            pairs,
+        ),
+        "rnn": (RNN(RNNConfig(vocabulary=words.vocabulary, width=16, attention="additive")), words),
+        "tuned": small_tuned("classify", "bert"),
+    }
+    for model, _ in made.values():
+        model.eval()
+        with torch.no_grad():
+            for weight in model.parameters():  # far from 0, so that what is likely is far from even
+                if weight.dim() > 1:
+                    weight.mul_(4)
+    return made
+
+
+def hosting(models: dict[str, tuple[Any, Tokenizer]], **how: Any) -> ModelHost:
+    host = ModelHost(**{"cache": 4 << 20, "rows": 16, "queue": 64, **how})
+    for name, pair in models.items():
+        host.add(name, lambda pair=pair: pair)
+    host.start()
+    for each in host.served.values():
+        until(lambda each=each: each.state != "loading")
+        assert each.state == "ready", each.error
+    return host
+
+
+class Running:
+    """A server that answers at `url`."""
+
+    def __init__(
+        self,
+        host: ModelHost,
+        rules: AccessRules | None = None,
+        drain: float = 5.0,
+        buffer: int | None = None,
+    ) -> None:
+        self.host, self.door = host, served(host, rules)
+        listening = bound("127.0.0.1", 0)
+        if buffer is not None:  # bytes that the system keeps for a client that does not read
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
+        self.port = listening.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.server = Server(self.door, drain)
+        self.thread = threading.Thread(
+            target=self.server.run, kwargs={"sockets": [listening]}, daemon=True
+        )
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(timeout=PATIENCE)
+        assert not self.thread.is_alive(), "the server did not end"
+
+
+@contextmanager
+def running(host: ModelHost, rules: AccessRules | None = None, **how: Any) -> Iterator[Running]:
+    server = Running(host, rules, **how)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def door_of(host: ModelHost, **rules: Any) -> RequestMiddleware:
+    """Without a network: for clients that speak ASGI."""
+    return served(host, AccessRules(**{"names": None, **rules}))

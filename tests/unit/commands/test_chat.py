@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from qkv import artifact
+from qkv.generation.text import complete
+from qkv.models import GPT
+from qkv.text.chat_template import Message, encode_chat, ends_of_turn
+from unit.commands.conftest import Qkv
+
+GREEDY = ("--temperature", 0, "--length", 6)
+
+
+def test_each_answer_knows_what_was_said_before(qkv: Qkv, models: Path) -> None:
+    model, tokenizer = artifact.load(models / "chat")
+    assert isinstance(model, GPT)
+    assert tokenizer is not None
+    messages, answers = [Message(role="system", content="cat")], []
+    for text in ("cats", "mice"):
+        messages.append(Message(role="user", content=text))
+        ids, ends = encode_chat(tokenizer, messages), ends_of_turn(tokenizer)
+        (answer,) = complete(model, tokenizer, [ids], length=6, temperature=0.0, end=ends)
+        messages.append(Message(role="assistant", content=answer))
+        answers.append(answer)
+    printed = qkv(
+        "chat",
+        models / "chat",
+        "--system",
+        "cat",
+        *GREEDY,
+        typed="cats\n\n  mice \n/quit\nnever read\n",
+    )
+    assert printed.out == "".join(f"{answer}\n" for answer in answers)
+    assert printed.code == 0
+
+
+def test_begin_anew(qkv: Qkv, models: Path) -> None:
+    printed = qkv("chat", models / "chat", *GREEDY, typed="cats\n/again\ncats\n")
+    first, second = printed.out[: len(printed.out) // 2], printed.out[len(printed.out) // 2 :]
+    assert first == second != ""
+
+
+def test_a_long_talk_forgets_its_beginning_aloud(qkv: Qkv, models: Path) -> None:
+    printed = qkv("chat", models / "chat", *GREEDY, typed="cats chase mice\n" * 4)
+    assert printed.code == 0
+    assert (
+        "the talk is longer than the context of 64 tokens: its first 2 messages are forgotten"
+        in printed.error
+    )
+
+
+def test_bad_input(qkv: Qkv, models: Path) -> None:
+    for words, message in [
+        (
+            ["gpt"],
+            "chat_template: this tokenizer has none, so its model was not taught to chat; use qkv generate",
+        ),
+        (["bert"], "a BERT guesses masked words: use qkv fill"),
+        (["chat"], "standard input: it is empty; say something, a line at a time"),
+        (["chat", "--length", "0"], "length: expected 1 to 1,000,000 tokens, not 0"),
+        (
+            ["chat", "--length", "100000000000"],
+            "length: expected 1 to 1,000,000 tokens, not 100,000,000,000",
+        ),
+        (["chat", "--temperature", "-1"], "temperature: expected 0"),
+    ]:
+        printed = qkv("chat", models / words[0], *words[1:])
+        assert printed.refused
+        assert message in printed.error
+        assert printed.out == ""
+
+
+def test_a_message_longer_than_the_context(qkv: Qkv, models: Path) -> None:
+    printed = qkv("chat", models / "chat", *GREEDY, typed="cats " * 80 + "\n")
+    assert printed.refused
+    assert printed.error.endswith(" tokens are more than the model's context of 64; say less\n")
+
+
+def test_a_template_that_fails(qkv: Qkv, models: Path, tmp_path: Path) -> None:
+    model, tokenizer = artifact.load(models / "chat")
+    assert tokenizer is not None
+    tokenizer.chat_template = "{{ 1 / 0 }}"
+    artifact.save(model, tmp_path / "model", tokenizer=tokenizer)
+    printed = qkv("chat", tmp_path / "model", typed="cats\n")
+    assert printed == (
+        "",
+        "qkv: chat_template: it does not take these messages (division by zero)\n",
+        1,
+    )

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from qkv import artifact
+from qkv.commands.edit import table
+from qkv.insight.inspect.attention_edits import Edit
+from qkv.insight.inspect.edit_effects import Change, edit_effects
+from qkv.insight.inspect.model_input import Reading, Side, read
+from unit.commands.conftest import Qkv
+
+TEXT = "the cat sat"
+
+
+def test_before_and_after(qkv: Qkv, models: Path) -> None:
+    model, tokenizer = artifact.load(models / "gpt")
+    assert tokenizer is not None
+    edits = [Edit(0, 1), Edit.read("0.0:2>1=0.9")]
+    expected = edit_effects(model, tokenizer, read(model, tokenizer, TEXT), edits, top=2, length=3)
+    words = [
+        "edit",
+        models / "gpt",
+        TEXT,
+        "--change",
+        "0.1=off",
+        "--change",
+        "0.0:2>1=0.9",
+        "--top",
+        2,
+        "--length",
+        3,
+    ]
+    printed = qkv(*words)
+    assert printed.code == 0, printed.error
+    assert "0.1=off, 0.0:2>1=0.9" in printed.out
+    assert (
+        f"loss of the text: {expected.loss_before:.3f} before, {expected.loss_after:.3f} after"
+        in printed.out
+    )
+    assert "before: " in printed.out
+    said = json.loads(qkv(*words, "--json").out)
+    assert said["changes"] == ["0.1=off", "0.0:2>1=0.9"]
+    assert said["moved"] == pytest.approx(expected.moved.tolist(), abs=1e-6)
+    assert said["after"]["text"] == expected.said_after
+    assert expected.after is not None
+    assert [each["text"] for each in said["after"]["likeliest"][1]] == [
+        each.text for each in expected.after[1]
+    ]
+
+
+def test_a_bert_and_a_translator(qkv: Qkv, models: Path) -> None:
+    printed = qkv("edit", models / "bert", "the [mask] sat", "--change", "0.*=uniform")
+    assert printed.code == 0, printed.error
+    assert "before: " not in printed.out
+    printed = qkv(
+        "edit", models / "one", "--source", TEXT, "--change", "cross:0.0=off", "--length", 4
+    )
+    assert printed.code == 0, printed.error
+    assert "after: " in printed.out
+
+
+def change(moved: list[float]) -> Change:
+    ids = tuple(range(len(moved)))
+    side = Side(ids, tuple(f"word{id}" for id in ids), ())
+    return Change(
+        Reading(side), (Edit(0, 0),), None, None, torch.tensor(moved), None, None, None, None
+    )
+
+
+def bars(moved: list[float]) -> tuple[list[int], str]:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(table(change(moved), blocks=True))
+    assert isinstance(console.file, io.StringIO)
+    said = console.file.getvalue()
+    return [line.count("█") for line in said.splitlines() if "word" in line], said
+
+
+def test_a_tiny_move_has_a_tiny_bar() -> None:
+    found, said = bars([0.0, 0.00004])
+    assert found == [0, 0]
+    assert not set(said) & set("▏▎▍▌▋▊▉█")
+    assert "a full bar is 0.10" in " ".join(said.split())
+    assert bars([0.05, 0.1])[0] == [5, 10]
+    found, said = bars([0.05, 0.5, 1.0])
+    assert found == [0, 5, 10]
+    assert "a full bar is 1.00" in " ".join(said.split())
+
+
+def test_markup_is_shown_as_text(qkv: Qkv, models: Path) -> None:
+    printed = qkv(
+        "edit", models / "gpt", "[bold red]x[/]\x1b[31m", "--change", "0.1=off", "--length", 0
+    )
+    assert printed.code == 0, printed.error
+    assert "\x1b[31m" not in printed.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gpt", TEXT], "change: expected one or more, such as --change 3.5=off"),
+        (["gpt", TEXT, "--change", "loud"], "change: cannot make sense of 'loud'"),
+        (["gpt", TEXT, "--change", "0.0:4"], "in quotation marks, for a shell takes a bare >"),
+        (["gpt", TEXT, "--change", "0.0:2>99=off"], "there is no token 99, for the text has only"),
+        (
+            ["gpt", TEXT, "--change", "1.0=off"],
+            "change: 1.0=off: expected a layer of 0 to 0, not 1",
+        ),
+        (["gpt", TEXT, "--change", "0.2=off"], "change: 0.2=off: expected a head of 0 to 1, not 2"),
+        (["gpt", TEXT, "--change", "0.0:1>2=off"], "token 1 of a causal model cannot see token 2"),
+        (
+            ["one", "--source", TEXT, "--change", "0.0=off"],
+            "say which attention is meant, as in cross:0.0=off",
+        ),
+        (["gpt", TEXT, "--change", "0.0=off", "--top", "0"], "top: expected 1 or more, not 0"),
+        (
+            ["gpt", TEXT, "--change", "0.0=off", "--length", "-1"],
+            "length: expected 0 or more, not -1",
+        ),
+        (["gpt", "--change", "0.0=off"], "text: there is nothing to read; expected a text"),
+    ],
+)
+def test_bad_input(qkv: Qkv, models: Path, words: list[str], message: str) -> None:
+    printed = qkv("edit", models / words[0], *words[1:])
+    assert printed.refused
+    assert message in printed.error
+    assert printed.error.count("\n") == 1
+    assert printed.out == ""

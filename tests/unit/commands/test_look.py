@@ -1,0 +1,201 @@
+"""qkv look: every view of every family at the terminal, as a page, as a picture; and what it says of bad input."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from qkv import artifact
+from qkv.insight.look import look
+from qkv.models import GPT, RNN, GPTConfig, RNNConfig
+from unit.commands.conftest import Qkv
+
+TEXT = "the cat sat on the mat"
+
+
+@pytest.mark.parametrize(
+    "view", ["head", "heads", "lines", "next", "lens", "norms", "numbers", "attribution"]
+)
+@pytest.mark.parametrize("model", ["gpt", "bert", "one"])
+def test_every_view_of_every_family(qkv: Qkv, models: Path, model: str, view: str) -> None:
+    said = ["--target", "the cat ran"] if model == "one" else []
+    printed = qkv("look", models / model, TEXT, *said, "--view", view)
+    assert printed.code == 0, printed.error
+    if view not in ("heads", "norms", "numbers"):
+        assert "cat" in printed.out
+
+
+def test_numbers_at_the_terminal_are_the_weights(qkv: Qkv, models: Path) -> None:
+    printed = qkv("look", models / "bert", "the cat sat", "--layer", "0", "--head", "1")
+    seen = look(models / "bert", "the cat sat").attention[0].layers[0][1]
+    rows = [line.split() for line in printed.out.splitlines() if line.split()[:1] == ["cat"]]
+    cat = seen[seen.shape[0] - 3]
+    assert rows[0][1:] == [f"{weight:.2f}" for weight in cat.tolist()]
+
+
+def test_a_translation_and_one_that_is_given(qkv: Qkv, models: Path) -> None:
+    own = qkv(
+        "look", models / "one", "--source", "the cat sat", "--kind", "encoder", "--view", "head"
+    )
+    given = qkv(
+        "look", models / "one", "--source", "the cat sat", "--target", "mice ran", "--view", "lines"
+    )
+    assert own.code == given.code == 0
+    assert "encoder" in own.out
+    assert "mice" in given.out
+
+
+def test_an_rnn_with_attention(qkv: Qkv, models: Path, tmp_path: Path) -> None:
+    tokenizer = artifact.load(models / "one").tokenizer
+    model = RNN(RNNConfig(vocabulary=tokenizer.vocabulary, width=16))
+    artifact.save(model, tmp_path / "rnn", tokenizer=tokenizer)
+    assert "cat" in qkv("look", tmp_path / "rnn", "the cat sat").out
+    assert qkv("look", tmp_path / "rnn", "the cat sat", "--out", tmp_path / "rnn.html").code == 0
+    refused = qkv("look", tmp_path / "rnn", "the cat sat", "--view", "norms")
+    assert refused.refused
+    assert "an RNN has no residual stream" in refused.error
+
+
+def test_files(qkv: Qkv, models: Path, tmp_path: Path) -> None:
+    for ending in ("html", "png", "svg", "pdf", "safetensors"):
+        out = tmp_path / f"look.{ending}"
+        printed = qkv("look", models / "gpt", TEXT, "--out", out)
+        assert printed.code == 0, printed.error
+        assert str(out) in printed.out.replace("\n", "")
+        assert out.stat().st_size > 500
+    ElementTree.parse(tmp_path / "look.svg")
+    assert_close(
+        load_file(tmp_path / "look.safetensors")["self.0"],
+        look(models / "gpt", TEXT).attention[0].layers[0],
+    )
+
+
+def test_words_are_joined(qkv: Qkv, models: Path) -> None:
+    pieces = qkv("look", models / "gpt", "unbelievable cats", "--view", "lines")
+    words = qkv("look", models / "gpt", "unbelievable cats", "--view", "lines", "--words")
+    assert len(words.out.splitlines()) < len(pieces.out.splitlines())
+    assert "unbelievable" in words.out
+
+
+def test_without_the_mask(qkv: Qkv, models: Path, tmp_path: Path) -> None:
+    for mask in ("causal", "none"):
+        assert (
+            qkv(
+                "look",
+                models / "gpt",
+                TEXT,
+                "--mask",
+                mask,
+                "--out",
+                tmp_path / f"{mask}.safetensors",
+            ).code
+            == 0
+        )
+    masked, free = (
+        load_file(tmp_path / f"{mask}.safetensors")["self.0"] for mask in ("causal", "none")
+    )
+    assert not masked.triu(1).any()
+    assert (free > 0).all()
+    assert "only a GPT's causal mask" in qkv("look", models / "bert", TEXT, "--mask", "none").error
+
+
+def test_positions(qkv: Qkv, models: Path, tmp_path: Path) -> None:
+    printed = qkv("look", models / "gpt", "--view", "positions")
+    assert "learned positions" in printed.out
+    assert (
+        qkv("look", models / "one", "--view", "positions", "--out", tmp_path / "places.svg").code
+        == 0
+    )
+    ElementTree.parse(tmp_path / "places.svg")
+
+
+def test_text_from_a_file_and_through_a_pipe(qkv: Qkv, models: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(TEXT)
+    given = qkv("look", models / "bert", TEXT)
+    assert qkv("look", models / "bert", "--data", tmp_path / "text.txt").out == given.out
+    assert qkv("look", models / "bert", typed=TEXT).out == given.out
+
+
+WRONG: dict[str, tuple[list[str], str]] = {
+    "no text": (["gpt"], r"qkv: text: there is nothing to read"),
+    "a layer too many": (
+        ["gpt", TEXT, "--layer", "7"],
+        r"qkv: layer: expected 0 to 0, or -1 for the last, not 7",
+    ),
+    "a head too many": (
+        ["gpt", TEXT, "--head", "7"],
+        r"qkv: head: expected 0 to 1, or -1 for the last, not 7",
+    ),
+    "another kind": (
+        ["gpt", TEXT, "--kind", "cross"],
+        r"qkv: kind: this model has self, not cross",
+    ),
+    "a strange ending": (
+        ["gpt", TEXT, "--out", "look.doc"],
+        r"qkv: out: expected the name of a \.html",
+    ),
+    "a source for a GPT": (["gpt", "--source", TEXT], r"qkv: source: a GPT reads one text"),
+    "too long": (
+        ["gpt", "cat " * 200],
+        r"qkv: text: \d+ tokens are more than the model's context of 32; shorten it",
+    ),
+    "no model": (["nothing", TEXT], r"qkv: .*nothing"),
+    "text twice": (["gpt", TEXT, "--data", "text.txt"], r"qkv: text: a file is given, too"),
+    "two layers": (
+        ["gpt", TEXT, "--layer", "0", "0"],
+        r"qkv: layer: one view shows one layer, not 2",
+    ),
+    "no file": (["gpt", "--data", "missing.txt"], r"qkv: missing\.txt: cannot be read"),
+}
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("case", WRONG)
+def test_bad_input(qkv: Qkv, models: Path, case: str) -> None:
+    (model, *rest), message = WRONG[case]
+    printed = qkv("look", models / model, *rest)
+    assert printed.refused
+    assert torch.is_grad_enabled()
+    assert re.search(message, printed.error), printed.error
+    assert printed.error.count("\n") == 1
+
+
+def test_markup_is_text(qkv: Qkv, models: Path) -> None:
+    """rich's own, too: every sign of it is printed."""
+    printed = qkv("look", models / "gpt", "[red]cat[/red] <b>", "--view", "lines", "--words")
+    assert printed.code == 0
+    shown = "".join(line.split()[0] for line in printed.out.splitlines()[2:])
+    assert shown.replace("␣", "") == "[red]cat[/red]<b>"
+
+
+def test_a_long_text_shows_one_layer(
+    qkv: Qkv, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = artifact.load(models / "gpt").tokenizer
+    config = GPTConfig(
+        vocabulary=tokenizer.vocabulary, position="rotary", width=16, depth=3, heads=2
+    )
+    artifact.save(GPT(config), tmp_path / "deep", tokenizer=tokenizer)
+    monkeypatch.setattr("qkv.insight.look.ALL_LAYERS", 100)
+    assert qkv("look", tmp_path / "deep", TEXT, "--out", tmp_path / "w.safetensors").code == 0
+    assert set(load_file(tmp_path / "w.safetensors")) == {"self.0"}
+    assert (
+        qkv(
+            "look",
+            tmp_path / "deep",
+            TEXT,
+            "--layer",
+            "2",
+            "1",
+            "--out",
+            tmp_path / "w.safetensors",
+        ).code
+        == 0
+    )
+    assert set(load_file(tmp_path / "w.safetensors")) == {"self.1", "self.2"}

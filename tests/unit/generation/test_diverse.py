@@ -1,0 +1,90 @@
+"""Diverse beam search: groups find what a search written down as simply as can be finds, and they begin differently."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from generation.test_beam import divided
+from torch import Tensor
+
+from qkv.generation.search.beam_search import beam_search
+from support.families import rnn, transformer, words
+from support.shape_checks import unchecked
+
+START, END = 1, 2
+
+
+def diverse(
+    model: Any, source: Tensor, *, beams: int, groups: int, diversity: float, length: int
+) -> list[list[int]]:
+    """Diverse beam search, written down as simply as can be: whole passes, all words sorted."""
+    width = beams // groups
+    open_: list[list[tuple[float, list[int]]]] = [[(0.0, [])] for _ in range(groups)]
+    ended: list[list[tuple[float, list[int]]]] = [[] for _ in range(groups)]
+    for said in range(1, length + 1):
+        spoken: Counter[int] = Counter()
+        for group in range(groups):
+            if not open_[group]:
+                continue
+            ids = torch.tensor([[START, *text] for _, text in open_[group]])
+            with torch.no_grad(), unchecked():
+                table = model(source.expand(len(ids), -1), ids)[:, -1].log_softmax(-1).tolist()
+            candidates = [
+                (total + value - diversity * spoken[word], total + value, text, word)
+                for (total, text), row in zip(open_[group], table, strict=True)
+                for word, value in enumerate(row)
+            ]
+            candidates.sort(key=lambda each: -each[0])
+            for _, total, text, word in candidates[:width]:
+                if word == END or said == length:
+                    ended[group].append(
+                        (divided(total, said), text if word == END else [*text, word])
+                    )
+            going = [(total, [*text, word]) for _, total, text, word in candidates if word != END][
+                :width
+            ]
+            open_[group] = [] if said == length else going
+            spoken.update(text[-1] for _, text in open_[group])
+    best = [each for group in ended for each in sorted(group, key=lambda each: -each[0])[:width]]
+    return [
+        list(text)
+        for text in dict.fromkeys(
+            tuple(text) for _, text in sorted(best, key=lambda each: -each[0])
+        )
+    ]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+@pytest.mark.parametrize("diversity", [0.0, 0.4, 3.0])
+def test_groups_find_what_a_naive_diverse_search_finds(groups: int, diversity: float) -> None:
+    for model in (transformer(), rnn()):
+        for source in words(2, 1, 5):
+            how: dict[str, Any] = {
+                "beams": 6,
+                "groups": groups,
+                "diversity": diversity,
+                "length": 5,
+            }
+            (found,) = beam_search(model, source, start=START, end=END, n_best=6, **how)
+            assert [each.ids for each in found] == diverse(model, source, **how)
+
+
+def test_groups_that_mind_each_other_begin_differently() -> None:
+    model, source = transformer(), words(5, 4)
+    asked: dict[str, Any] = {
+        "start": START,
+        "end": END,
+        "length": 6,
+        "n_best": 4,
+        "groups": 4,
+        "minimum": 1,
+    }
+    alike = beam_search(model, source, **asked)
+    assert {len(row) for row in alike} == {
+        1
+    }  # four groups of one beam that do not mind find one thing
+    apart = beam_search(model, source, diversity=100.0, **asked)
+    assert all(len({each.ids[0] for each in row}) == 4 for row in apart)

@@ -1,0 +1,186 @@
+"""A word is drawn as often as it is likely, and what a filter takes out is never drawn."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.testing import assert_close
+
+from qkv.generation.sampling import distribution, draw, row_seeds, uniforms
+from qkv.generation.sampling_params import BROKEN, SamplingParams, sample_tokens
+
+HALVES = torch.tensor([0.05, 0.5, 0.15, 0.3], dtype=torch.float64)
+
+
+def logits_of(probability: Tensor) -> Tensor:
+    return probability.log().unsqueeze(0) + 7  # what is added to all changes nothing
+
+
+def assert_distribution(expected: list[float], **choices: float | int) -> None:
+    found = distribution(logits_of(HALVES), **choices)[0]
+    assert_close(found, torch.tensor(expected, dtype=torch.float64))
+    assert [p > 0 for p in found.tolist()] == [
+        p > 0 for p in expected
+    ]  # out is out, not merely unlikely
+
+
+def test_temperature_is_a_power_of_the_probabilities() -> None:
+    for temperature in (0.25, 0.5, 1.0, 2.0):
+        powers = HALVES ** (1 / temperature)
+        assert_distribution((powers / powers.sum()).tolist(), temperature=temperature)
+
+
+def test_top_k_keeps_the_likeliest() -> None:
+    assert_distribution([0, 1, 0, 0], top_k=1)
+    assert_distribution([0, 0.5 / 0.8, 0, 0.3 / 0.8], top_k=2)
+    assert_distribution([0, 0.5 / 0.95, 0.15 / 0.95, 0.3 / 0.95], top_k=3)
+    for all_of_them in (4, 5, 10**9):
+        assert_distribution(HALVES.tolist(), top_k=all_of_them)
+
+
+def test_top_k_keeps_no_more_among_equals() -> None:
+    found = distribution(torch.zeros(3, 9), top_k=4)
+    assert (found > 0).sum(1).tolist() == [4, 4, 4]
+    assert_close(found.amax(1), torch.full((3,), 0.25, dtype=torch.float64))
+
+
+def test_top_p_keeps_the_fewest_that_reach_it() -> None:
+    assert_distribution([0, 1, 0, 0], top_p=1e-9)  # the likeliest always stays
+    assert_distribution([0, 1, 0, 0], top_p=0.49)
+    assert_distribution([0, 0.5 / 0.8, 0, 0.3 / 0.8], top_p=0.51)
+    assert_distribution([0, 0.5 / 0.95, 0.15 / 0.95, 0.3 / 0.95], top_p=0.81)
+    assert_distribution(HALVES.tolist(), top_p=0.96)
+    assert_distribution(HALVES.tolist(), top_p=1.0)
+
+
+def test_top_p_counts_what_top_k_and_the_temperature_left() -> None:
+    # Of the three likeliest the first two have 0.8 / 0.95 = 0.84 of the mass, of all four words 0.8.
+    assert_distribution([0, 0.5 / 0.8, 0, 0.3 / 0.8], top_k=3, top_p=0.83)
+    # Squared: 0.25, 0.09, 0.0225, 0.0025 of 0.365, so that the first two have 0.93.
+    assert_distribution([0, 0.25 / 0.34, 0, 0.09 / 0.34], temperature=0.5, top_p=0.9)
+
+
+@given(
+    st.lists(st.floats(-30, 30), min_size=1, max_size=8),
+    st.integers(1, 9),
+    st.floats(0.01, 1),
+    st.floats(0.1, 5),
+)
+def test_filters_are_what_they_say(
+    logits: list[float], top_k: int, top_p: float, temperature: float
+) -> None:
+    scores = torch.tensor([logits], dtype=torch.float64)
+    found = distribution(scores, temperature=temperature, top_k=top_k, top_p=top_p)[0].tolist()
+    powers = sorted((math.exp((x - max(logits)) / temperature) for x in logits), reverse=True)[
+        :top_k
+    ]
+    sums = [sum(powers[:n]) / sum(powers) for n in range(1, len(powers) + 1)]
+    assume(all(abs(each - top_p) > 1e-9 for each in sums[:-1]))  # where rounding would decide
+    kept = powers[: 1 + sum(each < top_p for each in sums[:-1])]
+    expected = [power / sum(kept) for power in kept] + [0.0] * (len(logits) - len(kept))
+    assert sorted(found, reverse=True) == pytest.approx(
+        expected
+    )  # equal words may stand for each other
+    assert sum(p > 0 for p in found) == len(kept)
+
+
+def test_temperature_0_takes_the_likeliest_and_the_first_of_equals() -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, 2.0], [5.0, -math.inf, 0.0, 4.0]])
+    for uniform in (1e-9, 0.5, 1.0):
+        assert sample_tokens(
+            logits, torch.full((2,), uniform), SamplingParams(temperature=0)
+        ).tolist() == [1, 0]
+        assert (
+            sample_tokens(
+                logits, torch.full((2,), uniform), SamplingParams(temperature=1e-300, top_k=1)
+            ).tolist()[1]
+            == 0
+        )
+
+
+def test_the_chance_falls_on_a_word_as_long_as_it_is_likely() -> None:
+    probability = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0], dtype=torch.float64)
+    expected = {1e-300: 1, 0.25: 1, 0.2500001: 3, 0.75: 3, 0.7500001: 4, 1.0: 4}
+    found = draw(
+        probability.expand(len(expected), -1), torch.tensor(list(expected), dtype=torch.float64)
+    )
+    assert found.tolist() == list(expected.values())
+
+
+def test_words_are_drawn_as_often_as_they_are_likely() -> None:
+    """Pearson's chi-square: 24.3 is passed once in a thousand times with 7 degrees of freedom, 32.9 with 12."""
+    rows = 20_000
+    uniform = uniforms(5, rows, 1)[:, 0]
+    for size, bound in ((8, 24.3), (13, 32.9)):
+        logits = torch.randn(1, size) * 2
+        for choice in ({}, {"temperature": 2.0}, {"top_k": 5}, {"top_p": 0.9}):
+            expected = rows * distribution(logits, **choice)[0]
+            drawn = sample_tokens(logits.expand(rows, -1), uniform, SamplingParams(**choice))
+            count = torch.bincount(drawn, minlength=size)
+            there = expected > 0
+            assert count[~there].sum() == 0
+            assert ((count - expected)[there] ** 2 / expected[there]).sum() < bound
+
+
+def test_chances_of_words_and_rows_are_not_alike() -> None:
+    uniform = uniforms(3, 200, 200)
+    assert ((uniform > 0) & (uniform <= 1)).all()
+    assert uniform.unique().numel() == uniform.numel()
+    assert uniform.mean().item() == pytest.approx(0.5, abs=0.01)
+    for one, two in pairwise(uniform):
+        assert abs(torch.corrcoef(torch.stack([one, two]))[0, 1].item()) < 0.35
+    other = uniforms(4, 200, 200)
+    assert not torch.isin(other, uniform).any()  # the next seed is not the next row
+
+
+def test_a_row_depends_on_its_seed_alone() -> None:
+    uniform = uniforms(3, 5, 9)
+    assert torch.equal(uniforms(3, 2, 4), uniform[:2, :4])
+    assert torch.equal(uniforms(row_seeds(3, 5)[2:4], 2, 9), uniform[2:4])
+    assert not torch.equal(uniforms(None, 5, 9), uniforms(None, 5, 9))
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"temperature": -0.1}, "temperature: expected 0 .* or more, not -0.1"),
+        ({"temperature": math.nan}, "temperature: expected 0 .* or more, not nan"),
+        ({"temperature": math.inf}, "temperature: expected 0 .* or more, not inf"),
+        ({"top_k": 0}, "top_k: expected 1 or more, not 0"),
+        ({"top_p": 0.0}, "top_p: expected more than 0 and at most 1, not 0.0"),
+        ({"top_p": 1.5}, "top_p: expected more than 0 and at most 1, not 1.5"),
+        ({"min_p": 1.5}, "min_p: expected 0 to 1, not 1.5"),
+        ({"repetition": 0.0}, "repetition: expected more than 0"),
+        ({"presence": math.nan}, "presence: expected a number"),
+        ({"minimum": -1}, "minimum: expected 0 words or more, not -1"),
+        ({"forced": {-1: 3}}, "forced: expected places from 0"),
+    ],
+)
+def test_a_choice_that_is_none_is_refused(choice: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SamplingParams(**choice)
+
+
+@pytest.mark.parametrize("row", [[math.nan, 0.0], [-math.inf, -math.inf], [math.inf, 0.0]])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_broken_logits_are_told_by_their_word(row: list[float], temperature: float) -> None:
+    words = sample_tokens(
+        torch.tensor([[1.0, 2.0], row]), torch.ones(2), SamplingParams(temperature=temperature)
+    )
+    assert words[0] != BROKEN
+    assert words[1] == BROKEN
+
+
+def test_seeds_that_are_none_are_refused() -> None:
+    with pytest.raises(ValueError, match="seed: expected 0 or more, not -1"):
+        uniforms(-1, 2, 3)
+    with pytest.raises(ValueError, match="seed: expected 0 or more, not -5"):
+        uniforms([3, -5], 2, 3)
+    with pytest.raises(ValueError, match="seed: expected one, or one for each of 2 rows, not 3"):
+        uniforms([1, 2, 3], 2, 3)

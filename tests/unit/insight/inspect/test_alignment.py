@@ -1,0 +1,110 @@
+"""The weights beside a target word are those with which it was chosen, and not those of the next one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from qkv.insight.inspect.alignment import alignment
+from qkv.insight.inspect.whole_words import words_of
+from qkv.nn.attention import attend
+from qkv.nn.hooks import capture
+from qkv.text import train
+from support.families import RNN_KINDS, rnn, transformer, words
+
+S, T, START = 5, 4, 1
+
+
+@pytest.mark.parametrize(
+    "kind", [{}, {"heads": 2, "decoder_depth": 3}, {"kv_heads": 2, "norm_placement": "before"}]
+)
+def test_a_word_has_the_weights_of_the_place_that_reads_the_word_before_it(
+    kind: dict[str, Any],
+) -> None:
+    model, source, target = transformer(**kind), words(1, S), words(1, T)
+    for layer in range(len(model.decoder.blocks)):
+        found = alignment(model, source, target, start=START, layer=layer)
+        assert found.shape == (T, S)
+        assert_close(found.sum(1), torch.ones(T, dtype=torch.float64))
+        state = model.start(source)
+        for t, word in enumerate([START, *target[0, :-1].tolist()]):
+            with capture(model, f"decoder.blocks.{layer}.cross_attention.*") as seen:
+                model.decode(torch.tensor([[word]]), state)
+            at = f"decoder.blocks.{layer}.cross_attention."
+            query, key, value = (seen[at + name] for name in ("query", "key", "value"))
+            _, weights = attend(query, key, value, need_weights=True)  # (1, H, 1, S)
+            assert weights is not None
+            assert_close(found[t], weights[0, :, 0].mean(0))
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in RNN_KINDS if "none" not in kind and kind != "other source"]
+)
+def test_an_rnn_too(kind: str) -> None:
+    model, source, target = rnn(**RNN_KINDS[kind]), words(1, S), words(1, T)
+    found = alignment(model, source, target, start=START)
+    assert found.shape == (T, S)
+    state = model.start(source)
+    for t, word in enumerate([START, *target[0, :-1].tolist()]):
+        with capture(model, "weights") as seen:
+            model.decode(torch.tensor([[word]]), state)
+        assert_close(found[t], seen["weights"].flatten())
+
+
+def test_nothing_is_read_before_it_is_said() -> None:
+    """A Transformer asks the source with the word it reads; an RNN with its hidden vector, before it reads the word."""
+    for model, delay in ((transformer(), 0), (rnn(), 1)):
+        source, target = words(1, S), words(1, T)
+        found = alignment(model, source, target, start=START)
+        for t in range(T):
+            other = target.clone()
+            other[0, t] = (other[0, t] + 1) % 13
+            changed = (alignment(model, source, other, start=START) - found).abs().amax(1) > 1e-9
+            assert changed.tolist() == [row > t + delay for row in range(T)]
+
+
+def test_without_a_layer_it_is_the_mean_of_all() -> None:
+    model, source, target = transformer(decoder_depth=3), words(1, S), words(1, T)
+    each = [alignment(model, source, target, start=START, layer=layer) for layer in range(3)]
+    assert_close(alignment(model, source, target, start=START), sum(each) / 3)
+    assert_close(alignment(model, source, target, start=START, layer=-1), each[2])
+    assert not torch.allclose(each[0], each[2])
+
+
+def test_dropout_blurs_nothing() -> None:
+    model, source, target = transformer(dropout=0.5), words(1, S), words(1, T)
+    right = alignment(model, source, target, start=START)
+    model.train()
+    assert_close(alignment(model, source, target, start=START), right)
+    assert model.training
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_what_has_no_alignment_is_refused() -> None:
+    source, target = words(1, S), words(1, T)
+    with pytest.raises(ValueError, match="attention: this RNN has none"):
+        alignment(rnn(attention="none"), source, target, start=START)
+    with pytest.raises(ValueError, match="layer: an RNN looks at its source in one place"):
+        alignment(rnn(), source, target, start=START, layer=0)
+    with pytest.raises(ValueError, match="layer: expected 0 to 1, or -1 for the last, not 2"):
+        alignment(transformer(), source, target, start=START, layer=2)
+    with pytest.raises(
+        ValueError, match=r"source: expected one row of one word or more, not \(2, 5\)"
+    ):
+        alignment(transformer(), words(2, S), target, start=START)
+    with pytest.raises(
+        ValueError, match=r"target: expected one row of one word or more, not \(1, 0\)"
+    ):
+        alignment(transformer(), source, target[:, :0], start=START)
+
+
+def test_the_words_that_pieces_make_up() -> None:
+    tokenizer = train("word-piece", ["play plays played walk walks walked"] * 5, 35)
+    ids = [*tokenizer.encode("plays walked"), tokenizer.end]
+    found = words_of(tokenizer, ids)
+    assert [word.text for word in found] == ["plays", "walked", ""]
+    assert [place for word in found for place in word.places] == list(range(len(ids)))
+    assert words_of(tokenizer, []) == []

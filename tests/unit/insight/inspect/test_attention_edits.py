@@ -1,0 +1,300 @@
+"""An edit does what it says to the weights and the heads, to nothing else, and the output follows."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from qkv.insight.inspect.attention_edits import Edit, check, edited
+from qkv.insight.inspect.capture import unmasked
+from qkv.insight.inspect.model_input import Reading, Side
+from qkv.nn.hooks import add_hook, capture
+from support.families import KINDS, bert, gpt, rnn, transformer, words
+
+
+def reading(T: int = 5, S: int | None = None) -> Reading:
+    text, source = (None if n is None else Side(tuple(words(n).tolist()), (), ()) for n in (T, S))
+    assert text is not None
+    return Reading(text, source)
+
+
+def weights(model: Any, layer: int, *edits: str, ids: Tensor) -> Tensor:
+    """What a layer's heads look at, and what they say, with edits."""
+    point = f"stack.blocks.{layer}.attention"
+    with (
+        torch.no_grad(),
+        edited(model, [Edit.read(each) for each in edits]),
+        capture(model, f"{point}.*") as seen,
+    ):
+        model(ids)
+    assert_close(
+        seen[f"{point}.weights"] @ seen[f"{point}.value"], seen[f"{point}.heads"]
+    )  # what was said follows
+    return seen[f"{point}.weights"][0]  # (H, T, S)
+
+
+@pytest.mark.parametrize(
+    ("text", "edit"),
+    [
+        ("3.5=off", Edit(3, 5)),
+        ("3.5=0.5", Edit(3, 5, 0.5)),
+        ("3.*=off", Edit(3, None)),
+        ("3.5:7>2=off", Edit(3, 5, 0.0, (7, 2))),
+        ("3.5:7>2=0.8", Edit(3, 5, 0.8, (7, 2))),
+        ("3.5=uniform", Edit(3, 5, "uniform")),
+        ("cross:1.0=first", Edit(1, 0, "first", None, "cross")),
+        ("encoder:1.*:0>2=1", Edit(1, None, 1.0, (0, 2), "encoder")),
+    ],
+)
+def test_edits_as_they_are_written(text: str, edit: Edit) -> None:
+    assert Edit.read(text) == edit
+    assert str(edit) == text
+
+
+def test_a_cut_edge_leaves_rows_that_sum_to_1() -> None:
+    model, ids = gpt(), words(1, 5)
+    before = weights(model, 1, ids=ids)
+    after = weights(model, 1, "1.2:3>1=off", ids=ids)
+    expected = before.clone()
+    expected[2, 3, 1] = 0
+    expected[2, 3] /= expected[2, 3].sum()
+    assert_close(after, expected)
+    assert_close(after.sum(-1), torch.ones(4, 5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("weight", ["0.8", "1", "0.01"])
+def test_a_weight_that_is_set(weight: str) -> None:
+    model, ids = bert(), words(1, 5)
+    before = weights(model, 0, ids=ids)
+    after = weights(model, 0, f"0.1:0>4={weight}", f"0.3:2>2={weight}", ids=ids)
+    expected, to = before.clone(), float(weight)
+    for head, query, key in ((1, 0, 4), (3, 2, 2)):
+        row = expected[head, query]
+        row *= (1 - to) / (1 - row[key])
+        row[key] = to
+    assert_close(after, expected)
+
+
+@pytest.mark.parametrize("make", [gpt, bert])
+def test_patterns(make: Any) -> None:
+    model, ids = make(), words(1, 4)
+    before = weights(model, 1, ids=ids)
+    causal = make is gpt
+    visible = torch.ones(4, 4, dtype=torch.float64)
+    patterns = {
+        "uniform": (visible.tril() if causal else visible)
+        / (torch.arange(1, 5).unsqueeze(1) if causal else 4),
+        "first": torch.eye(4, dtype=torch.float64)[[0, 0, 0, 0]],
+        "previous": torch.eye(4, dtype=torch.float64)[[0, 0, 1, 2]],
+    }
+    for name, pattern in patterns.items():
+        after = weights(model, 1, f"1.2={name}", ids=ids)
+        assert_close(after[2], pattern)
+        assert_close(after[[0, 1, 3]], before[[0, 1, 3]])
+        assert_close(weights(model, 1, f"1.*={name}", ids=ids), pattern.expand(4, -1, -1))
+
+
+def test_the_first_that_may_be_seen() -> None:
+    model, ids = gpt(window=2), words(1, 4)
+    assert_close(
+        weights(model, 0, "0.0=first", ids=ids)[0], torch.eye(4, dtype=torch.float64)[[0, 0, 1, 2]]
+    )
+    assert_close(
+        weights(model, 0, "0.0=uniform", ids=ids)[0, 3], torch.tensor([0, 0, 0.5, 0.5]).double()
+    )
+
+
+@pytest.mark.parametrize(
+    "kind", [name for name in KINDS if "window" in name or name in ("strided", "fixed")]
+)
+@pytest.mark.parametrize("make", [gpt, bert])
+def test_only_an_edge_that_is_there_can_be_changed(make: Any, kind: str) -> None:
+    """Of every pair of tokens the scores say whether it is seen; what is not can neither be set nor cut."""
+    model, ids = make(**KINDS[kind]), words(1, 8)
+    with torch.no_grad(), capture(model, "stack.blocks.0.attention.scores") as seen:
+        model(ids)
+    shown = ~seen["stack.blocks.0.attention.scores"][0, 1].isneginf()  # (T, S)
+    for query, key in product(range(8), repeat=2):
+        for value, given in product((0.0, 0.4), (reading(8), None)):
+            edit = Edit(0, 1, value, (query, key))
+            if shown[query, key] and shown[query].sum() > 1:
+                check(model, edit, given)
+            else:
+                with pytest.raises(
+                    ValueError, match=f"^change: 0.1:{query}>{key}=.*: token {query} .*see"
+                ):
+                    check(model, edit, given)
+    hidden = "token 7 cannot see token 0, which the model's mask hides from it"
+    with pytest.raises(ValueError, match=hidden), edited(gpt(window=3), [Edit.read("0.1:7>0=0.4")]):
+        pass
+
+
+def test_a_model_without_its_mask_sees_later_tokens() -> None:
+    model = gpt()
+    with unmasked(model):
+        check(model, Edit.read("1.0:0>0=0.4"), reading())
+        check(model, Edit.read("1.0:2>3=off"))
+
+
+def test_heads_off_and_scaled() -> None:
+    model, ids = gpt(depth=2), words(1, 5)
+    for text, heads, by in (
+        ("0.1=off", [1], 0),
+        ("1.2=0.5", [2], 0.5),
+        ("1.*=off", [0, 1, 2, 3], 0),
+        ("0.3=-2", [3], -2),
+    ):
+        edit = Edit.read(text)
+
+        def change(value: Tensor, name: str, heads: list[int] = heads, by: float = by) -> Tensor:
+            value = value.clone()
+            value[:, heads] *= by
+            return value
+
+        with add_hook(model, f"stack.blocks.{edit.layer}.attention.heads", change):
+            expected = model(ids)
+        with edited(model, [edit]):
+            assert_close(model(ids), expected)
+        assert not torch.allclose(model(ids), expected)
+
+
+def test_decoding_with_a_memory_is_edited_alike() -> None:
+    model, ids = gpt(), words(1, 6)
+    for text in (
+        "1.2:4>1=off",
+        "0.2:4>1=0.7",
+        "0.1=previous",
+        "0.1=first",
+        "1.*=uniform",
+        "1.3=off",
+    ):
+        with torch.no_grad(), edited(model, [Edit.read(text)]):
+            state = model.start()
+            said = torch.cat(
+                [
+                    model.decode(ids[:, :3], state),
+                    *(model.decode(ids[:, i : i + 1], state) for i in (3, 4, 5)),
+                ],
+                1,
+            )
+            assert_close(said, model(ids))
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder", "cross"])
+def test_a_translator(kind: str) -> None:
+    model, source, target = transformer(), words(1, 5), words(1, 4)
+    point = {"encoder": "encoder.blocks.1.attention", "decoder": "decoder.blocks.1.attention",
+             "cross": "decoder.blocks.1.cross_attention"}[kind]  # fmt: skip
+
+    def seen(*edits: str) -> Tensor:
+        with (
+            torch.no_grad(),
+            edited(model, [Edit.read(each) for each in edits]),
+            capture(model, f"{point}.weights") as found,
+        ):
+            model(source, target)
+        return found[f"{point}.weights"][0]
+
+    before, after = seen(), seen(f"{kind}:1.3:2>1=off")
+    before[3, 2, 1] = 0
+    before[3, 2] /= before[3, 2].sum()
+    assert_close(after, before)
+
+
+def test_an_rnn_has_one_head() -> None:
+    model, source, target = rnn(), words(1, 5), words(1, 4)
+
+    def seen(*edits: str) -> Tensor:
+        with (
+            torch.no_grad(),
+            edited(model, [Edit.read(each) for each in edits]),
+            capture(model, "weights") as found,
+        ):
+            model(source, target)
+            found.every.clear()  # the second reading begins with the first word again
+            model(source, target)
+        return torch.cat(found.every["weights"], dim=-2).reshape(4, 5)
+
+    # Of a first word's look nothing later is changed here: only what is read there is another.
+    assert_close(seen("0.0:3>1=off")[:3], seen()[:3])
+    expected = seen()[3]
+    expected[1] = 0
+    assert_close(seen("0.0:3>1=off")[3], expected / expected.sum())
+    assert seen("0.0:0>1=0.8")[0, 1] == pytest.approx(0.8)
+    assert_close(seen("cross:0.0=uniform"), torch.full((4, 5), 0.2, dtype=torch.float64))
+    with torch.no_grad(), add_hook(model, "context", lambda value, name: value * 0):
+        expected = model(source, target)
+    with torch.no_grad(), edited(model, [Edit(0, 0)]):
+        assert_close(model(source, target), expected)
+
+
+def test_nothing_stays_changed() -> None:
+    model, ids = gpt(), words(1, 5)
+    right = model(ids)
+    with edited(model, [Edit.read("0.0=off"), Edit.read("1.1:3>0=off"), Edit.read("1.2=first")]):
+        assert not torch.allclose(model(ids), right)
+    assert torch.equal(model(ids), right)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hello", "change: cannot make sense of 'hello'; expected such as 3.5=off"),
+        ("3.5", "change: cannot make sense of '3.5'"),
+        (
+            "3.5:4",
+            "cannot make sense of '3.5:4'; .* or '3.5:7>2=off', in quotation marks, for a shell takes a bare >",
+        ),
+        ("0.5=loud", "expected off, a number, uniform, first, previous after the =, not 'loud'"),
+        ("0.5:2>1=first", "expected off or a number after the =, not 'first'"),
+        ("0.5:2>1=1.5", "expected a weight of 0 to 1, not 1.5"),
+        ("0.5=nan", "expected a finite number, not nan"),
+    ],
+)
+def test_what_makes_no_sense(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        Edit.read(text)
+
+
+@pytest.mark.parametrize(
+    ("make", "text", "message"),
+    [
+        (gpt, "2.0=off", "change: 2.0=off: expected a layer of 0 to 1, not 2"),
+        (gpt, "1.4=off", "change: 1.4=off: expected a head of 0 to 3, not 4"),
+        (
+            gpt,
+            "1.0:5>1=off",
+            "change: 1.0:5>1=off: there is no token 5, for the text has only 5 tokens, 0 to 4",
+        ),
+        (
+            bert,
+            "1.0:1>9=off",
+            "change: 1.0:1>9=off: there is no token 9, for the text has only 5 tokens, 0 to 4",
+        ),
+        (gpt, "1.1:4>99=off", "there is no token 99, for the text has only 5 tokens, 0 to 4"),
+        (gpt, "1.0:2>3=off", "token 2 of a causal model cannot see token 3, which comes later"),
+        (gpt, "1.0:0>0=off", "token 0 sees only itself"),
+        (gpt, "cross:1.0=off", "this model has self attention, not cross"),
+        (
+            transformer,
+            "1.0=off",
+            "say which attention is meant, as in cross:1.0=off; one of encoder, decoder, cross",
+        ),
+        (transformer, "cross:1.0=previous", "a source has no word before a target's word"),
+        (
+            transformer,
+            "cross:0.0:4>6=off",
+            "there is no token 6, for the source has only 6 tokens, 0 to 5",
+        ),
+    ],
+)
+def test_what_a_model_does_not_have(make: Any, text: str, message: str) -> None:
+    read = reading(5, 6 if make is transformer else None)
+    with pytest.raises(ValueError) as error:
+        check(make(), Edit.read(text), read)
+    assert message in str(error.value)

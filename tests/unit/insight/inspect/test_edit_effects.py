@@ -1,0 +1,120 @@
+"""What an edit changes, against the same numbers by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from qkv.generation.text import complete
+from qkv.generation.translate import translate_texts
+from qkv.insight.inspect.attention_edits import Edit, edited
+from qkv.insight.inspect.edit_effects import edit_effects
+from qkv.insight.inspect.model_input import ids_of, logits, read
+from qkv.models import HeadConfig, TaskModel, TaskModelConfig
+from qkv.text import train
+from support.families import bert, gpt, rnn, transformer
+from support.sentences import SENTENCES
+
+TOKENIZER = train("words", SENTENCES, 80)
+TEXT = "the cat sat on the mat"
+SIZE: dict[str, Any] = {"vocabulary": TOKENIZER.vocabulary}
+
+
+def test_of_a_gpt_everything() -> None:
+    model, edits = gpt(**SIZE), [Edit.read("0.1=off"), Edit.read("1.2:3>1=0.9")]
+    reading = read(model, TOKENIZER, TEXT)
+    found = edit_effects(model, TOKENIZER, reading, edits, top=3, length=6)
+    with torch.no_grad():
+        before = logits(model, reading)[0]
+        with edited(model, edits):
+            after = logits(model, reading)[0]
+    for guesses, scores in ((found.before, before), (found.after, after)):
+        assert guesses is not None
+        probability, ids = scores.softmax(-1).topk(3)
+        assert [[guess.id for guess in place] for place in guesses] == ids.tolist()
+        assert [guess.probability for guess in guesses[2]] == pytest.approx(
+            probability[2].tolist(), abs=1e-6
+        )
+    expected = F.kl_div(
+        after.log_softmax(-1), before.log_softmax(-1), log_target=True, reduction="none"
+    ).sum(-1)
+    assert found.moved.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+    assert found.moved[:1] > 0  # a head that is off is missed at the first word, too
+    ids = ids_of(model, reading)["ids"][0]
+    assert found.loss_before == pytest.approx(
+        float(F.cross_entropy(before[:-1], ids[1:])), abs=1e-5
+    )
+    assert found.loss_after == pytest.approx(float(F.cross_entropy(after[:-1], ids[1:])), abs=1e-5)
+    assert [found.said_before] == complete(
+        model.float(), TOKENIZER, [TEXT], length=6, temperature=0
+    )
+    assert found.said_after != found.said_before
+
+
+def test_an_edge_changes_nothing_before_it() -> None:
+    model = gpt(**SIZE)
+    reading = read(model, TOKENIZER, TEXT)
+    moved = edit_effects(model, TOKENIZER, reading, [Edit.read("0.0:3>1=off")], length=0).moved
+    assert not moved[:3].any()
+    assert (moved[3:] > 0).all()
+
+
+@pytest.mark.parametrize("make", [transformer, rnn])
+def test_of_a_translator_the_translation(make: Any) -> None:
+    model = make(**SIZE)
+    reading = read(model, TOKENIZER, source=TEXT, target="the dog")
+    found = edit_effects(model, TOKENIZER, reading, [Edit(0, 0, 0.0, None, "cross")], length=6)
+    ((_, said),) = translate_texts(
+        [model.float()], TOKENIZER, [TEXT], beams=1, length=6, forbidden=()
+    )
+    assert found.said_before is not None
+    assert found.said_before.strip() == said[0].text
+    assert len(found.moved) == len(reading.text.ids) == 3
+    assert found.loss_before != found.loss_after
+
+
+def test_of_a_bert_and_of_a_bare_encoder() -> None:
+    model = bert(**SIZE)
+    reading = read(model, TOKENIZER, "the [mask] sat")
+    found = edit_effects(model, TOKENIZER, reading, [Edit(0, 1)])
+    assert (found.loss_before, found.said_before) == (None, None)
+    assert found.before is not None
+    assert len(found.before) == len(reading.text.ids)
+    encoder = bert(**SIZE, mlm_head=False)
+    found = edit_effects(encoder, TOKENIZER, reading, [Edit(0, 1)])
+    assert found.before is None
+    assert (found.moved > 0).all()
+
+
+def test_of_a_fine_tuned_model_its_answer() -> None:
+    backbone = bert(**SIZE, pooler=False, next_sentence=False, mlm_head=False)
+    head = HeadConfig(task="classify", labels=("good", "bad"), pooling="first", start=TOKENIZER.start, padding=0,
+                      delimiter=TOKENIZER.end or 0, extract=TOKENIZER.end or 0)  # fmt: skip
+    model = TaskModel(TaskModelConfig(backbone=backbone.config, head=head)).double().eval()
+    model.backbone.load_state_dict(backbone.state_dict())
+    reading = read(model, TOKENIZER, TEXT)
+    found = edit_effects(model, TOKENIZER, reading, [Edit(0, None)])
+    assert found.before is not None
+    assert found.after is not None
+    assert len(found.before) == 1
+    said = model(ids_of(model, reading)["ids"], places=torch.zeros(1, 1, dtype=torch.int64))[
+        0, 0
+    ].softmax(-1)
+    assert {guess.text: guess.probability for guess in found.before[0]} == pytest.approx(
+        dict(zip(("good", "bad"), said.tolist(), strict=True))
+    )
+    assert found.before != found.after
+
+
+def test_bad_questions() -> None:
+    model = gpt(**SIZE)
+    reading = read(model, TOKENIZER, TEXT)
+    with pytest.raises(ValueError, match="change: expected one or more"):
+        edit_effects(model, TOKENIZER, reading, [])
+    with pytest.raises(ValueError, match="top: expected 1 or more, not 0"):
+        edit_effects(model, TOKENIZER, reading, [Edit(0, 0)], top=0)
+    with pytest.raises(ValueError, match="there is no token 9, for the text has only 6 tokens"):
+        edit_effects(model, TOKENIZER, reading, [Edit.read("0.0:9>1=off")])

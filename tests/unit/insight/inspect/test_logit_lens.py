@@ -1,0 +1,153 @@
+"""The lens and the norms, against the plain equations in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+from qkv.insight.inspect.capture import unmasked
+from qkv.insight.inspect.logit_lens import lens, next_tokens
+from qkv.insight.inspect.model_input import hidden, hidden_of, ids_of
+from qkv.insight.inspect.residual_norms import norms
+from qkv.nn.hooks import add_hook, capture
+from qkv.text import train
+from support.families import bert, gpt, rnn, transformer, words
+from support.readings import reading
+from support.shape_checks import unchecked
+
+T, S = 6, 5
+MODELS: dict[str, Any] = {
+    "gpt": lambda: gpt(depth=11, position="rotary"),
+    "gpt with its norm after": lambda: gpt(norm_placement="after"),
+    "bert": lambda: bert(),
+    "translator": lambda: transformer(decoder_depth=3),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return train("characters", ["abcdefg"], 100)
+
+
+def texts(model: Any) -> Any:
+    ids = words(T).tolist()
+    return reading(ids, words(S).tolist() if hasattr(model, "encoder") else None)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_the_output_layer_reads_every_layer(family: str, tokenizer: Any) -> None:
+    model = MODELS[family]()
+    text = texts(model)
+    name = "decoder" if text.source else "stack"
+    stack = getattr(model, name)
+    with torch.no_grad(), capture(model, f"{name}.*") as seen:
+        last = hidden(model, text)
+    found = lens(model, tokenizer, text, top=3)
+    known = min(tokenizer.vocabulary, 13)
+    layers = [
+        seen[f"{name}.blocks.0.before"],
+        *(seen[f"{name}.blocks.{i}.after"] for i in range(len(stack.blocks))),
+    ]
+    assert len(found) == len(layers)
+    for layer, guesses in zip(layers, found, strict=True):
+        normed = layer if stack.norm is None else stack.norm(layer)
+        probability = model.logits(normed)[0].detach().softmax(-1)[:, :known]
+        for t in range(T):
+            right = probability[t].sort(descending=True)
+            assert [each.id for each in guesses[t]] == right.indices[:3].tolist()
+            assert_close(
+                torch.tensor([each.probability for each in guesses[t]]), right.values[:3].float()
+            )
+    own = model.logits(last)[0, :, :known].argmax(-1)
+    assert [place[0].id for place in found[-1]] == own.tolist()
+    assert found[-1] == next_tokens(model, tokenizer, text, top=3)
+
+
+def test_an_rnn_has_one_layer_to_ask(tokenizer: Any) -> None:
+    model = rnn()
+    text = reading(words(T).tolist(), words(S).tolist())
+    assert lens(model, tokenizer, text) == [next_tokens(model, tokenizer, text)]
+    with pytest.raises(ValueError, match=r"layers: an RNN has no residual stream"):
+        norms(model, text)
+
+
+def test_many_places_are_asked_in_parts(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = gpt()
+    text = texts(model)
+    whole = next_tokens(model, tokenizer, text)
+    monkeypatch.setattr("qkv.insight.inspect.logit_lens.AT_ONCE", 4)
+    for one, other in zip(next_tokens(model, tokenizer, text), whole, strict=True):
+        assert [each.id for each in one] == [each.id for each in other]
+
+
+def test_an_encoder_alone_says_nothing(tokenizer: Any) -> None:
+    model = bert(mlm_head=False)
+    with pytest.raises(ValueError, match=r"lens: this BERT is an encoder only"):
+        next_tokens(model, tokenizer, texts(model))
+    assert norms(model, texts(model)).gradient is None
+    with pytest.raises(ValueError, match=r"top: expected 1 or more, not 0"):
+        lens(gpt(), tokenizer, texts(gpt()), top=0)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_norms_and_the_gradient_by_finite_differences(family: str) -> None:
+    """What a step along a layer's gradient changes is the step times the gradient's length."""
+    model = MODELS[family]()
+    text = texts(model)
+    name = "decoder" if text.source else "stack"
+    found = norms(model, text)
+    ids = torch.tensor(text.text.ids)
+
+    def losses(layer: int, moved: torch.Tensor) -> torch.Tensor:
+        """The loss after each of these moves (N, T, E), a row each."""
+        point = f"{name}.blocks.0.before" if layer == 0 else f"{name}.blocks.{layer - 1}.after"
+        rows = {side: each.expand(len(moved), -1) for side, each in ids_of(model, text).items()}
+        with (
+            torch.no_grad(),
+            unchecked(),
+            add_hook(model, point, lambda value, name: value + moved),
+        ):
+            logits = model.logits(hidden_of(model, rows))
+        said, right = (logits, ids) if family == "bert" else (logits[:, :-1], ids[1:])
+        return torch.stack([F.cross_entropy(each, right) for each in said])
+
+    with torch.no_grad(), capture(model, f"{name}.blocks.*") as seen:
+        hidden(model, text)
+    assert_close(found.residual[0], seen[f"{name}.blocks.0.before"][0].norm(dim=-1).float())
+    assert_close(found.residual[2], seen[f"{name}.blocks.1.after"][0].norm(dim=-1).float())
+    assert found.gradient is not None
+    assert len(found.gradient) == len(found.residual)
+    for layer, place in ((0, 1), (1, 3), (2, 2)):
+        width, step = 16, 1e-6
+        moved = torch.zeros(width, T, width, dtype=torch.float64)
+        moved[:, place] = step * torch.eye(width)
+        above, below = losses(layer, torch.cat([moved, -moved])).chunk(2)
+        slopes = (above - below) / (2 * step)
+        assert_close(found.gradient[layer][place], slopes.norm().float(), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_no_loss_hangs_on_the_last_word(family: str) -> None:
+    """Not a gradient of 0, but none; a BERT is asked for its last word, too."""
+    model = MODELS[family]()
+    found = norms(model, texts(model)).gradient
+    assert found is not None
+    for layer in found:
+        assert layer.isnan().tolist() == [False] * (T - 1) + [family != "bert"]
+        assert layer[:-1].min() > 0
+
+
+def test_without_its_mask_every_word_is_seen_by_those_before() -> None:
+    model = gpt()
+    with unmasked(model):
+        found = norms(model, texts(model)).gradient
+    assert found is not None
+    assert [bool(layer[-1].isnan()) for layer in found] == [False, False, True]
+
+
+def test_one_word_has_no_next_one_to_be_wrong_about() -> None:
+    assert norms(gpt(), reading([3])).gradient is None

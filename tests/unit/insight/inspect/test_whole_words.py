@@ -1,0 +1,38 @@
+"""Attention between whole words: what is looked at is summed, who looks is averaged."""
+
+from __future__ import annotations
+
+import torch
+from torch.testing import assert_close
+
+from qkv.insight.inspect.whole_words import WholeWord, join_words, mean_rows, sum_columns
+
+ROWS = [WholeWord("un", [0, 1]), WholeWord("b", [2]), WholeWord("c", [3, 4, 5])]
+COLUMNS = [WholeWord("x", [0]), WholeWord("y", [1, 2, 3])]
+
+
+def test_pieces_are_joined_as_the_definition_says() -> None:
+    weights = torch.rand(2, 3, 6, 4, dtype=torch.float64).softmax(-1)
+    found = join_words(weights, ROWS, COLUMNS)
+    assert found.shape == (2, 3, 3, 2)
+    for w, row in enumerate(ROWS):
+        for x, column in enumerate(COLUMNS):
+            by_hand = sum(weights[..., t, s] for t in row.places for s in column.places) / len(
+                row.places
+            )
+            assert_close(found[..., w, x], by_hand)
+    assert_close(found.sum(-1), torch.ones(2, 3, 3, dtype=torch.float64))
+
+
+def test_one_side_alone() -> None:
+    weights = torch.rand(6, 4)
+    assert_close(
+        sum_columns(weights, COLUMNS), torch.stack([weights[:, 0], weights[:, 1:].sum(1)], dim=1)
+    )
+    assert_close(mean_rows(weights, ROWS)[2], weights[3:].mean(0))
+
+
+def test_words_of_one_piece_change_nothing() -> None:
+    weights = torch.rand(5, 5)
+    single = [WholeWord(str(place), [place]) for place in range(5)]
+    assert_close(join_words(weights, single, single), weights)

@@ -1,0 +1,207 @@
+"""What is read of a layer is what a plain forward pass of each text says there, however it is batched and kept."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from qkv import storage
+from qkv.insight.probing import activations as module
+from qkv.insight.probing.activations import (
+    ActivationsInMemory,
+    ActivationsOnDisk,
+    ProbeData,
+    RecomputedActivations,
+    activations,
+    check_layers,
+    layers_of,
+    vectors,
+)
+from qkv.models import TaskModel, TaskModelConfig
+from qkv.models.heads import HeadConfig
+from qkv.models.registry import Model, backbone_of
+from qkv.nn.hooks import capture
+from support.families import V, bert, gpt, rnn, transformer
+
+HEAD = HeadConfig(task="classify", labels=("a", "b"), delimiter=2, extract=2, padding=0)
+MODELS: dict[str, Any] = {
+    "gpt": lambda: gpt(),
+    "gpt, rotary": lambda: gpt(position="rotary", norm="rms"),
+    "bert": lambda: bert(),
+    "tuned gpt": lambda: TaskModel(TaskModelConfig(backbone=gpt().config, head=HEAD)).double(),
+    "tuned bert": lambda: TaskModel(TaskModelConfig(backbone=bert().config, head=HEAD)).double(),
+    "transformer": lambda: transformer(),
+    "transformer, no tie": lambda: transformer(tied="none", norm_placement="before"),
+    "rnn": lambda: rnn(),
+    "rnn, one direction": lambda: rnn(bidirectional=False, cell="lstm"),
+}
+
+
+def some_texts(
+    lengths: tuple[int, ...] = (5, 2, 9, 1, 6, 6, 3, 12), *, mean: bool = False
+) -> ProbeData:
+    random = np.random.default_rng(0)
+    ids = [random.integers(V, size=length) for length in lengths]
+    places = [
+        np.sort(random.permutation(length)[: 1 if mean else max(1, length // 2)])
+        for length in lengths
+    ]
+    return ProbeData(ids, places, np.arange(sum(map(len, places))), mean=mean)
+
+
+def heard_alone(model: Model, texts: ProbeData) -> list[torch.Tensor]:
+    """Each text through a plain forward pass of its own: by layer, (n, E)."""
+    found: list[list[torch.Tensor]] = [[] for _ in layers_of(model)]
+    for ids, places in zip(texts.ids, texts.places, strict=True):
+        row, backbone = torch.from_numpy(ids).unsqueeze(0), backbone_of(model)
+        with torch.no_grad(), capture(model, "*") as seen:
+            if hasattr(backbone, "encoder"):
+                backbone(row, row[:, :1])
+            else:
+                backbone.hidden(row)
+        for number, point in enumerate(layers_of(model).values()):
+            every = (
+                seen.every[point][0] if point else backbone.source_embedding(row)
+            )  # the source is read before the target
+            found[number].append(
+                every[0].mean(0, keepdim=True) if texts.mean else every[0, torch.from_numpy(places)]
+            )
+    return [torch.cat(each) for each in found]
+
+
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_layer_of_every_family(
+    name: str, mean: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, texts = MODELS[name]().eval(), some_texts(mean=mean)
+    layers = check_layers(model, None)
+    expected = heard_alone(model, texts)
+    for tokens in (1, 20, 1000):  # one text at a time, some, all together with much padding
+        monkeypatch.setattr(module, "TOKENS", tokens)
+        found = vectors(model, texts, range(len(texts)), layers)
+        for own, other in zip(found, expected, strict=True):
+            assert_close(own, other.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_the_layers_by_name() -> None:
+    """Blocks are counted from 0, as everywhere: layer 1 is what comes out of block 1."""
+    assert list(layers_of(gpt())) == ["embedding", "0", "1", "norm"]
+    assert layers_of(gpt())["1"] == "stack.blocks.1.after"
+    assert list(layers_of(bert())) == ["embedding", "0", "1"]
+    assert list(layers_of(rnn())) == ["embedding", "0"]
+    assert list(layers_of(rnn(depth=2))) == ["embedding", "1"]
+    assert check_layers(gpt(), ["1", "embedding", "1"]) == ("1", "embedding")
+    with pytest.raises(
+        ValueError, match=r"^layers: expected some of embedding, 0, 1, norm, not '2'$"
+    ):
+        check_layers(gpt(), ["2"])
+
+
+def test_dropout_takes_no_part() -> None:
+    model, texts = gpt(dropout=0.5).train(), some_texts()
+    one, other = (
+        RecomputedActivations(model, texts, ("0", "1")).read(0, ("0", "1")) for _ in range(2)
+    )
+    assert_close(one, other, rtol=0, atol=0)
+    assert model.training
+
+
+@pytest.mark.parametrize("size", [1, 4, 7, 1000])
+def test_blocks_have_every_text_once(size: int) -> None:
+    texts = some_texts()
+    blocks = texts.blocks(size)
+    assert [text for block in blocks for text in block] == list(range(len(texts)))
+    assert all(texts.begin(block.start) < texts.ends[block.stop - 1] for block in blocks)
+    mixed = texts.mixed()
+    assert sorted(map(len, mixed.ids)) == sorted(map(len, texts.ids))
+    assert (
+        mixed.answers[: len(mixed.places[0])].tolist()
+        != texts.answers[: len(mixed.places[0])].tolist()
+    )
+    assert sorted(mixed.answers.tolist()) == texts.answers.tolist()
+
+
+def test_files_memory_and_computing_again_are_the_same(tmp_path: Path) -> None:
+    model, texts = gpt().float(), some_texts()
+    again = RecomputedActivations(model, texts, ("embedding", "1", "norm"), block=5)
+    held, stored = ActivationsInMemory(again), ActivationsOnDisk(again, tmp_path, "float32")
+    for layers in (("1",), ("norm", "embedding")):
+        for block in range(len(again.blocks)):
+            expected = again.read(block, layers)
+            assert_close(held.read(block, layers), expected, rtol=0, atol=0)
+            assert_close(stored.read(block, layers), expected, rtol=0, atol=0)
+    (tmp_path / "half").mkdir()
+    half = ActivationsOnDisk(again, tmp_path / "half", "float16")
+    assert_close(half.read(0, ("1",)), again.read(0, ("1",)), rtol=1e-3, atol=1e-3)
+    assert (tmp_path / "half" / "1.bin").stat().st_size * 2 == (tmp_path / "1.bin").stat().st_size
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("QKV_CACHE", str(tmp_path))
+    return tmp_path / "activations"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_nothing_is_left_on_the_disk(folder: Path, error: type[BaseException]) -> None:
+    with activations(gpt(), [some_texts()]) as parts:
+        assert len(list(folder.glob("*/0/*.bin"))) == len(parts[0].layers)
+    assert list(folder.iterdir()) == []
+    with pytest.raises(error), activations(gpt(), [some_texts()]):
+        raise error
+    assert list(folder.iterdir()) == []
+
+
+def test_a_stop_while_the_model_reads_leaves_nothing_either(folder: Path) -> None:
+    def stop(texts: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), activations(gpt(), [some_texts()], advance=stop):
+        pass
+    assert list(folder.iterdir()) == []
+
+
+def test_no_room_is_said_before_anything_is_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "free", lambda _: 1000)
+    said = "no room on the disk for what the layers say: 1 MB, and 0 are free; make"
+    with pytest.raises(storage.DiskFull, match=said), activations(gpt(), [some_texts()]):
+        pass
+    assert list(folder.iterdir()) == []
+
+
+def test_what_float16_cannot_hold_is_refused(tmp_path: Path) -> None:
+    model = gpt().float()
+    with torch.no_grad():
+        model.embedding.token.weight.mul_(1e6)
+    with pytest.raises(
+        ValueError, match=r"^store: a layer says .*, which float16 cannot hold; use float32$"
+    ):
+        ActivationsOnDisk(
+            RecomputedActivations(model, some_texts(), ("embedding",)), tmp_path, "float16"
+        )
+
+
+def test_reading_holds_a_block_and_not_the_file(tmp_path: Path) -> None:
+    texts = some_texts(tuple([12] * 2000))
+    stored = ActivationsOnDisk(
+        RecomputedActivations(rnn().float(), texts, ("embedding", "0"), block=64),
+        tmp_path,
+        "float32",
+    )
+    block = 64 * 16 * 4
+    tracemalloc.start()
+    for number in range(len(stored.blocks)):
+        stored.read(number, ("0",))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (tmp_path / "0.bin").stat().st_size > 100 * block
+    assert peak < 10 * block + 50_000

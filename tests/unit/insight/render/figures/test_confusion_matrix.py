@@ -1,0 +1,194 @@
+"""Which class was taken for which: the numbers are those of a count by hand, and any name is shown as it is."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from qkv.insight.render.figures.confusion_matrix import (
+    MOST,
+    NUMBERED,
+    class_scores,
+    confusion_table,
+    draw,
+    draw_confusion,
+    gathered,
+    macro_f1,
+    shortened,
+)
+from qkv.insight.render.figures.figure_style import STYLE
+
+ODD = ["$x_1$ [bold]b[/bold]", "line\nbreak", "\x1b[31mred"]
+
+
+def printed(table: Table) -> str:
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(table)
+    return console.export_text()
+
+
+def random_counts(classes: int) -> np.ndarray:
+    made = np.random.default_rng(0).integers(0, 9, (classes, classes))
+    return made + np.diag(np.full(classes, 20))
+
+
+def test_scores_are_those_of_a_count_by_hand() -> None:
+    random = np.random.default_rng(1)
+    true, said = (
+        random.integers(0, 4, 200),
+        random.integers(0, 5, 200),
+    )  # the fifth class is said but never true
+    counts = np.zeros((6, 6), dtype=np.int64)  # the sixth is neither
+    np.add.at(counts, (true, said), 1)
+    f1s = []
+    for number, score in enumerate(class_scores(counts)):
+        both = int(((true == number) & (said == number)).sum())
+        count, times = int((true == number).sum()), int((said == number).sum())
+        assert (score.rows, score.said) == (count, times)
+        if number == 5:
+            assert np.isnan([score.precision, score.recall, score.f1]).all()
+            continue
+        assert score.precision == both / times
+        assert np.isnan(score.recall) if number == 4 else score.recall == both / count
+        harmonic = 2 / (times / both + count / both) if both else 0.0
+        assert score.f1 == pytest.approx(harmonic)
+        f1s.append(harmonic)
+    assert macro_f1(counts) == pytest.approx(sum(f1s) / 5)
+
+
+@pytest.mark.parametrize(
+    "kind", [np.array, torch.tensor, list, lambda counts: np.array(counts, dtype=float)]
+)
+def test_few_classes_have_their_whole_grid(kind: Any) -> None:
+    text = printed(confusion_table(kind([[40, 2], [3, 55]]), ["negative", "positive"]))
+    assert [line.strip("│ \n").split("│") for line in text.splitlines() if "│" in line] == [
+        [
+            "negative ",
+            "    42 ",
+            "      93.0 ",
+            "   95.2 ",
+            " 94.1 ",
+            "            40 ",
+            "             2",
+        ],
+        [
+            "positive ",
+            "    58 ",
+            "      96.5 ",
+            "   94.8 ",
+            " 95.7 ",
+            "             3 ",
+            "            55",
+        ],
+    ]
+    assert "95 of 100 right: accuracy 95.0%, mean F1 94.9" in text
+
+
+def test_many_classes_name_what_they_were_most_often_taken_for() -> None:
+    counts = np.diag(np.full(9, 50))
+    counts[2, [0, 4, 7, 8]] = 1, 30, 2, 6
+    text = printed(confusion_table(counts, [f"c{n}" for n in range(9)]))
+    assert "said" not in text
+    lines = {
+        line.split()[1]: line.split("│")[-2].strip()
+        for line in text.splitlines()
+        if line.startswith("│")
+    }
+    assert lines["c2"] == "c4 30, c8 6, c7 2"
+    assert lines["c0"] == "-"
+
+
+def test_of_very_many_classes_the_most_frequent_are_shown() -> None:
+    counts = np.diag(np.arange(1, 101))
+    text = printed(confusion_table(counts, [f"c{n}" for n in range(100)]))
+    assert sum(line.startswith("│") for line in text.splitlines()) == MOST
+    assert f"the {MOST} most frequent of 100 classes" in " ".join(text.split())
+    few, names = gathered(counts, [f"c{n}" for n in range(100)])
+    assert names == [*(f"c{n}" for n in range(40, 100)), "40 others"]
+    assert few.diagonal().tolist() == [*range(41, 101), sum(range(1, 41))]
+    assert few.sum() == counts.sum()
+
+
+def test_names_are_text_whatever_they_hold() -> None:
+    text = printed(confusion_table(np.eye(3), ODD))
+    for name in ("$x_1$ [bold]b[/bold]", "line break", "\ufffd[31mred"):
+        assert f"│ {name} " in text
+        assert f"said {name}" in text
+    assert "\x1b[31m" not in text
+    long = shortened("the beginning of a very long name with its own end")
+    assert long == "the beginnin…its own end"
+
+
+@pytest.mark.parametrize("classes", [2, 17, 50])
+def test_the_picture_has_shares_by_row_and_numbers_where_there_is_room(classes: int) -> None:
+    counts = random_counts(classes)
+    counts[1, :] = 0  # never true
+    names = [f"class {n}" for n in range(classes)]
+    with matplotlib.rc_context(STYLE):
+        figure = draw(counts, names, "title")
+    axes, bar = figure.axes
+    (image,) = axes.images
+    shares = np.asarray(image.get_array())
+    np.testing.assert_allclose(shares.sum(1), [float(row != 1) for row in range(classes)])
+    np.testing.assert_allclose(shares[0], counts[0] / counts[0].sum())
+    assert [label.get_text() for label in axes.get_xticklabels()] == names
+    assert [label.get_text() for label in axes.get_yticklabels()] == names
+    cells = {
+        text.get_position(): text.get_text() for text in axes.texts if text.get_text().isdecimal()
+    }
+    expected = {
+        (said, true): str(counts[true, said])
+        for true in range(classes)
+        for said in range(classes)
+        if classes <= NUMBERED and (counts[true, said] or classes == 2)
+    }
+    assert cells == expected
+    assert [label.get_text() for label in bar.get_yticklabels()] == [
+        "0%",
+        "1%",
+        "5%",
+        "20%",
+        "50%",
+        "100%",
+    ]
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_the_picture_is_written_with_any_name(tmp_path: Path, ending: str) -> None:
+    out = draw_confusion(np.eye(3), ODD, tmp_path / "new" / f"c.{ending}", "$a_b$")
+    assert out.stat().st_size > 1000
+    if ending == "svg":
+        assert "$x_1$ [bold]b[/bold]" in out.read_text()
+        assert "$a_b$" in out.read_text()
+
+
+@pytest.mark.parametrize(
+    ("counts", "labels", "message"),
+    [
+        (
+            [[1, 2]],
+            ["a"],
+            r"counts: expected a row and a column for each label, \(1, 1\), not \(1, 2\)",
+        ),
+        ([[0]], ["a"], "counts: expected how often each was said, 0 or more and not all 0"),
+        ([[2, -1], [0, 1]], ["a", "b"], "counts: expected how often"),
+    ],
+)
+def test_other_counts_are_refused(counts: Any, labels: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        confusion_table(counts, labels)
+
+
+def test_another_ending_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"^path: expected the name of a \.png, \.svg or \.pdf file, not "
+    ):
+        draw_confusion(np.eye(2), ["a", "b"], tmp_path / "c.gif")

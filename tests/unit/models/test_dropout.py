@@ -1,0 +1,55 @@
+"""Dropout belongs to training: in evaluation a model with it says what one without it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from qkv.models import build
+from support.families import bert, gpt, rnn, transformer, words
+
+MODELS = {
+    "gpt": (gpt, 1),
+    "transformer-xl": (lambda **choices: gpt(position="relative", **choices), 1),
+    "bert": (bert, 1),
+    "transformer": (transformer, 2),
+    "rnn": (lambda **choices: rnn(cell="lstm", depth=2, **choices), 2),
+}
+CASES = [
+    (name, kind)
+    for name in MODELS
+    for kind in ("dropout", "attention_dropout")
+    if (name, kind[0]) != ("rnn", "a")
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_dropout_in_training_only(name: str, kind: str) -> None:
+    make, texts = MODELS[name]
+    model: Any = make(**{"dropout": 0.0, kind: 0.3})
+    plain: Any = build(replace(model.config, **{kind: 0.0})).double().eval()
+    plain.load_state_dict(model.state_dict())
+    given = [words(2, 6) for _ in range(texts)]
+    right = plain(*given)
+    assert_close(model.eval()(*given), right)
+    model.train()
+    once, again = model(*given), model(*given)
+    assert not torch.allclose(once, right)
+    assert not torch.allclose(once, again)
+    assert_close(plain.train()(*given), right)
+
+
+def test_what_is_dropped_is_the_sublayers_output_and_not_the_residual_stream() -> None:
+    """With nearly everything dropped, what a block was given still comes through."""
+    from qkv.nn.hooks import capture
+
+    model = gpt(dropout=0.999, norm_placement="before").train()
+    model.embedding.dropout.p = 0.0
+    with capture(model, "stack.blocks.0.*") as seen:
+        model(words(1, 4))
+    same = torch.isclose(seen["stack.blocks.0.after"], seen["stack.blocks.0.before"])
+    assert same.double().mean() > 0.9

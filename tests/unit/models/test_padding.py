@@ -1,0 +1,149 @@
+"""A text says the same alone and in a batch: padding and packing change nothing but the place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from support.families import (
+    BERT_KINDS,
+    GPT_KINDS,
+    RNN_KINDS,
+    TRANSFORMER_KINDS,
+    bert,
+    gpt,
+    rnn,
+    sources,
+    transformer,
+    words,
+)
+
+LENGTHS = [7, 1, 4]
+LONGEST = 8
+
+
+def padded(texts: list[Tensor], left: bool) -> tuple[Tensor, Tensor]:
+    """Rows of ids and what to keep of them; padding is filled with words, which must not matter."""
+    ids, padding_mask = (
+        words(len(texts), LONGEST, vocabulary=5),
+        torch.zeros(len(texts), LONGEST, dtype=torch.bool),
+    )
+    for row, text in enumerate(texts):
+        place = slice(LONGEST - text.shape[1], None) if left else slice(0, text.shape[1])
+        ids[row, place], padding_mask[row, place] = text[0], True
+    return ids, padding_mask
+
+
+def alike(kind: str) -> bool:
+    """A fixed pattern counts its blocks from the row's first place, so a text moved to the right is another text."""
+    return not kind.startswith("fixed")
+
+
+@pytest.mark.parametrize("kind", GPT_KINDS)
+def test_padded_gpt_equals_single(kind: str) -> None:
+    model, texts = gpt(**GPT_KINDS[kind]), [words(1, n) for n in LENGTHS]
+    for left in (False, True) if alike(kind) else (False,):
+        ids, padding_mask = padded(texts, left)
+        logits = model(ids, padding_mask=padding_mask)
+        assert logits.isfinite().all()
+        for row, text in enumerate(texts):
+            assert_close(logits[row, padding_mask[row]], model(text)[0])
+
+
+@pytest.mark.parametrize("kind", BERT_KINDS)
+def test_padded_bert_equals_single(kind: str) -> None:
+    model, texts = bert(**BERT_KINDS[kind]), [words(1, n) for n in LENGTHS]
+    for left in (False, True) if alike(kind) else (False,):
+        ids, padding_mask = padded(texts, left)
+        hidden = model.hidden(ids, padding_mask=padding_mask)
+        assert hidden.isfinite().all()
+        for row, text in enumerate(texts):
+            assert_close(hidden[row, padding_mask[row]], model.hidden(text)[0])
+    assert_close(model(ids, padding_mask=padding_mask), model.logits(hidden))
+
+
+@pytest.mark.parametrize("kind", TRANSFORMER_KINDS)
+def test_padded_transformer_equals_single(kind: str) -> None:
+    model = transformer(**TRANSFORMER_KINDS[kind])
+    texts = [sources(model.config, 1, n) for n in LENGTHS]
+    answers = [words(1, n) for n in (2, 6, 5)]
+    source, source_padding_mask = padded(texts, left=False)
+    target, target_padding_mask = padded(answers, left=False)
+    logits = model(
+        source,
+        target,
+        source_padding_mask=source_padding_mask,
+        target_padding_mask=target_padding_mask,
+    )
+    for row, (text, answer) in enumerate(zip(texts, answers, strict=True)):
+        assert_close(logits[row, target_padding_mask[row]], model(text, answer)[0])
+    assert_close(
+        model(source, target, source_padding_mask=source_padding_mask)[target_padding_mask],
+        logits[target_padding_mask],
+    )
+
+
+@pytest.mark.parametrize("kind", RNN_KINDS)
+def test_padded_rnn_equals_single(kind: str) -> None:
+    model = rnn(**RNN_KINDS[kind])
+    texts = [sources(model.config, 1, n) for n in LENGTHS]
+    answers = [words(1, n) for n in (2, 6, 5)]
+    source, source_padding_mask = padded(texts, left=False)
+    target, target_padding_mask = padded(answers, left=False)
+    logits = model(
+        source,
+        target,
+        source_padding_mask=source_padding_mask,
+        target_padding_mask=target_padding_mask,
+    )
+    for row, (text, answer) in enumerate(zip(texts, answers, strict=True)):
+        assert_close(logits[row, target_padding_mask[row]], model(text, answer)[0])
+
+
+def test_a_row_of_padding_alone_is_harmless() -> None:
+    """It says something finite, disturbs no other row, and gives no NaN to any weight."""
+    ids = words(2, 5)
+    padding_mask = torch.tensor([[True] * 5, [False] * 5])
+    for model in (gpt(), bert(), gpt(window=2)):
+        found = model(ids, padding_mask=padding_mask)
+        assert found.isfinite().all()
+        assert_close(found[:1], model(ids[:1]))
+        found.square().sum().backward()
+        assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in GPT_KINDS if alike(kind)])
+def test_packed_texts_equal_separate_texts(kind: str) -> None:
+    """Their positions start again, and they do not see each other."""
+    model, texts = (
+        gpt(**GPT_KINDS[kind]),
+        [[words(1, n) for n in row] for row in ((3, 1, 5), (4, 4, 1))],
+    )
+    ids = torch.stack([torch.cat(row, dim=1)[0] for row in texts])
+    documents = torch.stack(
+        [torch.cat([torch.full((t.shape[1],), i) for i, t in enumerate(row)]) for row in texts]
+    )
+    positions = torch.stack([torch.cat([torch.arange(t.shape[1]) for t in row]) for row in texts])
+    packed = model(ids, documents=documents, positions=positions)
+    for row, separate in enumerate(texts):
+        assert_close(packed[row], torch.cat([model(text)[0] for text in separate]))
+
+
+def test_packed_texts_without_new_positions_are_told_apart_only_by_attention() -> None:
+    """With learned positions that do not start again, the second text is another text."""
+    model, ids = gpt(position="learned"), words(1, 6)
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1]])
+    found = model(ids, documents=documents)
+    assert_close(found[:, :3], model(ids[:, :3]))
+    assert not torch.allclose(found[:, 3:], model(ids[:, 3:]))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in BERT_KINDS if alike(kind)])
+def test_packed_bert_texts_equal_separate_texts(kind: str) -> None:
+    model, texts = bert(**BERT_KINDS[kind]), [words(1, n) for n in (3, 5)]
+    documents = torch.tensor([[0] * 3 + [1] * 5])
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
+    packed = model(torch.cat(texts, dim=1), documents=documents, positions=positions)
+    assert_close(packed, torch.cat([model(text) for text in texts], dim=1))

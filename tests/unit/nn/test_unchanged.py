@@ -1,0 +1,217 @@
+"""Fused kernels, which read parameters and call no module, take the place of unchanged modules alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from qkv.models import BERT, GPT, BERTConfig, GPTConfig
+from qkv.nn import block as blocks
+from qkv.nn.attention.multi_head import MultiHeadAttention
+from qkv.nn.block import Block, fusable
+from qkv.nn.cache import PackedBatch, PagedCache, SequenceGroup
+from qkv.nn.feed_forward import FeedForward
+from qkv.nn.linear.linear import Linear
+from qkv.nn.norm import LayerNorm
+from qkv.nn.unchanged import all_unchanged
+from qkv.training.systems.gradient_checkpointing import recompute_activations, recompute_blocks
+
+
+class OwnAttention(MultiHeadAttention):
+    def look(self, *given: Any, **how: Any) -> Any:
+        heads, weights = super().look(*given, **how)
+        return torch.zeros_like(heads), weights
+
+
+class OwnForward(FeedForward):
+    def activate(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class OwnLinear(Linear):
+    pass
+
+
+class OwnNorm(LayerNorm):
+    pass
+
+
+def gpt(**choices: Any) -> GPT:
+    torch.manual_seed(0)
+    return GPT(GPTConfig(vocabulary=11, context=16, width=16, depth=2, heads=2, **choices)).eval()
+
+
+def own_attention(block: Block) -> None:
+    block.attention = OwnAttention(16, 2)
+
+
+def own_feed_forward(block: Block) -> None:
+    block.feed_forward = OwnForward(16, 64)
+
+
+def own_matrix(block: Block) -> None:
+    block.attention.qkv = OwnLinear(16, 48)
+
+
+def own_norm(block: Block) -> None:
+    block.feed_forward_residual.norm = OwnNorm(16)
+
+
+def no_norm(block: Block) -> None:
+    block.attention_residual.norm = nn.Identity()  # type: ignore[assignment]
+
+
+def own_dropout(block: Block) -> None:
+    block.attention_residual.dropout = nn.AlphaDropout()  # type: ignore[assignment]
+
+
+def unknown_activation(block: Block) -> None:
+    block.feed_forward.activation = "sine"  # type: ignore[assignment]
+
+
+def forward_of_an_instance(block: Block) -> None:
+    block.attention.forward = lambda x, *given, **how: (x, None)  # type: ignore[method-assign]
+
+
+def method_of_an_instance(block: Block) -> None:
+    block.feed_forward.activate = torch.relu  # type: ignore[method-assign]
+
+
+def hook(block: Block) -> None:
+    block.attention.output.register_forward_hook(lambda *given: None)
+
+
+def pre_hook(block: Block) -> None:
+    block.feed_forward_residual.norm.register_forward_pre_hook(lambda *given: None)
+
+
+CHANGES: list[Callable[[Block], None]] = [
+    own_attention, own_feed_forward, own_matrix, own_norm, no_norm, own_dropout, unknown_activation,
+    forward_of_an_instance, method_of_an_instance, hook, pre_hook,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_changed_block_is_not_fused(change: Callable[[Block], None]) -> None:
+    model = gpt()
+    first, second = model.stack.blocks
+    assert fusable(first)
+    assert all_unchanged(model)
+    change(first)
+    assert not fusable(first)
+    assert fusable(second)
+    if change is not unknown_activation:  # whose own module computes it, in a recording, too
+        assert not all_unchanged(model)
+
+
+def test_a_changed_class_is_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = gpt()
+    monkeypatch.setattr(MultiHeadAttention, "look", OwnAttention.look)
+    assert not fusable(model.stack.blocks[0])
+    monkeypatch.undo()
+    assert fusable(model.stack.blocks[0])
+
+
+def test_a_hook_for_all_modules_is_called() -> None:
+    model = gpt()
+    handle = nn.modules.module.register_module_forward_hook(lambda *given: None)
+    try:
+        assert not fusable(model.stack.blocks[0])
+        assert not all_unchanged(model)
+    finally:
+        handle.remove()
+    assert all_unchanged(model)
+
+
+def test_a_subclass_of_a_model_is_not_recorded() -> None:
+    class OwnGPT(GPT):
+        pass
+
+    assert not all_unchanged(OwnGPT(gpt().config))
+
+
+def test_a_removed_hook_is_no_change() -> None:
+    model = gpt()
+    handle = model.stack.register_forward_hook(lambda *given: None)
+    assert not all_unchanged(model)
+    handle.remove()
+    assert all_unchanged(model)
+
+
+def test_what_computes_the_same_is_fused() -> None:
+    model = gpt()
+    recompute_activations(model)
+    recompute_blocks(model)
+    model.stack.blocks[1].compile()
+    assert all(map(fusable, model.stack.blocks))
+    assert all_unchanged(model)
+    assert all_unchanged(torch.compile(model))  # type: ignore[arg-type]
+
+
+def test_pages_are_not_read_past_an_attentions_own_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel for pages computes what MultiHeadAttention.look does, which this attention replaces."""
+    asked: list[bool] = []
+    monkeypatch.setattr(
+        PackedBatch, "look", lambda self, layer, query, *given, plain: asked.append(plain) or query
+    )
+    pages = PagedCache(4, 1, 4, depth=1, kv_heads=2, head_width=8, like=torch.zeros(1))
+    turn = PackedBatch(pages, [SequenceGroup(0, 1, 1, None)], torch.zeros(1, dtype=torch.int64))
+    for kind in (MultiHeadAttention, OwnAttention):
+        kind(16, 2)(torch.zeros(1, 1, 16), state=turn)
+    assert asked == [True, False]
+
+
+def test_the_first_word_alone_is_not_computed_past_a_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = BERT(BERTConfig(vocabulary=11, context=8, width=16, depth=1, heads=2)).eval()
+    ids, shapes = torch.tensor([[1, 2, 3]]), []
+    assert model.stack.first_serves(None)
+    right = model.hidden(ids, first=True)
+    model.stack.blocks[-1].register_forward_hook(
+        lambda block, given, found: shapes.append(tuple(found.shape))
+    )
+    torch.testing.assert_close(model.hidden(ids, first=True), right)
+    assert shapes == [(1, 3, 16)]
+    monkeypatch.setattr(blocks, "all_unchanged", lambda model: True)
+    model.hidden(ids, first=True)
+    assert shapes[-1] == (1, 1, 16)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures(
+    "qkv_unchecked"
+)  # Triton cannot compile a function that the shape checks have rewritten
+@pytest.mark.parametrize("samples", [1, 3])
+def test_a_gpu_runs_an_own_attention(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is generated with an overridden attention is what the plain path generates, and not the stock model's."""
+    from qkv.generation import generate
+    from qkv.models import GPT, GPTConfig
+    from qkv.nn.attention.multi_head import MultiHeadAttention
+
+    calls = []
+
+    class Negated(MultiHeadAttention):
+        def forward(self, *given: Any, **how: Any) -> Any:
+            calls.append(1)
+            heads, weights = super().forward(*given, **how)
+            return -heads, weights
+
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocabulary=50, context=128, width=64, depth=2, heads=4)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 8
+    model.to("cuda", torch.bfloat16)
+    how: dict[str, Any] = {"length": 60, "temperature": 1.0, "seed": 0, "samples": samples}
+    stock = generate(model, [[1, 2, 3]], **how)
+
+    for block in model.stack.blocks:
+        block.attention.__class__ = Negated
+    found = generate(model, [[1, 2, 3]], **how)
+    assert len(calls) >= 60 * 2
+    monkeypatch.setattr(generate.recorded, "serves", lambda model, talk: False)
+    assert found == generate(model, [[1, 2, 3]], **how)
+    assert found != stock

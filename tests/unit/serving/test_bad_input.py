@@ -1,0 +1,376 @@
+"""What no client should send, and some do: each is answered in one shape, and nothing is ever the server's fault."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from qkv.serving.http.middleware import AccessRules
+from qkv.serving.model_host import ModelHost
+from support.deadlines import DEADLINES
+from support.small_server import Running, hosting, running
+from support.waiting import PATIENCE, until
+from unit.serving.conftest import Models
+
+DEEP = "[" * 100_000
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def http(server: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
+        yield http
+
+
+def fault(response: httpx.Response, status: int = 400) -> dict[str, Any]:
+    """What it says; the shape is always the same."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.json().keys() == {"error"}
+    error: dict[str, Any] = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "body: expected a JSON object"),
+        (b"nonsense", "body: it is no JSON"),
+        (b'{"model": "gpt", "prompt": "\xff\xfe"}', "body: it cannot be read"),
+        (DEEP.encode(), "body: it cannot be read"),
+        (
+            b'{"model": ' + DEEP[:5000].encode() + DEEP[:5000].replace("[", "]").encode() + b"}",
+            "body|model",
+        ),
+        (b"[]", "body: expected a JSON object"),
+        (b'"gpt"', "body: expected a JSON object"),
+        (b"{}", "model: this field is missing"),
+        (b'{"model": "gpt", "temperature": NaN}', "temperature: it should be"),
+        (b'{"model": "gpt", "temperature": Infinity}', "temperature: it should be"),
+        (b'{"model": "gpt", "temperature": 1e999}', "temperature: it should be"),
+        (b'{"model": "gpt", "max_tokens": ' + b"9" * 30 + b"}", "max_tokens: it should be"),
+        (b'{"model": "gpt", "max_tokens": ' + b"9" * 10_000 + b"}", "body: it cannot be read"),
+        (b'{"model": "gpt", "max_tokens": -1}', "max_tokens: it should be greater"),
+        (b'{"model": "gpt", "max_tokens": 1.5}', "max_tokens: it should be a valid integer"),
+        (b'{"model": "gpt", "max_tokens": "5"}', "max_tokens: it should be a valid integer"),
+        (b'{"model": "gpt", "max_tokens": true}', "max_tokens: it should be a valid integer"),
+        (b'{"model": "gpt", "n": 1000000}', "n: it should be less"),
+        (b'{"model": "gpt", "n": 0}', "n: it should be greater"),
+        (b'{"model": "gpt", "seed": 18446744073709551616}', "seed: it should be less"),
+        (b'{"model": "gpt", "stop": ["a", ""]}', "stop: "),
+        (b'{"model": "gpt", "stop": ' + json.dumps(["a"] * 99).encode() + b"}", "stop: "),
+        (b'{"model": "gpt", "stop": "' + b"a" * 999 + b'"}', "stop: "),
+        (b'{"model": "gpt", "prompt": "\\ud800"}', "prompt: it should be a valid string"),
+        (b'{"model": "\\ud800"}', "model: it should be a valid string"),
+        (b'{"model": "gpt", "\\ud800": 1}', "there is no such field"),
+        (b'{"model": "gpt", "' + b"a" * 100_000 + b'": 1}', "there is no such field"),
+        (b'{"model": "gpt", "prompt": []}', "prompt: "),
+        (b'{"model": "gpt", "prompt": [[]]}', "prompt: "),
+        (b'{"model": "gpt", "prompt": [1, "a"]}', "prompt: "),
+        (b'{"model": "gpt", "prompt": [-1]}', "prompt: "),
+        (b'{"model": "gpt", "prompt": {"a": 1}}', "prompt: "),
+        (b'{"model": "gpt", "prompt": ' + json.dumps(["a"] * 1000).encode() + b"}", "prompt: "),
+        (
+            b'{"model": "gpt", "prompt": "' + b"the cat " * 30_000 + b'"}',
+            "prompt: .* tokens are more than",
+        ),
+        (b'{"model": "gpt", "heads_off": ["a.b"]}', "heads_off: "),
+        (b'{"model": "gpt", "stream": "yes"}', "stream: "),
+        (b'{"model": "gpt", "top_k": 0}', "top_k: "),
+        (b'{"model": "gpt", "timeout": 0}', "timeout: "),
+        (
+            b'{"model": "gpt", "prompt": [' + b"-1," * 500_000 + b"0]}",
+            "prompt: it should be .* or equal to 0",
+        ),
+        (
+            json.dumps(
+                {"model": "gpt"} | {f"field {number}": 1 for number in range(50_000)}
+            ).encode(),
+            "50,001 fields",
+        ),
+    ],
+)
+def test_a_bad_completion_is_refused_in_one_sentence(
+    http: httpx.Client, content: bytes, message: str
+) -> None:
+    error = fault(http.post("/v1/completions", content=content, headers=JSON))
+    assert re.search(message, error["message"]), error["message"]
+    assert len(error["message"]) < 500
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "message"),
+    [
+        ("completions", {"model": "long", "prompt": "a", "n": 99, "max_tokens": 99, "logprobs": 99}, "logprobs: all"),
+        ("completions", {"model": "long", "prompt": ["a"] * 128, "max_tokens": 2000, "logprobs": 0}, "logprobs: all"),
+        ("completions", {"model": "long", "prompt": [5] * 3000, "n": 50, "echo": True, "logprobs": 1}, "logprobs: all"),
+        ("fill", {"model": "bert", "text": "the [mask] " * 20_000}, "text: expected 200,000 characters or less"),
+        ("classify", {"model": "tuned", "text": ["the cat " * 13_000] * 2}, "text: expected 200,000 characters"),
+        ("classify", {"model": "tuned", "text": [["the cat " * 13_000] * 2]}, "text: expected 200,000 characters"),
+        ("translate", {"model": "rnn", "text": "the cat " * 3_000}, "text: one of 6,001 tokens is no sentence"),
+        ("attention", {"model": "translator", "source": "a", "target": "the " * 9_000}, "target: attention is shown"),
+        ("attention", {"model": "translator", "source": "the " * 9_000}, "source: attention is shown of"),
+        ("attention", {"model": "long", "text": [5] * 513}, "layers: all of them are shown of at most 512 tokens"),
+        ("attention", {"model": "long", "text": [5] * 1025, "layers": [0]}, "text: attention is shown of at most 1,0"),
+        ("attention", {"model": "long", "text": [5] * 257, "norms": True}, "norms: made for texts of up to 256 tokens"),
+        ("attention", {"model": "long", "text": [5] * 257, "lens": True}, "lens: made for texts of up to 256 tokens"),
+        ("chat/completions", {"model": "chat", "messages": [{"role": "user"}]}, r"messages: .* missing \(at 0.cont"),
+        (
+            "chat/completions",
+            {"model": "chat", "messages": [{"role": "user", "content": "a", "tone": "kind"}]},
+            r"messages: there is no such field; leave it out \(at 0.tone\)",
+        ),
+    ],
+)  # fmt: skip
+def test_what_would_cost_too_much_or_lacks_something_inside(
+    http: httpx.Client,
+    host: ModelHost,
+    monkeypatch: pytest.MonkeyPatch,
+    route: str,
+    body: dict[str, Any],
+    message: str,
+) -> None:
+    """Refused before any of it is done; a look checks its size as its own first step."""
+    if route != "attention":
+        monkeypatch.setattr(host, "ask", None)
+        monkeypatch.setattr(host, "job", None)
+    error = fault(http.post(f"/v1/{route}", json=body))
+    assert re.search(message, error["message"]), error["message"]
+    assert error["param"] == message.partition(":")[0]
+
+
+def test_a_prompt_has_an_end_also_where_the_context_has_none(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qkv.serving.http.params.UNENDING", 10)
+    monkeypatch.setattr("qkv.serving.http.params.limit_of", lambda model, beyond: None)
+    error = fault(http.post("/v1/completions", json={"model": "gpt", "prompt": [5] * 11}))
+    assert (
+        error["message"] == "prompt: 11 tokens are more than the 10 that are read here; shorten it"
+    )
+    assert (
+        http.post("/v1/completions", json={"model": "gpt", "prompt": [5] * 10}).status_code == 200
+    )
+
+
+def test_a_large_answer_is_written_beside_the_event_loop(
+    http: httpx.Client, server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qkv.serving.http import errors
+
+    real, threads = errors.as_json, []
+
+    def noted(value: Any) -> bytes:
+        written = real(value)
+        if len(written) > 10_000:
+            threads.append(threading.current_thread())
+        return written
+
+    monkeypatch.setattr(errors, "as_json", noted)
+    ask = {"model": "long", "prompt": "the cat", "max_tokens": 50, "min_tokens": 50, "logprobs": 50}
+    assert http.post("/v1/completions", json=ask).status_code == 200
+    assert threads != []
+    assert server.thread not in threads
+
+
+def test_other_addresses_methods_and_kinds_of_body(http: httpx.Client) -> None:
+    assert fault(http.get("/nowhere"), 404)["code"] == "not_found"
+    fault(http.get("/v1/completions"), 405)
+    assert http.get("/v1/completions").headers["allow"] == "POST"
+    fault(http.post("/v1/completions", content=b"{}", headers={"content-type": "text/plain"}), 415)
+    fault(http.post("/v1/completions", content=b"{}"), 415)
+    fault(http.post("/v1/completions/", content=b"{}", headers=JSON), 404)
+
+
+def test_a_large_body_is_refused_before_it_is_read(server: Running) -> None:
+    """By its length, with nothing sent; and, where no length is told, as soon as it is too much."""
+
+    def answer(*parts: bytes) -> bytes:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as line:
+            for part in parts:
+                line.sendall(part)
+            return b"".join(iter(lambda: line.recv(65536), b""))  # until it is closed
+
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    told = answer(head + b"Content-Length: 99999999999\r\n\r\n")
+    assert told.startswith(b"HTTP/1.1 413 ")
+    assert b"body: expected at most" in told
+    chunk = b"%x\r\n" % (1 << 20) + b"a" * (1 << 20) + b"\r\n"
+    assert answer(
+        head + b"Transfer-Encoding: chunked\r\n\r\n", chunk, chunk, b"1\r\na\r\n"
+    ).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_deadline_before_the_first_word_is_a_timeout(models: Models) -> None:
+    """The engine is busy until the time of all is over."""
+    host = hosting({name: models[name] for name in ("gpt", "translator", "tuned")})
+    late: dict[str, dict[str, Any]] = {
+        "completions": {"model": "gpt", "n": 3},
+        "completions?stream": {"model": "gpt", "stream": True},
+        "next": {"model": "gpt"},
+        "translate": {"model": "translator", "text": "the cat sat"},
+        "classify": {"model": "tuned", "text": "the cat sat"},
+        "attention": {"model": "gpt", "text": "the cat sat"},
+    }
+    found: dict[str, httpx.Response] = {}
+    with running(host) as server:
+
+        def ask(route: str) -> None:
+            found[route] = httpx.post(
+                f"{server.url}/v1/{route}", json={**late[route], "timeout": 0.1}, timeout=PATIENCE
+            )
+
+        release = Blocker()
+        first = host.job("gpt", release)
+        assert release.began.wait(PATIENCE)
+        asking = [threading.Thread(target=ask, args=(route,)) for route in late]
+        for each in asking:
+            each.start()
+        for each in asking:  # nobody waits longer, whatever the engine does
+            each.join(PATIENCE)
+        for response in found.values():
+            assert fault(response, 408)["type"] == "timeout_error"
+        assert found.keys() == late.keys()
+        assert not release.go.is_set()
+        release.go.set()
+        first.wait()
+    host.close()
+
+
+def test_a_deadline_after_some_words_ends_a_stream_in_time(models: Models) -> None:
+    """What was said before the engine was busy with something else was said."""
+    host, release = hosting({"long": models["long"]}), Blocker()
+    ask = {
+        "model": "long",
+        "prompt": "the cat",
+        "max_tokens": 4000,
+        "min_tokens": 4000,
+        "n": 2,
+        "stream": True,
+    }
+    with running(host) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
+        for seconds in DEADLINES:
+            with http.stream(
+                "POST", "/v1/completions", json={**ask, "timeout": seconds}
+            ) as response:
+                if response.status_code == 408:  # before the first token
+                    continue
+                lines = (line for line in response.iter_lines() if line)
+                begun = next(lines)
+                host.job("long", release)
+                *events, done = [line.removeprefix("data: ") for line in (begun, *lines)]
+                break
+        assert not release.go.is_set()
+        release.go.set()
+    host.close()
+    assert done == "[DONE]"
+    ended = [
+        choice for each in events for choice in json.loads(each)["choices"] if choice["reason"]
+    ]
+    assert sorted(choice["index"] for choice in ended) == [0, 1]
+    assert {(choice["reason"], choice["finish_reason"]) for choice in ended} == {
+        ("deadline", "length")
+    }
+
+
+def test_a_full_queue_says_when_to_come_again(models: Models) -> None:
+    host = hosting({"gpt": models["gpt"]}, queue=1, rows=1)
+    with running(host) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
+        release = Blocker()
+        first = host.job("gpt", release)  # the engine is busy until it is let go
+        assert release.began.wait(PATIENCE)
+        second = host.job("gpt", lambda model, tokenizer: None)
+        for stream in (False, True):
+            response = http.post("/v1/completions", json={"model": "gpt", "stream": stream})
+            assert fault(response, 429)["type"] == "rate_limit_error"
+            assert int(response.headers["retry-after"]) >= 1
+        fault(http.post("/v1/classify", json={"model": "gpt", "text": "a"}))
+        release.go.set()
+        first.wait()
+        second.wait()
+        assert (
+            http.post("/v1/completions", json={"model": "gpt", "prompt": "the cat"}).status_code
+            == 200
+        )
+    host.close()
+
+
+class Blocker:
+    """Work that waits until someone lets it go."""
+
+    def __init__(self) -> None:
+        self.began, self.go = threading.Event(), threading.Event()
+
+    def __call__(self, model: Any, tokenizer: Any) -> None:
+        self.began.set()
+        self.go.wait(PATIENCE)
+
+
+def test_what_nobody_foresaw_is_told_without_its_words(
+    host: ModelHost, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception of a route is a 500 in the shape of all errors; the log says where, and nothing of the prompt."""
+
+    def broken(*given: Any) -> None:
+        raise RuntimeError("secret prompt")
+
+    monkeypatch.setattr(host, "ask", broken)
+    with (
+        running(host) as server,
+        httpx.Client(base_url=server.url, timeout=PATIENCE) as http,
+        caplog.at_level("INFO"),
+    ):
+        for stream in (False, True):
+            response = http.post(
+                "/v1/completions",
+                json={"model": "gpt", "prompt": "secret prompt", "stream": stream},
+            )
+            error = fault(response, 500)
+            assert "secret" not in error["message"]
+            assert response.headers["x-content-type-options"] == "nosniff"
+    assert "RuntimeError at" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_a_model_that_is_not_ready_is_unavailable(models: Models) -> None:
+    host, ready = hosting({"gpt": models["gpt"]}), threading.Event()
+
+    def slow() -> Any:
+        ready.wait(PATIENCE)
+        raise ValueError("weights: they are broken")
+
+    host.add("late", slow)
+    with running(host) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
+        response = http.post("/v1/completions", json={"model": "late"})
+        assert "still being loaded" in fault(response, 503)["message"]
+        assert int(response.headers["retry-after"]) >= 1
+        assert http.get("/health").json()["models"]["late"] == {"state": "loading", "error": None}
+        ready.set()
+        until(lambda: http.get("/health").json()["models"]["late"]["state"] != "loading")
+        health = http.get("/health")
+        assert (health.status_code, health.json()["status"]) == (200, "ready")
+        assert health.json()["models"]["late"]["error"] == "weights: they are broken"
+        with running(
+            host, AccessRules(keys=("a-key-of-this",))
+        ) as locked:  # of which a stranger need not know
+            told = httpx.get(f"{locked.url}/health", timeout=PATIENCE).json()["models"]
+            assert told["late"] == {"state": "failed", "error": "it cannot be loaded"}
+            assert told["gpt"] == {"state": "ready", "error": None}
+        assert (
+            "could not be loaded"
+            in fault(http.post("/v1/completions", json={"model": "late"}), 503)["message"]
+        )
+        listed = {
+            each["id"]: each["qkv"]["state"] for each in http.get("/v1/models").json()["data"]
+        }
+        assert listed == {"gpt": "ready", "late": "failed"}
+    host.close()

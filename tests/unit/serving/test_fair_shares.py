@@ -1,0 +1,330 @@
+"""Models share the engine's thread by time: a test counts it by a clock of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from qkv.generation import generate, row_seeds
+from qkv.serving import model_host as hosts
+from qkv.serving.engine import engine as engines
+from qkv.serving.engine.engine import Engine
+from qkv.serving.engine.generation_request import GenerationRequest, RequestHandle
+from qkv.serving.fair_shares import FairShares
+from qkv.serving.model_host import ModelEntry, ModelHost
+from support.engines import WORDS, Steps
+from support.families import gpt
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Costly:
+    """An engine whose steps take so many seconds each."""
+
+    def __init__(self, clock: Clock, seconds: float, work: int) -> None:
+        self.clock, self.seconds, self.left = clock, seconds, work
+        self.counts = {"finished": 0}
+        self.done = 0
+        self.spent = 0.0
+        self.short: list[bool] = []
+
+    @property
+    def busy(self) -> bool:
+        return self.left > 0
+
+    def catch_up(self, *, others: bool) -> bool:
+        """Its requests have no deadline, and no client leaves."""
+        return False
+
+    def step(self, *, short: bool = False) -> bool:
+        self.short.append(short)
+        self.clock.now += self.seconds
+        self.spent += self.seconds
+        self.done, self.left = self.done + 1, self.left - 1
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(hosts, "time", clock)
+    return clock
+
+
+def hosted(**engines: Costly) -> ModelHost:
+    """Without a thread: a test makes every turn itself."""
+    host = ModelHost()
+    for name, engine in engines.items():
+        served = host.served[name] = ModelEntry(name)
+        served.state, served.engine = "ready", engine  # type: ignore[assignment]
+    return host
+
+
+def test_a_quick_model_beside_a_slow_one_takes_twice_as_long_as_alone(clock: Clock) -> None:
+    """In lock-step its 40 steps of 1 ms would take 41 times as long."""
+    quick, slow = Costly(clock, 0.001, 40), Costly(clock, 0.040, 10**6)
+    host = hosted(slow=slow, quick=quick)
+    while quick.busy:
+        assert host.turn()
+    assert (
+        clock.now <= 2 * 0.040 + 0.040
+    )  # as much again for the slow one, and a step that was under way
+    assert slow.done in (1, 2)
+
+
+def test_each_of_several_models_gets_the_same_time(clock: Clock) -> None:
+    costs = {"a": 0.001, "b": 0.007, "c": 0.030}
+    engines = {name: Costly(clock, seconds, 10**6) for name, seconds in costs.items()}
+    host = hosted(**engines)
+    while clock.now < 10:
+        host.turn()
+    for engine in engines.values():
+        assert engine.spent == pytest.approx(clock.now / 3, abs=2 * 0.030)
+    assert all(all(engine.short) for engine in engines.values())
+
+
+def test_nobody_saves_up_time_while_idle(clock: Clock) -> None:
+    busy, idle = Costly(clock, 0.010, 1000), Costly(clock, 0.010, 0)
+    host = hosted(busy=busy, idle=idle)
+    while clock.now < 5:
+        host.turn()
+    idle.left = 1000
+    begin, before = clock.now, busy.done
+    while clock.now < begin + 1:
+        host.turn()
+    assert abs((busy.done - before) - idle.done) <= 1
+    assert not any(busy.short[:before])  # alone it may take long steps
+    assert any(busy.short[before:])
+
+
+def test_after_a_pause_all_are_equal(clock: Clock) -> None:
+    first, second = Costly(clock, 0.010, 300), Costly(clock, 0.010, 0)
+    host = hosted(first=first, second=second)
+    while host.turn():
+        pass
+    first.left = second.left = 100
+    before = first.done
+    for _ in range(50):
+        host.turn()
+    assert abs((first.done - before) - second.done) <= 1
+
+
+def test_a_model_with_work_that_can_do_nothing_lets_others_run(clock: Clock) -> None:
+    blocked, other = Costly(clock, 0.0, 10**6), Costly(clock, 0.010, 5)
+    blocked.step = lambda short=False: False  # type: ignore[method-assign, misc]
+    host = hosted(blocked=blocked, other=other)
+    while other.busy:
+        assert host.turn()
+    assert not host.turn()
+
+
+def test_a_model_that_comes_and_goes_gains_nothing() -> None:
+    """One that is idle after each of its steps has no more than its share."""
+    shares = FairShares()
+    time: dict[str, float] = {"steady": 0.0, "fickle": 0.0}
+    fickle = True
+    for _ in range(3000):
+        name = shares.order(["steady", "fickle"] if fickle else ["steady"])[0]
+        fickle = name != "fickle"
+        shares.spend(name, 0.010)
+        time[name] += 0.010
+    assert time["fickle"] == pytest.approx(15, abs=0.05)
+
+
+# Deadlines and cancellations
+
+
+class Beside:
+    """A real engine "a" whose steps take a second each, beside "b", which keeps the thread for the next second."""
+
+    def __init__(
+        self, clock: Clock, monkeypatch: pytest.MonkeyPatch, *, ahead: bool = False, **how: Any
+    ) -> None:
+        monkeypatch.setattr(engines, "time", clock)
+        clock.now = 1.0
+        self.clock, self.b = clock, Costly(clock, 0.001, 0)
+        self.host = hosted(b=self.b)
+        self.a = Engine(gpt(context=64), WORDS, self.host.tell, cache=1 << 22)
+        self.a.ahead = ahead
+        served = self.host.served["a"] = ModelEntry("a")
+        served.state, served.engine = "ready", self.a
+        real = self.a.run
+
+        def costly(batch: Any) -> Any:
+            clock.now += 1.0
+            return real(batch)
+
+        monkeypatch.setattr(self.a, "run", costly)
+        self.ticket = RequestHandle(GenerationRequest(prompt=[1, 2, 3], length=50, **how))
+        self.a.take(self.ticket)
+        for _ in range(3):
+            assert self.host.turn()
+        self.b.left = 10**6
+
+    def turns_until(self, condition: Callable[[], bool]) -> None:
+        """While "b" has the thread: "a" makes no step."""
+        steps = self.a.counts["steps"]
+        for _ in range(900):
+            self.host.turn()
+            if condition():
+                break
+        assert condition()
+        assert (self.a.counts["steps"], steps) == (3, 3)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_deadline_ends_a_request_while_another_model_runs(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    """The text so far is the answer, also what a step that ran ahead has computed."""
+    beside = Beside(clock, monkeypatch, ahead=ahead, deadline=4.5)
+    assert beside.a.scheduler.blocks.used
+    beside.turns_until(lambda: beside.a.counts["finished"] == 1)
+    assert clock.now < 4.51
+    pieces = list(beside.ticket)
+    assert pieces[-1].reason == "deadline"
+    assert sum(len(piece.said) for piece in pieces) == 3
+    assert beside.a.scheduler.blocks.used == 0
+    assert not beside.a.busy
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_cancelled_request_is_free_while_another_model_runs(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    beside = Beside(clock, monkeypatch, ahead=ahead)
+    beside.ticket.cancel()
+    beside.turns_until(lambda: beside.a.scheduler.blocks.used == 0)
+    assert beside.a.counts["cancelled"] == 1
+    assert not beside.a.busy
+
+
+def test_tokens_of_a_step_that_ran_ahead_do_not_wait_for_another_model(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = Beside(clock, monkeypatch, ahead=True, stream=True)
+    assert beside.a.pending is not None
+    beside.turns_until(lambda: beside.a.counts["said_tokens"] == 3)
+
+
+def test_a_fault_at_a_deadline_stops_no_other_model(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = Beside(clock, monkeypatch)
+
+    def broken() -> None:
+        raise KeyError("a fault")
+
+    monkeypatch.setattr(beside.a, "let_go", broken)
+    done = beside.b.done
+    assert beside.host.turn()
+    assert beside.b.done == done + 1
+    assert beside.host.served["a"].state == "failed"
+    with pytest.raises(RuntimeError, match="model: a has failed"):
+        list(beside.ticket)
+
+
+# Long prompts
+
+
+def test_a_short_step_reads_a_prompt_in_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many tokens as take 50 ms by what the last step took; the text is the same."""
+    prompt: list[int] = [each % 13 for each in range(200)]
+    clock, model = Clock(), gpt(context=256)
+    monkeypatch.setattr(engines, "time", clock)
+    steps = Steps(model, cache=1 << 22)
+    real, sizes = steps.engine.run, []
+
+    def costly(batch: Any) -> Any:
+        sizes.append(sum(count for _, count in batch.reading))
+        clock.now += 0.0005 * sizes[-1]
+        return real(batch)
+
+    monkeypatch.setattr(steps.engine, "run", costly)
+    chunked = steps.ask(prompt, length=4, seed=1)
+    while steps.engine.step(short=True):
+        pass
+    assert sizes == [64, 100, 36, 0, 0, 0]
+    assert steps.ids(chunked) == generate(model, [prompt], length=4, seed=row_seeds(1, 1))
+
+
+@pytest.mark.parametrize(("seconds", "chunk"), [(0.0, 64), (0.5, 64), (0.025, 200), (1e-9, 512)])
+def test_a_chunk_has_a_least_and_a_most(seconds: float, chunk: int) -> None:
+    engine = Steps(gpt(), cache=1 << 22).engine
+    engine.measure(100, seconds)
+    assert engine.short_chunk == chunk
+
+
+def settled_chunk(fixed: float, per_token: float) -> int:
+    """After some steps, in turn without and with tokens of a prompt."""
+    engine = Steps(gpt(), cache=1 << 22).engine
+    for _ in range(5):
+        engine.measure(0, fixed)
+        engine.measure(engine.short_chunk, fixed + per_token * engine.short_chunk)
+    return engine.short_chunk
+
+
+def test_the_fixed_cost_of_a_step_does_not_shrink_the_chunk() -> None:
+    """1 ms a token is 50 tokens in 50 ms, whatever each step takes besides; 64 is the least."""
+    assert settled_chunk(0.3, 0.001) == 64
+    assert settled_chunk(0.3, 0.0005) in (99, 100)
+    assert settled_chunk(0.0, 0.0005) in (99, 100)
+
+
+def test_a_step_no_longer_than_the_fixed_cost_has_a_bounded_effect() -> None:
+    """Noise: a step that read was quicker than one that did not."""
+    engine = Steps(gpt(), cache=1 << 22).engine
+    engine.measure(0, 0.3)
+    engine.measure(64, 0.25)
+    assert engine.short_chunk == 128
+
+
+class Arriving:
+    """Tokens of a step that a device runs after the one before."""
+
+    def __init__(self, clock: Clock, before: float, seconds: float) -> None:
+        self.clock, self.ready = clock, max(clock.now, before) + seconds
+
+    def synchronize(self) -> None:
+        self.clock.now = max(self.clock.now, self.ready)
+
+
+def test_a_short_step_is_measured_to_its_end_and_does_not_run_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step that ran ahead has the seconds of the one before it, which say nothing of its prompt."""
+    clock = Clock()
+    monkeypatch.setattr(engines, "time", clock)
+    steps = Steps(gpt(context=512), cache=1 << 22)
+    engine, real = steps.engine, steps.engine.run
+    engine.ahead, arriving = True, list[Arriving]()
+
+    def launched(batch: Any) -> Any:
+        read = sum(count for _, count in batch.reading)
+        arriving.append(
+            Arriving(clock, arriving[-1].ready if arriving else 0.0, 0.0005 * read or 0.3)
+        )
+        return real(batch)._replace(arrived=arriving[-1])
+
+    monkeypatch.setattr(engine, "run", launched)
+    steps.ask([1, 2, 3], length=20)
+    steps.step(3)
+    assert engine.pending is not None
+    assert (engine.short_chunk, engine.fixed_cost) == (64, 0.0)
+    before = clock.now
+    engine.step(short=True)  # waits for the one before, and for its own end
+    assert engine.pending is None
+    assert clock.now == pytest.approx(before + 0.6)
+    assert engine.fixed_cost == pytest.approx(0.3)
+    steps.ask([each % 13 for each in range(300)], length=2)
+    engine.step(short=True)
+    assert engine.pending is None
+    assert engine.short_chunk > 64

@@ -1,0 +1,195 @@
+"""A panic of the Rust library `tokenizers`, or a dead engine thread: who is told, and who goes on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import tokenizers
+from serving.test_host import ids_of
+from tokenizers import decoders, models, pre_tokenizers
+
+from qkv.generation.sampling_params import SamplingParams
+from qkv.serving.engine.generation_request import GenerationRequest, RequestRefused
+from qkv.serving.model_host import ModelHost
+from qkv.text import Tokenizer
+from qkv.text.rust_panics import TokenizerPanic
+from support.engines import Steps
+from support.families import gpt
+from support.small_server import hosting, running
+from support.waiting import PATIENCE, until
+
+X = 3
+"""The id of the token "x", which the decoder panics on: it is shorter than what is to be stripped of it."""
+
+
+def panicking(*, encode: bool = False) -> Tokenizer:
+    inner = tokenizers.Tokenizer(
+        models.WordLevel({sign: id for id, sign in enumerate("abcxefghijklm")}, "a")
+    )
+    inner.pre_tokenizer = pre_tokenizers.FixedLength(0) if encode else pre_tokenizers.Whitespace()
+    inner.decoder = decoders.Strip("x", 0, 2)
+    return Tokenizer(inner)
+
+
+@pytest.fixture
+def host() -> Iterator[ModelHost]:
+    host = hosting({"decodes": (gpt(), panicking()), "encodes": (gpt(), panicking(encode=True))})
+    yield host
+    host.close()
+
+
+def test_a_panic_is_an_error_with_a_sentence() -> None:
+    with pytest.raises(
+        TokenizerPanic,
+        match=r"tokenizer: the library `tokenizers` panicked on this input \(chunk size",
+    ):
+        panicking(encode=True).encode("a b")
+    with pytest.raises(TokenizerPanic, match="chunk size"):
+        panicking(encode=True).encode_as_text("a b")
+    with pytest.raises(TokenizerPanic, match="tokenizer: the library `tokenizers` panicked"):
+        panicking().decode([X])
+    assert panicking().decode([0, 1]) == "ab"
+
+
+def test_a_panic_at_a_token_fails_its_request_alone(caplog: pytest.LogCaptureFixture) -> None:
+    steps = Steps(gpt(), panicking(), cache=1 << 20)
+    never = SamplingParams(forbidden=(X,))
+    beside = steps.ask([1, 2], length=6, choice=never, stream=True)
+    bad = steps.ask([1, 2], length=6, choice=SamplingParams(forced={1: X}), stream=True)
+    stopping = steps.ask([1, 2], length=6, choice=SamplingParams(forced={0: X}), stop=("zz",))
+    steps.finish()
+    for ticket in (bad, stopping):
+        with pytest.raises(RuntimeError, match="panicked"):
+            steps.pieces(ticket)
+    assert len(steps.ids(beside)[0]) == 6
+    assert steps.used == 0
+    assert [record.getMessage().split(" at ")[0] for record in caplog.records] == [
+        "TokenizerPanic"
+    ] * 2
+
+
+@pytest.mark.parametrize("name", ["panic", "exit"])
+def test_work_that_panics_or_exits_does_not_end_the_engine(host: ModelHost, name: str) -> None:
+    def work(model: Any, tokenizer: Tokenizer) -> None:
+        if name == "exit":
+            raise SystemExit(3)
+        tokenizer.inner.encode("a b")  # the library itself: not even guarded
+
+    job = host.job("encodes", work)
+    with pytest.raises(RuntimeError, match=r"model: (PanicException|SystemExit)"):
+        job.wait()
+    assert (
+        len(
+            ids_of(
+                host.ask(
+                    "decodes",
+                    GenerationRequest(prompt=[1], length=3, choice=SamplingParams(forbidden=(X,))),
+                )
+            )
+        )
+        == 3
+    )
+
+
+def test_a_panic_over_http_is_one_answer_and_one_line_of_log(
+    host: ModelHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    with running(host) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
+        for size in (1, 4000):  # in the event loop, and in a thread of its own
+            caplog.clear()
+            found = http.post("/v1/completions", json={"model": "encodes", "prompt": "a " * size})
+            assert (found.status_code, found.json()["error"]["code"]) == (500, "internal_error")
+            assert [record.getMessage().split(" at ")[0] for record in caplog.records] == [
+                "TokenizerPanic"
+            ]
+            assert caplog.records[0].exc_info is None
+        with_echo = {"model": "decodes", "prompt": "a x", "max_tokens": 1, "echo": True}
+        assert http.post("/v1/completions", json=with_echo).status_code == 500
+        well = {"model": "decodes", "prompt": [0, 1], "max_tokens": 0, "echo": True}
+        assert http.post("/v1/completions", json=well).json()["choices"][0]["text"] == "ab"
+        assert http.get("/health").json()["status"] == "ready"
+
+
+# The engine's thread ends
+
+
+class Killed(BaseException):
+    """What no engine foresees."""
+
+
+class Hold:
+    """Work that the engine's thread is busy with until it is set free."""
+
+    def __init__(self) -> None:
+        self.reached, self.free = threading.Event(), threading.Event()
+
+    def work(self, model: Any, tokenizer: Tokenizer) -> None:
+        self.reached.set()
+        assert self.free.wait(PATIENCE)
+
+
+def test_a_dead_engine_tells_everyone_and_fails_its_health(
+    host: ModelHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that run, those that wait, those with a job, and those that come later."""
+    ended, first, second = threading.Event(), Hold(), Hold()
+    host.on_failure = ended.set
+
+    def killed() -> bool:
+        raise Killed
+
+    with running(host) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
+        assert (http.get("/health").json()["status"], http.get("/health").json()["error"]) == (
+            "ready",
+            None,
+        )
+        held = host.job("decodes", first.work)
+        assert first.reached.wait(PATIENCE)
+        runs = host.ask(
+            "decodes",
+            GenerationRequest(prompt=[1], length=15, choice=SamplingParams(forbidden=(X,))),
+        )
+        before_its_step = host.job("decodes", second.work)
+        first.free.set()
+        assert second.reached.wait(PATIENCE)
+        monkeypatch.setattr(host, "turn", killed)
+        waits = [
+            host.ask("decodes", GenerationRequest(prompt=[1], length=9)),
+            host.job("encodes", second.work),
+        ]
+        second.free.set()
+        assert [held.wait(), before_its_step.wait()] == [None, None]
+        assert ended.wait(PATIENCE)
+        for ticket in (runs, *waits):
+            with pytest.raises(RequestRefused, match="its engine has failed") as refused:
+                list(ticket)
+            assert refused.value.status == 503
+        with pytest.raises(RequestRefused, match="its engine has failed"):
+            host.ask("decodes", GenerationRequest(prompt=[1], length=3))
+        health = http.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "failed")
+        assert health.json()["error"] == "the engine's thread ended (Killed)"
+        assert (
+            http.post("/v1/completions", json={"model": "decodes", "prompt": "a"}).status_code
+            == 503
+        )
+        host.thread.join(PATIENCE)
+        host.failure = None  # whatever ended it, a thread that is not there is not healthy
+        assert (http.get("/health").status_code, http.get("/health").json()["status"]) == (
+            503,
+            "failed",
+        )
+
+
+def test_a_model_that_was_still_loading_is_not_served_by_a_dead_engine() -> None:
+    host, gate = ModelHost(cache=1 << 22), threading.Event()
+    host.fail(Killed())
+    host.add("late", lambda: (gate.wait(PATIENCE), (gpt(), panicking()))[1])
+    gate.set()
+    until(lambda: host.served["late"].state == "failed")

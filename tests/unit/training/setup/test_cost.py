@@ -1,0 +1,93 @@
+"""What training costs, against what torch counts while it trains."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from qkv.data.batches.batch import Batch
+from qkv.models import BERTConfig, GPTConfig, TransformerConfig, build, count_parameters
+from qkv.models.registry import Config
+from qkv.training.objective import Objective
+from qkv.training.setup.cost import attention_flops, cost, measured_peak, memory_used
+from support.small_training import MODELS, SIZE, made_batch
+
+GPT = GPTConfig(**SIZE, context=32)
+SHAPES = {
+    "tied": GPT,
+    "untied": replace(GPT, tied=False),
+    "rotary, swiglu, grouped heads": replace(
+        GPT, position="rotary", activation="swiglu", kv_heads=1
+    ),
+    "wide": replace(GPT, width=64, hidden=256, heads=4, depth=1),
+}
+
+
+def counted(config: Config, batch: Batch) -> int:
+    """Of the matrix products of one forward and backward pass; attention's own are not among them on a CPU."""
+    objective = Objective(build(config))
+    with FlopCounterMode(display=False) as counter:
+        objective(batch).backward()
+    products = {"mm", "addmm", "addmm_", "bmm", "baddbmm"}
+    return sum(
+        count
+        for operation, count in counter.get_flop_counts()["Global"].items()
+        if str(operation).split(".")[1] in products
+    )
+
+
+@pytest.mark.parametrize("kind", list(SHAPES))
+def test_six_for_every_number_of_a_matrix(kind: str) -> None:
+    config = SHAPES[kind]
+    ids = torch.randint(64, (3, 32))
+    price = cost(config, 96, "float32")
+    matrices = price.flops_per_token - 6 * attention_flops(config)
+    assert matrices * ids.numel() == pytest.approx(counted(config, Batch(ids, ids)), rel=1e-3)
+    assert price.parameters == count_parameters(config)
+
+
+def test_attention_by_hand() -> None:
+    """A word's query meets on average half of the context, and so do its weights the values."""
+    assert attention_flops(GPT) == 2 * 2 * 16 * 16
+    assert attention_flops(replace(GPT, window=8)) == 2 * 2 * 8 * 16
+    assert attention_flops(BERTConfig(**SIZE, context=32)) == 2 * 2 * 32 * 16
+
+
+@pytest.mark.parametrize("family", ["bert", "transformer", "rnn"])
+def test_the_others_about(family: str) -> None:
+    config = MODELS[family]
+    if isinstance(config, TransformerConfig):
+        config = replace(config, dropout=0.0)
+    batch = made_batch(family, rows=8, length=16)
+    estimate = cost(config, 64, "float32").flops_per_token * batch.tokens
+    assert counted(config, batch) / 3 < estimate < 3 * counted(config, batch)
+
+
+def test_memory_of_weights() -> None:
+    price = cost(GPT, 1024, "float32")
+    assert price.weights == 16 * price.parameters, "weights, gradients, two moments"
+    assert cost(GPT, 1024, "float32", average=True).weights == 20 * price.parameters
+    assert cost(GPT, 1024, "bf16").weights == 18 * price.parameters, "and a short copy"
+    assert cost(GPT, 1024, "bf16").activations == price.activations / 2
+    assert cost(GPT, 2048, "float32").activations == 2 * price.activations
+    assert cost(replace(GPT, depth=12), 1024, "float32", recompute=True).activations < (
+        cost(replace(GPT, depth=12), 1024, "float32").activations / 4
+    )
+
+
+def test_no_weights_are_made_to_know_it() -> None:
+    assert (
+        cost(
+            GPTConfig(width=12288, depth=96, heads=96, vocabulary=50257, context=2048), 1, "bf16"
+        ).parameters
+        > 1e11
+    )
+
+
+def test_the_machine() -> None:
+    cpu = torch.device("cpu")
+    assert 1e8 < measured_peak(cpu, "float32") < 1e15
+    assert 2**26 < memory_used(cpu) < 2**40

@@ -1,0 +1,334 @@
+"""Two ranks and three, with DDP and FSDP2, learn what one process learns; none waits for one that is gone."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import qkv
+from qkv.checkpoint import CHECKPOINTS
+from qkv.models.gpt import GPTConfig
+from qkv.training.logging.metrics import read_metrics
+from qkv.training.resilience.checkpoint_writer import Checkpoints
+from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig
+from qkv.training.setup.training_task import assemble
+from qkv.training.systems.distributed import World
+from qkv.training.train import train
+from support.ranks import CASES, PAIRS, STEPS, TEXT, train_case
+
+RANKS = Path(__file__).parents[3] / "support" / "ranks.py"
+WORDS = [
+    "the",
+    "cat",
+    "dog",
+    "sees",
+    "a",
+    "small",
+    "big",
+    "house",
+    "and",
+    "tree",
+    "runs",
+    "to",
+    "of",
+    "it",
+]
+ALONE = World(torch.device("cpu"))
+HALFWAY = 2  # the step that runs are resumed from
+WAYS = ["ddp", "fsdp"]
+# Sums in another order differ in the last bits of a float32, which Muon makes larger.
+TOLERANCE = dict.fromkeys(CASES, 1e-06) | {"muon": 1e-5}
+
+
+def launch(ranks: int, *arguments: str) -> subprocess.Popen[str]:
+    """What `torchrun` does."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(ranks),
+    ]
+    return subprocess.Popen(
+        [*command, *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], seconds: float = 240) -> str:
+    """What it printed, when it has ended by itself."""
+    try:
+        return process.communicate(timeout=seconds)[0]
+    finally:
+        if process.poll() is None:
+            process.terminate()  # so that it ends its ranks
+            process.communicate()
+
+
+def train_on(ranks: int, folder: Path, device: str, *items: str) -> str:
+    process = launch(ranks, str(RANKS), str(folder), device, *items)
+    printed = finish(process)
+    assert process.returncode == 0, printed
+    return printed
+
+
+def write_data(folder: Path) -> None:
+    draw = random.Random(0)
+
+    def words(n: int) -> str:
+        return " ".join(draw.choices(WORDS, k=n))
+
+    (folder / TEXT).write_text("\n".join(words(8) for _ in range(60)))
+    lengths = [1, 2, 3, 12]
+    pairs = [f"{words(length)}\t{words(length)}\n" for length in draw.choices(lengths, k=80)]
+    (folder / PAIRS).write_text("".join(pairs))
+
+
+def halfway(run: Path, copy: Path) -> None:
+    """A copy of a run as it was when its checkpoint halfway had been written."""
+    shutil.copytree(run, copy)
+    checkpoints = Checkpoints(copy / CHECKPOINTS)
+    for step in checkpoints.steps():
+        if step > HALFWAY:
+            shutil.rmtree(checkpoints.place(step))
+    (copy / "model.safetensors").unlink()
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QKV_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, cache: None) -> Path:
+    """Runs named NUMBER-OF-RANKS-WAY-CASE, or the way a run took: 1-then-2-fsdp-gpt."""
+    folder = tmp_path_factory.mktemp("runs")
+    write_data(folder)
+    for name in CASES:
+        train_case(name, folder, folder / f"1-{name}", ALONE)
+    for way in WAYS:
+        halfway(folder / "1-gpt", folder / f"1-then-2-{way}-gpt")
+    begun = [f"{name}:{way}:2-{way}-{name}" for name in CASES for way in WAYS]
+    resumed = [f"gpt:{way}:1-then-2-{way}-gpt" for way in WAYS]
+    printed = train_on(2, folder, "cpu", *begun, *resumed, "fail")
+    (folder / "printed").write_text(printed)
+
+    halfway(folder / "2-fsdp-gpt", folder / "2-fsdp-then-3-ddp-gpt")
+    halfway(folder / "2-ddp-gpt", folder / "2-ddp-then-3-fsdp-gpt")
+    resumed = ["gpt:ddp:2-fsdp-then-3-ddp-gpt", "gpt:fsdp:2-ddp-then-3-fsdp-gpt"]
+    train_on(
+        3,
+        folder,
+        "cpu",
+        *resumed,
+        "transformer:ddp:3-ddp-transformer",
+        "transformer:fsdp:3-fsdp-transformer",
+    )
+
+    for way in WAYS:
+        halfway(folder / f"2-{way}-gpt", folder / f"2-{way}-then-1-gpt")
+        train_case("gpt", folder, folder / f"2-{way}-then-1-gpt", ALONE)
+    halfway(folder / "2-fsdp-muon", folder / "2-fsdp-then-1-muon")
+    train_case("muon", folder, folder / "2-fsdp-then-1-muon", ALONE)
+    return folder
+
+
+def column(run: Path, name: str) -> list[float]:
+    return [row[name] for row in read_metrics(run) if name in row]
+
+
+def assert_same(run: Path, reference: Path, tolerance: float) -> None:
+    """The same numbers at every step, and in the end the same model, checkpoint and average."""
+    for name in ("step", "loss", "gradient_norm", "validation_loss", "tokens"):
+        expected = column(reference, name)
+        # A norm is most of all that of the steepest matrix, and sees every difference in the weights at once.
+        assert column(run, name) == pytest.approx(
+            expected, rel=10 * tolerance if name == "gradient_norm" else tolerance
+        )
+    assert column(run, "loss")[-1] < column(run, "loss")[0]
+    kept, expected_kept = (qkv.load(folder)[0].state_dict() for folder in (run, reference))
+    close(kept, expected_kept, tolerance)
+    newest, expected_newest = (
+        Checkpoints(folder / CHECKPOINTS).newest() for folder in (run, reference)
+    )
+    assert newest is not None
+    assert expected_newest is not None
+    assert newest.step == expected_newest.step == STEPS
+    close(newest.tensors(), expected_newest.tensors(), tolerance)
+
+
+def close(
+    tensors: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float
+) -> None:
+    """Each as near as its own size allows."""
+    assert tensors.keys() == expected.keys()
+    for name, tensor in expected.items():
+        distance = (tensors[name] - tensor).norm() / max(tensor.norm(), 1e-3)
+        assert distance <= 100 * tolerance, f"{name} differs by {distance:.1e}"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_learn_what_one_process_learns(runs: Path, name: str, way: str) -> None:
+    assert_same(runs / f"2-{way}-{name}", runs / f"1-{name}", TOLERANCE[name])
+
+
+def test_cases_have_batches_that_ranks_cannot_share(runs: Path) -> None:
+    """What the other tests rely on."""
+    case = CASES["transformer"]
+    source = DataConfig(data=(str(runs / PAIRS),), tokenizer="characters")
+    data = assemble(case.model, source, batch_tokens=case.run["batch_tokens"], seed=0).training
+    rows = [data.batch(step).rows for step in range(STEPS)]
+    assert min(rows) == 1
+    assert max(rows) > 3
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_three_ranks_with_batches_of_one_row(runs: Path, way: str) -> None:
+    assert_same(runs / f"3-{way}-transformer", runs / "1-transformer", TOLERANCE["transformer"])
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "1-then-2-ddp",
+        "1-then-2-fsdp",
+        "2-fsdp-then-3-ddp",
+        "2-ddp-then-3-fsdp",
+        "2-ddp-then-1",
+        "2-fsdp-then-1",
+    ],
+)
+def test_a_checkpoint_goes_on_with_another_number_of_ranks(runs: Path, path: str) -> None:
+    assert_same(runs / f"{path}-gpt", runs / "1-gpt", TOLERANCE["gpt"])
+
+
+def test_muons_memory_goes_on_too(runs: Path) -> None:
+    assert_same(runs / "2-fsdp-then-1-muon", runs / "1-muon", TOLERANCE["muon"])
+
+
+def test_only_the_first_rank_prints(runs: Path) -> None:
+    lines = (runs / "printed").read_text().splitlines()
+    steps = [line for line in lines if line.startswith(f"step 1/{STEPS} ")]
+    assert len(steps) == len(WAYS) * len(CASES)  # resumed runs begin later
+    assert sum(line.startswith(f"Resuming after step {HALFWAY} ") for line in lines) == len(WAYS)
+
+
+def test_whoever_fails_the_others_stop(runs: Path) -> None:
+    for failing in (0, 1):
+        for rank in (0, 1):
+            ended = (runs / f"{failing}-{rank}").read_text()
+            assert ended == ("OSError" if rank == failing else "SystemExit")
+    assert (runs / "turns-0").read_text() == "OSError"
+    assert (runs / "turns-1").read_text() == "SystemExit"
+    assert not (runs / "turn-1").exists()  # it never had its turn
+
+
+# The command, under torchrun
+
+SMALL = ["--width", "32", "--depth", "2", "--heads", "2", "--context", "16"]
+FLAGS = ["--tokenizer", "characters", "--batch-tokens", "80", "--schedule", "constant", "--warmup", "1",
+         "--learning-rate", "1e-3", "--epsilon", "1e-5", "--device", "cpu", "--log-every", "1"]  # fmt: skip
+
+
+def wait_for(
+    ready: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 120
+) -> None:
+    end = time.monotonic() + seconds
+    while not ready():
+        assert process.poll() is None, finish(process)
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.02)
+
+
+def steps_done(run: Path) -> int:
+    return len(column(run, "loss")) if (run / "metrics.jsonl").exists() else 0
+
+
+def test_torchrun_told_to_stop_saves_and_one_process_goes_on(tmp_path: Path, cache: None) -> None:
+    write_data(tmp_path)
+    out = tmp_path / "run"
+    command = [
+        "-m",
+        "qkv",
+        "train",
+        "gpt",
+        "--data",
+        str(tmp_path / TEXT),
+        "--out",
+        str(out),
+        *SMALL,
+        *FLAGS,
+    ]
+    process = launch(2, *command, "--distributed", "fsdp", "--steps", "100000")
+    try:
+        wait_for(lambda: steps_done(out) >= 5, process)
+        process.terminate()
+    finally:
+        printed = finish(process)
+    stopped = Checkpoints(out / CHECKPOINTS).newest()
+    assert stopped is not None
+    assert stopped.step == steps_done(out) >= 5
+    assert printed.count(f"Stopped after step {stopped.step} of 100000; all is saved.") == 1
+    assert printed.count("The plan") == 1
+
+    steps = stopped.step + 5
+    told = {"batch_tokens": 80, "device": "cpu", "steps": steps, "sample_every": 0}
+    data = DataConfig(data=(str(tmp_path / TEXT),), tokenizer="characters")
+    optimizer = OptimizerConfig(schedule="constant", warmup=1, learning_rate=1e-3, epsilon=1e-5)
+    model = GPTConfig(vocabulary=4096, context=16, width=32, depth=2, heads=2)
+    for run in (RunConfig(out=out, resume=True, **told), RunConfig(out=tmp_path / "alone", **told)):
+        outcome = train(model, data, optimizer, run)
+        assert outcome is not None
+        assert outcome.finished
+    losses = column(tmp_path / "alone", "loss")
+    assert len(losses) == steps
+    assert column(out, "loss") == pytest.approx(losses, rel=1e-4)  # rounding, over the steps
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures(
+    "qkv_unchecked"
+)  # Triton cannot compile a function that the shape checks have rewritten
+def test_one_rank_on_a_gpu_learns_what_one_process_learns(
+    tmp_path: Path, cache: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nccl, half precision, compiled or not; the losses differ by bf16's rounding."""
+    monkeypatch.delitem(sys.modules, "ranks")
+    from qkv.training.systems.distributed import World
+    from support.ranks import train_case
+
+    write_data(tmp_path)
+    items = []
+    for name in ("gpt", "llama"):
+        train_case(
+            name, tmp_path, tmp_path / f"1-{name}", World(torch.device("cuda")), precision="bf16"
+        )
+        items += [f"{name}:{way}:{way}-{name}:bf16" for way in WAYS]
+    items += [f"gpt:{way}:compiled-{way}-gpt:bf16:compiled" for way in WAYS]
+    train_on(1, tmp_path, "cuda", *items)
+    for item in items:
+        name, _, out, *_ = item.split(":")
+        assert column(tmp_path / out, "loss") == pytest.approx(
+            column(tmp_path / f"1-{name}", "loss"), rel=2e-2
+        )
+        assert (
+            qkv.load(tmp_path / out)[0].state_dict().keys()
+            == qkv.load(tmp_path / f"1-{name}")[0].state_dict().keys()
+        )

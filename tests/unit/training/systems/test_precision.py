@@ -1,0 +1,115 @@
+"""Half precision: computed short, learned whole; and refused where the machine cannot compute with it."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from qkv.models import build
+from qkv.training.objective import FeatureExtractor, Objective
+from qkv.training.systems import precision
+from qkv.training.systems.precision import Cast, best_precision, check_precision, cpu_slowdown
+from support.small_training import MODELS, made_batch
+
+CPU = torch.device("cpu")
+
+
+def test_cast_computes_in_the_dtype_and_the_gradient_arrives_at_the_weights() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    inputs = torch.randn(5, 3, dtype=torch.float64)
+    cast = Cast(model, torch.float64)
+    out = cast(inputs)
+    assert out.dtype == torch.float64
+    out.square().sum().backward()
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    found = [weight.grad for weight in model.parameters()]
+    assert {gradient.dtype for gradient in found} == {torch.float32}
+    double = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    double.load_state_dict(model.state_dict())
+    double(inputs).square().sum().backward()
+    for mine, weight in zip(found, double.parameters(), strict=True):
+        torch.testing.assert_close(mine, weight.grad.float())
+
+
+@pytest.mark.parametrize("family", list(MODELS))
+def test_a_cast_model_learns_as_one_that_is_of_that_dtype(family: str) -> None:
+    """Float64 stands in for bf16 here: every weight, also one used twice, gets the gradient of both uses."""
+    batch = made_batch(family)
+    model = build(MODELS[family]).eval()
+    objective = Objective(model).eval()
+    objective.reader = Cast(FeatureExtractor(model), torch.float64)
+    loss = objective(batch)
+    assert loss.dtype == torch.float64
+    loss.backward()
+    double = build(MODELS[family]).double()
+    double.load_state_dict(model.state_dict())
+    expected = Objective(double).eval()(batch)
+    expected.backward()
+    torch.testing.assert_close(loss, expected)
+    for (name, weight), other in zip(model.named_parameters(), double.parameters(), strict=True):
+        if other.grad is None:  # BERT's pooler, which guesses no words
+            assert weight.grad is None, name
+        else:
+            torch.testing.assert_close(weight.grad, other.grad.float(), msg=name)
+
+
+def test_the_best_of_a_cpu_is_float32() -> None:
+    assert best_precision(CPU) == "float32"
+
+
+@pytest.mark.parametrize(("bf16", "expected"), [(True, "bf16"), (False, "fp16")])
+def test_the_best_of_a_gpu(bf16: bool, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16)
+    assert best_precision(torch.device("cuda")) == expected
+
+
+def test_the_probe_answers_and_this_process_lives() -> None:
+    slowdown = cpu_slowdown(torch.bfloat16)
+    assert slowdown is None or slowdown > 0
+
+
+def tried(monkeypatch: pytest.MonkeyPatch, code: int, printed: str) -> None:
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, code, printed, "")
+
+    monkeypatch.setattr(precision.subprocess, "run", run)
+
+
+@pytest.mark.parametrize(
+    ("code", "printed", "slowdown"),
+    [
+        (0, "16777216.0 0.5\n", 0.5),
+        (0, "16777216.0 11.0\n", 11.0),
+        (-4, "", None),
+        (-11, "", None),
+        (0, "17.0 1.0\n", None),
+        (1, "", None),
+        (0, "nan 1.0", None),
+    ],
+)
+def test_a_processor_that_kills_or_errs_does_not_compute(
+    code: int, printed: str, slowdown: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried(monkeypatch, code, printed)
+    assert cpu_slowdown.__wrapped__(torch.bfloat16) == slowdown
+
+
+def test_what_cannot_be_computed_is_refused_and_what_is_slow_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        precision, "cpu_slowdown", {torch.bfloat16: None, torch.float16: 9.5}.__getitem__
+    )
+    with pytest.raises(
+        ValueError, match="precision: this CPU cannot compute with bf16; use float32"
+    ):
+        check_precision("bf16", CPU)
+    assert "fp16 take 9.5 times as long as in float32" in (check_precision("fp16", CPU) or "")
+    assert check_precision("float32", CPU) is None
+    assert check_precision("bf16", torch.device("cuda")) is None
+    monkeypatch.setattr(precision, "cpu_slowdown", lambda dtype: 1.0)
+    assert check_precision("bf16", CPU) is None
