@@ -21,7 +21,7 @@ from torch import Tensor
 
 from qkv import checkpoint, storage
 from qkv.models.consistency import check_consistent, refuse_adapters
-from qkv.models.convert import folder, peft, read_folder, read_gguf
+from qkv.models.convert import hf_folder, peft, read_folder, read_gguf
 from qkv.models.convert.hf_folder import (
     CHECKSUM,
     CONFIG,
@@ -49,7 +49,7 @@ from qkv.nn.lora import AdapterConfig, attach, merge
 from qkv.text import Tokenizer
 from qkv.text.special_tokens import UnknownKind
 
-TOKENIZER_CONFIG = folder.BESIDE_TOKENIZER[0]
+TOKENIZER_CONFIG = hf_folder.BESIDE_TOKENIZER[0]
 TOKENIZERS = (
     {TOKENIZER},
     {"vocab.json", "merges.txt"},
@@ -103,19 +103,19 @@ def save(
             )
     replace = replace and is_ours(path)
     if not replace:
-        folder.refuse_taken(current(path))
+        hf_folder.refuse_taken(current(path))
     finish_replacing(path)
     storage.sweep(path)
     with storage.staging(
         path, sum(tensor.nbytes for tensor in tensors.values()), "the model"
     ) as made:
-        folder.write_json(made / CONFIG, to_json(model.config))
+        hf_folder.write_json(made / CONFIG, to_json(model.config))
         if tokenizer is not None:
             tokenizer.write(made)
         if not (replace and tokenizer is not None):
             refuse_other_tokenizer(made, path)
-        checksums = folder.FORMAT | {TENSORS: checksum(tensors)} | checksums_beside(made)
-        folder.write_tensors(made / SINGLE, tensors, checksums)
+        checksums = hf_folder.FORMAT | {TENSORS: checksum(tensors)} | checksums_beside(made)
+        hf_folder.write_tensors(made / SINGLE, tensors, checksums)
         put(made, path)
 
 
@@ -145,7 +145,7 @@ def load(
         raise ValueError(f"base: {path} is a whole model, not an adapter; leave the base out")
     if path.suffix.lower() == ".gguf":
         return remembered(read_gguf(path, allow_nonfinite=allow_nonfinite), read_tokenizer(path))
-    values = folder.open_config(path)
+    values = hf_folder.open_config(path)
     if not is_ours(path):
         return remembered(read_folder(path, allow_nonfinite=allow_nonfinite), read_tokenizer(path))
     path = current(path)
@@ -153,8 +153,8 @@ def load(
         config = from_json(values)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path / CONFIG}: {error}") from error
-    weights = folder.open_weights(path, allow_nonfinite=allow_nonfinite)
-    metadata = folder.read_metadata(path / SINGLE)
+    weights = hf_folder.open_weights(path, allow_nonfinite=allow_nonfinite)
+    metadata = hf_folder.read_metadata(path / SINGLE)
     verify_beside(path, metadata)
     tensors = {name: weights[name].clone() for name in weights}
     model = with_weights(config, tensors, weights.origin).eval()
@@ -205,7 +205,7 @@ def is_adapter(path: Path) -> bool:
 def base_of(path: Path, given: Path | str | None = None) -> Path:
     """The model that an adapter belongs to; a relative path counts from the adapter's folder first, then from here."""
     name = (
-        folder.read_json(path / peft.CONFIG).get("base_model_name_or_path")
+        hf_folder.read_json(path / peft.CONFIG).get("base_model_name_or_path")
         if given is None
         else given
     )
@@ -257,7 +257,7 @@ def load_checkpoint(
         if base is not None:
             raise ValueError(f"base: {path} is a whole model, not an adapter; leave the base out")
         frozen = (
-            folder.open_weights(run, allow_nonfinite=allow_nonfinite)
+            hf_folder.open_weights(run, allow_nonfinite=allow_nonfinite)
             if is_ours(run)
             else Weights({}, str(run))
         )
@@ -274,7 +274,7 @@ def load_checkpoint(
     below = described.beside(load(place, allow_nonfinite=allow_nonfinite).model)
     model = adapted_model(described.config, described.adapters, below | trained)
     adapter = run / checkpoint.ADAPTER / peft.WEIGHTS
-    header = folder.read_metadata(adapter) if adapter.is_file() else {}
+    header = hf_folder.read_metadata(adapter) if adapter.is_file() else {}
     if header.get(peft.BASE) not in (None, peft.base_checksum(model)):
         raise ValueError(
             f"{path}: its adapters were trained on other weights than {place} has now; {another}"
@@ -333,10 +333,10 @@ def is_ours(path: Path) -> bool:
     """Whether there is an artifact of ours, be it damaged: one of its two files says so."""
     path = current(path)
     with suppress(ValueError):
-        if "family" in folder.read_json(path / CONFIG):
+        if "family" in hf_folder.read_json(path / CONFIG):
             return True
     with suppress(ValueError):
-        return TENSORS in folder.read_metadata(path / SINGLE)
+        return TENSORS in hf_folder.read_metadata(path / SINGLE)
     return False
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from qkv import storage
 from qkv.models.convert.hf_folder import open_file, read_json
 from qkv.models.registry import Config, Model, backbone_of, build, from_json
-from qkv.models.task_model import TunedConfig
+from qkv.models.task_model import TaskModelConfig
 from qkv.nn.lora import AdapterConfig
 
 RUN, CHECKPOINTS, ADAPTER = "run.json", "checkpoints", "adapter"
@@ -163,7 +163,7 @@ class Described(NamedTuple):
         """The base's weights that adapters were trained beside, under the names that the run's model has for them."""
         with torch.device("meta"):
             wanted = build(self.config).state_dict().keys()
-        tuned = isinstance(self.config, TunedConfig)
+        tuned = isinstance(self.config, TaskModelConfig)
         weights = (backbone_of(base) if tuned else base).state_dict()
         named = {f"backbone.{name}" if tuned else name: weight for name, weight in weights.items()}
         return {name: named[name] for name in named if name in wanted}

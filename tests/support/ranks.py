@@ -16,7 +16,7 @@ from qkv.models.gpt import GPTConfig
 from qkv.models.registry import Config
 from qkv.models.rnn import RNNConfig
 from qkv.models.transformer import TransformerConfig
-from qkv.training.loop import TrainingResult, train
+from qkv.training.loop import TrainingResult, training_loop
 from qkv.training.run import begin
 from qkv.training.run_config import DataConfig, Distributed, OptimizerConfig, RunConfig
 from qkv.training.setup.training_task import assemble
@@ -95,7 +95,7 @@ def train_case(
     with world.in_turn():
         source = DataConfig(data=(str(data / case.data),), tokenizer="characters")
         task = assemble(case.model, source, batch_tokens=run.batch_tokens, seed=run.seed)
-    return train(begin(task, optimizer, run, world))
+    return training_loop(begin(task, optimizer, run, world))
 
 
 def fail_in_turn(world: World, folder: Path) -> None:

@@ -16,7 +16,7 @@ from qkv.data.batches.batch import IGNORE, Batch
 from qkv.models import BERTConfig, Config, GPTConfig, RNNConfig, TransformerConfig
 from qkv.models.convert.hf_folder import read_metadata
 from qkv.training.logging.metrics import read_metrics
-from qkv.training.loop import TrainingResult, train
+from qkv.training.loop import TrainingResult, training_loop
 from qkv.training.resilience.checkpoint_writer import Checkpoints
 from qkv.training.run import Run, begin
 from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig
@@ -84,7 +84,7 @@ class Plan(NamedTuple):
         return begin(task or self.task(), self.optimizer, self.run, ALONE, **more)
 
     def train(self, task: TrainingTask | None = None, **more: Any) -> TrainingResult:
-        return train(self.begin(task, **more))
+        return training_loop(self.begin(task, **more))
 
 
 def plan(

@@ -30,7 +30,7 @@ from qkv.models import (
     Transformer,
     TransformerConfig,
 )
-from qkv.models.convert import folder, write_folder
+from qkv.models.convert import hf_folder, write_folder
 from qkv.nn.position import RotaryScaling
 from qkv.text import Tokenizer
 from support.killing import killed_before_every_touch
@@ -377,7 +377,7 @@ def test_rewritten_weights_are_refused(
     change: Callable[[dict[str, Any]], Any], complaint: str, saved: Path
 ) -> None:
     weights = saved / "model.safetensors"
-    tensors, metadata = load_file(weights), folder.read_metadata(weights)
+    tensors, metadata = load_file(weights), hf_folder.read_metadata(weights)
     tensors = {name: tensor.clone() for name, tensor in sorted(tensors.items())}
     change(tensors)
     save_file(tensors, weights, metadata=metadata)

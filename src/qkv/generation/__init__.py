@@ -1,6 +1,6 @@
 """From logits to words: one draw, and the loop that goes on with it. Ids only."""
 
-from qkv.generation.generate import Word, generate, stream, translate
+from qkv.generation.generate import GeneratedToken, generate, stream, translate
 from qkv.generation.sampling import row_seeds
 from qkv.generation.sampling_params import SamplingParams
 from qkv.generation.search.beam_search import Hypothesis, beam_search

@@ -21,7 +21,7 @@ from qkv.nn.cache import KeyValueCache, StaticCache
 from qkv.nn.hooks import has_hooks
 from qkv.nn.unchanged import all_unchanged, settings
 
-recordings: WeakKeyDictionary[nn.Module, tuple[Asked, Recording]] = WeakKeyDictionary()
+recordings: WeakKeyDictionary[nn.Module, tuple[GraphKey, DecodeGraph]] = WeakKeyDictionary()
 """Of each model the last one: it holds the memory of its cache."""
 AHEAD = 3  # steps that the GPU may be ahead of the host
 NO_END = (

@@ -112,7 +112,7 @@ class CapturedValues(dict[str, Tensor]):
         super().__init__()
         self.every: dict[str, list[Tensor]] = {}
 
-    def padding_mask(self, value: Tensor, name: str) -> None:
+    def store(self, value: Tensor, name: str) -> None:
         self[name] = value
         self.every.setdefault(name, []).append(value)
 
@@ -123,5 +123,5 @@ def capture(model: nn.Module, *patterns: str) -> Iterator[CapturedValues]:
     seen = CapturedValues()
     with ExitStack() as listening:
         for pattern in patterns:
-            listening.enter_context(add_hook(model, pattern, seen.padding_mask))
+            listening.enter_context(add_hook(model, pattern, seen.store))
         yield seen

@@ -33,7 +33,7 @@ class AddedTokenMatch(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def added_tokens_of(tokenizer: Tokenizer) -> Markers:
+def added_tokens_of(tokenizer: Tokenizer) -> AddedTokens:
     return AddedTokens(tokenizer)
 
 

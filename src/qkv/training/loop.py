@@ -35,7 +35,7 @@ class TrainingResult:
     flops: float
 
 
-def train(run: Run, samples: Samples | None = None) -> TrainingResult:
+def training_loop(run: Run, samples: Samples | None = None) -> TrainingResult:
     """Take the run to its last step, or to where it is told to stop. `samples` shows what the model says by now."""
     config, state, memory, progress = run.config, run.state, run.memory, run.progress
     validate_every, save_every = (

@@ -21,7 +21,7 @@ from qkv.tables import Table
 from qkv.training.finetune.finetune_config import FinetuneConfig
 from qkv.training.logging.metrics import Metrics
 from qkv.training.logging.progress import Progress, clock
-from qkv.training.loop import TrainingResult, train
+from qkv.training.loop import TrainingResult, training_loop
 from qkv.training.resilience.resume_checks import check_order, check_steps, rate_change
 from qkv.training.run import begin, cost_of
 from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig
@@ -129,7 +129,7 @@ def run_training(
         beginning = begin(task, optimizer, run, world, metrics=metrics, progress=progress)
         if written.changed and world.first:  # only now is it certain that the run goes on
             write_description(run.out, written.description)
-        outcome = train(beginning, None if samples is None or shards else samples(task))
+        outcome = training_loop(beginning, None if samples is None or shards else samples(task))
         if outcome.finished:
             console.print(report(run, outcome, perplexity=task.metric == "loss"))
         return outcome

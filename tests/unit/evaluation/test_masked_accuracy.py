@@ -75,11 +75,11 @@ def test_equals_a_plain_loop(tokenizer: Tokenizer, data: str) -> None:
     tokens = prepare_texts(open_texts([data]), tokenizer)
     rows = list(MaskedData(tokens, 16, 1, 7, WordPieces.of(tokenizer)).ordered())
     for batch in rows:
-        assert batch.places is not None
+        assert batch.target_positions is not None
         length = 16 if batch.padding_mask is None else int(batch.padding_mask.sum())
         with torch.no_grad():
             chances = model(batch.ids[:, :length])[0].log_softmax(-1)  # (T, V)
-        for place, target in zip(batch.places[0].tolist(), batch.targets[0].tolist(), strict=True):
+        for place, target in zip(batch.target_positions[0].tolist(), batch.targets[0].tolist(), strict=True):
             if target >= 0:
                 right += int(chances[place].argmax()) == target
                 surprises.append(-float(chances[place, target]))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from qkv import artifact
 from qkv.data.batches.batch import Batch
 from qkv.training.logging.metrics import read_metrics
-from qkv.training.loop import TrainingResult, train
+from qkv.training.loop import TrainingResult, training_loop
 from qkv.training.resilience.checkpoint_writer import Checkpoints
 from qkv.training.run import Run, compiles
 from qkv.training.setup.training_task import TrainingData, TrainingTask
@@ -210,7 +210,7 @@ def test_a_bad_step_is_skipped(
 ) -> None:
     asked = plan("gpt", tmp_path, checkpoint_every=1, keep=20, optimizer={"optimizer": optimizer})
     run, _ = poisoned_run(asked, asked.task(), lambda position: position in (0, 5), how)
-    outcome = train(run)
+    outcome = training_loop(run)
     assert outcome.finished
     out = asked.run.out
     assert events(out) == [("skipped", 1, 0), ("skipped", 6, 5)]
@@ -242,7 +242,7 @@ def test_a_bad_step_is_skipped(
 def test_a_spike_is_skipped_once_it_is_known_what_is_usual(tmp_path: Path) -> None:
     asked = plan("gpt", tmp_path, steps=30, checkpoint_every=1, keep=40)
     run, _ = poisoned_run(asked, asked.task(), lambda position: position in (3, 27), "spike")
-    assert train(run).finished
+    assert training_loop(run).finished
     assert events(asked.run.out) == [("skipped", 28, 27)]
     assert same_bits(weights_after(asked.run.out, 27), weights_after(asked.run.out, 28))
     assert not same_bits(weights_after(asked.run.out, 3), weights_after(asked.run.out, 4))
@@ -270,7 +270,7 @@ def test_three_in_a_row_go_back_and_leave_their_data_out(
     asked = plan("gpt", tmp_path, checkpoint_every=every, validate_every=50)
     task = asked.task()
     run, data = poisoned_run(asked, task, lambda position: position in (7, 8, 9), "nan")
-    assert train(run).finished
+    assert training_loop(run).finished
     back = {2: 6, 3: 6, 5: 5}[every]
     assert events(asked.run.out) == [
         ("skipped", 8, 7),
@@ -300,7 +300,7 @@ def test_it_goes_back_to_before_the_first_bad_step(tmp_path: Path) -> None:
             "gpt", tmp_path, tmp_path / str(keep), checkpoint_every=1, keep=keep, validate_every=50
         )
         run, data = poisoned_run(asked, asked.task(), lambda position: position in (7, 8, 9), "nan")
-        assert train(run).finished
+        assert training_loop(run).finished
         assert [event for event in events(asked.run.out) if event[0] == "rewound"] == [
             ("rewound", back, back)
         ]
@@ -313,7 +313,7 @@ def test_what_is_left_out_stays_out_after_the_run_was_killed(tmp_path: Path) -> 
 
     whole = plan("gpt", tmp_path, tmp_path / "whole")
     task = whole.task()
-    train(poisoned_run(whole, task, poisoned, "nan")[0])
+    training_loop(poisoned_run(whole, task, poisoned, "nan")[0])
     asked = plan("gpt", tmp_path)
 
     class Died(Exception):
@@ -327,9 +327,9 @@ def test_what_is_left_out_stays_out_after_the_run_was_killed(tmp_path: Path) -> 
     run, _ = poisoned_run(asked, task, poisoned, "nan")
     run.__class__ = Dying
     with pytest.raises(Died):
-        train(run)
+        training_loop(run)
     again, data = poisoned_run(asked, task, poisoned, "nan")
-    assert train(again).finished
+    assert training_loop(again).finished
     assert data.asked[0] == 6
     assert not {7, 8, 9} & set(data.asked)
     assert same_bits(model_of(whole.run.out), model_of(asked.run.out))
@@ -344,7 +344,7 @@ def test_failing_again_and_again_is_told(how: str, every: int, tmp_path: Path) -
     with pytest.raises(
         RuntimeError, match=r"training fails again and again, now at step \d: it went back 3 times"
     ):
-        train(run)
+        training_loop(run)
     assert max(data.asked) < 30, "it does not go on and on"
     assert Checkpoints(asked.run.out / "checkpoints", say=pytest.fail).newest().step <= 8
 
@@ -356,7 +356,7 @@ def test_an_overflow_of_fp16_halves_the_scale_and_is_no_bad_step(
     run, _ = poisoned_run(asked, asked.task(), lambda position: 2 <= position < 7, "gradient")
     scale = run.memory.scale
     scale.active, scale.factor = True, torch.tensor(8.0)
-    assert train(run).finished
+    assert training_loop(run).finished
     reasons = [row["reason"] for row in rows_of(asked.run.out) if row.get("event") == "skipped"]
     assert [reason.partition(" at ")[0] for reason in reasons[:3]] == [
         "its gradient overflows fp16"
@@ -373,7 +373,7 @@ def test_a_spike_in_fp16_is_called_a_spike(tmp_path: Path) -> None:
     asked = plan("gpt", tmp_path, steps=30)
     run, _ = poisoned_run(asked, asked.task(), lambda position: position == 27, "spike")
     run.memory.scale.active, run.memory.scale.factor = True, torch.tensor(8.0)
-    assert train(run).finished
+    assert training_loop(run).finished
     (row,) = [row for row in rows_of(asked.run.out) if row.get("event") == "skipped"]
     assert row["reason"].startswith("the loss is ")
 
@@ -403,7 +403,7 @@ def test_memory_that_runs_out_halves_the_micro_batch(
     def go(asked: Plan) -> TrainingResult:
         run = asked.begin()
         run.objective = Cramped(run.objective, rows=1)
-        return train(run)
+        return training_loop(run)
 
     go(cramped.but(steps=6, validate_every=6))
     assert capsys.readouterr().out.count("Out of memory") == 2
@@ -430,7 +430,7 @@ def test_a_row_that_does_not_fit_is_told(tmp_path: Path) -> None:
     run = asked.begin()
     run.objective = Cramped(run.objective, rows=0)
     with pytest.raises(MemoryError, match="out of memory with one row of 16 tokens at a time"):
-        train(run)
+        training_loop(run)
 
 
 # Signals
@@ -478,7 +478,7 @@ def test_a_signal_saves_and_stops_after_the_step(
     asked = plan("gpt", tmp_path)
     run = asked.begin()
     interrupting(run, number, at=4, times=times)
-    outcome = train(run)
+    outcome = training_loop(run)
     assert (outcome.steps, outcome.finished) == (5, False)
     said = capsys.readouterr().out
     assert "Stopped after step 5 of 12; all is saved. Go on with --resume." in said
@@ -495,7 +495,7 @@ def test_a_model_that_cannot_generate_does_not_end_its_run(
 
     run = plan("gpt", tmp_path, steps=3, sample_every=2).begin()
     run.measured = lambda: {"loss": math.inf}
-    assert train(run, broken).finished
+    assert training_loop(run, broken).finished
     printed = capsys.readouterr().out
     assert "There is no sample after step 2: logits: not finite." in printed
     assert (
@@ -509,7 +509,7 @@ def test_a_hang_up_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
     try:
         run = plan("gpt", tmp_path, steps=3).begin()
         interrupting(run, signal.SIGHUP, at=1)
-        assert train(run).finished
+        assert training_loop(run).finished
     finally:
         signal.signal(signal.SIGHUP, before)
 
@@ -524,7 +524,7 @@ def test_stopped_before_the_first_validation_the_newest_weights_are_the_model(
     run = asked.begin()
     assert artifact.load(asked.run.out).tokenizer is not None, "before the first step, too"
     interrupting(run, signal.SIGINT, at=4)
-    assert train(run).validation_loss is None
+    assert training_loop(run).validation_loss is None
     newest = {name: run.memory.average.weights[name] if run.memory.average else weight.detach()
               for name, weight in run.model.named_parameters()}  # fmt: skip
     assert same_bits(model_of(asked.run.out), newest)
@@ -544,7 +544,7 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     )  # a shell's background job ignores it
     try:
         with pytest.raises(KeyboardInterrupt):
-            train(run)
+            training_loop(run)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)

@@ -30,7 +30,7 @@ def require_hook(
         raise ValueError(
             f'{whose} has no hook point "{name}", so its {name} cannot be read or changed; give the module '
             f'self.taps = HookPoints("{name}", ...) of qkv.nn.hooks, and in its forward write '
-            f'{name} = self.taps("{name}", {name})'
+            f'{name} = self.hooks("{name}", {name})'
         )
     reached = False
 
@@ -50,7 +50,7 @@ def require_hook(
     if not reached:
         raise ValueError(
             f'{whose} never sent its {name} through the hook point "{name}", so they cannot be read or changed; '
-            f'in its forward write {name} = self.taps("{name}", {name})'
+            f'in its forward write {name} = self.hooks("{name}", {name})'
         )
 
 
@@ -60,5 +60,5 @@ def capture_required(model: nn.Module, names: Iterable[str]) -> Iterator[Capture
     seen = CapturedValues()
     with ExitStack() as hooks:
         for name in names:
-            hooks.enter_context(require_hook(model, name, seen.keep))
+            hooks.enter_context(require_hook(model, name, seen.store))
         yield seen

@@ -183,11 +183,11 @@ def about_words(
     texts, known, cut = [], [], 0
     for part in examples:
         framed = frame.encode(tokenizer, part)
-        texts.append([(without_end(model, each.sequences[0]), each.places) for each in framed])
+        texts.append([(without_end(model, each.sequences[0]), each.target_positions) for each in framed])
         # Words that were cut off have no place, and so no tag.
         known.append(
             [
-                list(own.label or ())[: len(each.places)]
+                list(own.label or ())[: len(each.target_positions)]
                 for own, each in zip(part, framed, strict=True)
             ]
         )
@@ -262,7 +262,7 @@ def about_texts(
         rows = []
         for framed in frame.encode(tokenizer, part):
             ids = without_end(model, framed.sequences[0])
-            rows.append((ids, np.minimum(framed.places, len(ids) - 1)))
+            rows.append((ids, np.minimum(framed.target_positions, len(ids) - 1)))
         texts.append(as_texts(rows, answer, frame.padding, mean=pooling == "mean"))
     return ProbeTask(name, in_order(texts), labels, ("distance",) if numbers else ("accuracy",))
 

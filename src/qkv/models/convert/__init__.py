@@ -10,7 +10,7 @@ import torch
 
 from qkv.models.bert import BERTConfig
 from qkv.models.consistency import check_consistent, refuse_adapters
-from qkv.models.convert import bert, folder, gpt2, llama, marian
+from qkv.models.convert import hf_bert, hf_folder, hf_gpt2, hf_llama, hf_marian
 from qkv.models.convert.config_fields import Fields, SpecialIds
 from qkv.models.convert.detect_family import recognise
 from qkv.models.convert.gguf_model import read_gguf
@@ -18,17 +18,17 @@ from qkv.models.convert.hf_tokenizer import TokenizerOut
 from qkv.models.convert.weight_rules import Format, assemble, spread
 from qkv.models.gpt import GPTConfig
 from qkv.models.registry import Config, Model, uncompiled
-from qkv.models.task_model import TunedConfig
+from qkv.models.task_model import TaskModelConfig
 from qkv.models.transformer import TransformerConfig
 from qkv.text.tokenizer import Tokenizer
 
 __all__ = ["read_folder", "read_gguf", "write_folder"]
 
 FORMATS: dict[str, Format[Any]] = {
-    "gpt2": gpt2.FORMAT,
-    "llama": llama.FORMAT,
-    "bert": bert.FORMAT,
-    "marian": marian.FORMAT,
+    "gpt2": hf_gpt2.FORMAT,
+    "llama": hf_llama.FORMAT,
+    "bert": hf_bert.FORMAT,
+    "marian": hf_marian.FORMAT,
 }
 
 
@@ -38,8 +38,8 @@ def read_folder(
     """A model from a folder that `transformers` wrote; dtype None keeps the file's own numbers. Dropout is off, and
     weights that are NaN or infinite are refused unless they are allowed."""
     path = Path(path)
-    fields = Fields(folder.open_config(path), str(path / folder.CONFIG))
-    weights = folder.open_weights(path, allow_nonfinite=allow_nonfinite)
+    fields = Fields(hf_folder.open_config(path), str(path / hf_folder.CONFIG))
+    weights = hf_folder.open_weights(path, allow_nonfinite=allow_nonfinite)
     try:
         format = format_in(fields, weights)
         fields.no_surprises()
@@ -78,7 +78,7 @@ def write_folder(
     path: Path | str,
     *,
     tokenizer: Tokenizer | Path | str | None = None,
-    max_shard_bytes: int = folder.SHARD_BYTES,
+    max_shard_bytes: int = hf_folder.SHARD_BYTES,
     begin_id: int | None = None,
     end_id: int | None = None,
     pad_id: int | None = None,
@@ -103,7 +103,7 @@ def write_folder(
     values["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
     if values["architectures"][0] in format.bare:
         tensors = {name.removeprefix(format.prefix): tensor for name, tensor in tensors.items()}
-    folder.write(
+    hf_folder.write(
         Path(path), values, tensors, tokenizer=written.write, max_shard_bytes=max_shard_bytes
     )
 
@@ -114,12 +114,12 @@ def format_out(config: Config) -> Format[Any]:
             raise ValueError(
                 f"position: expected learned (GPT-2) or rotary (Llama), not {config.position}"
             )
-        return gpt2.FORMAT if config.position == "learned" else llama.FORMAT
+        return hf_gpt2.FORMAT if config.position == "learned" else hf_llama.FORMAT
     if isinstance(config, BERTConfig):
-        return bert.FORMAT
+        return hf_bert.FORMAT
     if isinstance(config, TransformerConfig):
-        return marian.FORMAT
-    if isinstance(config, TunedConfig):
+        return hf_marian.FORMAT
+    if isinstance(config, TaskModelConfig):
         raise ValueError(
             "model: a head of ours has no place in their format; write model.body, or save it with qkv.save"
         )

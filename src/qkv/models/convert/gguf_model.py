@@ -1,6 +1,6 @@
-"""GGUF, the one-file format of llama.cpp, for the Llama architecture; quantised tensors become ordinary ones.
+"""GGUF, the one-file format of hf_llama.cpp, for the Llama architecture; quantised tensors become ordinary ones.
 
-A file is read as Llama in other words: its fields and tensors get the names of llama.py and take the same way.
+A file is read as Llama in other words: its fields and tensors get the names of hf_llama.py and take the same way.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from qkv import storage
-from qkv.models.convert import llama
+from qkv.models.convert import hf_llama
 from qkv.models.convert.config_fields import Fields
 from qkv.models.convert.hf_folder import refuse_pickle
 from qkv.models.convert.weight_rules import Weights, assemble
@@ -73,7 +73,7 @@ def read_gguf(
         weights = weights_of(fields, tensors, allow_nonfinite)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    return assemble(llama.FORMAT, fields, weights, dtype)
+    return assemble(hf_llama.FORMAT, fields, weights, dtype)
 
 
 def library() -> Any:
@@ -125,7 +125,7 @@ def open_gguf(path: Path) -> Any:
         ) from error
     if reader.byte_order != "I":
         raise ValueError(
-            f"{path}: written for machines of the other byte order; convert it with llama.cpp"
+            f"{path}: written for machines of the other byte order; convert it with hf_llama.cpp"
         )
     check_places(path, reader)
     return reader
@@ -256,5 +256,5 @@ def numbers(tensor: Any, turned_heads: int = 0) -> Tensor:
         return x
     if x.shape[0] % (2 * turned_heads):
         raise ValueError(f"expected pairs of rows for {turned_heads} heads, not {x.shape[0]} rows")
-    # llama.cpp puts the two dimensions of a rotary pair side by side; ours are half a head apart.
+    # hf_llama.cpp puts the two dimensions of a rotary pair side by side; ours are half a head apart.
     return x.unflatten(0, (turned_heads, -1, 2)).transpose(1, 2).flatten(0, 2)  # (rows, ...)

@@ -16,13 +16,13 @@ import tokenizers
 from tokenizers.processors import PostProcessor, Sequence, TemplateProcessing
 
 from qkv.models.bert import BERTConfig
-from qkv.models.convert import folder
+from qkv.models.convert import hf_folder
 from qkv.models.convert.config_fields import SpecialIds
 from qkv.models.registry import Config
 from qkv.models.transformer import TransformerConfig
 from qkv.text.tokenizer import Tokenizer, beginning
 
-TOKENIZER_CONFIG = folder.BESIDE_TOKENIZER[0]
+TOKENIZER_CONFIG = hf_folder.BESIDE_TOKENIZER[0]
 BY_FILE = {"tokenizer_class": "PreTrainedTokenizerFast"}
 """Without it their library chooses a tokenizer by the model's family, whatever tokenizer.json says. Where there is no
 tokenizer.json, that would be one with an empty vocabulary; with it, there is an error that says what is missing."""
@@ -34,7 +34,7 @@ class TokenizerOut:
     def __init__(self, given: Tokenizer | Path | str | None, config: Config) -> None:
         self.config, self.files = config, {}
         if isinstance(given, str | Path):
-            self.files = folder.tokenizer_files(Path(given))
+            self.files = hf_folder.tokenizer_files(Path(given))
             given = Tokenizer.read(given)
         self.tokenizer = given
         if given is not None and given.vocabulary > config.vocabulary:
@@ -61,13 +61,13 @@ class TokenizerOut:
         for name, source in self.files.items():
             shutil.copyfile(source, made / name)
         if self.tokenizer is not None and not self.files:
-            folder.write_json(
+            hf_folder.write_json(
                 made / TOKENIZER_CONFIG, {**self.tokenizer.config, **BY_FILE, **self.hints()}
             )
             inner = framed(self.tokenizer, *self.frame())
-            (made / folder.TOKENIZER).write_text(inner.to_str(pretty=True), encoding="utf-8")
+            (made / hf_folder.TOKENIZER).write_text(inner.to_str(pretty=True), encoding="utf-8")
         elif not (made / TOKENIZER_CONFIG).exists():
-            folder.write_json(made / TOKENIZER_CONFIG, BY_FILE)
+            hf_folder.write_json(made / TOKENIZER_CONFIG, BY_FILE)
 
     def frame(self) -> tuple[list[int], list[int]]:
         """The ids before and after a text."""

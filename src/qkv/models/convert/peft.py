@@ -19,7 +19,7 @@ from torch import Tensor
 
 from qkv import storage
 from qkv.models.consistency import check_consistent
-from qkv.models.convert import folder
+from qkv.models.convert import hf_folder
 from qkv.models.convert.config_fields import Fields
 from qkv.models.convert.hf_folder import CHECKSUM, TENSORS, checksum
 from qkv.models.convert.peft_modules import Names, endings, names_of, task_type
@@ -35,7 +35,7 @@ from qkv.models.registry import (
     weights_of,
     with_weights,
 )
-from qkv.models.task_model import TaskModel, TunedConfig
+from qkv.models.task_model import TaskModel, TaskModelConfig
 from qkv.nn import lora
 from qkv.nn.linear.linear import Linear
 from qkv.nn.lora import check_fresh
@@ -98,8 +98,8 @@ def write_adapter(
     with storage.staging(
         path, sum(tensor.nbytes for tensor in tensors.values()), "the adapter"
     ) as made:
-        folder.write_json(made / CONFIG, config_out(model, names, pairs, base))
-        folder.write_tensors(made / WEIGHTS, tensors, folder.FORMAT | header)
+        hf_folder.write_json(made / CONFIG, config_out(model, names, pairs, base))
+        hf_folder.write_tensors(made / WEIGHTS, tensors, hf_folder.FORMAT | header)
         for name in (WEIGHTS, CONFIG):
             storage.flush(made / name)
         if (path / CONFIG).exists() and (path / CONFIG).read_bytes() != (
@@ -169,10 +169,10 @@ def read_adapter(model: Model, path: Path | str, *, allow_nonfinite: bool = Fals
     returned is a model with that head, around the same weights."""
     path, model = Path(path), uncompiled(model)
     check_fresh(model)
-    fields = Fields(folder.read_json(path / CONFIG), str(path / CONFIG))
+    fields = Fields(hf_folder.read_json(path / CONFIG), str(path / CONFIG))
     weights = open_weights(path, allow_nonfinite)
     tensors = {name: weights[name].clone() for name in weights}
-    header = folder.read_metadata(path / WEIGHTS)
+    header = hf_folder.read_metadata(path / WEIGHTS)
     if TENSORS in header and header[TENSORS] != checksum(tensors):
         raise ValueError(
             f"{weights.origin}: damaged: its numbers are not those that were saved; bring back a copy"
@@ -203,12 +203,12 @@ def read_adapter(model: Model, path: Path | str, *, allow_nonfinite: bool = Fals
 
 def open_weights(path: Path, allow_nonfinite: bool) -> Weights:
     if not (path / WEIGHTS).is_file():
-        folder.refuse_pickles_in(path)
+        hf_folder.refuse_pickles_in(path)
         raise ValueError(
             f"{path / WEIGHTS}: there is no such file; an adapter has its numbers in it"
         )
     return Weights(
-        folder.open_file(path / WEIGHTS), str(path / WEIGHTS), allow_nonfinite=allow_nonfinite
+        hf_folder.open_file(path / WEIGHTS), str(path / WEIGHTS), allow_nonfinite=allow_nonfinite
     )
 
 
@@ -308,7 +308,7 @@ def with_head(
     """The model with the head of the file, if there is one."""
     backbone = backbone_of(model)
     dtype = next(backbone.parameters()).dtype
-    if isinstance(config, TunedConfig) and model.config != config:
+    if isinstance(config, TaskModelConfig) and model.config != config:
         with torch.device("meta"):
             names = build(config.backbone).state_dict().keys()
         weights = {
@@ -318,7 +318,7 @@ def with_head(
         }
         weights |= {f"head.{kind}": tensor.to(dtype) for kind, tensor in own.items()}
         return with_weights(config, weights, f"{origin} and its base").train(model.training)
-    if not own and not isinstance(config, TunedConfig):
+    if not own and not isinstance(config, TaskModelConfig):
         return model
     if not isinstance(model, TaskModel):
         raise ValueError(

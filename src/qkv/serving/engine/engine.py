@@ -89,8 +89,8 @@ class Engine:
             isinstance(model, GPT) and not model.config.memory
         )
         self.runner = (
-            PagedRunner(model, cache, rows) if paged else StatefulRunner(model, cache, rows)
-        )  # type: ignore[arg-type]
+            PagedRunner(model, cache, rows) if paged else StatefulRunner(model, cache, rows)  # type: ignore[arg-type]
+        )
         gpu = self.runner.device.type == "cuda"
         self.scheduler = Scheduler(
             BlockAllocator(range(1, self.runner.blocks)),

@@ -46,7 +46,7 @@ class StepGraphs:
     def __init__(self, runner: PagedRunner) -> None:
         self.runner = runner
         self.recorded: dict[tuple[int, int], StepGraph] = {}
-        self.hooks = [
+        self.hook_points = [
             hooks for part in runner.model.modules() if (hooks := hook_points_of(part)) is not None
         ]
         self.hooks = forward_hooks(*runner.model.modules())
@@ -79,7 +79,7 @@ class StepGraphs:
             or any(text.ask.off for text in batch.speaking)
         ):
             return False
-        return not any(hooks.listeners for hooks in self.hooks) and not any(self.hooks)
+        return not any(points.listeners for points in self.hook_points) and not any(self.hooks)
 
     def warm_up(self, rows: int) -> None:
         """Record what is likely needed before anyone waits for it."""

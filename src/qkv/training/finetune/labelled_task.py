@@ -24,7 +24,7 @@ from qkv.models.convert.hf_folder import read_json
 from qkv.models.gpt import GPT, GPTConfig
 from qkv.models.registry import Model, backbone_of, build, with_weights
 from qkv.models.resize_vocabulary import with_vocabulary
-from qkv.models.task_model import TaskModel, TunedConfig, backbone_for
+from qkv.models.task_model import TaskModel, TaskModelConfig, backbone_for
 from qkv.text import Tokenizer
 from qkv.training.finetune.adapter_export import save_adapted
 from qkv.training.finetune.finetune_config import USUAL_WARMUP, FinetuneConfig, FinetuneRunConfig
@@ -154,7 +154,7 @@ def headed_config(
     labels: tuple[str, ...],
     offset: float,
     scale: float,
-) -> TunedConfig:
+) -> TaskModelConfig:
     start, delimiter, extract = marks
     bert = isinstance(backbone, BERTConfig)
     pooling = tune.pooling or (
@@ -175,7 +175,7 @@ def headed_config(
         scale=scale,
     )
     inner = backbone_for(backbone, pooler=pooling == "first" and tune.task != "tag")
-    return TunedConfig(backbone=with_dropout(inner, tune), head=head)
+    return TaskModelConfig(backbone=with_dropout(inner, tune), head=head)
 
 
 def usual_pooling(model: str, backbone: BERTConfig) -> Pooling:
@@ -203,7 +203,7 @@ def with_dropout(backbone: Any, tune: FinetuneConfig) -> Any:
     return replace(backbone, **dict.fromkeys(names, dropout))
 
 
-def headed(config: TunedConfig, backbone: GPT | BERT, tune: FinetuneConfig, seed: int) -> TaskModel:
+def headed(config: TaskModelConfig, backbone: GPT | BERT, tune: FinetuneConfig, seed: int) -> TaskModel:
     """The body's weights, unless from scratch, and a new head."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

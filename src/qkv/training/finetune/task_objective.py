@@ -71,8 +71,8 @@ class TaskObjective(Objective):
         loss = self.answer_loss(scores.to(torch.promote_types(scores.dtype, torch.float32)), batch)
         if not self.training:
             return torch.cat(
-                [loss.reshape(1), count_metrics(self.model.config.head, scores, batch)]
-            )  # type: ignore[union-attr]
+                [loss.reshape(1), count_metrics(self.model.config.head, scores, batch)]  # type: ignore[union-attr]
+            )
         return loss + self.language * self.word_loss(hidden, batch) if self.language else loss
 
     def answer_loss(self, scores: Float[Tensor, "B M C"], batch: Batch) -> Float[Tensor, ""]:

@@ -14,7 +14,7 @@ from torch import nn
 from qkv.models.gpt import GPTConfig
 from qkv.models.registry import Config, build
 from qkv.models.rnn import RNNConfig
-from qkv.models.task_model import TunedConfig
+from qkv.models.task_model import TaskModelConfig
 from qkv.models.transformer import TransformerConfig
 from qkv.training.systems.precision import DTYPES, Precision
 
@@ -45,7 +45,7 @@ def cost(
     """`asked` is the fraction of the words read that pass the output layer, `trained` of the parameters that learn,
     `through` of the layers that gradients pass; texts are of `length` words, or of the context's."""
     config = (
-        config.backbone if isinstance(config, TunedConfig) else config
+        config.backbone if isinstance(config, TaskModelConfig) else config
     )  # a head is next to nothing
     with torch.device("meta"):
         model: Any = build(config)
@@ -80,7 +80,7 @@ def cost(
 
 def attention_flops(config: Config, length: int | None = None) -> float:
     """Multiplications of a word's queries with the keys it sees and of its weights with their values, in all layers."""
-    if isinstance(config, RNNConfig | TunedConfig):
+    if isinstance(config, RNNConfig | TaskModelConfig):
         return 0.0
     seen = min(length or config.context, config.context) / (
         2 if isinstance(config, GPTConfig) else 1
@@ -95,7 +95,7 @@ def attention_flops(config: Config, length: int | None = None) -> float:
 
 def kept_per_token(config: Config, recompute: bool) -> float:
     """Numbers that the backward pass needs of one word: about 9 widths and 2 hidden layers a block."""
-    if isinstance(config, RNNConfig | TunedConfig):
+    if isinstance(config, RNNConfig | TaskModelConfig):
         return 12.0 * config.width * (config.depth + 1)
     depth = config.depth + (
         (config.decoder_depth or config.depth) if isinstance(config, TransformerConfig) else 0

@@ -23,7 +23,7 @@ from qkv.models.bert import BERTConfig
 from qkv.models.gpt import GPTConfig
 from qkv.models.registry import Config, Model
 from qkv.models.rnn import RNNConfig
-from qkv.models.task_model import TunedConfig
+from qkv.models.task_model import TaskModelConfig
 from qkv.models.transformer import TransformerConfig
 from qkv.text import Kind, Tokenizer, train
 from qkv.training.objective import Objective
@@ -94,7 +94,7 @@ def assemble(
     """Read, tokenize and prepare. `tokenizer` is one learned before, for a run that is resumed."""
     if isinstance(config, TransformerConfig | RNNConfig):
         return paired_task(config, data, batch_tokens, seed, tokenizer)
-    if isinstance(config, TunedConfig):
+    if isinstance(config, TaskModelConfig):
         raise ValueError("config: a model with a head is fine-tuned: qkv finetune")
     return text_task(config, data, batch_tokens, seed, tokenizer)
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from qkv import storage
-from qkv.models.convert import folder as files
+from qkv.models.convert import hf_folder as files
 from qkv.training.resilience.checkpoint_writer import Checkpoint, Checkpoints
 from support.killing import FORK, killed_before_every_touch
 

@@ -192,9 +192,9 @@ def remember(
 if triton is not None:
 
     @triton.jit
-    def write(
+    def write(  # type: ignore[no-untyped-def]
         keys, values, place, key, value, row, head, step, new_row, new_head, D, LANES: tl.constexpr
-    ):  # type: ignore[no-untyped-def]
+    ):
         b, h, d = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, LANES)
         to = b * row + h * head + tl.load(place) * step + d
         new = b * new_row + h * new_head + d
