@@ -1,4 +1,6 @@
-"""Timing as ratios: the peers run in turn, round after round, so that a slow minute of the machine hits all alike."""
+"""Timing as ratios: the peers run in turn, round after round, so that a slow minute of the machine
+hits all alike.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""What every test runs under: seeds, checked shapes, repeatable draws, and GPU tests only where a GPU is.
+"""What every test runs under: seeds, checked shapes, repeatable draws, and GPU tests only where a
+GPU is.
 
-The shapes in qkv's annotations are checked at run time in every test of a part. Users run without the checks: a test of
-what they see asks for `without_shape_checks` (an error's message) or `qkv_unchecked` (what torch.compile makes of it).
+The shapes in qkv's annotations are checked at run time in every test of a part. Users run without
+the checks: a test of what they see asks for `without_shape_checks` (an error's message) or
+`qkv_unchecked` (what torch.compile makes of it).
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from jaxtyping import install_import_hook
 
 from support.shape_checks import unchecked
 
-hook = install_import_hook("qkv", "shape_checks.checked").hook  # before anything imports qkv
+hook = install_import_hook(
+    "qkv", "support.shape_checks.checked"
+).hook  # before anything imports qkv
 
 import torch  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
@@ -35,7 +39,8 @@ settings.load_profile("repeatable")
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)  # the tensors are small: more threads would wait for each other
-    # beartype looks at a random member of a tuple, and hypothesis warns of any use of random while it draws.
+    # beartype looks at a random member of a tuple, and hypothesis warns of any use of random while
+    # it draws.
     config.addinivalue_line(
         "filterwarnings", "ignore:Do not use the `random` module inside strategies"
     )
@@ -75,8 +80,8 @@ WHOLE_RUNS = (
     "unit/training/test_loop", "unit/training/test_opening_checkpoints", "unit/training/test_resume",
     "unit/training/test_tune",
 )  # fmt: skip
-"""Tests of whole commands, runs and servers: the shapes inside are checked by the tests of their parts, and checks take
-half of a small model's time. The engine of serving has no others."""
+"""Tests of whole commands, runs and servers: the shapes inside are checked by the tests of their
+parts, and checks take half of a small model's time. The engine of serving has no others."""
 HERE = Path(__file__).parent
 
 
@@ -107,7 +112,9 @@ unchecked_modules: dict[str, ModuleType] = {}
 
 @pytest.fixture
 def qkv_unchecked() -> Iterator[None]:
-    """For torch.compile, which cannot trace the shape checks: what the test imports from qkv is a copy without them."""
+    """For torch.compile, which cannot trace the shape checks: what the test imports from qkv is a
+    copy without them.
+    """
 
     def take_modules() -> dict[str, ModuleType]:
         return {

@@ -1,4 +1,5 @@
-"""Multi-head attention, forward and backward: ours against torch.nn.MultiheadAttention and x-transformers.
+"""Multi-head attention, forward and backward: ours against torch.nn.MultiheadAttention and
+x-transformers.
 
 python -m benchmarks.attention.multi_head            on the CPU, or on a GPU where there is one
 """
@@ -47,7 +48,8 @@ def x_transformers_peer(width: int) -> tuple[nn.Module, Callable[[torch.Tensor],
     return module, forward
 
 
-# Each peer beside ours with the same parameters: torch's has biases, that of x-transformers has none.
+# Each peer beside ours with the same parameters: torch's has biases, that of x-transformers has
+# none.
 PAIRS = [
     {"qkv": ours, "torch.nn.MultiheadAttention": torch_peer},
     {

@@ -1,7 +1,8 @@
 """A sparse mask must save time and memory: how both grow with the length, forward and backward.
 
-On a CPU every measurement is a process of its own, so that peak memory is that of one length alone. The exponent is the
-slope of log(time) or log(memory) against log(length): 1 grows with the length, 2 with its square.
+On a CPU every measurement is a process of its own, so that peak memory is that of one length alone.
+The exponent is the slope of log(time) or log(memory) against log(length): 1 grows with the length,
+2 with its square.
 
 python -m benchmarks.attention.sparse
 """
@@ -16,7 +17,6 @@ import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import tyro
@@ -123,7 +123,8 @@ def main(options: Options) -> None:
             ]
             command += ["--device", options.device, "--batch", str(options.batch)]
             timed = run_alone(command)
-            # With every large block returned at once, the peak is what is held and not what the allocator keeps.
+            # With every large block returned at once, the peak is what is held and not what the
+            # allocator keeps.
             weighed = run_alone(
                 command, MALLOC_MMAP_THRESHOLD_="65536", MALLOC_TRIM_THRESHOLD_="65536"
             )

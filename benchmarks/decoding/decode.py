@@ -1,10 +1,12 @@
-"""Writing word after word: ours against `transformers`, with the same weights and the same prompts, in one run.
+"""Writing word after word: ours against `transformers`, with the same weights and the same prompts,
+in one run.
 
-python -m benchmarks.decoding.decode                     GPT-2 124M in float32 on a CPU, and as int8; 128 words in, 64 out
-python -m benchmarks.decoding.decode --batches 1 --rounds 9
+python -m benchmarks.decoding.decode                     GPT-2 124M in float32 on a CPU, and as
+int8; 128 words in, 64 out python -m benchmarks.decoding.decode --batches 1 --rounds 9
 
-A word needs every weight once, so the speed of memory is the limit at batch 1. The fraction of it says how near we are:
-the model's bytes in the time of one step, against the fastest this machine reads memory in the same run.
+A word needs every weight once, so the speed of memory is the limit at batch 1. The fraction of it
+says how near we are: the model's bytes in the time of one step, against the fastest this machine
+reads memory in the same run.
 """
 
 from __future__ import annotations
@@ -83,7 +85,9 @@ def same_but_for_rounding(
 
 
 def bandwidth() -> float:
-    """Bytes a second at which this machine reads memory: the fastest of several sums over more than any cache holds."""
+    """Bytes a second at which this machine reads memory: the fastest of several sums over more than
+    any cache holds.
+    """
     much = torch.zeros(2**27)
     times = []
     for _ in range(9):

@@ -1,9 +1,12 @@
-"""Writing word after word on a GPU, in bf16: ours against `transformers` with a static cache, compiled, in one run.
+"""Writing word after word on a GPU, in bf16: ours against `transformers` with a static cache,
+compiled, in one run.
 
-python -m benchmarks.decoding.decode_gpu                            GPT-2 124M at batch 1 and 32, GPT-2 XL at batch 1
-python -m benchmarks.decoding.decode_gpu --jobs gpt2:1 --peer       the peer's compiling takes a minute or more for each job
+python -m benchmarks.decoding.decode_gpu                            GPT-2 124M at batch 1 and 32,
+GPT-2 XL at batch 1 python -m benchmarks.decoding.decode_gpu --jobs gpt2:1 --peer       the peer's
+compiling takes a minute or more for each job
 
-A step reads every weight once, and the keys and values so far; the fraction is of the speed of a large copy.
+A step reads every weight once, and the keys and values so far; the fraction is of the speed of a
+large copy.
 """
 
 from __future__ import annotations
@@ -73,7 +76,9 @@ def copy_speed() -> float:
 
 
 def bytes_of_step(model: GPT, batch: int, options: Options) -> float:
-    """Weights, but for tables of which a row is read; and the keys and values, on average over the text."""
+    """Weights, but for tables of which a row is read; and the keys and values, on average over the
+    text.
+    """
     config = model.config
     tables = () if model.embedding.position is None else model.embedding.position.parameters()
     weights = sum(each.nbytes for each in model.parameters()) - sum(each.nbytes for each in tables)

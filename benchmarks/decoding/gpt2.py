@@ -1,6 +1,8 @@
-"""GPT-2 124M, forward and backward: ours, with taps present and unused, against `transformers`, both compiled.
+"""GPT-2 124M, forward and backward: ours, with taps present and unused, against `transformers`,
+both compiled.
 
-python -m benchmarks.decoding.gpt2                  batch 32 x 1024 in bf16 on a GPU; 2 x 256 in float32 on a CPU, uncompiled
+python -m benchmarks.decoding.gpt2                  batch 32 x 1024 in bf16 on a GPU; 2 x 256 in
+float32 on a CPU, uncompiled
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
-"""Translation with beam search: ours against `transformers` and CTranslate2 (float32), all with one Marian's weights.
+"""Translation with beam search: ours against `transformers` and CTranslate2 (float32), all with one
+Marian's weights.
 
 python -m benchmarks.decoding.translate             on the CPU; --threads 1 for one core
 
-The model has the size of the opus-mt translators and random weights, but for its end: a linear fit makes an end likely
-when about as many words were said as the source has. So sentences end at different moments, as real ones do. They come
-in no order; qkv and CTranslate2 read those of nearly one length together, and `transformers` is measured as it is and
-with the sentences sorted for it. Each peer has the batch size that is fastest for it. `transformers` must find the same
-translations, because its rule is the same (early_stopping = never); CTranslate2 has a rule of its own, so we count.
+The model has the size of the opus-mt translators and random weights, but for its end: a linear fit
+makes an end likely when about as many words were said as the source has. So sentences end at
+different moments, as real ones do. They come in no order; qkv and CTranslate2 read those of nearly
+one length together, and `transformers` is measured as it is and with the sentences sorted for it.
+Each peer has the batch size that is fastest for it. `transformers` must find the same translations,
+because its rule is the same (early_stopping = never); CTranslate2 has a rule of its own, so we
+count.
 """
 
 from __future__ import annotations
@@ -67,7 +70,9 @@ def random_translator(longest: int) -> Transformer:
 
 
 def learn_to_end(model: Transformer, longest: int, sure: float = 2.0) -> None:
-    """Set the end's row of the output layer so that its logit passes the other words' where the source's length is."""
+    """Set the end's row of the output layer so that its logit passes the other words' where the
+    source's length is.
+    """
     hidden, left, top = [], [], []
     for size in range(5, longest + 1):
         source, target = (torch.randint(1, PAD, (4, n)) for n in (size, longest + 10))

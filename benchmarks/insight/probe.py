@@ -2,9 +2,10 @@
 
 python -m benchmarks.insight.probe                      on a CPU, 3 GB of disk; a few minutes
 
-The probes are those of `qkv probe`: for each layer a linear one of the true and one of the shuffled labels, one epoch
-through all tokens, then tested. What the layers say is drawn at random: memory and time do not depend on it. To spare
-the disk, all layers read the same file. Peak memory is that of a process of its own.
+The probes are those of `qkv probe`: for each layer a linear one of the true and one of the shuffled
+labels, one epoch through all tokens, then tested. What the layers say is drawn at random: memory
+and time do not depend on it. To spare the disk, all layers read the same file. Peak memory is that
+of a process of its own.
 """
 
 from __future__ import annotations

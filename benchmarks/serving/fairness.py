@@ -1,6 +1,7 @@
 """Two models of one server share its engine thread: how long a tiny model takes beside SmolLM2.
 
-python -m benchmarks.serving.fairness      40 tokens of a tiny GPT: alone, beside a stream, beside a prompt
+python -m benchmarks.serving.fairness      40 tokens of a tiny GPT: alone, beside a stream, beside a
+prompt
 
 Fair by time, the tiny model has half of the thread: twice the time of its own steps, and a step of
 the other model that is under way. The other model pays for it: its tokens are counted, too.
@@ -67,7 +68,9 @@ def of_tiny(host: ModelHost, tokens: int) -> float:
 def beside(
     host: ModelHost, other: GenerationRequest, ready: Callable[[RequestHandle], object], tokens: int
 ) -> tuple[float, float]:
-    """The same while SmolLM2 works on another request; and how many tokens a second that one read or generated."""
+    """The same while SmolLM2 works on another request; and how many tokens a second that one read
+    or generated.
+    """
     ticket, engine = host.ask("smollm2", other), host.served["smollm2"].engine
     assert engine is not None
     ready(ticket)
@@ -92,8 +95,11 @@ def main(options: Options) -> None:
         works: dict[str, Callable[[], tuple[float, float]]] = {
             "alone": lambda: (of_tiny(host, options.tokens), 0.0),
             "beside a stream": lambda: beside(
-                host, stream, lambda ticket: next(iter(ticket)), options.tokens
-            ),  # noqa: B023
+                host,
+                stream,  # noqa: B023
+                lambda ticket: next(iter(ticket)),
+                options.tokens,
+            ),
             f"beside a prompt of {options.prompt:,} tokens": lambda: beside(
                 host,
                 GenerationRequest(prompt=prompt, length=1),  # noqa: B023

@@ -1,11 +1,13 @@
 """Load on an OpenAI-shaped server: so many clients, each asks again as soon as it is answered.
 
-python -m benchmarks.serving.load http://127.0.0.1:8000 smollm2 --clients 16 --requests 32 --tokens 64 --stream
+python -m benchmarks.serving.load http://127.0.0.1:8000 smollm2 --clients 16 --requests 32 --tokens
+64 --stream
 
-While the clock runs nothing is looked into: what arrives is kept with its time, and read when all is over. So a slow
-client is not taken for a slow server; `--processes 4` shares the clients among more processes. Every answer must be
-whole: as many tokens as were asked for, by the server's own count. Nothing here needs more than Python, and other
-benchmarks run it in a process that has loaded nothing else.
+While the clock runs nothing is looked into: what arrives is kept with its time, and read when all
+is over. So a slow client is not taken for a slow server; `--processes 4` shares the clients among
+more processes. Every answer must be whole: as many tokens as were asked for, by the server's own
+count. Nothing here needs more than Python, and other benchmarks run it in a process that has loaded
+nothing else.
 """
 
 from __future__ import annotations
@@ -100,7 +102,9 @@ class Client(asyncio.Protocol):
     def __init__(self) -> None:
         self.parts: list[tuple[float, bytes]] = []
         self.missing: int | None = None
-        """Bytes of the body that have not come; None before its header, and where it comes in chunks."""
+        """Bytes of the body that have not come; None before its header, and where it comes in
+        chunks.
+        """
         self.done: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

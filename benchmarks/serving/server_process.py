@@ -1,4 +1,6 @@
-"""A server as a child: started on a free port, waited for, asleep while others are measured, killed at the end."""
+"""A server as a child: started on a free port, waited for, asleep while others are measured, killed
+at the end.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,14 @@
-"""Fine-tuning MiniLM on a CPU, a step as the loop takes it: ours against `transformers`, the same weights and batches.
+"""Fine-tuning MiniLM on a CPU, a step as the loop takes it: ours against `transformers`, the same
+weights and batches.
 
-python -m benchmarks.training.finetune train.tsv                  SST-2, 32 sentences a step, float32, two threads
-python -m benchmarks.training.finetune train.tsv --profile        and where our time goes
+python -m benchmarks.training.finetune train.tsv                  SST-2, 32 sentences a step,
+float32, two threads python -m benchmarks.training.finetune train.tsv --profile        and where our
+time goes
 
-Both have the same dropout, AdamW and clipping, and read the very same rows with the same padding. Ours come sorted by
-length within stretches, as `qkv finetune` makes them; the last peer gets its batches in random order, as it would make
-them itself. Before the clock starts, both must give the same scores.
+Both have the same dropout, AdamW and clipping, and read the very same rows with the same padding.
+Ours come sorted by length within stretches, as `qkv finetune` makes them; the last peer gets its
+batches in random order, as it would make them itself. Before the clock starts, both must give the
+same scores.
 """
 
 from __future__ import annotations
@@ -163,7 +166,9 @@ def theirs(model: torch.nn.Module, fused: bool) -> Step:
 def taken(
     steps: dict[str, tuple[Step, Callable[[int], Batch]]], options: Options
 ) -> dict[str, list[float]]:
-    """Seconds of every step. All take turns after each step, so that a slow moment of the machine hits all alike."""
+    """Seconds of every step. All take turns after each step, so that a slow moment of the machine
+    hits all alike.
+    """
     now = time.process_time if options.cpu_time else time.perf_counter
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(options.steps + 4):

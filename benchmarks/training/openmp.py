@@ -1,10 +1,12 @@
-"""Training on a CPU that others use too: OpenMP threads that spin for long, shortly or not at all while they wait.
+"""Training on a CPU that others use too: OpenMP threads that spin for long, shortly or not at all
+while they wait.
 
-python -m benchmarks.training.openmp                 idle, then beside one busy process, then beside four
-python -m benchmarks.training.openmp 0 1             the same without the last
+python -m benchmarks.training.openmp                 idle, then beside one busy process, then beside
+four python -m benchmarks.training.openmp 0 1             the same without the last
 
-Each policy trains the demo's GPT in a process of its own, since OpenMP reads its variables when it is loaded. All
-take the same steps from the same weights, and their losses must be equal. qkv sets GOMP_SPINCOUNT=1000.
+Each policy trains the demo's GPT in a process of its own, since OpenMP reads its variables when it
+is loaded. All take the same steps from the same weights, and their losses must be equal. qkv sets
+GOMP_SPINCOUNT=1000.
 """
 
 from __future__ import annotations

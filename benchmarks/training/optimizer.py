@@ -1,7 +1,7 @@
 """One training step of the demo's GPT with each optimizer, and the optimizer's part of it.
 
-python -m benchmarks.training.optimizer
-ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m benchmarks.training.optimizer     as on a CPU without AVX-512 and bf16
+python -m benchmarks.training.optimizer ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m
+benchmarks.training.optimizer     as on a CPU without AVX-512 and bf16
 
 The peer is torch.optim.Muon, whose iterations always run in bf16.
 """

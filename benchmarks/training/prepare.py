@@ -1,7 +1,9 @@
-"""Preparing a text: ours against bare `tokenizers` on the same text in the same chunks, and the memory that ours takes.
+"""Preparing a text: ours against bare `tokenizers` on the same text in the same chunks, and the
+memory that ours takes.
 
 python -m benchmarks.training.prepare                     64 MB of Python's own standard library
-python -m benchmarks.training.prepare --megabytes 1000    the size that the promise of 600 MB is about
+python -m benchmarks.training.prepare --megabytes 1000    the size that the promise of 600 MB is
+about
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from qkv.data.sources.source import open_texts
 from qkv.data.tokens.encode import CHUNK, Chunk, batches, chunks
 from qkv.text.tokenizer_training import train
 
-# A process of its own, with torch loaded as training has it: its largest memory is that of preparing alone.
+# A process of its own, with torch loaded as training has it: its largest memory is that of
+# preparing alone.
 CHILD = """
 import resource, sys, time
 from pathlib import Path
@@ -68,7 +71,9 @@ def write_text(file: Path, size: int) -> None:
 
 
 def bare(text: Path, encode: Callable[..., object]) -> float:
-    """Seconds inside the library alone: reading the file is not counted, and nothing is made of the result."""
+    """Seconds inside the library alone: reading the file is not counted, and nothing is made of the
+    result.
+    """
     seconds = 0.0
     for _, batch in batches(chunks(open_texts([str(text)]), CHUNK), Chunk.size):
         texts = [chunk.text for chunk in batch]

@@ -1,11 +1,13 @@
-"""A whole training step, as the loop takes it: ours against `transformers`, and against what nanoGPT reached.
+"""A whole training step, as the loop takes it: ours against `transformers`, and against what
+nanoGPT reached.
 
-python -m benchmarks.training.train                              GPT-2 124M, 32 x 1024, bf16, compiled, on a GPU
-python -m benchmarks.training.train --batch 64
-python -m benchmarks.training.train --preset gpt2-xl --batch 16
-python -m benchmarks.training.train --peer                       on a CPU: the demo's GPT, float32
+python -m benchmarks.training.train                              GPT-2 124M, 32 x 1024, bf16,
+compiled, on a GPU python -m benchmarks.training.train --batch 64 python -m
+benchmarks.training.train --preset gpt2-xl --batch 16 python -m benchmarks.training.train --peer
+on a CPU: the demo's GPT, float32
 
-nanoGPT's figures were measured on one H200 with PyTorch 2.11, compiled, bf16, AdamW, clipped at 1.0.
+nanoGPT's figures were measured on one H200 with PyTorch 2.11, compiled, bf16, AdamW, clipped at
+1.0.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class Options:
     batch: int = 32 if GPU else 16
     steps: int = 30
     nanogpt: bool = False
-    """nanoGPT's own mathematics in its benchmark: no biases in linear layers, and the exact GELU."""
+    """nanoGPT's own mathematics in its benchmark: no biases in linear layers, and the exact GELU.
+    """
     peer: bool = False
     """Also time the same model of transformers, compiled on a GPU, with the same batches."""
     replay: bool = True

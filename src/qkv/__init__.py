@@ -1,13 +1,16 @@
-"""Attention and Transformers: learn it, train it, look inside it, serve it, with the same model object."""
+"""Attention and Transformers: learn it, train it, look inside it, serve it, with the same model
+object.
+"""
 
 import os
 from typing import TYPE_CHECKING
 
 from qkv.version import __version__
 
-# OpenMP (libgomp) reads this once, when torch is loaded. By default its threads spin for milliseconds while they wait
-# for each other, and threads that spin on a core that another process wants make training many times slower. Few spins
-# keep the speed on an idle and on a busy machine (benchmarks/training/openmp.py).
+# OpenMP (libgomp) reads this once, when torch is loaded. By default its threads spin for
+# milliseconds while they wait for each other, and threads that spin on a core that another process
+# wants make training many times slower. Few spins keep the speed on an idle and on a busy machine
+# (benchmarks/training/openmp.py).
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 

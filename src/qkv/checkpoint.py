@@ -1,9 +1,10 @@
-"""One checkpoint of a run on disk: its files, its checksums, and the name RUN@STEP that opens it as a model.
+"""One checkpoint of a run on disk: its files, its checksums, and the name RUN@STEP that opens it as
+a model.
 
 RUN/run.json                                    the model's config and every flag of the run
-RUN/checkpoints/step-00000400/manifest.json     step, marks, sizes and checksums of the two files below
-                              state.json        the run's counters
-                              tensors.safetensors   model/..., average/..., optimizer/...
+RUN/checkpoints/step-00000400/manifest.json     step, marks, sizes and checksums of the two files
+below state.json        the run's counters tensors.safetensors   model/..., average/...,
+optimizer/...
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Checkpoint:
     state: dict[str, Any]
 
     def tensors(self, under: str = "") -> dict[str, Tensor]:
-        """Those whose names begin so, without that; on the CPU, in memory of their own: the file may go meanwhile."""
+        """Those whose names begin so, without that; on the CPU, in memory of their own: the file
+        may go meanwhile.
+        """
         found = open_file(self.path / TENSORS).items()
         return {
             name.removeprefix(under): read().clone()
@@ -50,7 +53,9 @@ class Checkpoint:
         }
 
     def weights(self) -> dict[str, Tensor]:
-        """The trained weights as validation sees them: the exponential average if the run keeps one."""
+        """The trained weights as validation sees them: the exponential average if the run keeps
+        one.
+        """
         return self.tensors("average/") or self.tensors("model/")
 
 
@@ -59,20 +64,25 @@ def describe(file: Path) -> dict[str, Any]:
 
 
 def verify(path: Path, step: int) -> Checkpoint:
-    """The checkpoint in this folder, or ValueError or OSError with the file and what is wrong with it."""
+    """The checkpoint in this folder, or ValueError or OSError with the file and what is wrong with
+    it.
+    """
     if missing := [name for name in (MANIFEST, STATE, TENSORS) if not (path / name).is_file()]:
         raise ValueError(f"{path / missing[0]}: this file is missing")
+
     manifest = read_json(path / MANIFEST)
     written, best, passing = (manifest.get(name) for name in ("files", "best", "passing"))
     marked = isinstance(best, bool) and isinstance(passing, bool)
     if manifest.get("step") != step or not marked or not isinstance(written, dict):
         raise ValueError(f"{path / MANIFEST}: damaged, or the folder of another step")
+
     for name in (STATE, TENSORS):
         if (found := describe(path / name)) != written.get(name):
             raise ValueError(
                 f"{path / name}: damaged or cut short: it has {found['bytes']} bytes and a checksum that is not the "
                 f"one in {MANIFEST}"
             )
+
     return Checkpoint(path, step, bool(best), bool(passing), read_json(path / STATE))
 
 
@@ -83,7 +93,9 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def place_of(folder: Path, step: int) -> Path:
-    """The folder of a step's checkpoint; of a step that is saved again, the new one as soon as it is whole."""
+    """The folder of a step's checkpoint; of a step that is saved again, the new one as soon as it
+    is whole.
+    """
     path = folder / f"step-{step:08}"
     new = path.with_name(path.name + ".new")
     return new if new.is_dir() else path
@@ -110,30 +122,37 @@ def run_of(path: Path) -> Path:
 def at_step(name: Path | str) -> Path | None:
     """The folder of the checkpoint that RUN@STEP names; None if this is not such a name.
 
-    A file or folder that is really called so comes first. A step that is not kept is refused, with those that are.
+    A file or folder that is really called so comes first. A step that is not kept is refused, with
+    those that are.
     """
     found = AT_STEP.fullmatch(str(name))
     if found is None or os.path.lexists(name) or not Path(found["run"]).is_dir():
         return None
+
     run, step = Path(found["run"]), found["step"]
     if not re.fullmatch("[0-9]{1,18}", step):
         raise ValueError(
             f"{name}: expected the step of a checkpoint after @, as in {run}@400, not {step!r}"
         )
+
     kept = steps_in(run / CHECKPOINTS)
     if not kept:
         raise ValueError(f"{name}: {run} has no checkpoints; name the model without @{step}")
+
     if int(step) not in kept:
         steps = ", ".join(map(str, kept))
         raise ValueError(
             f"{name}: there is no checkpoint of step {int(step)}; {run} has {steps} (--checkpoint-every says how often "
             "one is saved, --keep how many stay)"
         )
+
     return place_of(run / CHECKPOINTS, int(step))
 
 
 def absolute(name: str) -> str:
-    """A model's name with a whole path, so that it can be found from any folder; other names stay as they are."""
+    """A model's name with a whole path, so that it can be found from any folder; other names stay
+    as they are.
+    """
     return os.path.abspath(name) if os.path.exists(name) or at_step(name) else name
 
 
@@ -144,6 +163,7 @@ def weights_in(path: Path) -> dict[str, Tensor]:
     """The trained weights of the checkpoint in this folder, after its files were verified."""
     step = step_of(path)
     assert step is not None
+
     try:
         return verify(path, step).weights()
     except OSError as error:  # a run that is still trained may have removed it meanwhile
@@ -160,12 +180,16 @@ class Described(NamedTuple):
     """The model that was fine-tuned."""
 
     def beside(self, base: Model) -> dict[str, Tensor]:
-        """The base's weights that adapters were trained beside, under the names that the run's model has for them."""
+        """The base's weights that adapters were trained beside, under the names that the run's
+        model has for them.
+        """
         with torch.device("meta"):
             wanted = build(self.config).state_dict().keys()
+
         tuned = isinstance(self.config, TaskModelConfig)
         weights = (backbone_of(base) if tuned else base).state_dict()
         named = {f"backbone.{name}" if tuned else name: weight for name, weight in weights.items()}
+
         return {name: named[name] for name in named if name in wanted}
 
 

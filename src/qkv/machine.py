@@ -20,12 +20,16 @@ CPU_FEATURES = {
 
 
 def nvidia_gpu_visible() -> bool:
-    """Whether CUDA would probably find a device: a driver is loaded, and the environment does not hide every GPU."""
+    """Whether CUDA would probably find a device: a driver is loaded, and the environment does not
+    hide every GPU.
+    """
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1", "NoDevFiles"):
         return False
     if os.name == "nt":
         return shutil.which("nvidia-smi") is not None
+
     gpus = Path("/proc/driver/nvidia/gpus")
+
     return Path("/dev/nvidia0").exists() or (gpus.is_dir() and any(gpus.iterdir()))
 
 
@@ -39,7 +43,9 @@ def cpu_features() -> dict[str, bool] | None:
     found = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", read("/proc/cpuinfo"), re.MULTILINE)
     if found is None:
         return None
+
     flags = set(found[1].split())
+
     return {name: bool(flags & set(spellings)) for name, spellings in CPU_FEATURES.items()}
 
 
@@ -51,6 +57,7 @@ def usable_cores() -> int:
     limit = read("/sys/fs/cgroup/cpu.max").split()
     if len(limit) == 2 and limit[0] != "max":
         allowed = min(allowed, max(1, math.ceil(int(limit[0]) / int(limit[1]))))
+
     return allowed
 
 
@@ -61,10 +68,12 @@ def memory() -> tuple[int, int] | None:
     )
     if len(found) < 2:
         return None
+
     total, available = int(found["MemTotal"]) * 1024, int(found["MemAvailable"]) * 1024
     limit, used = (read(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
     if limit.isdigit() and used.isdigit() and int(limit) < total:
         total, available = int(limit), min(available, int(limit) - int(used))
+
     return total, available
 
 
@@ -72,6 +81,7 @@ def load() -> float | None:
     """Processes that wanted to run in the last minute, on average."""
     with suppress(OSError, AttributeError):
         return os.getloadavg()[0]
+
     return None
 
 

@@ -35,6 +35,7 @@ def sha256(chunks: Iterable[Any]) -> str:
     digest = hashlib.sha256()
     for chunk in chunks:
         digest.update(chunk)
+
     return digest.hexdigest()
 
 
@@ -44,7 +45,9 @@ def sha256_of(path: Path) -> str:
 
 
 def check_regular(path: Path) -> None:
-    """Refuse a pipe, a device or a socket, which may keep its reader waiting or never end. A missing file passes."""
+    """Refuse a pipe, a device or a socket, which may keep its reader waiting or never end. A
+    missing file passes.
+    """
     with suppress(FileNotFoundError, NotADirectoryError):
         refuse_special(path, os.stat(path).st_mode)
 
@@ -56,17 +59,22 @@ def refuse_special(path: Path, mode: int) -> None:
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """The bytes of a regular file. One of more than `most` bytes is refused before it is read, and so is a pipe."""
+    """The bytes of a regular file. One of more than `most` bytes is refused before it is read, and
+    so is a pipe.
+    """
     check_regular(path)
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+
     with os.fdopen(number, "rb") as file:
         found = os.fstat(number)
         refuse_special(path, found.st_mode)  # it may have been exchanged since
         content = b"" if found.st_size > most else file.read(most + 1)
+
     if max(len(content), found.st_size) > most:
         raise ValueError(
             f"{path}: more than {most >> 20:,} MiB, too large for such a file; it is damaged or of another kind"
         )
+
     return content
 
 
@@ -74,7 +82,9 @@ def flush(path: Path) -> None:
     """A file's content, or a folder's list of names, onto the disk itself: it outlives a power cut."""
     if path.is_dir() and os.name == "nt":
         return  # Windows cannot open a folder
+
     number = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+
     try:
         os.fsync(number)
     finally:
@@ -83,11 +93,15 @@ def flush(path: Path) -> None:
 
 @contextmanager
 def staging(parent: Path, needed: int, what: str) -> Iterator[Path]:
-    """A new folder inside `parent` to write into. Move it, or its files, when all is flushed: the rest is removed."""
+    """A new folder inside `parent` to write into. Move it, or its files, when all is flushed: the
+    rest is removed.
+    """
     parent.mkdir(parents=True, exist_ok=True)
     if needed > free(parent):
         raise DiskFull(no_room(parent, needed, what))
+
     made = parent / f"{WRITING}{uuid.uuid4().hex[:12]}"
+
     try:
         made.mkdir()
         yield made
@@ -95,6 +109,7 @@ def staging(parent: Path, needed: int, what: str) -> Iterator[Path]:
         shutil.rmtree(made, ignore_errors=True)  # before the free space is told
         if number_of(error) in FULL and not isinstance(error, DiskFull):
             raise DiskFull(f"{no_room(parent, needed, what)} ({error})") from error
+
         raise
     finally:
         shutil.rmtree(made, ignore_errors=True)
@@ -110,8 +125,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def free(folder: Path) -> int:
-    """Bytes that can still be written. A file system without a size of its own (/proc, some network mounts) has no
-    number to compare with: writing is tried, and the system says whether it works."""
+    """Bytes that can still be written. A file system without a size of its own (/proc, some network
+    mounts) has no number to compare with: writing is tried, and the system says whether it works.
+    """
     usage = shutil.disk_usage(folder)
     return usage.free if usage.total else sys.maxsize
 
@@ -127,6 +143,7 @@ def number_of(error: Exception) -> int | None:
     """The system's number of an error; safetensors has it in its text alone."""
     if isinstance(error, OSError):
         return error.errno
+
     found = re.search(r"os error (\d+)", str(error))
     return int(found[1]) if found else None
 
@@ -145,7 +162,9 @@ def remove(folder: Path) -> None:
 
 
 def sweep(parent: Path) -> None:
-    """What a killed process was writing or removing. Only the one process that writes here may call this."""
+    """What a killed process was writing or removing. Only the one process that writes here may call
+    this.
+    """
     for prefix in (WRITING, REMOVING):
         for path in parent.glob(f"{prefix}*"):
             shutil.rmtree(path, ignore_errors=True)
@@ -172,6 +191,7 @@ def sentence(error: OSError) -> str:
     """What an error of the system means for its file, and what to do about it."""
     if error.errno is None or error.strerror is None:
         return str(error)  # one of our own, which says it already
+
     path = path_of(error)
     if path is None:
         return (
@@ -180,20 +200,27 @@ def sentence(error: OSError) -> str:
             .lstrip(": ")
             .removeprefix("is ")
         )
+
     if error.errno == errno.ENOENT and (virtual := without_size(path)):
         where = "" if virtual == path else f"{path} cannot be written: "
         return f"{where}{virtual} is a virtual file system, which holds no files; choose another folder"
+
     return PROBLEMS.get(error.errno, "{path}: " + error.strerror).replace("{path}", str(path))
 
 
 def path_of(error: OSError) -> Path | None:
-    """The file that could not be used; of one inside a folder of `staging`, the folder that is known to the user."""
+    """The file that could not be used; of one inside a folder of `staging`, the folder that is
+    known to the user.
+    """
     if not isinstance(error.filename, str | bytes):
         return None
+
     path = Path(os.fsdecode(error.filename))
+
     for each in (path, *path.parents):
         if each.name.startswith((WRITING, REMOVING)):
             return each.parent
+
     return path
 
 

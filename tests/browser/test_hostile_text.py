@@ -1,10 +1,12 @@
-"""Whatever a person or a model wrote shows as text: nothing of it runs, and nothing of it breaks the page."""
+"""Whatever a person or a model wrote shows as text: nothing of it runs, and nothing of it breaks
+the page.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from browser.conftest import Open
+from support.browser_fixtures import Open
 from support.look_page import settled
 from support.made_looks import HOSTILE, made_look
 

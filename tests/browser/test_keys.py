@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from browser.conftest import Open
 from qkv.insight.inspect.whole_words import join_words
 from qkv.insight.look import Look
 from qkv.insight.render.script_bundle import bundle
+from support.browser_fixtures import Open
 from support.look_page import settled, state, status
 from support.made_looks import CATS, made_look
 

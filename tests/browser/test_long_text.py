@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import full
 
-from browser.conftest import Open
 from qkv.insight.look import Look
+from support.browser_fixtures import Open
 from support.look_page import cell_size, near, pixel, ramp, settled, status
 from support.made_looks import attention, made_look, side
 
@@ -18,7 +18,9 @@ BLANK = """() => {
 
 
 def long_look() -> Look:
-    """Two layers of one head that looks at the first word, in the second also from the last word at word 2,000."""
+    """Two layers of one head that looks at the first word, in the second also from the last word at
+    word 2,000.
+    """
     layers = []
     for layer in range(2):
         weights = full((1, T, T), 0.2 / (T - 1))

@@ -1,4 +1,6 @@
-"""Every state: a model that loads or failed, a server that is full, slow, locked or gone, a text stopped or hostile."""
+"""Every state: a model that loads or failed, a server that is full, slow, locked or gone, a text
+stopped or hostile.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from browser.conftest import Open
+from support.browser_fixtures import Open
 from support.made_looks import HOSTILE
 from support.playground_page import bodies, copied, generate, link, painted, tokens, written
 

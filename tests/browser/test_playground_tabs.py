@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from browser.conftest import Open
+from support.browser_fixtures import Open
 from support.playground_page import alike, answered, bodies, link, settings_where, shown_as
 from support.small_task_models import ASKED
 

@@ -1,4 +1,6 @@
-"""See it think: what is drawn is what the API says, while the text grows; without a head the text is another."""
+"""See it think: what is drawn is what the API says, while the text grows; without a head the text
+is another.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Any
 
 import torch
 
-from browser.conftest import Open
+from support.browser_fixtures import Open
 from support.look_page import percents, settled
 from support.playground_page import (
     alike,

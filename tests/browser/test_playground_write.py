@@ -1,11 +1,13 @@
-"""Writing: what streams in is what the API says, every token opens, and one goes on from the one that is chosen."""
+"""Writing: what streams in is what the API says, every token opens, and one goes on from the one
+that is chosen.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from browser.conftest import Open
+from support.browser_fixtures import Open
 from support.playground_page import (
     alike,
     answered,

@@ -1,4 +1,6 @@
-"""Every view of the page draws the numbers it was given: pixels and words are compared with the look itself."""
+"""Every view of the page draws the numbers it was given: pixels and words are compared with the
+look itself.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from browser.conftest import Open
 from qkv.insight.inspect.whole_words import join_words
 from qkv.lab import matrices
+from support.browser_fixtures import Open
 from support.look_page import cell_size, near, percents, pixel, ramp, settled, shades, status
 from support.made_looks import CATS, made_look
 

@@ -1,10 +1,12 @@
-"""What a page says of itself: which views there are and why others are not, in whose words, seen from the beginning."""
+"""What a page says of itself: which views there are and why others are not, in whose words, seen
+from the beginning.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from browser.conftest import Open
+from support.browser_fixtures import Open
 from support.look_page import settled, status
 from support.made_looks import CATS, made_look, recurrent_look
 

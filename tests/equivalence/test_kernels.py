@@ -1,4 +1,6 @@
-"""Every substitute gives what the eager equation gives, forward and backward; and eager is the equation."""
+"""Every substitute gives what the eager equation gives, forward and backward; and eager is the
+equation.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ from support.draws import (
 
 @given(calls(longest=6))
 def test_eager_is_the_equation(drawn: Call) -> None:
-    """Each weight is exp(score) over the sum of exps of what the query may see, one number at a time."""
+    """Each weight is exp(score) over the sum of exps of what the query may see, one number at a
+    time.
+    """
     output, weights = attend(
         drawn.query,
         drawn.key,

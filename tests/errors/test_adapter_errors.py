@@ -1,4 +1,6 @@
-"""Adapters that are damaged, foreign or for another model: refused with one sentence, and the model stays as it was."""
+"""Adapters that are damaged, foreign or for another model: refused with one sentence, and the model
+stays as it was.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj"
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    """An adapter for the query and value of a small Llama, as `peft` would have written it: with no header of ours."""
+    """An adapter for the query and value of a small Llama, as `peft` would have written it: with no
+    header of ours.
+    """
     model = small("llama")
     attach(model, AdapterConfig(rank=2, alpha=4.0))
     for parameter in adapter_parameters(model):

@@ -1,4 +1,6 @@
-"""What one side's config says and the other's cannot is refused by the name of the field, and nothing else is lost."""
+"""What one side's config says and the other's cannot is refused by the name of the field, and
+nothing else is lost.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A damaged, dangerous or unknown file of another library gets one clear sentence, never a wrong number."""
+"""A damaged, dangerous or unknown file of another library gets one clear sentence, never a wrong
+number.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +126,9 @@ def test_a_cut_off_weight_file(padding_mask: int, folder: Path) -> None:
 
 
 def test_damaged_bytes_are_refused_or_harmless(folder: Path) -> None:
-    """Whatever byte is wrong before the numbers begin, there is one sentence, or a model of the right shape."""
+    """Whatever byte is wrong before the numbers begin, there is one sentence, or a model of the
+    right shape.
+    """
     chance = random.Random(0)
     for file in (folder / "model.safetensors", folder / "config.json"):
         whole = file.read_bytes()

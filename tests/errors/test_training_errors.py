@@ -1,4 +1,6 @@
-"""What a person may do wrong when training: one clear sentence each, and nothing that stands in the way of the next."""
+"""What a person may do wrong when training: one clear sentence each, and nothing that stands in the
+way of the next.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class Command:
         return code, told.out + told.err
 
     def refused(self, message: str, *words: Any, family: str = "gpt", data: Any = None) -> str:
-        """The sentence is there; and either nothing was written, or the right command then works in the same folder."""
+        """The sentence is there; and either nothing was written, or the right command then works in
+        the same folder.
+        """
         data = [self.text] if data is None else data
         code, said = self("train", family, "--data", *data, "--out", self.out, *SMALL, *words)
         assert code not in (0, None), said

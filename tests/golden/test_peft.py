@@ -207,7 +207,9 @@ def peft_model(base: Any, path: Path) -> Any:
 
 
 def test_a_fused_matrix_gets_ranks_side_by_side(tmp_path: Path) -> None:
-    """GPT-2's c_attn: rank 3 for the query and 3 for the value are 6, with the same scale; the key's rows are zeros."""
+    """GPT-2's c_attn: rank 3 for the query and 3 for the value are 6, with the same scale; the
+    key's rows are zeros.
+    """
     ours = ours_of(theirs("gpt2"), tmp_path / "base")
     attach(ours, AdapterConfig(rank=3, alpha=6.0, projections=("query", "value", "down")))
     awaken(adapter_parameters(ours))
@@ -250,7 +252,9 @@ def scores(model: TaskModel, words: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("family", ["llama", "bert"])
 def test_a_head_comes_along(family: str, tmp_path: Path) -> None:
-    """Theirs reads the adapters and the head; ours, given the base alone, is the whole model with its labels again."""
+    """Theirs reads the adapters and the head; ours, given the base alone, is the whole model with
+    its labels again.
+    """
     base, words = theirs(family), 1 + ids(V - 1)
     backbone = ours_of(base, tmp_path / "base")
     model = tuned(backbone, pooling="last" if family == "llama" else "first", bias=family == "bert")
@@ -271,7 +275,9 @@ def test_a_head_comes_along(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "bert"])
 def test_their_head(family: str, tmp_path: Path) -> None:
-    """An adapter of theirs with a head needs a model that has one: labels and marks are not in their file."""
+    """An adapter of theirs with a head needs a model that has one: labels and marks are not in
+    their file.
+    """
     kind = LlamaForSequenceClassification if family == "llama" else BertForSequenceClassification
     base, words = theirs(family), 1 + ids(V - 1)
     backbone = ours_of(base, tmp_path / "base")

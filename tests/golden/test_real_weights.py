@@ -55,7 +55,9 @@ def smollm(smollm_file: Path) -> GPT:
 
 @pytest.fixture(scope="module")
 def their_smollm(smollm_file: Path) -> Any:
-    """from_pretrained(gguf_file=...) insists on the package accelerate; what it calls to convert does not."""
+    """from_pretrained(gguf_file=...) insists on the package accelerate; what it calls to convert
+    does not.
+    """
     config = LlamaConfig(**load_gguf_checkpoint(str(smollm_file))["config"])
     with torch.device("meta"):
         skeleton = LlamaForCausalLM(config)

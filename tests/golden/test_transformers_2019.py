@@ -1,4 +1,6 @@
-"""Folders of 2019, whose config.json names neither a model_type nor a class: the tensors' names tell the family."""
+"""Folders of 2019, whose config.json names neither a model_type nor a class: the tensors' names
+tell the family.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ MARIAN = {
 
 
 def folder_2019(model: Any, config: dict[str, Any], path: Path, old_norms: bool = False) -> Path:
-    """The tensors as they are, or with LayerNorm's old names, and a config.json that has these fields alone."""
+    """The tensors as they are, or with LayerNorm's old names, and a config.json that has these
+    fields alone.
+    """
     saved(model, path)
     (path / "config.json").write_text(json.dumps(config))
     if old_norms:

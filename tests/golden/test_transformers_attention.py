@@ -1,4 +1,6 @@
-"""The weights we capture are those that `transformers` gives with output_attentions, in every family it has."""
+"""The weights we capture are those that `transformers` gives with output_attentions, in every
+family it has.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""BERT: our model and `transformers` agree on words, sentences and what follows what, whichever wrote the weights."""
+"""BERT: our model and `transformers` agree on words, sentences and what follows what, whichever
+wrote the weights.
+"""
 
 from __future__ import annotations
 

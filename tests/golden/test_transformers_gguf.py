@@ -1,4 +1,5 @@
-"""GGUF: a tiny Llama of `transformers`, laid out as llama.cpp does it, gives the same logits when we read it.
+"""GGUF: a tiny Llama of `transformers`, laid out as llama.cpp does it, gives the same logits when
+we read it.
 
 tests/golden/test_real_weights.py does the same with a published file.
 """

@@ -1,4 +1,6 @@
-"""Marian: our Transformer and `transformers` give the same logits, whichever of the two wrote the weights."""
+"""Marian: our Transformer and `transformers` give the same logits, whichever of the two wrote the
+weights.
+"""
 
 from __future__ import annotations
 

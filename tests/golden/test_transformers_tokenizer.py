@@ -1,4 +1,6 @@
-"""`write_folder` with a tokenizer: AutoTokenizer gives the ids that our model reads, for every kind of tokenizer."""
+"""`write_folder` with a tokenizer: AutoTokenizer gives the ids that our model reads, for every kind
+of tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +124,9 @@ def test_a_gpt_reads_the_same_ids(kind: str, tmp_path: Path) -> None:
 
 
 def test_their_library_generates_what_ours_does(tmp_path: Path) -> None:
-    """With no more than the folder: the prompt's ids, the end of the text and the text itself are the same."""
+    """With no more than the folder: the prompt's ids, the end of the text and the text itself are
+    the same.
+    """
     tokenizer = KINDS["byte-pair"](tmp_path)
     model = GPT(GPTConfig(**small(tokenizer))).eval()
     with torch.no_grad():

@@ -1,4 +1,6 @@
-"""On a GPU one row goes through five kernels, and what comes out is what plain code says; so does a recorded step."""
+"""On a GPU one row goes through five kernels, and what comes out is what plain code says; so does a
+recorded step.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Fine-tuning on a GPU: replayed steps of many shapes and the fused loss of words that count more or less."""
+"""Fine-tuning on a GPU: replayed steps of many shapes and the fused loss of words that count more
+or less.
+"""
 
 from __future__ import annotations
 

@@ -76,7 +76,9 @@ def outcome(
 def assert_equals_eager(
     kernel: str | None, dtype: torch.dtype, K: int, T: int, S: int, **options
 ) -> None:
-    """Against eager in float64, on the numbers as they are after rounding to the kernel's precision."""
+    """Against eager in float64, on the numbers as they are after rounding to the kernel's
+    precision.
+    """
     torch.backends.cuda.matmul.allow_tf32 = False
     x = [y.to(dtype).double() for y in numbers(K, T, S)]
     found, expected = (

@@ -1,6 +1,8 @@
-"""The engine on a GPU, where steps are recorded and the host hears each word a step late: the same words.
+"""The engine on a GPU, where steps are recorded and the host hears each word a step late: the same
+words.
 
-Triton cannot compile what the shape checks have rewritten, so every test imports a copy of qkv without them.
+Triton cannot compile what the shape checks have rewritten, so every test imports a copy of qkv
+without them.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from serving.test_engine import PROMPTS
 
 from support.families import GPT_KINDS, SMALL, gpt, transformer
+from unit.serving.engine.test_engine import PROMPTS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("qkv_unchecked")]
 
@@ -101,7 +103,9 @@ def test_requests_that_come_and_go_do_not_mind_each_other(
 
 
 def test_likeliest_words_beside_drawn_ones_and_their_alternatives() -> None:
-    """A recording chooses the likeliest word itself; where someone draws, or asks what else there was, it may not."""
+    """A recording chooses the likeliest word itself; where someone draws, or asks what else there
+    was, it may not.
+    """
     from qkv.generation import SamplingParams, generate, row_seeds
 
     model = on_gpu(gpt(context=64, head_width=16))
@@ -140,7 +144,9 @@ def test_a_client_that_is_gone_and_a_full_cache() -> None:
 
 
 def test_recordings_that_are_made_while_texts_speak() -> None:
-    """For more texts, or for longer ones: the steps that are run before one is recorded are no text's."""
+    """For more texts, or for longer ones: the steps that are run before one is recorded are no
+    text's.
+    """
     from qkv.generation import generate, row_seeds
 
     model = on_gpu(gpt(context=2048, head_width=16))

@@ -1,4 +1,6 @@
-"""What only a GPU does: the fused loss, compiled and replayed steps, half precision. Each equals the plain way."""
+"""What only a GPU does: the fused loss, compiled and replayed steps, half precision. Each equals
+the plain way.
+"""
 
 from __future__ import annotations
 

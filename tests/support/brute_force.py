@@ -1,4 +1,6 @@
-"""What each mask means, said again in the plainest Python: may query position q look at key position k?"""
+"""What each mask means, said again in the plainest Python: may query position q look at key
+position k?
+"""
 
 from __future__ import annotations
 

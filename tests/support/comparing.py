@@ -48,7 +48,9 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance
 def assert_kernel_equals_eager(
     call: Call, kernel: str | None, score: Callable[..., Tensor] = scaled_dot
 ) -> None:
-    """In float64 exactly as the definition; in float32 as near as float32 can be to the definition in float64."""
+    """In float64 exactly as the definition; in float32 as near as float32 can be to the definition
+    in float64.
+    """
     expected = outcome(call, "eager", score)
     assert_same(outcome(call, kernel, score), expected, TIGHT)
     if not isinstance(score, torch.nn.Module):

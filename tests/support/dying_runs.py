@@ -1,6 +1,8 @@
-"""Runs in child processes that can be killed. They come from a server that has imported all, and trained nothing.
+"""Runs in child processes that can be killed. They come from a server that has imported all, and
+trained nothing.
 
-A process that has gone backwards through a network on a machine with a GPU cannot be forked; the server can.
+A process that has gone backwards through a network on a machine with a GPU cannot be forked; the
+server can.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ def go(plan: Plan, environment: dict[str, str], touch: int | None, file_limit: i
 
 
 def die_at(touch: int, folder: str) -> None:
-    """Killed at a touch of this folder. Others are not counted: most are of modules that are imported late."""
+    """Killed at a touch of this folder. Others are not counted: most are of modules that are
+    imported late.
+    """
     left = touch
 
     def count(event: str, args: Any) -> None:

@@ -1,4 +1,6 @@
-"""All sequences that a small model can say, each with its log-probability from one whole forward pass."""
+"""All sequences that a small model can say, each with its log-probability from one whole forward
+pass.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ Scores = Callable[[Tensor], Tensor]
 def every_sequence(
     scores: Scores, first: list[int], end: int, length: int, vocabulary: int
 ) -> dict[tuple[int, ...], float]:
-    """Of at most `length` words with their end, or of `length` words without it; the end is not in the sequence."""
+    """Of at most `length` words with their end, or of `length` words without it; the end is not in
+    the sequence.
+    """
     found: dict[tuple[int, ...], float] = {}
     open_: dict[tuple[int, ...], float] = {(): 0.0}
     for said in range(length):

@@ -112,7 +112,9 @@ RNN_KINDS: dict[str, dict[str, Any]] = {
 
 
 def lively(config: Config) -> Any:
-    """A model in float64 in eval mode whose every weight matters: fresh weights are so small that much would hide."""
+    """A model in float64 in eval mode whose every weight matters: fresh weights are so small that
+    much would hide.
+    """
     model = build(config).double().eval()
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:

@@ -40,7 +40,9 @@ TASKS = ["classify", "pair", "similarity", "numbers", "choice", "tag", "regress"
 
 
 def make_models(folder: Path) -> Path:
-    """A GPT, a BERT and a Transformer with a tokenizer of words, fresh: what they must know is little."""
+    """A GPT, a BERT and a Transformer with a tokenizer of words, fresh: what they must know is
+    little.
+    """
     words = [*PLAIN, *GOOD, *BAD]
     tokenizer = train("words", [" ".join(words), " ".join(words[::-1])], 60)
     size = {"vocabulary": tokenizer.vocabulary, **SIZE}
@@ -54,7 +56,9 @@ def make_models(folder: Path) -> Path:
 
 
 def lively(model: Any) -> Any:
-    """Words far from each other, and matrices that keep them so: what a trained model has, which a head can read."""
+    """Words far from each other, and matrices that keep them so: what a trained model has, which a
+    head can read.
+    """
     for name, weight in model.named_parameters():
         if weight.dim() > 1:
             words, positions = "token" in name, "embedding" in name

@@ -14,7 +14,8 @@ TOUCHES = ("open", "os.chmod", "os.link", "os.mkdir", "os.remove", "os.rename", 
 
 
 def killed_before_every_touch(action: Callable[[], object]) -> Iterator[None]:
-    """Runs the action again and again, each time killed one touch of the disk later, until it ends by itself.
+    """Runs the action again and again, each time killed one touch of the disk later, until it ends
+    by itself.
 
     Yields after each kill; the caller looks at what is left, and puts back what was there before.
     """

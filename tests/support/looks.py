@@ -53,7 +53,9 @@ def look_at(
     heads: int = 3,
     words: Sequence[WholeWord] | None = None,
 ) -> Look:
-    """A GPT's: random weights that sum to 1 below the diagonal, and known guesses, norms and attributions."""
+    """A GPT's: random weights that sum to 1 below the diagonal, and known guesses, norms and
+    attributions.
+    """
     T = len(tokens)
     side = side_of(tokens, words)
     scores = torch.randn(layers, heads, T, T, generator=torch.Generator().manual_seed(0))

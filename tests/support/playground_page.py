@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from browser.conftest import LIMIT
+from support.browser_fixtures import LIMIT
 from support.small_server import Running, hosting, running, small_models
 from support.small_task_models import small_tuned
 
@@ -124,7 +124,9 @@ def bodies(page: Any, path: str) -> list[dict[str, Any]]:
 
 
 def alike(shown: list[str], probabilities: list[float]) -> bool:
-    """Percentages that may differ in their last digit: halves are rounded differently by Python and by a browser."""
+    """Percentages that may differ in their last digit: halves are rounded differently by Python and
+    by a browser.
+    """
     found = [
         0.0 if text.startswith("under") else float(text.removesuffix("%")) / 100 for text in shown
     ]

@@ -1,7 +1,8 @@
 """Small runs, the same for one process and for several.
 
-`torchrun tests/support/ranks.py FOLDER cpu gpt:fsdp:new ...` trains the case `gpt` sharded, on the data in FOLDER, into
-FOLDER/new, or goes on with the run there; several in turn, as to start processes takes longer than the training.
+`torchrun tests/support/ranks.py FOLDER cpu gpt:fsdp:new ...` trains the case `gpt` sharded, on the
+data in FOLDER, into FOLDER/new, or goes on with the run there; several in turn, as to start
+processes takes longer than the training.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ def train_case(
             "distributed": how, "log_every": 1, "compile": False, **case.run, **given,
         }
     )  # fmt: skip
-    # Gradients that are 0 but for rounding, as those of the keys' biases, must not become steps of a full size.
+    # Gradients that are 0 but for rounding, as those of the keys' biases, must not become steps of
+    # a full size.
     optimizer = OptimizerConfig(**{"epsilon": 1e-5, "learning_rate": 1e-2, **case.optimizer})
     with world.in_turn():
         source = DataConfig(data=(str(data / case.data),), tokenizer="characters")

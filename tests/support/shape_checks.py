@@ -13,8 +13,8 @@ checked = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """qkv as its users run it. Checks take half of a small model's time: a slow reference can do without them, and so
-    can what a test only prepares."""
+    """qkv as its users run it. Checks take half of a small model's time: a slow reference can do
+    without them, and so can what a test only prepares."""
     before = config.jaxtyping_disable
     config.update("jaxtyping_disable", True)
     try:

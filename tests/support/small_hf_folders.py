@@ -1,4 +1,6 @@
-"""Small models of every family that another library has a format for, and ways to damage what is written of them."""
+"""Small models of every family that another library has a format for, and ways to damage what is
+written of them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Small fine-tuned models of every task, with random weights, and what each should say, worked out by hand."""
+"""Small fine-tuned models of every task, with random weights, and what each should say, worked out
+by hand.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def small_tuned(
 
 
 def alone(small: Small, texts: tuple[str, ...]) -> Tensor:
-    """The scores of one example in float64, from the body's vectors and the head's matrix: (C,), (G,), (N, C) or ()."""
+    """The scores of one example in float64, from the body's vectors and the head's matrix: (C,),
+    (G,), (N, C) or ().
+    """
     model, tokenizer = small
     model = TaskModel(model.config).double().eval()
     model.load_state_dict(

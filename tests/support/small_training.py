@@ -43,7 +43,9 @@ def sentences(count: int = 240) -> list[str]:
 
 
 def data_of(family: str, folder: Path) -> DataConfig:
-    """Written on the first call: sentences, or each with itself turned round and a word more here and there."""
+    """Written on the first call: sentences, or each with itself turned round and a word more here
+    and there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if family in ("gpt", "bert"):
         file = folder / "text.txt"

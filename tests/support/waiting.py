@@ -1,4 +1,6 @@
-"""Tests wait for events, never for a time. The limit is only there so that a broken server ends the test."""
+"""Tests wait for events, never for a time. The limit is only there so that a broken server ends the
+test.
+"""
 
 from __future__ import annotations
 

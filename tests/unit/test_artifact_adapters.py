@@ -194,7 +194,9 @@ def test_a_packaged_folder_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("same_config", [True, False])
 def test_killed_before_any_touch_of_the_disk(same_config: bool, tmp_path: Path) -> None:
-    """The old adapter or the new one; where their configs differ perhaps none for a moment, and never a mixture."""
+    """The old adapter or the new one; where their configs differ perhaps none for a moment, and
+    never a mixture.
+    """
     model = model_with_adapters(**LLAMA)
     base = base_of(model)
     save(base, tmp_path / "base")

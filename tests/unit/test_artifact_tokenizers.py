@@ -1,4 +1,6 @@
-"""Which tokenizer comes with a model: from a name, a GGUF file, Marian's folder; and when there is none, why."""
+"""Which tokenizer comes with a model: from a name, a GGUF file, Marian's folder; and when there is
+none, why.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ def marian(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_marians_folder_translates_as_in_transformers(marian: Path, tmp_path: Path) -> None:
-    """From text to text: the source ends with </s>, the target begins with padding, which is never said."""
+    """From text to text: the source ends with </s>, the target begins with padding, which is never
+    said.
+    """
     model, tokenizer = artifact.load(marian)
     assert isinstance(model, Transformer)
     assert tokenizer is not None

@@ -1,4 +1,6 @@
-"""Intervals by drawing anew against every possible draw, against closed forms, and against each other."""
+"""Intervals by drawing anew against every possible draw, against closed forms, and against each
+other.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def test_many_ratios_at_once_have_the_intervals_of_each() -> None:
 
 
 def test_the_numbers_that_were_published_stay() -> None:
-    """Found before both intervals were of one kind; what is printed beside a score does not change with the code."""
+    """Found before both intervals were of one kind; what is printed beside a score does not change
+    with the code.
+    """
     units = np.stack([np.arange(12.0) ** 2 % 7, np.arange(12.0) % 3 + 1], axis=1)
     assert bootstrap(units, lambda sums: sums[0] / sums[1], seed=3) == pytest.approx(
         (0.6, 15 / 11), rel=1e-12

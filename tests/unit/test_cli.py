@@ -1,4 +1,6 @@
-"""The command line as a person types it: what starts without torch, what wrong usage says, what a closed pipe does."""
+"""The command line as a person types it: what starts without torch, what wrong usage says, what a
+closed pipe does.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ Typed = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
-    """A command in this process: its status, standard output and standard error, in a terminal of 80 columns."""
+    """A command in this process: its status, standard output and standard error, in a terminal of
+    80 columns.
+    """
     monkeypatch.setenv("COLUMNS", "80")
 
     def run(*words: str) -> tuple[int, str, str]:

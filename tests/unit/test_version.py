@@ -22,7 +22,9 @@ def test_a_report_needs_no_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_module_looks_up_its_own_metadata() -> None:
-    """importlib.metadata.version("qkv") raises where qkv is not installed; qkv.__version__ is always there."""
+    """importlib.metadata.version("qkv") raises where qkv is not installed; qkv.__version__ is
+    always there.
+    """
     asking = re.compile(r"\b(version|distribution|metadata)\(\s*[\"']qkv[\"']")
     files = Path(qkv.__file__).parent.parent.rglob("*.py")
     assert not [str(file) for file in files if asking.search(file.read_text(encoding="utf-8"))]

@@ -1,4 +1,6 @@
-"""Answers of a fine-tuned model as they are read: bars and columns at a terminal, tabs or JSON elsewhere."""
+"""Answers of a fine-tuned model as they are read: bars and columns at a terminal, tabs or JSON
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,14 @@ def as_object(example: Example, answer: Answer) -> str:
             "choice": answer.choice,
             "probability": answer.probability,
         }
+
         said["scores"] = answer.scores
     else:
         one, *other = example.texts
         said = {"text": one}
         if other:
             said["pair"] = other[0]
+
         if answer.number is not None:
             said["number"] = answer.number
         else:
@@ -52,13 +56,17 @@ def as_object(example: Example, answer: Answer) -> str:
                 "probability": answer.probability,
                 "scores": answer.scores,
             }
+
     if example.label is not None:
         said["true"] = example.label
+
     return json.dumps(said, ensure_ascii=False)
 
 
 def as_row(example: Example, answer: Answer) -> str:
-    """Columns with tabs between them: the answer, its probability, the text; of sentences, the tags and the words."""
+    """Columns with tabs between them: the answer, its probability, the text; of sentences, the tags
+    and the words.
+    """
     if answer.tags is not None:
         tags = [tag for _, tag, _ in answer.tags] + [NO_TAG] * (
             len(example.texts) - len(answer.tags)
@@ -66,15 +74,18 @@ def as_row(example: Example, answer: Answer) -> str:
         return "\t".join(
             [" ".join(map(in_one_word, tags)), " ".join(map(in_one_word, example.texts))]
         )
+
     texts = example.texts
     if answer.choice is not None:
         texts = (example.texts[0], example.texts[1 + answer.choice])
+
     return "\t".join([*cells(answer), *(" ".join(text.split()) for text in texts)])
 
 
 def cells(answer: Answer) -> list[str]:
     if answer.number is not None:
         return [digits(answer.number)]
+
     said = str(answer.choice) if answer.choice is not None else " ".join(str(answer.label).split())
     return [said, f"{answer.probability:.4f}"]
 
@@ -98,12 +109,14 @@ def picture(example: Example, answer: Answer, width: int) -> RenderableType:
         return under_words(answer.tags, width)
     if answer.number is not None:
         return Text(digits(answer.number), style="bold")
+
     scores = answer.scores
     named = (
         scores.items() if isinstance(scores, dict) else zip(example.texts[1:], scores, strict=True)
     )
     likeliest = sorted(named, key=lambda each: -each[1])[:MOST]
     room = max(8, width - 60)
+
     return bars([Guess(shortened(name, room), 0, probability) for name, probability in likeliest])
 
 
@@ -111,6 +124,7 @@ def line(example: Example, answer: Answer, labels: Sequence[str], width: int) ->
     """One text of several: the answer, how likely it is, and the beginning of the text."""
     if answer.tags is not None:
         return under_words(answer.tags, width, empty_line=True)
+
     if answer.number is not None:
         made = Text(f"{digits(answer.number):>10}", style="bold")
     else:
@@ -118,8 +132,10 @@ def line(example: Example, answer: Answer, labels: Sequence[str], width: int) ->
         longest = min(24, max(map(cell_len, labels), default=3))
         made = Text(set_cell_size(shortened(said, longest), longest), style="bold")
         made.append(f"  {answer.probability:>6.1%}", style="not bold cyan")
+
     text = " | ".join(example.texts)
     made.append(f"  {shortened(text, max(8, width - made.cell_len - 2))}", style="not bold")
+
     return made
 
 
@@ -133,7 +149,9 @@ def under_words(
         for word, tag, column in words:
             above.append(set_cell_size(word, column) + "  ")
             below.append(set_cell_size(tag, column) + "  ", style="cyan")
+
         made += [above, below]
+
     return Group(*made, *([Text()] if empty_line else []))
 
 
@@ -148,6 +166,8 @@ def in_lines(
         if row and sum(each + 2 for *_, each in row) + column > width:
             yield row
             row = []
+
         row.append((word, tag, column))
+
     if row:
         yield row

@@ -14,14 +14,19 @@ def os_error_sentence(error: OSError, arguments: Sequence[str]) -> str:
     path = storage.path_of(error)
     if path is None:
         return told
+
     path = path.absolute()
     named = [(flag, Path(value).absolute()) for flag, value in flags_with_values(arguments)]
+
     for flag, given in named:
         if given == path or given in path.parents:
             return f"{flag}: {told}"
-    # A folder above: only `out` names something that is yet to be made in it. `--steps 100` is no path below here.
+
+    # A folder above: only `out` names something that is yet to be made in it. `--steps 100` is no
+    # path below here.
     if path.name and any(flag == "out" and path in given.parents for flag, given in named):
         return f"out: {told}"
+
     return told
 
 
@@ -32,5 +37,6 @@ def flags_with_values(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
         if name.startswith("--"):
             flag = name[2:].replace("-", "_")
             argument = value if equals else ""
+
         if flag is not None and argument:
             yield flag, argument

@@ -1,4 +1,6 @@
-"""How the values of flags are read, where tyro's own way shows its inside: numbers, what may be left out, scaling."""
+"""How the values of flags are read, where tyro's own way shows its inside: numbers, what may be
+left out, scaling.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +26,7 @@ def flag_types() -> ConstructorRegistry:
     registry = ConstructorRegistry()
     for rule in (number, optional, rotary_scaling):
         registry.primitive_rule(rule)
+
     return registry
 
 
@@ -59,6 +62,7 @@ def optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     )
     if len(members) != 1 or NoneType not in get_args(info.type):
         return None
+
     inner = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(members[0], info.markers))
     if isinstance(inner, UnsupportedTypeAnnotationError):
         return None
@@ -70,9 +74,11 @@ def optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
             raise ValueError(f"expected {inner.nargs} values, not {len(words)}")
         if inner.choices is not None and words[0] not in inner.choices:
             raise ValueError(not_among(words[0], inner.choices))
+
         return inner.instance_from_str(words)
 
     count = inner.nargs
+
     return PrimitiveConstructorSpec(
         nargs=count if count in (1, "*") else (1, count) if isinstance(count, int) else (1, *count),
         metavar=inner.metavar,
@@ -88,6 +94,7 @@ def rotary_scaling(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | N
     """One flag for a config of four numbers: 32, or factor=32,original_context=8192."""
     if info.type is not RotaryScaling:
         return None
+
     kinds: dict[str, Any] = {each.name: type(each.default) for each in fields(RotaryScaling)}
 
     def read(words: list[str]) -> RotaryScaling:
@@ -97,12 +104,14 @@ def rotary_scaling(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | N
             name, value = (name, value) if equals else ("factor", name)
             if name not in kinds:
                 raise ValueError(not_among(name, list(kinds)))
+
             try:
                 values[name] = kinds[name](value)
             except ValueError:
                 raise ValueError(
                     f"expected {NUMBERS[kinds[name]]} for {name}, not {value!r}"
                 ) from None
+
         return RotaryScaling(**values)
 
     return PrimitiveConstructorSpec(

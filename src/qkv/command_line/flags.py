@@ -36,6 +36,7 @@ def flags_of(target: Callable[..., Any]) -> Iterator[Flag]:
         )
         if field == "return":
             continue
+
         if is_dataclass(kind) and kind is not RotaryScaling:
             yield from flags_of(kind)  # type: ignore[arg-type]
         else:
@@ -47,6 +48,7 @@ def flag_of(field: str, kind: Any, extras: tuple[Any, ...]) -> Flag:
         kind, optional = next(each for each in get_args(kind) if each is not NoneType), True
     else:
         optional = False
+
     several = get_origin(kind) is tuple
     kind = get_args(kind)[0] if several else kind
 
@@ -56,10 +58,13 @@ def flag_of(field: str, kind: Any, extras: tuple[Any, ...]) -> Flag:
     aliases = [alias for each in extras for alias in getattr(each, "aliases", None) or ()]
     if kind is bool and not optional:
         return Flag(field, (*aliases, f"--{own}", f"--no-{own}"), "switch")
+
     names = () if tyro.conf.Positional in extras else (*aliases, f"--{own}")
     if kind is bool or get_origin(kind) is Literal:
         return Flag(
             field, names, "choice", ("True", "False") if kind is bool else get_args(kind), several
         )
+
     kinds: dict[Any, Kind] = {Path: "file", int: "number", float: "number", RotaryScaling: "number"}
+
     return Flag(field, names, kinds.get(kind, "text"), several=several)

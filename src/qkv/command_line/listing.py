@@ -1,4 +1,6 @@
-"""The commands, and how lists show them. Needs nothing but Python, so that `qkv --help` starts at once."""
+"""The commands, and how lists show them. Needs nothing but Python, so that `qkv --help` starts at
+once.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ class Command(NamedTuple):
     target: str
     """The function, as module:name in qkv.commands."""
     reads_arguments: bool = False
-    """Whether the function reads the command line itself, and tells by False that it was interrupted."""
+    """Whether the function reads the command line itself, and tells by False that it was
+    interrupted.
+    """
 
 
 COMMANDS: dict[str, Command] = {

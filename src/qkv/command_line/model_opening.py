@@ -41,7 +41,9 @@ class Machine:
     device: str | None = None
     """cpu, cuda, cuda:1 ...; the GPU unless given, if there is one."""
     precision: Precision | None = None
-    """float32 or bf16; a GPT that speaks on a GPU does so in bf16 unless given, all else is float32."""
+    """float32 or bf16; a GPT that speaks on a GPU does so in bf16 unless given, all else is
+    float32.
+    """
     int8: bool = False
     """On a CPU: weights of eight bits, a quarter of the memory to read for each word."""
 
@@ -63,18 +65,22 @@ def prepared(name: str, machine: Machine, *wanted: type[Model]) -> Opened:
     model, tokenizer = artifact.load(name)
     if wanted and not isinstance(model, wanted):
         raise ValueError(f"{name}: {TAUGHT if wanted == (TaskModel,) else PURPOSE[type(model)]}")
+
     tokenizer = tokenizer or artifact.tokenizer_of(name)
     if tokenizer.vocabulary > model.config.vocabulary:
         known = model.config.vocabulary
         raise ValueError(
             f"{name}: its tokenizer has {tokenizer.vocabulary:,} tokens, the model only {known:,}"
         )
+
     if machine.int8:
         from qkv.models.quantize import int8
 
         model = int8(model)
+
     half = device.type == "cuda" and isinstance(model, GPT) and machine.precision != "float32"
     dtype = torch.bfloat16 if half or machine.precision == "bf16" else torch.float32
+
     return Opened(model.to(device, dtype), tokenizer)
 
 
@@ -92,6 +98,7 @@ def device_of(machine: Machine) -> torch.device:
         raise ValueError(
             f"int8: weights of eight bits are for CPUs, not for {device.type}; leave it out"
         )
+
     return device
 
 
@@ -139,6 +146,7 @@ def typed_lines() -> Iterator[str]:
     if sys.stdin.isatty():
         with suppress(ImportError):
             import readline  # noqa: F401 - input() then lets lines be edited and brought back
+
     while True:
         try:
             line = input("> ") if sys.stdin.isatty() else sys.stdin.readline()
@@ -147,20 +155,25 @@ def typed_lines() -> Iterator[str]:
             return
         except UnicodeDecodeError as error:
             raise ValueError(f"standard input: not UTF-8 text ({error})") from error
+
         if not line and not sys.stdin.isatty():
             return
+
         if line.strip():
             yield line.strip()
 
 
 @contextmanager
 def forgiving() -> Iterator[None]:
-    """At a terminal, what cannot be done is said, and the next line may be another; elsewhere it is the end."""
+    """At a terminal, what cannot be done is said, and the next line may be another; elsewhere it is
+    the end.
+    """
     try:
         yield
     except ValueError as error:
         if not sys.stdin.isatty():
             raise
+
         note(str(error))
 
 
@@ -180,6 +193,7 @@ def check_place(name: str, path: Path | None) -> None:
         return
     if path.is_dir():
         raise ValueError(f"{name}: expected the name of a file, and {path} is a folder")
+
     above = next(each for each in path.absolute().parents if each.exists())
     if not above.is_dir():
         raise ValueError(f"{name}: {path} cannot be written: {above} is a file and no folder")

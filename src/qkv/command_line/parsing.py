@@ -1,7 +1,8 @@
-"""From the command line to a command: every command is parsed here, by tyro, and speaks with one voice.
+"""From the command line to a command: every command is parsed here, by tyro, and speaks with one
+voice.
 
-Wrong usage becomes a UsageError with one sentence (exit status 2); help is printed in the terminal's width. What tyro
-calls its types (`{None}|FLOAT`) is never shown.
+Wrong usage becomes a UsageError with one sentence (exit status 2); help is printed in the
+terminal's width. What tyro calls its types (`{None}|FLOAT`) is never shown.
 """
 
 from __future__ import annotations
@@ -41,14 +42,17 @@ def run_one_of(commands: dict[str, Callable[..., Any]], arguments: Sequence[str]
         print(f"usage: {prog} {{{','.join(commands)}}} ...\n")
         for each, command in commands.items():
             print(listed(each, inspect.cleandoc(command.__doc__ or "").partition("\n\n")[0]))
+
         print(f"\n{prog} NAME --help explains each.")
         return None
+
     return run_command(commands[chosen(name, commands, prog)], rest, f"{prog} {name}")
 
 
 def chosen(name: str, names: Sequence[str] | dict[str, Any], prog: str) -> str:
     if name not in names:
         raise UsageError(f"{prog.removeprefix('qkv ')}: {not_among(name, list(names))}")
+
     return name
 
 
@@ -60,12 +64,15 @@ def parse(
     default: Value | None = None,
     description: str | None = None,
 ) -> Value:
-    """What a dataclass, or a function, makes of the command line. The flags of nested dataclasses have no prefix."""
+    """What a dataclass, or a function, makes of the command line. The flags of nested dataclasses
+    have no prefix.
+    """
     options: dict[str, Any] = {"config": (tyro.conf.OmitArgPrefixes,), "registry": flag_types()}
     if default is not None:
         options["default"] = default
 
     printed, complaint = Capture(sys.stdout), Capture(sys.stderr)
+
     try:
         with explained(target, arguments), redirect_stdout(printed), redirect_stderr(complaint):
             return tyro.cli(
@@ -74,6 +81,7 @@ def parse(
     except SystemExit as stopped:
         if stopped.code:
             raise UsageError(first_sentence(complaint.getvalue(), prog)) from None
+
         print(fitted(printed.getvalue()), end="")
         raise
 
@@ -90,7 +98,9 @@ class Capture(StringIO):
 
 
 def deferred(command: Callable[..., Value]) -> Callable[..., Callable[[], Value]]:
-    """The same signature, returning the call instead of making it: what fails later is no error of the parser."""
+    """The same signature, returning the call instead of making it: what fails later is no error of
+    the parser.
+    """
 
     @functools.wraps(command)
     def bind(*arguments: Any, **named: Any) -> Callable[[], Value]:
@@ -101,13 +111,17 @@ def deferred(command: Callable[..., Value]) -> Callable[..., Callable[[], Value]
 
 
 def reflowed(docstring: str) -> str:
-    """Each paragraph, and each argument's description, on a line of its own: tyro keeps the breaks of the source."""
+    """Each paragraph, and each argument's description, on a line of its own: tyro keeps the breaks
+    of the source.
+    """
     joined = re.sub(r"\n {5,}(?=\S)", " ", docstring)  # continued descriptions of arguments
     return re.sub(r"(?<=\S)\n(?=[^\s])", " ", joined)
 
 
 def fitted(text: str) -> str:
-    """Help in the width of the terminal: tyro wraps the texts of flags, but not the description above them."""
+    """Help in the width of the terminal: tyro wraps the texts of flags, but not the description
+    above them.
+    """
     width = shutil.get_terminal_size().columns
     lines = [
         line.replace("(default: )", "").rstrip() if "(default: )" in line else line
@@ -116,6 +130,7 @@ def fitted(text: str) -> str:
     whole = (
         line if line.startswith((" ", "\x1b")) else textwrap.fill(line, width) for line in lines
     )
+
     return "\n".join(
         line.rstrip() for number, line in enumerate(whole) if line or not lines[number]
     )
@@ -125,7 +140,8 @@ def fitted(text: str) -> str:
 def explained(target: Callable[..., Any], arguments: Sequence[str]) -> Iterator[None]:
     """Raise UsageError with our own sentence where tyro would print its own and exit."""
     from tyro import (
-        _errors,  # private, so a later tyro may not have it: then first_sentence() is what we can say
+        # private, so a later tyro may not have it: then first_sentence() is what we can say
+        _errors,
     )
 
     if not hasattr(_errors, "on_parse_error"):
@@ -143,7 +159,9 @@ def explained(target: Callable[..., Any], arguments: Sequence[str]) -> Iterator[
 
 @contextmanager
 def naming_flags(*targets: Callable[..., Any]) -> Iterator[None]:
-    """An error whose message begins with the name of a flag (`length: expected ...`) is wrong usage."""
+    """An error whose message begins with the name of a flag (`length: expected ...`) is wrong
+    usage.
+    """
     try:
         yield
     except UsageError:
@@ -152,6 +170,7 @@ def naming_flags(*targets: Callable[..., Any]) -> Iterator[None]:
         named = re.match(r"(\w+):", str(error))
         if named and named[1] in {flag.field for target in targets for flag in flags_of(target)}:
             raise UsageError(str(error)) from error
+
         raise
 
 
@@ -160,4 +179,5 @@ def first_sentence(complaint: str, prog: str) -> str:
     lines = [line.strip("│╭╮╰╯─ ") for line in complaint.splitlines()]
     said = [line for line in lines if line.strip("-") and not line.startswith("For full helptext")]
     told = said[min(1, len(said) - 1)] if said else "the command line cannot be read"
+
     return f"{told}; {prog} --help shows the usage"

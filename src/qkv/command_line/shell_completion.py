@@ -1,4 +1,6 @@
-"""Completion scripts for bash, zsh and fish, from the flags of every command. The scripts never start Python."""
+"""Completion scripts for bash, zsh and fish, from the flags of every command. The scripts never
+start Python.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ autoload -U +X bashcompinit && bashcompinit
 
 
 def bash(described: Described, summaries: Mapping[str, str]) -> str:
-    """Words of a command line in, candidates out; a flag that takes several values goes on until the next flag."""
+    """Words of a command line in, candidates out; a flag that takes several values goes on until
+    the next flag.
+    """
     families = [
         f'        {name}) words="{" ".join(seconds)}" ;;'
         for name, seconds in families_of(described).items()
@@ -90,9 +94,12 @@ def bash(described: Described, summaries: Mapping[str, str]) -> str:
         "@flags@": "\n".join(flags),
         "@values@": "\n".join(values),
     }
+
     script = BASH
+
     for mark, text in parts.items():
         script = script.replace(mark, text)
+
     return script.rstrip("\n")
 
 
@@ -114,6 +121,7 @@ def bash_values(command: str, flags: Mapping[str, Mapping[str, Any]]) -> Iterato
             filter(None, [f'words="{words}"' if words else "", "files=1" if files else ""])
         )
         by_candidates.setdefault(candidates or ":", []).append(f'"{command} {name}"')
+
     for candidates, patterns in by_candidates.items():
         yield f"            {' | '.join(patterns)}) {candidates} ;;"
 
@@ -132,23 +140,28 @@ def fish(described: Described, summaries: Mapping[str, str]) -> str:
         lines.append(
             f"complete -c qkv -n __fish_use_subcommand -f -a {name} -d {shlex.quote(summary)}"
         )
+
     for command, families in families_of(described).items():
         seen = f"__fish_seen_subcommand_from {command}; and not __fish_seen_subcommand_from {' '.join(families)}"
         lines.append(
             f"complete -c qkv -n {shlex.quote(seen)} -f -a {shlex.quote(' '.join(families))}"
         )
+
     for command, name, flag in each_flag(described):
         if not name:  # fish completes files by itself
             continue
+
         seen = "; and ".join(f"__fish_seen_subcommand_from {word}" for word in command.split())
         option = f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}"
         lines.append(f"complete -c qkv -n {shlex.quote(seen)} {option}{fish_values(flag)}")
+
     return "\n".join(lines)
 
 
 def fish_values(flag: Mapping[str, Any]) -> str:
     if flag.get("choices"):
         return f" -x -a {shlex.quote(' '.join(flag['choices']))}"
+
     return {"switch": "", "number": " -x"}.get(flag["kind"], " -r -F")
 
 
@@ -167,6 +180,7 @@ def families_of(described: Described) -> dict[str, list[str]]:
         first, _, second = command.partition(" ")
         if second:
             found.setdefault(first, []).append(second)
+
     return found
 
 

@@ -18,9 +18,12 @@ def suggestion(name: str, names: Iterable[str]) -> str:
 
 
 def usage_sentence(event: Any, arguments: Sequence[str], flags: Sequence[str]) -> str:
-    """What tyro found wrong, in our words. Its events are private: one that is not as expected is told in general."""
+    """What tyro found wrong, in our words. Its events are private: one that is not as expected is
+    told in general.
+    """
     kind = type(event).__name__
     say = SENTENCES.get(kind, unforeseen)
+
     try:
         return say(event, arguments, flags)
     except (AttributeError, TypeError):
@@ -42,12 +45,14 @@ def unknown(tokens: Sequence[str], flags: Sequence[str], prog: str) -> str:
     flag = next((token.partition("=")[0] for token in tokens if token.startswith("-")), None)
     if flag is None:
         return f"unexpected argument {tokens[0]!r}; {prog} --help shows the usage"
+
     return f"{flag}: unknown flag{suggestion(flag, flags) or f'; {prog} --help lists them'}"
 
 
 def missing(event: Any, arguments: Sequence[str], flags: Sequence[str]) -> str:
     if any(token.startswith("-") for token in event.unrecognized_tokens):
         return unknown(event.unrecognized_tokens, flags, event.prog)
+
     names = [name_of(each.arg) for each in event.missing_arguments]
     listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
     return f"missing {listed}; {event.prog} --help shows the usage"
@@ -70,10 +75,13 @@ def not_made(event: Any, arguments: Sequence[str], flags: Sequence[str]) -> str:
     """A value of the wrong type; or a value that a config refused, with a sentence of its own."""
     if event.argument is None:
         return str(event.message)
+
     name = name_of(event.argument)
     if re.match(r"expected |[a-z_]+: ", event.message):
         return f"{name}: {event.message}"
+
     given = " ".join(values_after(event.argument.lowered.name_or_flags, arguments))
+
     return f"{name}: expected {event.argument.lowered.metavar}" + (
         f", not {given!r}" if given else ""
     )
@@ -83,6 +91,7 @@ def name_of(argument: Any) -> str:
     """As a person types it: --length, or MODEL."""
     if argument.is_positional():
         return str(argument.lowered.metavar).strip("[]").split(" ")[0].upper()
+
     return str(max(argument.lowered.name_or_flags, key=len))
 
 
@@ -99,6 +108,7 @@ def values_after(flags: Sequence[str], arguments: Sequence[str]) -> list[str]:
                 (place for place, word in enumerate(rest) if word.startswith("--")), len(rest)
             )
             values = list(rest[:end])
+
     return values
 
 

@@ -37,20 +37,17 @@ def run(
     seed: int | None = None,
     machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008 - tyro reads the defaults
 ) -> None:
-    """Talk with a model. A line is what you say; /again begins anew, /quit or the end of the input ends it, and Ctrl-C
-    interrupts the model.
+    """Talk with a model. A line is what you say; /again begins anew, /quit or the end of the input
+    ends it, and Ctrl-C interrupts the model.
 
-    Args:
-        model: A folder of transformers, a GGUF file, a run's folder, or smollm2; its tokenizer has a chat template.
-        system: What the model is told about itself before the talk.
-        length: At most so many tokens in an answer.
-        temperature: Above 1 bolder, below 1 more careful; 0 is always the likeliest word.
-        top_k: Draw from so many of the likeliest words.
-        top_p: Draw from the fewest, likeliest first, whose probabilities sum to this; 1 for all.
-        min_p: Leave out words less likely than this times the likeliest.
-        repetition: Above 1, words that stand there already get less likely.
-        seed: The same seed gives the same answers again.
-        machine: Where and how it computes.
+    Args: model: A folder of transformers, a GGUF file, a run's folder, or smollm2; its tokenizer
+        has a chat template. system: What the model is told about itself before the talk. length: At
+        most so many tokens in an answer. temperature: Above 1 bolder, below 1 more careful; 0 is
+        always the likeliest word. top_k: Draw from so many of the likeliest words. top_p: Draw from
+        the fewest, likeliest first, whose probabilities sum to this; 1 for all. min_p: Leave out
+        words less likely than this times the likeliest. repetition: Above 1, words that stand there
+        already get less likely. seed: The same seed gives the same answers again. machine: Where
+        and how it computes.
     """
     choice = SamplingParams(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition=repetition
@@ -64,13 +61,16 @@ def run(
     told = [] if system is None else [Message(role="system", content=system)]
     messages: list[Message] = list(told)
     said = False
+
     for line in typed_lines():
         if line == "/quit":
             break
+
         if line == "/again":
             messages = list(told)
             note("a new talk begins")
             continue
+
         said = True
         with forgiving():
             asked = [*messages, Message(role="user", content=line)]
@@ -81,6 +81,7 @@ def run(
                 raise ValueError(
                     f"text: {len(ids):,} tokens are more than the model's context of {limit:,}; say less"
                 )
+
             answer = speak(
                 opened.model,
                 opened.tokenizer,
@@ -90,7 +91,9 @@ def run(
                 end=ends,
                 seed=seed,
             )
+
             messages = [*asked, Message(role="assistant", content=answer)]
+
     if not said and not sys.stdin.isatty():
         raise ValueError("standard input: it is empty; say something, a line at a time")
 
@@ -98,18 +101,23 @@ def run(
 def remembered(
     model: GPT, tokenizer: Tokenizer, messages: list[Message], told: list[Message], length: int
 ) -> list[Message]:
-    """The talk so far; what was said first is forgotten, aloud, when there would be no room for an answer."""
+    """The talk so far; what was said first is forgotten, aloud, when there would be no room for an
+    answer.
+    """
     context = model.config.context
     kept = messages
+
     while (
         len(encode_chat(tokenizer, kept)) > max(context - length, context // 2)
         and len(kept) > len(told) + 1
     ):
         kept = [*told, *kept[len(told) + 2 :]]  # without a question and its answer
+
     if forgotten := len(messages) - len(kept):
         note(
             f"the talk is longer than the context of {context:,} tokens: its first {forgotten} messages are forgotten"
         )
+
     return kept
 
 
@@ -124,9 +132,11 @@ def speak(model: GPT, tokenizer: Tokenizer, ids: list[int], **how: Any) -> str:
     except KeyboardInterrupt:
         if not sys.stdin.isatty():
             raise
+
     print(flush=True)
     if reason in ("length", "context"):
         note(
             f"the answer was cut off: {'--length is reached' if reason == 'length' else 'the context is full'}"
         )
+
     return answer

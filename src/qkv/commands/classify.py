@@ -40,18 +40,21 @@ BLOCK = 1 << 20
 @dataclass(frozen=True, kw_only=True)
 class ClassifyInputs:
     data: tuple[str, ...] = ()
-    """Files to answer: tables (.tsv, .csv, .jsonl, .parquet), .conllu, or plain text with one on each line; -.tsv is a
-    table through a pipe."""
+    """Files to answer: tables (.tsv, .csv, .jsonl, .parquet), .conllu, or plain text with one on
+    each line; -.tsv is a table through a pipe."""
     text: str | None = None
     """With data: the column that has the text; the usual names are looked for unless given."""
     label: str | None = None
     """With score: the column that has the true answer; in .conllu upos unless given."""
     score: bool = False
-    """With data that has labels: say how many answers are right instead of the answers, which --out still gets."""
+    """With data that has labels: say how many answers are right instead of the answers, which --out
+    still gets.
+    """
     out: Path | None = None
     """Write the answers to this file, which is there whole or not at all."""
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
-    """A line of JSON for each answer, with the probability of everything that could have been said."""
+    """A line of JSON for each answer, with the probability of everything that could have been said.
+    """
 
 
 def classify(
@@ -73,12 +76,10 @@ def classify(
 
     cat reviews.txt | qkv classify runs/sst-2 > answers.tsv
 
-    Args:
-        model: The folder of a model that qkv finetune made.
-        texts: The texts; of a model that chooses, the context and then the choices. Without texts or data, the lines of
-            a pipe, or what you type; the two texts of a pair have a tab between them.
-        pair: The second text of a pair; with data, the column that has it.
-        asked: What is answered, and where the answers go.
+    Args: model: The folder of a model that qkv finetune made. texts: The texts; of a model that
+        chooses, the context and then the choices. Without texts or data, the lines of a pipe, or
+        what you type; the two texts of a pair have a tab between them. pair: The second text of a
+        pair; with data, the column that has it. asked: What is answered, and where the answers go.
         machine: Where and how it computes.
     """
     run("classify", model, texts, pair, asked, machine)
@@ -96,12 +97,9 @@ def tag(
 
     qkv tag runs/tagger --data test.conllu --score
 
-    Args:
-        model: The folder of a model that qkv finetune made with --task tag.
-        texts: The sentences, with spaces between their words. Without texts or data, the lines of a pipe, or what you
-            type.
-        asked: What is answered, and where the answers go.
-        machine: Where and how it computes.
+    Args: model: The folder of a model that qkv finetune made with --task tag. texts: The sentences,
+        with spaces between their words. Without texts or data, the lines of a pipe, or what you
+        type. asked: What is answered, and where the answers go. machine: Where and how it computes.
     """
     run("tag", model, texts, None, asked, machine)
 
@@ -126,10 +124,12 @@ def run(
             else f"its task is {head.task}: use qkv classify"
         )
         raise ValueError(f"{name}: {does}")
+
     if pair is not None and head.task not in (*TWO_TEXTS, "regress"):
         raise ValueError(
             f"pair: {name} reads one text at a time (its task is {head.task}); leave it out"
         )
+
     told = AnswerWriter(model, tokenizer, asked)
     if texts:
         examples = given(head.task, texts, pair)
@@ -145,6 +145,7 @@ def run(
     else:
         for some in piped(head.task):
             told.tell(some)
+
     told.end()
 
 
@@ -156,6 +157,7 @@ def check(texts: Sequence[str], pair: str | None, asked: ClassifyInputs) -> None
         raise ValueError(
             "pair: expected the first text, too; through a pipe, a tab stands between the two"
         )
+
     for given, flag in (
         (asked.text, "text"),
         (asked.label, "label"),
@@ -163,8 +165,10 @@ def check(texts: Sequence[str], pair: str | None, asked: ClassifyInputs) -> None
     ):
         if given is not None and not asked.data:
             raise ValueError(f"{flag}: it is about the rows of --data, which is not given")
+
     if asked.label is not None and not asked.score:
         raise ValueError("label: true answers are read with --score")
+
     check_place("out", asked.out)
 
 
@@ -179,11 +183,13 @@ def given(task: str, texts: Sequence[str], pair: str | None) -> list[Example]:
         raise ValueError(
             "pair: this model reads two texts together; give the second one with --pair"
         )
+
     numbers = [
         f"text {number}" if len(texts) > 1 else "text" for number in range(1, len(texts) + 1)
     ]
     if task == "tag":
         return [example_of(task, text, where) for text, where in zip(texts, numbers, strict=True)]
+
     return [
         example_of(task, (text,) if pair is None else (text, pair), n)
         for text, n in zip(texts, numbers, strict=True)
@@ -191,14 +197,18 @@ def given(task: str, texts: Sequence[str], pair: str | None) -> list[Example]:
 
 
 def piped(task: str) -> Iterator[list[Example]]:
-    """The lines of standard input, as many as are there already: who writes slowly is answered line by line."""
+    """The lines of standard input, as many as are there already: who writes slowly is answered line
+    by line.
+    """
     number, begun, nothing = 1, b"", True
     while block := sys.stdin.buffer.read1(BLOCK):  # type: ignore[union-attr]
         *whole, begun = (begun + block).split(b"\n")
         yield [as_example(raw, task, at) for at, raw in enumerate(whole, number)]
         number, nothing = number + len(whole), False
+
     if begun:
         yield [as_example(begun, task, number)]
+
     if nothing:
         raise ValueError("standard input: it is empty; expected a text on each line")
 
@@ -239,6 +249,7 @@ class AnswerWriter:
     def tell(self, examples: Sequence[Example], alone: bool = False) -> None:
         for example, answer in zip(examples, self.answers(examples), strict=True):
             self.put(example, answer, alone)
+
         sys.stdout.flush()
 
     def put(self, example: Example, answer: Answer, alone: bool = False) -> None:
@@ -254,29 +265,37 @@ class AnswerWriter:
             self.console.print(line(example, answer, self.head.labels, self.console.width))
 
     def tell_all(self, data: Sequence[str], pair: str | None) -> None:
-        """Rows of files. All of them are read once before the first is answered: what is wrong is known early."""
+        """Rows of files. All of them are read once before the first is answered: what is wrong is
+        known early.
+        """
         asked, head = self.asked, self.head
         source = open_examples(
             data, head.task, text=asked.text, pair=pair, label=asked.label, labelled=asked.score
         )
         check_not_read(asked.out, (Path(part.name) for part in source.parts), "answered")
         total = 0
+
         for example in source:
             if asked.score:
                 check_label(head, example)
+
             total += 1
+
         quiet = asked.score and asked.out is None
         labelled: list[Example] = []
         found: list[Answer] = []
         answered = zip(source, self.answers(source), strict=True)
+
         for example, answer in self.watched(
             answered, total, hidden=not quiet and asked.out is None
         ):
             if asked.score:
                 labelled.append(example)
                 found.append(answer)
+
             if not quiet:
                 self.put(example, answer)
+
         if asked.score:
             self.say_scores(labelled, found)
 
@@ -289,6 +308,7 @@ class AnswerWriter:
             MofNCompleteColumn(),
             TimeRemainingColumn(),
         )
+
         with Progress(
             *columns, console=Console(stderr=True), transient=True, disable=hidden
         ) as progress:
@@ -309,16 +329,19 @@ class AnswerWriter:
             counts = confusion_of(self.head, examples, found)
             if counts.sum():
                 self.console.print(confusion_table(counts, self.head.labels))
+
             if self.head.task == "tag" and (unknown := words - int(counts.sum())):
                 note(
                     f"{unknown:,} of {words:,} words have a tag that the model does not know: wrong, and not above"
                 )
+
         for score in scores_of(self.head, examples, found):
             print(f"{score.name} {report.shown(score)}, {rows}; [ ]: 95% interval")
 
     def end(self) -> None:
         if self.asked.out is not None:
             storage.write_text(self.asked.out, "".join(f"{each}\n" for each in self.made))
+
         if self.cut:
             words = f"; {self.words_cut:,} words have no tag" if self.words_cut else ""
             who = "1 text was" if self.cut == 1 else f"{self.cut:,} texts were"

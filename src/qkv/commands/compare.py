@@ -99,25 +99,23 @@ def run(
     training: tyro.conf.OmitArgPrefixes[Training] = Training(),  # noqa: B008 - tyro reads the defaults
     machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008
 ) -> None:
-    """Compare prompting with fine-tuning on the same data: one table, one picture, an interval on every number.
+    """Compare prompting with fine-tuning on the same data: one table, one picture, an interval on
+    every number.
 
     qkv compare smollm2 --task sst-2 --data train.tsv --validation dev.tsv --out runs/compared
 
-    Each number is kept as soon as it is known: the same command again goes on where it stopped, and with more shots,
-    examples or seeds it adds those.
+    Each number is kept as soon as it is known: the same command again goes on where it stopped, and
+    with more shots, examples or seeds it adds those.
 
-    Args:
-        model: The folder of a run or of transformers, a GGUF file, smollm2, or minilm: a BERT is only fine-tuned.
-        task: sst-2, rte, or a task file (.toml) of kind classification: the prompt, the columns, the classes.
-        data: What is learned from, by examples in the prompt or by training: a table with the task's columns.
-        validation: What both are asked: a table like it.
-        out: The folder for results.json and comparison.png.
-        shots: How many answered examples come before a question.
-        examples: How many examples are trained on, as many of each class; all for all there are.
-        seeds: So many choices of examples and orders of training; the mean and its spread are told.
-        limit: Ask only the first so many rows of the validation.
-        keep: Keep the fine-tuned models, too, in the folder's runs.
-        training: How it is fine-tuned.
+    Args: model: The folder of a run or of transformers, a GGUF file, smollm2, or minilm: a BERT is
+        only fine-tuned. task: sst-2, rte, or a task file (.toml) of kind classification: the
+        prompt, the columns, the classes. data: What is learned from, by examples in the prompt or
+        by training: a table with the task's columns. validation: What both are asked: a table like
+        it. out: The folder for results.json and comparison.png. shots: How many answered examples
+        come before a question. examples: How many examples are trained on, as many of each class;
+        all for all there are. seeds: So many choices of examples and orders of training; the mean
+        and its spread are told. limit: Ask only the first so many rows of the validation. keep:
+        Keep the fine-tuned models, too, in the folder's runs. training: How it is fine-tuned.
         machine: Where and how it computes.
     """
     Protocol(limit=limit, shots=min(shots, default=0))  # says what is wrong before anything is read
@@ -129,6 +127,7 @@ def run(
         raise ValueError(f"seeds: expected 1 or more, not {seeds}")
     if not shots and not examples:
         raise ValueError("shots: expected numbers of shots, of examples, or both")
+
     prompt = read_task(task)
     columns = columns_of(prompt)
     check_place("out", out / RESULTS)
@@ -136,6 +135,7 @@ def run(
     shots = tuple(each for each in shots if shots != SHOTS or each <= rows)
     if max(shots, default=0) > rows:
         raise ValueError(f"shots: {', '.join(data)} has only {rows:,} rows, not {max(shots):,}")
+
     wanted = numbers(examples, rows, len(prompt.choices), ", ".join(data))
     title = titles([model])[0]
     subject, who = opened(model, title, machine, GPT, BERT)
@@ -149,6 +149,7 @@ def run(
             out / LIMITED, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in some)
         )
         validation = (str(out / LIMITED),)
+
     prompted = [
         Key("prompted", each, seed)
         for each in sorted(set(shots))
@@ -157,12 +158,15 @@ def run(
     if prompted and not isinstance(subject.model, GPT):
         note(f"{model}: a BERT says no next word, so it cannot be prompted; it is only fine-tuned")
         prompted = []
+
     keys = [*prompted, *(Key("fine-tuned", each, seed) for each in wanted for seed in range(seeds))]
+
     try:
         for key in found.missing(prompted):
             say(key, keys)
             protocol = Protocol(shots=key.examples, seed=key.seed, examples=data)
             found.add(key, by_prompt(prompt, subject, validation, protocol))
+
         del subject  # before training needs the memory
         for key in found.missing(keys):
             say(key, keys)
@@ -200,6 +204,7 @@ def columns_of(task: EvaluationTask) -> ScoreColumns:
         raise ValueError(
             f"task: expected one with classes, such as sst-2 or rte, not {task.name}, of kind {task.kind}"
         )
+
     texts = list(dict.fromkeys(column for _, column in parts(task.template) if column))
     if not 1 <= len(texts) <= 2:
         raise ValueError(
@@ -209,6 +214,7 @@ def columns_of(task: EvaluationTask) -> ScoreColumns:
         raise ValueError(
             f"task: {task.name}: expected classes that are the same for every row, not {task.choices}"
         )
+
     return ScoreColumns(texts[0], texts[1] if len(texts) == 2 else None, label)
 
 
@@ -223,7 +229,9 @@ def checked(
     for example in itertools.chain(*read):
         row = dict(zip(filter(None, columns), (*example.texts, example.label), strict=True))
         question(task, row, example.where)
+
     labels_of(read[0], read[1], columns.task)
+
     return len(read[0])
 
 
@@ -233,7 +241,9 @@ def numbers(examples: Sequence[str], rows: int, classes: int, name: str) -> list
     for each in examples:
         if each != "all" and not (each.isdecimal() and int(each)):
             raise ValueError(f"examples: expected 1 or more, or all, not {each!r}")
+
         made.add(rows if each == "all" else int(each))
+
     if examples == EXAMPLES:
         return sorted(each for each in made if least <= each <= rows)
     if max(made, default=0) > rows:
@@ -242,6 +252,7 @@ def numbers(examples: Sequence[str], rows: int, classes: int, name: str) -> list
         raise ValueError(
             f"examples: {min(made)} are too few for {classes} classes; expected {least} or more"
         )
+
     return sorted(made)
 
 
@@ -270,6 +281,7 @@ class ComparisonResults:
         """With what a run before this one has found, if it asked the same."""
         if not path.exists():
             return cls(path, asked, {})
+
         try:
             before = json.loads(path.read_text(encoding="utf-8"))
             points = {
@@ -281,11 +293,13 @@ class ComparisonResults:
             raise ValueError(
                 f"out: {path} holds no comparison that can be gone on with; name another folder"
             ) from None
+
         for name, value in json.loads(json.dumps(asked)).items():
             if old.get(name) != value:
                 raise ValueError(
                     f"out: {path.parent} holds a comparison with another {name}; name another folder"
                 )
+
         return cls(path, asked, points)
 
     def missing(self, keys: Sequence[Key]) -> list[Key]:
@@ -313,6 +327,7 @@ class ComparisonResults:
             accuracies, rows = tuple(point["accuracy"] for point in own), own[0]["rows"]
             ends = wilson(min(rows, sum(accuracies) / len(own) * rows), rows)
             made.append(Compared(way, examples, accuracies, *ends))
+
         return made
 
 
@@ -332,7 +347,9 @@ def by_prompt(
 def by_training(
     tune: FinetuneConfig, training: Training, key: Key, folder: Path, machine: Machine
 ) -> dict[str, Any]:
-    """Asked once, at the end: weights that were chosen by what is asked would look better than they are."""
+    """Asked once, at the end: weights that were chosen by what is asked would look better than they
+    are.
+    """
     begin, epochs, batch = (
         time.perf_counter(),
         training.epochs_of(key.examples),
@@ -347,8 +364,10 @@ def by_training(
     if tuning is None or not tuning.outcome.finished:
         note("the same command goes on from here")
         raise KeyboardInterrupt
+
     assert tuning.confusion is not None
     seconds, rows = time.perf_counter() - begin, int(tuning.confusion.sum())
+
     return {
         "accuracy": tuning.measured["accuracy"], "rows": rows, "seconds": seconds, "epochs": epochs, "batch": batch,
         "measured": tuning.measured, "labels": tuning.labels, "confusion": tuning.confusion.tolist(),
@@ -363,6 +382,7 @@ def tell(found: ComparisonResults, title: str, chance: float, picture: Path) -> 
     """What is known, also where the rest could not be found."""
     if not found.points:
         return
+
     compared = found.compared()
     Console(highlight=False).print(comparison_table(compared, chance))
     rows, seeds = (

@@ -1,7 +1,9 @@
-"""qkv completion: a script that completes commands, flags, choices, preset names and files in a shell.
+"""qkv completion: a script that completes commands, flags, choices, preset names and files in a
+shell.
 
-Reading the flags of all commands imports torch, which takes seconds; so they are kept in completion.json. After a flag
-has changed, `python -m qkv.commands.completion` writes it anew, and a test says when that was forgotten.
+Reading the flags of all commands imports torch, which takes seconds; so they are kept in
+completion.json. After a flag has changed, `python -m qkv.commands.completion` writes it anew, and a
+test says when that was forgotten.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ def run(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, end="")
         return
+
     shell, *rest = arguments
     if shell not in SHELLS or rest:
         wrong = shell if shell not in SHELLS else rest[0]
@@ -53,21 +56,26 @@ def describe_commands() -> dict[str, dict[str, Any]]:
     from qkv.models.presets import PRESETS
 
     described = {}
+
     for name, command in COMMANDS.items():
         module, _, function = command.target.partition(":")
         if not command.reads_arguments and module:
             described[name] = flags_by_name(
                 getattr(import_module(f"qkv.commands.{module}"), function)
             )
+
     described["finetune"] = flags_by_name(finetune.Flags)
+
     for name, experiment in lab.EXPERIMENTS.items():
         described[f"lab {name}"] = flags_by_name(experiment)
+
     for name in train.TRAINED:
         flags = flags_by_name(train.flags_for(CONFIGS[name]))
         flags["--preset"]["choices"] = [
             each for each, made in PRESETS.items() if family(made.config) == name
         ]
         described[f"train {name}"] = flags
+
     return described | {f"completion {shell}": {} for shell in SHELLS}
 
 
@@ -77,12 +85,14 @@ def flags_by_name(target: Any) -> dict[str, Any]:
     from qkv.command_line.flags import flags_of
 
     found: dict[str, Any] = {"--help": {"kind": "switch"}}
+
     for flag in flags_of(target):
         choices = INSTALLED_MODELS if flag.field in ("model", "models") else list(flag.choices)
         for name in flag.names or [""] * ("" not in found):
             found[name] = {"kind": flag.kind}
             found[name] |= {"choices": choices} if choices else {}
             found[name] |= {"several": True} if flag.several else {}
+
     return found
 
 
@@ -98,6 +108,7 @@ def in_lines(described: dict[str, dict[str, Any]]) -> str:
             if lines
             else f" {json.dumps(command)}: {{}}"
         )
+
     return "{\n" + ",\n".join(commands) + "\n}\n"
 
 

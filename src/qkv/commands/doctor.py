@@ -49,14 +49,18 @@ def run(as_json: Annotated[bool, tyro.conf.arg(name="json")] = False) -> None:
     if as_json:
         print(json.dumps({**found, "advice": [each._asdict() for each in advice]}, indent=1))
         return
+
     for title, text in described(found).items():
         print(filled(f"{title:12} ", text, 13))
+
     for number, (name, version) in enumerate(found["packages"].items()):
         there = version or f"not installed (pip install {name})"
         print(
             filled(f"{'' if number else 'packages':12} ", f"{name} {there}: {PACKAGES[name]}", 13)
         )
+
     print("\nNothing is slow here that could be faster." if not advice else "\nWhat is slow here:")
+
     for each in advice:
         print(filled("  - ", f"{each.slow}: {each.why}. {each.do}.", 4))
 
@@ -75,6 +79,7 @@ def examine() -> dict[str, Any]:
     from qkv.training.systems.precision import cpu_slowdown
 
     memory, features = machine.memory(), machine.cpu_features()
+
     return {
         "qkv": qkv.__version__,
         "python": platform.python_version(),
@@ -126,6 +131,7 @@ def cache() -> dict[str, Any]:
 
     folder = cache_folder().absolute()
     above = next(each for each in (folder, *folder.parents) if each.exists())
+
     return {
         "folder": str(folder),
         "free": shutil.disk_usage(above).free,
@@ -137,6 +143,7 @@ def installed(package: str) -> str | None:
     """The version of a package, or None where it is not there; nothing is imported."""
     if find_spec(package) is None:
         return None
+
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -148,11 +155,13 @@ def models() -> dict[str, bool]:
     from qkv import artifact
 
     found = {}
+
     for name, (_, module, file) in artifact.PACKAGED.items():
         spec = find_spec(module)
         found[name] = any(
             Path(place, file).exists() for place in (spec and spec.submodule_search_locations) or ()
         )
+
     return found
 
 
@@ -167,6 +176,7 @@ def described(found: dict[str, Any]) -> dict[str, str]:
     )
     named = {"avx2": "AVX2", "avx512": "AVX-512", "bf16": "native bf16", "amx": "AMX"}
     spins = found["environment"]["GOMP_SPINCOUNT"] or "not set"
+
     return {
         "qkv": f"{found['qkv']}, Python {found['python']}, {found['system']}",
         "torch": f"{torch['version']}, {'CUDA ' + torch['cuda'] if torch['cuda'] else 'without CUDA'}, CPU kernels for "
@@ -218,6 +228,7 @@ def advise_cpu(found: dict[str, Any]) -> list[Advice]:
                 "Everything on the CPU", why, "Unset ATEN_CPU_CAPABILITY if it is set, or use a GPU"
             )
         )
+
     if slowdown is None or slowdown > 1.3:
         why = (
             "this CPU cannot run it"
@@ -225,9 +236,11 @@ def advise_cpu(found: dict[str, Any]) -> list[Advice]:
             else f"it takes {slowdown:.1f} times as long as float32"
         )
         advice.append(Advice("bf16 on the CPU", why, "Keep float32, which is the default on a CPU"))
+
     if threads < usable and given is not None:
         why = f"torch uses {threads} of {usable} cores, because OMP_NUM_THREADS is {given}"
         advice.append(Advice("Large matrices on the CPU", why, "Unset OMP_NUM_THREADS"))
+
     if cpu["load"] is not None and cpu["load"] > usable + 0.5:
         why = f"other processes use this machine: a load of {cpu['load']:.1f} on {usable} cores"
         active = str(found["environment"]["OMP_WAIT_POLICY"]).upper() == "ACTIVE"
@@ -235,6 +248,7 @@ def advise_cpu(found: dict[str, Any]) -> list[Advice]:
             ", or unset OMP_WAIT_POLICY: waiting threads then give way" if active else ""
         )
         advice.append(Advice("Training and generating", why, what))
+
     return advice
 
 
@@ -243,6 +257,7 @@ def advise_gpu(found: dict[str, Any]) -> list[Advice]:
         old = [each["name"] for each in found["gpus"] if not each["bf16"]]
         why = f"{', '.join(old)} has no bf16, so fp16 with a scaled loss is used"
         return [Advice("Training on the GPU", why, "Nothing need be done")] if old else []
+
     if found["gpu_driver"]:
         why = "the driver sees a GPU, torch does not"
         build = (
@@ -251,6 +266,7 @@ def advise_gpu(found: dict[str, Any]) -> list[Advice]:
             else "update the driver"
         )
         return [Advice("Everything", why, build.capitalize())]
+
     what = "Train the tiny presets (gpt-tiny, transformer-tiny ...), or use a machine with a GPU for the others"
     return [Advice("Training more than tiny models", "there is no GPU", what)]
 
@@ -266,6 +282,7 @@ def advise_room(found: dict[str, Any]) -> list[Advice]:
                 "Close other programs, or use --int8",
             )
         )
+
     if not cache["writable"]:
         why = f"{cache['folder']} cannot be written"
         advice.append(Advice("Preparing data", why, "Set QKV_CACHE to a folder of yours"))
@@ -274,4 +291,5 @@ def advise_room(found: dict[str, Any]) -> list[Advice]:
         advice.append(
             Advice("Preparing large data", why, "Make room, or set QKV_CACHE to a folder elsewhere")
         )
+
     return advice

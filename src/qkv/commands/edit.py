@@ -42,16 +42,17 @@ def run(
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
     machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008 - tyro reads the defaults
 ) -> None:
-    """Change attention, and compare what the model says before and after: at each place, and as it goes on.
+    """Change attention, and compare what the model says before and after: at each place, and as it
+    goes on.
 
     qkv edit smollm2 "The capital of France is" --change 3.5=off
 
     qkv edit smollm2 "The cat sat on the mat" --change "3.5:4>1=off" --change 2.1=uniform
 
-    Layers, heads and tokens are counted from 0. A change is LAYER.HEAD=off, =0.5 (what the head says, scaled) or
-    =uniform, =first, =previous (where it looks, replaced); LAYER.*=off is every head of a layer. LAYER.HEAD:7>2=off
-    keeps token 7 from looking at token 2, and =0.8 makes it look there with that weight. For a translator it begins
-    with encoder:, decoder: or cross:.
+    Layers, heads and tokens are counted from 0. A change is LAYER.HEAD=off, =0.5 (what the head
+    says, scaled) or =uniform, =first, =previous (where it looks, replaced); LAYER.*=off is every
+    head of a layer. LAYER.HEAD:7>2=off keeps token 7 from looking at token 2, and =0.8 makes it
+    look there with that weight. For a translator it begins with encoder:, decoder: or cross:.
 
     Args:
         model: The folder of a run or of transformers, a GGUF file, or smollm2.
@@ -71,14 +72,18 @@ def run(
         raise ValueError(
             "change: expected one or more, such as --change 3.5=off; qkv edit --help lists what there is"
         )
+
     opened = open_model(model, finely(machine), GPT, BERT, Transformer, RNN, TaskModel)
     note_unknown(opened.tokenizer, [each for each in (*text, source, target) if each is not None])
     reading = read(opened.model, opened.tokenizer, *text, source=source, target=target)
+
     with Console(stderr=True).status("reading twice ..."):
         found = edit_effects(opened.model, opened.tokenizer, reading, edits, top=top, length=length)
+
     if as_json:
         print(json.dumps(as_object(found), ensure_ascii=False))
         return
+
     console = Console(highlight=False)
     console.print(table(found, has_blocks(console)))
     if found.loss_before is not None and found.loss_after is not None:
@@ -86,6 +91,7 @@ def run(
         console.print(
             f"loss of the text: {found.loss_before:.3f} before, {found.loss_after:.3f} after ({more:+.3f})"
         )
+
     for name, said in (("before", found.said_before), ("after", found.said_after)):
         if said is not None:
             style = "bold" if name == "after" and said != found.said_before else ""
@@ -109,19 +115,23 @@ def table(found: Change, blocks: bool) -> Table:
     if found.before is not None:
         made.add_column("before")
         made.add_column("after")
+
     made.add_column("moved", justify="right")
     made.add_column("", no_wrap=True)
+
     for place, (token, moved) in enumerate(zip(tokens, found.moved.tolist(), strict=True)):
         cells: list[Any] = [str(place), Text(printable(token))]
         if found.before is not None and found.after is not None:
             before, after = found.before[place], found.after[place]
             cells += [said(before, after), said(after, before)]
+
         style = "red" if moved > MUCH else ""
         made.add_row(
             *cells,
             Text(f"{moved:.4f}", style=style),
             Text(bar(moved / most, BAR, blocks), style="red"),
         )
+
     return made
 
 
@@ -134,6 +144,7 @@ def said(guesses: list[Guess], others: list[Guess]) -> Text:
             printable(guess.text), style="bold yellow" if new else "bold" if rank == 0 else ""
         )
         line.append(f" {guess.probability:.0%}  ", style="dim")
+
     return line
 
 
@@ -141,6 +152,7 @@ def as_object(found: Change) -> dict[str, Any]:
     def guesses(side: list[list[Guess]] | None) -> Any:
         if side is None:
             return None
+
         return [
             [{"text": each.text, "probability": each.probability} for each in place]
             for place in side

@@ -54,7 +54,8 @@ def run(
 
     qkv evaluate smollm2 --task agreement --task last-word
 
-    qkv evaluate runs/a runs/b --task lambada=lambada.jsonl --task hellaswag=valid.jsonl --out scores.json
+    qkv evaluate runs/a runs/b --task lambada=lambada.jsonl --task hellaswag=valid.jsonl --out
+    scores.json
 
     qkv evaluate smollm2 --task sst-2 --data dev.tsv --examples train.tsv --shots 0 1 5
 
@@ -66,22 +67,21 @@ def run(
 
     qkv evaluate --task translation --hypotheses said.de --data test.de
 
-    Args:
-        models: Folders of runs or of transformers, GGUF files, or smollm2.
-        task: lambada, hellaswag, cbt, blimp, sst-2, rte, translation, perplexity, masked-words; agreement, last-word
-            and french have small data of their own; or a task file (.toml). NAME=FILE says which data it is asked of.
-        data: The data of the task that was given without =FILE; of several such tasks, one file each, in order.
-        shots: How many answered examples come before a question; several numbers for several scores.
-        seed: Chooses the examples, and draws for the intervals.
-        limit: Ask only the first N questions of each task: rows of a table, sentence pairs, windows of a text
-            (perplexity; see --window and --stride), or stretches as long as the context (masked words).
-        examples: A file that the examples are chosen from; the other rows of the data unless given.
-        window: Perplexity: how many tokens are read at once; the context, or 1,024, whichever is less.
-        stride: Perplexity: how many tokens of a window are scored, the rest being context; half of the window.
-        beams: Translation: how many translations are followed side by side.
-        hypotheses: Translations that are there already, a line each, to be scored without a model.
-        out: Write all results, and what is needed to repeat them, into this JSON file.
-        plot: Draw the scores into this .png, .svg or .pdf file.
+    Args: models: Folders of runs or of transformers, GGUF files, or smollm2. task: lambada,
+        hellaswag, cbt, blimp, sst-2, rte, translation, perplexity, masked-words; agreement,
+        last-word and french have small data of their own; or a task file (.toml). NAME=FILE says
+        which data it is asked of. data: The data of the task that was given without =FILE; of
+        several such tasks, one file each, in order. shots: How many answered examples come before a
+        question; several numbers for several scores. seed: Chooses the examples, and draws for the
+        intervals. limit: Ask only the first N questions of each task: rows of a table, sentence
+        pairs, windows of a text (perplexity; see --window and --stride), or stretches as long as
+        the context (masked words). examples: A file that the examples are chosen from; the other
+        rows of the data unless given. window: Perplexity: how many tokens are read at once; the
+        context, or 1,024, whichever is less. stride: Perplexity: how many tokens of a window are
+        scored, the rest being context; half of the window. beams: Translation: how many
+        translations are followed side by side. hypotheses: Translations that are there already, a
+        line each, to be scored without a model. out: Write all results, and what is needed to
+        repeat them, into this JSON file. plot: Draw the scores into this .png, .svg or .pdf file.
         machine: Where and how it computes.
     """
     asked = paired([(name, read_task(name), given) for name, given in map(named, task)], data)
@@ -91,17 +91,21 @@ def run(
     protocols = [replace(protocol, shots=number) for number in dict.fromkeys(shots)]
     if not protocols:
         raise ValueError("shots: expected one number or more")
+
     check_place("out", out)
     check_place("plot", plot)
     if plot is not None:
         check_ending(plot)
+
     how = asdict(protocol) | {"shots": [each.shots for each in protocols]} | asdict(machine)
     found = EvaluationResults(asked, how)
+
     try:
         if hypotheses is not None:
             found.results.append(written(asked, hypotheses, models, protocols))
         elif not models:
             raise ValueError("models: expected one model or more, such as runs/mine or smollm2")
+
         for name, title in zip(
             dict.fromkeys(models), titles(list(dict.fromkeys(models))), strict=True
         ):
@@ -109,6 +113,7 @@ def run(
             for each, given in asked:
                 for result in answers(each, subject, given, protocols):
                     found.results.append(result)
+
             del subject  # before the next one needs the memory
     except BaseException as error:
         found.failure = str(error) or type(error).__name__
@@ -134,6 +139,7 @@ def tell(found: EvaluationResults, out: Path | None, plot: Path | None) -> None:
     console.print(report.table(found.results))
     for line in report.notes(found.results):
         console.print(line, style="dim", markup=False, soft_wrap=True)
+
     answered = {result.task for result in found.results}
     asked = [(task, given) for task, given in found.asked if task.name in answered]
     files = {task.name: fingerprints(own(task, given)) for task, given in asked}
@@ -145,8 +151,10 @@ def tell(found: EvaluationResults, out: Path | None, plot: Path | None) -> None:
         found.how,
         failure=found.failure,
     )
+
     if out is not None:
         report.write(out, whole)
+
     if plot is not None:
         score_figure.plot(whole, plot)
 
@@ -159,6 +167,7 @@ def named(task: str) -> tuple[str, list[str]]:
     name, equals, files = task.partition("=")
     if equals and not all(files.split(",")):
         raise ValueError(f"task: expected NAME=FILE or NAME=FILE,FILE, not {task!r}")
+
     return name, files.split(",") if equals else []
 
 
@@ -168,6 +177,7 @@ def paired(
     """Each task with its data: its own after =, or what --data says."""
     if not tasks:
         raise ValueError("task: expected one task or more, such as --task lambada")
+
     waiting = [name for name, _, given in tasks if not given]
     if data and not waiting:
         raise ValueError(f"data: every task has its data after =, so {data[0]} belongs to none")
@@ -176,10 +186,13 @@ def paired(
             f"data: {len(data)} files for {len(waiting)} tasks ({', '.join(waiting)}); say which belongs to which, as "
             f"in --task {waiting[0]}={data[0]}"
         )
+
     for item in data:
         if item.startswith("-"):
             raise ValueError("data: a pipe can be read only once; write it into a file first")
+
     rest = iter([[item] for item in data] if len(waiting) > 1 else [list(data)])
+
     return apart([(task, given or next(rest, [])) for _, task, given in tasks])
 
 
@@ -191,6 +204,7 @@ def apart(
         (task.name, task.origin, *own(task, given)): (task, given) for task, given in asked
     }.values()
     made = []
+
     for task, given in different:
         same = [each for each in different if each[0].name == task.name]
         ways = (
@@ -205,6 +219,7 @@ def apart(
                 given,
             )
         )
+
     return made
 
 
@@ -241,6 +256,7 @@ def opened(
         from qkv.models.quantize import int8
 
         model = int8(model)
+
     return Subject(title, model, tokenizer), told
 
 
@@ -264,6 +280,7 @@ def fingerprints(data: Sequence[str]) -> dict[str, str]:
         if not name.startswith("hf:") and name.partition(":")[0] not in SPLITS
         for file in find_files(name, piped="jsonl")
     ]
+
     return dict.fromkeys(data, "") | {file.name: file.sha256() for file in files}
 
 
@@ -284,6 +301,7 @@ def answers(
             MofNCompleteColumn(),
             TimeRemainingColumn(),
         )
+
         bar = Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal)
         with bar:
             line = bar.add_task(f"{subject.name}: {task.name}", total=None)
@@ -292,6 +310,7 @@ def answers(
                 bar.update(line, completed=done, total=all)
 
             result = evaluate(task, subject, data, protocol, hear)
+
         yield result
 
 
@@ -301,18 +320,22 @@ def written(
     models: Sequence[str],
     protocols: Sequence[Protocol],
 ) -> EvaluationResult:
-    """Translations that are there already, against the references: the targets of pairs, or a file with a line each."""
+    """Translations that are there already, against the references: the targets of pairs, or a file
+    with a line each.
+    """
     if models or len(asked) != 1 or asked[0][0].kind != "translation":
         raise ValueError("hypotheses: expected --task translation alone, and no model")
     if any(protocol.shots for protocol in protocols):
         raise ValueError(
             "shots: translations that are there already have no examples before them; leave it out"
         )
+
     task, data = asked[0]
     if not data:
         raise ValueError(
             "data: expected the references: a file with a line each, or pairs of source and target"
         )
+
     said = [line for file in find_files(str(hypotheses), piped="text") for _, line in lines(file)]
     first = (
         find_files(data[0], piped="text")[0] if data[0].partition(":")[0] not in SPLITS else None
@@ -326,4 +349,5 @@ def written(
     check(said, references)
     limit = protocols[0].limit
     found = scored(said[:limit], references[:limit], protocols[0].seed, "translations as given")
+
     return EvaluationResult(task=task.name, model=hypotheses.name, shots=0, **found)

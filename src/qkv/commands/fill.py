@@ -42,9 +42,11 @@ def run(
     """
     if not text and sys.stdin.isatty():
         raise ValueError("text: expected a text with [mask] where a word is missing")
+
     asked = " ".join(text) if text else standard_input().strip()
     if not asked:
         raise ValueError("text: it is empty; expected a text with [mask] where a word is missing")
+
     opened = open_model(model, machine, BERT)
     assert isinstance(opened.model, BERT)
     found = fill(opened.model, opened.tokenizer, asked, top=top)
@@ -53,11 +55,15 @@ def run(
         for number, guesses in enumerate(found, start=1):
             said = [{"text": each.text, "probability": each.probability} for each in guesses]
             print(json.dumps({"mask": number, "guesses": said}, ensure_ascii=False))
+
         return
+
     console = Console(highlight=False)
+
     for number, guesses in enumerate(found, start=1):
         if len(found) > 1:
             console.print(f"mask {number}", style="bold")
+
         console.print(bars(guesses))
 
 
@@ -66,10 +72,12 @@ def bars(guesses: list[Guess]) -> Table:
     table.add_column()
     table.add_column(justify="right")
     table.add_column(no_wrap=True)
+
     for guess in guesses:
         table.add_row(
             Text(printable(guess.text)),
             f"{guess.probability:.1%}",
             Text(bar(guess.probability), style="cyan"),
         )
+
     return table

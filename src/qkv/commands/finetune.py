@@ -48,9 +48,12 @@ def main(arguments: list[str]) -> bool:
 
 
 def flags_of(arguments: list[str], out: str | None, resume: bool) -> Flags:
-    """From the command line; a run that is resumed gives the defaults. The model comes first, without a flag."""
+    """From the command line; a run that is resumed gives the defaults. The model comes first,
+    without a flag.
+    """
     if arguments and not arguments[0].startswith("-"):
         arguments = ["--model", *arguments]
+
     return parse(
         Flags,
         arguments,
@@ -70,6 +73,7 @@ def known_flags(out: str | None) -> Flags:
         known |= before[1] | {"out": Path(str(out)), "resume": False}
         learning = OptimizerConfig(**among(known, OptimizerConfig))
         known["seed"], seeds = known.get("first_seed", known["seed"]), known.get("seeds", 1)
+
     return Flags(
         tuning=FinetuneConfig(**among(known, FinetuneConfig)),
         run=FinetuneRunConfig(**among(known, FinetuneRunConfig)),
@@ -94,12 +98,14 @@ def run(flags: Flags) -> bool:
     seeds = [flags.run.seed + number for number in range(flags.seeds)]
     if flags.seeds > 1:
         check_several(flags.run)
+
     for number, seed in enumerate(seeds):
         one, remember = flags.run, {}
         if flags.seeds > 1:
             remember = {"seeds": flags.seeds, "first_seed": seeds[0]}
             one = replace(flags.run, seed=seed, out=flags.run.out / f"seed-{seed}")
             console.print(f"Seed {seed}, {number + 1} of {flags.seeds}")
+
         try:
             made = finetune(
                 flags.tuning, flags.learning, one, remember=remember, samples=samples.maker
@@ -107,16 +113,22 @@ def run(flags: Flags) -> bool:
         except ValueError:
             if flags.seeds > 1:
                 leave_nothing(one.out)
+
             raise
+
         if made is None:
             return True
         if not made.outcome.finished:
             return False
+
         if first:
             show(made, one.out, flags.tuning, console)
+
         done.append(made)
+
     if flags.seeds > 1 and first:
         tell_spread(done, seeds, flags.run.out, console)
+
     return True
 
 
@@ -153,12 +165,14 @@ def show(made: FinetuneResult, out: Path, tune: FinetuneConfig, console: Console
         console.print(
             f"Drawn: {draw_confusion(made.confusion, made.labels, out / PICTURE, str(out.name))}"
         )
+
     console.print(
         "On validation: "
         + ", ".join(
             f"{name.replace('_', ' ')} {value:.4f}" for name, value in made.measured.items()
         )
     )
+
     verb = {"tag": "tag", "chat": "chat", "translate": "translate"}.get(tune.task, "classify")
     console.print(f"Use it: qkv {verb} {out}")
 
@@ -173,10 +187,12 @@ def tell_spread(
         for name, row in rows.items()
     }
     table = Table("", "mean", "deviation", f"seeds {seeds[0]} to {seeds[-1]}")
+
     for name, row in rows.items():
         mean, deviation = spread[name]["mean"], spread[name]["deviation"]
         each = "  ".join(f"{value:.4f}" for value in row)
         table.add_row(name.replace("_", " "), f"{mean:.4f}", f"{deviation:.4f}", each)
+
     console.print(table)
     storage.write_text(
         out / SEEDS, json.dumps({"seeds": seeds, "measured": rows, "spread": spread}, indent=1)

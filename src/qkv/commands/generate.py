@@ -59,30 +59,26 @@ def run(
 ) -> None:
     """Go on from a prompt, and show the words as they come.
 
-    Without a prompt, what comes through a pipe is the prompt; without that, or with an empty one, the model begins a
-    new text, after its start or end token. At a terminal the prompt is shown before what is said.
+    Without a prompt, what comes through a pipe is the prompt; without that, or with an empty one,
+    the model begins a new text, after its start or end token. At a terminal the prompt is shown
+    before what is said.
 
-    Args:
-        model: A run's folder, a folder of transformers, a GGUF file, or smollm2.
-        prompt: The text to go on from; several words need no quotes.
-        file: Take the prompt from this file. The newline at its end does not count, nor does that of a pipe.
-        length: At most so many tokens.
-        temperature: Above 1 bolder, below 1 more careful; 0 is always the likeliest word.
-        top_k: Draw from so many of the likeliest words.
-        top_p: Draw from the fewest, likeliest first, whose probabilities sum to this; 1 for all.
-        min_p: Leave out words less likely than this times the likeliest.
-        repetition: Above 1, words that stand there already get less likely.
-        presence: Taken off the logit of each word that was said already.
-        frequency: Taken off the logit of a word for each time it was said.
-        samples: So many texts; they are numbered.
-        seed: The same seed gives the same texts again.
-        stop: Texts before which to stop; what follows the first of them is never shown.
-        beams: Instead of drawing words, search with so many beams for the likeliest texts, which are shown at the end;
-            what is said above of drawing does not count then, and stop and beyond are refused.
-        beyond: When prompt and text do not fit into the context: refuse the prompt and end the text, or slide: forget
-            the beginning. With rotary positions also extend: read on, further than in training.
-        as_json: A line of JSON for each text: prompt, sample, text, and the reason why it ended.
-        machine: Where and how it computes.
+    Args: model: A run's folder, a folder of transformers, a GGUF file, or smollm2. prompt: The text
+        to go on from; several words need no quotes. file: Take the prompt from this file. The
+        newline at its end does not count, nor does that of a pipe. length: At most so many tokens.
+        temperature: Above 1 bolder, below 1 more careful; 0 is always the likeliest word. top_k:
+        Draw from so many of the likeliest words. top_p: Draw from the fewest, likeliest first,
+        whose probabilities sum to this; 1 for all. min_p: Leave out words less likely than this
+        times the likeliest. repetition: Above 1, words that stand there already get less likely.
+        presence: Taken off the logit of each word that was said already. frequency: Taken off the
+        logit of a word for each time it was said. samples: So many texts; they are numbered. seed:
+        The same seed gives the same texts again. stop: Texts before which to stop; what follows the
+        first of them is never shown. beams: Instead of drawing words, search with so many beams for
+        the likeliest texts, which are shown at the end; what is said above of drawing does not
+        count then, and stop and beyond are refused. beyond: When prompt and text do not fit into
+        the context: refuse the prompt and end the text, or slide: forget the beginning. With rotary
+        positions also extend: read on, further than in training. as_json: A line of JSON for each
+        text: prompt, sample, text, and the reason why it ended. machine: Where and how it computes.
     """
     choice = SamplingParams(
         temperature=temperature,
@@ -93,6 +89,7 @@ def run(
         presence=presence,
         frequency=frequency,
     )
+
     check_length(length)
     if samples > 0 and samples * length > MOST_TOKENS:
         raise ValueError(
@@ -113,6 +110,7 @@ def run(
         raise ValueError(
             f"samples: expected 1 to {beams}, as many as there are beams, not {samples}"
         )
+
     text = wanted(" ".join(prompt) if prompt else None, file)
     opened = open_model(model, machine, GPT)
     note_unknown(opened.tokenizer, [text])
@@ -124,10 +122,12 @@ def run(
         raise ValueError(
             f"prompt: {size:,} tokens are more than the model's context of {limit:,}; shorten it{slide}"
         )
+
     if beams:
         found = likeliest(opened.model, opened.tokenizer, ids, length, limit, beams, samples)
         show(found, text, samples, as_json, True)
         return
+
     how: dict[str, Any] = {
         "choice": choice,
         "samples": samples,
@@ -135,11 +135,13 @@ def run(
         "beyond": beyond,
         "stop": stop,
     }
+
     spoken = stream_text(opened.model, opened.tokenizer, [ids], length=length, **how)
     if beyond == "slide" and limit is not None and size > limit:
         note(
             f"the prompt has {size:,} tokens, and {limit:,} fit into the context: its beginning is forgotten"
         )
+
     show(spoken, text, samples, as_json)
 
 
@@ -152,11 +154,13 @@ def wanted(prompt: str | None, file: Path | None) -> str:
         return read_text(file).removesuffix("\n")
     if sys.stdin.isatty():
         return ""
+
     text = standard_input()
     if not text:
         raise ValueError(
             'prompt: standard input is empty; give a prompt, or "" to begin a new text'
         )
+
     return text.removesuffix("\n")
 
 
@@ -182,6 +186,7 @@ def likeliest(
             limit is not None and len(prompt) + said > limit
         ):  # as in a draw, the last word needs no place
             reason = "context"
+
         yield TextChunk(row, tokenizer.decode(hypothesis.ids), reason)
 
 
@@ -193,17 +198,21 @@ def show(
     for row, spoken in groupby(in_order(pieces), key=lambda piece: piece.row):
         if not as_json and samples > 1:
             console.print(f"[dim]sample {row + 1}[/dim]")
+
         if not as_json and console.is_terminal:
             console.print(printable(prompt), style="bold", markup=False, end="")
+
         text, reason = "", None
         for piece in spoken:
             text, reason = text + piece.text, piece.reason
             if not as_json:
                 sys.stdout.write(printable(piece.text) if console.is_terminal else piece.text)
                 sys.stdout.flush()
+
         if as_json:
             line = {"prompt": prompt, "sample": row + 1, "text": text, "reason": reason}
             sys.stdout.write(json.dumps(line, ensure_ascii=False))
+
         sys.stdout.write("\n")
         sys.stdout.flush()
         if reason == "context":
@@ -217,6 +226,7 @@ def in_order(pieces: Iterable[TextChunk]) -> Iterator[TextChunk]:
     """All of the first row, then all of the second, and so on; what comes too early waits."""
     waiting: dict[int, list[TextChunk]] = {}
     row = 0
+
     for piece in pieces:
         waiting.setdefault(piece.row, []).append(piece)
         while waiting.get(row):

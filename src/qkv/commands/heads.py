@@ -77,7 +77,8 @@ def run(
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
     machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008 - tyro reads the defaults
 ) -> None:
-    """What each head does; with --ablate which heads the model misses; with --syntax which grammar they know.
+    """What each head does; with --ablate which heads the model misses; with --syntax which grammar
+    they know.
 
     qkv heads smollm2
 
@@ -85,17 +86,16 @@ def run(
 
     qkv heads minilm --syntax dev.conllu.xz --limit 500
 
-    Args:
-        model: The folder of a run or of transformers, a GGUF file, or smollm2 or minilm.
-        text: Texts to read, or sources to translate; a few English sentences unless given.
-        data: Files with texts; for a translator with pairs; for the loss of a fine-tuned model with labels.
-        without: Put out every head in turn, by zeros or by its mean, and rank them by the change of the loss.
-        grammar: A CoNLL-U file: does a head point from a word to the word that this one hangs on?
-        same: With syntax: choose the best head where it is measured, as Clark et al. 2019 do, not on the other half.
-        limit: Read so many texts, pairs or examples, 32 unless given; with syntax so many sentences, all unless given.
-        plot: Draw a .png, .svg or .pdf file; of two questions, one each, with its name added.
-        as_json: A line of JSON with all numbers, instead of tables.
-        machine: Where and how it computes.
+    Args: model: The folder of a run or of transformers, a GGUF file, or smollm2 or minilm. text:
+        Texts to read, or sources to translate; a few English sentences unless given. data: Files
+        with texts; for a translator with pairs; for the loss of a fine-tuned model with labels.
+        without: Put out every head in turn, by zeros or by its mean, and rank them by the change of
+        the loss. grammar: A CoNLL-U file: does a head point from a word to the word that this one
+        hangs on? same: With syntax: choose the best head where it is measured, as Clark et al. 2019
+        do, not on the other half. limit: Read so many texts, pairs or examples, 32 unless given;
+        with syntax so many sentences, all unless given. plot: Draw a .png, .svg or .pdf file; of
+        two questions, one each, with its name added. as_json: A line of JSON with all numbers,
+        instead of tables. machine: Where and how it computes.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit: expected 1 or more, not {limit}")
@@ -103,18 +103,23 @@ def run(
         raise ValueError("text: files are given, too; leave one of them out")
     if same and grammar is None:
         raise ValueError("same: it is about syntax; give a CoNLL-U file with --syntax")
+
     check_place("plot", plot)
     check_not_read(plot, [*map(Path, data), *([] if grammar is None else [grammar])], "read")
     if plot is not None:
         check_ending(plot)
+
     opened = open_model(model, finely(machine), GPT, BERT, Transformer, RNN, TaskModel)
     found: dict[str, HeadResults] = {}
     if without is not None:
         found["ablation"] = ablated(opened, model, without, text, data, limit or 32)
+
     if grammar is not None:
         found["syntax"] = parsed(opened, model, grammar, limit, not same)
+
     if not found:
         found["roles"] = played(opened, model, text, data, limit or 32)
+
     if as_json:
         print(
             json.dumps(
@@ -122,9 +127,11 @@ def run(
                 ensure_ascii=False,
             )
         )
+
     for name, answer in found.items():
         if not as_json:
             Console(highlight=False).print(answer.table)
+
         if plot is not None:
             out = answer.draw(plot if len(found) == 1 else plot.with_stem(f"{plot.stem}-{name}"))
             print(out, file=sys.stderr if as_json else sys.stdout)
@@ -139,6 +146,7 @@ def played(
     texts = texts_of(opened, text, data, limit)
     with advancing("reading") as advance:
         found = head_patterns(opened.model, opened.tokenizer, texts, advance)
+
     numbers = [
         {
             "attention": each.kind,
@@ -149,6 +157,7 @@ def played(
         }
         for each in found
     ]
+
     return HeadResults(
         numbers,
         patterns_table(found),
@@ -162,6 +171,7 @@ def ablated(
     asked = batches(opened, text, data, limit)
     with advancing("without each head") as advance:
         found = ablate(opened.model, asked, how, advance)
+
     numbers = {
         "how": how,
         "measure": found.measure,
@@ -172,7 +182,9 @@ def ablated(
             for each in found.ranked()
         ],
     }
+
     title = f"Which heads matter: {name}"
+
     return HeadResults(
         numbers, importance_table(found), lambda out: draw_importance(found, out, title)
     )
@@ -182,9 +194,12 @@ def parsed(opened: Opened, name: str, file: Path, limit: int | None, halves: boo
     (found_file, *others) = find_files(str(file), piped="conllu")
     if others or found_file.format != "conllu":
         raise ValueError(f"syntax: expected one .conllu file, perhaps compressed, not {file}")
+
     sentences = list(islice(read_sentences(found_file), limit))
+
     with advancing("reading") as advance:
         found = syntax(opened.model, opened.tokenizer, sentences, advance, halves=halves)
+
     numbers = {
         "sentences": found.sentences,
         "halves": found.halves,
@@ -193,6 +208,7 @@ def parsed(opened: Opened, name: str, file: Path, limit: int | None, halves: boo
             for each in found.relations
         ],
     }
+
     return HeadResults(
         numbers,
         syntax_table(found),
@@ -219,10 +235,12 @@ def texts_of(
         raise ValueError(PAIRS)
     else:
         found += islice(passages(data) if data else text or TEXTS, limit)
+
     note_unknown(
         opened.tokenizer,
         [each for one in found for each in ([one] if isinstance(one, str) else one)],
     )
+
     return found
 
 
@@ -235,8 +253,10 @@ def passages(data: tuple[str, ...]) -> Iterator[str]:
             if len(held) >= PASSAGE:
                 yield held.strip()
                 held = ""
+
         if ends and held.strip():
             yield held.strip()
+
         held = "" if ends else held
 
 
@@ -250,17 +270,22 @@ def batches(
             raise ValueError(
                 "data: the loss of a fine-tuned model needs texts with labels; name a file that has some"
             )
+
         examples = list(islice(open_examples(data, model.config.head.task), limit))
         return batches_of_examples(model, tokenizer, examples)
+
     if isinstance(model, Transformer | RNN):
         if not data:
             raise ValueError(PAIRS)
+
         pairs = [each for each in texts_of(opened, text, data, limit) if not isinstance(each, str)]
         return batches_of_pairs(tokenizer, pairs)
+
     texts = [str(each) for each in texts_of(opened, text, data, limit)]
     made = batches_of(model, tokenizer, texts)
     if not made:
         raise ValueError("text: it has no word that could be asked for; expected a longer one")
+
     return made
 
 

@@ -13,11 +13,11 @@ from qkv.lab.positions import positions
 
 
 def cats(out: Path | None = None, demo: Path = OUT / "turkish") -> None:
-    """The lecture's first matrix: "cats chase mice" against "kediler fareleri kovalar", as a translator aligns them.
+    """The lecture's first matrix: "cats chase mice" against "kediler fareleri kovalar", as a
+    translator aligns them.
 
-    Args:
-        out: Write a .html, .png, .svg or .pdf file, too.
-        demo: The folder of the translator that qkv demo trains; it is trained there, in a minute, where there is none.
+    Args: out: Write a .html, .png, .svg or .pdf file, too. demo: The folder of the translator that
+        qkv demo trains; it is trained there, in a minute, where there is none.
     """
     matrices.cats(out, demo)
 
@@ -25,10 +25,8 @@ def cats(out: Path | None = None, demo: Path = OUT / "turkish") -> None:
 def mask(out: Path | None = None, model: str | None = None, layer: int = 0, head: int = 0) -> None:
     """The lecture's second: "the quick brown" with and without a causal mask, scores and weights.
 
-    Args:
-        out: Write a .html, .png, .svg or .pdf file, too.
-        model: A GPT whose head is looked at with and without its mask; vectors by hand unless given.
-        layer: Its layer, counted from 0.
+    Args: out: Write a .html, .png, .svg or .pdf file, too. model: A GPT whose head is looked at
+        with and without its mask; vectors by hand unless given. layer: Its layer, counted from 0.
         head: Its head, counted from 0.
     """
     matrices.mask(out, model, layer, head)

@@ -50,35 +50,35 @@ def run(
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
     machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008 - tyro reads the defaults
 ) -> None:
-    """Where an answer comes from: the corrupted prompt is read with one activation of the clean one at a time.
+    """Where an answer comes from: the corrupted prompt is read with one activation of the clean one
+    at a time.
 
-    qkv patch smollm2 "The capital of France is" "The capital of Italy is" --answer " Paris" --against " Rome"
+    qkv patch smollm2 "The capital of France is" "The capital of Italy is" --answer " Paris"
+    --against " Rome"
 
     Of each place it is said how much of the clean answer comes back: 0 is none of it, 1 is all.
 
-    Args:
-        model: The folder of a run or of transformers, a GGUF file, or smollm2.
-        clean: A prompt; of a BERT with one [mask]; of a translator a source.
-        corrupted: One of as many tokens, with another answer.
-        answer: The token that the clean prompt leads to, with a space before it if it is a word; the model's own
-            unless given.
-        against: The token that the corrupted prompt leads to: then the difference of their logits is measured, else
-            the answer's probability.
-        at: The residual stream of each token, the output of each head, or of the feed-forward layer at each token.
-        kind: Of a translator: the encoder, unless given, or the decoder, or with heads cross-attention.
-        target: Of a translator: what was said already; the next word is asked.
-        plot: Draw a .png, .svg or .pdf file.
-        as_json: One line of JSON with all numbers, instead of a table.
-        machine: Where and how it computes.
+    Args: model: The folder of a run or of transformers, a GGUF file, or smollm2. clean: A prompt;
+        of a BERT with one [mask]; of a translator a source. corrupted: One of as many tokens, with
+        another answer. answer: The token that the clean prompt leads to, with a space before it if
+        it is a word; the model's own unless given. against: The token that the corrupted prompt
+        leads to: then the difference of their logits is measured, else the answer's probability.
+        at: The residual stream of each token, the output of each head, or of the feed-forward layer
+        at each token. kind: Of a translator: the encoder, unless given, or the decoder, or with
+        heads cross-attention. target: Of a translator: what was said already; the next word is
+        asked. plot: Draw a .png, .svg or .pdf file. as_json: One line of JSON with all numbers,
+        instead of a table. machine: Where and how it computes.
     """
     check_place("plot", plot)
     if plot is not None:
         check_ending(plot)
+
     opened = open_model(model, finely(machine), GPT, BERT, Transformer, RNN)
     if isinstance(opened.model, RNN):
         raise ValueError(
             "model: an RNN has no layers of heads, so nothing in it can be patched; expected another"
         )
+
     tokenizer = opened.tokenizer
     prompts = [prompt_of(opened, each, target) for each in (clean, corrupted)]
     place = mask_of(opened, *prompts)
@@ -88,10 +88,12 @@ def run(
     )
     if against is not None and answer is None:
         raise ValueError("against: expected an answer, too, to be compared with it")
+
     with advancing("patching") as advance:
         found = patch(
             opened.model, prompts[0], prompts[1], right, wrong, at, advance, place=place, kind=kind
         )
+
     read_side = prompts[1].source if found.kind == "encoder" else prompts[1].text
     clean_side = prompts[0].source if found.kind == "encoder" else prompts[0].text
     assert read_side is not None
@@ -102,6 +104,7 @@ def run(
         print(json.dumps(as_object(found, tokenizer, names), ensure_ascii=False))
     else:
         show(found, tokenizer, names, Console(highlight=False))
+
     if plot is not None:
         title = f"Where the answer comes from: {model}"
         out = draw_patched(found, names, plot, title, told(found, tokenizer))
@@ -113,10 +116,14 @@ def prompt_of(opened: Opened, text: str, target: str | None) -> Reading:
     if not isinstance(model, Transformer):
         if target is not None:
             raise ValueError("target: only a translator has one; leave it out")
+
         return read(model, tokenizer, text)
+
     if target is not None:
         return read(model, tokenizer, source=text, target=target)
+
     found = read(model, tokenizer, source=text, target=text)  # of which the start alone is kept
+
     return found._replace(text=side(tokenizer, found.text.ids[:1]))
 
 
@@ -124,6 +131,7 @@ def mask_of(opened: Opened, clean: Reading, corrupted: Reading) -> int | None:
     """Where a BERT is asked: at its mask."""
     if not isinstance(opened.model, BERT):
         return None
+
     places = [
         [at for at, id in enumerate(each.text.ids) if id == opened.tokenizer.mask]
         for each in (clean, corrupted)
@@ -132,16 +140,19 @@ def mask_of(opened: Opened, clean: Reading, corrupted: Reading) -> int | None:
         raise ValueError(
             "clean: a BERT is asked for a masked word; expected one [mask], at the same place in both prompts"
         )
+
     return places[0][0]
 
 
 def one_token(tokenizer: Tokenizer, text: str | None, name: str) -> int | None:
     if text is None:
         return None
+
     ids = tokenizer.encode(text)
     if len(ids) != 1:
         parts = printable(" | ".join(readable(tokenizer, id) for id in ids))
         raise ValueError(f"{name}: expected one token, and {text!r} is {len(ids)}: {parts}")
+
     return ids[0]
 
 
@@ -151,6 +162,7 @@ def told(found: Patched, tokenizer: Tokenizer) -> str:
         what = f"logit of {answer} less that of {readable(tokenizer, found.against)}"
     else:
         what = f"probability of {answer}"
+
     return f"{WHAT[found.at]}, from the clean prompt; {what}: clean {found.clean:.3f}, corrupted {found.corrupted:.3f}"
 
 

@@ -35,6 +35,7 @@ def run(arguments: list[str]) -> bool:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: qkv train {{{','.join(TRAINED)}}} --data ... --out ...\n\n{TRAIN_HELP}")
         return True
+
     name, *rest = arguments
     config, data, optimizer, run = training_flags(chosen(name, TRAINED, "train"), rest)
 
@@ -44,13 +45,16 @@ def run(arguments: list[str]) -> bool:
 
     with naming_flags(type(config), *GROUPS.values()):
         outcome = train(config, data, optimizer, run, samples=samples.maker)
+
     return outcome is None or outcome.finished or under_torchrun()
 
 
 def training_flags(
     name: str, arguments: list[str]
 ) -> tuple[Config, DataConfig, OptimizerConfig, RunConfig]:
-    """The four configs from the command line; a preset, or the run that is resumed, gives the defaults."""
+    """The four configs from the command line; a preset, or the run that is resumed, gives the
+    defaults.
+    """
     gpu = has_gpu(arguments)
     known: dict[str, Any] = {
         "batch_tokens": 16384 if gpu else 4096,
@@ -59,10 +63,12 @@ def training_flags(
     }
     named = value_of("--preset", arguments)
     chosen_preset = named or f"{name}-{'small' if gpu else 'tiny'}"
+
     try:
         model = preset(chosen_preset)
     except ValueError as error:
         raise UsageError(str(error)) from None
+
     if family(model) != name:
         raise UsageError(
             f"preset: {chosen_preset} is of another family; say qkv train {family(model)} --preset {chosen_preset}"
@@ -82,6 +88,7 @@ def training_flags(
         default=Flags(**given, model=model, preset=chosen_preset),
         description=f"Train a {name} on your own text. It can be stopped at any time and goes on with --resume.",
     )
+
     return flags.model, flags.reading, flags.learning, flags.run
 
 
@@ -94,11 +101,14 @@ def flags_for(config: type[Any]) -> type[Any]:
 
 
 def has_gpu(arguments: Sequence[str]) -> bool:
-    """Whether torch finds a GPU. For help alone the driver is looked for, since importing torch takes seconds."""
+    """Whether torch finds a GPU. For help alone the driver is looked for, since importing torch
+    takes seconds.
+    """
     if {"-h", "--help"} & set(arguments):
         from qkv.machine import nvidia_gpu_visible
 
         return nvidia_gpu_visible()
+
     import torch
 
     return torch.cuda.is_available()
@@ -109,6 +119,7 @@ def resumed(name: str, arguments: Sequence[str]) -> tuple[Config, dict[str, Any]
     out = value_of("--out", arguments)
     if out is None or "--resume" not in arguments:
         return None
+
     from qkv.training.setup.run_folder import remembered
 
     before = remembered(Path(out))
@@ -118,6 +129,7 @@ def resumed(name: str, arguments: Sequence[str]) -> tuple[Config, dict[str, Any]
         raise UsageError(
             f"out: {out} holds another model; say qkv train {family(before[0])} --out {out} --resume"
         )
+
     return before
 
 

@@ -52,25 +52,26 @@ def run(
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
     machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008 - tyro reads the defaults
 ) -> None:
-    """Translate line by line: a text, files, what comes through a pipe, or what you type. Lines keep their order.
+    """Translate line by line: a text, files, what comes through a pipe, or what you type. Lines
+    keep their order.
 
-    Args:
-        models: The folder of a run or of transformers; several of one vocabulary translate together.
-        data: Files to translate; - is standard input.
-        text: One text to translate.
-        out: Write the translations to this file, which is there whole or not at all.
-        beams: So many translations are weighed against each other at every word; 1 takes the likeliest word each time.
-        n_best: Show so many translations of each line, each as: line ||| translation ||| score
-        length: At most so many tokens; unless given, twice as many as the source and a few more.
-        length_penalty: Above 0 favours longer translations, as in the Transformer's paper; 0 is the bare probability.
-        align: Say which source words each target word looked at; of the best translation.
-        as_json: A line of JSON for each line: source, translations with scores, and alignment if asked for.
-        machine: Where and how it computes.
+    Args: models: The folder of a run or of transformers; several of one vocabulary translate
+        together. data: Files to translate; - is standard input. text: One text to translate. out:
+        Write the translations to this file, which is there whole or not at all. beams: So many
+        translations are weighed against each other at every word; 1 takes the likeliest word each
+        time. n_best: Show so many translations of each line, each as: line ||| translation |||
+        score length: At most so many tokens; unless given, twice as many as the source and a few
+        more. length_penalty: Above 0 favours longer translations, as in the Transformer's paper; 0
+        is the bare probability. align: Say which source words each target word looked at; of the
+        best translation. as_json: A line of JSON for each line: source, translations with scores,
+        and alignment if asked for. machine: Where and how it computes.
     """
     if not models:
         raise ValueError("model: expected the folder of a translator, or several")
+
     if length is not None:
         check_length(length)
+
     if align and len(models) > 1:
         raise ValueError(
             "alignment: one model looks at the source in its own way; expected one model, not several"
@@ -79,17 +80,20 @@ def run(
         raise ValueError("text: files are given, too; leave one of them out")
     if text is not None and not text.strip():
         raise ValueError("text: there is nothing to translate; expected a sentence")
+
     check_place("out", out)
     check_not_read(out, data, "translated")
     typed = text is None and not data and sys.stdin.isatty()
     texts = [] if typed else [text] if text is not None else lines_of(data)
     opened = [open_model(name, machine, Transformer, RNN) for name in models]
     tokenizer = opened[0].tokenizer
+
     for name, each in zip(models, opened, strict=True):
         if each.tokenizer.fingerprint != tokenizer.fingerprint:
             raise ValueError(
                 f"{name}: its tokenizer is not that of {models[0]}; models that translate together share one"
             )
+
     translators: list[Any] = [each.model for each in opened]
     how: dict[str, Any] = {
         "beams": beams,
@@ -110,11 +114,15 @@ def run(
                 ((_, found),) = translate_texts(translators, tokenizer, [line], **how)
                 note_unknown(tokenizer, [line])
                 print(printable(shown(1, line, found)), flush=True)
+
         return
+
     note_unknown(tokenizer, texts)
     made = [""] * len(texts)
+
     for place, found in watched(translate_texts(translators, tokenizer, texts, **how), len(texts)):
         made[place] = shown(place + 1, texts[place], found)
+
     whole = "".join(f"{each}\n" for each in made)
     if out is not None:
         storage.write_text(out, whole)
@@ -133,6 +141,7 @@ def lines_of(files: Sequence[Path]) -> list[str]:
         raise ValueError(
             f"{where}: there is nothing to translate; expected a sentence on each line"
         )
+
     return [line.removesuffix("\r") for line in lines]
 
 
@@ -160,6 +169,7 @@ def aligned(
     assert tokenizer.end is not None
     if not found.ids:
         return []
+
     device = next(model.parameters()).device
     read, said = [*tokenizer.encode(source), tokenizer.end], found.ids
     weights = alignment(
@@ -168,12 +178,15 @@ def aligned(
         torch.tensor([said], device=device),
         start=tokenizer.start,
     )  # (T, S)
+
     sources, targets = words_of(tokenizer, read), words_of(tokenizer, said)
     looked: Looked = []
+
     for target in targets:
         row = weights[target.places].mean(0)  # (S,)
         each = [(source.text or "(end)", float(row[source.places].sum())) for source in sources]
         looked.append((target.text, sorted(each, key=lambda pair: -pair[1])))
+
     return looked
 
 
@@ -189,6 +202,7 @@ def as_text(number: int, found: list[Translation], n_best: int, looked: Looked |
             f"    {word:{width}}  "
             + ", ".join(f"{source} {weight:.0%}" for source, weight in named)
         )
+
     return "\n".join(lines)
 
 
@@ -201,6 +215,7 @@ def as_object(source: str, found: list[Translation], looked: Looked | None) -> s
         said["alignment"] = [
             {"word": word, "looked_at": dict_of(sources)} for word, sources in looked
         ]
+
     return json.dumps(said, ensure_ascii=False)
 
 

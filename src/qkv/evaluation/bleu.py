@@ -18,7 +18,8 @@ class TranslationScores:
     bleu: float
     """0 to 100: how many runs of 1 to 4 words are the reference's."""
     chrf: float
-    """0 to 100: the same for runs of 1 to 6 characters, of which the reference's must be found too."""
+    """0 to 100: the same for runs of 1 to 6 characters, of which the reference's must be found too.
+    """
     signature: str
     """How it was counted: two scores compare only if theirs are the same."""
 
@@ -32,13 +33,16 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> TranslationSco
         for metric in (words, characters)
     }
     signature = f"BLEU|{words.get_signature()} chrF2|{characters.get_signature()}"
+
     return TranslationScores(bleu=found[words], chrf=found[characters], signature=signature)
 
 
 def intervals(
     near: TranslationScores, hypotheses: Sequence[str], references: Sequence[str], *, seed: int = 0
 ) -> list[Score]:
-    """What `bleu` found, each with its interval: sentences are drawn anew, and their counts summed as in the corpus."""
+    """What `bleu` found, each with its interval: sentences are drawn anew, and their counts summed
+    as in the corpus.
+    """
     scores = []
     for name, value, metric in (("BLEU", near.bleu, BLEU()), ("chrF", near.chrf, CHRF())):
         counts = np.array(
@@ -51,6 +55,7 @@ def intervals(
             ).score
 
         scores.append(Score(name, value, *bootstrap(counts, total, seed=seed)))
+
     return scores
 
 
@@ -58,6 +63,7 @@ def check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     for name, texts in (("hypotheses", hypotheses), ("references", references)):
         if isinstance(texts, str):
             raise TypeError(f"{name}: expected a list of texts, not one text")
+
     if len(hypotheses) != len(references):
         raise ValueError(
             f"references: expected {len(hypotheses)} as there are hypotheses, not {len(references)}"

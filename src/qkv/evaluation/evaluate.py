@@ -1,4 +1,6 @@
-"""One model, one task, one number of examples: scores with their intervals, and how they were come by."""
+"""One model, one task, one number of examples: scores with their intervals, and how they were come
+by.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,8 @@ class Protocol:
     seed: int = 0
     """Chooses the examples, and draws for the intervals."""
     limit: int | None = None
-    """Questions asked, the first ones: rows of a table, pairs, windows of a text (perplexity), or rows of a context's
-    length (masked words)."""
+    """Questions asked, the first ones: rows of a table, pairs, windows of a text (perplexity), or
+    rows of a context's length (masked words)."""
     examples: tuple[str, ...] = ()
     """Where the answered examples are from."""
     window: int | None = None
@@ -97,6 +99,7 @@ def evaluate(
         raise ValueError(
             f"data: the task {task.name} has none of its own; give --data FILE, {needs}"
         )
+
     begin = time.perf_counter()
     ask = ASKED.get(task.kind, by_likelihood)
     shots = protocol.shots if takes_examples(task, subject.model) else 0
@@ -105,10 +108,12 @@ def evaluate(
         found["said"] += (
             "no examples: they stand before questions, not before texts to predict or to translate",
         )
+
     kept = tuple(
         score for score in found["scores"] if score.name.partition(" by ")[0] in task.metrics
     )
     found |= {"scores": kept, "seconds": time.perf_counter() - begin}
+
     return EvaluationResult(task=task.name, model=subject.name, shots=shots, **found)
 
 
@@ -123,6 +128,7 @@ def first(source: Source[Any], limit: int | None) -> list[Any]:
 def rows_of(task: EvaluationTask, data: Sequence[str], limit: int | None = None) -> list[Row]:
     if task.kind != "translation":
         return first(open_rows(data, task.columns), limit)
+
     columns = task.columns if len(task.columns) == 2 else ("source", "target")
     named = None if columns == ("source", "target") else (columns[0], columns[1])
     return [
@@ -134,19 +140,25 @@ def rows_of(task: EvaluationTask, data: Sequence[str], limit: int | None = None)
 def few_shot(
     task: EvaluationTask, rows: Sequence[Row], data: Sequence[str], protocol: Protocol
 ) -> list[Question]:
-    """The rows' questions after examples from where the person, the task, or else the data has them."""
+    """The rows' questions after examples from where the person, the task, or else the data has
+    them.
+    """
     given = list(protocol.examples) or (
         [task.beside(task.examples)] if task.examples else list(data)
     )
     pool = rows_of(task, given) if protocol.shots else []
     names = {"name": ", ".join(data), "pool_name": ", ".join(given)}
+
     return with_examples(task, rows, pool, shots=protocol.shots, seed=protocol.seed, **names)
 
 
 def unknown_words(tokenizer: Tokenizer, unknown: int, tokens: int) -> tuple[str, ...]:
-    """Such a token stands for many words and is easy to guess: scores are better than they should be."""
+    """Such a token stands for many words and is easy to guess: scores are better than they should
+    be.
+    """
     if not unknown or tokenizer.unknown is None:
         return ()
+
     name = tokenizer.token(tokenizer.unknown).strip()
     return (f"{unknown:,} of {tokens:,} tokens are not in the vocabulary and are read as {name}",)
 
@@ -179,6 +191,7 @@ def by_likelihood(
         said.append(
             f"{cut:,} of {len(asked):,} contexts were cut from the left to {model.config.context:,} tokens"
         )
+
     tokens = sum(len(context) + len(continuation) for context, continuation in asked)
     unknown = sum(unknown_among(tokenizer, ids) for request in asked for ids in request)
     said += unknown_words(tokenizer, unknown, tokens)
@@ -188,6 +201,7 @@ def by_likelihood(
         "context": model.config.context,
         "unknown": unknown,
     }
+
     if task.kind == "last word":
         right = [answer.greedy for (answer,) in answers]
         # Of the word, whatever number of tokens it has: as the literature counts.
@@ -200,13 +214,17 @@ def by_likelihood(
             "said": tuple(said),
             "facts": facts,
         }
+
     scores = []
+
     for how in task.normalise:
         by = "" if how == "none" else f" by {how}"
         right = [wins(each, answer, how) for each, answer in zip(questions, answers, strict=True)]
         scores.append(accuracy(right, f"accuracy{by}"))
+
     said.append(f"log-probabilities divided by: {', '.join(task.normalise)}")
     chance = sum(1 / len(each.continuations) for each in questions) / len(questions)
+
     return {
         "rows": len(rows),
         "scores": tuple(scores),
@@ -222,6 +240,7 @@ def check_predicts(task: EvaluationTask, subject: Subject) -> GPT:
         raise ValueError(
             f"{name}: {task.name} is asked of a GPT, which predicts the next word, not of a {kind(model)}"
         )
+
     return model
 
 
@@ -242,6 +261,7 @@ def length(choice: str, answer: Likelihood, how: Normalise) -> int:
         "bytes": len(choice.encode()),
         "tokens": len(answer.words),
     }
+
     return lengths[how]
 
 
@@ -255,7 +275,9 @@ def by_line(
     protocol: Protocol,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Right is the likeliest line that says one of the accepted answers; case and spaces around it do not count."""
+    """Right is the likeliest line that says one of the accepted answers; case and spaces around it
+    do not count.
+    """
     check_predicts(task, subject)
     rows = rows_of(task, data, protocol.limit)
     questions = few_shot(task, rows, data, protocol)
@@ -265,6 +287,7 @@ def by_line(
         *choice_of_examples(protocol),
         "greedy, to the end of the line; right if it says one of the accepted answers",
     )
+
     return {"rows": len(rows), "scores": (accuracy(right),), "said": told, "facts": {"lines": said}}
 
 
@@ -291,6 +314,7 @@ def by_surprise(
         raise ValueError(
             f"{name}: a BERT sees both ways and has no perplexity; score its guesses: --task masked-words"
         )
+
     if isinstance(model, GPT):
         pieces = open_texts(data, column=task.columns[0])
         window, stride = perplexity.window_and_stride(model, protocol.window, protocol.stride)
@@ -304,12 +328,14 @@ def by_surprise(
         pairs = first(open_pairs(data), protocol.limit)
         found = perplexity.of_pairs(model, tokenizer, pairs, seed=protocol.seed)
         said, facts = "targets given their sources", {}
+
     facts |= {
         each: getattr(found, each)
         for each in ("tokens", "scored", "characters", "bytes", "unknown")
     }
     told = said, f"{found.tokens:,} tokens, {found.scored:,} scored"
     unknown = unknown_words(tokenizer, found.unknown, found.tokens)
+
     return {
         "rows": found.windows,
         "scores": found.scores,
@@ -330,6 +356,7 @@ def by_masking(
         raise ValueError(
             f"{name}: {task.name} is asked of a BERT, which sees both ways, not of a {kind(model)}"
         )
+
     found = masked_accuracy.of_texts(
         model, tokenizer, open_texts(data, column=task.columns[0]),
         limit=protocol.limit, seed=protocol.seed, progress=progress,
@@ -340,8 +367,10 @@ def by_masking(
         "intervals by rows",
         *unknown_words(tokenizer, found.unknown, found.tokens),
     )
+
     facts: dict[str, Any] = {"mask_rate": masked_accuracy.RATE, "context": model.config.context}
     facts |= {each: getattr(found, each) for each in ("tokens", "asked", "unknown")}
+
     return {"rows": found.rows, "scores": found.scores, "said": told, "facts": facts}
 
 
@@ -362,12 +391,14 @@ def by_translating(
         raise ValueError(
             f"{name}: a BERT does not translate; expected a transformer, an rnn or a gpt"
         )
+
     if isinstance(model, GPT):
         if len(list(parts(task.template))) == 1 and task.template.startswith("{"):
             raise ValueError(
                 f"{name}: a GPT translates by a prompt; write a task file whose template says what is wanted, such as "
                 "'English: {source}\\nTurkish:'"
             )
+
         prompts = [each.context for each in few_shot(task, rows, data, protocol)]
         said = list(said_by(subject, prompts, progress))
         return scored(
@@ -376,18 +407,23 @@ def by_translating(
             protocol.seed,
             ", ".join((*choice_of_examples(protocol), "greedy, to the end of the line")),
         )
+
     hypotheses = [""] * len(rows)
     translated = translate_texts(
         [model], tokenizer, [fill(task.template, row) for row in rows], beams=protocol.beams
     )
+
     for done, (number, best) in enumerate(translated, start=1):
         hypotheses[number] = best[0].text
         progress(done, len(rows))
+
     return scored(hypotheses, references, protocol.seed, f"beam {protocol.beams}")
 
 
 def said_by(subject: Subject, prompts: Sequence[str], progress: Progress) -> Iterator[str]:
-    """A line of each prompt's continuation, the likeliest word at every place, without spaces around it."""
+    """A line of each prompt's continuation, the likeliest word at every place, without spaces
+    around it.
+    """
     assert isinstance(subject.model, GPT)
     for start in range(0, len(prompts), AT_ONCE):
         some = prompts[start : start + AT_ONCE]

@@ -1,4 +1,6 @@
-"""How far a score may be off because the test is only a sample: intervals that hold the truth 95 times in 100."""
+"""How far a score may be off because the test is only a sample: intervals that hold the truth 95
+times in 100.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,15 @@ def accuracy(right: Sequence[bool], name: str = "accuracy") -> Score:
 
 
 def wilson(successes: int | float, trials: int) -> tuple[float, float]:
-    """Wilson's interval of a proportion: all p that are not further from what was found than 1.96 of their deviations.
+    """Wilson's interval of a proportion: all p that are not further from what was found than 1.96
+    of their deviations.
 
-    Unlike mean plus or minus, it stays within 0 and 1 and says something where all were right, or none. A mean over
-    several runs may have a part of a success.
+    Unlike mean plus or minus, it stays within 0 and 1 and says something where all were right, or
+    none. A mean over several runs may have a part of a success.
     """
     if not 0 <= successes <= trials or trials < 1:
         raise ValueError(f"successes: expected 0 to {trials} of 1 trial or more, not {successes}")
+
     z, p = DEVIATIONS, successes / trials
     middle = (p + z * z / (2 * trials)) / (1 + z * z / trials)
     reach = (
@@ -48,6 +52,7 @@ def wilson(successes: int | float, trials: int) -> tuple[float, float]:
     )
     low = 0.0 if successes == 0 else middle - reach  # exactly, whatever rounding would say
     high = 1.0 if successes == trials else middle + reach
+
     return low, high
 
 

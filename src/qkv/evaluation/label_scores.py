@@ -15,7 +15,9 @@ from qkv.training.finetune.task_metrics import correlation
 
 
 def check_label(head: HeadConfig, example: Example) -> None:
-    """Whether the model could say it at all. Of tags, an unknown one is a word that is tagged wrongly."""
+    """Whether the model could say it at all. Of tags, an unknown one is a word that is tagged
+    wrongly.
+    """
     if head.numbers:
         as_number(str(example.label), example.where)
     elif head.labels and head.task != "tag" and example.label not in head.labels:
@@ -33,32 +35,41 @@ def scores_of(
         x = np.array([each.number for each in found])
         y = np.array([as_number(str(each.label), each.where) for each in examples])
         return [pearson(x, y), mean_error(x, y)]
+
     if head.task == "tag":
-        # The words of a sentence are right or wrong together, so sentences are what is drawn for the interval.
+        # The words of a sentence are right or wrong together, so sentences are what is drawn for
+        # the interval.
         rows = [
             (sum(true == said for true, said in pairs), len(pairs))
             for pairs in tagged(examples, found)
         ]
         return [of_sums("accuracy", np.array(rows, dtype=np.float64), ratio, percent=True)]
+
     said = [str(each.choice) if head.task == "choice" else each.label for each in found]
+
     return [accuracy([each.label == label for each, label in zip(examples, said, strict=True)])]
 
 
 def confusion_of(
     head: HeadConfig, examples: Sequence[Example], found: Sequence[Answer]
 ) -> Int[np.ndarray, "C C"]:
-    """How often each class (row) was said to be each (column); tags that the model does not know are left out."""
+    """How often each class (row) was said to be each (column); tags that the model does not know
+    are left out.
+    """
     if head.task == "tag":
         pairs = [pair for each in tagged(examples, found) for pair in each]
     else:
         pairs = [
             (str(each.label), str(said.label)) for each, said in zip(examples, found, strict=True)
         ]
+
     ids = {label: id for id, label in enumerate(head.labels)}
     counts = np.zeros((len(ids), len(ids)), dtype=np.int64)
+
     for true, said in pairs:
         if true in ids:
             counts[ids[true], ids[said]] += 1
+
     return counts
 
 
@@ -73,6 +84,7 @@ def tagged(examples: Sequence[Example], found: Sequence[Answer]) -> list[list[tu
                 for true, (_, tag, _) in zip(example.label, answer.tags or [], strict=False)
             ]
         )
+
     return made
 
 

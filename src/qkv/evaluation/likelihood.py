@@ -1,8 +1,9 @@
 """How likely a model finds given words: the one core under every task that compares texts.
 
-Only the places that predict a continuation get logits. What several requests share is read once: equal inputs are one
-row, and the choices of one question go on from the same state. Rows are read in the order of their lengths, so that
-little is padding; padding comes last, where a causal model never looks.
+Only the places that predict a continuation get logits. What several requests share is read once:
+equal inputs are one row, and the choices of one question go on from the same state. Rows are read
+in the order of their lengths, so that little is padding; padding comes last, where a causal model
+never looks.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Row(NamedTuple):
 
 
 def shortened(requests: Sequence[Request], model: GPT) -> tuple[list[Request], int]:
-    """Requests that fit the model's context: cut from the left, as the literature does; and how many were cut.
+    """Requests that fit the model's context: cut from the left, as the literature does; and how
+    many were cut.
 
     Transformer-XL needs no cut: it reads in segments.
     """
@@ -66,17 +68,22 @@ def shortened(requests: Sequence[Request], model: GPT) -> tuple[list[Request], i
             raise ValueError(
                 "requests: expected one word or more in the context and in the continuation"
             )
+
     if model.config.memory:
         return list(requests), 0
+
     limit, cut, kept = model.config.context, 0, []
+
     for context, continuation in requests:
         room = limit + 1 - len(continuation)  # the last word is predicted and not read
         if room < 1:
             raise ValueError(
                 f"context: a continuation of {len(continuation)} words leaves no room in the model's {limit} positions"
             )
+
         cut += len(context) > room
         kept.append(Request(context[-room:], continuation))
+
     return kept, cut
 
 
@@ -87,7 +94,8 @@ def likelihoods(
     batch_tokens: int | None = None,
     progress: Callable[[int, int], None] = lambda done, all: None,
 ) -> list[Likelihood]:
-    """Of each request, in order. `progress` hears after each pass how many distinct ones are answered, of how many.
+    """Of each request, in order. `progress` hears after each pass how many distinct ones are
+    answered, of how many.
 
     The model's own dtype is computed with; softmax is in float32, or finer where the model is.
     """
@@ -95,6 +103,7 @@ def likelihoods(
         raise TypeError(
             f"model: expected a GPT, which predicts the next word, not {type(model).__name__}"
         )
+
     device = next(model.parameters()).device
     batch_tokens = batch_tokens or (TOKENS_ON_GPU if device.type == "cuda" else TOKENS)
     found: dict[Request, Likelihood] = {}
@@ -102,15 +111,19 @@ def likelihoods(
     made = list(
         batches(rows_of(requests, shares=shares_state(model)), batch_tokens, furthest(model))
     )
+
     with without_dropout(model), prepacking() if worth_packing(model, made) else nullcontext():
         for answers in side_by_side(lambda batch: read(model, batch, device), made, device):
             found |= answers
             progress(len(found), distinct)
+
     return [found[request] for request in requests]
 
 
 def worth_packing(model: GPT, made: Sequence[list[Row]]) -> bool:
-    """Whether matrices are used often enough for a copy in the kernel's own order, and are few enough for one."""
+    """Whether matrices are used often enough for a copy in the kernel's own order, and are few
+    enough for one.
+    """
     return len(made) >= 16 and small_enough(model)
 
 
@@ -119,13 +132,17 @@ def side_by_side(
     made: Sequence[list[Row]],
     device: torch.device,
 ) -> Iterator[dict[Request, Likelihood]]:
-    """On a CPU each core has a batch of its own: so none waits for the others after every step of the model."""
+    """On a CPU each core has a batch of its own: so none waits for the others after every step of
+    the model.
+    """
     cores = torch.get_num_threads()
     if device.type != "cpu" or cores == 1 or len(made) < 2 * cores:
         yield from map(answer, made)
         return
+
     torch.set_num_threads(1)  # for the threads to come
     pool = ThreadPoolExecutor(cores)
+
     try:
         waiting = [pool.submit(copy_context().run, answer, batch) for batch in made]
         yield from (each.result() for each in waiting)
@@ -138,31 +155,38 @@ def side_by_side(
 
 
 def rows_of(requests: Sequence[Request], *, shares: bool) -> list[Row]:
-    """Each distinct input once; the choices after one context branch off it, where that saves more than is left."""
+    """Each distinct input once; the choices after one context branch off it, where that saves more
+    than is left.
+    """
     by_context: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
     for context, continuation in dict.fromkeys(requests):
         by_context.setdefault(context, []).append(continuation)
+
     rows = []
+
     for context, continuations in by_context.items():
         by_tail: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         for continuation in continuations:
             by_tail.setdefault(continuation[:-1], []).append(
                 continuation
             )  # the last word need not be read
+
         if shares and (len(by_tail) - 1) * len(context) > sum(map(len, by_tail)):
             branches = tuple(tail for tail in by_tail if tail)
             rows.append(
                 Row(context, branches, tuple(Request(context, each) for each in continuations))
             )
             continue
+
         for tail, ends in by_tail.items():
             rows.append(Row((*context, *tail), (), tuple(Request(context, each) for each in ends)))
+
     return rows
 
 
 def shares_state(model: GPT) -> bool:
-    """Whether a batch of contexts of several lengths can be gone on from: then padding lies between the words, which
-    what counts places instead of words cannot bear."""
+    """Whether a batch of contexts of several lengths can be gone on from: then padding lies between
+    the words, which what counts places instead of words cannot bear."""
     config = model.config
     return (
         config.position not in ("alibi", "relative")
@@ -172,15 +196,18 @@ def shares_state(model: GPT) -> bool:
 
 
 def furthest(model: GPT) -> float:
-    """How far a batch may reach, padding included: a learned position has no more numbers than it was given."""
+    """How far a batch may reach, padding included: a learned position has no more numbers than it
+    was given.
+    """
     return model.config.context if model.config.position == "learned" else math.inf
 
 
 def batches(
     rows: Sequence[Row], batch_tokens: int, furthest: float = math.inf
 ) -> Iterator[list[Row]]:
-    """The longest first: if memory does not suffice, it shows at once. Once a batch has work enough, rows that would be
-    padding for an eighth or more are left to the next. All branches begin where the longest stem ends."""
+    """The longest first: if memory does not suffice, it shows at once. Once a batch has work
+    enough, rows that would be padding for an eighth or more are left to the next. All branches
+    begin where the longest stem ends."""
     batch: list[Row] = []
     for row in sorted(rows, key=lambda row: (bool(row.branches), len(row.stem)), reverse=True):
         if batch:
@@ -194,7 +221,9 @@ def batches(
             if full or enough or reach > furthest or bool(batch[0].branches) != bool(row.branches):
                 yield batch
                 batch = []
+
         batch.append(row)
+
     if batch:
         yield batch
 
@@ -204,7 +233,9 @@ def batches(
 
 @torch.no_grad()
 def read(model: GPT, batch: Sequence[Row], device: torch.device) -> dict[Request, Likelihood]:
-    """One pass over the stems and, if there are any, one over the branches; then logits where they were asked for."""
+    """One pass over the stems and, if there are any, one over the branches; then logits where they
+    were asked for.
+    """
     ids, padding_mask = padded([row.stem for row in batch], device)
     branches = [(place, branch) for place, row in enumerate(batch) for branch in row.branches]
     state = model.start() if branches or model.config.memory else None
@@ -219,9 +250,11 @@ def read(model: GPT, batch: Sequence[Row], device: torch.device) -> dict[Request
         )  # (b, t, E)
         flat.append(after.flatten(0, 1))  # (b t, E)
         first = {way: ids.numel() + number * more.shape[1] for number, way in enumerate(branches)}
+
     places: list[int] = []
     targets: list[int] = []
     counts = []
+
     for number, row in enumerate(batch):
         for context, continuation in row.requests:
             begin, in_stem = (
@@ -234,13 +267,16 @@ def read(model: GPT, batch: Sequence[Row], device: torch.device) -> dict[Request
             if len(continuation) > in_stem:
                 start = first[number, continuation[:-1]]
                 places += range(start, start + len(continuation) - in_stem)
+
             targets += continuation
             counts.append(len(continuation))
+
     chosen = torch.cat(flat)[torch.tensor(places, device=device)]  # (N, E)
     found, greedy = token_log_probabilities(model, chosen, torch.tensor(targets, device=device))
     requests = [request for row in batch for request in row.requests]
     words = (tuple(part.tolist()) for part in found.cpu().split(counts))
     alls = (bool(part.all()) for part in greedy.cpu().split(counts))
+
     return dict(zip(requests, map(Likelihood, words, alls), strict=True))
 
 
@@ -260,18 +296,23 @@ def padded(
     padding_mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)  # (B, T)
     ids = torch.zeros(padding_mask.shape, dtype=torch.int64)
     ids[padding_mask] = torch.tensor([id for text in texts for id in text])
+
     return ids.to(device), padding_mask.to(device)
 
 
 def token_log_probabilities(
     model: GPT | BERT | Transformer | RNN, hidden: Float[Tensor, "N E"], targets: Int[Tensor, "N"]
 ) -> tuple[Float[Tensor, "N"], Bool[Tensor, "N"]]:
-    """Of each target, and whether it is the likeliest word; logits exist for a few places at a time."""
+    """Of each target, and whether it is the likeliest word; logits exist for a few places at a
+    time.
+    """
     rows = max(1, (LOGITS_ON_GPU if hidden.is_cuda else LOGITS) // model.config.vocabulary)
     found, greedy = [], []
+
     for some, target in zip(hidden.split(rows), targets.split(rows), strict=True):
         logits = model.logits(some)  # (n, V)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         found.append(logits.gather(1, target.unsqueeze(1)).squeeze(1) - logits.logsumexp(1))  # (n,)
         greedy.append(logits.argmax(1) == target)
+
     return torch.cat(found), torch.cat(greedy)

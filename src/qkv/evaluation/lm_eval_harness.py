@@ -1,7 +1,8 @@
-"""Our models in the lm-evaluation-harness: `lm_eval --model qkv --model_args path=runs/mine --tasks lambada_openai`.
+"""Our models in the lm-evaluation-harness: `lm_eval --model qkv --model_args path=runs/mine --tasks
+lambada_openai`.
 
-The same likelihoods as `qkv evaluate`, behind the harness's three questions. From Python: `import` this module, then
-`lm_eval.simple_evaluate(model="qkv", model_args={"path": "runs/mine"}, ...)`.
+The same likelihoods as `qkv evaluate`, behind the harness's three questions. From Python: `import`
+this module, then `lm_eval.simple_evaluate(model="qkv", model_args={"path": "runs/mine"}, ...)`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Harness(LM):
     def __init__(
         self, path: str, device: str | None = None, dtype: str | None = None, **others: Any
     ) -> None:
-        """`path`: a run's folder, a folder of `transformers`, a GGUF file, or smollm2. `dtype`: float32 or bfloat16.
+        """`path`: a run's folder, a folder of `transformers`, a GGUF file, or smollm2. `dtype`:
+        float32 or bfloat16.
 
         The harness also hands over its batch sizes; ours follow from the lengths of the texts.
         """
@@ -55,16 +57,19 @@ class Harness(LM):
             )
         if dtype not in (None, "float32", "bfloat16"):
             raise ValueError(f"dtype: expected float32 or bfloat16, not {dtype}")
+
         model, tokenizer = artifact.load(path)
         if not isinstance(model, GPT):
             raise ValueError(
                 f"path: the harness asks GPTs, which predict the next word, not a {type(model).__name__}"
             )
+
         unnamed = device == HARNESS_DEVICE and not torch.cuda.is_available()
         where = device_named(None if unnamed else device)
         short = dtype == "bfloat16" or (dtype is None and where.type == "cuda")
         if slow := check_precision("bf16" if short else "float32", where):
             print(slow, file=sys.stderr)
+
         self.model = model.to(where, torch.bfloat16 if short else torch.float32)
         self.tokenizer = tokenizer or artifact.tokenizer_of(path)
         self._device, self.path = where, path
@@ -72,12 +77,16 @@ class Harness(LM):
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        """How likely each continuation is after its context, and whether greedy decoding would say it."""
+        """How likely each continuation is after its context, and whether greedy decoding would say
+        it.
+        """
         pairs = [request.args for request in requests]
         found = self.answers(question.requests(self.tokenizer, pairs))
         answers = [(each.log_probability, each.greedy) for each in found]
+
         for pair, answer in zip(pairs, answers, strict=True):
             self.cache_hook.add_partial("loglikelihood", pair, answer)
+
         return answers
 
     def loglikelihood_rolling(
@@ -89,16 +98,22 @@ class Harness(LM):
         asked = [windows([first, *ids], context, context) for ids in texts]
         found = iter(self.answers([one for each in asked for one in each]))
         sums = [sum(next(found).log_probability for _ in each) for each in asked]
+
         for request, answer in zip(requests, sums, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, answer)
+
         return sums
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """What the model says after each context, up to the first of the texts it is to stop before."""
+        """What the model says after each context, up to the first of the texts it is to stop
+        before.
+        """
         said = [""] * len(requests)
         groups: dict[str, list[int]] = {}
+
         for place, request in enumerate(requests):
             groups.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(place)
+
         for key, places in groups.items():
             how = manner(json.loads(key))
             context = self.model.config.context
@@ -117,12 +132,14 @@ class Harness(LM):
                 for place, text in zip(some, texts, strict=True):
                     said[place] = text
                     self.cache_hook.add_partial("generate_until", requests[place].args, text)
+
         return said
 
     def answers(self, asked: Sequence[Request]) -> list[Likelihood]:
         kept, cut = shortened(asked, self.model)
         tell(cut, len(kept), self.model.config.context)
         errors = Console(stderr=True)
+
         with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
             line = bar.add_task("qkv", total=len(kept))
             return likelihoods(
@@ -142,11 +159,13 @@ def manner(asked: dict[str, Any]) -> dict[str, Any]:
         "temperature": 0.0,
         "seed": 0,
     }
+
     if asked.get("do_sample"):
         how["temperature"] = float(asked.get("temperature", 1.0))
         how |= {
             name: asked[name] for name in ("top_k", "top_p", "min_p") if asked.get(name) is not None
         }
+
     return how
 
 

@@ -1,6 +1,8 @@
-"""How well a BERT guesses hidden words of a text: of the very places that validation asks about in training.
+"""How well a BERT guesses hidden words of a text: of the very places that validation asks about in
+training.
 
-Of the words that are asked, most are shown as [mask], some as another word and some as they are; see data/batches/masked.py.
+Of the words that are asked, most are shown as [mask], some as another word and some as they are;
+see data/batches/masked.py.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class MaskedAccuracy(NamedTuple):
     """Of the text, marks around rows left out."""
     asked: int
     unknown: int
-    """Tokens that stand for words which the vocabulary does not have; they are read, and never asked."""
+    """Tokens that stand for words which the vocabulary does not have; they are read, and never
+    asked.
+    """
 
 
 @torch.no_grad()
@@ -46,7 +50,9 @@ def of_texts(
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, all: None,
 ) -> MaskedAccuracy:
-    """The text is cut into rows as long as the context, `limit` of them. The seed draws for the intervals alone."""
+    """The text is cut into rows as long as the context, `limit` of them. The seed draws for the
+    intervals alone.
+    """
     _ = model.mlm_head  # says now that there is none
     words, context = WordPieces.of(tokenizer), model.config.context
     device = next(model.parameters()).device
@@ -55,14 +61,17 @@ def of_texts(
     marks = (words.start is not None) + (words.end is not None)  # around the words of a row
     if limit is not None:
         tokens = tokens.within(0, min(len(tokens), limit * max(1, context - marks)))
+
     data = MaskedData(tokens, context, rows, 0, words, rate=RATE)
     count, done, unknown = -(-len(tokens) // data.size), 0, 0
     right: list[int] = []
     found: list[list[float]] = []  # the log-probabilities of each row's words
+
     with without_dropout(model):
         for batch in data.ordered():
             if tokenizer.unknown is not None:
                 unknown += int((batch.ids == tokenizer.unknown).sum())
+
             on = batch.to(device)
             assert on.target_positions is not None
             asked = on.targets != IGNORE  # (B, M)
@@ -77,11 +86,14 @@ def of_texts(
             found += [each.tolist() for each in log_probability.cpu().split(counts)]
             done += batch.rows
             progress(done, count)
+
     units = np.array(
         [[hits, len(row)] for hits, row in zip(right, found, strict=True) if row], dtype=np.float64
     )
     if not len(units):
         raise ValueError(f"data: {texts.name} has no word that could be hidden")
+
     accuracy = of_sums("accuracy", units, ratio, percent=True, seed=seed)
     surprise = perplexity([row for row in found if row], seed=seed)
+
     return MaskedAccuracy((accuracy, surprise), count, len(tokens), int(units[:, 1].sum()), unknown)

@@ -1,7 +1,8 @@
-"""How surprised a model is by a text: perplexity, bits per character and per byte, with the window and stride said.
+"""How surprised a model is by a text: perplexity, bits per character and per byte, with the window
+and stride said.
 
-Perplexity is a matter of the tokenizer, too: fewer tokens to a text make each harder. Bits per character and per byte
-compare across tokenizers.
+Perplexity is a matter of the tokenizer, too: fewer tokens to a text make each harder. Bits per
+character and per byte compare across tokenizers.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from qkv.generation.generate import without_dropout
 from qkv.models import GPT, RNN, Transformer
 from qkv.text import Tokenizer
 
-UNIT = 64  # words that an interval takes together: neighbours are alike, so that single ones would say too much
+# words that an interval takes together: neighbours are alike, so that single ones would say too
+# much
+UNIT = 64
 WINDOW = 1024
 
 
@@ -62,20 +65,22 @@ def of_texts(
 ) -> Perplexity:
     """Of documents, each predicted from its own beginning.
 
-    Each window of `window` words scores its last `stride` words, the first one all of its words: so every word is
-    scored once, and all but the first ones with at least window - stride words before them. `limit` keeps the first
-    windows only; the text after them is neither read nor counted.
+    Each window of `window` words scores its last `stride` words, the first one all of its words: so
+    every word is scored once, and all but the first ones with at least window - stride words before
+    them. `limit` keeps the first windows only; the text after them is neither read nor counted.
     """
     window, stride = window_and_stride(model, window, stride)
     first = first_word(tokenizer)
     asked: list[Request] = []
     characters = tokens = size = documents = unknown = 0
     ids: list[int] = []
+
     for text, ends in texts:
         new = tokenizer.encode(text)
         room = None if limit is None else window + (limit - len(asked) - 1) * stride - len(ids)
         if room is not None and len(new) >= room:
             text, new, ends = beginning(tokenizer, text, room), new[:room], True
+
         ids += new
         characters, size = characters + len(text), size + len(text.encode())
 
@@ -89,9 +94,11 @@ def of_texts(
 
     if not asked:
         raise ValueError("data: there is no word in it")
+
     found = likelihoods(model, asked, progress=progress)
     scored = sum(len(each.words) for each in found)
     counts = (tokens, scored, characters, size, documents, len(asked), unknown)
+
     return Perplexity(scores(found, characters, size, seed), *counts)
 
 
@@ -106,22 +113,27 @@ def window_and_stride(model: GPT, window: int | None, stride: int | None) -> tup
     window = min(context, WINDOW) if window is None else window
     if not 1 <= window <= context and not (window >= 1 and model.config.memory):
         raise ValueError(f"window: expected 1 to {context}, the model's context, not {window}")
+
     stride = max(1, window // 2) if stride is None else stride
     if not 1 <= stride <= window:
         raise ValueError(
             f"stride: expected 1 to {window}, the words that are read at once, not {stride}"
         )
+
     return window, stride
 
 
 def windows(ids: Sequence[int], window: int, stride: int) -> list[Request]:
-    """What is read and what is scored, so that each word but the first is scored once. The last window is full, too."""
+    """What is read and what is scored, so that each word but the first is scored once. The last
+    window is full, too.
+    """
     made, done = [], 1
     while done < len(ids):
         end = min(len(ids), window + 1 if done == 1 else done + stride)
         begin = max(0, end - 1 - window)
         made.append(Request(tuple(ids[begin:done]), tuple(ids[done:end])))
         done = end
+
     return made
 
 
@@ -158,11 +170,14 @@ def of_pairs(
     *,
     seed: int = 0,
 ) -> Perplexity:
-    """Of targets given their sources, and of the end after each; its logarithm is training's validation loss."""
+    """Of targets given their sources, and of the end after each; its logarithm is training's
+    validation loss.
+    """
     if tokenizer.start is None or tokenizer.end is None:
         raise ValueError(
             "tokenizer: expected one with a token that starts and one that ends a text"
         )
+
     device = next(model.parameters()).device
     budget = TOKENS_ON_GPU if device.type == "cuda" else TOKENS
     start, end, padding = tokenizer.start, tokenizer.end, tokenizer.padding or 0
@@ -190,6 +205,7 @@ def of_pairs(
                 source_padding_mask=on(source_padding_mask),
                 target_padding_mask=on(padding_mask),
             )
+
             is_word = (
                 torch.ones_like(said, dtype=torch.bool) if padding_mask is None else padding_mask
             )  # (B, T)
@@ -200,10 +216,12 @@ def of_pairs(
             lengths = [len(targets[place]) for place in batch]
             for place, part in zip(batch, words.cpu().split(lengths), strict=True):
                 found[place] = Likelihood(tuple(part.tolist()), False)
+
     characters, size = (
         sum(map(len, each)) for each in zip(*((t, t.encode()) for _, t in pairs), strict=True)
     )
     scored = sum(map(len, targets))
     unknown = sum(unknown_among(tokenizer, ids) for ids in targets)
     counts = (scored - len(pairs), scored, characters, size, len(pairs), len(pairs), unknown)
+
     return Perplexity(scores(found, characters, size, seed, bits=False), *counts)

@@ -1,7 +1,8 @@
-"""From a row of data to a question: a context, the ways to go on from it, and which of them is right.
+"""From a row of data to a question: a context, the ways to go on from it, and which of them is
+right.
 
-Every kind of task but perplexity becomes this one form. Zero-, one- and few-shot differ only in what
-stands before the context: answered questions of other rows, chosen by a seed.
+Every kind of task but perplexity becomes this one form. Zero-, one- and few-shot differ only in
+what stands before the context: answered questions of other rows, chosen by a seed.
 """
 
 from __future__ import annotations
@@ -41,26 +42,33 @@ def question(task: EvaluationTask, row: Row, where: str) -> Question:
     for column in task.columns:
         if row[column] is None:
             raise ValueError(f"{where}: {column}: expected a value, not null")
+
     text = fill(task.template, row)
     if task.kind == "last word":
         before, space, word = text.rpartition(" ")
         if not space or not word:
             raise ValueError(f"{where}: expected a text of two words or more, not {text!r}")
+
         return Question(before, (space + word,), 0, (word,))
+
     if task.kind == "line":
         accepted = accepted_of(task, row, where)
         return Question(text, tuple(task.joint + each for each in accepted), 0, accepted)
+
     if task.kind == "translation":
         target = fill(task.answer, row)
         return Question(text, (task.joint + target,), 0, (target,))
+
     choices, labels = choices_of(task, row, where)
     if "" in choices and {"characters", "bytes"} & set(task.normalise):
         number = choices.index("")
         raise ValueError(
             f"{where}: choices: number {number} is empty, so nothing can be divided by its length"
         )
+
     if task.kind == "minimal pair":
         return Question("", choices, 0, choices)
+
     right = right_choice(answer_of(task, row), choices, labels, where)
     if task.kind == "cloze":
         before, blank, after = text.rpartition(task.blank)
@@ -68,12 +76,14 @@ def question(task: EvaluationTask, row: Row, where: str) -> Question:
             raise ValueError(
                 f"{where}: blank: there is no {task.blank} in the text to put the choices in place of"
             )
+
         return Question(
             before.rstrip(),
             tuple(between(before) + each + after for each in choices),
             right,
             choices,
         )
+
     return Question(text, tuple(task.joint + each for each in choices), right, choices)
 
 
@@ -90,9 +100,11 @@ def choices_of(
         return tuple(fill(text, row) for text in task.choices.values()), tuple(task.choices)
     if not isinstance(task.choices, str):
         return tuple(fill(text, row) for text in task.choices), ()
+
     found = listed(row[task.choices], f"{where}: {task.choices}")
     if len(found) < 2:
         raise ValueError(f"{where}: {task.choices}: expected two choices or more, not {len(found)}")
+
     return found, ()
 
 
@@ -115,6 +127,7 @@ def listed(found: Any, where: str) -> tuple[str, ...]:
         or not all(isinstance(each, str) and each.strip() for each in found)
     ):
         raise ValueError(f"{where}: expected a list of texts, not {found!r}")
+
     return tuple(each.strip() for each in found)
 
 
@@ -130,10 +143,13 @@ def answer_of(task: EvaluationTask, row: Row) -> str | int:
 def right_choice(
     answer: str | int, choices: Sequence[str], labels: Sequence[str], where: str
 ) -> int:
-    """By its label; without labels by its place if the answer is a number, by its text or its place if it is a text."""
+    """By its label; without labels by its place if the answer is a number, by its text or its place
+    if it is a text.
+    """
     text = str(answer)
     if text in labels:
         return labels.index(text)
+
     place = int(text) if not labels and text.isdecimal() and int(text) < len(choices) else None
     named = choices.index(text) if text in choices and (labels or isinstance(answer, str)) else None
     if place is not None and named is not None and place != named:
@@ -141,9 +157,11 @@ def right_choice(
             f"{where}: answer: {text!r} is the text of choice {named} and the number of choice {place}; in JSON, "
             "a number without quotation marks is always a place"
         )
+
     for found in (named, place):
         if found is not None:
             return found
+
     expected = (
         ", ".join(labels)
         if labels
@@ -167,12 +185,13 @@ def with_examples(
 ) -> list[Question]:
     """Each row's question after the description and `shots` answered ones.
 
-    Which of the pool's rows they are is a function of the seed and the question's place; the first of five are those
-    of one. A row is never among its own examples.
+    Which of the pool's rows they are is a function of the seed and the question's place; the first
+    of five are those of one. A row is never among its own examples.
     """
     asked = [question(task, row, f"{name}, row {place + 1}") for place, row in enumerate(rows)]
     answered: dict[int, str] = {}
     made = []
+
     for place, (row, each) in enumerate(zip(rows, asked, strict=True)):
         before = [task.description] if task.description else []
         for chosen in drawn(row, pool, pool_name, shots, (seed, place)) if shots else ():
@@ -180,8 +199,11 @@ def with_examples(
                 answered[chosen] = question(
                     task, pool[chosen], f"{pool_name}, row {chosen + 1}"
                 ).answered
+
             before.append(answered[chosen])
+
         made.append(replace(each, context=task.separator.join([*before, each.context])))
+
     return made
 
 
@@ -192,12 +214,15 @@ def drawn(
     for chosen in np.random.default_rng(seed).permutation(len(pool)).tolist():
         if len(found) == shots:
             break
+
         if pool[chosen] != row:
             found.append(chosen)
+
     if len(found) < shots:
         raise ValueError(
             f"shots: {pool_name} has only {len(found)} other rows for examples, not {shots}"
         )
+
     return found
 
 
@@ -211,6 +236,7 @@ def first_word(tokenizer: Tokenizer) -> int:
         raise ValueError(
             "tokenizer: it has no token that starts or ends a text, so nothing can come before the first"
         )
+
     return found
 
 
@@ -222,8 +248,8 @@ def unknown_among(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
 def requests(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[Request]:
     """Contexts and continuations as ids, cut where the context's own tokens end.
 
-    The harness's way: both are encoded as one text, so that the continuation has the tokens it has in real text, and
-    spaces at the end of a context go over to the continuation.
+    The harness's way: both are encoded as one text, so that the continuation has the tokens it has
+    in real text, and spaces at the end of a context go over to the continuation.
     """
     moved = [(context.rstrip(), between(context) + continuation) for context, continuation in pairs]
     texts = list(
@@ -233,12 +259,15 @@ def requests(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[Req
     )
     ids = dict(zip(texts, tokenizer.encode_batch(texts), strict=True))
     made = []
+
     for context, continuation in moved:
         known, whole = ids[context], ids[context + continuation]
         if len(whole) <= len(known):
             raise ValueError(
                 f"choices: {continuation!r} adds no token to the text before it, so it cannot be scored"
             )
+
         begin = [first_word(tokenizer)] if tokenizer.starts_texts or not known else []
         made.append(Request((*begin, *known), tuple(whole[len(known) :])))
+
     return made

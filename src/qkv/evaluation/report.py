@@ -1,4 +1,6 @@
-"""Results as a person reads them, several models side by side, and as a file from which they can be had again."""
+"""Results as a person reads them, several models side by side, and as a file from which they can be
+had again.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +34,7 @@ def shown(score: Score) -> str:
 def number(value: float, percent: bool = False) -> str:
     if percent:
         return f"{100 * value:.1f}"
+
     return (
         f"{value:.3f}"
         if value < 10
@@ -52,13 +55,19 @@ def table(results: Sequence[EvaluationResult]) -> Table:
         caption="[ ]: 95% intervals",
         caption_justify="left",
     )
+
     made.add_column("task")
+
     for name in ("shots", "rows"):
         made.add_column(name, justify="right")
+
     made.add_column("score")
+
     for model in models:
         made.add_column(Text(model), justify="right", overflow="fold")
+
     asked = dict.fromkeys((result.task, result.shots) for result in results)
+
     for task, shots in asked:
         of_task = {
             result.model: result
@@ -80,9 +89,12 @@ def table(results: Sequence[EvaluationResult]) -> Table:
                 cells.append(
                     Text("-" if each is None else shown(each), style="bold" if bold else "")
                 )
+
             first = (task, str(shots), f"{some.rows:,}") if place == 0 else ("", "", "")
             made.add_row(*first, score.name, *cells)
+
         made.add_section()
+
     return made
 
 
@@ -99,7 +111,9 @@ def notes(results: Sequence[EvaluationResult]) -> list[str]:
         line = f"{result.task}: {'; '.join(told)}"
         if told:
             lines.setdefault(line, []).append(result.model)
+
     models = {result.model for result in results}
+
     return [
         line if set(who) == models else f"{line} ({', '.join(who)})" for line, who in lines.items()
     ]
@@ -113,7 +127,9 @@ def as_json(
     asked: Mapping[str, Any],
     failure: str = "",
 ) -> dict[str, Any]:
-    """Everything that is needed to repeat it: what was asked, of whom, with which files, and why it ended early."""
+    """Everything that is needed to repeat it: what was asked, of whom, with which files, and why it
+    ended early.
+    """
     return {
         "results": [asdict(result) for result in results],
         "tasks": {task.name: task.as_json() for task in tasks},
@@ -143,4 +159,5 @@ def finite(value: Any) -> Any:
         return {name: finite(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [finite(each) for each in value]
+
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,5 @@
-"""A task is a small TOML file: what is said before the question, how a row of data becomes one, how it is scored.
+"""A task is a small TOML file: what is said before the question, how a row of data becomes one, how
+it is scored.
 
 name = "sst-2"
 kind = "classification"
@@ -56,12 +57,17 @@ class EvaluationTask:
     name: str
     kind: Kind
     template: str = ""
-    """The text of a row; {column} stands for a column of the data. Spaces around a column's text are left out."""
+    """The text of a row; {column} stands for a column of the data. Spaces around a column's text
+    are left out.
+    """
     answer: str = ""
-    """Which choice is right: its text, its label or its number from 0. In a translation: the reference. Of a line: what
-    it should say, or the column with a list of all that is accepted, the first one for examples."""
+    """Which choice is right: its text, its label or its number from 0. In a translation: the
+    reference. Of a line: what it should say, or the column with a list of all that is accepted, the
+    first one for examples."""
     choices: str | tuple[str, ...] | Mapping[str, str] = ()
-    """The column with a list of them, or their templates (of a minimal pair the good one first), or texts by label."""
+    """The column with a list of them, or their templates (of a minimal pair the good one first), or
+    texts by label.
+    """
     description: str = ""
     """Said before the examples."""
     separator: str = "\n\n"
@@ -75,7 +81,8 @@ class EvaluationTask:
     metric: tuple[str, ...] = ()
     """All that the kind has unless given."""
     examples: str = ""
-    """A file of examples for few-shot, beside the task's; the other rows of the data unless given."""
+    """A file of examples for few-shot, beside the task's; the other rows of the data unless given.
+    """
     data: str = ""
     """A file beside the task's that is asked unless --data names another."""
     origin: str = ""
@@ -96,7 +103,9 @@ class EvaluationTask:
             templates += (
                 self.choices.values() if isinstance(self.choices, Mapping) else self.choices
             )
+
         found += [column for template in templates for _, column in parts(template) if column]
+
         return tuple(dict.fromkeys(found))
 
     def beside(self, name: str) -> str:
@@ -118,13 +127,17 @@ def read_task(name: str | Path) -> EvaluationTask:
             raise ValueError(
                 f"task: there is no task {str(name)!r}{meant} Expected {', '.join(known)} or a .toml file"
             )
+
         path = EMBEDDED / f"{name}.toml"
+
     if not path.is_file():
         raise FileNotFoundError(f"task: no such file: {path}")
+
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not a TOML file ({error})") from None
+
     return task_of(values, str(path))
 
 
@@ -136,21 +149,26 @@ def task_of(values: Mapping[str, Any], origin: str) -> EvaluationTask:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"expected {', '.join(known)}"
             raise ValueError(f"{origin}: {name}: there is no such field; {hint}")
+
     for name, field in known.items():
         if field.default is MISSING and name not in values:
             raise ValueError(f"{origin}: {name}: this field is missing")
+
     if not isinstance(values["kind"], str) or values["kind"] not in REQUIRED:
         raise ValueError(
             f"{origin}: kind: expected one of {', '.join(get_args(Kind))}, not {values['kind']!r}"
         )
+
     for name in REQUIRED[values["kind"]]:
         if name not in values:
             raise ValueError(
                 f"{origin}: {name}: this field is missing; a task of kind {values['kind']!r} needs it"
             )
+
     made = {name: field_of(name, value, origin) for name, value in values.items()}
     task = EvaluationTask(**made, origin=origin)
     check(task)
+
     return task
 
 
@@ -165,6 +183,7 @@ def field_of(name: str, value: Any, origin: str) -> Any:
         )
     elif name == "choices" and isinstance(value, list):
         value = tuple(value)
+
     several = name in ("normalise", "metric", "choices") and isinstance(value, tuple | dict)
     texts = (value.values() if isinstance(value, dict) else value) if several else (value,)
     if not all(isinstance(text, str) for text in texts):
@@ -177,6 +196,7 @@ def field_of(name: str, value: Any, origin: str) -> Any:
         raise ValueError(
             f"{origin}: {name}: expected {', '.join(get_args(Normalise))}, not {', '.join(unknown)}"
         )
+
     return value
 
 
@@ -186,6 +206,7 @@ def check(task: EvaluationTask) -> None:
             raise ValueError(
                 f"{task.origin}: metric: expected {', '.join(METRICS[task.kind])}, not {one!r}"
             )
+
     if task.kind == "minimal pair" and (
         isinstance(task.choices, str | Mapping) or len(task.choices) != 2
     ):
@@ -200,10 +221,12 @@ def check(task: EvaluationTask) -> None:
         raise ValueError(
             f"{task.origin}: blank: expected the sign that the choices are put in place of"
         )
+
     try:
         asked = task.columns
     except ValueError as error:
         raise ValueError(f"{task.origin}: {error}") from None
+
     if not asked:
         raise ValueError(
             f"{task.origin}: template: expected a {{column}} of the data in it, not {task.template!r}"
@@ -221,6 +244,7 @@ def parts(template: str) -> Iterator[tuple[str, str | None]]:
                 raise ValueError(
                     "expected the name of a column between the brackets and nothing else"
                 )
+
             yield text, column
     except ValueError as error:
         raise ValueError(f"template: {template!r}: {error}") from None

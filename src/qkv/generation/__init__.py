@@ -7,9 +7,9 @@ from qkv.generation.search.beam_search import Hypothesis, beam_search
 from qkv.generation.search.stochastic_beam_search import stochastic_beam_search
 
 __all__ = [
-    "SamplingParams",
-    "Hypothesis",
     "GeneratedToken",
+    "Hypothesis",
+    "SamplingParams",
     "beam_search",
     "generate",
     "row_seeds",

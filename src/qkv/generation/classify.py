@@ -20,7 +20,9 @@ from qkv.models.configs import HeadConfig
 from qkv.text.tokenizer import Tokenizer
 
 STRETCH = 32
-"""Batches whose examples are sorted by length together; nothing is answered before a stretch has been read."""
+"""Batches whose examples are sorted by length together; nothing is answered before a stretch has
+been read.
+"""
 
 
 class Answer(NamedTuple):
@@ -31,7 +33,9 @@ class Answer(NamedTuple):
     probability: float | None = None
     """Of the class, or of the choice."""
     scores: dict[str, float] | list[float] = {}  # noqa: RUF012 - nobody changes it
-    """The probability of each class by its name, or of the choices in their order: two may have the same text."""
+    """The probability of each class by its name, or of the choices in their order: two may have the
+    same text.
+    """
     number: float | None = None
     choice: int | None = None
     """The likeliest choice, counted from 0."""
@@ -58,11 +62,11 @@ def classify(
     *,
     rows: int = 32,
 ) -> Answer | list[Answer]:
-    """`classify(model, tokenizer, ["a text", "another"])`, or pairs: `[("a text", "another"), ...]`. One string gives
-    one answer.
+    """`classify(model, tokenizer, ["a text", "another"])`, or pairs: `[("a text", "another"),
+    ...]`. One string gives one answer.
 
-    A choice is asked as (context, choice, choice, ...); a sentence to be tagged is its words, or a string with spaces
-    between them.
+    A choice is asked as (context, choice, choice, ...); a sentence to be tagged is its words, or a
+    string with spaces between them.
     """
     check_model(model)
     task = model.config.head.task
@@ -71,6 +75,7 @@ def classify(
         example_of(task, text, f"text {number}") for number, text in enumerate(given, start=1)
     ]
     found = list(answers(model, tokenizer, examples, rows=rows))
+
     return found[0] if isinstance(texts, str) else found
 
 
@@ -82,17 +87,22 @@ def answers(
     rows: int = 32,
     cut: Cut | None = None,
 ) -> Iterator[Answer]:
-    """An answer to each example, in their order, `rows` of them read at a time, those of similar length together."""
+    """An answer to each example, in their order, `rows` of them read at a time, those of similar
+    length together.
+    """
     check_model(model)
     if rows < 1:
         raise ValueError(f"rows: expected 1 or more, not {rows}")
+
     coming = iter(examples)
+
     while some := list(islice(coming, rows * STRETCH)):
         for each in some:
             if not isinstance(each, Example):
                 raise TypeError(
                     f"examples: expected Examples, not {each!r:.80}; classify takes texts"
                 )
+
         yield from answered(model, tokenizer, some, rows, cut)
 
 
@@ -103,11 +113,14 @@ def answered(
     head, frame = model.config.head, Frame(**model.config.frame)
     for example in examples:
         check_texts(head.task, example.texts, example.where)
+
     framed = frame.encode(tokenizer, examples)
     if cut is not None and framed.cut:
         cut(framed.cut, framed.words_cut)
+
     order = sorted(range(len(examples)), key=lambda place: int(framed.lengths[place]))
     found: dict[int, Answer] = {}
+
     with torch.no_grad(), without_dropout(model):
         for first in range(0, len(order), rows):
             chosen = order[first : first + rows]
@@ -115,6 +128,7 @@ def answered(
                 found[place] = answer(
                     head, examples[place].texts, len(framed[place].target_positions), scores
                 )
+
     return [found[place] for place in range(len(examples))]
 
 
@@ -131,25 +145,32 @@ def read(
         segments=batch.segments,
         group=batch.group,
     )
+
     return scores.double().cpu() if scores.device.type != "mps" else scores.cpu().double()
 
 
 def answer(
     head: HeadConfig, texts: Sequence[str], asked: int, scores: Float[Tensor, "M C"]
 ) -> Answer:
-    """From scores to what a person reads. `asked` are the choices of this example, or its words that were read."""
+    """From scores to what a person reads. `asked` are the choices of this example, or its words
+    that were read.
+    """
     if head.numbers:
         return Answer(number=float(scores))
+
     probability = scores.softmax(-1)  # (M, C)
     if head.task == "tag":
         likeliest, tags = probability[:asked].max(-1)  # (N,)
         found = zip(texts[:asked], tags.tolist(), likeliest.tolist(), strict=True)
         return Answer(tags=[(word, head.labels[tag], each) for word, tag, each in found])
+
     of_each = probability[0].tolist()
     best = int(scores[0].argmax())
     if head.task == "choice":
         return Answer(choice=best, probability=of_each[best], scores=of_each[:asked])
+
     scores_of = dict(zip(head.labels, of_each, strict=True))
+
     return Answer(label=head.labels[best], probability=of_each[best], scores=scores_of)
 
 
@@ -169,6 +190,7 @@ def example_of(task: str, text: str | Sequence[str], where: str) -> Example:
         texts = tuple(text.split()) if task == "tag" else (text.strip(),)
     else:
         texts = tuple(each.strip() for each in texts_of(text, where)[0])
+
     check_texts(task, texts, where)
     return Example(texts, None, where)
 

@@ -1,7 +1,9 @@
-"""Decoding on a GPU: one step is recorded and replayed (a CUDA graph), and the host never waits for a word.
+"""Decoding on a GPU: one step is recorded and replayed (a CUDA graph), and the host never waits for
+a word.
 
-A step of a small model is a hundred kernels of some microseconds. Launched one by one, the host is slower than the GPU;
-replayed, they follow each other without a gap. The host reads each word while the next ones are already being made.
+A step of a small model is a hundred kernels of some microseconds. Launched one by one, the host is
+slower than the GPU; replayed, they follow each other without a gap. The host reads each word while
+the next ones are already being made.
 """
 
 from __future__ import annotations
@@ -32,25 +34,34 @@ TILE = 64  # capacities are multiples of it, so that texts of nearly one length 
 
 
 def supports(model: Any, talk: GenerationBatch) -> bool:
-    """A step that always looks alike: no sparse pattern, no positions that count from the last place."""
+    """A step that always looks alike: no sparse pattern, no positions that count from the last
+    place.
+    """
     if not isinstance(model, GPT) or not next(model.parameters()).is_cuda or not talk.texts:
         return False
     if has_hooks(model) or not all_unchanged(model):
-        return False  # a hook wants to see every token, and a graph may not hold what a changed module does
+        # a hook wants to see every token, and a graph may not hold what a changed module does
+        return False
+
     config = model.config
     if config.memory or config.sparsity() is not None or config.position in ("alibi", "relative"):
         return False
+
     return tokens_that_fit(model, talk) > talk.choice.settled + WORTH
 
 
 def tokens_that_fit(model: GPT, talk: GenerationBatch) -> int:
-    """How many words can be said before the longest text fills the context, or where it has no end, a large room."""
+    """How many words can be said before the longest text fills the context, or where it has no end,
+    a large room.
+    """
     room = max(model.config.context, NO_END) if talk.limit is None else talk.limit
     return min(talk.length, room - max(talk.prompts) + 1)
 
 
 def steps(model: GPT, talk: GenerationBatch) -> Steps:
-    """As `decode.steps`, for as many words as fit; rows that have ended go on, and nobody listens to them."""
+    """As `decode.steps`, for as many words as fit; rows that have ended go on, and nobody listens
+    to them.
+    """
     count = tokens_that_fit(model, talk)
     ids, padding_mask = padded(talk.texts[:: talk.samples], next(model.parameters()).device)
     asked = graph_key(model, talk, ids.shape[1] + count - 1)
@@ -58,6 +69,7 @@ def steps(model: GPT, talk: GenerationBatch) -> Steps:
     if recording is None or found != asked:
         del recording
         recording = DecodeGraph(model, talk, asked)
+
     try:
         yield from recording.steps(model, ids, padding_mask, talk, count)
     finally:
@@ -82,8 +94,10 @@ def graph_key(model: GPT, talk: GenerationBatch, places: int) -> GraphKey:
     capacity, length = (-(-count // TILE) * TILE for count in (places, talk.length))
     if model.config.position == "learned":
         capacity = min(capacity, model.config.context)
+
     weights = tuple((each.data_ptr(), each.dtype) for each in model.parameters())
     known = repr([(type(each), settings(each)) for each in model.modules()])
+
     return GraphKey(len(talk.texts), capacity, length, talk.ends, repr(talk.choice), weights, known)
 
 
@@ -122,11 +136,14 @@ class DecodeGraph:
 
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
+
         with torch.cuda.stream(aside):  # kernels are compiled before they are recorded
             for _ in range(2):
                 step()
+
         torch.cuda.current_stream().wait_stream(aside)
         self.graph = torch.cuda.CUDAGraph()
+
         with torch.cuda.graph(
             self.graph, capture_error_mode="thread_local"
         ):  # others may go on meanwhile
@@ -151,15 +168,18 @@ class DecodeGraph:
         logits = self.begin(model, ids, padding_mask, talk)
         host = torch.empty(count, len(self.words), dtype=torch.int64, pin_memory=True)
         copied: list[torch.cuda.Event] = []
+
         for place in range(count + AHEAD):
             if place < count:
                 if place > talk.choice.settled:
                     self.graph.replay()
                 else:
                     self.choose(self.read(model) if place else logits, place)
+
                 host[place].copy_(self.words, non_blocking=True)
                 copied.append(torch.cuda.Event())
                 copied[-1].record()
+
             if place >= AHEAD:
                 copied[place - AHEAD].synchronize()
                 yield range(len(self.words)), host[place - AHEAD].tolist()
@@ -173,7 +193,9 @@ class DecodeGraph:
         padding_mask: Bool[Tensor, "P T"] | None,
         talk: GenerationBatch,
     ) -> Float[Tensor, "B V"]:
-        """Read the prompts, as ever, and make everything ready for the second word; what may come first is given."""
+        """Read the prompts, as ever, and make everything ready for the second word; what may come
+        first is given.
+        """
         cache, T = self.cache, ids.shape[1]
         logits = read(model, ids, self.empty(cache.capacity, len(ids)), padding_mask)  # (P, V)
         same = torch.arange(len(self.words), device=ids.device) // talk.samples
@@ -181,6 +203,7 @@ class DecodeGraph:
             for both in self.buffers.values():
                 for buffer in both:
                     buffer[:, :, :T] = buffer[same, :, :T]
+
         cache.padding_mask.zero_()
         cache.padding_mask[:, :T] = True if padding_mask is None else padding_mask[same]
         cache.positions.copy_(cache.padding_mask.sum(1, keepdim=True))
@@ -192,6 +215,7 @@ class DecodeGraph:
         if self.heard is not None and fresh is not None:
             self.heard.read.copy_(fresh.read)
             self.heard.said.copy_(fresh.said)
+
         return logits[same]
 
     def read(self, model: GPT) -> Float[Tensor, "B V"]:
@@ -209,5 +233,6 @@ class DecodeGraph:
         words = sample_tokens(logits, uniform, self.choice)
         if self.heard is not None:
             self.heard.add(words)
+
         self.words.copy_(words)
         self.place += 1

@@ -67,17 +67,23 @@ class GenerationBatch:
         """The words of some rows, if the choice asks for them."""
         if not self.choice.remembers:
             return None
+
         heard = TokenCounts(*padded([self.prompt(row) for row in rows], device), vocabulary)
+
         for at, row in enumerate(rows):
             for word in self.texts[row][self.prompts[row] :]:
                 heard.said[at, word] += 1
+
         return heard
 
     def within_context(self, row: int) -> list[int]:
-        """What of a text is read, or read again when a context is full: if its own is, only the last half."""
+        """What of a text is read, or read again when a context is full: if its own is, only the
+        last half.
+        """
         text = self.texts[row]
         if self.limit is not None and len(text) - self.begins[row] > self.limit:
             self.begins[row] = len(text) - max(self.limit // 2, 1)
+
         return text[self.begins[row] :]
 
     def hear(self, rows: Sequence[int], words: Sequence[int]) -> Iterator[GeneratedToken]:
@@ -88,20 +94,24 @@ class GenerationBatch:
                 continue
             if word == BROKEN:
                 raise ValueError(NO_LIKELIEST)
+
             reason = self.reason(row, word)
             if reason is not None:
                 self.ended[row] = reason
+
             yield GeneratedToken(self.rows[row], None if reason == "end" else word, reason)
 
     def reason(self, row: int, word: int) -> Reason | None:
         if word in self.ends:
             return "end"
+
         text = self.texts[row]
         text.append(word)
         if self.stop is not None and self.stop(self.rows[row], text[self.prompts[row] :]):
             return "stop"
         if self.said == self.length:
             return "length"
+
         # The last word need not be read, so it needs no place.
         return (
             "context"

@@ -23,6 +23,7 @@ def read(
         return mean_of(
             [read(each, ids, own) for each, own in zip(model.models, state.states, strict=True)]
         )
+
     if isinstance(state, StaticCache):
         hidden = model.hidden(
             ids, padding_mask=state.padding_mask, positions=state.positions, state=state
@@ -33,16 +34,21 @@ def read(
             hidden = model.hidden(piece, padding_mask=padding_mask, state=state)
     else:
         hidden = model.hidden(ids, state=state)
+
     return model.logits(hidden[:, -1])  # (B, T, E) -> (B, V)
 
 
 def padded(
     rows: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"] | None]:
-    """Texts of different lengths in one tensor, with padding before the shorter ones; and where their words are."""
+    """Texts of different lengths in one tensor, with padding before the shorter ones; and where
+    their words are.
+    """
     longest = max(len(row) for row in rows)
     ids = torch.tensor([[0] * (longest - len(row)) + list(row) for row in rows], device=device)
     if all(len(row) == longest for row in rows):
         return ids, None
+
     first = torch.tensor([[longest - len(row)] for row in rows], device=device)  # (B, 1)
+
     return ids, torch.arange(longest, device=device) >= first

@@ -1,7 +1,9 @@
-"""What people give as a prompt: one sequence of token ids or several, as lists, tensors or arrays, or texts.
+"""What people give as a prompt: one sequence of token ids or several, as lists, tensors or arrays,
+or texts.
 
-One sequence is a list of ids, a one-dimensional tensor or, where a tokenizer is there, a string. Several are a list of
-these or a two-dimensional tensor. Functions that return one result for each sequence return it alone for one sequence.
+One sequence is a list of ids, a one-dimensional tensor or, where a tokenizer is there, a string.
+Several are a list of these or a two-dimensional tensor. Functions that return one result for each
+sequence return it alone for one sequence.
 """
 
 from __future__ import annotations
@@ -37,22 +39,27 @@ class TextRows(NamedTuple):
 def token_rows(
     given: object, vocabulary: int, name: str = "prompts", padding_mask: Tensor | None = None
 ) -> TokenRows:
-    """Sequences of token ids, each of one id or more, and all of them below the vocabulary's size. Those where `padding_mask`
-    is False are padding, and left out."""
+    """Sequences of token ids, each of one id or more, and all of them below the vocabulary's size.
+    Those where `padding_mask` is False are padding, and left out."""
     found, single = text_rows(given, name)
     rows: list[list[int]] = []
+
     for row in found:
         if isinstance(row, str):
             raise TypeError(
                 f"{name}: expected token ids, not text; encode it with tokenizer.encode(text), or use "
                 "complete(model, tokenizer, text), which takes text"
             )
+
         rows.append(row)
+
     if padding_mask is not None:
         rows = without_padding(
             rows, padding_mask.unsqueeze(0) if single and padding_mask.dim() == 1 else padding_mask
         )
+
     check_rows(rows, vocabulary, name)
+
     return TokenRows(rows, single)
 
 
@@ -61,6 +68,7 @@ def without_padding(rows: list[list[int]], padding_mask: Tensor) -> list[list[in
         raise ValueError(
             f"padding_mask: expected the source's shape, not {tuple(padding_mask.shape)}"
         )
+
     return [
         [id for id, kept in zip(*both, strict=True) if kept]
         for both in zip(rows, padding_mask.tolist(), strict=True)
@@ -71,18 +79,22 @@ def text_rows(given: object, name: str = "prompts") -> TextRows:
     """The same, of texts and token ids; the ids are not looked at yet."""
     if isinstance(given, str):
         return TextRows([given], True)
+
     if isinstance(given, Tensor | np.ndarray):
         if given.ndim not in (1, 2):
             raise ValueError(
                 f"{name}: expected token ids of shape (T,) or (B, T), not {tuple(given.shape)}"
             )
+
         numbers = integers(given, name)
         return TextRows([numbers], True) if given.ndim == 1 else TextRows(numbers, False)
+
     items = listed(given, name)
     if not items:
         raise ValueError(f"{name}: expected one or more, not an empty list")
     if all(map(is_id, items)):
         return TextRows([[int(item) for item in items]], True)
+
     return TextRows(
         [item if isinstance(item, str) else row_of(item, name) for item in items], False
     )
@@ -95,13 +107,18 @@ def row_of(given: object, name: str) -> list[int]:
             raise ValueError(
                 f"{name}: expected one-dimensional rows, not one of shape {tuple(given.shape)}"
             )
+
         return integers(given, name)
+
     if is_id(given):
         raise TypeError(f"{name}: expected token ids, or lists of them, not both in one list")
+
     items = listed(given, name)
+
     for item in items:
         if not is_id(item):
             raise TypeError(f"{name}: expected token ids (whole numbers) in each row, not {item!r}")
+
     return [int(item) for item in items]
 
 
@@ -111,33 +128,40 @@ def listed(given: object, name: str) -> list[Any]:
         raise TypeError(
             f"{name}: expected a list of token ids or several such lists, not {given!r:.80}"
         )
+
     return list(given)
 
 
 def is_id(item: object) -> bool:
     if isinstance(item, Tensor):
         return item.ndim == 0 and whole(item)
+
     return isinstance(item, Integral) and not isinstance(item, bool)
 
 
 def integers(given: Tensor | np.ndarray, name: str) -> list[Any]:
     if not whole(given):
         raise TypeError(f"{name}: expected token ids of an integer dtype, not {given.dtype}")
+
     return given.tolist()
 
 
 def whole(given: Tensor | np.ndarray) -> bool:
     if isinstance(given, np.ndarray):
         return np.issubdtype(given.dtype, np.integer)
+
     return not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
 
 
 def check_rows(rows: Sequence[Sequence[int]], vocabulary: int, name: str) -> None:
-    """On the host, and before anything is read: a GPU that finds a wrong id is of no more use to the program."""
+    """On the host, and before anything is read: a GPU that finds a wrong id is of no more use to
+    the program.
+    """
     if any(not row for row in rows):
         raise ValueError(
             f"{name}: expected one id or more in each row; a start or end id can begin a text"
         )
+
     for row in rows:
         if min(row) < 0 or max(row) >= vocabulary:
             wrong = min(row) if min(row) < 0 else max(row)
@@ -163,7 +187,10 @@ def texts_of(given: object, name: str = "texts") -> tuple[list[str], bool]:
         given, Iterable
     ):
         raise TypeError(f"{name}: expected a string or a list of strings, not {given!r:.80}")
+
     texts = list(given)
+
     for number, text in enumerate(texts):
         check_text(text, f"{name}: number {number}")
+
     return texts, False

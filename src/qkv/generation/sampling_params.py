@@ -1,4 +1,6 @@
-"""How the next word is chosen from a model's logits: first what may be said and what is favoured, then one draw."""
+"""How the next word is chosen from a model's logits: first what may be said and what is favoured,
+then one draw.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ class SamplingParams:
     min_p: float | None = None
     """Words less likely than this times the likeliest are left out."""
     repetition: float = 1.0
-    """Above 1, words of the prompt or already said get less likely: positive logits are divided by it, negative ones
-    multiplied."""
+    """Above 1, words of the prompt or already said get less likely: positive logits are divided by
+    it, negative ones multiplied."""
     presence: float = 0.0
     """Taken off the logit of each word that was said already."""
     frequency: float = 0.0
@@ -63,11 +65,13 @@ class SamplingParams:
             raise ValueError(
                 f"repetition: expected more than 0 (1 changes nothing), not {self.repetition}"
             )
+
         for name in ("presence", "frequency"):
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(
                     f"{name}: expected a number (0 changes nothing), not {getattr(self, name)}"
                 )
+
         forbidden: object = self.forbidden
         if isinstance(forbidden, int | str):
             raise TypeError(f"forbidden: expected a list of ids, not {forbidden!r}")
@@ -89,6 +93,7 @@ class SamplingParams:
                 check_whole(name, id, "an id, a whole number")
                 if not 0 <= id < vocabulary:
                     raise ValueError(f"{name}: expected an id from 0 to {vocabulary - 1}, not {id}")
+
         for place, id in self.forced.items():
             if id in self.forbidden:
                 raise ValueError(f"forced: {id} at place {place} is forbidden at the same time")
@@ -96,6 +101,7 @@ class SamplingParams:
                 raise ValueError(
                     f"forced: place {place} ends the text, and minimum asks for {self.minimum} words"
                 )
+
         if len({*self.forbidden, *(ends if self.minimum else ())}) == vocabulary:
             raise ValueError("forbidden: no word is left that may be said")
 
@@ -144,13 +150,17 @@ def processed(
     if heard is not None and choice.repetition != 1:
         less = torch.where(logits > 0, logits / choice.repetition, logits * choice.repetition)
         logits = torch.where(heard.read | (heard.said > 0), less, logits)
+
     if heard is not None and (choice.presence or choice.frequency):
         logits = logits - choice.presence * (heard.said > 0) - choice.frequency * heard.said
+
     if place in choice.forced:
         only = torch.full_like(logits, -math.inf)
         only[:, choice.forced[place]] = 0
         return only
+
     never = (*choice.forbidden, *(ends if place < choice.minimum else ()))
+
     return logits.index_fill(1, on_device(never, logits.device), -math.inf) if never else logits
 
 
@@ -162,10 +172,11 @@ def on_device(ids: tuple[int, ...], device: torch.device) -> Int[Tensor, "N"]:
 def sample_tokens(
     logits: Float[Tensor, "B V"], uniform: Float[Tensor, "B"], choice: SamplingParams
 ) -> Int[Tensor, "B"]:
-    """A word for each row, found by its chance in (0, 1]; with temperature 0 the likeliest, the first of equals.
+    """A word for each row, found by its chance in (0, 1]; with temperature 0 the likeliest, the
+    first of equals.
 
-    BROKEN where there is no likeliest word (nan or infinite): who reads the words says so, without a look here, for
-    which a GPU's host would have to wait.
+    BROKEN where there is no likeliest word (nan or infinite): who reads the words says so, without
+    a look here, for which a GPU's host would have to wait.
     """
     top, likeliest = logits.max(-1)
     if choice.temperature == 0:
@@ -178,6 +189,8 @@ def sample_tokens(
             top_p=choice.top_p,
             min_p=choice.min_p,
         )
+
         drawn = draw(likely, uniform)
         words = drawn if among is None else among.gather(1, drawn.unsqueeze(1)).squeeze(1)
+
     return words.where(top.isfinite(), BROKEN)

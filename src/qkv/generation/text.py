@@ -1,4 +1,5 @@
-"""Text in, text out: a prompt becomes ids, and what a model says becomes text again, piece by piece.
+"""Text in, text out: a prompt becomes ids, and what a model says becomes text again, piece by
+piece.
 
 What is returned is the pieces that were streamed, put together; there is no other way to text.
 """
@@ -35,15 +36,17 @@ def stream_text(
     end: int | Sequence[int] | None = None,
     **how: Any,
 ) -> Iterator[TextChunk]:
-    """What the model says after each prompt, as it says it. Row r * samples + s is sample s of prompt r.
+    """What the model says after each prompt, as it says it. Row r * samples + s is sample s of
+    prompt r.
 
-    A row ends before the first stop string, of which nothing is ever said; there may be one or several. `end` is the
-    tokenizer's unless given. A prompt is text, or the ids of a chat; one prompt alone is row 0. The rest is as in
-    `decode.stream`.
+    A row ends before the first stop string, of which nothing is ever said; there may be one or
+    several. `end` is the tokenizer's unless given. A prompt is text, or the ids of a chat; one
+    prompt alone is row 0. The rest is as in `decode.stream`.
     """
     stop, _ = texts_of(stop, "stop")
     if any(not each for each in stop):
         raise ValueError("stop: expected a text of one character or more, not an empty one")
+
     ids = [
         prompt_ids(tokenizer, row) if isinstance(row, str) else row
         for row in text_rows(prompts).rows
@@ -68,8 +71,10 @@ def stream_text(
             speaker = rows[word.row]
             if not stop and word.id is not None:
                 speaker.hear(word.id)
+
             if word.reason is not None:
                 speaker.close()
+
             reason = "stop" if speaker.stopped and word.reason else word.reason
             yield TextChunk(word.row, speaker.take(), reason)
 
@@ -115,36 +120,45 @@ def complete(
     samples: int | None = None,
     **how: Any,
 ) -> str | list[str]:
-    """What the model says after each prompt, without the prompt: the texts of `stream_text`, each whole.
+    """What the model says after each prompt, without the prompt: the texts of `stream_text`, each
+    whole.
 
-    One prompt, a string or a flat list of ids, gives one string; a list of prompts gives a list. With `samples`, be it
-    1, a list is given in any case, of `samples` texts for each prompt.
+    One prompt, a string or a flat list of ids, gives one string; a list of prompts gives a list.
+    With `samples`, be it 1, a list is given in any case, of `samples` texts for each prompt.
     """
     rows, single = text_rows(prompts)
     texts = [""] * (len(rows) * max(0, 1 if samples is None else samples))
+
     for piece in stream_text(model, tokenizer, rows or prompts, samples=samples, **how):
         texts[piece.row] += piece.text
+
     return texts[0] if single and samples is None else texts
 
 
 def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of a prompt: with the start id before it where the tokenizer says so; of an empty one, a text's begin."""
+    """The ids of a prompt: with the start id before it where the tokenizer says so; of an empty
+    one, a text's begin.
+    """
     check_text(text, "prompt")
     ids = tokenizer.encode(text)
     if tokenizer.starts_texts and tokenizer.start is not None:
         return [tokenizer.start, *ids]
     if ids:
         return ids
+
     begin = beginning(tokenizer)
     if begin is None:
         raise ValueError(
             "prompt: it is empty, and this tokenizer has no start or end token to begin with; say a word"
         )
+
     return [begin]
 
 
 class StopStringFilter:
-    """One row's text: what may be said of it by now, and what might be the beginning of a stop string."""
+    """One row's text: what may be said of it by now, and what might be the beginning of a stop
+    string.
+    """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
         self.stream, self.stop = IncrementalDetokenizer(tokenizer), tuple(stop)
@@ -162,6 +176,7 @@ class StopStringFilter:
     def close(self) -> None:
         if not self.stopped:
             self.add(self.stream.close())
+
         if not self.stopped:
             self.settled = len(self.held)
 
@@ -170,6 +185,7 @@ class StopStringFilter:
         if not self.stop:
             self.settled = len(self.held)
             return
+
         found = [
             (place + len(each), place)
             for each in self.stop
@@ -190,6 +206,8 @@ class StopStringFilter:
 
 
 def overlap(text: str, stop: str) -> int:
-    """How many characters at the end of the text are the beginning of the stop string, though not all of it."""
+    """How many characters at the end of the text are the beginning of the stop string, though not
+    all of it.
+    """
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

@@ -22,22 +22,27 @@ def log_probabilities(logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
 def likeliest(
     logits: Float[Tensor, "B V"], count: int, never: Sequence[int] = ()
 ) -> tuple[Float[Tensor, "B K"], Int[Tensor, "B K"]]:
-    """Log-probabilities of each row's `count` likeliest words (or all there are), likeliest first; and the words.
+    """Log-probabilities of each row's `count` likeliest words (or all there are), likeliest first;
+    and the words.
 
     What may never be said has minus infinity; its probability is not given to the other words.
     """
     if logits.is_cpu and len(logits) > AT_ONCE:
         parts = [likeliest(part, count, never) for part in logits.split(AT_ONCE)]
         return torch.cat([values for values, _ in parts]), torch.cat([words for _, words in parts])
+
     scores = log_probabilities(logits)
     if never:
         scores[:, list(never)] = -math.inf
+
     count = min(count, scores.shape[1])
     blocks = scores.shape[1] // BLOCK
     if blocks <= count:
         values, words = scores.topk(count)
         return values, words
-    # So many words lie in at most so many blocks, those of the highest peaks; what is after the last block comes along.
+
+    # So many words lie in at most so many blocks, those of the highest peaks; what is after the
+    # last block comes along.
     body = scores[:, : blocks * BLOCK].unflatten(1, (blocks, BLOCK))  # (B, N, 256)
     high = body.amax(-1).topk(count).indices  # (B, K)
     inside = torch.arange(BLOCK, device=scores.device)
@@ -45,4 +50,5 @@ def likeliest(
     words = (high.unsqueeze(-1) * BLOCK + inside).flatten(1)  # (B, K * 256)
     words = torch.cat([words, tail.expand(len(words), -1)], dim=1)
     values, places = scores.gather(1, words).topk(count)
+
     return values, words.gather(1, places)

@@ -1,4 +1,6 @@
-"""Sentences in, sentences out: those of similar length are translated together, and each knows its place."""
+"""Sentences in, sentences out: those of similar length are translated together, and each knows its
+place.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +35,18 @@ def translate_texts(
     length: int | None = None,
     **how: Any,
 ) -> Iterator[tuple[int, list[Translation]]]:
-    """The place of each text and its translations, the best first; the longest texts come first. One string is a text
-    at place 0.
+    """The place of each text and its translations, the best first; the longest texts come first.
+    One string is a text at place 0.
 
-    Several models translate together. A translation has at most `length` tokens: unless given, twice as many as its
-    source and a few more, rounded, so that it does not depend on what is translated beside it. An empty text has an
-    empty translation. The rest is as in `beam_search`.
+    Several models translate together. A translation has at most `length` tokens: unless given,
+    twice as many as its source and a few more, rounded, so that it does not depend on what is
+    translated beside it. An empty text has an empty translation. The rest is as in `beam_search`.
     """
     if tokenizer.start is None or tokenizer.end is None:
         raise ValueError(
             "tokenizer: a translator needs a start and an end token, and this one lacks them"
         )
+
     models = models if isinstance(models, Sequence) else [models]
     sources = source_ids(models, tokenizer, texts_of(texts)[0])
     # A start that is no word, such as Marian's padding, is never said.
@@ -75,12 +78,14 @@ def source_ids(
     assert tokenizer.end is not None
     sources = [[*ids, tokenizer.end] if ids else [] for ids in tokenizer.encode_batch(texts)]
     room = room_for(models, max(map(len, sources), default=0))
+
     for number, source in enumerate(sources, start=1):
         if len(source) > room:
             where = f"line {number}" if len(sources) > 1 else "text"
             raise ValueError(
                 f"{where}: {len(source):,} tokens are more than the model's context of {room:,}; split the sentence"
             )
+
     return sources
 
 

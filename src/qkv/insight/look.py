@@ -1,4 +1,6 @@
-"""One look at one text: attention of every layer and head, what comes next, the lens, the norms. Shown in many ways."""
+"""One look at one text: attention of every layer and head, what comes next, the lens, the norms.
+Shown in many ways.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,13 @@ from qkv.text.tokenizer import Tokenizer
 
 FORMATS = (".html", *ENDINGS, ".safetensors")
 ALL_LAYERS = 160_000_000
-"""Up to so many weights all layers are kept: 1,024 tokens of 12 layers with 12 heads. Beyond, one is."""
+"""Up to so many weights all layers are kept: 1,024 tokens of 12 layers with 12 heads. Beyond, one
+is.
+"""
 SHORT = 256
-"""Up to so many tokens the lens is made unasked: every layer has a distribution over the vocabulary at every place."""
+"""Up to so many tokens the lens is made unasked: every layer has a distribution over the vocabulary
+at every place.
+"""
 BRIEF = 48
 """Up to so many tokens a page has attributions, for which a gradient is made at every place."""
 MIDDLING = 1024
@@ -39,7 +45,9 @@ MIDDLING = 1024
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """All that a look at a text shows. In a notebook it shows itself; `save` writes it as a page or a picture."""
+    """All that a look at a text shows. In a notebook it shows itself; `save` writes it as a page or
+    a picture.
+    """
 
     model: str
     """Its name, for titles."""
@@ -52,7 +60,9 @@ class Look:
     """The same after the embedding and after each layer."""
     norms: Norms | None
     attribution: Float[Tensor, "T S"] | None = None
-    """What each place's likeliest token owes to each token read: |gradient x input|, a row sums to 1."""
+    """What each place's likeliest token owes to each token read: |gradient x input|, a row sums to
+    1.
+    """
     both_ways: bool = False
     """The model is a BERT, which says what stands at a place; any other says what comes next."""
 
@@ -76,27 +86,32 @@ class Look:
             return self.attention[kinds.index("cross") if "cross" in kinds else 0]
         if kind not in kinds:
             raise ValueError(f"kind: this model has {', '.join(kinds)}, not {kind}")
+
         return self.attention[kinds.index(kind)]
 
     def save(self, path: Path | str, **how: Any) -> Path:
-        """As a page (.html), as numbers (.safetensors), or one view as a picture (.png, .svg, .pdf), which view, kind,
-        layer, head and words choose."""
+        """As a page (.html), as numbers (.safetensors), or one view as a picture (.png, .svg,
+        .pdf), which view, kind, layer, head and words choose."""
         path = Path(path)
         ending = path.suffix.lower()
         if ending not in FORMATS:
             raise ValueError(f"out: expected the name of a {', '.join(FORMATS)} file, not {path}")
         if ending == ".safetensors":
             return self.write_weights(path)
+
         if ending == ".html":
             from qkv.insight.render.page import write_page
 
             return write_page(self, path, **how)
+
         from qkv.insight.render.figures import look_figure
 
         return look_figure.save(self, path, **how)
 
     def write_weights(self, path: Path) -> Path:
-        """The weights as numbers: self.3 is (H, T, S) of layer 3; the tokens are in the file's metadata."""
+        """The weights as numbers: self.3 is (H, T, S) of layer 3; the tokens are in the file's
+        metadata.
+        """
         tensors = {
             f"{each.kind}.{layer}": w.contiguous()
             for each in self.attention
@@ -108,12 +123,14 @@ class Look:
             "chosen": self.reading.chosen,
         }
         tokens = {name: json.dumps(side.tokens) for name, side in sides.items() if side is not None}
+
         with storage.staging(
             path.parent, sum(each.nbytes for each in tensors.values()), path.name
         ) as made:
             save_file(tensors, made / path.name, tokens)
             storage.flush(made / path.name)
             storage.move(made / path.name, path)
+
         return path
 
     def _repr_html_(self) -> str:
@@ -142,25 +159,30 @@ def look(
 ) -> Look:
     """Let a model read a text and keep what happens inside.
 
-    `model` may be what `qkv.load` returns, its model alone, or a name that it takes; another model needs its
-    `tokenizer`. A `reading` may come in place of texts. `layers` keeps the weights of these alone; unless given, of
-    all, or, where a long text makes that too many, `at_least` of these (the first). `attention=False` captures no
-    weights, for a model whose attention does not send them through its hooks. `lens_too` and `norms_too` make these of
-    a long text, too. `attribution` adds gradient x input; None does so for a brief text.
+    `model` may be what `qkv.load` returns, its model alone, or a name that it takes; another model
+    needs its `tokenizer`. A `reading` may come in place of texts. `layers` keeps the weights of
+    these alone; unless given, of all, or, where a long text makes that too many, `at_least` of
+    these (the first). `attention=False` captures no weights, for a model whose attention does not
+    send them through its hooks. `lens_too` and `norms_too` make these of a long text, too.
+    `attribution` adds gradient x input; None does so for a brief text.
     """
     if isinstance(model, str | Path):
         name = name or str(model)
         model = artifact.load(model)
+
     if isinstance(model, tuple):
         model, found = model
         tokenizer = tokenizer or found
+
     tokenizer = tokenizer or artifact.tokenizer_with(model)
     if tokenizer is None:
         raise ValueError(
             "tokenizer: expected the one that belongs to the model; qkv.load gives both"
         )
+
     if reading is None:
         reading = read(model, tokenizer, *texts, source=source, target=target)
+
     T = len(reading.text.ids)
     words, blocks = predicts_tokens(model), stack_of(model) is not None
     explicable = words or isinstance(model, TaskModel)
@@ -171,6 +193,7 @@ def look(
         else None
     )
     attends = attention and (blocks or getattr(model.config, "attention", "none") != "none")
+
     return Look(
         name or type(model).__name__,
         reading,
@@ -190,9 +213,12 @@ def look(
 
 
 def check_room(model: Model, reading: Reading) -> None:
-    """Weights exist, one layer at a time, with the scores they are made from; better refused than killed."""
+    """Weights exist, one layer at a time, with the scores they are made from; better refused than
+    killed.
+    """
     if next(model.parameters()).device.type != "cpu":
         return
+
     heads, longest, free = (
         getattr(backbone_of(model).config, "heads", 1),
         longest_of(reading),
@@ -212,6 +238,7 @@ def free_memory() -> int | None:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
+
     return None
 
 
@@ -222,9 +249,12 @@ def longest_of(reading: Reading) -> int:
 def kept(
     model: Model, reading: Reading, layers: Collection[int] | None, at_least: Collection[int] = ()
 ) -> Collection[int] | None:
-    """The layers whose weights are kept: as asked, else all (None), else, when all would be too many, some."""
+    """The layers whose weights are kept: as asked, else all (None), else, when all would be too
+    many, some.
+    """
     if layers is not None:
         return layers
+
     weights = sum(
         place.depth * place.heads * longest_of(reading) ** 2 for place in attention_sites(model)
     )

@@ -13,7 +13,8 @@ from qkv.lab.preset_table import preset_table
 from qkv.nn.attention import Causal, Fixed, Mask, Strided, Window, attend, dot, lookup
 from qkv.tables import Table
 
-# What each word means, by hand: how much it is a cat, a mouse, a chase, and how much of any thing at all.
+# What each word means, by hand: how much it is a cat, a mouse, a chase, and how much of any thing
+# at all.
 MEANING = {
     "cats": (2.0, 0.0, 0.5, 0.5),
     "chase": (0.5, 0.5, 2.0, 0.0),
@@ -42,6 +43,7 @@ def show(console: Console | None = None) -> None:
         "Sparse masks: fewer pairs, the same equation": show_masks,
         "The published models, counted": show_presets,
     }
+
     for number, (title, section) in enumerate(sections.items(), start=1):
         console.rule(f"[bold]{number}. {title}")
         section(console)
@@ -59,10 +61,12 @@ def show_lookup(console: Console) -> None:
         "weighted mean of the top 2": lambda q: lookup.weighted_mean_of_top(q, key, value, 2),
         "softmax over all: attention": lambda q: lookup.softmax(q, key, value),
     }
+
     console.print("A table with the keys (1, 0), (0.8, 0.6), (0, 1) and their values 10, 20, 40.")
     console.print("We look up the query (0.9, 0.4); alike is what has a large dot product.")
     table = Table("step", "answer", "its gradient for the query")
     table.columns[1].justify = "right"
+
     for name, step in steps.items():
         query = torch.tensor([[0.9, 0.4]], requires_grad=True)
         answer = step(query)
@@ -74,6 +78,7 @@ def show_lookup(console: Console) -> None:
         )
         found = bool(answer.any())  # exact match finds no such key
         table.add_row(name, f"{answer.item():.2f}" if found else "nothing", slope)
+
     console.print(table)
 
 
@@ -85,6 +90,7 @@ def show_self_attention(console: Console) -> None:
         "every word sees every word": None,
         "causal: no word sees a later one": Causal(),
     }
+
     for title, mask in masks.items():
         _, weights = attend(X, X, X, score=dot, mask=mask, need_weights=True)
         assert weights is not None
@@ -112,6 +118,7 @@ def show_masks(console: Console) -> None:
         "& strided 4": Causal() & Strided(4),
         "& fixed 4": Causal() & Fixed(4),
     }
+
     ink = "●·" if console.encoding.startswith("utf") else "#."
     table = Table(*masks)
     table.add_row(
@@ -120,6 +127,7 @@ def show_masks(console: Console) -> None:
             for mask in masks.values()
         )
     )
+
     table.add_section()
     table.add_row(
         *(f"{int(mask.materialise(16, 16).sum())} of 256 pairs" for mask in masks.values())

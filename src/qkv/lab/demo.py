@@ -1,6 +1,8 @@
-"""Two minutes on two cores: the lecture's translator and a small GPT, trained before your eyes. `qkv demo`
+"""Two minutes on two cores: the lecture's translator and a small GPT, trained before your eyes.
+`qkv demo`
 
-A slow or busy machine takes fewer steps: the first ones are timed, and the demo says how many it can afford.
+A slow or busy machine takes fewer steps: the first ones are timed, and the demo says how many it
+can afford.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ def show(
     translator_steps: int = TRANSLATOR_STEPS,
     writer_steps: int = WRITER_STEPS,
 ) -> None:
-    """Train both, try both. What is trained already is not trained again, and what was stopped goes on."""
+    """Train both, try both. What is trained already is not trained again, and what was stopped goes
+    on.
+    """
     console = console or Console(highlight=False)
     parts: dict[str, Callable[[], bool]] = {
         "A Transformer learns to translate": lambda: show_translator(
@@ -65,12 +69,15 @@ def show(
         ),
         "A GPT learns to write Python": lambda: show_writer(console, out / "python", writer_steps),
     }
+
     for number, (title, part) in enumerate(parts.items(), start=1):
         console.rule(f"[bold]{number}. {title}")
         if not part():
             console.print("Stopped. [bold]qkv demo[/bold] goes on from here.")
             return
+
         console.print()
+
     console.rule("[bold]What to try next")
     console.print(next_steps(out), soft_wrap=True)
 
@@ -83,17 +90,21 @@ def show_translator(console: Console, out: Path, steps: int) -> bool:
     console.print("English and Turkish sentences of a small grammar. Turkish puts the verb last")
     console.print("and says by an ending who is chased: word by word in order will not do.")
     examples = Table("English", "Turkish")
+
     for english, turkish in list(open_pairs(["turkish:train"]))[:3]:
         examples.add_row(english, turkish)
+
     console.print(examples)
 
     if not trained_translator(console, out, steps):
         return False
+
     model, tokenizer = artifact.load(out)
     assert isinstance(model, Transformer)
     assert tokenizer is not None
     show_score(console, model, tokenizer)
     show_alignment(console, model, tokenizer, SENTENCE)
+
     return True
 
 
@@ -110,9 +121,11 @@ def show_score(console: Console, model: Transformer, tokenizer: Tokenizer) -> No
     said = in_turkish(model, tokenizer, [english for english, _ in pairs])
     right = [turkish for _, turkish in pairs]
     table = Table("nouns that never met their verb in training", "the model says", "")
+
     for row in range(0, len(pairs), len(pairs) // 5):
         verdict = "right" if said[row] == right[row] else f"not {right[row]}"
         table.add_row(pairs[row][0], Text(printable(said[row])), verdict)
+
     console.print(table)
     score, exact = (
         bleu(said, right),
@@ -139,12 +152,14 @@ def aligned(model: Transformer, tokenizer: Tokenizer, english: str) -> Aligned:
     read = [*map(tokenizer.token, source), "(end)"]
     if not turkish:  # after a few steps a model may say nothing yet
         return Aligned(translated, [], read, torch.empty(0, len(read)))
+
     weights = alignment(
         model,
         torch.tensor([[*source, tokenizer.end]]),
         torch.tensor([turkish]),
         start=number_of(tokenizer.start),
     )
+
     return Aligned(translated, [tokenizer.token(id) for id in turkish], read, weights)
 
 
@@ -188,12 +203,14 @@ def show_writer(console: Console, out: Path, steps: int) -> bool:
     limits = steps, WRITER_SECONDS
     if not trained(console, WRITER, data, optimizer, out, *limits, samples=sample_completion):
         return False
+
     model, tokenizer = artifact.load(out)
     assert isinstance(model, GPT)
     assert tokenizer is not None
     console.print("\nThe first words are ours, and the model goes on:")
     written = Text.assemble((PROMPT, "bold"), completed(model, tokenizer, PROMPT, length=80))
     console.print(Padding(written, (0, 0, 0, 4), expand=False))
+
     return True
 
 
@@ -225,12 +242,15 @@ def trained(
     *,
     samples: SampleMaker,
 ) -> bool:
-    """Train for `steps`, or for fewer that fit into `seconds` here; False when it was stopped before the last one."""
+    """Train for `steps`, or for fewer that fit into `seconds` here; False when it was stopped
+    before the last one.
+    """
     if finished(out):
         there = Text(
             f"{printable(str(out))} is there already; delete it to see it trained from the beginning."
         )
         console.print(there, soft_wrap=True)
+
     before = remembered(out)
     if before is not None:
         steps = before[1]["steps"]  # of the run that is resumed, which may have been shortened
@@ -243,6 +263,7 @@ def trained(
     )  # compiling takes longer than training
     run = paced(run, steps)
     outcome = train(config, data, optimizer, run, samples=samples, console=console, fit=fit)
+
     return outcome is not None and outcome.finished
 
 
@@ -258,6 +279,7 @@ def affordable(
     """As many of the run's steps as fit into `seconds`, by the time that the first ones take."""
     if run.steps <= FEWEST_STEPS:
         return run.steps
+
     each = seconds_per_step(task, optimizer, run)
     steps = max(FEWEST_STEPS, min(run.steps, int(seconds / each)))
     if steps < run.steps:
@@ -265,6 +287,7 @@ def affordable(
             f"A step takes {each:.2f} s on this machine now, so the demo trains for {steps} steps instead of "
             f"{run.steps}, about {steps * each:.0f} s. The model will be less good than after all of them."
         )
+
     return steps
 
 
@@ -296,11 +319,13 @@ def next_steps(out: Path) -> Text:
         "How good is it, with an interval?": f"qkv evaluate {out / 'turkish'} --task translation --data turkish:test",
         "The model in your own program:": f"model, tokenizer = qkv.load({str(out / 'turkish')!r})",
     }
+
     if shutil.which("qkv") is None:
         steps = {
             "First, so that qkv is found:": f"source {Path(sys.prefix, 'bin', 'activate')}",
             **steps,
         }
+
     return Text("\n").join(
         Text.assemble(meaning, ("\n    " + command, "bold")) for meaning, command in steps.items()
     )

@@ -1,4 +1,6 @@
-"""The lecture's matrices, one command each: which word a translator looked at, and what a causal mask hides."""
+"""The lecture's matrices, one command each: which word a translator looked at, and what a causal
+mask hides.
+"""
 
 from __future__ import annotations
 
@@ -49,24 +51,26 @@ def cats(
 ) -> None:
     """Which English word each Turkish word looked at: the alignment of the demo's translator.
 
-    Args:
-        out: Also write the matrix to this .png, .svg or .pdf file, or the whole look to this .html file.
-        demo: The translator's folder; it is trained first, in about a minute, when it is not there.
-        console: Where it is shown.
+    Args: out: Also write the matrix to this .png, .svg or .pdf file, or the whole look to this
+        .html file. demo: The translator's folder; it is trained first, in about a minute, when it
+        is not there. console: Where it is shown.
     """
     check_out(out)
     console = console or Console(highlight=False)
     if not demonstration.finished(demo) and not demonstration.trained_translator(console, demo):
         console.print("Stopped. The same command goes on from here.")
         return
+
     model, tokenizer = artifact.load(demo)
     if not isinstance(model, Transformer) or tokenizer is None:
         raise ValueError(
             f"demo: expected the translator of qkv demo, and {demo} holds another model"
         )
+
     demonstration.show_alignment(console, model, tokenizer, demonstration.SENTENCE)
     if out is None:
         return
+
     found = demonstration.aligned(model, tokenizer, demonstration.SENTENCE)
     if out.suffix.lower() == ".html":
         source, target = demonstration.SENTENCE, found.translated or None
@@ -78,6 +82,7 @@ def cats(
         figure_style.save(
             lambda: heat_map(found.weights, found.said, found.read, title, below, **names), out
         )
+
     console.print(Text(str(out)), soft_wrap=True)
 
 
@@ -114,14 +119,17 @@ def mask(
     else:
         side, both, place = by_model(model, layer, head)
         title = f"{Path(model).name}, {place}, with and without its causal mask"
+
     names = labels(side)
     show_mask(console, names, both)
     if out is None:
         return
+
     if out.suffix.lower() == ".html":
         as_look(title, side, both).save(out)
     else:
         figure_style.save(lambda: draw_mask(names, both, title), out)
+
     console.print(Text(str(out)), soft_wrap=True)
 
 
@@ -138,13 +146,21 @@ def by_hand() -> dict[str, MaskedHead]:
     X = vectors(QUICK)
     masks: dict[str, Mask | None] = {UNMASKED: None, MASKED: Causal()}
     found = {}
+
     for name, each in masks.items():
         heard: list[Tensor] = []
         _, weights = attend(
-            X, X, X, score=dot, mask=each, need_weights=True, on_scores=lambda s: keep(s, heard)
-        )  # noqa: B023
+            X,
+            X,
+            X,
+            score=dot,
+            mask=each,
+            need_weights=True,
+            on_scores=lambda s: keep(s, heard),  # noqa: B023
+        )
         assert weights is not None
         found[name] = MaskedHead(heard[0][0, 0], weights)
+
     return found
 
 
@@ -154,19 +170,25 @@ def keep(scores: Tensor, heard: list[Tensor]) -> Tensor:
 
 
 def by_model(name: str, layer: int, head: int) -> tuple[Side, dict[str, MaskedHead], str]:
-    """The same words through a real model's head, as it is and with its mask taken away everywhere; and which it is."""
+    """The same words through a real model's head, as it is and with its mask taken away everywhere;
+    and which it is.
+    """
     model, tokenizer = artifact.load(name)
     tokenizer = tokenizer or artifact.tokenizer_of(name)
     if not isinstance(model, GPT):
         raise ValueError(
             f"model: expected a GPT, which has a causal mask, and {name} is a {type(model).__name__}"
         )
+
     (place,) = attention_sites(model)
     layer, head = numbered("layer", layer, place.depth), numbered("head", head, place.heads)
     reading = read(model, tokenizer, " ".join(QUICK))
+
     with unmasked(model):
         free = heard_at(model, reading, place.tap(layer, ""), head)
+
     masked = heard_at(model, reading, place.tap(layer, ""), head)
+
     return reading.text, {UNMASKED: free, MASKED: masked}, f"layer {layer}, head {head}"
 
 
@@ -174,6 +196,7 @@ def heard_at(model: GPT, reading: Reading, point: str, head: int) -> MaskedHead:
     names = (f"{point}scores", f"{point}weights")
     with torch.no_grad(), without_dropout(model), capture_required(model, names) as heard:
         hidden(model, reading)
+
     return MaskedHead(
         *(heard[f"{point}{name}"][0, head].float().cpu() for name in ("scores", "weights"))
     )
@@ -214,6 +237,7 @@ def draw_mask(
     wide, high = room(names, names)
     figure = canvas(max(9.6, 2 * wide + 0.8), 2 * (high + 0.4) + 0.8)
     axes = figure.subplots(2, 2)
+
     for row, (name, seen) in enumerate(both.items()):
         matrix(
             axes[row, 0],
@@ -224,16 +248,22 @@ def draw_mask(
             shades=shades_of(seen.scores),
             say=said,
         )
+
         matrix(axes[row, 1], seen.weights, names, names, f"{name}: weights")
+
     entitle(figure, title)
+
     return figure
 
 
 def as_look(title: str, side: Side, both: dict[str, MaskedHead]) -> Look:
-    """For the page: two heads of one layer, named by what they see, so that it opens with both side by side."""
+    """For the page: two heads of one layer, named by what they see, so that it opens with both side
+    by side.
+    """
     weights = torch.stack([seen.weights for seen in both.values()])  # (2, T, T)
     numbers = entropy(weights).unsqueeze(0), distance(weights, "self").unsqueeze(0)  # (1, 2) each
     found = Attention(
         "self", side, side, {0: weights}, 1, 2, False, weights.unsqueeze(0), *numbers, tuple(both)
     )
+
     return Look(title, Reading(side), [found], None, None, None)

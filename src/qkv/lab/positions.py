@@ -1,8 +1,10 @@
-"""Does a model without positions know where its words stand? Haviv et al. 2022, in one command. `qkv lab positions`
+"""Does a model without positions know where its words stand? Haviv et al. 2022, in one command.
+`qkv lab positions`
 
-A causal model sees at each place as many words as there are before it, and can count. A model that sees both ways sees
-the same words at every place: without positions it has nothing to tell the places apart by. Small models of both kinds
-are trained on the same text; then a probe tries to read the place of each token off every layer.
+A causal model sees at each place as many words as there are before it, and can count. A model that
+sees both ways sees the same words at every place: without positions it has nothing to tell the
+places apart by. Small models of both kinds are trained on the same text; then a probe tries to read
+the place of each token off every layer.
 """
 
 from __future__ import annotations
@@ -75,28 +77,22 @@ def positions(
     precision: Precision | None = None,
     compile: bool | None = None,
 ) -> None:
-    """Train causal models with and without positions, and one that is not causal; probe each layer for the place.
+    """Train causal models with and without positions, and one that is not causal; probe each layer
+    for the place.
 
-    Args:
-        data: Texts to train on: files, folders, globs, or the embedded python.
-        out: The folder for the models, results.json and positions.png. What is trained already is not trained again.
-        validation: Texts to validate on, and to probe; a part of the data is held out unless given.
-        column: The column that has the text, in tables.
-        only: Some of the models; all unless given. masked is the one that is not causal.
-        vocabulary: Tokens that are learned from the data.
-        width: Numbers in the vector of a word.
-        depth: Blocks of each model.
-        heads: Attention heads.
-        context: Tokens of a text, and so the number of places.
-        steps: Updates of each model's weights.
-        batch_tokens: Tokens of one update.
-        learning_rate: The highest; by the width unless given.
-        windows: Stretches of held-out text that probes learn from.
-        hidden: Width of the hidden layer of the paper's probe.
-        seeds: Probes of each kind, each from other weights and in another order.
-        device: cpu, cuda ...; a GPU if there is one unless given.
-        precision: Of training; the best for the machine unless given.
-        compile: Compile each model first; on a GPU unless given.
+    Args: data: Texts to train on: files, folders, globs, or the embedded python. out: The folder
+        for the models, results.json and positions.png. What is trained already is not trained
+        again. validation: Texts to validate on, and to probe; a part of the data is held out unless
+        given. column: The column that has the text, in tables. only: Some of the models; all unless
+        given. masked is the one that is not causal. vocabulary: Tokens that are learned from the
+        data. width: Numbers in the vector of a word. depth: Blocks of each model. heads: Attention
+        heads. context: Tokens of a text, and so the number of places. steps: Updates of each
+        model's weights. batch_tokens: Tokens of one update. learning_rate: The highest; by the
+        width unless given. windows: Stretches of held-out text that probes learn from. hidden:
+        Width of the hidden layer of the paper's probe. seeds: Probes of each kind, each from other
+        weights and in another order. device: cpu, cuda ...; a GPU if there is one unless given.
+        precision: Of training; the best for the machine unless given. compile: Compile each model
+        first; on a GPU unless given.
     """
     console = Console(highlight=False)
     reading = DataConfig(
@@ -107,14 +103,17 @@ def positions(
     configs = {
         name: config for name, config in configs_of(shape).items() if not only or name in only
     }
+
     for name, value in (("seeds", seeds), ("windows", windows), ("hidden", hidden)):
         if value < 1:
             raise ValueError(f"{name}: expected 1 or more, not {value}")
+
     chosen = device_named(device)
     console.print(plan(configs, steps * batch_tokens, chosen, precision), soft_wrap=True)
     learn_tokenizer(reading, out, vocabulary)
     question = asked_places(GPTConfig(**shape), reading, batch_tokens, context, windows)
     found: list[Trained] = []
+
     for number, (name, config) in enumerate(configs.items(), start=1):
         console.rule(f"[bold]{number} of {len(configs)}: {said(name)}")
         run = RunConfig(
@@ -128,17 +127,20 @@ def positions(
         if outcome is None or not outcome.finished:
             console.print("Stopped. The same command goes on from here.")
             return
+
         loss = math.nan if outcome.validation_loss is None else outcome.validation_loss
         found.append(Trained(name, loss, probed(run.out, question, chosen, hidden, seeds)))
         for kind, scores in found[-1].scores.items():
             by_layer = "  ".join(f"{each.mean:.2f}" for each in scores)
             console.print(f"{kind} probe, distance by layer, the embedding first: {by_layer}")
+
         keep_results(
             out,
             found,
             question,
             shape | {"steps": steps, "batch_tokens": batch_tokens, "hidden": hidden},
         )
+
     console.print(table(found, question))
     drawn = draw(found, question, out / "positions.png")
     console.print(f"{drawn} and {out / 'results.json'}", soft_wrap=True, markup=False)
@@ -156,6 +158,7 @@ def configs_of(shape: dict[str, Any]) -> dict[str, GPTConfig | BERTConfig]:
     }
     plain: dict[str, Any] = {"segments": 0, "pooler": False, "next_sentence": False}
     plain |= {"norm_placement": "before", "norm_epsilon": 1e-5}
+
     return made | {MASKED: BERTConfig(position="none", **plain, **shape)}
 
 
@@ -191,6 +194,7 @@ def plan(
     used = precision or best_precision(device)
     flops = sum(cost(config, 1, used).flops_per_token * tokens for config in configs.values())
     seconds = flops / (0.4 * measured_peak(device, used))
+
     return (
         f"{len(configs)} models, {tokens:,} tokens each: about {clock(seconds)} of training on {device.type} if 40% of "
         "its speed can be used; then their probes, about half as long again."
@@ -207,11 +211,12 @@ def asked_places(
     context: int,
     windows: int,
 ) -> ProbeTask:
-    """Places in windows of the text that no model was trained on. They begin in the middle of texts, without a start
-    token, so that no model knows the first place by its word."""
+    """Places in windows of the text that no model was trained on. They begin in the middle of
+    texts, without a start token, so that no model knows the first place by its word."""
     task = assemble(config, reading, batch_tokens=batch_tokens, seed=0)
     assert isinstance(task.validation, CausalData)
     tokens: Tokens = task.validation.tokens
+
     return position_question(tokens, context, windows, held_out=FOR_PROBES)
 
 
@@ -221,6 +226,7 @@ def probed(
     """The distance by layer, of the paper's probe with one hidden layer and of a linear one."""
     model, _ = artifact.load(folder)
     found: dict[str, list[Scored]] = {}
+
     with activations(
         model.to(device), question.parts, keep=place_for(question, model, device)
     ) as parts:
@@ -230,15 +236,19 @@ def probed(
             )
             made = asked(parts, question, ("model",), range(seeds), learning)
             found[kind] = [score for score in made.scores if score.measure == "distance"]
+
     return found
 
 
 def place_for(question: ProbeTask, model: Model, device: torch.device) -> Keep:
-    """In memory where all layers take a quarter of it at most; else, on a GPU, the model reads faster than a disk."""
+    """In memory where all layers take a quarter of it at most; else, on a GPU, the model reads
+    faster than a disk.
+    """
     places, config = sum(len(part.answers) for part in question.parts), model.config
     needed = 4 * places * (config.depth + 2) * config.width
     if device.type == "cuda":
         return "memory" if needed < torch.cuda.mem_get_info(device)[0] / 4 else "recompute"
+
     return "memory" if needed < 2**30 else "disk"
 
 
@@ -258,6 +268,7 @@ def keep_results(out: Path, found: list[Trained], question: ProbeTask, how: dict
         }
         for each in found
     ]
+
     context = len(question.labels)
     told = {
         **how,
@@ -265,6 +276,7 @@ def keep_results(out: Path, found: list[Trained], question: ProbeTask, how: dict
         "windows": [len(part) for part in question.parts],
         "models": models,
     }
+
     storage.write_text(out / "results.json", json.dumps(told, indent=1) + "\n")
 
 
@@ -276,8 +288,10 @@ def table(found: list[Trained], question: ProbeTask) -> Table:
         f"the middle: {places / 4:.1f}; at random: {places / 3:.1f}. Loss: the masked model's is of masked words."
     )
     made.add_column("positions")
+
     for name in ("loss", "perplexity", "hidden probe", "layer", "linear probe", "layer"):
         made.add_column(name, justify="right")
+
     for each in found:
         best = [best_of(scores) for scores in each.scores.values()]
         cells = [cell for score in best for cell in (f"{score.mean:.2f}", score.layer)]
@@ -287,6 +301,7 @@ def table(found: list[Trained], question: ProbeTask) -> Table:
             f"{math.exp(each.loss):,.1f}",
             *cells,
         )
+
     return made
 
 
@@ -294,6 +309,7 @@ def draw(found: list[Trained], question: ProbeTask, path: Path) -> Path:
     """The paper's figure: the distance by layer, one line a model."""
     panels, places = [], len(question.labels)
     levels = {"always the middle": places / 4, "at random": places / 3}
+
     for kind, title in (("hidden", "probe with one hidden ReLU layer"), ("linear", "linear probe")):
         lines = [
             Line(
@@ -304,7 +320,9 @@ def draw(found: list[Trained], question: ProbeTask, path: Path) -> Path:
             )
             for each in found
         ]
+
         panels.append(Panel(title, lines, levels, "distance"))
+
     return draw_panels(
         panels, path, "Who knows where a token stands?",
         f"mean absolute distance of a probe's guess, {places} places, text that no model was trained on",

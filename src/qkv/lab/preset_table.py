@@ -10,9 +10,12 @@ def preset_table() -> Table:
     table = Table("preset", "parameters", "published", "source")
     for column in table.columns[:3]:
         column.no_wrap = True
+
     for column in table.columns[1:3]:
         column.justify = "right"
+
     for name, preset in PRESETS.items():
         published = "" if preset.published is None else f"{preset.published:,.0f} M"
         table.add_row(name, f"{PARAMETERS[name] / 1e6:,.1f} M", published, preset.source)
+
     return table

@@ -1,4 +1,6 @@
-"""What a model says while it is trained: a few words of its own, translations, or guesses at hidden words."""
+"""What a model says while it is trained: a few words of its own, translations, or guesses at hidden
+words.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,12 @@ def maker(task: TrainingTask) -> Callable[[Model], list[str]]:
         if isinstance(model, GPT):
             if isinstance(task.validation, ConversationData):
                 return answering(model, tokenizer, task.validation)
+
             return writing(model, tokenizer)
+
         if isinstance(model, BERT):
             return guesses(model, tokenizer, batch)
+
         return (
             answers(model, tokenizer, batch)
             if isinstance(model, TaskModel)
@@ -51,6 +56,7 @@ def writing(model: GPT, tokenizer: Tokenizer) -> list[str]:
     said = generate(
         model, prompt, length=length, end=tokenizer.end, temperature=0.8, top_k=50, seed=0
     )
+
     return [shortened(tokenizer.decode(ids)) for ids in said]
 
 
@@ -63,8 +69,10 @@ def answering(model: GPT, tokenizer: Tokenizer, data: ConversationData) -> list[
     prompts = [prompt for prompt in prompts if len(prompt) + LENGTH <= model.config.context]
     if not prompts:
         return []
+
     said = generate(model, prompts, length=LENGTH, end=ends_of_turn(tokenizer), temperature=0.0)
     pairs = zip(prompts, said, strict=True)
+
     return [
         f"{shortened(tokenizer.decode(prompt))}\n-> {shortened(tokenizer.decode(ids))}"
         for prompt, ids in pairs
@@ -87,6 +95,7 @@ def translations(model: Transformer | RNN, tokenizer: Tokenizer, batch: Batch) -
         model, batch.source, batch.source_padding_mask, start=start, end=end, length=length
     )
     sources, targets = words(tokenizer, batch.source), words(tokenizer, batch.targets)
+
     return [
         f"{source} -> {tokenizer.decode(ids)}   (it should be: {target})"
         for source, ids, target in zip(sources, said, targets, strict=True)
@@ -102,6 +111,7 @@ def guesses(model: BERT, tokenizer: Tokenizer, batch: Batch) -> list[str]:
             0, batch.target_positions[0].to(device_of(model))
         ]  # (M, E)
         said = model.logits(hidden).argmax(-1).tolist()  # (M,)
+
     pairs = [
         (true, guess)
         for true, guess in zip(batch.targets[0].tolist(), said, strict=True)
@@ -112,6 +122,7 @@ def guesses(model: BERT, tokenizer: Tokenizer, batch: Batch) -> list[str]:
         f"{tokenizer.decode([true])!r} as {tokenizer.decode([guess])!r}"
         for true, guess in pairs[:8]
     )
+
     return [f"{right} of {len(pairs)} hidden words guessed: {told}"]
 
 
@@ -121,6 +132,7 @@ def answers(model: TaskModel, tokenizer: Tokenizer, batch: Batch) -> list[str]:
     head = model.config.head
     batch = batch.to(device_of(model))
     assert batch.target_positions is not None
+
     with without_dropout(model):
         scores = model(
             batch.ids,
@@ -129,8 +141,10 @@ def answers(model: TaskModel, tokenizer: Tokenizer, batch: Batch) -> list[str]:
             segments=batch.segments,
             group=batch.group,
         )  # (B, M, C)
+
     said, true = scores.argmax(-1).tolist(), batch.targets.tolist()  # (B, M), (B, M)
     shown = []
+
     for row, ids in enumerate(batch.ids):
         if head.numbers:
             assert batch.numbers is not None
@@ -146,8 +160,10 @@ def answers(model: TaskModel, tokenizer: Tokenizer, batch: Batch) -> list[str]:
         else:
             names = head.labels or [f"choice {number}" for number in range(batch.group)]
             told = f"{names[said[row][0]]}   (it should be: {names[true[row][0]]})"
+
         read = ids[: len(ids) // batch.group].tolist()  # of several sequences, the first
         shown.append(f"{' | '.join(between_marks(tokenizer, read, head.delimiter))} -> {told}")
+
     return shown
 
 

@@ -21,7 +21,9 @@ from qkv.nn.linear.linear import Linear, Matrix, linear
 
 
 class BERT(nn.Module):
-    """Guesses masked words, seeing both ways: `bert(ids)` gives (B, T, V), `bert.hidden(ids)` the words in context."""
+    """Guesses masked words, seeing both ways: `bert(ids)` gives (B, T, V), `bert.hidden(ids)` the
+    words in context.
+    """
 
     def __init__(self, config: BERTConfig) -> None:
         super().__init__()
@@ -36,6 +38,7 @@ class BERT(nn.Module):
             norm_epsilon=config.norm_epsilon if config.norm_placement == "after" else None,
             dropout=config.dropout,
         )
+
         self.stack = Stack(config)
         self.head = (
             MaskedTokenHead(config.width, config.vocabulary, config.activation, config.norm_epsilon)
@@ -58,8 +61,9 @@ class BERT(nn.Module):
     ) -> Float[Tensor, "B T V"]:
         """Scores of every word at every place.
 
-        `padding_mask` is False for padding, `segments` says which sentence a word is from (0 or 1), `documents` numbers the
-        texts packed into a row, and `positions` are 0, 1, 2, ... unless given.
+        `padding_mask` is False for padding, `segments` says which sentence a word is from (0 or 1),
+        `documents` numbers the texts packed into a row, and `positions` are 0, 1, 2, ... unless
+        given.
         """
         return self.logits(
             self.hidden(
@@ -81,19 +85,25 @@ class BERT(nn.Module):
         positions: Int[Tensor, "B T"] | None = None,
         first: bool = False,
     ) -> Float[Tensor, "B W E"]:
-        """The words in context (W = T); with `first` only the first one (W = 1), less work for the last block."""
+        """The words in context (W = T); with `first` only the first one (W = 1), less work for the
+        last block.
+        """
         limit = self.config.context if self.config.position == "learned" else None
         check_ids(ids, self.config.vocabulary, 0, limit)
         positions = positions_of(ids, padding_mask, 0, positions, limit)
         if self.config.sparse == "fixed":
             refuse_padding_before_tokens(padding_mask)
+
         if segments is not None:
             if not self.config.segments:
                 raise ValueError(
                     "segments: this BERT tells no sentences apart (its config has segments = 0)"
                 )
+
             check_range("segments", segments, self.config.segments, "segments")
+
         x = self.embedding(ids, positions, segments)
+
         return self.stack(x, positions, mask=self.mask(padding_mask, documents), first=first)
 
     def mask(self, padding_mask: Tensor | None, documents: Tensor | None) -> Mask | None:
@@ -121,6 +131,7 @@ class BERT(nn.Module):
             raise ValueError(
                 "mlm_head: this BERT is an encoder only and guesses no words; use hidden() or pool()"
             )
+
         return self.head
 
     def pool(self, hidden: Float[Tensor, "B T E"]) -> Float[Tensor, "B E"]:
@@ -129,12 +140,14 @@ class BERT(nn.Module):
             raise ValueError(
                 "pooler: this BERT has none; take hidden()[:, 0] or the mean over the words"
             )
+
         return self.pooler(hidden)
 
     def follows(self, hidden: Float[Tensor, "B T E"]) -> Float[Tensor, "B 2"]:
         """Scores of (the second sentence follows, it does not)."""
         if self.next_sentence is None:
             raise ValueError("next_sentence: this BERT has no such layer")
+
         return self.next_sentence(self.pool(hidden))
 
 
@@ -143,5 +156,6 @@ def initialise(model: BERT) -> None:
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.trunc_normal_(module.weight, std=0.02, a=-0.04, b=0.04)
+
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)

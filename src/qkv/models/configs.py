@@ -1,4 +1,6 @@
-"""The config of every family of models. Nothing here imports torch, so that the command line starts at once."""
+"""The config of every family of models. Nothing here imports torch, so that the command line starts
+at once.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from qkv.nn.config import check_at_least_one, check_fields, check_probability, documented
-from qkv.nn.stack_config import Activation, Cell, Join, NormPlacement, Position, Sinusoid, StackConfig
+from qkv.nn.stack_config import (
+    Activation,
+    Cell,
+    Join,
+    NormPlacement,
+    Position,
+    Sinusoid,
+    StackConfig,
+)
 
 Tied = Literal["three", "two", "none"]
 AttentionScore = Literal["none", "additive", "dot", "scaled_dot", "general"]
@@ -31,7 +41,9 @@ class GPTConfig(StackConfig):
     position_width: int | None = None
     """With join = concatenate: how much of the width the position gets; half unless given."""
     scaled_embedding: bool = False
-    """Word embeddings times sqrt(width), as in the first Transformer: else sinusoidal positions drown the words."""
+    """Word embeddings times sqrt(width), as in the first Transformer: else sinusoidal positions
+    drown the words.
+    """
     tied: bool = True
     """The output layer is the word embedding itself."""
     memory: int = 0
@@ -157,7 +169,8 @@ class RNNConfig:
     cell: Cell = "gru"
     """Plain RNN, LSTM or GRU."""
     attention: AttentionScore = "additive"
-    """How the decoder compares its hidden vector with the encoder's outputs; none for no attention."""
+    """How the decoder compares its hidden vector with the encoder's outputs; none for no attention.
+    """
     bidirectional: bool = True
     """The encoder reads both ways, half of the width each."""
     tied: bool = False
@@ -181,9 +194,13 @@ class HeadConfig:
     task: HeadTask
     """What is asked."""
     labels: tuple[str, ...] = ()
-    """The classes by name, in the order of their ids; none where the answer is a number or a choice."""
+    """The classes by name, in the order of their ids; none where the answer is a number or a
+    choice.
+    """
     pooling: Pooling = "last"
-    """The vector of a text: its last word's (a GPT's, which has read all of it), its first word's, or the mean."""
+    """The vector of a text: its last word's (a GPT's, which has read all of it), its first word's,
+    or the mean.
+    """
     dropout: float = 0.1
     """Probability to drop a number of that vector in training."""
     bias: bool = False
@@ -246,6 +263,7 @@ class TaskModelConfig:
             raise ValueError(
                 "pooling: the first word of a causal model has read nothing; expected last or mean"
             )
+
         marks = (self.head.start or 0, self.head.delimiter, self.head.extract, self.head.padding)
         if not all(0 <= mark < self.backbone.vocabulary for mark in marks):
             raise ValueError(
@@ -275,6 +293,7 @@ class TaskModelConfig:
         head, backbone = self.head, self.backbone
         segments = isinstance(backbone, BERTConfig) and backbone.segments > 1
         names = ("task", "start", "delimiter", "extract", "padding", "pooling")
+
         return {name: getattr(head, name) for name in names} | {
             "segments": segments,
             "context": self.context,
@@ -295,6 +314,7 @@ def family(config: Config) -> str:
     for name, kind in CONFIGS.items():
         if type(config) is kind:
             return name
+
     kinds = ", ".join(kind.__name__ for kind in CONFIGS.values())
     raise TypeError(
         f"config: expected one of {kinds}, not {config!r}; preset(name) gives the published ones"

@@ -1,4 +1,6 @@
-"""Whether a model is what its config describes: a saved folder holds the config and the weights, and nothing else."""
+"""Whether a model is what its config describes: a saved folder holds the config and the weights,
+and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,17 @@ WAY_OUT = (
 
 
 def check_consistent(model: Model) -> None:
-    """Raise a ValueError that names the first module that differs from what `build(model.config)` makes.
+    """Raise a ValueError that names the first module that differs from what `build(model.config)`
+    makes.
 
-    Compared are the classes of all modules, methods replaced on an instance, the names and shapes of parameters and
-    buffers, and settings such as an activation. Hooks, adapters, int8 weights and compiled parts are no difference.
+    Compared are the classes of all modules, methods replaced on an instance, the names and shapes
+    of parameters and buffers, and settings such as an activation. Hooks, adapters, int8 weights and
+    compiled parts are no difference.
     """
     model = uncompiled(model)
     with torch.device("meta"):
         expected = build(model.config)
+
     compare("", model, expected)
 
 
@@ -58,26 +63,31 @@ def compare(path: str, found: nn.Module, expected: nn.Module) -> None:
     compare_settings(path, found, expected)
     theirs = parts(expected)
     mine = {name: part for name, part in parts(found).items() if not skipped(name, part)}
+
     for name in mine.keys() - theirs.keys():
         raise ValueError(
             f"model: {dotted(path, name)}, a {name_of(mine[name])}, was added; {WAY_OUT}"
         )
+
     for name, part in theirs.items():
         if name not in mine:
             raise ValueError(
                 f"model: {dotted(path, name)}, a {name_of(part)}, is missing; {WAY_OUT}"
             )
+
         compare(dotted(path, name), mine[name], part)
 
 
 def compare_tensors(path: str, found: nn.Module, expected: nn.Module) -> None:
     if any(isinstance(part, Int8Matrix) for part in found.children()):
         return
+
     mine, theirs = shapes(found), shapes(expected)
     for name in sorted({*mine, *theirs}):
         shape, wanted = mine.get(name), theirs.get(name)
         if wanted is None:
             raise ValueError(f"model: the tensor {dotted(path, name)} was added; {WAY_OUT}")
+
         if shape != wanted:
             kind = "missing" if shape is None else f"of shape {shape}, not {wanted}"
             raise ValueError(f"model: the tensor {dotted(path, name)} is {kind}; {WAY_OUT}")
@@ -108,6 +118,7 @@ def comparable(value: Any) -> Any:
     """A config without its dropout."""
     if not is_dataclass(value) or isinstance(value, type):
         return value
+
     return {name: each for name, each in asdict(value).items() if "dropout" not in name}
 
 

@@ -1,4 +1,6 @@
-"""GPT: a stack of causal blocks that predicts the next word. Llama and Transformer-XL are configs of it."""
+"""GPT: a stack of causal blocks that predicts the next word. Llama and Transformer-XL are configs
+of it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from qkv.nn.linear.linear import Linear, Matrix, linear
 
 
 class GPT(nn.Module):
-    """Predicts the next word after each word: `gpt(ids)` gives (B, T, V), `start` and `decode` go on word by word."""
+    """Predicts the next word after each word: `gpt(ids)` gives (B, T, V), `start` and `decode` go
+    on word by word.
+    """
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -33,6 +37,7 @@ class GPT(nn.Module):
             scaled=config.scaled_embedding,
             dropout=config.dropout,
         )
+
         self.stack = Stack(config)
         self.head = None if config.tied else Linear(config.width, config.vocabulary, bias=False)
         self.hooks = HookPoints("logits")
@@ -49,8 +54,9 @@ class GPT(nn.Module):
     ) -> Float[Tensor, "B T V"]:
         """Scores of the next word after each word.
 
-        `padding_mask` is False for padding and `documents` numbers the texts packed into a row; both speak of all S positions
-        so far, the earlier ones first. `state` remembers earlier words, so that only new ones need be given.
+        `padding_mask` is False for padding and `documents` numbers the texts packed into a row;
+        both speak of all S positions so far, the earlier ones first. `state` remembers earlier
+        words, so that only new ones need be given.
         """
         return self.logits(
             self.hidden(
@@ -80,6 +86,7 @@ class GPT(nn.Module):
             raise TypeError(
                 f"state: expected the {expected[0].__name__} that start() gives, not {type(state).__name__}"
             )
+
         before = 0 if state is None else state.length
         limit = config.context if config.position == "learned" else None
         several = isinstance(
@@ -89,12 +96,14 @@ class GPT(nn.Module):
         positions = positions_of(ids, padding_mask, before, positions, limit)
         if config.sparse == "fixed":
             refuse_padding_before_tokens(padding_mask)
+
         x = self.embedding(ids, positions)
         if isinstance(state, SegmentMemory):  # attention sees no further back than the memory
             first = max(0, before - state.size)
             padding_mask, documents = (
                 None if each is None else each[:, first:] for each in (padding_mask, documents)
             )
+
         return self.stack(x, positions, mask=self.mask(padding_mask, documents), state=state)
 
     def mask(self, padding_mask: Tensor | None, documents: Tensor | None) -> Mask | None:
@@ -137,13 +146,17 @@ class GPT(nn.Module):
 
 
 def initialise(model: GPT) -> None:
-    """GPT-2's: normal with deviation 0.02, and less, the deeper the stack, for what is added to the residual stream."""
+    """GPT-2's: normal with deviation 0.02, and less, the deeper the stack, for what is added to the
+    residual stream.
+    """
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2 or name.endswith((".u", ".v")):
             continue  # norms begin as 1 and 0, and Transformer-XL's u and v as 0
+
         added_to_residual = name.endswith(("attention.output.weight", "down.weight"))
         deviation = 0.02 / math.sqrt(2 * model.config.depth) if added_to_residual else 0.02
         nn.init.normal_(parameter, std=deviation)
+
     for module in model.modules():
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)

@@ -1,15 +1,15 @@
 """What a task puts on top of a model's hidden states.
 
-pre-training       guess a word                 features x word embedding
-classify           one text     -> a class      [start] text [extract]              extract's vector x W
-pair               two texts    -> a class      [start] a [delimiter] b [extract]   extract's vector x W
-similarity         two texts    -> a class      (a, b) and (b, a): both vectors added, x W
-                                or a number
-choice             a context, n -> one of n     (context, choice 1) ... (context, choice n): a score each, softmax
-tag                words        -> a class each every word's vector x W
-regress            a text       -> a number     extract's vector x w
+pre-training       guess a word                 features x word embedding classify           one
+text     -> a class      [start] text [extract]              extract's vector x W pair
+two texts    -> a class      [start] a [delimiter] b [extract]   extract's vector x W similarity
+two texts    -> a class      (a, b) and (b, a): both vectors added, x W or a number choice
+a context, n -> one of n     (context, choice 1) ... (context, choice n): a score each, softmax tag
+words        -> a class each every word's vector x W regress            a text       -> a number
+extract's vector x w
 
-The marks are GPT-1's. A BERT reads [CLS] a [SEP] b [SEP], and its first word, or the mean of all, is the text's vector.
+The marks are GPT-1's. A BERT reads [CLS] a [SEP] b [SEP], and its first word, or the mean of all,
+is the text's vector.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from qkv.nn.stack_config import Activation
 
 
 class MaskedTokenHead(nn.Module):
-    """BERT's transform before the word embedding is used as the output layer, and the output's bias."""
+    """BERT's transform before the word embedding is used as the output layer, and the output's
+    bias.
+    """
 
     def __init__(
         self, width: int, vocabulary: int, activation: Activation, norm_epsilon: float
@@ -66,5 +68,7 @@ def pooled(
         ]
     if padding_mask is None:
         return hidden.mean(1)
+
     kept = padding_mask.unsqueeze(-1).to(hidden.dtype)  # (R, T, 1)
+
     return (hidden * kept).sum(1) / kept.sum(1).clamp(min=1)

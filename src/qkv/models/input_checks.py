@@ -17,6 +17,7 @@ def check_ids(ids: Tensor, vocabulary: int, before: int = 0, context: int | None
         raise ValueError(
             f"context: {before + ids.shape[1]} positions are more than the model's {context}"
         )
+
     check_range("ids", ids, vocabulary, "vocabulary")
 
 
@@ -53,10 +54,13 @@ def positions_of(
     given: Int[Tensor, "#B T"] | None = None,
     context: int | None = None,
 ) -> Int[Tensor, "#B T"]:
-    """0, 1, 2, ... after what came before. Padding is not counted: a text has the same positions wherever it lies."""
+    """0, 1, 2, ... after what came before. Padding is not counted: a text has the same positions
+    wherever it lies.
+    """
     B, T = ids.shape
     if padding_mask is not None:
         check_padding_mask(padding_mask, (B, before + T))
+
     if given is not None:
         if given.dtype not in (torch.int64, torch.int32):
             raise TypeError(
@@ -66,11 +70,15 @@ def positions_of(
             raise ValueError(
                 f"positions: expected shape {(B, T)} as the ids, not {tuple(given.shape)}"
             )
+
         if context is not None:
             check_range("positions", given, context, "context")
+
         return given
+
     if padding_mask is None:
         return torch.arange(before, before + T, device=ids.device).unsqueeze(0)
+
     return (padding_mask.cumsum(1) - 1).clamp(min=0)[:, before:]
 
 
@@ -79,7 +87,9 @@ def padding_before_tokens(padding_mask: Bool[Tensor, "B S"]) -> bool:
 
 
 def refuse_padding_before_tokens(padding_mask: Tensor | None) -> None:
-    """For what counts from the row's first place, as the fixed pattern does: shifted, a text would be another text."""
+    """For what counts from the row's first place, as the fixed pattern does: shifted, a text would
+    be another text.
+    """
     # On another device the look would make the host wait.
     if padding_mask is None or padding_mask.device.type != "cpu" or torch.compiler.is_compiling():
         return

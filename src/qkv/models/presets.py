@@ -1,4 +1,6 @@
-"""The published models, by name. `published` is the number of parameters their papers or cards state."""
+"""The published models, by name. `published` is the number of parameters their papers or cards
+state.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,8 @@ PRESETS: dict[str, Preset] = {
     "rnn-small": Preset(RNNConfig(vocabulary=8192, width=256), None, "for one GPU"),
     "rnn": Preset(RNNConfig(attention="none"), None, "Cho et al. 2014, small"),
     "rnn-attention": Preset(RNNConfig(), None, "Bahdanau et al. 2015, small"),
-    # The sizes that the paper states give 63 million with 37,000 shared words; it does not say what else it counted.
+    # The sizes that the paper states give 63 million with 37,000 shared words; it does not say what
+    # else it counted.
     "transformer-base": Preset(
         TransformerConfig(width=512, depth=6, heads=8, hidden=2048, attention_dropout=0.1),
         65,
@@ -126,7 +129,8 @@ PRESETS: dict[str, Preset] = {
     "gpt3-small": Preset(gpt(GPT3, 12, 768, 12), 125, GPT3_PAPER),
     "gpt3-medium": Preset(gpt(GPT3, 24, 1024, 16), 350, GPT3_PAPER),
     "gpt3-large": Preset(gpt(GPT3, 24, 1536, 16), 760, GPT3_PAPER),
-    # The paper's row has 24 heads of 128, which do not fit a width of 2048; 16 give the stated 1.3 billion.
+    # The paper's row has 24 heads of 128, which do not fit a width of 2048; 16 give the stated 1.3
+    # billion.
     "gpt3-xl": Preset(gpt(GPT3, 24, 2048, 16), 1300, GPT3_PAPER),
     "gpt3-2.7b": Preset(gpt(GPT3, 32, 2560, 32), 2700, GPT3_PAPER),
     "gpt3-6.7b": Preset(gpt(GPT3, 32, 4096, 32), 6700, GPT3_PAPER),
@@ -225,7 +229,9 @@ PARAMETERS: dict[str, int] = {
     "llama3.2-1b": 1_235_814_400,
     "llama3.2-3b": 3_212_749_824,
 }
-"""Parameters of each preset, as counted in the built model: building all of them only to list them takes seconds."""
+"""Parameters of each preset, as counted in the built model: building all of them only to list them
+takes seconds.
+"""
 
 
 def preset(name: str) -> Config:
@@ -239,4 +245,5 @@ def preset(name: str) -> Config:
             else f"expected one of {', '.join(PRESETS)}"
         )
         raise ValueError(f"preset: there is no {name!r}; {hint}")
+
     return PRESETS[name].config

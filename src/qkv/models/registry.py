@@ -1,4 +1,6 @@
-"""A model from its config, a config from JSON, and weights into a model with every name and shape checked."""
+"""A model from its config, a config from JSON, and weights into a model with every name and shape
+checked.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +55,7 @@ def to_json(config: Config) -> dict[str, Any]:
             "backbone": to_json(config.backbone),
             "head": asdict(config.head),
         }
+
     return {"family": family(config), **asdict(config)}
 
 
@@ -62,13 +65,16 @@ def from_json(values: Mapping[str, Any]) -> Config:
     name = values.pop("family", None)
     if not isinstance(name, str) or name not in FAMILIES:
         raise ValueError(f"family: expected one of {', '.join(FAMILIES)}, not {name!r}")
+
     kind = FAMILIES[name][0]
     check_keys(values, kind, f"the {name} config")
     if kind is TaskModelConfig:
         return task_model_from_json(**values)
+
     if isinstance(values.get("rotary_scaling"), dict):
         check_keys(values["rotary_scaling"], RotaryScaling, "rotary_scaling")
         values["rotary_scaling"] = RotaryScaling(**values["rotary_scaling"])
+
     return kind(**values)
 
 
@@ -76,10 +82,12 @@ def task_model_from_json(backbone: Mapping[str, Any], head: Mapping[str, Any]) -
     inner = from_json(backbone)
     if not isinstance(inner, GPTConfig | BERTConfig):
         raise ValueError(f"backbone: expected a gpt or a bert, not a {family(inner)}")
+
     check_keys(head, HeadConfig, "head")
     lists = {
         key: tuple(value) for key, value in head.items() if isinstance(value, list)
     }  # as JSON has them
+
     return TaskModelConfig(backbone=inner, head=HeadConfig(**{**head, **lists}))
 
 
@@ -98,6 +106,7 @@ def with_weights(
     """A model with these weights, whose names and shapes must be exactly the model's own."""
     with torch.device("meta"):
         model = build(config)
+
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if missing := sorted(expected.keys() - weights.keys()):
         raise ValueError(f"{origin}: {len(missing)} tensors are missing, the first is {missing[0]}")
@@ -105,27 +114,34 @@ def with_weights(
         raise ValueError(
             f"{origin}: {len(surplus)} tensors have no place in the model, the first is {surplus[0]}"
         )
+
     for name, shape in expected.items():
         if tuple(weights[name].shape) != shape:
             raise ValueError(
                 f"{origin}: {name} has shape {tuple(weights[name].shape)}, expected {shape}"
             )
+
     dtypes = {tensor.dtype for tensor in weights.values()}
     if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
         found = ", ".join(sorted(map(str, dtypes)))
         raise ValueError(f"{origin}: expected tensors of one floating-point dtype, not {found}")
+
     model.load_state_dict(dict(weights), assign=True)
+
     return model
 
 
 def check_finite(tensor: Tensor, where: str) -> None:
-    """Refuse NaN and infinite weights, in one pass over the tensor's memory and without a copy of it."""
+    """Refuse NaN and infinite weights, in one pass over the tensor's memory and without a copy of
+    it.
+    """
     if not tensor.is_floating_point() or tensor.itemsize < 2 or not tensor.numel():
         return
     if all(
         math.isfinite(bound) for bound in torch.aminmax(tensor)
     ):  # which are NaN where a number is
         return
+
     broken = int((~torch.isfinite(tensor)).sum())
     raise ValueError(
         f"{where}: {broken:,} of {tensor.numel():,} numbers are NaN or infinite: the training diverged, or the file is "
@@ -152,7 +168,8 @@ def weights_of(model: Model) -> dict[str, Tensor]:
 
 
 def group_key_value_heads(model: Model, kv_heads: int) -> Model:
-    """A trained multi-head model as a grouped-query (or multi-query) one: key and value heads averaged in groups.
+    """A trained multi-head model as a grouped-query (or multi-query) one: key and value heads
+    averaged in groups.
 
     A cheap start for a little more training (Ainslie et al. 2023). The old model is not changed.
     """
@@ -161,10 +178,14 @@ def group_key_value_heads(model: Model, kv_heads: int) -> Model:
         raise ValueError("kv_heads: an RNN has no heads to group")
     if isinstance(model, TaskModel):
         raise ValueError("kv_heads: group the heads first, then fine-tune")
+
     weights: dict[str, Tensor] = dict(model.state_dict())
+
     for path, attention in model.named_modules():
         if isinstance(attention, MultiHeadAttention):
             grouped = group_heads(attention, kv_heads).state_dict()
             weights.update({f"{path}.{name}": tensor for name, tensor in grouped.items()})
+
     weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
+
     return with_weights(replace(model.config, kv_heads=kv_heads), weights).train(model.training)

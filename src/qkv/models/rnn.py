@@ -1,7 +1,9 @@
-"""The RNN encoder-decoder, without attention (Sutskever et al. 2014) and with it (Bahdanau et al. 2015).
+"""The RNN encoder-decoder, without attention (Sutskever et al. 2014) and with it (Bahdanau et al.
+2015).
 
-Without attention the whole source must pass through one vector. With it, before each target word the decoder asks the
-encoder's outputs with its last hidden vector, and what it finds goes into its next step.
+Without attention the whole source must pass through one vector. With it, before each target word
+the decoder asks the encoder's outputs with its last hidden vector, and what it finds goes into its
+next step.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from qkv.nn.recurrent import Recurrent
 
 
 class RNN(nn.Module):
-    """Source in, target out: `model(source, target)` gives (B, T, V), `start` and `decode` go on word by word."""
+    """Source in, target out: `model(source, target)` gives (B, T, V), `start` and `decode` go on
+    word by word.
+    """
 
     def __init__(self, config: RNNConfig) -> None:
         super().__init__()
@@ -38,12 +42,14 @@ class RNN(nn.Module):
             bidirectional=config.bidirectional,
             dropout=config.dropout,
         )
+
         self.bridge = nn.Linear(E, E)  # from the encoder's last state to the decoder's first
         self.score: nn.Module | None = None
         if config.attention == "additive":
             self.score = Additive(E)
         elif config.attention == "general":
             self.score = General(E)
+
         self.decoder = Recurrent(
             config.cell, 2 * E if has_attention else E, E, config.depth, dropout=config.dropout
         )
@@ -63,7 +69,8 @@ class RNN(nn.Module):
     ) -> Float[Tensor, "B T V"]:
         """Scores of the next target word after each target word (teacher forcing).
 
-        `padding_mask` is False for padding, which comes after the words; the target's changes nothing before it.
+        `padding_mask` is False for padding, which comes after the words; the target's changes
+        nothing before it.
         """
         return self.logits(
             self.forced(
@@ -82,10 +89,13 @@ class RNN(nn.Module):
         source_padding_mask: Bool[Tensor, "B S"] | None = None,
         target_padding_mask: Bool[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T E"]:
-        """Teacher forcing: what the decoder says when it is given the true words, before the output layer."""
+        """Teacher forcing: what the decoder says when it is given the true words, before the output
+        layer.
+        """
         if target_padding_mask is not None:
             check_padding_mask(target_padding_mask, (target.shape[0], target.shape[1]))
             refuse_padding_first(target_padding_mask)
+
         return self.hidden(target, self.start(source, source_padding_mask))
 
     def start(
@@ -96,16 +106,20 @@ class RNN(nn.Module):
         check_ids(source, config.source_vocabulary or config.vocabulary)
         if source.shape[1] == 0:
             raise ValueError("source: every row needs at least one word")
+
         lengths = None
         if padding_mask is not None:
             check_padding_mask(padding_mask, (source.shape[0], source.shape[1]))
             lengths = words_first(padding_mask.cpu())  # where PyTorch's packing wants them
+
         outputs, last = self.encoder(self.dropout(self.source_embedding(source)), lengths=lengths)
         outputs = self.hooks("encoder", outputs)  # (B, S, E)
         hidden = tuple(torch.tanh(self.bridge(h)) for h in last)  # each (L, B, E)
         if config.attention == "none":
             return RecurrentState(hidden)
+
         key = self.score.W_k(outputs) if isinstance(self.score, Additive) else outputs
+
         return RecurrentState(hidden, outputs, key, padding_mask)
 
     def decode(self, target: Int[Tensor, "B T"], state: RecurrentState) -> Float[Tensor, "B T V"]:
@@ -118,16 +132,20 @@ class RNN(nn.Module):
         words = self.dropout(self.embedding(target))  # (B, T, E)
         if target.shape[1] == 0:
             return self.hooks("hidden", words)
+
         if self.combine is None:
             outputs, hidden = self.decoder(words, state.hidden)
             state.append(hidden, target.shape[1])
             return self.hooks("hidden", outputs)
+
         steps = []
+
         for word in words.split(1, dim=1):  # (B, 1, E)
             context = self.look(state)
             output, hidden = self.decoder(torch.cat([word, context], dim=-1), state.hidden)
             state.append(hidden, 1)
             steps.append(torch.tanh(self.combine(torch.cat([output, context], dim=-1))))
+
         return self.hooks("hidden", torch.cat(steps, dim=1))
 
     def look(self, state: RecurrentState) -> Float[Tensor, "B 1 E"]:
@@ -144,11 +162,13 @@ class RNN(nn.Module):
             on_scores=self.hooks.heard("scores"),
             on_weights=self.hooks.heard("weights"),
         )
+
         return self.hooks("context", context)
 
     def similarity(self) -> Score:
         if isinstance(self.score, Additive):
             return self.score.with_projected_key
+
         return self.score or (scaled_dot if self.config.attention == "scaled_dot" else dot)
 
     def logits(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
@@ -174,6 +194,7 @@ def words_first(padding_mask: Bool[Tensor, "B S"]) -> Int[Tensor, "B"]:
     lengths = padding_mask.sum(1)
     if bool((lengths == 0).any()):
         raise ValueError("padding_mask: every row needs at least one word")
+
     return lengths
 
 
@@ -184,7 +205,9 @@ def refuse_padding_first(padding_mask: Bool[Tensor, "B S"]) -> None:
 
 
 def initialise(model: RNN) -> None:
-    """Recurrent matrices orthogonal, so that what is carried neither grows nor fades; the rest Glorot's uniform."""
+    """Recurrent matrices orthogonal, so that what is carried neither grows nor fades; the rest
+    Glorot's uniform.
+    """
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2:
             nn.init.zeros_(parameter)

@@ -17,8 +17,8 @@ from qkv.nn.linear.linear import Linear
 
 
 class TaskModel(nn.Module):
-    """Scores of the answers: (B, 1, C) for classes, (B, N, C) for the tags of N words, (B, 1, G) for G choices,
-    (B, 1, 1) for a number, in the units of the data."""
+    """Scores of the answers: (B, 1, C) for classes, (B, N, C) for the tags of N words, (B, 1, G)
+    for G choices, (B, 1, 1) for a number, in the units of the data."""
 
     def __init__(self, config: TaskModelConfig) -> None:
         super().__init__()
@@ -42,9 +42,11 @@ class TaskModel(nn.Module):
         segments: Int[Tensor, "B L"] | None = None,
         group: int = 1,
     ) -> Float[Tensor, "B M C"]:
-        """A row may hold `group` sequences side by side (both orders of a pair, all choices), each padded to L / group.
+        """A row may hold `group` sequences side by side (both orders of a pair, all choices), each
+        padded to L / group.
 
-        `target_positions` are the positions asked, inside each sequence; -1 where there is no such choice.
+        `target_positions` are the positions asked, inside each sequence; -1 where there is no such
+        choice.
         """
         scores = self.scores(
             self.hidden(ids, padding_mask=padding_mask, segments=segments, group=group),
@@ -52,6 +54,7 @@ class TaskModel(nn.Module):
             padding_mask,
             group,
         )
+
         return self.in_units(scores) if self.config.head.numbers else scores
 
     def hidden(
@@ -74,6 +77,7 @@ class TaskModel(nn.Module):
             return self.backbone.hidden(
                 ids, padding_mask=padding_mask, segments=segments, first=first
             )
+
         return self.backbone.hidden(ids, padding_mask=padding_mask)
 
     def scores(
@@ -83,7 +87,9 @@ class TaskModel(nn.Module):
         padding_mask: Tensor | None,
         group: int,
     ) -> Float[Tensor, "B M C"]:
-        """As the head says them, a number in units of its own: 0 is the mean of what it was trained on."""
+        """As the head says them, a number in units of its own: 0 is the mean of what it was trained
+        on.
+        """
         vectors = self.hooks(
             "vector", self.vectors(hidden, target_positions, padding_mask, group)
         )  # (B, N, E)
@@ -92,10 +98,13 @@ class TaskModel(nn.Module):
             scores = scores.transpose(1, 2).masked_fill(
                 (target_positions < 0).unsqueeze(1), float("-inf")
             )  # (B, 1, G)
+
         return self.hooks("scores", scores)
 
     def in_units(self, scores: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-        """Numbers as the data has them. Finely, for they may be far from 0 and close to each other, as dates are."""
+        """Numbers as the data has them. Finely, for they may be far from 0 and close to each other,
+        as dates are.
+        """
         finest = (
             torch.float32 if scores.device.type == "mps" else torch.float64
         )  # Apple's GPUs know nothing finer
@@ -114,6 +123,7 @@ class TaskModel(nn.Module):
             return hidden.gather(
                 1, target_positions.clamp(min=0).unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
             )  # (B, N, E)
+
         padding_mask = (
             apart(padding_mask, group)
             if padding_mask is not None and head.pooling == "mean"
@@ -122,7 +132,9 @@ class TaskModel(nn.Module):
         vectors = pooled(hidden, head.pooling, target_positions.flatten(), padding_mask)  # (B G, E)
         if isinstance(self.backbone, BERT) and self.backbone.pooler is not None:
             vectors = torch.tanh(self.backbone.pooler.dense(vectors))
+
         vectors = vectors.unflatten(0, (-1, group))  # (B, G, E)
+
         return vectors.sum(1, keepdim=True) if head.task == "similarity" else vectors
 
 
@@ -141,4 +153,5 @@ def backbone_for(config: GPTConfig | BERTConfig, pooler: bool) -> GPTConfig | BE
     """Without what guesses words in pre-training, which a head takes the place of."""
     if isinstance(config, GPTConfig):
         return config
+
     return replace(config, mlm_head=False, next_sentence=False, pooler=pooler and config.pooler)

@@ -24,7 +24,9 @@ from qkv.nn.linear.linear import Linear, Matrix, linear
 
 
 class Transformer(nn.Module):
-    """Source in, target out: `model(source, target)` gives (B, T, V), `start` and `decode` go on word by word."""
+    """Source in, target out: `model(source, target)` gives (B, T, V), `start` and `decode` go on
+    word by word.
+    """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -66,7 +68,9 @@ class Transformer(nn.Module):
         source_padding_mask: Bool[Tensor, "B S"] | None = None,
         target_padding_mask: Bool[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T V"]:
-        """Scores of the next target word after each target word (teacher forcing). `padding_mask` is False for padding."""
+        """Scores of the next target word after each target word (teacher forcing). `padding_mask`
+        is False for padding.
+        """
         return self.logits(
             self.forced(
                 source,
@@ -84,7 +88,9 @@ class Transformer(nn.Module):
         source_padding_mask: Bool[Tensor, "B S"] | None = None,
         target_padding_mask: Bool[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T E"]:
-        """Teacher forcing: what the decoder says when it is given the true words, before the output layer."""
+        """Teacher forcing: what the decoder says when it is given the true words, before the output
+        layer.
+        """
         encoded = self.encode(source, source_padding_mask)
         return self.hidden(
             target,
@@ -101,7 +107,9 @@ class Transformer(nn.Module):
         positions = positions_of(source, padding_mask)
         if config.sparse == "fixed":
             refuse_padding_before_tokens(padding_mask)
+
         mask = all_of(config.sparsity(), None if padding_mask is None else Padding(padding_mask))
+
         return self.encoder(embedding(source, positions), positions, mask=mask)
 
     def hidden(
@@ -114,11 +122,14 @@ class Transformer(nn.Module):
         positions: Int[Tensor, "B T"] | None = None,
         state: DecoderState | PackedDecoderBatch | None = None,
     ) -> Float[Tensor, "B T E"]:
-        """What the decoder's last block says: the logits before the output layer. A state brings its own source."""
+        """What the decoder's last block says: the logits before the output layer. A state brings
+        its own source.
+        """
         if (encoded is None) == (state is None):
             raise ValueError(
                 "encoded: expected the encoded source or a state that has it, and not both"
             )
+
         several = isinstance(
             state, PackedDecoderBatch
         )  # texts in one row, each with its own source
@@ -126,23 +137,28 @@ class Transformer(nn.Module):
             raise TypeError(
                 f"state: expected the DecoderState that start() gives, not {type(state).__name__}"
             )
+
         if isinstance(state, DecoderState):
             encoded, source_padding_mask = state.source.source, state.source.padding_mask
+
         if not several:
             assert encoded is not None
             check_rows(
                 target, state.source.rows if isinstance(state, DecoderState) else encoded.shape[0]
             )
+
         before = 0 if state is None else state.length
         check_ids(target, self.config.vocabulary, before, None if several else self.limit)
         positions = positions_of(target, target_padding_mask, before, positions, self.limit)
         if self.config.sparse == "fixed":
             refuse_padding_before_tokens(target_padding_mask)
+
         mask = all_of(
             Causal(),
             self.config.sparsity(),
             None if target_padding_mask is None else Padding(target_padding_mask),
         )
+
         return self.decoder(
             self.embedding(target, positions),
             positions,
@@ -199,7 +215,9 @@ class Transformer(nn.Module):
 
 
 def initialise(model: Transformer) -> None:
-    """Glorot's uniform for matrices; embeddings normal so that, times sqrt(width), they have variance 1."""
+    """Glorot's uniform for matrices; embeddings normal so that, times sqrt(width), they have
+    variance 1.
+    """
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)

@@ -1,4 +1,6 @@
-"""The block that every Transformer here is a stack of: attention, feed-forward, each with a residual and a norm."""
+"""The block that every Transformer here is a stack of: attention, feed-forward, each with a
+residual and a norm.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +46,7 @@ class Residual(nn.Module):
     ) -> Float[Tensor, "B T E"]:
         if self.before:
             return x + self.dropout(sublayer(self.norm(x)))
+
         return self.norm(x + self.dropout(sublayer(x)))
 
 
@@ -103,6 +106,7 @@ class Block(nn.Module):
             and decode_block.supports_block(self, x, state)
         ):
             return decode_block.through(self, x, rotary, state)
+
         own, source_state = (
             (state.target, state.source)
             if isinstance(state, DecoderState | PackedDecoderBatch)
@@ -116,8 +120,10 @@ class Block(nn.Module):
             x = self.cross_attention_residual(
                 x, lambda y: self.look(y, source, source_mask, source_state)
             )
+
         x = self.hooks("between", x)
         x = self.feed_forward_residual(x, self.feed_forward)
+
         return self.hooks("after", x)
 
     def first_word(self, x: Float[Tensor, "B T E"], mask: Mask | None) -> Float[Tensor, "B 1 E"]:
@@ -125,6 +131,7 @@ class Block(nn.Module):
         residual = self.attention_residual
         looked_at = residual.norm(x) if residual.before else x
         x = residual(x[:, :1], lambda y: self.attention(y, looked_at, mask=mask)[0])  # (B, 1, E)
+
         return self.feed_forward_residual(x, self.feed_forward)
 
     def look(
@@ -134,7 +141,9 @@ class Block(nn.Module):
         mask: Mask | None,
         state: KeyValueCache | PackedBatch | None,
     ) -> Float[Tensor, "R T E"]:
-        """Cross-attention. Rows that share a source ask it together, one after the other: no copies of its keys."""
+        """Cross-attention. Rows that share a source ask it together, one after the other: no copies
+        of its keys.
+        """
         assert self.cross_attention is not None
         together = (
             x
@@ -145,7 +154,9 @@ class Block(nn.Module):
 
 
 def fusable(block: Block) -> bool:
-    """True if the block and its parts are unchanged modules of the classes that `one_row` computes in their place."""
+    """True if the block and its parts are unchanged modules of the classes that `one_row` computes
+    in their place.
+    """
     attention, forward = block.attention, block.feed_forward
     residuals = (block.attention_residual, block.feed_forward_residual)
     if not unchanged(block, Block) or not all(unchanged(each, Residual) for each in residuals):
@@ -157,6 +168,7 @@ def fusable(block: Block) -> bool:
 
     layers = (attention.qkv, attention.output, forward.up, forward.down)
     norms, dropouts = ([getattr(each, name) for each in residuals] for name in ("norm", "dropout"))
+
     return (
         all(unchanged(each, Linear) for each in layers)
         and all(unchanged(each, LayerNorm, RMSNorm) for each in norms)
@@ -165,7 +177,9 @@ def fusable(block: Block) -> bool:
 
 
 class Stack(nn.Module):
-    """Blocks on top of each other, with what they share: rotary angles, ALiBi's slopes, the last norm."""
+    """Blocks on top of each other, with what they share: rotary angles, ALiBi's slopes, the last
+    norm.
+    """
 
     def __init__(
         self, config: StackConfig, *, depth: int | None = None, cross: bool = False
@@ -196,7 +210,9 @@ class Stack(nn.Module):
         | None = None,
         first: bool = False,
     ) -> Float[Tensor, "B W E"]:
-        """Every word (W = T), or with `first` only the first one (W = 1), for which alone the last block is done."""
+        """Every word (W = T), or with `first` only the first one (W = 1), for which alone the last
+        block is done.
+        """
         config = self.config
         rotary = bias = None
         if config.position == "rotary":
@@ -205,7 +221,9 @@ class Stack(nn.Module):
             )
         elif config.position == "alibi":
             bias = Distance(alibi_slopes(config.heads, x.device))
+
         *lower, last = self.blocks
+
         for block in lower:
             x = block(
                 x,
@@ -216,6 +234,7 @@ class Stack(nn.Module):
                 source_mask=source_mask,
                 state=state,
             )
+
         if first and self.first_serves(mask):
             x = last(x, mask=mask, first=True)  # (B, 1, E)
         else:
@@ -228,12 +247,17 @@ class Stack(nn.Module):
                 source_mask=source_mask,
                 state=state,
             )
+
             x = x[:, :1] if first else x
+
         return self.hooks("output", x if self.norm is None else self.norm(x))
 
     def first_serves(self, mask: Mask | None) -> bool:
-        """Where it does not matter at which position a query stands, and nobody listens to the other words."""
+        """Where it does not matter at which position a query stands, and nobody listens to the
+        other words.
+        """
         placed = self.config.position in ("rotary", "alibi", "relative")
         if placed or not (mask is None or type(mask) is Padding) or has_hooks(self.blocks[-1]):
             return False
+
         return torch.compiler.is_compiling() or all_unchanged(self.blocks[-1])

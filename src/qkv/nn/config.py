@@ -61,6 +61,7 @@ def fits(value: Any, kind: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if kind is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
+
     return isinstance(value, kind)
 
 
@@ -71,12 +72,14 @@ def describe(kind: Any) -> str:
         return f"several, each {describe(get_args(kind)[0])}"
     if is_dataclass(kind):
         return f"the fields of {getattr(kind, '__name__', kind)}"
+
     names = {
         int: "a whole number of 0 or more",
         float: "a number",
         bool: "true or false",
         str: "a text",
     }
+
     return {**names, NoneType: "nothing"}.get(kind, str(kind))
 
 
@@ -84,13 +87,17 @@ Class = TypeVar("Class", bound=type[Any])
 
 
 def documented(config: Class) -> Class:
-    """Append the fields and their attribute docstrings to a config's own docstring, so that help() lists them."""
+    """Append the fields and their attribute docstrings to a config's own docstring, so that help()
+    lists them.
+    """
     config.__doc__ = FieldDocumentation(config)  # type: ignore[assignment]
     return config
 
 
 class FieldDocumentation:
-    """A class docstring that is put together when it is first read: parsing the source takes milliseconds."""
+    """A class docstring that is put together when it is first read: parsing the source takes
+    milliseconds.
+    """
 
     def __init__(self, config: type[Any]) -> None:
         text = inspect.cleandoc(config.__doc__ or "")
@@ -104,14 +111,18 @@ class FieldDocumentation:
             self.text = "\n".join(
                 [self.summary, "", "Attributes:", *map(indented, described(config))]
             ).lstrip()
+
         return self.text
 
 
 def described(config: type[Any]) -> Iterator[str]:
-    """`name: meaning` of every field; one that only changes an inherited default has the inherited meaning."""
+    """`name: meaning` of every field; one that only changes an inherited default has the inherited
+    meaning.
+    """
     texts: dict[str, str] = {}
     for kind in reversed(config.__mro__[:-1]):
         texts |= attribute_docstrings(kind)
+
     for each in fields(config):
         yield f"{each.name}: {texts.get(each.name, '')}".rstrip(": ")
 
@@ -123,6 +134,7 @@ def attribute_docstrings(kind: type[Any]) -> dict[str, str]:
         tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     except (OSError, TypeError, SyntaxError):
         return {}
+
     body = tree.body if isinstance(tree, ast.ClassDef) else []
     return {
         field.target.id: inspect.cleandoc(text.value.value)
@@ -143,5 +155,7 @@ def indented(text: str) -> str:
     for words in re.split(r"\s+(?=[A-Za-z])", " ".join(text.split())):
         if len(lines[-1]) + len(words) >= 80:
             lines.append(" " * 8)
+
         lines[-1] += words if lines[-1].isspace() else f" {words}"
+
     return "\n".join(lines)

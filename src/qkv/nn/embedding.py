@@ -34,6 +34,7 @@ class Embedding(nn.Module):
         beside = (position_width or width // 2) if joined and join == "concatenate" else 0
         if not 0 <= beside < width:
             raise ValueError(f"position_width: expected less than width {width}, not {beside}")
+
         self.context, self.join = context, join
         self.scale = math.sqrt(width) if scaled else 1.0
         self.token = nn.Embedding(vocabulary, width - beside)
@@ -42,6 +43,7 @@ class Embedding(nn.Module):
             self.position = Learned(context, beside or width)
         elif position == "sinusoidal":
             self.position = Sinusoidal(beside or width, sinusoid)
+
         self.segment = nn.Embedding(segments, width) if segments else None
         self.norm = None if norm_epsilon is None else LayerNorm(width, norm_epsilon)
         self.dropout = nn.Dropout(dropout)
@@ -56,10 +58,14 @@ class Embedding(nn.Module):
         x = self.token(ids)  # (B, T, E), or narrower when the position is put beside it
         if self.scale != 1.0:
             x = x * self.scale
+
         if self.position is not None:
             x = join(x, self.position(positions).to(x.dtype), self.join)
+
         if self.segment is not None:
             x = x + self.segment(ids.new_zeros(ids.shape) if segments is None else segments)
+
         if self.norm is not None:
             x = self.norm(x)
+
         return self.hooks("output", self.dropout(x))

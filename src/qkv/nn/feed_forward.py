@@ -23,7 +23,9 @@ def activate(x: Tensor, kind: Activation) -> Tensor:
         return F.silu(x)
     if kind == "relu2":
         return F.relu(x).square()
+
     gate, up = x.chunk(2, dim=-1)  # swiglu: one half of a twice as wide layer gates the other
+
     return F.silu(gate) * up
 
 

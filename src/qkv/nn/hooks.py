@@ -1,15 +1,16 @@
 """Named points inside a model where a listener may look at a value or change it.
 
-A part that has points of interest owns `HookPoints` and sends each value through: `query = self.taps("query", query)`.
-Nobody listening costs nothing, also under torch.compile, which sees no listener and compiles none; a listener that
-comes or goes later makes it compile again. A point's name is its place in the model.
+A part that has points of interest owns `HookPoints` and sends each value through: `query =
+self.taps("query", query)`. Nobody listening costs nothing, also under torch.compile, which sees no
+listener and compiles none; a listener that comes or goes later makes it compile again. A point's
+name is its place in the model.
 
     with record(model, "stack.blocks.*.attention.weights") as seen:
         model(ids)
     seen["stack.blocks.3.attention.weights"]  # (B, H, T, S)
 
-    with listen(model, "stack.blocks.0.attention.heads", lambda value, name: value * 0):  # the first layer's heads off
-        model(ids)
+    with listen(model, "stack.blocks.0.attention.heads", lambda value, name: value * 0):  # the
+        first layer's heads off model(ids)
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ Hook = Callable[
 
 
 class HookPoints:
-    """The named points of one part. No nn.Module: a call of one takes longer than to see that nobody listens."""
+    """The named points of one part. No nn.Module: a call of one takes longer than to see that
+    nobody listens.
+    """
 
     def __init__(self, *names: str) -> None:
         self.names = names
@@ -37,17 +40,22 @@ class HookPoints:
     def __call__(self, name: str, value: Tensor) -> Tensor:
         if not self.listeners:
             return value
+
         for listener in self.listeners.get(name, ()):
             replaced = listener(value)
             if replaced is not None and replaced.shape != value.shape:
                 raise ValueError(
                     f"{name}: a listener returned {tuple(replaced.shape)}, expected {tuple(value.shape)}"
                 )
+
             value = value if replaced is None else replaced
+
         return value
 
     def heard(self, name: str) -> Callable[[Tensor], Tensor] | None:
-        """The point as a function if someone listens there, else None: for values that exist only on request."""
+        """The point as a function if someone listens there, else None: for values that exist only
+        on request.
+        """
         return partial(self, name) if name in self.listeners else None
 
 
@@ -77,7 +85,9 @@ def has_hooks(model: nn.Module) -> bool:
 def add_hook(
     model: nn.Module, pattern: str, listener: Callable[[Tensor, str], Tensor | None]
 ) -> Iterator[None]:
-    """While the context is open, call `listener(value, name)` at every point whose name matches the pattern."""
+    """While the context is open, call `listener(value, name)` at every point whose name matches the
+    pattern.
+    """
     known = hook_points(model)
     matching = [name for name in known if fnmatchcase(name, pattern)]
     if not matching:
@@ -85,9 +95,12 @@ def add_hook(
         raise ValueError(
             f"no point of this model matches {pattern!r}; its points are: {', '.join(kinds)}"
         )
+
     mine = [(*known[full], partial(call, listener, full)) for full in matching]
+
     for hooks, name, own in mine:
         hooks.listeners[name] = (*hooks.listeners.get(name, ()), own)
+
     try:
         yield
     finally:
@@ -106,7 +119,9 @@ def call(
 
 
 class CapturedValues(dict[str, Tensor]):
-    """The last value at each point; `every` has all of them, for a model that passes a point once a word."""
+    """The last value at each point; `every` has all of them, for a model that passes a point once a
+    word.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,4 +139,5 @@ def capture(model: nn.Module, *patterns: str) -> Iterator[CapturedValues]:
     with ExitStack() as listening:
         for pattern in patterns:
             listening.enter_context(add_hook(model, pattern, seen.store))
+
         yield seen

@@ -1,9 +1,12 @@
-"""Low-rank adapters (LoRA, Hu et al. 2021): a large matrix stays as it is, and a small change is learned beside it.
+"""Low-rank adapters (LoRA, Hu et al. 2021): a large matrix stays as it is, and a small change is
+learned beside it.
 
-    y = x W^T + b + (alpha / rank) * (dropout(x) A^T) B^T        W is (N, E), A is (rank, E), B is (N, rank)
+    y = x W^T + b + (alpha / rank) * (dropout(x) A^T) B^T        W is (N, E), A is (rank, E), B is
+    (N, rank)
 
-B begins as zeros, so that an adapted model begins as the model it was. When it has learned, W + (alpha / rank) B A is
-one matrix again. Query, key and value are rows of one matrix here, as are gate and up: each part changes its own rows.
+B begins as zeros, so that an adapted model begins as the model it was. When it has learned, W +
+(alpha / rank) B A is one matrix again. Query, key and value are rows of one matrix here, as are
+gate and up: each part changes its own rows.
 """
 
 from __future__ import annotations
@@ -54,7 +57,9 @@ class Adapter(nn.Module):
 
 
 class Adapters(nn.ModuleDict):
-    """The adapters of one matrix, by name. All of them together are one narrow product after another."""
+    """The adapters of one matrix, by name. All of them together are one narrow product after
+    another.
+    """
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -70,11 +75,14 @@ class Adapters(nn.ModuleDict):
         parts = [part for _, part in self.parts() if part.meets(rows)]
         if not parts:
             return y
+
         if self.training and self.dropout:
             x = F.dropout(x, self.dropout)
+
         low = F.linear(
             x, torch.cat([part.A for part in parts])
         )  # (*n, r): of all parts, side by side
+
         return y + F.linear(
             low, torch.cat([part.scale * part.padded(rows) for part in parts], dim=1)
         )  # (*n, R)
@@ -98,7 +106,9 @@ def adapter_sites(module: nn.Module) -> dict[Projection, AdapterSite]:
             "value": AdapterSite(module.qkv, value),
             "output": AdapterSite(module.output, range(module.output.out_features)),
         }
+
         return attention
+
     if isinstance(module, FeedForward):
         hidden = module.down.in_features
         gated = module.up.out_features > hidden  # swiglu: the gate's rows, then the others
@@ -111,6 +121,7 @@ def adapter_sites(module: nn.Module) -> dict[Projection, AdapterSite]:
             if gated
             else feed_forward
         )
+
     return {}
 
 
@@ -118,11 +129,14 @@ def attach(model: nn.Module, config: AdapterConfig, seed: int = 0) -> None:
     """Adapters for the chosen projections of every block, in place. No weight is frozen here."""
     found = [adapter_sites(module) for module in model.modules()]
     check_fresh(model)
+
     for name in config.projections:
         if not any(name in each for each in found):
             gates = " (only swiglu has a gate)" if name == "gate" else ""
             raise ValueError(f"projections: {type(model).__name__} has no {name} to adapt{gates}")
+
     generator = torch.Generator().manual_seed(seed)
+
     for each in found:
         for name, (layer, rows) in each.items():
             if name in config.projections:
@@ -149,8 +163,10 @@ def add(
         raise TypeError(
             "model: int8 weights are frozen; adapt the float32 model, and make int8 of it afterwards"
         )
+
     if layer.adapters is None:
         layer.adapters = Adapters(dropout).train(layer.training)
+
     layer.adapters[name] = Adapter(A.to(layer.weight), B.to(layer.weight), first, scale).train(
         layer.training
     )
@@ -170,15 +186,19 @@ def adapter_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 @torch.no_grad()
 def merge(model: nn.Module) -> None:
-    """W + (alpha / rank) B A in W's place, computed in float64 and rounded once; the adapters are gone."""
+    """W + (alpha / rank) B A in W's place, computed in float64 and rounded once; the adapters are
+    gone.
+    """
     for _, layer, adapters in list(adapted(model)):
         if not isinstance(layer.weight, Tensor):
             raise TypeError(
                 "model: int8 weights are frozen; merge the float32 model, and make int8 of it afterwards"
             )
+
         merged = layer.weight.double()
         for _, part in adapters.parts():
             merged[part.first : part.last] += part.change()
+
         layer.weight.copy_(merged)
         remove(layer)
 

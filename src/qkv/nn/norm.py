@@ -13,7 +13,9 @@ from qkv.nn.unchanged import fused
 
 @fused
 class LayerNorm(nn.Module):
-    """gain * (x - mean) / sqrt(variance + epsilon) + bias, with mean and variance over the E numbers of one vector."""
+    """gain * (x - mean) / sqrt(variance + epsilon) + bias, with mean and variance over the E
+    numbers of one vector.
+    """
 
     def __init__(self, width: int, epsilon: float = 1e-5) -> None:
         super().__init__()

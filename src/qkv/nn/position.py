@@ -1,7 +1,8 @@
-"""Where a word stands. Attention alone does not know: shuffle the words and it gives the same outputs, shuffled.
+"""Where a word stands. Attention alone does not know: shuffle the words and it gives the same
+outputs, shuffled.
 
-Sinusoidal and learned positions join the word's embedding; rotary turns queries and keys; ALiBi lowers the scores of
-far keys; Transformer-XL's relative positions are in attention/relative.py.
+Sinusoidal and learned positions join the word's embedding; rotary turns queries and keys; ALiBi
+lowers the scores of far keys; Transformer-XL's relative positions are in attention/relative.py.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ def sinusoidal(
 ) -> Float[Tensor, "*n {width}"]:
     """PE(p, 2i) = sin(p / 10000^(2i / width)), PE(p, 2i + 1) = cos(the same).
 
-    Computed anew for any position, so there is no longest text. The order "halves" puts all sines before all cosines.
+    Computed anew for any position, so there is no longest text. The order "halves" puts all sines
+    before all cosines.
     """
     exact = torch.float32 if positions.device.type == "mps" else torch.float64
     pair = torch.arange(0, width, 2, device=positions.device, dtype=exact)  # (width / 2,)
@@ -33,6 +35,7 @@ def sinusoidal(
         if order == "interleaved"
         else torch.cat(waves, dim=-1)
     )
+
     return table[..., :width].to(torch.get_default_dtype())
 
 
@@ -57,6 +60,7 @@ def join(
         return token + position
     if how == "product":
         return token * position
+
     return torch.cat([token, position.expand(token.shape[0], -1, -1)], dim=-1)
 
 
@@ -66,17 +70,21 @@ def rotary_angles(
     base: float = 10000.0,
     scaling: RotaryScaling | None = None,
 ) -> Float[Tensor, "2 #B 1 T D"]:
-    """Cosine and sine of the angle by which each pair of a head's dimensions turns at each position."""
+    """Cosine and sine of the angle by which each pair of a head's dimensions turns at each
+    position.
+    """
     pair = torch.arange(0, head_width, 2, device=positions.device, dtype=torch.float32)  # (D / 2,)
     speed = 1.0 / base ** (
         pair / head_width
     )  # as Llama computes it, to the last bit: far positions multiply any error
     if scaling is not None:
         speed = stretch(speed, scaling)
+
     angle = positions.unsqueeze(-1).float() * speed  # (B, T, D / 2)
     angle = torch.cat([angle, angle], dim=-1).unsqueeze(
         1
     )  # (B, 1, T, D): dimensions i and i + D/2 make a pair
+
     return torch.stack([angle.cos(), angle.sin()])
 
 
@@ -91,15 +99,20 @@ def stretch(speed: Float[Tensor, "P"], scaling: RotaryScaling) -> Float[Tensor, 
 def rotate(
     x: Float[Tensor, "B H T D"], angles: Float[Tensor, "2 #B 1 T D"]
 ) -> Float[Tensor, "B H T D"]:
-    """Turn each pair of dimensions by its angle: <rotated q, rotated k> then depends on the distance alone."""
+    """Turn each pair of dimensions by its angle: <rotated q, rotated k> then depends on the
+    distance alone.
+    """
     cos, sin = angles.to(x.dtype)
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
 def alibi_slopes(heads: int, device: torch.device | None = None) -> Float[Tensor, "H"]:
-    """2^(-8/n), 2^(-16/n), ... for n heads; between two powers of two, every other slope of the larger one fills up."""
+    """2^(-8/n), 2^(-16/n), ... for n heads; between two powers of two, every other slope of the
+    larger one fills up.
+    """
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
     slopes += [2 ** (-4 * (i + 1) / power) for i in range(0, 2 * (heads - power), 2)]
+
     return torch.tensor(slopes, device=device)

@@ -31,6 +31,7 @@ class Recurrent(nn.Module):
         super().__init__()
         if bidirectional and width % 2:
             raise ValueError(f"width: expected an even number for two directions, not {width}")
+
         self.bidirectional = bidirectional
         self.cells = CELLS[cell](
             input_width,
@@ -47,7 +48,9 @@ class Recurrent(nn.Module):
         hidden: Hidden | None = None,
         lengths: Int[Tensor, "B"] | None = None,
     ) -> tuple[Float[Tensor, "B T E"], Hidden]:
-        """Outputs at every position, and the state after the last; with `lengths`, after the last real one."""
+        """Outputs at every position, and the state after the last; with `lengths`, after the last
+        real one.
+        """
         first = hidden if hidden is None or len(hidden) > 1 else hidden[0]
         if lengths is None:
             outputs, last = self.cells(x, first)
@@ -55,10 +58,12 @@ class Recurrent(nn.Module):
             packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
             outputs, last = self.cells(packed, first)
             outputs, _ = pad_packed_sequence(outputs, batch_first=True, total_length=x.shape[1])
+
         return outputs, tuple(map(self.one_direction, last if isinstance(last, tuple) else (last,)))
 
     def one_direction(self, hidden: Float[Tensor, "M B W"]) -> Float[Tensor, "L B E"]:
         """Forward and backward states side by side: (2 L, B, E / 2) -> (L, B, E)."""
         if not self.bidirectional:
             return hidden
+
         return torch.cat([hidden[0::2], hidden[1::2]], dim=-1)

@@ -63,7 +63,9 @@ class StackConfig:
     heads: int = 8
     """Attention heads (H)."""
     kv_heads: int | None = None
-    """Key and value heads (K): as many as heads unless given; 1 is multi-query, between is grouped-query."""
+    """Key and value heads (K): as many as heads unless given; 1 is multi-query, between is
+    grouped-query.
+    """
     head_width: int | None = None
     """Numbers in a head (D): width / heads unless given."""
     hidden: int | None = None
@@ -85,8 +87,8 @@ class StackConfig:
     rotary_scaling: RotaryScaling | None = None
     """Rotary positions stretched to longer texts, as Llama 3.1 does it."""
     window: int | None = None
-    """Sliding-window attention: with a window of W a token sees itself and the W - 1 tokens before it (if not causal,
-    also the W - 1 after it); all of them unless given."""
+    """Sliding-window attention: with a window of W a token sees itself and the W - 1 tokens before
+    it (if not causal, also the W - 1 after it); all of them unless given."""
     sparse: Sparse = "none"
     """The Sparse Transformer's patterns: strided, or fixed."""
     stride: int | None = None
@@ -115,6 +117,7 @@ class StackConfig:
             self.heads if self.kv_heads is None else self.kv_heads,
             self.head_width,
         )
+
         if self.position == "rotary" and self.width_of_head % 2:
             raise ValueError(
                 f"head_width: rotary positions turn pairs, so expected an even number, not {self.width_of_head}"
@@ -132,6 +135,7 @@ class StackConfig:
         window = None if self.window is None else Window(self.window)
         if self.stride is None:
             return window
+
         return all_of(
             window, Strided(self.stride) if self.sparse == "strided" else Fixed(self.stride)
         )
@@ -174,7 +178,9 @@ class AdapterConfig:
     dropout: float = 0.0
     """Probability to drop a number of what an adapter reads, in training."""
     projections: tuple[Projection, ...] = ("query", "key", "value", "output")
-    """Which matrices are adapted: query, key, value and output of attention; gate, up and down of the feed-forward."""
+    """Which matrices are adapted: query, key, value and output of attention; gate, up and down of
+    the feed-forward.
+    """
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "projections", tuple(self.projections))

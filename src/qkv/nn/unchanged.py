@@ -1,7 +1,8 @@
 """Which modules still compute what their class says. Fused kernels replace only these.
 
-A fused kernel reads a module's parameters and never calls the module. So a subclass, a method replaced on an instance
-or on its class, and a forward hook would be skipped without a word; where there is one, the plain path is taken.
+A fused kernel reads a module's parameters and never calls the module. So a subclass, a method
+replaced on an instance or on its class, and a forward hook would be skipped without a word; where
+there is one, the plain path is taken.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ SAME = "_qkv_same_computation"
 
 
 def fused(kind: T) -> T:
-    """Class decorator: a fused kernel may replace modules of this class, as long as they are `unchanged`."""
+    """Class decorator: a fused kernel may replace modules of this class, as long as they are
+    `unchanged`.
+    """
     METHODS[kind] = {
         name: value for name, value in vars(kind).items() if isinstance(value, FunctionType)
     }
@@ -34,13 +37,17 @@ def fused(kind: T) -> T:
 
 
 def same_computation(function: F) -> F:
-    """Marks what replaces a method on an instance and gives the same numbers, such as gradient checkpointing."""
+    """Marks what replaces a method on an instance and gives the same numbers, such as gradient
+    checkpointing.
+    """
     setattr(function, SAME, True)
     return function
 
 
 def unchanged(module: nn.Module | None, *kinds: type[nn.Module]) -> bool:
-    """True for a module of exactly one of these classes that runs the class's own methods and has no forward hooks."""
+    """True for a module of exactly one of these classes that runs the class's own methods and has
+    no forward hooks.
+    """
     if (
         module is None
         or type(module) not in kinds
@@ -48,12 +55,15 @@ def unchanged(module: nn.Module | None, *kinds: type[nn.Module]) -> bool:
         or overridden(module)
     ):
         return False
+
     now = vars(type(module))
     return all(now.get(name) is method for name, method in METHODS.get(type(module), {}).items())
 
 
 def all_unchanged(model: nn.Module) -> bool:
-    """True if every module of a model is one of ours, or of PyTorch's that ours use, and `unchanged`."""
+    """True if every module of a model is one of ours, or of PyTorch's that ours use, and
+    `unchanged`.
+    """
     parts = (part for part in model.modules() if not is_compiled(part))
     return all(ours(type(part)) and unchanged(part, type(part)) for part in parts)
 
@@ -63,7 +73,9 @@ def ours(kind: type[nn.Module]) -> bool:
 
 
 def forward_hooks(*modules: nn.Module) -> list[Mapping[int, Any]]:
-    """Where PyTorch keeps the forward hooks and pre-hooks of these modules and those of all modules; mostly empty."""
+    """Where PyTorch keeps the forward hooks and pre-hooks of these modules and those of all
+    modules; mostly empty.
+    """
     mine = [
         hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)
     ]
@@ -71,7 +83,9 @@ def forward_hooks(*modules: nn.Module) -> list[Mapping[int, Any]]:
 
 
 def overridden(module: nn.Module) -> list[str]:
-    """The methods that were replaced on this very instance by something that may compute something else."""
+    """The methods that were replaced on this very instance by something that may compute something
+    else.
+    """
     kind = type(module)
     return [
         name
@@ -92,12 +106,16 @@ def computes_the_same(module: nn.Module, name: str, value: Any) -> bool:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """True for the wrapper that torch.compile puts around a module, which is inside it as `_orig_mod`."""
+    """True for the wrapper that torch.compile puts around a module, which is inside it as
+    `_orig_mod`.
+    """
     return "_orig_mod" in module._modules
 
 
 def settings(module: nn.Module) -> dict[str, Any]:
-    """What a module knows besides its weights: the plain values among its public attributes, such as an epsilon."""
+    """What a module knows besides its weights: the plain values among its public attributes, such
+    as an epsilon.
+    """
     plain = (bool, int, float, str, tuple, type(None))
     return {
         name: value

@@ -22,13 +22,16 @@ class FairShares:
         """The models with work, the one that is to run first."""
         if not busy:
             self.now = max(self.used.values(), default=0.0)
+
         for name in busy:
             if name not in self.busy:
                 self.used[name] = max(self.used.get(name, 0.0), self.now)
+
         self.busy = frozenset(busy)
         ordered = sorted(busy, key=self.used.__getitem__)
         if ordered:
             self.now = max(self.now, self.used[ordered[0]])
+
         return ordered
 
     def spend(self, name: str, seconds: float) -> None:

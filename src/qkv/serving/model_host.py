@@ -1,4 +1,6 @@
-"""All models of a server, and the one thread in which they run: two that compute at once are slower than one by one."""
+"""All models of a server, and the one thread in which they run: two that compute at once are slower
+than one by one.
+"""
 
 from __future__ import annotations
 
@@ -70,8 +72,10 @@ class ModelEntry:
         """Seconds until one of those that wait has likely begun."""
         if len(self.finished) < 2:
             return 1
+
         between = (self.finished[-1] - self.finished[0]) / (len(self.finished) - 1)
         waiting = 1 if self.engine is None else max(1, self.engine.waiting)
+
         return min(LONGEST_WAIT, max(1, math.ceil(between * waiting / 2)))
 
 
@@ -79,7 +83,9 @@ class ModelHost:
     def __init__(
         self, *, cache: int = 1 << 30, rows: int = 64, queue: int = 256, tokens: int | None = None
     ) -> None:
-        """For each model `cache` bytes of what its texts remember, `rows` texts at once, and a `queue` of requests."""
+        """For each model `cache` bytes of what its texts remember, `rows` texts at once, and a
+        `queue` of requests.
+        """
         self.how: dict[str, Any] = {"cache": cache, "rows": rows, "tokens": tokens}
         self.queue = queue
         self.served: dict[str, ModelEntry] = {}
@@ -104,6 +110,7 @@ class ModelHost:
             raise ValueError(
                 f"model: two are called {name}; give one another name, as other={name}"
             )
+
         served = self.served[name] = ModelEntry(name, self.queue)
         threading.Thread(
             target=self.load, args=(served, load), name=f"loading {name}", daemon=True
@@ -117,16 +124,20 @@ class ModelHost:
             if isinstance(engine.runner, PagedRunner) and engine.runner.replays is not None:
                 with torch.inference_mode():
                     engine.runner.replays.warm_up(self.how["rows"])
+
             with self.wake:
                 if self.failure is not None:
                     raise RuntimeError(self.failure)
+
                 served.engine, served.state = engine, "ready"
         except BaseException as failure:
             error = ordinary(failure)
             log.warning("%s cannot be served: %s", served.name, error)
             served.state, served.error = "failed", str(error) or type(error).__name__
+
         gc.collect()
-        gc.freeze()  # what is there now stays: to look through it again and again would hold up the steps
+        # what is there now stays: to look through it again and again would hold up the steps
+        gc.freeze()
 
     # Requests
 
@@ -143,6 +154,7 @@ class ModelHost:
         if served is None:
             there = ", ".join(self.served) or "none"
             raise RequestRefused(404, f"model: there is no {name!r} here; expected one of: {there}")
+
         if self.closed:
             raise RequestRefused(
                 503, "server: it is about to leave and takes nothing new", LONGEST_WAIT
@@ -151,12 +163,15 @@ class ModelHost:
             raise RequestRefused(503, ENDED)
         if served.state == "failed":
             raise RequestRefused(503, f"model: {name} has failed; /health says why")
+
         engine = served.engine
         if engine is None:
             raise RequestRefused(503, f"model: {name} is still loading; ask again in a moment", 2)
+
         ticket = RequestHandle(wanted)
         if isinstance(wanted, GenerationRequest):
             engine.check(wanted)
+
         with self.wake:
             coming = sum(one is served for one, _ in [*self.arrived, *self.entering.copy()])
             if engine.waiting + coming >= self.queue:
@@ -166,10 +181,13 @@ class ModelHost:
                     f"server: {self.queue} requests wait for {name} already",
                     served.retry_after(),
                 )
+
             if self.failure is not None:  # meanwhile
                 raise RequestRefused(503, ENDED)
+
             self.arrived.append((served, ticket))
             self.wake.notify()
+
         return ticket
 
     # The thread
@@ -197,6 +215,7 @@ class ModelHost:
         except Exception as error:  # whatever it was, the others must not wait for ever
             log_unforeseen(error)
             worked = False
+
         if not worked:
             with self.wake:
                 if not self.arrived and not self.closed:
@@ -212,20 +231,27 @@ class ModelHost:
             for served in self.served.values():
                 tickets += [] if served.engine is None else served.engine.tickets()
                 served.state, served.error, served.engine = "failed", self.failure, None
+
         for ticket in {ticket.number: ticket for ticket in tickets}.values():
             self.tell(ticket, RequestRefused(503, ENDED))
+
         try:
             self.deliver()
         finally:
             self.on_failure()
 
     def turn(self) -> bool:
-        """A step of the model that used least of the thread's time, among those with work; whether there was any."""
+        """A step of the model that used least of the thread's time, among those with work; whether
+        there was any.
+        """
         self.let_in()
         busy = self.busy()
+
         for served in busy.values():
             self.catch_up(served, others=len(busy) > 1)
+
         busy = self.busy()
+
         return any(self.step(busy[name], short=len(busy) > 1) for name in self.shares.order(busy))
 
     def busy(self) -> dict[str, ModelEntry]:
@@ -239,33 +265,43 @@ class ModelHost:
     def let_in(self) -> None:
         with self.wake:
             self.entering, self.arrived = deque(self.arrived), []
+
         while self.entering:
             served, ticket = self.entering[0]
             try:
                 if served.engine is None:
                     raise RuntimeError(f"model: {served.name} has failed")
+
                 if isinstance(ticket.ask, GenerationRequest):
                     served.engine.take(ticket)
                 else:
                     served.engine.jobs.append((ticket, ticket.ask))
             except BaseException as error:
                 self.tell(ticket, ordinary(error))
+
             self.entering.popleft()  # until here it counts as one that comes
+
         self.deliver()
 
     def catch_up(self, served: ModelEntry, *, others: bool) -> None:
-        """Requests past their deadline or without a client end now, even while other models keep the thread."""
+        """Requests past their deadline or without a client end now, even while other models keep
+        the thread.
+        """
         self.attempt(served, lambda engine: engine.catch_up(others=others))
 
     def step(self, served: ModelEntry, *, short: bool = False) -> bool:
         return self.attempt(served, lambda engine: engine.step(short=short))
 
     def attempt(self, served: ModelEntry, work: Callable[[Engine], bool]) -> bool:
-        """Work of one model's engine, in its share of the time; a fault of the engine ends this model alone."""
+        """Work of one model's engine, in its share of the time; a fault of the engine ends this
+        model alone.
+        """
         engine = served.engine
         if engine is None:
             return False
+
         before, begin = engine.counts["finished"], time.monotonic()
+
         try:
             worked = work(engine)
         except (
@@ -280,23 +316,31 @@ class ModelHost:
             )
             for ticket in engine.tickets():
                 self.tell(ticket, RuntimeError(f"model: {served.name} has failed"))
+
             worked = True
+
         end = time.monotonic()
         self.shares.spend(served.name, end - begin)
         if engine.counts["finished"] > before:
             served.finished = [*served.finished[-15:], end]
+
         self.deliver()
+
         return worked
 
     def tell(self, ticket: RequestHandle, news: OutputChunk | JobResult | Exception) -> None:
         self.told.append((ticket, news))
 
     def deliver(self) -> None:
-        """All that was said in a step goes to the event loops at once: to wake one costs more than to tell it much."""
+        """All that was said in a step goes to the event loops at once: to wake one costs more than
+        to tell it much.
+        """
         told, self.told = self.told, []
         by_loop: dict[Any, list[tuple[RequestHandle, Any]]] = {}
+
         for ticket, news in told:
             by_loop.setdefault(ticket.loop, []).append((ticket, news))
+
         for loop, some in by_loop.items():
             if loop is None:
                 hand_out(some)
@@ -309,6 +353,7 @@ class ModelHost:
         with self.wake:
             self.closed = True
             self.wake.notify()
+
         if self.thread.is_alive():
             self.thread.join(timeout=seconds)
 

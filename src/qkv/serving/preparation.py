@@ -48,6 +48,7 @@ class PreparationJob:
     def settle(self, value: Any, error: Exception | None) -> None:
         if self.future.done():
             return
+
         if error is None:
             self.future.set_result(value)
         else:
@@ -64,9 +65,12 @@ class PreparationPool:
         self.waiting: deque[PreparationJob] = deque()
 
     async def run(self, work: Callable[[], T], deadline: float) -> T:
-        """What the work returns; Refused when the pool is full, or at the deadline, by time.monotonic()."""
+        """What the work returns; Refused when the pool is full, or at the deadline, by
+        time.monotonic().
+        """
         job = PreparationJob(work)
         self.add(job)
+
         try:
             async with asyncio.timeout(deadline - time.monotonic()) as limit:
                 result: T = await job.future
@@ -74,6 +78,7 @@ class PreparationPool:
         except TimeoutError:
             if limit.expired():
                 raise RequestRefused(408, LATE) from None
+
             raise
         finally:
             self.leave(job)
@@ -93,6 +98,7 @@ class PreparationPool:
             else:
                 self.waiting.append(job)
                 return
+
         try:
             threading.Thread(
                 target=self.work, args=(job,), name=f"preparing {self.name}", daemon=True
@@ -100,6 +106,7 @@ class PreparationPool:
         except RuntimeError:
             with self.lock:
                 self.running.discard(job)
+
             raise RequestRefused(
                 503, "server: the system has no thread left; ask again soon", RETRY_SECONDS
             ) from None
@@ -117,6 +124,7 @@ class PreparationPool:
             following = self.waiting.popleft() if self.waiting else None
             if following is not None:
                 self.running.add(following)
+
             return following
 
     def leave(self, job: PreparationJob) -> None:

@@ -49,6 +49,7 @@ class AddedTokens:
             )
             for normalized in (False, True)
         }
+
         self.beginnings = tuple({name[:cut] for name in self.known for cut in range(1, len(name))})
         self.endings = tuple({name[cut:] for name in self.known for cut in range(1, len(name))})
         self.longest = max(map(len, self.known), default=0)
@@ -68,11 +69,14 @@ class AddedTokens:
             pattern = f"({self.by_normalized[normalized]})"
             if quotes is not None:
                 pattern = f"{quotes[0]}{self.any}{quotes[1]}|{pattern}"
+
             gaps = [0, *(border for each in found for border in each[:2]), len(text)]
             for begin, end in zip(gaps[::2], gaps[1::2], strict=True):
                 matches = re.compile(pattern).finditer(text, begin, end)
                 found += self.found(matches, text, begin, end, "".join(quotes or ()))
+
             found.sort()
+
         return found
 
     def found(
@@ -83,9 +87,11 @@ class AddedTokens:
         for match in matches:
             if match[1] is None:  # quoted
                 continue
+
             id, token = self.known[match[1]]
             if token.single_word and not stands_alone(match, text, begin, end, quotes):
                 continue
+
             start, stop = with_spaces(match, text, last, end, token)
             yield AddedTokenMatch(start, stop, id)
             last = stop
@@ -98,7 +104,9 @@ def any_of(names: Iterable[str]) -> str:
         node = trie
         for character in name:
             node = node.setdefault(character, {})
+
         node[""] = {}
+
     return written(trie) or "(?!)"
 
 
@@ -108,28 +116,37 @@ def written(node: dict[str, Any]) -> str:
     while len(node) == 1 and "" not in node:
         ((character, node),) = node.items()
         chain += re.escape(character)
+
     branches = [
         re.escape(character) + written(child) for character, child in node.items() if character
     ]
+
     return chain + (f"(?:{'|'.join(branches)})" + "?" * ("" in node) if branches else "")
 
 
 def with_spaces(
     match: re.Match[str], text: str, last: int, end: int, token: AddedToken
 ) -> tuple[int, int]:
-    """Where a token begins and ends that may take the spaces beside it along, between `last` and `end`."""
+    """Where a token begins and ends that may take the spaces beside it along, between `last` and
+    `end`.
+    """
     start, stop = max(match.start(), last), match.end()
     if token.lstrip:
         start = last + len(text[last:start].rstrip(EACH_SPACE))
+
     if token.rstrip and (spaces := SPACES.match(text, stop, end)) is not None:
         stop = spaces.end()
+
     return start, max(stop, start)
 
 
 def stands_alone(match: re.Match[str], text: str, begin: int, end: int, quotes: str) -> bool:
-    """Whether there is a letter, digit or underscore on neither side of a match; quotes are not looked at."""
+    """Whether there is a letter, digit or underscore on neither side of a match; quotes are not
+    looked at.
+    """
     before = text[max(begin, match.start() - QUOTES) : match.start()]
     after = text[match.end() : min(end, match.end() + QUOTES)]
     if quotes:
         before, after = before.rstrip(quotes), after.lstrip(quotes)
+
     return not re.search(r"\w\Z", before) and not re.match(r"\w", after)

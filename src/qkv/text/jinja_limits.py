@@ -55,6 +55,7 @@ def check_product(operator: str, left: Any, right: Any) -> None:
         )
         if bits > MOST_BITS:
             raise ValueError(f"a number in it has more than {MOST_BITS:,} bits")
+
     for items, times in ((left, right), (right, left)):
         if (
             isinstance(times, int)
@@ -71,6 +72,7 @@ def check_percent(form: str, values: Any) -> None:
     widths = [width for pair in PERCENT.findall(form) for width in pair if width]
     if "*" in widths:
         check_widths(flat(values))
+
     check_widths(number(width) for width in widths if width != "*")
     check_filled(form, len(PERCENT.findall(form)), values)
 
@@ -80,6 +82,7 @@ def check_braces(form: str, values: Any) -> None:
     check_widths(map(number, re.findall(r"\d+", "".join(re.findall(r":[^{}]*", form)))))
     if re.search(r":[^{}]*\{", form):
         check_widths(flat(values))
+
     check_filled(form, len(BRACES.findall(form)), values)
 
 
@@ -91,6 +94,7 @@ def check_filled(form: str, fields: int, values: Any) -> None:
 def flat(values: Any) -> list[Any]:
     if isinstance(values, Mapping):
         return list(values.values())
+
     return list(values) if isinstance(values, tuple | list) else [values]
 
 
@@ -143,6 +147,7 @@ def bounded_join(parts: Iterable[Any]) -> str:
         size += len(text)
         check_text(size)
         found.append(text)
+
     return "".join(found)
 
 
@@ -157,6 +162,7 @@ def bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any
             check_percent(str(value), rest or named)
         else:
             check_call(name, value, rest, named)
+
         return function(*args, **named)
 
     return checked

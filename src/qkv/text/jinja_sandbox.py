@@ -16,7 +16,9 @@ from typing import Any, NoReturn
 from qkv.text.jinja_limits import bounded_filter, bounded_join, check_binary, check_call
 
 MOST_STEPS = 1_000_000
-"""Steps of all loops and calls of one rendering; 256 messages that are compared in pairs need 65,536."""
+"""Steps of all loops and calls of one rendering; 256 messages that are compared in pairs need
+65,536.
+"""
 BOUNDED = ("center", "indent", "wordwrap", "batch", "slice", "tojson", "join", "replace", "format")
 """Filters that can make a text or list much longer."""
 
@@ -44,12 +46,14 @@ def rendered(template: str, **values: Any) -> str:
     """The text that a template makes of its variables; a ValueError, if it fails in any way."""
     program = compiled(template)
     steps.left = MOST_STEPS
+
     try:
         text: str = program.render(**values)
     except Exception as error:  # a template is a program of someone else's, and may raise anything
         raise ValueError(
             f"chat_template: it does not take these messages ({in_a_line(error)})"
         ) from error
+
     return text
 
 
@@ -59,17 +63,20 @@ def compiled(template: str) -> Any:
     from jinja2 import nodes
 
     environment = sandbox()
+
     try:
         tree = environment.parse(template)
         for loop in tree.find_all(nodes.For):
             loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
             loop.iter.set_environment(environment)
+
         for join in tree.find_all(nodes.Concat):  # a ~ b
             items = nodes.List(join.nodes, lineno=join.lineno)
             join.nodes = [
                 nodes.Filter(items, "concatenated", [], [], None, None, lineno=join.lineno)
             ]
             join.set_environment(environment)
+
         return environment.from_string(tree)
     except Exception as error:  # also one that is nested too deeply
         raise ValueError(f"chat_template: not a template of jinja ({in_a_line(error)})") from error
@@ -88,6 +95,7 @@ def sandbox() -> Any:
             method = getattr(function, "__wrapped__", function)  # jinja wraps str.format
             if isinstance(of := getattr(method, "__self__", None), str):
                 check_call(method.__name__, of, args, kwargs)
+
             return super().call(context, function, *args, **kwargs)
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -114,6 +122,7 @@ def sandbox() -> Any:
     del environment.globals["lipsum"]  # as many paragraphs as one asks for
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+
     return environment
 
 

@@ -15,7 +15,9 @@ R = TypeVar("R")
 
 
 class TokenizerPanic(RuntimeError):
-    """The library `tokenizers` panicked on one text or one list of ids; other calls are not affected."""
+    """The library `tokenizers` panicked on one text or one list of ids; other calls are not
+    affected.
+    """
 
 
 def panics_as_errors(function: Callable[P, R]) -> Callable[P, R]:
@@ -28,6 +30,7 @@ def panics_as_errors(function: Callable[P, R]) -> Callable[P, R]:
         except BaseException as error:
             if type(error).__name__ != "PanicException":  # PyO3 does not export the class
                 raise
+
             reason = " ".join(str(error).split())
             raise TokenizerPanic(
                 f"tokenizer: the library `tokenizers` panicked on this input ({reason}); check the rules in the "

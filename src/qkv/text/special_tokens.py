@@ -50,7 +50,9 @@ FIELDS: dict[Role, tuple[str, ...]] = {
     "end": ("eos_token", "sep_token"),
     "mask": ("mask_token",),
 }
-"""Where tokenizer_config.json names them. It is not asked for unknown: it names one even where every text is known."""
+"""Where tokenizer_config.json names them. It is not asked for unknown: it names one even where
+every text is known.
+"""
 
 
 LARGEST = 512 << 20
@@ -58,15 +60,20 @@ LARGEST = 512 << 20
 
 
 class UnknownKind(ValueError):
-    """A tokenizer that is there, but of a kind that is not read here. The model beside it can be used all the same."""
+    """A tokenizer that is there, but of a kind that is not read here. The model beside it can be
+    used all the same.
+    """
 
 
 def is_special(name: str, config: Mapping[str, Any]) -> bool:
-    """Whether a token of this name stands for no text: a known name, or one that tokenizer_config.json lists."""
+    """Whether a token of this name stands for no text: a known name, or one that
+    tokenizer_config.json lists.
+    """
     listed = config.get("additional_special_tokens")
     named = [config.get(field) for fields in FIELDS.values() for field in fields]
     named += listed if isinstance(listed, list) else []
     known = (name for names in KNOWN.values() for name in names)
+
     return name in (*OURS.values(), *known, *map(token_text, named))
 
 
@@ -103,5 +110,7 @@ def find_chat_template(config: Mapping[str, Any]) -> str | None:
     found = config.get("chat_template")
     if isinstance(found, list):
         found = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+
     found = found.get("default") if isinstance(found, dict) else found
+
     return found if isinstance(found, str) else None

@@ -1,4 +1,6 @@
-"""A tokenizer: text to ids and ids to text, over the library `tokenizers`, which holds its vocabulary and its rules."""
+"""A tokenizer: text to ids and ids to text, over the library `tokenizers`, which holds its
+vocabulary and its rules.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,14 @@ from qkv.text.special_tokens import FIELDS, OURS, ROLES, find_chat_template, fin
 
 
 class Tokenizer:
-    """`encode` and `decode` between text and ids; `padding`, `start`, `end` ... are the ids of special tokens, if any.
+    """`encode` and `decode` between text and ids; `padding`, `start`, `end` ... are the ids of
+    special tokens, if any.
 
-    No special token is looked for in a text: one that spells "[end]" gets the ids of those signs. Three things are not
-    promised. Tokens that were added without being special are found, as their makers want it; and a special token that
-    is a single sign, or that a vocabulary of words or unigrams has as a word, may be found as such. `encode_as_text`
-    promises more, for what a person says to a model of chats.
+    No special token is looked for in a text: one that spells "[end]" gets the ids of those signs.
+    Three things are not promised. Tokens that were added without being special are found, as their
+    makers want it; and a special token that is a single sign, or that a vocabulary of words or
+    unigrams has as a word, may be found as such. `encode_as_text` promises more, for what a person
+    says to a model of chats.
     """
 
     def __init__(
@@ -51,24 +55,30 @@ class Tokenizer:
     @classmethod
     @panics_as_errors
     def read(cls, path: Path | str) -> Tokenizer:
-        """From tokenizer.json, GPT-2's vocab.json and merges.txt, Marian's with source.spm, or BERT's vocab.txt: the
-        file, or its folder. Or from inside a GGUF file."""
+        """From tokenizer.json, GPT-2's vocab.json and merges.txt, Marian's with source.spm, or
+        BERT's vocab.txt: the file, or its folder. Or from inside a GGUF file."""
         return cls(*read_files(Path(path)))
 
     def write(self, path: Path | str) -> None:
-        """Into a .json file; into a folder, as tokenizer.json with the tokenizer_config.json of `transformers`."""
+        """Into a .json file; into a folder, as tokenizer.json with the tokenizer_config.json of
+        `transformers`.
+        """
         path = Path(path)
         if path.is_dir() or path.suffix != ".json":
             storage.write_text(
                 path / CONFIG, json.dumps(self.config, indent=2, ensure_ascii=False) + "\n"
             )
             path = path / WHOLE
+
         storage.write_text(path, self.inner.to_str(pretty=True))
 
     def with_special(self, names: Sequence[str], *, chat_template: str | None = None) -> Tokenizer:
-        """A copy that also has these special tokens, with new ids after all others, and another template of chats."""
+        """A copy that also has these special tokens, with new ids after all others, and another
+        template of chats.
+        """
         if isinstance(names, str):
             raise TypeError("names: expected a list of names, not one string")
+
         inner = tokenizers.Tokenizer.from_str(self.inner.to_str())
         inner.add_special_tokens(
             [AddedToken(name, special=True, normalized=False) for name in names]
@@ -78,6 +88,7 @@ class Tokenizer:
             if chat_template is None
             else {**self.config, "chat_template": chat_template}
         )
+
         return Tokenizer(inner, config)
 
     @property
@@ -88,14 +99,18 @@ class Tokenizer:
         names = {field: self.token(id) for field, id in ids.items() if id is not None}
         told = {"add_bos_token": self.told_to_start, "chat_template": self.chat_template}
         said = {field: value for field, value in told.items() if value is not None}
+
         return {"tokenizer_class": "PreTrainedTokenizerFast", **names, **said}
 
     @cached_property
     @panics_as_errors
     def starts_texts(self) -> bool:
-        """Whether a text that is read begins with the start id: as the config says, else as the rules do it."""
+        """Whether a text that is read begins with the start id: as the config says, else as the
+        rules do it.
+        """
         if self.start is None or self.told_to_start is not None:
             return self.start is not None and self.told_to_start is True
+
         return self.inner.encode("", add_special_tokens=True).ids[:1] == [self.start]
 
     @cached_property
@@ -113,22 +128,27 @@ class Tokenizer:
             raise TypeError(
                 "texts: expected a list of strings, not one string; encode(text) takes one"
             )
+
         for text in texts:
             if not isinstance(text, str):
                 raise TypeError(f"text: expected a string, not {text!r:.80}")
+
         return [
             found.ids for found in self.inner.encode_batch_fast(texts, add_special_tokens=False)
         ]
 
     @panics_as_errors
     def encode_as_text(self, text: str) -> list[int]:
-        """The ids of a text without any marker, special or not. A marker that the vocabulary has as a word is cut into
-        its signs; a single sign that is a marker becomes the unknown token, or is left out where there is none."""
+        """The ids of a text without any marker, special or not. A marker that the vocabulary has as
+        a word is cut into its signs; a single sign that is a marker becomes the unknown token, or
+        is left out where there is none."""
         found = self.without_markers.encode(text, add_special_tokens=False)
         never = {id for id, _ in self.markers.values()} - {self.unknown}
         if never.isdisjoint(found.ids):
             return list(found.ids)
+
         ids: list[int] = []
+
         for id, (begin, end) in zip(found.ids, found.offsets, strict=True):
             if id not in never:
                 ids.append(id)
@@ -136,11 +156,14 @@ class Tokenizer:
                 ids += [each for sign in text[begin:end] for each in self.encode_as_text(sign)]
             elif self.unknown is not None:
                 ids.append(self.unknown)
+
         return ids
 
     @cached_property
     def markers(self) -> dict[str, tuple[int, AddedToken]]:
-        """Added tokens that may mark something, by their spelling: all but runs of spaces that are not special."""
+        """Added tokens that may mark something, by their spelling: all but runs of spaces that are
+        not special.
+        """
         added = self.inner.get_added_tokens_decoder().items()
         return {
             each.content: (id, each)
@@ -151,14 +174,20 @@ class Tokenizer:
     @cached_property
     @panics_as_errors
     def without_markers(self) -> tokenizers.Tokenizer:
-        """The same rules, but for the library every marker is special, which it then does not look for."""
+        """The same rules, but for the library every marker is special, which it then does not look
+        for.
+        """
         if all(token.special for _, token in self.markers.values()):
             return self.inner
+
         values = json.loads(self.inner.to_str())
+
         for added in values["added_tokens"]:
             added["special"] = added["content"] in self.markers
+
         inner = tokenizers.Tokenizer.from_str(json.dumps(values))
         inner.encode_special_tokens = True
+
         return inner
 
     @cached_property
@@ -169,16 +198,21 @@ class Tokenizer:
 
     @panics_as_errors
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        """The text of ids. Special tokens are left out, but not the one of unknown words: something was said there."""
+        """The text of ids. Special tokens are left out, but not the one of unknown words: something
+        was said there.
+        """
         try:
             numbers = [index(id) for id in ids]
         except TypeError:
             raise TypeError(
                 f"ids: expected one list of token ids (whole numbers), not {ids!r:.80}"
             ) from None
+
         if numbers and min(numbers) < 0:
             raise ValueError(f"ids: expected 0 or more, found {min(numbers)}")
+
         silent = self.special - {self.unknown}
+
         return self.inner.decode(
             [id for id in numbers if id not in silent], skip_special_tokens=False
         )
@@ -188,8 +222,10 @@ class Tokenizer:
         """The parts of a text that the vocabulary does not have."""
         if self.unknown is None:
             return []
+
         found = self.inner.encode(text, add_special_tokens=False)
         places = zip(found.ids, found.offsets, strict=True)
+
         return [text[begin:stop] for id, (begin, stop) in places if id == self.unknown]
 
     @cached_property
@@ -202,6 +238,7 @@ class Tokenizer:
         token = self.inner.id_to_token(id) if 0 <= id < self.vocabulary else None
         if token is None:
             raise ValueError(f"id: expected one of the vocabulary's {self.vocabulary}, not {id}")
+
         return token
 
     def id(self, token: str) -> int | None:
@@ -210,25 +247,32 @@ class Tokenizer:
 
     @cached_property
     def starts_word(self) -> Bool[np.ndarray, "V"]:
-        """Which tokens begin a word, for masking whole words. A special token stands alone, so it begins one too; and
-        the first token of a text always does, whatever is said here."""
+        """Which tokens begin a word, for masking whole words. A special token stands alone, so it
+        begins one too; and the first token of a text always does, whatever is said here."""
         begins = np.ones(self.vocabulary, dtype=bool)
         for token, id in self.inner.get_vocab(with_added_tokens=True).items():
             begins[id] = id in self.special or not self.continues(token)
+
         return begins
 
     @panics_as_errors
     def continues(self, token: str) -> bool:
-        """Whether a token goes on the word before it: marked so, as ##ing, or when its text after a letter does."""
+        """Whether a token goes on the word before it: marked so, as ##ing, or when its text after a
+        letter does.
+        """
         mark = getattr(self.inner.model, "continuing_subword_prefix", None)
         if mark:
             return token.startswith(mark)
+
         decoder = self.inner.decoder
+
         return decoder is not None and goes_on_a_word(decoder.decode(["x", token])[1:2])
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for tokenizers that do the same: a hash of the rules, the vocabulary and the special tokens."""
+        """Equal for tokenizers that do the same: a hash of the rules, the vocabulary and the
+        special tokens.
+        """
         return hashlib.sha256(json.dumps([self.inner.to_str(), self.roles]).encode()).hexdigest()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -22,11 +22,11 @@ SAMPLE = 50_000_000  # bytes; training then takes about 250 MB
 
 
 def train(kind: Kind, texts: Iterable[str], vocabulary: int, *, most: int = SAMPLE) -> Tokenizer:
-    """A tokenizer of at most `vocabulary` tokens, fewer where the texts do not have as many. The same texts give the
-    same tokenizer.
+    """A tokenizer of at most `vocabulary` tokens, fewer where the texts do not have as many. The
+    same texts give the same tokenizer.
 
-    The texts are read once and need not fit in memory: of more than `most` bytes, words, byte-pair and word-piece learn
-    from evenly spaced pieces that together have as many.
+    The texts are read once and need not fit in memory: of more than `most` bytes, words, byte-pair
+    and word-piece learn from evenly spaced pieces that together have as many.
     """
     if kind not in get_args(Kind):
         raise ValueError(f"kind: expected one of {', '.join(get_args(Kind))}, not {kind!r}")
@@ -34,11 +34,14 @@ def train(kind: Kind, texts: Iterable[str], vocabulary: int, *, most: int = SAMP
         raise TypeError("texts: expected several texts, not one string; put it into a list")
     if not isinstance(vocabulary, int) or isinstance(vocabulary, bool):
         raise TypeError(f"vocabulary: expected a whole number, not {vocabulary!r}")
+
     texts = checked(texts)
     if kind == "characters":
         return Tokenizer(characters(texts, vocabulary))
+
     pieces = sample(cut(texts), most)
     learn = {"words": whole_words, "byte-pair": byte_pairs, "word-piece": word_pieces}[kind]
+
     return Tokenizer(learn(pieces, vocabulary))
 
 
@@ -49,8 +52,10 @@ def checked(texts: Iterable[str]) -> Iterator[str]:
             raise TypeError(
                 f"texts: expected strings, but number {number} is a {type(text).__name__}"
             )
+
         empty = empty and not text
         yield text
+
     if empty:
         raise ValueError("texts: they are empty; a tokenizer needs some text to learn from")
 
@@ -64,11 +69,15 @@ def check_room(kind: Kind, vocabulary: int, least: int, what: str) -> None:
 
 
 def characters(texts: Iterable[str], vocabulary: int) -> tokenizers.Tokenizer:
-    """The most frequent characters. Byte-pair encoding with nothing to merge leaves each character alone."""
+    """The most frequent characters. Byte-pair encoding with nothing to merge leaves each character
+    alone.
+    """
     check_room("characters", vocabulary, len(SPECIAL) + 1, "a character")
     counts: Counter[str] = Counter()
+
     for text in texts:
         counts.update(text)
+
     frequent = sorted(counts, key=lambda character: (-counts[character], character))
     tokens = SPECIAL + frequent[: vocabulary - len(SPECIAL)]
     inner = tokenizers.Tokenizer(
@@ -78,8 +87,10 @@ def characters(texts: Iterable[str], vocabulary: int) -> tokenizers.Tokenizer:
             unk_token=OURS["unknown"],
         )
     )
+
     inner.decoder = decoders.Fuse()
     inner.add_special_tokens(SPECIAL)
+
     return inner
 
 
@@ -93,11 +104,14 @@ def whole_words(pieces: list[bytes], vocabulary: int) -> tokenizers.Tokenizer:
     inner.train_from_iterator(map(bytes.decode, pieces), trainer)
     if inner.get_vocab_size() == len(SPECIAL):
         raise ValueError("texts: there is no word in them, only spaces")
+
     return inner
 
 
 def byte_pairs(pieces: list[bytes], vocabulary: int) -> tokenizers.Tokenizer:
-    """GPT-2's: text in bytes, split as GPT-2 does, the most frequent pairs merged. No text is unknown."""
+    """GPT-2's: text in bytes, split as GPT-2 does, the most frequent pairs merged. No text is
+    unknown.
+    """
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     check_room("byte-pair", vocabulary, len(SPECIAL) + len(alphabet), f"{len(alphabet)} bytes")
     inner = tokenizers.Tokenizer(models.BPE())
@@ -110,29 +124,37 @@ def byte_pairs(pieces: list[bytes], vocabulary: int) -> tokenizers.Tokenizer:
         min_frequency=2,
         show_progress=False,
     )
+
     inner.train_from_iterator(map(bytes.decode, pieces), trainer)
+
     return inner
 
 
 def word_pieces(pieces: list[bytes], vocabulary: int) -> tokenizers.Tokenizer:
-    """BERT's: words, the rarer ones in pieces, of which all but the first are written with ## before them."""
+    """BERT's: words, the rarer ones in pieces, of which all but the first are written with ##
+    before them.
+    """
     inner = of_words(models.WordPiece(unk_token=OURS["unknown"]))
     alphabet = alphabet_of(inner, pieces)
     if not alphabet:
         raise ValueError("texts: there is no word in them, only spaces")
+
     what = f"{len(alphabet)} characters, counted apart at the start of a word and inside"
     check_room("word-piece", vocabulary, len(SPECIAL) + len(alphabet), what)
-    # The trainer numbers characters inside words as it meets them, in an order that differs from run to run, and breaks
-    # ties by number. Named as special tokens they are numbered before; that they are special is taken back after.
+    # The trainer numbers characters inside words as it meets them, in an order that differs from
+    # run to run, and breaks ties by number. Named as special tokens they are numbered before; that
+    # they are special is taken back after.
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocabulary,
         special_tokens=SPECIAL + alphabet,
         min_frequency=2,
         show_progress=False,
     )
+
     inner.train_from_iterator(map(bytes.decode, pieces), trainer)
     values = json.loads(inner.to_str())
     values["added_tokens"] = values["added_tokens"][: len(SPECIAL)]
+
     return tokenizers.Tokenizer.from_str(json.dumps(values))
 
 
@@ -141,11 +163,13 @@ def alphabet_of(inner: tokenizers.Tokenizer, pieces: list[bytes]) -> list[str]:
     seen: set[str] = set()
     for piece in pieces:
         seen.update(inner.normalizer.normalize_str(piece.decode()))
+
     split = inner.pre_tokenizer.pre_tokenize_str
     first = sorted(character for character in seen if split(character))
     inside = [
         character for character in first if any(len(split(f"{a}{character}{a}")) == 1 for a in "a1")
     ]
+
     return first + [word_splitting.CONTINUES + character for character in inside]
 
 

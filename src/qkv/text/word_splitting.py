@@ -1,8 +1,9 @@
 """What a word is, and how words and punctuation are put together again.
 
-A word keeps the apostrophe, hyphen, point or colon inside it (don't, well-known, 3.14, 10:30); any other sign stands
-alone. Spaces are not kept: they come back by the rules of punctuation. A quotation mark that opens is told from one
-that closes by what stands before it; curly ones are read as straight ones, and all come back straight.
+A word keeps the apostrophe, hyphen, point or colon inside it (don't, well-known, 3.14, 10:30); any
+other sign stands alone. Spaces are not kept: they come back by the rules of punctuation. A
+quotation mark that opens is told from one that closes by what stands before it; curly ones are read
+as straight ones, and all come back straight.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Training: one loop for every model, from the names of data to a folder with a model, and nothing lost on the way."""
+"""Training: one loop for every model, from the names of data to a folder with a model, and nothing
+lost on the way.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -12,7 +12,9 @@ from qkv.training.resilience.checkpoint_writer import Checkpoint
 
 
 class ExponentialAverage:
-    """After each step the average moves by (1 - decay) towards the weights; sooner at the start of a run."""
+    """After each step the average moves by (1 - decay) towards the weights; sooner at the start of
+    a run.
+    """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
@@ -37,7 +39,9 @@ class ExponentialAverage:
 
 
 def learning(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters that are trained, by name; those that are frozen are in the model that a run began from."""
+    """The parameters that are trained, by name; those that are frozen are in the model that a run
+    began from.
+    """
     return (
         (name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
     )
@@ -55,4 +59,5 @@ def mean_of(checkpoints: Sequence[Checkpoint], prefix: str) -> dict[str, Tensor]
     for checkpoint in checkpoints:
         for name, tensor in checkpoint.tensors(prefix).items():
             total[name] = tensor.double() + total.get(name, 0.0)
+
     return {name: (tensor / len(checkpoints)).float() for name, tensor in total.items()}

@@ -1,4 +1,6 @@
-"""A substitute for `softmax_loss_` on a GPU: one kernel scores a row of logits and overwrites it with its slope."""
+"""A substitute for `softmax_loss_` on a GPU: one kernel scores a row of logits and overwrites it
+with its slope.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +45,7 @@ def softmax_loss_(
         DEEP=2,
         num_warps=16,
     )
+
     return losses.sum()
 
 
@@ -65,9 +68,11 @@ if triton is not None:
         LANES: tl.constexpr,
         DEEP: tl.constexpr,
     ):
-        """Every lane keeps the largest logit and the sum of exponentials of its columns; they are joined at the end.
+        """Every lane keeps the largest logit and the sum of exponentials of its columns; they are
+        joined at the end.
 
-        Exponentials are powers of two. Whole tiles of DEEP x LANES columns need no mask; the last one does.
+        Exponentials are powers of two. Whole tiles of DEEP x LANES columns need no mask; the last
+        one does.
         """
         row = tl.program_id(0).to(tl.int64)
         logits += row * stride
@@ -80,6 +85,7 @@ if triton is not None:
         top = tl.full((LANES,), -1e30, tl.float32)
         total = tl.zeros((LANES,), tl.float32)
         summed = tl.zeros((LANES,), tl.float32)
+
         for start in range(0, whole, DEEP * LANES):
             x = tl.load(logits + start + tile).to(tl.float32)
             higher = tl.maximum(top, tl.max(x, 0))
@@ -89,6 +95,7 @@ if triton is not None:
             top = higher
             if SMOOTH:
                 summed += tl.sum(x, 0)
+
         beyond = whole + tile
         x = tl.load(logits + beyond, mask=beyond < V, other=float("-inf")).to(tl.float32)
         higher = tl.maximum(top, tl.max(x, 0))
@@ -103,15 +110,18 @@ if triton is not None:
         loss = log_total - (1 - smoothing) * at_target
         if SMOOTH:
             loss -= smoothing * tl.sum(summed, 0) / V
+
         share = tl.load(shares + row) if SHARES else 1.0
         tl.store(losses + row, tl.where(asked, loss * share, 0.0))
 
         scale = tl.where(asked, share, 0.0)
         everyone = scale * smoothing / V
+
         for start in range(0, whole, DEEP * LANES):
             x = tl.load(logits + start + tile).to(tl.float32)
             slope = tl.exp2((x - log_total) * LOG2_E) * scale - everyone
             tl.store(logits + start + tile, slope.to(logits.dtype.element_ty))
+
         x = tl.load(logits + beyond, mask=beyond < V, other=float("-inf")).to(tl.float32)
         slope = tl.where(beyond < V, tl.exp2((x - log_total) * LOG2_E) * scale - everyone, 0.0)
         tl.store(logits + beyond, slope.to(logits.dtype.element_ty), mask=beyond < P)

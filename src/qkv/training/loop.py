@@ -1,4 +1,6 @@
-"""The loop, the same for every model: batch, loss, gradients, good or bad, update; then whatever is due."""
+"""The loop, the same for every model: batch, loss, gradients, good or bad, update; then whatever is
+due.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class TrainingResult:
 
 
 def training_loop(run: Run, samples: Samples | None = None) -> TrainingResult:
-    """Take the run to its last step, or to where it is told to stop. `samples` shows what the model says by now."""
+    """Take the run to its last step, or to where it is told to stop. `samples` shows what the model
+    says by now.
+    """
     config, state, memory, progress = run.config, run.state, run.memory, run.progress
     validate_every, save_every = (
         config.every(config.validate_every, 10),
@@ -51,6 +55,7 @@ def training_loop(run: Run, samples: Samples | None = None) -> TrainingResult:
     elif state.step >= run.steps:
         more = "--steps" if run.task.steps is None else "--epochs"
         progress.say(f"All {run.steps} steps are done; give more {more} to go on.")
+
     with (
         closing(run.metrics),
         run.progress,
@@ -80,6 +85,7 @@ def training_loop(run: Run, samples: Samples | None = None) -> TrainingResult:
                 run.hear()
             ):  # of the step before this one: the device has this one to work on meanwhile
                 continue
+
             now = time.perf_counter()
             state.step, state.tokens, state.seconds = (
                 step + 1,
@@ -99,11 +105,14 @@ def training_loop(run: Run, samples: Samples | None = None) -> TrainingResult:
                 continue
             if run.hear():
                 continue
+
             best = validating and run.check()
             if saving or best or stop or run.gave_up():
                 run.save(best=best, passing=not (saving or best or run.gave_up()))
+
             if sampling and samples is not None:
                 show_samples(run, samples)
+
             if stop and not last:
                 progress.say(
                     f"Stopped after step {state.step} of {run.steps}; all is saved. Go on with --resume."
@@ -112,20 +121,27 @@ def training_loop(run: Run, samples: Samples | None = None) -> TrainingResult:
                     f"{run.kept_model()}; {run.config.out}@{state.step} opens the newest weights."
                 )
                 break
+
             if run.gave_up() and not last:
                 progress.say(
                     f"No better for {state.stale} validations: the run ends early, after step {state.step}."
                 )
+
             begun = time.perf_counter()
+
         finished = state.step >= run.steps or run.gave_up()
         if finished:
             run.finish()
+
     flops = run.flops_per_token * state.tokens
+
     return TrainingResult(state.step, finished, state.best, state.tokens, state.seconds, flops)
 
 
 def show_samples(run: Run, samples: Samples) -> None:
-    """What the model generates by now. A model that cannot (its logits are not finite) does not end the run."""
+    """What the model generates by now. A model that cannot (its logits are not finite) does not end
+    the run.
+    """
     try:
         run.progress.samples(f"after step {run.state.step}", samples(run.model))
     except ValueError as error:
@@ -134,10 +150,11 @@ def show_samples(run: Run, samples: Samples) -> None:
 
 @contextmanager
 def stop_on_signals() -> Iterator[Callable[[], bool]]:
-    """SIGINT, SIGTERM and SIGHUP end the run after the step it is in, saved; a second SIGINT or SIGTERM does at once.
+    """SIGINT, SIGTERM and SIGHUP end the run after the step it is in, saved; a second SIGINT or
+    SIGTERM does at once.
 
-    A terminal that is closed may send SIGHUP twice, by the kernel and by the shell: the second one changes nothing.
-    Where SIGHUP is ignored, as under nohup, it stays ignored.
+    A terminal that is closed may send SIGHUP twice, by the kernel and by the shell: the second one
+    changes nothing. Where SIGHUP is ignored, as under nohup, it stays ignored.
     """
     told: list[int] = []
 
@@ -145,16 +162,20 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
         if told and number != hang_up:
             signal.signal(number, before[signal.Signals(number)])
             signal.raise_signal(number)
+
         told.append(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
+
     hang_up = getattr(signal, "SIGHUP", None)  # which Windows does not have
     numbers = [signal.SIGINT, signal.SIGTERM]
     if hang_up is not None and signal.getsignal(hang_up) != signal.SIG_IGN:
         numbers.append(hang_up)
+
     before = {number: signal.signal(number, hear) for number in numbers}
+
     try:
         yield lambda: bool(told)
     finally:

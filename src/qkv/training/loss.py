@@ -1,8 +1,9 @@
 """The loss: cross-entropy as a sum, in float32, without ever holding all logits.
 
-With a vocabulary of 50,000 the logits are the largest thing in training by far: 32 texts of 1,024 words make 6 GiB of
-them in float32. So the output layer and the loss go through the positions in chunks. A chunk's logits become their own
-gradient in place, and that becomes at once the gradient of what made them; nothing of size V is kept for the way back.
+With a vocabulary of 50,000 the logits are the largest thing in training by far: 32 texts of 1,024
+words make 6 GiB of them in float32. So the output layer and the loss go through the positions in
+chunks. A chunk's logits become their own gradient in place, and that becomes at once the gradient
+of what made them; nothing of size V is kept for the way back.
 """
 
 from __future__ import annotations
@@ -31,22 +32,28 @@ def loss_sum(
     shares: Float[Tensor, "*n"] | None = None,
     chunk: int | None = None,
 ) -> Float[Tensor, ""]:
-    """Sum over the positions of the cross-entropy between softmax(features weight^T + bias) and their targets.
+    """Sum over the positions of the cross-entropy between softmax(features weight^T + bias) and
+    their targets.
 
-    A target of IGNORE asks nothing. With `shares` each position counts as much as its share says. Label smoothing takes
-    `smoothing` of the probability from the target and gives it to all words alike. `weight` may be of a finer dtype
-    than `features`: it is used in theirs, its gradient in its own.
+    A target of IGNORE asks nothing. With `shares` each position counts as much as its share says.
+    Label smoothing takes `smoothing` of the probability from the target and gives it to all words
+    alike. `weight` may be of a finer dtype than `features`: it is used in theirs, its gradient in
+    its own.
     """
     features, targets = features.flatten(0, -2), targets.flatten()  # (N, E), (N,)
     chunk = chunk or rows_at_once(features.shape[0], weight.shape[0], features.is_cuda)
     shares = None if shares is None else shares.flatten()  # (N,)
+
     return ChunkedLoss.apply(features, weight, bias, targets, smoothing, chunk, shares)
 
 
 def rows_at_once(N: int, V: int, gpu: bool) -> int:
-    """All, where their logits are few; else as many as keep matrix products efficient, and never more than half."""
+    """All, where their logits are few; else as many as keep matrix products efficient, and never
+    more than half.
+    """
     if N * V <= LOGITS:
         return max(1, N)
+
     most = min(ROWS_ON_GPU, LOGITS_ON_GPU // V) if gpu else LOGITS // V
     return min(max(1, most), -(-N // 2))
 
@@ -74,23 +81,29 @@ class ChunkedLoss(torch.autograd.Function):
         total = torch.zeros(
             (), dtype=torch.promote_types(features.dtype, torch.float32), device=features.device
         )
+
         for start in range(0, features.shape[0], chunk):
             part = slice(start, start + chunk)
             logits = F.linear(features[part], W)  # (n, P)
             if b is not None:
                 logits[:, :V] += b
+
             total += softmax_loss_(
                 logits, V, targets[part], smoothing, None if shares is None else shares[part]
             )
             slope = logits  # no longer: it now holds the loss's derivative for each of them
             if d_features is not None:
                 torch.mm(slope, W, out=d_features[part])
+
             if wanted[1]:
                 d_weight = plus_product(d_weight, slope.T, features[part], finer)
+
             if d_bias is not None:
                 d_bias += slope[:, :V].sum(0, dtype=finer)
+
         ctx.save_for_backward(d_features, None if d_weight is None else d_weight[:V], d_bias)
         ctx.dtype = weight.dtype
+
         return total
 
     @staticmethod
@@ -115,12 +128,14 @@ def softmax_loss_(
     smoothing: float,
     shares: Float[Tensor, "N"] | None = None,
 ) -> Float[Tensor, ""]:
-    """The loss of the first V columns, summed; the logits are overwritten with its derivative, columns beyond V with 0.
+    """The loss of the first V columns, summed; the logits are overwritten with its derivative,
+    columns beyond V with 0.
 
     This is the definition; on a GPU one fused pass takes its place.
     """
     if fused_loss.supports(logits):
         return fused_loss.softmax_loss_(logits, V, targets, smoothing, shares)
+
     asked = targets != IGNORE
     target = targets.where(asked, 0).unsqueeze(1)  # (N, 1)
     finer = torch.promote_types(logits.dtype, torch.float32)
@@ -128,6 +143,7 @@ def softmax_loss_(
     loss = -(1 - smoothing) * log_probability.gather(1, target).squeeze(1)
     if smoothing:
         loss -= smoothing * log_probability.mean(1)
+
     slope = log_probability.exp_()
     slope -= smoothing / V
     slope.scatter_add_(1, target, slope.new_full(target.shape, -(1 - smoothing)))
@@ -135,11 +151,14 @@ def softmax_loss_(
     slope *= counted.unsqueeze(1)
     logits[:, :V] = slope
     logits[:, V:] = 0
+
     return (loss * counted).sum()
 
 
 def aligned(weight: Float[Tensor, "V E"], multiple: int = 128) -> Float[Tensor, "P E"]:
-    """On a GPU, rows of zeros up to a round number: matrix products of a width like 50,257 are slow there."""
+    """On a GPU, rows of zeros up to a round number: matrix products of a width like 50,257 are slow
+    there.
+    """
     beyond = -weight.shape[0] % multiple
     return F.pad(weight, (0, 0, 0, beyond)) if weight.is_cuda and beyond else weight
 
@@ -148,8 +167,11 @@ def plus_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype)
     """total + a @ b, in a dtype that may be finer than that of a and b; the total is overwritten."""
     if a.dtype == dtype:
         return a @ b if total is None else total.addmm_(a, b)
+
     if a.is_cuda:
         if total is None:
             return torch.mm(a, b, out_dtype=dtype)
+
         return torch.addmm(total, a, b, out_dtype=dtype, out=total)
+
     return (a @ b).to(dtype) if total is None else total.add_(a @ b)

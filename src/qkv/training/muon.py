@@ -1,6 +1,8 @@
-"""Muon: each matrix moves by its momentum, orthogonalised. The iterations run in float32 on a CPU, in bf16 on a GPU.
+"""Muon: each matrix moves by its momentum, orthogonalised. The iterations run in float32 on a CPU,
+in bf16 on a GPU.
 
-torch.optim.Muon always iterates in bf16. A CPU without bf16 instructions emulates it, ten times slower than float32.
+torch.optim.Muon always iterates in bf16. A CPU without bf16 instructions emulates it, ten times
+slower than float32.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from torch import Tensor
 
 
 class Muon(torch.optim.Muon):
-    """torch.optim.Muon with the same hyperparameters, state and update; only the dtype of the iterations differs."""
+    """torch.optim.Muon with the same hyperparameters, state and update; only the dtype of the
+    iterations differs.
+    """
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -47,7 +51,9 @@ class Muon(torch.optim.Muon):
 def orthogonalised(
     matrix: Float[Tensor, "M N"], coefficients: tuple[float, float, float], steps: int, eps: float
 ) -> Float[Tensor, "M N"]:
-    """About U Vᵀ of the singular value decomposition U S Vᵀ, by Newton-Schulz iterations on the shorter side."""
+    """About U Vᵀ of the singular value decomposition U S Vᵀ, by Newton-Schulz iterations on the
+    shorter side.
+    """
     a, b, c = coefficients
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.to(iteration_dtype(matrix))
@@ -58,6 +64,7 @@ def orthogonalised(
         gram = x @ x.T  # (R, R)
         polynomial = torch.addmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.addmm(x, polynomial, x, beta=a)
+
     return x.T if tall else x
 
 
@@ -65,4 +72,5 @@ def iteration_dtype(matrix: Tensor) -> torch.dtype:
     """bf16 where the hardware multiplies it fast; on a CPU float32, or float64 for a float64 model."""
     if matrix.device.type != "cpu":
         return torch.bfloat16
+
     return torch.promote_types(matrix.dtype, torch.float32)

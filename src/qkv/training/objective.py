@@ -46,11 +46,13 @@ class FeatureExtractor(nn.Module):
                 documents=batch.documents,
                 positions=batch.positions,
             )
+
         if batch.target_positions is not None:
             target_positions = batch.target_positions.unsqueeze(-1).expand(
                 -1, -1, hidden.shape[-1]
             )  # (B, M, E)
             hidden = hidden.gather(1, target_positions)
+
         return model.features(hidden)
 
 
@@ -82,14 +84,18 @@ class Objective(nn.Module):
         self.replay: StepGraphRunner | None = None
 
     def compile_reader(self) -> None:
-        """For training; validation has batches of many shapes, and compiling would take longer than it saves."""
+        """For training; validation has batches of many shapes, and compiling would take longer than
+        it saves.
+        """
         recompute_activations(
             self.model
         )  # costs next to nothing where the compiler joins it with what follows
         self.compiled = torch.compile(self.reader)
 
     def record(self, wait: int = 0) -> None:
-        """On one GPU: a step's kernels are launched as one, for shapes that have come more than `wait` times."""
+        """On one GPU: a step's kernels are launched as one, for shapes that have come more than
+        `wait` times.
+        """
         self.replay = StepGraphRunner(self, wait)
 
     def forward(self, batch: Batch) -> Float[Tensor, ""]:
@@ -97,6 +103,8 @@ class Objective(nn.Module):
         weight, bias = self.model.output_layer
         if not isinstance(weight, Tensor):
             raise TypeError("model: int8 weights are frozen; train the float32 model")
+
         read = self.compiled if self.compiled is not None and self.training else self.reader
         smoothing = self.smoothing if self.training else 0.0
+
         return loss_sum(read(batch), weight, bias, batch.targets, smoothing=smoothing)

@@ -19,7 +19,9 @@ BLOCK = re.compile(r"\bblocks\.(\d+)\.")
 
 
 class Optimizers:
-    """One or two optimizers that step together, and what they remember, by the names of the parameters."""
+    """One or two optimizers that step together, and what they remember, by the names of the
+    parameters.
+    """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
         self.names: dict[Tensor, str] = {
@@ -36,6 +38,7 @@ class Optimizers:
             for parameter in chosen:
                 decay = config.weight_decay if parameter.dim() >= 2 else 0.0
                 found.setdefault((decay, factors[self.names[parameter]]), []).append(parameter)
+
             return [
                 {"params": own, "weight_decay": decay, "factor": factor}
                 for (decay, factor), own in found.items()
@@ -47,8 +50,10 @@ class Optimizers:
             self.optimizers.append(
                 torch.optim.AdamW(rest, betas=betas, eps=config.epsilon, fused=True)
             )
+
         if by_muon:
             self.optimizers.append(Muon(groups(each for each in self.names if each in by_muon)))
+
         self.muon_learning_rate = config.muon_learning_rate
 
     def set_rate(self, rate: float, highest: float) -> None:
@@ -58,7 +63,8 @@ class Optimizers:
                 group["lr"] = own * group["factor"]
 
     def step(self, bad: Tensor, divisor: Tensor) -> None:
-        """Update with the gradients divided by `divisor`; with `bad` not 0, leave everything as it is.
+        """Update with the gradients divided by `divisor`; with `bad` not 0, leave everything as it
+        is.
 
         AdamW's fused kernel does both by itself, so the host need not wait to know.
         """
@@ -74,6 +80,7 @@ class Optimizers:
                     for p in group["params"]
                     if p.grad is not None
                 ]
+
                 torch._foreach_div_(gradients, divisor)
                 optimizer.step()
 
@@ -82,7 +89,9 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """What they remember, sharded as the parameters are: `name of the parameter | name of the number`."""
+        """What they remember, sharded as the parameters are: `name of the parameter | name of the
+        number`.
+        """
         return {
             f"{self.names[parameter]}|{key}": value
             for optimizer in self.optimizers
@@ -95,6 +104,7 @@ class Optimizers:
         for name, tensor in tensors.items():
             parameter, _, key = name.rpartition("|")
             remembered.setdefault(parameter, {})[key] = tensor
+
         for optimizer in self.optimizers:
             optimizer.state.clear()
             for group in optimizer.param_groups:
@@ -107,7 +117,9 @@ class Optimizers:
 
 
 def matrices_inside(model: nn.Module) -> set[nn.Parameter]:
-    """What Muon is for: the matrices of the blocks. Embeddings and output layers look things up by rows."""
+    """What Muon is for: the matrices of the blocks. Embeddings and output layers look things up by
+    rows.
+    """
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     return {
         parameter
@@ -118,11 +130,14 @@ def matrices_inside(model: nn.Module) -> set[nn.Parameter]:
 
 
 def layer_factors(names: Iterable[str], decay: float) -> dict[str, float]:
-    """The part of the learning rate that a parameter gets: all of it above the blocks, and less the deeper it lies."""
+    """The part of the learning rate that a parameter gets: all of it above the blocks, and less the
+    deeper it lies.
+    """
     names = list(names)
     blocks = {name: int(found[1]) for name in names if (found := BLOCK.search(name))}
     depth = max(blocks.values(), default=-1) + 1
     below = {name: 0 if "embedding" in name else depth + 1 for name in names}
+
     return {
         name: decay ** (depth + 1 - (blocks[name] + 1 if name in blocks else below[name]))
         for name in names

@@ -1,4 +1,6 @@
-"""A run: everything that takes part in training, and what happens to it besides the steps themselves."""
+"""A run: everything that takes part in training, and what happens to it besides the steps
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ class Run:
         return learning_rate(self.optimizer, step, self.steps, self.highest)
 
     def hear(self) -> bool:
-        """Learn what became of the steps sent before, and write it down; True if that made the run go back."""
+        """Learn what became of the steps sent before, and write it down; True if that made the run
+        go back.
+        """
         while self.pending:
             done = self.pending.pop(0)
             loss, norm, bad, scale = done.numbers.tolist()
@@ -102,6 +106,7 @@ class Run:
                 "utilisation": round(self.flops_per_token * speed / self.peak, 4),
                 "memory": memory_used(self.world.device),
             }
+
             self.metrics.write(row)
             self.progress.step(row)
             if scale > 1 and math.isfinite(loss) and not math.isfinite(norm):
@@ -111,9 +116,11 @@ class Run:
                 )
             elif reason := self.memory.guard.hear(done.step, done.position, loss, norm, bool(bad)):
                 self.skipped(done, reason)
+
             if self.memory.guard.exhausted:
                 self.go_back()
                 return True
+
         return False
 
     def skipped(self, done: Done, reason: str) -> None:
@@ -134,12 +141,14 @@ class Run:
                 f"training fails again and again, now at step {step + 1}: it went back {self.state.rewinds} times, "
                 "each time past other data, so the data is not to blame; lower the learning rate or raise the warmup"
             )
+
         rewinds, left_out = self.state.rewinds + 1, self.state.left_out
         checkpoint = good[0] if good else self.checkpoints.newest()
         if checkpoint is None:
             raise Diverged(
                 "training fails, and there is no whole checkpoint to go back to; begin a new run"
             )
+
         self.memory.restore(checkpoint, self.state)
         self.state.rewinds, self.state.left_out = rewinds, left_out
         first = max(first, self.state.position(self.state.step))
@@ -164,6 +173,7 @@ class Run:
         """A checkpoint on the run's way, or, passing, where it is told to stop."""
         if not (self.memory.guard.bad or passing):
             self.state.rewinds = 0
+
         self.write_checkpoint(best, passing)
 
     def write_checkpoint(self, best: bool, passing: bool = False) -> None:
@@ -172,6 +182,7 @@ class Run:
         ):  # first, so that there is a model to open wherever there is a checkpoint
             with self.averaged():
                 self.keep()
+
         tensors = self.memory.tensors(self.world.first)
         with self.world.together():
             if self.world.first:
@@ -179,7 +190,9 @@ class Run:
                 self.checkpoints.save(self.state.step, tensors, numbers, best=best, passing=passing)
 
     def check(self) -> bool:
-        """Validate the weights as they would be kept. If they are the best so far they are, at once, and it is True."""
+        """Validate the weights as they would be kept. If they are the best so far they are, at
+        once, and it is True.
+        """
         state = self.state
         with self.averaged():
             measured = self.measured()
@@ -194,13 +207,16 @@ class Run:
             if best:
                 state.best, state.merit = measured["loss"], now
                 self.keep()
+
         row = {"step": state.step, "validation_loss": measured.pop("loss"), **measured}
         if not math.isfinite(row["validation_loss"]):
             self.progress.say(
                 "The validation loss is not finite; lower the learning rate or raise the warmup."
             )
+
         self.metrics.write(row)
         self.progress.validation(row)
+
         return best
 
     def averaged(self) -> AbstractContextManager[None]:
@@ -212,6 +228,7 @@ class Run:
         best = self.checkpoints.marked_best()
         if self.state.best is None or not best:
             return f"The model in {self.config.out} is that of step {self.state.step}, not validated yet"
+
         return f"The model in {self.config.out} is that of step {best[-1]}, the best on validation so far"
 
     def measured(self) -> dict[str, float]:
@@ -219,6 +236,7 @@ class Run:
         loss, counted = validate(self.objective, self.task.validation, self.world, self.state.parts)
         loss = math.inf if math.isnan(loss) else loss  # which any other is better than
         found = {"loss": loss, **(self.task.measure(counted) if self.task.measure else {})}
+
         return {
             self.task.metric: found[self.task.metric],
             **found,
@@ -232,6 +250,7 @@ class Run:
         """The weights of this moment become the run's model."""
         own = ((name, weight.detach()) for name, weight in self.model.named_parameters())
         weights = gathered(own, self.world.first)
+
         with self.world.together():
             if not self.world.first:
                 pass
@@ -254,6 +273,7 @@ class Run:
             self.progress.say(
                 f"The mean of the checkpoints {steps} has a validation loss of {self.state.best:.4f}."
             )
+
         row = {
             "step": self.state.step,
             "event": "finished",
@@ -262,6 +282,7 @@ class Run:
             "seconds": self.state.seconds,
             "flops": self.flops_per_token * self.state.tokens,
         }
+
         if self.world.first and row not in read_metrics(
             self.config.out
         ):  # it may have been resumed at its end
@@ -278,7 +299,9 @@ def begin(
     progress: Progress | None = None,
     model: Model | None = None,
 ) -> Run:
-    """A run from its beginning, or from the newest checkpoint in its folder. `model` is one that is trained on."""
+    """A run from its beginning, or from the newest checkpoint in its folder. `model` is one that is
+    trained on.
+    """
     device = world.device
     precision = config.precision or best_precision(device)
     check_precision(precision, device)
@@ -288,14 +311,17 @@ def begin(
     shards = sharded(world, config.distributed)
     if model is None:
         model = build(task.config) if task.begin is None else task.begin()
+
     model = model.to("cpu" if shards else device).train()
     if config.recompute:
         recompute_blocks(model)
+
     own = task.objective(
         model, precision="float32" if shards else precision, smoothing=optimizer.smoothing
     )
     if compiles(config.compile, device.type, task.training):
         own.compile_reader()
+
     if device.type == "cuda":
         # cuDNN's attention plans for half a second whenever a shape is new.
         torch.backends.cuda.enable_cudnn_sdp(isinstance(task.training, CausalData | MaskedData))
@@ -307,6 +333,7 @@ def begin(
             own.record()  # of pairs, every batch has a shape of its own
         elif world.talk is None and isinstance(task.training, LabelledData | ConversationData):
             own.record(wait=FEW)
+
     objective = spread(own, world, config.distributed, precision)
     average = (
         ExponentialAverage(model, optimizer.average_decay)
@@ -320,6 +347,7 @@ def begin(
         Guard(config.spike, config.patience),
         average,
     )
+
     metrics = metrics or Metrics(config.out, sinks=config.sinks, active=world.first)
     progress = progress or Progress(
         config.steps, every=config.log_every, active=world.first, metric=task.metric
@@ -334,32 +362,39 @@ def begin(
         flops_per_token=cost_of(task, 1, precision).flops_per_token,
         peak=measured_peak(device, precision) * world.size,
     )  # fmt: skip
+
     with world.in_turn():  # nothing is written before all have read
         newest = checkpoints.newest()
         if newest is not None:
             memory.restore(newest, state)
             if state.asked != asked:  # else what a lack of memory made of it stays
                 state.parts = state.asked = asked
+
             progress.say(f"Resuming after step {state.step} of {config.steps}.")
         elif checkpoints.steps():
             raise ValueError(
                 f"out: none of the checkpoints in {config.out} is whole; choose another folder to begin anew"
             )
+
         metrics.rewind(state.step)
         if world.first and metrics.path.exists():
             progress.recall(read_metrics(config.out))
+
     if world.anyone(state.step != world.agreed(state.step)):
         raise ValueError(
             f"out: all processes must see the same checkpoints in {config.out}; use a disk they share"
         )
+
     if newest is None:
         run.save(best=False)
+
     return run
 
 
 def compiles(asked: bool | None, device: str, data: TrainingData) -> bool:
-    """Whether the model is compiled. Unless asked for, only where it pays: on a GPU, for rows of one shape. Pairs have
-    a shape for every batch: the compiler takes minutes over them, and its general code is slower than none."""
+    """Whether the model is compiled. Unless asked for, only where it pays: on a GPU, for rows of
+    one shape. Pairs have a shape for every batch: the compiler takes minutes over them, and its
+    general code is slower than none."""
     return (
         device == "cuda" and isinstance(data, CausalData | MaskedData) if asked is None else asked
     )
@@ -371,14 +406,19 @@ def cost_of(task: TrainingTask, micro_tokens: int, precision: Precision, **how: 
 
 
 def parts_of(task: TrainingTask, config: RunConfig, world: World) -> int:
-    """Micro-batches a batch, so that none has more tokens than asked for; of pairs, whose rows differ, about."""
+    """Micro-batches a batch, so that none has more tokens than asked for; of pairs, whose rows
+    differ, about.
+    """
     if config.micro_batch_tokens is None:
         return 1
+
     data, micro = task.training, config.micro_batch_tokens
     if isinstance(data, CausalData | MaskedData):
         length = data.tokens_per_step // data.rows
         return -(-data.rows // (max(1, micro // length) * world.size))
+
     tokens = (
         config.batch_tokens if task.steps is None else data.tokens_per_step
     )  # else the batch counts examples
+
     return max(1, -(-tokens // (micro * world.size)))

@@ -1,4 +1,6 @@
-"""How a model is trained: every choice a field with its meaning, so that the command line explains itself."""
+"""How a model is trained: every choice a field with its meaning, so that the command line explains
+itself.
+"""
 
 from __future__ import annotations
 
@@ -34,18 +36,21 @@ class DataConfig:
     """What is read."""
 
     data: tuple[str, ...]
-    """Files, folders, globs, - for standard input, hf:NAME of the Hugging Face hub, or the embedded python or turkish.
-    For translation: two parallel files, or rows with two columns."""
+    """Files, folders, globs, - for standard input, hf:NAME of the Hugging Face hub, or the embedded
+    python or turkish. For translation: two parallel files, or rows with two columns."""
     validation: tuple[str, ...] = ()
     """What to validate on, named like data; a part of the data is held out unless given."""
     held_out: float = 0.1
-    """Without validation: the fraction of the data held out, at most 200,000 tokens or 2,000 pairs."""
+    """Without validation: the fraction of the data held out, at most 200,000 tokens or 2,000 pairs.
+    """
     column: str = "text"
     """The column that has the text, in .jsonl, .csv, .tsv and .parquet."""
     columns: tuple[str, str] | None = None
     """For translation: the columns that have source and target."""
     tokenizer: str = "byte-pair"
-    """Learned from the data: characters, words, byte-pair or word-piece; or a tokenizer.json, or a folder with one."""
+    """Learned from the data: characters, words, byte-pair or word-piece; or a tokenizer.json, or a
+    folder with one.
+    """
     across_documents: bool = True
     """Texts packed into one row see each other; without, each text is alone."""
     mask_rate: float = 0.15
@@ -68,23 +73,26 @@ class OptimizerConfig:
     optimizer: Optimizer = "adamw"
     """adamw, or muon for the matrices inside the blocks and adamw for everything else."""
     learning_rate: float | None = None
-    """The highest; unless given, 6e-4 for a width of 768 and more for narrower models, as 1 / sqrt(width). With the
-    inverse-sqrt schedule, the paper's 1 / sqrt(width * warmup). In fine-tuning 5e-5 for a width of 768, 1e-4 for the
-    last layers, 5e-4 for adapters, 3e-3 for a head alone, and 3e-4 from scratch."""
+    """The highest; unless given, 6e-4 for a width of 768 and more for narrower models, as 1 /
+    sqrt(width). With the inverse-sqrt schedule, the paper's 1 / sqrt(width * warmup). In
+    fine-tuning 5e-5 for a width of 768, 1e-4 for the last layers, 5e-4 for adapters, 3e-3 for a
+    head alone, and 3e-4 from scratch."""
     muon_learning_rate: float = 0.02
     """Muon's own, before its factor for the shape of a matrix."""
     schedule: Schedule = "cosine"
-    """After warming up: cosine or linear down to final_rate, the paper's inverse-sqrt, stable then down at the end
-    (warm-up-stable-decay), or constant."""
+    """After warming up: cosine or linear down to final_rate, the paper's inverse-sqrt, stable then
+    down at the end (warm-up-stable-decay), or constant."""
     warmup: int | None = None
-    """Steps of linear warm-up to the highest learning rate; unless given 100 (500 in fine-tuning), but at most a tenth
-    of all steps."""
+    """Steps of linear warm-up to the highest learning rate; unless given 100 (500 in fine-tuning),
+    but at most a tenth of all steps."""
     decay: float = 0.2
     """With the stable schedule: the fraction of all steps in which the rate goes down."""
     final_rate: float = 0.1
     """The last learning rate as a fraction of the highest."""
     weight_decay: float = 0.1
-    """Of matrices, a step: this times the learning rate, so more under muon; norms and biases have none."""
+    """Of matrices, a step: this times the learning rate, so more under muon; norms and biases have
+    none.
+    """
     beta1: float = 0.9
     """AdamW's memory of gradients."""
     beta2: float = 0.95
@@ -96,10 +104,12 @@ class OptimizerConfig:
     smoothing: float = 0.0
     """Label smoothing: the probability taken from the right word and given to all alike."""
     layer_decay: float = 1.0
-    """The learning rate of each layer as a fraction of that of the layer above it; the embedding has the lowest."""
+    """The learning rate of each layer as a fraction of that of the layer above it; the embedding
+    has the lowest.
+    """
     average: Average = "none"
-    """Which weights are kept in the end: the best on validation, an exponential average, or the mean of the last
-    checkpoints."""
+    """Which weights are kept in the end: the best on validation, an exponential average, or the
+    mean of the last checkpoints."""
     average_decay: float = 0.999
     """Of the exponential average, a step."""
 
@@ -108,9 +118,11 @@ class OptimizerConfig:
         check_above_zero(self, "muon_learning_rate", "epsilon", "layer_decay")
         if self.learning_rate is not None:
             check_above_zero(self, "learning_rate")
+
         check_probability(self, "beta1", "beta2", "smoothing", "average_decay")
         if self.layer_decay > 1:
             raise ValueError(f"layer_decay: expected at most 1, not {self.layer_decay!r}")
+
         for name in ("decay", "final_rate", "weight_decay", "clip"):
             value = getattr(self, name)
             fraction = name in ("decay", "final_rate")
@@ -132,35 +144,49 @@ class RunOptions:
     micro_batch_tokens: int | None = None
     """Tokens of one forward pass on one device; as many as fit unless given."""
     precision: Precision | None = None
-    """float32 (on a GPU with TF32 products), bf16 or fp16; the best for this machine unless given."""
+    """float32 (on a GPU with TF32 products), bf16 or fp16; the best for this machine unless given.
+    """
     device: str | None = None
     """cpu, cuda, cuda:1 ...; a GPU if there is one unless given."""
     compile: bool | None = None
-    """Compile the model first (some tens of seconds). Unless given: on a GPU, for gpt and bert; not for transformer and
-    rnn, whose batches have many shapes, nor in fine-tuning."""
+    """Compile the model first (some tens of seconds). Unless given: on a GPU, for gpt and bert; not
+    for transformer and rnn, whose batches have many shapes, nor in fine-tuning."""
     recompute: bool = False
-    """Gradient checkpointing: keep only each block's input and compute the rest again, for less memory."""
+    """Gradient checkpointing: keep only each block's input and compute the rest again, for less
+    memory.
+    """
     deterministic: bool = False
     """On a GPU, use only kernels that give the same bits every time; a CPU does anyway."""
     distributed: Distributed = "ddp"
-    """Under torchrun: ddp copies the model to every device, fsdp shards it over them, and shows no samples."""
+    """Under torchrun: ddp copies the model to every device, fsdp shards it over them, and shows no
+    samples.
+    """
     validate_every: int | None = None
-    """Steps between validations; ten in a run unless given (in a short one every 25), and one at its end."""
+    """Steps between validations; ten in a run unless given (in a short one every 25), and one at
+    its end.
+    """
     sample_every: int | None = None
     """Steps between samples of what the model says; four in a run unless given, 0 for none."""
     stop_after: int | None = None
-    """Early stopping: the run ends when so many validations in a row were no better than the best."""
+    """Early stopping: the run ends when so many validations in a row were no better than the best.
+    """
     checkpoint_every: int | None = None
-    """Steps between checkpoints; twenty in a run unless given (in a short one every 25), and one at its end."""
+    """Steps between checkpoints; twenty in a run unless given (in a short one every 25), and one at
+    its end.
+    """
     keep: int | Literal["all"] = 3
-    """How many of the last checkpoints stay, besides the best one, or all. RUN@400 opens the one of step 400."""
+    """How many of the last checkpoints stay, besides the best one, or all. RUN@400 opens the one of
+    step 400.
+    """
     log_every: int = 10
     """Without a terminal: steps between lines."""
     spike: float = 2.0
-    """A step is skipped when its loss is this much above the median of the last hundred; 0 to skip none."""
+    """A step is skipped when its loss is this much above the median of the last hundred; 0 to skip
+    none.
+    """
     patience: int = 3
-    """After this many bad steps in a row, go back to the last checkpoint and leave their data out; after going back as
-    often without a new checkpoint, give up."""
+    """After this many bad steps in a row, go back to the last checkpoint and leave their data out;
+    after going back as often without a new checkpoint, give up."""
     sinks: tuple[Sink, ...] = ()
     """Where the metrics go besides metrics.jsonl: tensorboard, wandb."""
     resume: bool = False
@@ -178,6 +204,7 @@ class RunOptions:
             "log_every",
             "patience",
         )
+
         if self.keep != "all" and not (isinstance(self.keep, int) and self.keep >= 1):
             raise ValueError(f"keep: expected 1 or more, or all, not {self.keep!r}")
         if self.seed < 0:
@@ -196,13 +223,15 @@ class RunConfig(RunOptions):
     steps: int = 1000
     """Updates of the weights."""
     batch_tokens: int = 4096
-    """Tokens of one update, over all micro-batches and machines, in whole rows; of a translation, of each side, padding
-    included."""
+    """Tokens of one update, over all micro-batches and machines, in whole rows; of a translation,
+    of each side, padding included."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least_one(self, "steps", "batch_tokens")
 
     def every(self, given: int | None, times: int) -> int:
-        """A number of steps, by default so that it comes so many times in a run, or fewer in a short one."""
+        """A number of steps, by default so that it comes so many times in a run, or fewer in a
+        short one.
+        """
         return max(25, self.steps // times) if given is None else given

@@ -18,15 +18,18 @@ def learning_rate(config: OptimizerConfig, step: int, steps: int, highest: float
         return highest * math.sqrt(warmup / (step + 1))
     if config.schedule == "constant":
         return highest
+
     lowest = highest * config.final_rate
     begin = (
         warmup if config.schedule != "stable" else max(warmup, round(steps * (1 - config.decay)))
     )
     if step < begin:
         return highest
+
     done = (step - begin + 1) / max(1, steps - begin)  # above 0, and 1 at the last step
     if config.schedule == "cosine":
         return lowest + (highest - lowest) * (1 + math.cos(math.pi * done)) / 2
+
     return lowest + (highest - lowest) * (1 - done)
 
 
@@ -41,4 +44,5 @@ def highest_rate(config: OptimizerConfig, width: int, steps: int) -> float:
         return config.learning_rate
     if config.schedule == "inverse-sqrt":
         return (width * warmup_steps(config, steps)) ** -0.5
+
     return 6e-4 * math.sqrt(768 / width)

@@ -1,4 +1,6 @@
-"""One step's gradients, and the loss on validation: a batch in parts, over the ranks, as if it were one."""
+"""One step's gradients, and the loss on validation: a batch in parts, over the ranks, as if it were
+one.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,11 @@ def gradients_of(
     seed: tuple[int, int] = (0, 0),
     say: Callable[[str], object] = print,
 ) -> tuple[Float[Tensor, ""], int]:
-    """The mean loss of a global batch, its gradient times `scale` in the parameters; and in how many parts it fitted.
+    """The mean loss of a global batch, its gradient times `scale` in the parameters; and in how
+    many parts it fitted.
 
-    When the memory does not suffice, the parts are halved: the batch, and so the gradient, stays the same.
+    When the memory does not suffice, the parts are halved: the batch, and so the gradient, stays
+    the same.
     """
     rows, count = -(-batch.rows // world.size), max(1, batch.count)
     while True:
@@ -42,11 +46,13 @@ def gradients_of(
                 raise
             if parts >= rows or world.size > 1:
                 raise MemoryError(no_room(batch, world)) from None
+
         # Here the error, which held on to the tensors of the pass that failed, is gone.
         objective.zero_grad(set_to_none=True)
         gc.collect()
         if world.device.type == "cuda":
             torch.cuda.empty_cache()
+
         parts = 2 * parts
         say(
             f"Out of memory: a batch now goes in {min(parts, rows)} parts, of {-(-rows // parts)} rows or fewer here."
@@ -76,11 +82,14 @@ def accumulate(
             return objective.replay.gradients(
                 part.pin(), torch.as_tensor(scale / count, device=world.device), drawn
             )
+
         torch.manual_seed(drawn)
         with exchanging(objective, now=number == len(parts) - 1):
             loss = objective(part.pin().to(world.device))
             (loss * (scale * world.size / count)).backward()
+
         total += loss.detach()
+
     return total
 
 
@@ -100,9 +109,12 @@ def validate(objective: nn.Module, data: TrainingData, world: World, parts: int 
         for batch in data.ordered():
             for part in share(batch, world, parts):
                 total = total + objective(part.pin().to(world.device)).double()
+
             count += batch.count
+
         if not count:
             raise ValueError("validation: it asks for no word; give more text to validate on")
+
         total = world.total(total)
         return Validation(float(total[0]) / count, total[1:].cpu())
     finally:
@@ -120,7 +132,9 @@ def share(batch: Batch, world: World, parts: int = 1) -> list[Batch]:
     missing = min(parts, -(-batch.rows // world.size)) - len(mine)
     if not missing:
         return mine
+
     row = batch.part(0, 1)
+
     return mine + [replace(row, targets=torch.full_like(row.targets, IGNORE))] * missing
 
 
@@ -139,6 +153,7 @@ def out_of_memory(error: Exception) -> bool:
 def no_room(batch: Batch, world: World) -> str:
     if world.size > 1:
         return "out of memory on one of the machines; give a smaller --micro-batch-tokens, or --recompute"
+
     return (
         f"out of memory with one row of {batch.ids.shape[1]} tokens at a time; "
         "lower the context or the model's size, or use --recompute"

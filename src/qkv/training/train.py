@@ -43,7 +43,9 @@ from qkv.training.systems.precision import best_precision, check_precision
 
 SampleMaker = Callable[[TrainingTask], Callable[[Model], list[str]]]
 Fit = Callable[[TrainingTask, OptimizerConfig, RunConfig], RunConfig]
-"""Changes a new run once its task is known, before anything is written: the demo keeps to its time this way."""
+"""Changes a new run once its task is known, before anything is written: the demo keeps to its time
+this way.
+"""
 
 
 def train(
@@ -61,6 +63,7 @@ def train(
         config = replace(
             config, pooler=False, next_sentence=False
         )  # guessing words teaches them nothing
+
     check_possible(config, optimizer, run)
 
     def assembled(learned: Path | None) -> TrainingTask:
@@ -82,12 +85,14 @@ def run_training(
     console: Console | None = None,
     fit: Fit | None = None,
 ) -> TrainingResult | None:
-    """The same for training and fine-tuning, which differ in how the task is assembled. The tokenizer that a run
-    learned before it was resumed is handed on. `asked` is what else a person asked of the run, to be remembered."""
+    """The same for training and fine-tuning, which differ in how the task is assembled. The
+    tokenizer that a run learned before it was resumed is handed on. `asked` is what else a person
+    asked of the run, to be remembered."""
     if run.deterministic:
         os.environ.setdefault(
             "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
         )  # read once, at the first matrix product on a GPU
+
     with joined(run.device) as world, ExitStack() as held:
         shown, console = console, console or Console(highlight=False, quiet=not world.first)
         with (
@@ -96,31 +101,39 @@ def run_training(
             slow = check_precision(run.precision or best_precision(world.device), world.device)
             if slow is not None:
                 console.print(slow)
+
             if world.size > 1 and "-" in data.data:
                 raise ValueError(
                     "data: under torchrun only one process could read standard input; give a file"
                 )
+
             going_on = False
             if not run.dry_run:
                 going_on = held.enter_context(claimed(run)) if world.first else found(run)
+
             if going_on and (run.out / RUN).exists():
                 check_choices(
                     run.out, described(data)
                 )  # before data of another kind is read in vain
+
             task = assembled(run.out if going_on and (run.out / TOKENIZER).exists() else None)
             run = replace(run, steps=task.steps or run.steps)
             if fit is not None and not going_on:
                 run = fit(task, settled(optimizer, task, run, going_on), run)
+
             optimizer = settled(optimizer, task, run, going_on)
             check_possible(task.config, optimizer, run)
             for note in (*task.notes, *warmup_note(optimizer, task, run)):
                 console.print(note)
+
             written = RunDescription({}, False)
             if not run.dry_run:
                 written = describe_run(task, data, optimizer, run, going_on, console, asked or {})
+
         console.print(plan(task, optimizer, run, world))
         if run.dry_run:
             return None
+
         metrics = Metrics(run.out, sinks=run.sinks, config=written.description, active=world.first)
         shards = sharded(world, run.distributed)  # no process has a whole model to sample from
         progress = Progress(
@@ -129,9 +142,11 @@ def run_training(
         beginning = begin(task, optimizer, run, world, metrics=metrics, progress=progress)
         if written.changed and world.first:  # only now is it certain that the run goes on
             write_description(run.out, written.description)
+
         outcome = training_loop(beginning, None if samples is None or shards else samples(task))
         if outcome.finished:
             console.print(report(run, outcome, perplexity=task.metric == "loss"))
+
         return outcome
 
 
@@ -149,6 +164,7 @@ def found(run: RunConfig) -> bool:
         raise ValueError(
             f"out: {run.out}, made by the first process, is not here; use a disk that all machines share"
         )
+
     return True
 
 
@@ -169,7 +185,9 @@ def describe_run(
     console: Console,
     asked: dict[str, Any],
 ) -> RunDescription:
-    """In a new run its tokenizer and description are left in the folder, in an old one they must fit."""
+    """In a new run its tokenizer and description are left in the folder, in an old one they must
+    fit.
+    """
     order = task.training.order_version
     description = describe(task.config, data, optimizer, run, task.fingerprint, order)
     description["run"] |= asked
@@ -179,6 +197,7 @@ def describe_run(
         )  # first, as what is here is then known to be a run's
         task.tokenizer.write(run.out)
         return RunDescription(description, False)
+
     changes = check_same(run.out, description)
     before, reached = (
         read_description(run.out),
@@ -186,21 +205,25 @@ def describe_run(
     )
     if reached < run.steps:
         check_order(run.out, before["order"], order)
+
     for change in changes:
         console.print(f"Changed: {change}.")
+
     if jump := rate_change(before, optimizer, run.steps, task.config.width, reached):
         console.print(jump)
+
     return RunDescription(description, bool(changes))
 
 
 def settled(
     optimizer: OptimizerConfig, task: TrainingTask, run: RunConfig, going_on: bool
 ) -> OptimizerConfig:
-    """With the numbers that a person left to us, so that the run's description has them; a run that goes on has the
-    warm-up that it began with."""
+    """With the numbers that a person left to us, so that the run's description has them; a run that
+    goes on has the warm-up that it began with."""
     warmup = warmup_steps(optimizer, run.steps, task.warmup)
     if optimizer.warmup is None and going_on:
         warmup = read_description(run.out)["optimizer"]["warmup"]
+
     return replace(optimizer, learning_rate=optimizer.learning_rate or task.rate, warmup=warmup)
 
 
@@ -209,8 +232,10 @@ def warmup_note(optimizer: OptimizerConfig, task: TrainingTask, run: RunConfig) 
     warmup = warmup_steps(optimizer, run.steps)
     if warmup <= run.steps:
         return ()
+
     highest = highest_rate(optimizer, task.config.width, run.steps)
     last = learning_rate(optimizer, run.steps - 1, run.steps, highest)
+
     return (
         f"warmup: {warmup} steps of warm-up are more than the {run.steps} steps of the run, so the learning rate only "
         f"rises, to {last:.2e}, and never reaches {highest:.2e}; give a smaller --warmup, or leave it out",
@@ -253,8 +278,10 @@ def plan(task: TrainingTask, optimizer: OptimizerConfig, run: RunConfig, world: 
         "precision": precision,
         "folder": str(run.out),
     }
+
     for name, value in rows.items():
         table.add_row(name, value)
+
     return table
 
 
@@ -279,7 +306,9 @@ def report(run: RunConfig, outcome: TrainingResult, *, perplexity: bool = True) 
     }
     if perplexity:
         cells["perplexity"] = f"{math.exp(loss):,.2f}" if loss < 20 else "-"
+
     cells |= {"time": clock(outcome.seconds), "training cost (FLOPs)": f"{outcome.flops:.2e}"}
     table = Table(*cells, title=str(run.out))
     table.add_row(*cells.values())
+
     return table

@@ -6,7 +6,7 @@ from qkv import artifact
 from qkv.generation.text import complete
 from qkv.models import GPT
 from qkv.text.chat_template import Message, encode_chat, ends_of_turn
-from unit.commands.conftest import Qkv
+from support.command_fixtures import Qkv
 
 GREEDY = ("--temperature", 0, "--length", 6)
 

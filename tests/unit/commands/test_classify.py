@@ -11,8 +11,8 @@ import pytest
 from qkv import artifact
 from qkv.commands.classify import piped
 from qkv.generation.classify import classify
+from support.command_fixtures import Qkv
 from support.small_task_models import ASKED, LABELS, Small, small_tuned
-from unit.commands.conftest import Qkv
 
 WORDS = ("the", "cat", "sat")
 

@@ -1,4 +1,6 @@
-"""qkv compare as it is typed: both ways are asked the same rows, nothing found is lost, bad data is told at once."""
+"""qkv compare as it is typed: both ways are asked the same rows, nothing found is lost, bad data is
+told at once.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from qkv.evaluation.intervals import wilson
 from qkv.evaluation.task_file import read_task
 from qkv.models import GPT
 from qkv.models.task_model import TaskModel
+from support.command_fixtures import Qkv
 from support.sentences import SENTENCES
-from unit.commands.conftest import Qkv
 
 QUICK = ("--steps", "2", "--epochs", "1", "--batch", "4", "--device", "cpu")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qkv import cli
-from unit.commands.conftest import Qkv
+from support.command_fixtures import Qkv
 
 ASK = r"""
 source "$1"

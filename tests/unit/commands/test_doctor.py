@@ -1,4 +1,6 @@
-"""qkv doctor: what it finds on this machine, and what it says of machines that are slow in some way."""
+"""qkv doctor: what it finds on this machine, and what it says of machines that are slow in some
+way.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ import qkv as package
 from qkv import machine
 from qkv.commands import doctor
 from qkv.training.systems import precision
-from unit.commands.conftest import Qkv
+from support.command_fixtures import Qkv
 
 FAST: dict[str, Any] = {
     "torch": {"version": "2.13", "cuda": "13.0", "cpu_capability": "AVX512", "threads": 8},

@@ -13,7 +13,7 @@ from qkv.commands.edit import table
 from qkv.insight.inspect.attention_edits import Edit
 from qkv.insight.inspect.edit_effects import Change, edit_effects
 from qkv.insight.inspect.model_input import Reading, Side, read
-from unit.commands.conftest import Qkv
+from support.command_fixtures import Qkv
 
 TEXT = "the cat sat"
 

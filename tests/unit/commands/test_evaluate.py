@@ -1,4 +1,6 @@
-"""qkv evaluate as it is typed: nothing asked for is lost, and what cannot be kept is refused before the work begins."""
+"""qkv evaluate as it is typed: nothing asked for is lost, and what cannot be kept is refused before
+the work begins.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ import pytest
 
 from qkv.commands.evaluate import paired
 from qkv.evaluation.task_file import read_task
+from support.command_fixtures import Qkv
 from support.small_evaluation import small_folder
-from unit.commands.conftest import Qkv
 
 
 @pytest.fixture(scope="module")

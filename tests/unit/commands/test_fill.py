@@ -8,7 +8,7 @@ import pytest
 from qkv import artifact
 from qkv.generation.fill import fill
 from qkv.models import BERT
-from unit.commands.conftest import Qkv
+from support.command_fixtures import Qkv
 
 
 def test_guesses_and_bars(qkv: Qkv, models: Path) -> None:

@@ -1,4 +1,6 @@
-"""qkv finetune: from the command line to a folder that the other commands use; and what is wrong is said at once."""
+"""qkv finetune: from the command line to a folder that the other commands use; and what is wrong is
+said at once.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from support.command_fixtures import Qkv
 from support.finetuning import make_models, rows_of, write
-from unit.commands.conftest import Qkv
 
 pytestmark = pytest.mark.usefixtures(
     "without_shape_checks"

@@ -14,7 +14,7 @@ from qkv.models import GPT
 from qkv.models.convert import write_folder
 from qkv.models.quantize import int8
 from qkv.text import Tokenizer
-from unit.commands.conftest import Qkv
+from support.command_fixtures import Qkv
 
 
 def opened(folder: Path) -> tuple[GPT, Tokenizer]:

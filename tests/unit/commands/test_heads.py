@@ -13,7 +13,7 @@ from qkv.insight.heads.head_patterns import head_patterns
 from qkv.insight.heads.text_batches import batches_of, batches_of_pairs
 from qkv.models import BERT, HeadConfig, TaskModel, TaskModelConfig
 from qkv.text import Tokenizer
-from unit.commands.conftest import Qkv
+from support.command_fixtures import Qkv
 
 CONLLU = """1\tthe\t_\t_\t_\t_\t2\tdet\t_\t_
 2\tcat\t_\t_\t_\t_\t3\tnsubj\t_\t_

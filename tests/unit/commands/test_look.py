@@ -1,4 +1,6 @@
-"""qkv look: every view of every family at the terminal, as a page, as a picture; and what it says of bad input."""
+"""qkv look: every view of every family at the terminal, as a page, as a picture; and what it says
+of bad input.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from torch.testing import assert_close
 from qkv import artifact
 from qkv.insight.look import look
 from qkv.models import GPT, RNN, GPTConfig, RNNConfig
-from unit.commands.conftest import Qkv
+from support.command_fixtures import Qkv
 
 TEXT = "the cat sat on the mat"
 

@@ -10,7 +10,7 @@ from qkv import artifact
 from qkv.insight.inspect.activation_patching import patch
 from qkv.insight.inspect.model_input import read
 from qkv.models import RNN, RNNConfig
-from unit.commands.conftest import Qkv
+from support.command_fixtures import Qkv
 
 CLEAN, OTHER = "the cat sat", "the sat cat"
 

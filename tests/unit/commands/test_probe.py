@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from qkv.commands import probe as command
+from support.command_fixtures import Qkv
 from support.sentences import SENTENCES
-from unit.commands.conftest import Qkv
 
 QUICK = ("--seeds", "2", "--epochs", "2")
 

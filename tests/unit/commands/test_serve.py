@@ -25,9 +25,9 @@ from qkv.commands import serve
 from qkv.models import GPT, GPTConfig
 from qkv.serving.model_host import ModelHost
 from qkv.text import train
+from support.command_fixtures import Qkv
 from support.sentences import SENTENCES
 from support.waiting import PATIENCE, until
-from unit.commands.conftest import Qkv
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ main()
 
 @pytest.fixture
 def child(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A server with a model under another name; its keys come from a file and the environment. After three tokens the
-    model waits for a file, `go`, in the folder of the test."""
+    """A server with a model under another name; its keys come from a file and the environment.
+    After three tokens the model waits for a file, `go`, in the folder of the test."""
     pairs = train("byte-pair", SENTENCES, 300)
     config = GPTConfig(
         vocabulary=pairs.vocabulary, context=4096, position="rotary", width=16, depth=1, heads=2

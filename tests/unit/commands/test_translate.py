@@ -9,8 +9,8 @@ import pytest
 from qkv import artifact
 from qkv.generation.translate import translate_texts
 from qkv.text import Tokenizer
+from support.command_fixtures import Qkv
 from support.shape_checks import unchecked
-from unit.commands.conftest import Qkv
 
 LINES = [
     "the cat sat on the mat.",

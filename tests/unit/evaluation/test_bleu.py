@@ -1,4 +1,6 @@
-"""BLEU and chrF against figures counted by hand, and against sacrebleu's own command-line functions."""
+"""BLEU and chrF against figures counted by hand, and against sacrebleu's own command-line
+functions.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def test_the_same_texts_score_100() -> None:
 
 
 def test_bleu_counted_by_hand() -> None:
-    """Of "a b c d e" in "a b c d f": 4 of 5 words, 3 of 4 pairs, 2 of 3 triples, 1 of 2 fours; equally long."""
+    """Of "a b c d e" in "a b c d f": 4 of 5 words, 3 of 4 pairs, 2 of 3 triples, 1 of 2 fours;
+    equally long.
+    """
     expected = 100 * (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25
     assert bleu(["a b c d e"], ["a b c d f"]).bleu == pytest.approx(expected)
 

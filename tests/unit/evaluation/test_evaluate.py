@@ -1,4 +1,6 @@
-"""Whole tasks on small models: scores counted by hand from the model's own logits, and the command a person types."""
+"""Whole tasks on small models: scores counted by hand from the model's own logits, and the command
+a person types.
+"""
 
 from __future__ import annotations
 
@@ -254,7 +256,9 @@ def test_limit_is_kept_in_a_plain_text_too(
 
 
 def test_a_line_is_right_if_it_says_an_accepted_answer(subject: Subject, tmp_path: Path) -> None:
-    """What the model says is taken as one of the accepted answers, in other letters; then as a part of it."""
+    """What the model says is taken as one of the accepted answers, in other letters; then as a part
+    of it.
+    """
     task = replace(read_task("french"), data="", examples="")
     words = [
         {"english": english, "french": "nothing it would say"}

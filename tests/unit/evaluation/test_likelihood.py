@@ -1,4 +1,6 @@
-"""Likelihoods in batches, with shared contexts and few logits, against one request at a time in float64."""
+"""Likelihoods in batches, with shared contexts and few logits, against one request at a time in
+float64.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def naive(model: GPT, request: Request) -> tuple[list[float], bool]:
 
 
 def some_requests(seed: int = 0, longest: int = 30) -> list[Request]:
-    """Alone, with several choices of several lengths, of one word each, repeated, and the same input cut elsewhere."""
+    """Alone, with several choices of several lengths, of one word each, repeated, and the same
+    input cut elsewhere.
+    """
     draw = random.Random(seed)
 
     def words(low: int, high: int) -> tuple[int, ...]:
@@ -87,7 +91,9 @@ def test_equals_one_request_at_a_time_in_float64(name: str) -> None:
 
 
 def test_several_cores_find_the_same_and_are_given_back() -> None:
-    """Each reads batches of its own; an error of one is everybody's, and does not wait for the rest."""
+    """Each reads batches of its own; an error of one is everybody's, and does not wait for the
+    rest.
+    """
     model, asked = small_gpt(V, position="rotary", kv_heads=2).double(), some_requests()
     expected = likelihoods(model, asked, batch_tokens=64)
     torch.set_num_threads(3)
@@ -195,7 +201,9 @@ def test_batches_hold_every_row_once_and_keep_to_their_size() -> None:
 
 
 def test_a_batch_reaches_no_further_than_learned_positions() -> None:
-    """A long stem with short choices and a short stem with long ones, each at the very edge of the context."""
+    """A long stem with short choices and a short stem with long ones, each at the very edge of the
+    context.
+    """
     long, short = tuple(range(15)), tuple(range(20, 32))
     asked = [Request(long, (id, id)) for id in range(3)] + [
         Request(short, (id,) * 5) for id in range(3)

@@ -1,4 +1,6 @@
-"""The lm-evaluation-harness on our models: found by its own command line, and of one opinion with `qkv evaluate`."""
+"""The lm-evaluation-harness on our models: found by its own command line, and of one opinion with
+`qkv evaluate`.
+"""
 
 from __future__ import annotations
 

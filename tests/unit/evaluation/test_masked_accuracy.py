@@ -1,4 +1,6 @@
-"""Masked-word accuracy: as a plain loop in float64 finds it, of the places of training's own validation."""
+"""Masked-word accuracy: as a plain loop in float64 finds it, of the places of training's own
+validation.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ def test_equals_a_plain_loop(tokenizer: Tokenizer, data: str) -> None:
         length = 16 if batch.padding_mask is None else int(batch.padding_mask.sum())
         with torch.no_grad():
             chances = model(batch.ids[:, :length])[0].log_softmax(-1)  # (T, V)
-        for place, target in zip(batch.target_positions[0].tolist(), batch.targets[0].tolist(), strict=True):
+        for place, target in zip(
+            batch.target_positions[0].tolist(), batch.targets[0].tolist(), strict=True
+        ):
             if target >= 0:
                 right += int(chances[place].argmax()) == target
                 surprises.append(-float(chances[place, target]))
@@ -103,7 +107,9 @@ def test_equals_a_plain_loop(tokenizer: Tokenizer, data: str) -> None:
 def test_is_of_the_places_that_validation_asks_about(
     tokenizer: Tokenizer, data: str, tmp_path: Path
 ) -> None:
-    """The logarithm of the perplexity is the validation loss of training, whatever its batches and its seed."""
+    """The logarithm of the perplexity is the validation loss of training, whatever its batches and
+    its seed.
+    """
     model = small_bert(tokenizer.vocabulary)
     tokenizer.write(tmp_path / "tokenizer.json")
     given = DataConfig(data=(data,), validation=(data,), tokenizer=str(tmp_path / "tokenizer.json"))

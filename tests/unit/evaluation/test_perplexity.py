@@ -131,7 +131,9 @@ def test_unknown_words_are_counted() -> None:
 
 
 def test_windows_score_every_word_once_and_are_full() -> None:
-    """The sliding-window protocol: the first scores all of its words, the others their last `stride`."""
+    """The sliding-window protocol: the first scores all of its words, the others their last
+    `stride`.
+    """
     ids = list(range(24))
     made = windows(ids, 10, 4)
     assert [each.continuation for each in made] == [

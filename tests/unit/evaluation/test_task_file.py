@@ -1,4 +1,6 @@
-"""Task files: every embedded one is read, and a fault is one sentence that names the file and the field."""
+"""Task files: every embedded one is read, and a fault is one sentence that names the file and the
+field.
+"""
 
 from __future__ import annotations
 

@@ -66,7 +66,9 @@ def test_answers_are_those_of_each_example_alone(
 @pytest.mark.parametrize("family", ["gpt", "bert"])
 @pytest.mark.parametrize("task", ASKED)
 def test_the_batch_does_not_matter(task: str, family: str) -> None:
-    """Whatever is read beside an example, in whatever order: its answer is the same, and so is its place."""
+    """Whatever is read beside an example, in whatever order: its answer is the same, and so is its
+    place.
+    """
     small = small_tuned(task, family)
     asked = ASKED[task] * 3
     expected = [said(each, task) for each in classify(*small, ASKED[task])] * 3

@@ -1,4 +1,6 @@
-"""Masked words: the guesses are the model's probabilities at the masks, in the frame that it was trained with."""
+"""Masked words: the guesses are the model's probabilities at the masks, in the frame that it was
+trained with.
+"""
 
 from __future__ import annotations
 

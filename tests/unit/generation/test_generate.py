@@ -1,4 +1,6 @@
-"""What is said word by word, with a state, is what whole forward passes say; and no row minds another."""
+"""What is said word by word, with a state, is what whole forward passes say; and no row minds
+another.
+"""
 
 from __future__ import annotations
 

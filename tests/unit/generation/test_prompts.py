@@ -1,4 +1,6 @@
-"""One prompt or several, as text, lists, tensors or arrays: all mean what they say, and one gives one result."""
+"""One prompt or several, as text, lists, tensors or arrays: all mean what they say, and one gives
+one result.
+"""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ def test_top_p_keeps_the_fewest_that_reach_it() -> None:
 
 
 def test_top_p_counts_what_top_k_and_the_temperature_left() -> None:
-    # Of the three likeliest the first two have 0.8 / 0.95 = 0.84 of the mass, of all four words 0.8.
+    # Of the three likeliest the first two have 0.8 / 0.95 = 0.84 of the mass, of all four words
+    # 0.8.
     assert_distribution([0, 0.5 / 0.8, 0, 0.3 / 0.8], top_k=3, top_p=0.83)
     # Squared: 0.25, 0.09, 0.0225, 0.0025 of 0.365, so that the first two have 0.93.
     assert_distribution([0, 0.25 / 0.34, 0, 0.09 / 0.34], temperature=0.5, top_p=0.9)
@@ -114,7 +115,9 @@ def test_the_chance_falls_on_a_word_as_long_as_it_is_likely() -> None:
 
 
 def test_words_are_drawn_as_often_as_they_are_likely() -> None:
-    """Pearson's chi-square: 24.3 is passed once in a thousand times with 7 degrees of freedom, 32.9 with 12."""
+    """Pearson's chi-square: 24.3 is passed once in a thousand times with 7 degrees of freedom, 32.9
+    with 12.
+    """
     rows = 20_000
     uniform = uniforms(5, rows, 1)[:, 0]
     for size, bound in ((8, 24.3), (13, 32.9)):

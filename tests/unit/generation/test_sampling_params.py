@@ -1,4 +1,6 @@
-"""What is favoured, forbidden or forced before a word is drawn: as plain loops and `transformers` compute it."""
+"""What is favoured, forbidden or forced before a word is drawn: as plain loops and `transformers`
+compute it.
+"""
 
 from __future__ import annotations
 

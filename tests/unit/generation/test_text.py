@@ -1,4 +1,6 @@
-"""Text in, text out: what is streamed is what is returned, and nothing of a stop string is ever said."""
+"""Text in, text out: what is streamed is what is returned, and nothing of a stop string is ever
+said.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +131,9 @@ def test_a_model_stops_there(tokenizer: Tokenizer) -> None:
 
 
 def test_an_empty_prompt_begins_where_texts_begin(characters: Tokenizer) -> None:
-    """What is trained here reads texts one after another, each with its end: a text begins after that."""
+    """What is trained here reads texts one after another, each with its end: a text begins after
+    that.
+    """
     assert prompt_ids(characters, "") == [characters.end]
     model = gpt(characters)
     assert characters.end is not None

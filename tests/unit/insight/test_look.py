@@ -1,4 +1,6 @@
-"""A look has all that every way of showing it needs, for every family; and it knows how much is too much."""
+"""A look has all that every way of showing it needs, for every family; and it knows how much is too
+much.
+"""
 
 from __future__ import annotations
 

@@ -47,7 +47,9 @@ def score(text: str) -> float:
 
 @pytest.mark.usefixtures("without_shape_checks")
 def test_the_translator_keeps_its_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the demo's own steps: BLEU 95 and more on nouns and verbs that never met, and an alignment to look at."""
+    """After the demo's own steps: BLEU 95 and more on nouns and verbs that never met, and an
+    alignment to look at.
+    """
     monkeypatch.setattr(demo, "TRANSLATOR_SECONDS", 1e9)  # on a machine that is never too slow
     console = paper()
     assert demo.show_translator(console, tmp_path / "turkish", steps=400)

@@ -143,7 +143,9 @@ def test_the_pair_of_matrices_is_a_page_too(tmp_path: Path) -> None:
 def test_cats_trains_a_translator_once_and_draws_its_alignment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The training is the demo's own, and tested there; here it leaves a translator that learned nothing."""
+    """The training is the demo's own, and tested there; here it leaves a translator that learned
+    nothing.
+    """
     trained: list[Path] = []
 
     def stand_in(console: Console, out: Path) -> bool:

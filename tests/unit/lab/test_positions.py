@@ -1,4 +1,6 @@
-"""The lecture's experiment on positions runs from one command, goes on where it was stopped, and keeps its numbers."""
+"""The lecture's experiment on positions runs from one command, goes on where it was stopped, and
+keeps its numbers.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def test_from_one_command_to_the_figure(
 def test_the_table_and_the_figure_have_the_same_layers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The layer to remember is the best on the validation windows, be it the norm; its number is that of the test."""
+    """The layer to remember is the best on the validation windows, be it the norm; its number is
+    that of the test.
+    """
     test, validation = (3.0, 1.0, 2.0), (3.0, 2.0, 1.0)
     scores = [
         Scored("model", "distance", layer, (own,), None, None, chosen)
@@ -93,7 +97,9 @@ def test_the_table_and_the_figure_have_the_same_layers(
 
 
 def test_without_positions_only_a_causal_model_can_tell_places_apart() -> None:
-    """Words that move to other places take what the model says of them along if it sees both ways, else not."""
+    """Words that move to other places take what the model says of them along if it sees both ways,
+    else not.
+    """
     configs = configs_of(SMALL | {"vocabulary": 13})
     for name in ("none", MASKED):
         torch.manual_seed(0)

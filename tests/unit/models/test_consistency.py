@@ -1,4 +1,6 @@
-"""A model that its config does not describe is not written as the stock model; what computes the same is."""
+"""A model that its config does not describe is not written as the stock model; what computes the
+same is.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,6 @@ import torch
 from torch import nn
 
 import qkv
-from models import families
 from qkv.models import GPT, GPTConfig, Model
 from qkv.models.consistency import check_consistent
 from qkv.models.convert import read_folder, write_folder
@@ -24,6 +25,7 @@ from qkv.nn.linear.linear import Linear
 from qkv.nn.lora import AdapterConfig, attach
 from qkv.nn.norm import RMSNorm
 from qkv.training.systems.gradient_checkpointing import recompute_activations, recompute_blocks
+from support import families
 
 
 class OwnAttention(MultiHeadAttention):

@@ -27,7 +27,8 @@ from support.shape_checks import unchecked
 
 B, T, S = 3, 9, 6
 SPLITS = [[5, 1, 1, 2], [9], [4, 5], [1] * 9, [0, 3, 0, 6]]
-"""Shapes are checked in the first one alone: it has a prompt, single tokens and several at a time."""
+"""Shapes are checked in the first one alone: it has a prompt, single tokens and several at a time.
+"""
 REORDERED = torch.tensor([2, 0, 0, 1])
 
 
@@ -218,7 +219,9 @@ def test_a_memory_that_holds_all_equals_one_pass(norm_placement: str, window: in
 def test_a_short_memory_equals_a_pass_that_sees_as_far(
     memory: int, split: list[int], kind: dict[str, Any]
 ) -> None:
-    """In every layer, a word sees its own segment up to itself and `memory` positions before the segment."""
+    """In every layer, a word sees its own segment up to itself and `memory` positions before the
+    segment.
+    """
     model, ids = gpt(position="relative", memory=memory, **kind), words(B, T)
     allowed = torch.zeros(T, T, dtype=torch.bool)
     begin = 0

@@ -1,4 +1,6 @@
-"""Who sees what: the future never reaches the past, a window sees no further, and a set has no order."""
+"""Who sees what: the future never reaches the past, a window sees no further, and a set has no
+order.
+"""
 
 from __future__ import annotations
 

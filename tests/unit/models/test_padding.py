@@ -37,7 +37,9 @@ def padded(texts: list[Tensor], left: bool) -> tuple[Tensor, Tensor]:
 
 
 def alike(kind: str) -> bool:
-    """A fixed pattern counts its blocks from the row's first place, so a text moved to the right is another text."""
+    """A fixed pattern counts its blocks from the row's first place, so a text moved to the right is
+    another text.
+    """
     return not kind.startswith("fixed")
 
 

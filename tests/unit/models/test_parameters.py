@@ -1,4 +1,6 @@
-"""What a model learns: tied tables are one tensor, fresh weights have the papers' statistics, heads can be grouped."""
+"""What a model learns: tied tables are one tensor, fresh weights have the papers' statistics, heads
+can be grouped.
+"""
 
 from __future__ import annotations
 

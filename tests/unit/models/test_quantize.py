@@ -1,4 +1,6 @@
-"""Int8: the bytes are near the numbers, products are those of the bytes' numbers, and texts stay as likely."""
+"""Int8: the bytes are near the numbers, products are those of the bytes' numbers, and texts stay as
+likely.
+"""
 
 from __future__ import annotations
 

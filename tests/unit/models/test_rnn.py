@@ -16,7 +16,9 @@ S, T = 5, 4
 @pytest.mark.parametrize("attention", ["additive", "dot", "scaled_dot", "general"])
 @pytest.mark.parametrize(("cell", "depth"), [("gru", 1), ("gru", 2), ("lstm", 2)])
 def test_the_decoder_asks_before_every_word(attention: str, cell: str, depth: int) -> None:
-    """Its top layer's hidden vector asks; what it finds goes beside the word into the next step, and to the output."""
+    """Its top layer's hidden vector asks; what it finds goes beside the word into the next step,
+    and to the output.
+    """
     model, source, target = (
         rnn(attention=attention, cell=cell, depth=depth),
         words(1, S),

@@ -1,4 +1,6 @@
-"""A body with a head: equal to `transformers`, to plain code, and the same whatever stands beside a text."""
+"""A body with a head: equal to `transformers`, to plain code, and the same whatever stands beside a
+text.
+"""
 
 from __future__ import annotations
 

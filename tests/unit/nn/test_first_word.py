@@ -1,4 +1,6 @@
-"""The last block done for the first word alone gives what all of it gives there, forward and backward."""
+"""The last block done for the first word alone gives what all of it gives there, forward and
+backward.
+"""
 
 from __future__ import annotations
 

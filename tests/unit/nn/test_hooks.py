@@ -1,4 +1,6 @@
-"""Named points: listed, hit, read without a trace, replaced to the number, and free when nobody listens."""
+"""Named points: listed, hit, read without a trace, replaced to the number, and free when nobody
+listens.
+"""
 
 from __future__ import annotations
 
@@ -320,7 +322,9 @@ def assert_nobody_listens(model: nn.Module) -> None:
 def test_listening_asks_for_weights_and_not_listening_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody listening at scores or weights, the fused kernel runs; else the eager equation, which has them."""
+    """Nobody listening at scores or weights, the fused kernel runs; else the eager equation, which
+    has them.
+    """
     calls = []
     real = sdpa.attend
     monkeypatch.setattr(sdpa, "attend", lambda *x, **y: calls.append(1) or real(*x, **y))

@@ -1,4 +1,6 @@
-"""Low-rank adapters equal their formula, forward and backward, merge exactly, and leave no trace when they are gone."""
+"""Low-rank adapters equal their formula, forward and backward, merge exactly, and leave no trace
+when they are gone.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ def test_the_formula_forward_and_backward(rows: slice | None, names: tuple[str, 
 
 @pytest.mark.parametrize("projection", ["query", "key", "value", "output", "gate", "up", "down"])
 def test_a_projection_is_the_rows_it_says(projection: str) -> None:
-    """Changing its rows by hand and adapting it are one and the same, in grouped heads and a gated layer, too."""
+    """Changing its rows by hand and adapting it are one and the same, in grouped heads and a gated
+    layer, too.
+    """
     model = gpt(**LLAMA)
     ids = words(2, 7)
     before = model(ids)

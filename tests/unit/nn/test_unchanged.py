@@ -1,4 +1,6 @@
-"""Fused kernels, which read parameters and call no module, take the place of unchanged modules alone."""
+"""Fused kernels, which read parameters and call no module, take the place of unchanged modules
+alone.
+"""
 
 from __future__ import annotations
 
@@ -153,7 +155,9 @@ def test_what_computes_the_same_is_fused() -> None:
 
 
 def test_pages_are_not_read_past_an_attentions_own_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel for pages computes what MultiHeadAttention.look does, which this attention replaces."""
+    """The kernel for pages computes what MultiHeadAttention.look does, which this attention
+    replaces.
+    """
     asked: list[bool] = []
     monkeypatch.setattr(
         PackedBatch, "look", lambda self, layer, query, *given, plain: asked.append(plain) or query
@@ -186,7 +190,9 @@ def test_the_first_word_alone_is_not_computed_past_a_hook(monkeypatch: pytest.Mo
 )  # Triton cannot compile a function that the shape checks have rewritten
 @pytest.mark.parametrize("samples", [1, 3])
 def test_a_gpu_runs_an_own_attention(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is generated with an overridden attention is what the plain path generates, and not the stock model's."""
+    """What is generated with an overridden attention is what the plain path generates, and not the
+    stock model's.
+    """
     from qkv.generation import generate
     from qkv.models import GPT, GPTConfig
     from qkv.nn.attention.multi_head import MultiHeadAttention

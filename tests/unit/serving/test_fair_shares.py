@@ -143,7 +143,9 @@ def test_a_model_that_comes_and_goes_gains_nothing() -> None:
 
 
 class Beside:
-    """A real engine "a" whose steps take a second each, beside "b", which keeps the thread for the next second."""
+    """A real engine "a" whose steps take a second each, beside "b", which keeps the thread for the
+    next second.
+    """
 
     def __init__(
         self, clock: Clock, monkeypatch: pytest.MonkeyPatch, *, ahead: bool = False, **how: Any

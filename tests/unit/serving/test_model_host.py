@@ -50,7 +50,9 @@ def float32(model: GPT) -> GPT:
 
 @pytest.mark.usefixtures("without_shape_checks")
 def test_five_hundred_streams_at_once_each_equal_to_its_own_run(start: Start) -> None:
-    """In float32. Prompts, lengths and seeds differ; some share a beginning; the cache is too small for all."""
+    """In float32. Prompts, lengths and seeds differ; some share a beginning; the cache is too small
+    for all.
+    """
     model = float32(gpt(context=64))
     host = start({"rows": 48, "queue": 600, "cache": 400_000}, gpt=model)
     asks = [

@@ -17,9 +17,9 @@ from qkv.serving.engine.generation_request import RequestRefused
 from qkv.serving.model_host import ModelHost
 from qkv.serving.preparation import WORKERS, PreparationJob, PreparationPool
 from qkv.serving.routes import chat_completions
+from support.serving_fixtures import Models
 from support.small_server import Running, hosting, running
 from support.waiting import PATIENCE, until
-from unit.serving.conftest import Models
 
 TALK: dict[str, Any] = {"messages": [{"role": "user", "content": "the cat"}], "max_tokens": 2}
 

@@ -55,7 +55,9 @@ def by_library(tokenizer: Tokenizer, text: str) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_texts_with_random_tokens_have_the_ids_of_the_library(seed: int) -> None:
-    """Any mixture of lstrip, rstrip, single_word, normalized and special, with tokens that begin or end alike."""
+    """Any mixture of lstrip, rstrip, single_word, normalized and special, with tokens that begin or
+    end alike.
+    """
     rng = random.Random(seed)
 
     def flip() -> bool:
@@ -110,7 +112,9 @@ def test_markers_that_a_message_spells_are_not_found_between_quotes() -> None:
 
 
 def test_a_run_of_spaces_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pattern repeats anything, so a search is linear; and the spaces beside markers sum up to the text."""
+    """No pattern repeats anything, so a search is linear; and the spaces beside markers sum up to
+    the text.
+    """
     sizes: list[int] = []
     real = added_tokens.with_spaces
 

@@ -11,13 +11,13 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from text.test_gguf import smollm_file
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer
 
 from qkv.text import Tokenizer, train
 from qkv.text.chat_template import MARKS, Message, encode_chat, ends_of_turn, render
 from support.tokenizer_kinds import TEMPLATE, byte_fallback, gguf_file
+from unit.text.loaders.test_gguf_tokenizer import smollm_file
 
 START, END = 1, 2
 

@@ -25,7 +25,9 @@ def test_what_turns_the_direction_or_cannot_be_written_is_shown_as_unknown() -> 
 
 
 def test_every_language_stays_as_it_is() -> None:
-    """Joiners of Persian and of emoji, spaces of French and Chinese, marks, and signs newer than this Python."""
+    """Joiners of Persian and of emoji, spaces of French and Chinese, marks, and signs newer than
+    this Python.
+    """
     for text in (
         "می\u200cخواهم",
         "\U0001f469\u200d\U0001f680",

@@ -1,4 +1,6 @@
-"""What a tokenizer says of itself: its tokens, special ones, where words begin; written, read and sent elsewhere."""
+"""What a tokenizer says of itself: its tokens, special ones, where words begin; written, read and
+sent elsewhere.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tokenizers learned from text: what comes back, which tokens come first, and that nothing is left to chance."""
+"""Tokenizers learned from text: what comes back, which tokens come first, and that nothing is left
+to chance.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +129,9 @@ def test_byte_pairs_merge_the_most_frequent_pair_first() -> None:
 
 
 def test_byte_pairs_stay_within_gpt2s_words() -> None:
-    """Letters, digits and signs are never merged with each other, nor is a space at the end of a word."""
+    """Letters, digits and signs are never merged with each other, nor is a space at the end of a
+    word.
+    """
     tokenizer = train("byte-pair", ["abc123!? abc123!? abc123!? it's it's"] * 20, 400)
     tokens = [tokenizer.token(id) for id in tokenizer.encode("abc123!? it's")]
     assert tokens == ["abc", "123", "!?", "Ġit", "'s"]

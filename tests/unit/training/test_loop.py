@@ -1,4 +1,6 @@
-"""The loop: what is kept, what a bad step does, where the run goes back to, and what memory that runs out changes."""
+"""The loop: what is kept, what a bad step does, where the run goes back to, and what memory that
+runs out changes.
+"""
 
 from __future__ import annotations
 
@@ -294,7 +296,9 @@ def test_three_in_a_row_go_back_and_leave_their_data_out(
 
 
 def test_it_goes_back_to_before_the_first_bad_step(tmp_path: Path) -> None:
-    """Though a checkpoint was saved after it, and with only that one left, none of the data after it is lost."""
+    """Though a checkpoint was saved after it, and with only that one left, none of the data after
+    it is lost.
+    """
     for keep, back in ((3, 7), (1, 9)):
         asked = plan(
             "gpt", tmp_path, tmp_path / str(keep), checkpoint_every=1, keep=keep, validate_every=50
@@ -459,7 +463,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @pytest.fixture
 def heeded() -> Iterator[None]:
-    """The tests themselves may run under nohup, or as a background job of a shell, which ignore some of them."""
+    """The tests themselves may run under nohup, or as a background job of a shell, which ignore
+    some of them.
+    """
     before = {number: signal.signal(number, signal.default_int_handler) for number in SIGNALS}
     yield
     for number, handler in before.items():

@@ -1,4 +1,6 @@
-"""The loss in chunks is torch's cross-entropy, and the logits of all positions are never there at once."""
+"""The loss in chunks is torch's cross-entropy, and the logits of all positions are never there at
+once.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +124,9 @@ def test_large_logits_do_not_overflow() -> None:
 
 
 def test_weights_finer_than_the_features_keep_their_own_dtype_in_the_gradient() -> None:
-    """As float64 weights with float32 features: what float32 weights with bf16 features are elsewhere."""
+    """As float64 weights with float32 features: what float32 weights with bf16 features are
+    elsewhere.
+    """
     features, weight, b, targets = asked()
     coarse = features.detach().float().requires_grad_()
     ours = loss_sum(coarse, weight, b, targets, chunk=7)

@@ -1,4 +1,6 @@
-"""What is minimised is the sum of the cross-entropies of the model's own logits at the places that are asked."""
+"""What is minimised is the sum of the cross-entropies of the model's own logits at the places that
+are asked.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The optimizers are torch's own, with the clipping and the skipping of bad steps done on the device."""
+"""The optimizers are torch's own, with the clipping and the skipping of bad steps done on the
+device.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 
 @pytest.mark.usefixtures("double_by_default")
 def test_adamw_is_torchs_own_loop_with_clipping() -> None:
-    """Ours divides by a factor inside the fused kernel; theirs clips the gradients first, and steps one by one."""
+    """Ours divides by a factor inside the fused kernel; theirs clips the gradients first, and steps
+    one by one.
+    """
     config = OptimizerConfig(weight_decay=0.3, beta1=0.8, beta2=0.9, epsilon=1e-6, clip=0.5)
     torch.manual_seed(1)
     ours, theirs = Net(), Net()
@@ -187,7 +191,9 @@ def stepped(optimizer: torch.optim.Optimizer, gradients: list[list[Tensor]]) -> 
 def test_muon_is_torchs_own_but_for_the_dtype_of_its_iterations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """torch's Muon casts with Tensor.bfloat16: with a cast to float32 in its place both must agree to the bit."""
+    """torch's Muon casts with Tensor.bfloat16: with a cast to float32 in its place both must agree
+    to the bit.
+    """
     start, gradients = matrices(1)[0], matrices()
     ours = stepped(
         Muon([nn.Parameter(weight.clone()) for weight in start], lr=0.02, weight_decay=0.1),

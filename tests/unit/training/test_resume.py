@@ -1,4 +1,6 @@
-"""A run that was stopped, killed, or robbed of its newest checkpoint ends bit for bit as one that was not."""
+"""A run that was stopped, killed, or robbed of its newest checkpoint ends bit for bit as one that
+was not.
+"""
 
 from __future__ import annotations
 
@@ -233,7 +235,8 @@ def killed_and_resumed(asked: Plan, kill: Callable[[Plan, int], bool], kills: in
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:
-    """Some by the clock, and some by the count of touches of the run's folder, which fall where files are written.
+    """Some by the clock, and some by the count of touches of the run's folder, which fall where
+    files are written.
 
     Wherever there is a checkpoint, there is a model that can be opened.
     """
@@ -286,7 +289,9 @@ def check_model(out: Path) -> None:
 
 
 def test_a_signal_from_outside_and_the_command_line(tmp_path: Path) -> None:
-    """Long before its end, and before its first validation: a run that is told to stop leaves a model."""
+    """Long before its end, and before its first validation: a run that is told to stop leaves a
+    model.
+    """
     asked, out = plan("gpt", tmp_path), tmp_path / "stopped"  # for its data
     flags = [
         "--data", *asked.data.data, "--tokenizer", "words", "--steps", "1000000", "--batch-tokens", "64",
@@ -295,7 +300,9 @@ def test_a_signal_from_outside_and_the_command_line(tmp_path: Path) -> None:
     ]  # fmt: skip
 
     def heeding() -> None:
-        """The tests themselves may run under nohup, or as a background job of a shell, which ignore these."""
+        """The tests themselves may run under nohup, or as a background job of a shell, which ignore
+        these.
+        """
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
 

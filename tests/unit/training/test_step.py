@@ -1,4 +1,6 @@
-"""A batch in parts gives the gradients of the whole batch; memory that runs out makes more parts, not other ones."""
+"""A batch in parts gives the gradients of the whole batch; memory that runs out makes more parts,
+not other ones.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], **tolera
 @pytest.mark.parametrize("parts", [1, 2, 3, 7, 20])
 @pytest.mark.parametrize("family", list(MODELS))
 def test_parts_add_up_to_the_whole(family: str, parts: int) -> None:
-    """Of rows of different lengths, whose means would not: the sum is divided once, by the count of all."""
+    """Of rows of different lengths, whose means would not: the sum is divided once, by the count of
+    all.
+    """
     batch, model = made_batch(family), small(family)
     whole = Objective(model)(batch) / batch.count
     whole.backward()

@@ -21,7 +21,9 @@ class Batch:
     ids: Int[Tensor, "B T"]
     """What the model reads; of a pair, the target's words after the start token."""
     targets: Int[Tensor, "B N"]
-    """What it must say: at each position (N = T), or at each of `target_positions` (N = M); IGNORE where nothing is asked."""
+    """What it must say: at each position (N = T), or at each of `target_positions` (N = M); IGNORE
+    where nothing is asked.
+    """
     target_positions: Int[Tensor, "B P"] | None = None
     """Which positions are asked, when it is not all of them."""
     padding_mask: Bool[Tensor, "B T"] | None = None
@@ -36,15 +38,20 @@ class Batch:
     segments: Int[Tensor, "B T"] | None = None
     """Of a labelled pair: 0 for the first text's words, 1 for the second's."""
     numbers: Float[Tensor, "B N"] | None = None
-    """Where the answer is a number: which, in units of the head's own; the targets then only say that one is asked."""
+    """Where the answer is a number: which, in units of the head's own; the targets then only say
+    that one is asked.
+    """
     group: int = 1
-    """So many sequences stand side by side in a row, equally long; a place is counted from its sequence's begin."""
+    """So many sequences stand side by side in a row, equally long; a place is counted from its
+    sequence's begin.
+    """
 
     @property
     def rows(self) -> int:
         return self.ids.shape[0]
 
-    # Both counts are taken where the batch was made: on another device each would make the host wait.
+    # Both counts are taken where the batch was made: on another device each would make the host
+    # wait.
 
     @cached_property
     def count(self) -> int:
@@ -61,22 +68,30 @@ class Batch:
                 if self.source_padding_mask is None
                 else int(self.source_padding_mask.sum())
             )
+
         return read
 
     def split(self, parts: int) -> list[Batch]:
-        """Nearly equal parts in order; one a row when there are more parts than rows, so that none is empty."""
+        """Nearly equal parts in order; one a row when there are more parts than rows, so that none
+        is empty.
+        """
         if parts < 1:
             raise ValueError(f"parts: expected 1 or more, not {parts}")
+
         parts = min(parts, self.rows)
         borders = [self.rows * part // parts for part in range(parts + 1)]
+
         return [self.part(*ends) for ends in pairwise(borders)] if parts > 1 else [self]
 
     def part(self, first: int, last: int) -> Batch:
-        """Rows first to last - 1. Those of pairs leave behind the padding that only longer rows needed."""
+        """Rows first to last - 1. Those of pairs leave behind the padding that only longer rows
+        needed.
+        """
         part = self.map(lambda tensor: tensor[first:last])
         T = S = None
         if part.source is not None:
             T, S = longest(part.padding_mask), longest(part.source_padding_mask)
+
         return Batch(
             ids=part.ids[:, :T],
             targets=part.targets[:, :T],
@@ -98,6 +113,7 @@ class Batch:
         """In memory that a GPU copies from while the host goes on; without one, as it is."""
         if not torch.cuda.is_available() or self.ids.is_cuda:
             return self
+
         return self.with_counts(self.map(Tensor.pin_memory))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
@@ -122,4 +138,5 @@ def unless_full(padding_mask: Tensor | None, length: int | None = None) -> Tenso
     """Padding that is none need not be masked, and attention without a mask is faster."""
     if padding_mask is None or bool(padding_mask[:, :length].all()):
         return None
+
     return padding_mask[:, :length]

@@ -14,11 +14,12 @@ from qkv.data.tokens.token_arrays import Tokens
 
 
 class CausalData:
-    """`batch(step)` to train on, `ordered()` to validate on. In each epoch, as in `ordered`, every token but the first
-    is a target once; a text shorter than the context is one row with padding.
+    """`batch(step)` to train on, `ordered()` to validate on. In each epoch, as in `ordered`, every
+    token but the first is a target once; a text shorter than the context is one row with padding.
 
-    Texts are packed one after another. With across_documents a word sees the texts before its own in the row; without,
-    each text is alone: the batch numbers them, positions begin again, and no word is asked for the next text's first.
+    Texts are packed one after another. With across_documents a word sees the texts before its own
+    in the row; without, each text is alone: the batch numbers them, positions begin again, and no
+    word is asked for the next text's first.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class CausalData:
             raise ValueError(
                 f"tokens: expected 2 or more, so that one is the next of another, not {len(tokens)}"
             )
+
         self.tokens, self.context, self.rows = tokens, context, rows
         self.across_documents = across_documents
         self.windows = TokenWindows(len(tokens), context, rows, seed, ahead=1)
@@ -46,7 +48,9 @@ class CausalData:
         return self.cut([window.begin for window in windows], [window.seen for window in windows])
 
     def ordered(self) -> Iterator[Batch]:
-        """Every word but the very first is a target once. The last batch may have fewer rows, its last row padding."""
+        """Every word but the very first is a target once. The last batch may have fewer rows, its
+        last row padding.
+        """
         begins = range(0, len(self.tokens) - 1, self.context)
         for first in range(0, len(begins), self.rows):
             yield self.cut(begins[first : first + self.rows])
@@ -58,6 +62,7 @@ class CausalData:
         targets = np.full((len(begins), T), IGNORE, dtype=np.int64)
         documents = None if self.across_documents else np.zeros((len(begins), T), dtype=np.int64)
         lengths = np.minimum(T, len(self.tokens) - 1 - np.asarray(begins))
+
         for row, (begin, length) in enumerate(zip(begins, lengths.tolist(), strict=True)):
             read = self.tokens.read(begin, begin + length + 1)
             ids[row, :length], targets[row, :length] = read[:-1], read[1:]
@@ -65,8 +70,11 @@ class CausalData:
                 numbers = document_numbers(self.tokens.ends, begin, T + 1)
                 documents[row] = numbers[:-1]
                 targets[row, numbers[1:] != numbers[:-1]] = IGNORE
+
             targets[row, : seen[row] if seen else 0] = IGNORE
+
         padding_mask = np.arange(T) < lengths[:, None]  # (B, T)
+
         return Batch(
             ids=torch.from_numpy(ids),
             targets=torch.from_numpy(targets),

@@ -40,21 +40,27 @@ class Conversation(NamedTuple):
 
 
 def open_conversations(data: Sequence[str | Path]) -> Source[Conversation]:
-    """Rows such as {"messages": [{"role": "user", "content": "Hi"}, ...]}, or as ShareGPT writes them."""
+    """Rows such as {"messages": [{"role": "user", "content": "Hi"}, ...]}, or as ShareGPT writes
+    them.
+    """
 
     def choose(names: list[str], where: str) -> tuple[str, ...]:
         return (next((name for name in COLUMNS if name in names), COLUMNS[0]),)
 
     parts: list[Part[Conversation]] = []
+
     for item in named(data):
         split_of(item, "", "conversations")
         if item.startswith("hf:"):
             parts.append(hub_part(item, choose, read_row, COLUMNS))
             continue
+
         for file in tables(find_files(item, piped="jsonl")):
             if file.format not in ("jsonl", "parquet"):
                 raise ValueError(f"{file.name}: conversations are read from .jsonl or .parquet")
+
             parts.append(table_part(file, choose, read_row, COLUMNS))
+
     return Source(title(data, parts), once(parts))
 
 
@@ -64,6 +70,7 @@ def read_row(row: list[Any], where: str) -> Iterator[Conversation]:
         raise ValueError(
             f"{where}: the messages: expected a list, not {'an empty one' if said == [] else kind(said)}"
         )
+
     messages = [
         read_message(message, f"{where}: message {number}")
         for number, message in enumerate(said, 1)
@@ -75,18 +82,21 @@ def read_row(row: list[Any], where: str) -> Iterator[Conversation]:
         raise ValueError(
             f"{where}: the assistant speaks before anyone asked; leave its first message out"
         )
+
     return iter([Conversation(tuple(messages), where)])
 
 
 def read_message(message: Any, where: str) -> Message:
     if not isinstance(message, dict):
         raise ValueError(f"{where}: expected an object with role and content, not {kind(message)}")
+
     names = ("from", "value") if "from" in message else ("role", "content")
     for name in names:
         if name not in message:
             raise ValueError(
                 f"{where}: there is no {name}; it has {', '.join(message) or 'nothing'}"
             )
+
     role, content = (
         as_string(message[name], name, where) for name in names
     )  # an answer may begin with an indent
@@ -95,6 +105,7 @@ def read_message(message: Any, where: str) -> Message:
         raise ValueError(f"{where}: expected a role of {', '.join(ROLES)}, not {role!r}")
     if not content.strip():
         raise ValueError(f"{where}: the {names[1]} is empty")
+
     return Message(role=ROLES[role], content=content)
 
 
@@ -102,7 +113,9 @@ def read_message(message: Any, where: str) -> Message:
 
 
 class Encoded(NamedTuple):
-    """A conversation as ids, and which of them are asked: those of the answers, and the marker that ends each."""
+    """A conversation as ids, and which of them are asked: those of the answers, and the marker that
+    ends each.
+    """
 
     ids: Int[np.ndarray, "L"]
     asked: Bool[np.ndarray, "L"]
@@ -115,9 +128,11 @@ def encode_conversation(
     ids = encode_chat(tokenizer, messages, reply=False)
     asked = [False] * len(ids)
     ends = set(ends_of_turn(tokenizer))
+
     for number, message in enumerate(messages, 1):
         if message["role"] != "assistant":
             continue
+
         before = encode_chat(tokenizer, messages[: number - 1], reply=True)
         said = (
             ids
@@ -129,11 +144,13 @@ def encode_conversation(
                 f"chat_template: it does not write message {number} after what comes before it, and what follows after "
                 "that, so this answer cannot be told from the rest"
             )
+
         # To the marker that ends the turn; where a template has none, to the end of what it writes.
         stop = next(
             (place + 1 for place in range(len(before), len(said)) if said[place] in ends), len(said)
         )
         asked[len(before) : stop] = [True] * (stop - len(before))
+
     return ids, asked
 
 
@@ -146,7 +163,9 @@ def encode_conversations(
             ids, asked = encode_conversation(tokenizer, conversation.messages)
         except ValueError as error:
             raise ValueError(f"{conversation.where}: {error}") from None
+
         found.append(Encoded(np.array(ids, dtype=np.int32), np.array(asked)))
+
     return found
 
 
@@ -156,9 +175,10 @@ def encode_conversations(
 class ConversationData:
     """`batch(step)` to train on, `ordered()` to validate on.
 
-    An epoch has every conversation once, `size` a step; its last batch may be smaller. The conversations of a batch are
-    packed into rows, each alone there: the batch numbers them, and positions begin again. What comes after the last
-    word that is asked is not read. Rows are padded to a `multiple`, so that batches have few shapes.
+    An epoch has every conversation once, `size` a step; its last batch may be smaller. The
+    conversations of a batch are packed into rows, each alone there: the batch numbers them, and
+    positions begin again. What comes after the last word that is asked is not read. Rows are padded
+    to a `multiple`, so that batches have few shapes.
     """
 
     order_version = 2
@@ -182,7 +202,9 @@ class ConversationData:
         for name, value in (("context", context), ("size", size)):
             if value < 1:
                 raise ValueError(f"{name}: expected 1 or more, not {value}")
-        # The word at t is read to say the one at t + 1: as many words are read as come before the last one asked.
+
+        # The word at t is read to say the one at t + 1: as many words are read as come before the
+        # last one asked.
         last = [np.flatnonzero(each.asked[: context + 1]) for each in conversations]
         lengths = np.array(
             [target_positions[-1] if len(target_positions) else 0 for target_positions in last],
@@ -198,6 +220,7 @@ class ConversationData:
             raise ValueError(
                 f"conversations: none of {len(conversations)} has an answer within {context} tokens"
             )
+
         self.conversations, self.lengths, self.context = conversations, lengths, context
         self.size, self.padding, self.seed, self.multiple = size, padding, seed, multiple
         self.steps_per_epoch = -(-len(self.chosen) // size)
@@ -213,6 +236,7 @@ class ConversationData:
     def batch(self, step: int) -> Batch:
         if step < 0:
             raise ValueError(f"step: expected 0 or more, not {step}")
+
         first = step % self.steps_per_epoch * self.size
         return self.join(self.epoch(step // self.steps_per_epoch)[first : first + self.size])
 
@@ -229,6 +253,7 @@ class ConversationData:
         targets = np.full(shape, IGNORE, dtype=np.int64)
         documents = np.zeros(shape, dtype=np.int64)
         padding_mask = np.zeros(shape, dtype=bool)
+
         for row, members in enumerate(packed):
             place = 0
             for document, number in enumerate(members.tolist()):
@@ -241,7 +266,9 @@ class ConversationData:
                 )
                 targets[row, part] = np.where(asked[1 : length + 1], words[1 : length + 1], IGNORE)
                 place += length
+
             documents[row, place:] = len(members)  # padding is alone, too
+
         return Batch(
             ids=torch.from_numpy(ids),
             targets=torch.from_numpy(targets),
@@ -259,6 +286,7 @@ def pack(
     """First fit: each goes into the first row that has room for it, or begins a new one."""
     room = np.zeros(len(order), dtype=np.int64)  # of each row; most are never begun
     rows: list[list[int]] = []
+
     for number in order.tolist():
         length = int(lengths[number])
         fits = room[: len(rows)] >= length
@@ -266,6 +294,8 @@ def pack(
         if first == len(rows):
             rows.append([])
             room[first] = size
+
         rows[first].append(number)
         room[first] -= length
+
     return [np.array(row, dtype=np.int64) for row in rows]

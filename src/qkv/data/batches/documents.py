@@ -9,10 +9,13 @@ from jaxtyping import Int
 def document_numbers(
     ends: Int[np.ndarray, "texts"], begin: int, length: int
 ) -> Int[np.ndarray, "T"]:
-    """0 for the tokens of the row's first text, 1 for the next, ...; `ends` are just after each text's last token."""
+    """0 for the tokens of the row's first text, 1 for the next, ...; `ends` are just after each
+    text's last token.
+    """
     first, last = np.searchsorted(ends, (begin, begin + length), side="right")
     numbers = np.zeros(length + 1, dtype=np.int64)
     numbers[ends[first:last] - begin] = 1
+
     return np.cumsum(numbers[:length])
 
 

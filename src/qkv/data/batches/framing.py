@@ -1,4 +1,6 @@
-"""From an example to what a model reads: its texts as ids, with marks before, between and after them."""
+"""From an example to what a model reads: its texts as ids, with marks before, between and after
+them.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,16 @@ class Framed(NamedTuple):
     seconds: Int[np.ndarray, "G"]
     """Where the second text begins in each; its length where there is none."""
     target_positions: Int[np.ndarray, "N"]
-    """Where it is asked: one place a sequence, or one a word to be tagged. Words that were cut off have none."""
+    """Where it is asked: one place a sequence, or one a word to be tagged. Words that were cut off
+    have none.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """GPT-1's `[start] text [delimiter] text [extract]`; BERT's is the same, its delimiter and extract both [SEP]."""
+    """GPT-1's `[start] text [delimiter] text [extract]`; BERT's is the same, its delimiter and
+    extract both [SEP].
+    """
 
     task: str
     start: int | None
@@ -40,8 +46,9 @@ class Frame:
     """Whether the model is told which words are of the second text."""
     context: int
     pooling: str
-    """The place that is asked: the last is the extract's, otherwise the first. Of a word that is tagged, its last piece
-    or its first: a causal model has read a word only when its last piece came."""
+    """The place that is asked: the last is the extract's, otherwise the first. Of a word that is
+    tagged, its last piece or its first: a causal model has read a word only when its last piece
+    came."""
 
     def encode(self, tokenizer: Tokenizer, examples: Sequence[Example]) -> FramedExamples:
         """What is longer than the context is cut, of a pair the longer text first."""
@@ -50,6 +57,7 @@ class Frame:
             raise ValueError(
                 f"context: {self.context} tokens have no room for words and the marks around them"
             )
+
         return FramedExamples(
             (self.tagged if self.task == "tag" else self.joined)(tokenizer, examples)
         )
@@ -71,18 +79,23 @@ class Frame:
                     sequences.append(ids)
                     seconds.append(second)
                     cut = cut or shorter
+
                 target_positions = [
                     len(ids) - 1 if self.pooling == "last" else 0 for ids in sequences
                 ]
                 yield TokenizedExample(sequences, seconds, target_positions, cut, 0)
 
     def sides(self, texts: list[list[int]]) -> list[tuple[list[int], list[int] | None]]:
-        """The sequences of an example. Similarity has no order, so both are read; a choice comes after its context."""
+        """The sequences of an example. Similarity has no order, so both are read; a choice comes
+        after its context.
+        """
         if self.task == "choice":
             return [(texts[0], choice) for choice in texts[1:]]
         if len(texts) == 1:
             return [(texts[0], None)]
+
         one, other = texts
+
         return [(one, other), (other, one)] if self.task == "similarity" else [(one, other)]
 
     def written(self, one: list[int], other: list[int] | None) -> tuple[list[int], int, bool]:
@@ -92,17 +105,22 @@ class Frame:
             room = self.room(1)
             ids = [*start, *one[:room], self.extract]
             return ids, len(ids), len(one) > room
+
         first, second = cut_pair(len(one), len(other), self.room(2))
         ids = [*start, *one[:first], self.delimiter, *other[:second], self.extract]
+
         return ids, len(start) + first + 1, (first, second) != (len(one), len(other))
 
     def tagged(
         self, tokenizer: Tokenizer, examples: Sequence[Example]
     ) -> Iterator[TokenizedExample]:
-        """Word by word, so that it is known which pieces are of which; the pieces of a word are looked up once."""
+        """Word by word, so that it is known which pieces are of which; the pieces of a word are
+        looked up once.
+        """
         pieces: dict[str, list[int]] = {}
         space = space_between(tokenizer)
         start, room = [] if self.start is None else [self.start], self.room(1)
+
         for some in stretches(examples):
             spelled = [
                 [space * (i > 0) + word for i, word in enumerate(each.texts)] for each in some
@@ -110,6 +128,7 @@ class Frame:
             new: dict[str, str] = {}
             for example, words in zip(some, spelled, strict=True):
                 new.update({word: example.where for word in words if word not in pieces})
+
             pieces.update(zip(new, encoded(tokenizer, new.items()), strict=True))
             for words in spelled:
                 found = [pieces[word] for word in words]
@@ -148,9 +167,11 @@ class FramedExamples(Sequence[Framed]):
         ids, lengths, seconds, groups = Growing(), Growing(), Growing(), Growing()
         target_positions, asked = Growing(), Growing()
         self.cut = self.words_cut = 0
+
         for each in written:
             for sequence in each.sequences:
                 ids.extend(sequence)
+
             lengths.extend([len(sequence) for sequence in each.sequences])
             seconds.extend(each.seconds)
             groups.extend([len(each.sequences)])
@@ -158,6 +179,7 @@ class FramedExamples(Sequence[Framed]):
             asked.extend([len(each.target_positions)])
             self.cut += each.cut
             self.words_cut += each.words_cut
+
         self.ids, self.seconds, self.target_positions = (
             ids.packed(),
             seconds.packed(),
@@ -178,6 +200,7 @@ class FramedExamples(Sequence[Framed]):
     def __getitem__(self, number: int) -> Framed:  # type: ignore[override]
         if not 0 <= number < len(self):
             raise IndexError(number)
+
         first, last = begin_of(self.group_ends, number), int(self.group_ends[number])
         sequences = [
             self.ids[begin_of(self.sequence_ends, each) : self.sequence_ends[each]]
@@ -186,6 +209,7 @@ class FramedExamples(Sequence[Framed]):
         target_positions = self.target_positions[
             begin_of(self.place_ends, number) : self.place_ends[number]
         ]
+
         return Framed(sequences, self.seconds[first:last], target_positions)
 
 
@@ -220,11 +244,14 @@ def stretches(examples: Sequence[Example]) -> Iterator[Sequence[Example]]:
 
 
 def encoded(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]) -> Iterator[list[int]]:
-    """The ids of texts. One that the tokenizer makes nothing of is an unknown word, where it has a token for that."""
+    """The ids of texts. One that the tokenizer makes nothing of is an unknown word, where it has a
+    token for that.
+    """
     spelled, target_positions = [], []
     for text, where in texts:
         spelled.append(text)
         target_positions.append(where)
+
     for text, where, ids in zip(
         spelled, target_positions, tokenizer.encode_batch(spelled), strict=True
     ):
@@ -239,15 +266,20 @@ def encoded(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]) -> Iterator[
 
 
 def space_between(tokenizer: Tokenizer) -> str:
-    """What a word has before it in a sentence; nothing where the tokenizer puts a space before every text anyway."""
+    """What a word has before it in a sentence; nothing where the tokenizer puts a space before
+    every text anyway.
+    """
     return " " if tokenizer.encode("a a") == tokenizer.encode("a") + tokenizer.encode(" a") else ""
 
 
 def cut_pair(one: int, other: int, room: int) -> tuple[int, int]:
-    """How much of two lengths fits: a word is taken from the longer text, again and again, the second when equal."""
+    """How much of two lengths fits: a word is taken from the longer text, again and again, the
+    second when equal.
+    """
     beyond = one + other - room
     if beyond <= 0:
         return one, other
     if beyond <= abs(one - other):
         return (one - beyond, other) if one > other else (one, other - beyond)
+
     return room - room // 2, room // 2

@@ -18,7 +18,9 @@ Targets = Sequence[Any] | np.ndarray
 """The class or the right choice of each example; of sentences, the tag of each word."""
 
 STRETCH = 50
-"""Batches whose examples are sorted by length together: enough for little padding, few enough to mix well."""
+"""Batches whose examples are sorted by length together: enough for little padding, few enough to
+mix well.
+"""
 ORDERED = 4
 """Without gradients there is room for batches so many times larger."""
 
@@ -26,8 +28,9 @@ ORDERED = 4
 class LabelledData:
     """`batch(step)` to train on, `ordered()` to validate on.
 
-    An epoch has every example once, `rows` a step; its last batch may be smaller. Examples of similar length meet in a
-    batch, so that there is little padding, and the batches come in random order.
+    An epoch has every example once, `rows` a step; its last batch may be smaller. Examples of
+    similar length meet in a batch, so that there is little padding, and the batches come in random
+    order.
     """
 
     order_version = 1
@@ -50,11 +53,13 @@ class LabelledData:
             raise ValueError(f"rows: expected 1 or more, not {rows}")
         if not len(framed):
             raise ValueError("examples: expected 1 or more, not 0")
+
         for name, values in (("targets", targets), ("numbers", numbers)):
             if values is not None and len(values) != len(framed):
                 raise ValueError(
                     f"{name}: expected one for each of {len(framed)} examples, not {len(values)}"
                 )
+
         self.framed, self.targets, self.numbers, self.frame = framed, targets, numbers, frame
         self.rows, self.seed, self.multiple = rows, seed, multiple
         self.order = np.argsort(framed.lengths, kind="stable")
@@ -67,14 +72,17 @@ class LabelledData:
         random = draws("examples", self.seed, epoch)
         mixed = random.permutation(len(self.framed))
         full = len(mixed) // self.rows  # batches; what is left over makes the epoch's last one
+
         for first in range(0, full, STRETCH):
             part = slice(first * self.rows, min(first + STRETCH, full) * self.rows)
             mixed[part] = mixed[part][np.argsort(self.framed.lengths[mixed[part]], kind="stable")]
+
         return mixed, np.append(random.permutation(full), np.arange(full, self.steps_per_epoch))
 
     def batch(self, step: int) -> Batch:
         if step < 0:
             raise ValueError(f"step: expected 0 or more, not {step}")
+
         examples, batches = self.epoch(step // self.steps_per_epoch)
         number = int(batches[step % self.steps_per_epoch])
         return self.chosen(examples[number * self.rows : (number + 1) * self.rows])
@@ -127,11 +135,14 @@ def join(
         segments = (
             ((np.arange(T) >= seconds[:, None]) & padding_mask).astype(np.int64).reshape(B, G * T)
         )
+
     words = max(1, *(len(each.target_positions) for each in framed))
     N = up_to(words, multiple) if frame.task == "tag" else G
     target_positions = np.full((B, N), 0 if frame.task == "tag" else -1, dtype=np.int64)
+
     for row, each in enumerate(framed):
         target_positions[row, : len(each.target_positions)] = each.target_positions
+
     return Batch(
         ids=torch.from_numpy(ids.reshape(B, G * T)),
         targets=torch.from_numpy(asked(framed, targets, N if frame.task == "tag" else 1)),
@@ -157,4 +168,5 @@ def asked(framed: Sequence[Framed], targets: Targets | None, N: int) -> Int[np.n
     for row, each in enumerate(framed):
         count = min(N, len(each.target_positions))  # of a group one, although it has several places
         made[row, :count] = 0 if targets is None else np.atleast_1d(targets[row])[:count]
+
     return made

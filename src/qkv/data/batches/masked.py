@@ -42,9 +42,11 @@ class WordPieces:
             raise ValueError(
                 "tokenizer: the masked objective needs a mask token, [mask] or [MASK], and it has none"
             )
+
         special = np.ones(tokenizer.vocabulary, dtype=bool)  # so are ids that stand for nothing
         special[list(tokenizer.inner.get_vocab(with_added_tokens=True).values())] = False
         special[list(tokenizer.special)] = True
+
         return cls(
             tokenizer.mask,
             tokenizer.starts_word,
@@ -58,10 +60,11 @@ class WordPieces:
 class MaskedData:
     """`batch(step)` to train on, `ordered()` to validate on.
 
-    A row is [start], words, [end]. In each, `rate` of the words are asked, and of those 80% are shown as [mask], 10% as
-    a random word and 10% as they are. With whole_words, all pieces of a word are asked together. Without
-    across_documents the texts in a row do not see each other. In each epoch every word is in a row, where it may be
-    asked; a text shorter than one row is one row with padding.
+    A row is [start], words, [end]. In each, `rate` of the words are asked, and of those 80% are
+    shown as [mask], 10% as a random word and 10% as they are. With whole_words, all pieces of a
+    word are asked together. Without across_documents the texts in a row do not see each other. In
+    each epoch every word is in a row, where it may be asked; a text shorter than one row is one row
+    with padding.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class MaskedData:
             raise ValueError(f"rate: expected a fraction above 0, up to 1, not {rate}")
         if not len(tokens):
             raise ValueError("tokens: expected 1 or more, not 0")
+
         self.tokens, self.context, self.rows, self.seed, self.words = (
             tokens,
             context,
@@ -87,6 +91,7 @@ class MaskedData:
             seed,
             words,
         )
+
         self.rate, self.whole_words, self.across_documents = rate, whole_words, across_documents
         self.before = np.array([] if words.start is None else [words.start], dtype=np.int64)
         self.after = np.array([] if words.end is None else [words.end], dtype=np.int64)
@@ -95,11 +100,15 @@ class MaskedData:
             raise ValueError(
                 f"context: expected {context - self.size + 1} or more, to hold a word, not {context}"
             )
+
         self.ordinary = np.flatnonzero(~words.special)
         if not len(self.ordinary):
             raise ValueError("tokenizer: expected words to mask, and it has special tokens alone")
+
         self.asked = max(1, round(rate * self.size))
-        """Places a row (M), always as many so that shapes stay the same; those not needed ask nothing."""
+        """Places a row (M), always as many so that shapes stay the same; those not needed ask
+        nothing.
+        """
         self.windows = TokenWindows(len(tokens), self.size, rows, seed)
         self.order_version = self.windows.version
         self.steps_per_epoch = self.windows.steps_per_epoch
@@ -113,7 +122,9 @@ class MaskedData:
         )
 
     def ordered(self) -> Iterator[Batch]:
-        """Every word is in one row. The same words are asked every time, whatever the seed, so that losses compare."""
+        """Every word is in one row. The same words are asked every time, whatever the seed, so that
+        losses compare.
+        """
         begins = range(0, len(self.tokens), self.size)
         for first in range(0, len(begins), self.rows):
             chosen = begins[first : first + self.rows]
@@ -128,6 +139,7 @@ class MaskedData:
         targets = np.full((B, self.asked), IGNORE, dtype=np.int64)
         documents = None if self.across_documents else np.zeros((B, T), dtype=np.int64)
         lengths = np.zeros(B, dtype=np.int64)
+
         for row, (begin, random) in enumerate(zip(begins, randoms, strict=True)):
             read = self.tokens.read(begin, min(begin + self.size, len(self.tokens)))
             words = np.concatenate((self.before, read, self.after))
@@ -143,7 +155,9 @@ class MaskedData:
                 documents[row] = np.pad(
                     numbers, (len(self.before), T - len(self.before) - len(read)), mode="edge"
                 )
+
         padding_mask = np.arange(T) < lengths[:, None]  # (B, T)
+
         return Batch(
             ids=torch.from_numpy(ids),
             targets=torch.from_numpy(targets),
@@ -163,11 +177,13 @@ class MaskedData:
             pieces = self.choose_words(words, possible, count, random)
         else:
             pieces = np.sort(random.permutation(possible)[:count])
+
         chance = random.random(len(pieces))
         others = self.ordinary[random.integers(len(self.ordinary), size=len(pieces))]
         shown = np.where(chance < SHOWN_AS_MASK + SHOWN_AS_RANDOM, others, words[pieces])
         hidden = words.copy()
         hidden[pieces] = np.where(chance < SHOWN_AS_MASK, self.words.mask, shown)
+
         return hidden, pieces[: self.asked]
 
     def choose_words(
@@ -186,14 +202,18 @@ class MaskedData:
         order = random.permutation(len(lengths)).tolist()
         chosen = np.zeros(len(lengths), dtype=bool)
         left = count
+
         for word in order:
             if lengths[word] <= left:
                 chosen[word] = True
                 left -= lengths[word]
+
             if not left:
                 break
+
         if (
             left == count
         ):  # every word is longer: one is hidden all the same, and as much of it asked as may be
             chosen[order[:1]] = True
+
         return possible[chosen[word_of]]

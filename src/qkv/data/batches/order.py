@@ -1,4 +1,6 @@
-"""What comes when: a pure function of (seed, step). Any step can be the first, so resuming replays nothing."""
+"""What comes when: a pure function of (seed, step). Any step can be the first, so resuming replays
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,19 @@ class TokenWindow(NamedTuple):
     begin: int
     """The position of its first token in the text."""
     seen: int
-    """So many of its first positions belong to the window before it too; only that one asks for their targets."""
+    """So many of its first positions belong to the window before it too; only that one asks for
+    their targets.
+    """
 
 
 class TokenWindows:
     """The windows of `size` tokens that are the rows of each step, cut from one long run of tokens.
 
-    Every epoch covers all of it, in an order and at an offset of its own, so that a window rarely shows the same tokens
-    twice. The first and the last window of an epoch are moved inwards to be full, and overlap their neighbours; what
-    two windows share is asked once (`seen`). A text shorter than one window is one window, and the rest of that row is
-    padding. `ahead` more tokens must follow a window (the causal target of its last token).
+    Every epoch covers all of it, in an order and at an offset of its own, so that a window rarely
+    shows the same tokens twice. The first and the last window of an epoch are moved inwards to be
+    full, and overlap their neighbours; what two windows share is asked once (`seen`). A text
+    shorter than one window is one window, and the rest of that row is padding. `ahead` more tokens
+    must follow a window (the causal target of its last token).
     """
 
     version = 2
@@ -51,8 +56,10 @@ class TokenWindows:
         for name, value in (("context", size), ("rows", rows)):
             if value < 1:
                 raise ValueError(f"{name}: expected 1 or more, not {value}")
+
         if length < 1 + ahead:
             raise ValueError(f"tokens: expected {1 + ahead} or more, not {length}")
+
         self.size, self.rows, self.seed = size, rows, seed
         self.length = length - ahead  # positions that are read
         self.count, self.offsets = tiling(self.length, size)
@@ -65,6 +72,7 @@ class TokenWindows:
         begins = np.maximum(offset + np.arange(-1, self.count - 1, dtype=np.int64) * self.size, 0)
         begins = np.minimum(begins, max(0, self.length - self.size))
         seen = np.append(0, np.maximum(begins[:-1] + self.size - begins[1:], 0))
+
         return np.stack([begins, seen], axis=1)[random.permutation(self.count)]
 
     @property
@@ -75,6 +83,7 @@ class TokenWindows:
         """The rows of a step, counted through all steps."""
         if step < 0:
             raise ValueError(f"step: expected 0 or more, not {step}")
+
         return range(step * self.rows, (step + 1) * self.rows)
 
     def at(self, step: int) -> list[TokenWindow]:
@@ -86,10 +95,12 @@ class TokenWindows:
 
 
 def tiling(length: int, size: int) -> tuple[int, range]:
-    """How many windows an epoch has, and where the second one may begin so that there are always as many.
+    """How many windows an epoch has, and where the second one may begin so that there are always as
+    many.
 
-    The second window begins at an offset of 1 to size, and those after it side by side. With `least` windows there are
-    `spare` + 1 such offsets; with one window more, size - 1 - spare. What has more of them is taken.
+    The second window begins at an offset of 1 to size, and those after it side by side. With
+    `least` windows there are `spare` + 1 such offsets; with one window more, size - 1 - spare. What
+    has more of them is taken.
     """
     least = -(-length // size)
     spare = least * size - length
@@ -97,6 +108,7 @@ def tiling(length: int, size: int) -> tuple[int, range]:
         return 1, range(size, size + 1)
     if 2 * spare + 2 >= size:
         return least, range(size - spare, size + 1)
+
     return least + 1, range(1, size - spare)
 
 

@@ -19,9 +19,10 @@ from qkv.data.tokens.token_arrays import Pairs
 class PairedData:
     """Batches of pairs of similar length: `batch(step)` to train on, `ordered()` to validate on.
 
-    A row reads source + [end] and [start] + target, and says target + [end]. A batch holds as many rows as `budget`
-    tokens allow, each row counted as the batch's longest row of either side, so padding is paid for too; or, without a
-    budget, always `rows` pairs, but for the last batch of an epoch.
+    A row reads source + [end] and [start] + target, and says target + [end]. A batch holds as many
+    rows as `budget` tokens allow, each row counted as the batch's longest row of either side, so
+    padding is paid for too; or, without a budget, always `rows` pairs, but for the last batch of an
+    epoch.
     """
 
     left_out: int
@@ -42,6 +43,7 @@ class PairedData:
         check_seed(seed)
         if (budget is None) == (rows is None):
             raise ValueError("budget: expected either a budget of tokens or a number of rows")
+
         self.pairs, self.start, self.end, self.padding, self.seed = pairs, start, end, padding, seed
         sources, targets = (
             pairs.source_lengths + 1,
@@ -63,6 +65,7 @@ class PairedData:
             raise ValueError(
                 f"pairs: none fits into {limit} tokens, {asked}; raise the budget or the context"
             )
+
         # By length; of equal length, by the words of both sides, so that there is less padding.
         self.total = (sources + targets)[fits]
         self.lengths = lengths[fits]
@@ -71,21 +74,26 @@ class PairedData:
             self.borders = np.append(np.arange(0, len(fits), rows), len(fits))
         else:
             self.borders = cut_by_budget(np.sort(self.lengths), budget)
+
         self.order_version = 2 if budget is None else 1
         self.steps_per_epoch = len(self.borders) - 1
         self.tokens_per_step = int(self.total.sum()) // self.steps_per_epoch
         self.epoch = lru_cache(maxsize=1)(self.draw_epoch)
 
     def draw_epoch(self, epoch: int) -> tuple[Int[np.ndarray, "pairs"], Int[np.ndarray, "batches"]]:
-        """The pairs by length, mixed where the lengths are equal, and the order of the batches cut from them."""
+        """The pairs by length, mixed where the lengths are equal, and the order of the batches cut
+        from them.
+        """
         random = draws("pairs", self.seed, epoch)
         mixed = random.permutation(len(self.fits))
         by_length = mixed[np.lexsort((self.total[mixed], self.lengths[mixed]))]
+
         return self.fits[by_length], random.permutation(self.steps_per_epoch)
 
     def batch(self, step: int) -> Batch:
         if step < 0:
             raise ValueError(f"step: expected 0 or more, not {step}")
+
         by_length, batches = self.epoch(step // self.steps_per_epoch)
         number = int(batches[step % self.steps_per_epoch])
         return self.join(by_length[self.borders[number] : self.borders[number + 1]])
@@ -102,6 +110,7 @@ class PairedData:
         source, source_padding_mask = pad([[*source, self.end] for source in sources], self.padding)
         ids, padding_mask = pad([[self.start, *target] for target in targets], self.padding)
         asked, _ = pad([[*target, self.end] for target in targets], IGNORE)
+
         return Batch(
             ids=ids,
             targets=asked,
@@ -119,15 +128,19 @@ def pad(
     padding_mask = np.arange(lengths.max()) < lengths[:, None]  # (B, T)
     padded = np.full(padding_mask.shape, padding, dtype=np.int64)
     padded[padding_mask] = np.fromiter(chain.from_iterable(rows), dtype=np.int64)
+
     return torch.from_numpy(padded), None if padding_mask.all() else torch.from_numpy(padding_mask)
 
 
 def cut_by_budget(lengths: Int[np.ndarray, "pairs"], budget: int) -> Int[np.ndarray, "borders"]:
-    """Borders of batches of rising lengths, so that rows x longest stays within the budget. Lengths alone decide."""
+    """Borders of batches of rising lengths, so that rows x longest stays within the budget. Lengths
+    alone decide.
+    """
     borders = [0]
     while borders[-1] < len(lengths):
         begin = borders[-1]
         possible = lengths[begin : begin + budget // int(lengths[begin])]
         sizes = possible * np.arange(1, len(possible) + 1)  # of the first 1, 2, ... rows
         borders.append(begin + int(np.searchsorted(sizes, budget, side="right")))
+
     return np.array(borders, dtype=np.int64)

@@ -1,4 +1,6 @@
-"""The source `python`: the standard library of the running Python, real text that is on every machine."""
+"""The source `python`: the standard library of the running Python, real text that is on every
+machine.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +53,11 @@ def modules(split: Split = "train", folder: Path | None = None) -> Iterator[tupl
     """
     folder = Path(sysconfig.get_path("stdlib")) if folder is None else folder
     found = False
+
     for name in names(folder):
         if (name.partition("/")[0].removesuffix(".py") in HELD_OUT) != (split == "valid"):
             continue
+
         try:
             with tokenize.open(
                 folder / name
@@ -61,9 +65,11 @@ def modules(split: Split = "train", folder: Path | None = None) -> Iterator[tupl
                 text = file.read()
         except (OSError, SyntaxError, UnicodeDecodeError):
             continue
+
         if text.strip():
             found = True
             yield name, text
+
     if not found:
         raise FileNotFoundError(
             f"python: {folder} holds no source of the standard library (a zipped or stripped Python); "
@@ -82,6 +88,7 @@ def names(folder: Path) -> list[str]:
             if name not in LEFT_OUT and not name.startswith((".", "config-"))
         ]
         found += [(inside / name).as_posix() for name in files if name.endswith(".py")]
+
     return sorted(
         name for name in found if name not in LEFT_OUT and not name.startswith("_sysconfigdata")
     )

@@ -1,7 +1,7 @@
 """The words of the English-Turkish grammar: what each is called, and what it goes with.
 
-Every verb takes its object in the accusative in Turkish, and no English form belongs to two words or two tenses: an
-English sentence has exactly one translation.
+Every verb takes its object in the accusative in Turkish, and no English form belongs to two words
+or two tenses: an English sentence has exactly one translation.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class Verb(NamedTuple):
     subjects: tuple[Class, ...]
     objects: tuple[Class, ...]
     indefinite: bool
-    """Whether "a mouse" can be its object without the accusative: bir fare gördü, but not bir fare sevdi."""
+    """Whether "a mouse" can be its object without the accusative: bir fare gördü, but not bir fare
+    sevdi.
+    """
     softens: bool = False
 
 

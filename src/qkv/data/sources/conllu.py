@@ -1,4 +1,6 @@
-"""CoNLL-U: sentences of words, each with its part of speech and the word it hangs on. One word a line, ten columns."""
+"""CoNLL-U: sentences of words, each with its part of speech and the word it hangs on. One word a
+line, ten columns.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from qkv.data.sources.lines import lines
 
 COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 NO_WORD = re.compile(r"\d+-\d+|\d+\.\d+")
-"""1-2 is the spelling of two words (don't = do + n't), and 3.1 a word that was left unsaid: neither is a word here."""
+"""1-2 is the spelling of two words (don't = do + n't), and 3.1 a word that was left unsaid: neither
+is a word here.
+"""
 
 
 class ConlluWord(NamedTuple):
@@ -46,10 +50,12 @@ def read_sentences(file: File) -> Iterator[ConlluSentence]:
     """Sentences end at an empty line; comments that belong to none are left out."""
     words: list[ConlluWord] = []
     comments: list[str] = []
+
     for number, line in lines(file):
         if not line.strip():
             if words:
                 yield ConlluSentence(tuple(words), tuple(comments))
+
             words, comments = [], []
         elif line.startswith("#"):
             comments.append(line)
@@ -59,7 +65,9 @@ def read_sentences(file: File) -> Iterator[ConlluSentence]:
                     f"{file.at(number)}: expected word {len(words) + 1} of the sentence, not {word.id}; "
                     "an empty line ends a sentence"
                 )
+
             words.append(word)
+
     if words:
         yield ConlluSentence(tuple(words), tuple(comments))
 
@@ -69,6 +77,7 @@ def read_word(line: str, number: int, where: str) -> ConlluWord | None:
     if len(columns) != len(COLUMNS):
         found = f"{len(columns)} column{'' if len(columns) == 1 else 's'}"
         raise ValueError(f"{where}: {found}, expected ten with tabs between them, as CoNLL-U has")
+
     id, form, lemma, upos, xpos, feats, head, deprel, deps, misc = columns
     if NO_WORD.fullmatch(id):
         return None
@@ -80,5 +89,7 @@ def read_word(line: str, number: int, where: str) -> ConlluWord | None:
         raise ValueError(
             f"{where}: the seventh column: expected the number of a word, 0 or _, not {head!r}"
         )
+
     hangs_on = None if head == "_" else int(head)
+
     return ConlluWord(int(id), form, lemma, upos, xpos, feats, hangs_on, deprel, deps, misc, number)

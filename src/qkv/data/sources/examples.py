@@ -1,4 +1,6 @@
-"""Examples to fine-tune on: texts with their labels, from tables, CoNLL-U or, to be labelled, plain text."""
+"""Examples to fine-tune on: texts with their labels, from tables, CoNLL-U or, to be labelled, plain
+text.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Example(NamedTuple):
     texts: tuple[str, ...]
     """One text, or the two of a pair; a context and then its choices; the words of a sentence."""
     label: str | tuple[str, ...] | None
-    """A class, a number, or the number of the right choice from 0, as text; a tag a word; None where nobody said."""
+    """A class, a number, or the number of the right choice from 0, as text; a tag a word; None
+    where nobody said.
+    """
     where: str
     """The file and the line, for errors."""
 
@@ -48,15 +52,17 @@ def open_examples(
     label: str | None = None,
     labelled: bool = True,
 ) -> Source[Example]:
-    """The rows of tables, or the sentences of CoNLL-U. Columns that are not named are looked for by their usual names.
+    """The rows of tables, or the sentences of CoNLL-U. Columns that are not named are looked for by
+    their usual names.
 
-    Without `labelled` no label is read, and a line of plain text is a text, too: of a pair, two with a tab between
-    them; of a sentence to be tagged, its words with spaces between them.
+    Without `labelled` no label is read, and a line of plain text is a text, too: of a pair, two
+    with a tab between them; of a sentence to be tagged, its words with spaces between them.
     """
     if task not in TASKS:
         raise ValueError(f"task: expected one of {', '.join(TASKS)}, not {task!r}")
     if pair is not None and task not in (*TWO_TEXTS, "regress"):
         raise ValueError(f"pair: the task {task} has no second text; leave it out")
+
     wanted = ExampleColumns(task, text, pair, label, labelled)
     read: Callable[[list[Any], str], Iterator[Example]] = {
         "choice": wanted.choice,
@@ -64,11 +70,13 @@ def open_examples(
     }.get(task, wanted.texts)
     said = [task, text, pair, label, labelled]
     parts: list[Part[Example]] = []
+
     for item in named(data):
         split_of(item, "", "labelled rows")
         if item.startswith("hf:"):
             parts.append(hub_part(item, wanted.choose, read, said))
             continue
+
         for file in tables(find_files(item, piped=piped_format(task, labelled))):
             if file.format == "conllu":
                 parts.append(sentences_part(file, task, label or "upos", labelled))
@@ -76,6 +84,7 @@ def open_examples(
                 parts.append(lines_part(file, task, labelled))
             else:
                 parts.append(table_part(file, wanted.choose, read, said))
+
     return Source(title(data, parts), once(parts))
 
 
@@ -83,6 +92,7 @@ def piped_format(task: str, labelled: bool) -> Format:
     """What - brings; -.csv says another."""
     if task == "choice":
         return "jsonl"
+
     return "text" if not labelled else "conllu" if task == "tag" else "tsv"
 
 
@@ -106,6 +116,7 @@ class ExampleColumns(NamedTuple):
             texts = (self.text or first_of(WORDS, names),)
         else:
             texts = self.choose_texts(names, where)
+
         return (*texts, self.choose_label(names)) if self.labelled else texts
 
     def choose_texts(self, names: list[str], where: str) -> tuple[str, ...]:
@@ -116,6 +127,7 @@ class ExampleColumns(NamedTuple):
         }
         if self.text is None and self.pair is None and two:
             return next(iter(two.items()))
+
         if self.task in TWO_TEXTS:
             one = self.text or next((one for one, other in two.items() if other == self.pair), None)
             other = self.pair or two.get(one or "")
@@ -124,13 +136,16 @@ class ExampleColumns(NamedTuple):
                 raise ValueError(
                     f"{where}: no columns are called {usual}; name those of the two texts (--text, --pair)"
                 )
+
             return (one, other)
+
         one = self.text or next((name for name in SINGLE_TEXTS if name in names), None)
         if one is None:
             usual = " or ".join(SINGLE_TEXTS)
             raise ValueError(
                 f"{where}: no column is called {usual}; name the one that is the text (--text)"
             )
+
         return (one,) if self.pair is None else (one, self.pair)
 
     def choose_label(self, names: list[str]) -> str:
@@ -140,6 +155,7 @@ class ExampleColumns(NamedTuple):
             return first_of(TAGS, names)
         if self.task == "choice":
             return first_of(("answer", "label", "gold"), names)
+
         return first_of(
             (*LABELS, *(["score"] if self.task in ("similarity", "regress") else []), "answer"),
             names,
@@ -151,6 +167,7 @@ class ExampleColumns(NamedTuple):
         label = as_label(row[-1], where) if self.labelled else None
         if self.task == "regress" and label is not None:
             as_number(label, where)
+
         return iter([Example(texts, label, where)])
 
     def choice(self, row: list[Any], where: str) -> Iterator[Example]:
@@ -159,10 +176,13 @@ class ExampleColumns(NamedTuple):
             raise ValueError(
                 f"{where}: the choices: expected a list of strings, not {kind(choices)}"
             )
+
         texts = [filled(choice, "a choice", where) for choice in choices]
         if len(texts) < 2:
             raise ValueError(f"{where}: expected two choices or more, not {len(texts)}")
+
         label = str(as_answer(row[2], texts, where)) if self.labelled else None
+
         return iter([Example((context, *texts), label, where)])
 
     def tagged(self, row: list[Any], where: str) -> Iterator[Example]:
@@ -170,8 +190,10 @@ class ExampleColumns(NamedTuple):
         for name, value in (("words", words), ("tags", tags)):
             if not isinstance(value, list | tuple) and not (name == "tags" and not self.labelled):
                 raise ValueError(f"{where}: the {name}: expected a list, not {kind(value)}")
+
         if not words:
             raise ValueError(f"{where}: the list of words is empty; leave the row out")
+
         texts = tuple(filled(word, "a word", where) for word in words)
         if tags is None:
             return iter([Example(texts, None, where)])
@@ -179,6 +201,7 @@ class ExampleColumns(NamedTuple):
             raise ValueError(
                 f"{where}: {len(words)} words and {len(tags)} tags; expected as many of both"
             )
+
         return iter([Example(texts, tuple(as_label(tag, where) for tag in tags), where)])
 
 
@@ -190,6 +213,7 @@ def first_of(usual: Sequence[str], names: list[str]) -> str:
 def filled(value: Any, what: str, where: str) -> str:
     if text := as_string(value, what, where).strip():
         return text
+
     raise ValueError(f"{where}: {what} is empty; leave the row out")
 
 
@@ -198,8 +222,10 @@ def as_number(label: str, where: str) -> float:
         number = float(label)
     except ValueError:
         number = math.nan
+
     if not math.isfinite(number):
         raise ValueError(f"{where}: expected a number as the label, not {label!r}")
+
     return number
 
 
@@ -207,9 +233,11 @@ def as_answer(value: Any, choices: list[str], where: str) -> int:
     """The right choice is named by its number from 0, or by its own text."""
     if isinstance(value, str) and value.strip() in choices:
         return choices.index(value.strip())
+
     number = as_label(value, where)
     if number.isascii() and number.isdigit() and int(number) < len(choices):
         return int(number)
+
     raise ValueError(
         f"{where}: the answer: expected a number from 0 to {len(choices) - 1} or a choice, not {number!r}"
     )
@@ -221,12 +249,14 @@ def as_answer(value: Any, choices: list[str], where: str) -> int:
 def sentences_part(file: File, task: str, column: str, labelled: bool) -> Part[Example]:
     if task != "tag":
         raise ValueError(f"{file.name}: CoNLL-U holds tagged words, for the task tag, not {task}")
+
     column = columns_of((column,), list(COLUMNS[1:]), file.name)[0]
 
     def example(sentence: ConlluSentence) -> Example:
         words, where = tuple(word.form for word in sentence.words), file.at(sentence.line)
         if not labelled:
             return Example(words, None, where)
+
         tags = tuple(
             tag_of(getattr(word, column), column, file.at(word.line)) for word in sentence.words
         )
@@ -236,12 +266,14 @@ def sentences_part(file: File, task: str, column: str, labelled: bool) -> Part[E
         return {file.name: file.sha256(), f"columns of {file.name}": json.dumps([column, labelled])}
 
     if_empty = None if file.found else "the file has no sentences"
+
     return Part(file.name, lambda: map(example, read_sentences(file)), fingerprint, if_empty)
 
 
 def tag_of(value: str | int | None, column: str, where: str) -> str:
     if value is None or value == "":
         raise ValueError(f"{where}: the column {column} is empty")
+
     return str(value)
 
 
@@ -278,9 +310,12 @@ def in_line(line: str, task: str, where: str) -> Example:
             if task == "regress"
             else [line]
         )
+
         texts = tuple(piece.strip() for piece in pieces)
+
     if not texts or not all(texts):
         raise ValueError(f"{where}: the text is empty; leave the line out")
     if task in TWO_TEXTS and len(texts) != 2:
         raise ValueError(f"{where}: expected two texts with a tab between them, not {len(texts)}")
+
     return Example(texts, None, where)

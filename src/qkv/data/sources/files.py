@@ -38,7 +38,9 @@ IN_FOLDERS = (
     ".rst",
     *(ending for ending in FORMATS if ending != ".conllu"),
 )
-"""What is read of a folder. A file named by itself or by a glob is text if its ending says nothing else."""
+"""What is read of a folder. A file named by itself or by a glob is text if its ending says nothing
+else.
+"""
 OF_A_RUN = ("model.safetensors", "metrics.jsonl")
 
 
@@ -62,6 +64,7 @@ class File:
         try:
             if self.path.stat().st_size == 0:
                 return
+
             with self.open(kind) as stream:
                 while block := stream.read(BLOCK):
                     yield block
@@ -79,6 +82,7 @@ class File:
             return gzip.open(self.path, "rb")
         if kind == ".xz":
             return lzma.open(self.path, "rb")
+
         return self.path.open("rb", buffering=0)
 
     @contextmanager
@@ -87,9 +91,11 @@ class File:
         if not compression(self.path.name):
             yield self.path
             return
+
         with tempfile.NamedTemporaryFile(prefix="qkv-") as copy:
             for block in self.blocks():
                 copy.write(block)
+
             copy.flush()
             yield Path(copy.name)
 
@@ -109,17 +115,22 @@ def find_files(name: str, piped: Format) -> list[File]:
             raise ValueError(
                 f"{name}: nothing is piped in; write for example: cat my.txt | qkv ... --data -"
             )
+
         return [spooled(name, sys.stdin.buffer, FORMATS.get(Path(name).suffix, piped))]
+
     path = Path(name).expanduser()
     if path.is_dir():
         return folder_files(path, name)
     if path.is_file():
         return [File(path, name, format_of(path.name))]
+
     if path.exists():  # a named pipe, or <(...) of a shell
         with path.open("rb") as pipe:
             return [spooled(name, pipe, piped)]
+
     if glob.has_magic(name):
         return glob_files(name)
+
     raise FileNotFoundError(f"{name}: no such file or folder{suggestion(path)}")
 
 
@@ -128,26 +139,32 @@ def spooled(name: str, pipe: Any, format: Format) -> File:
     copy = tempfile.NamedTemporaryFile(prefix="qkv-")  # noqa: SIM115 - the File holds it
     shutil.copyfileobj(pipe, copy)
     copy.flush()
+
     return File(Path(copy.name), name, format, kept=copy)
 
 
 def folder_files(folder: Path, name: str) -> list[File]:
     if is_run(folder):
         raise ValueError(f"{name}: this is the output folder of a training, not data")
+
     files = [File(path, str(path), format_of(path.name), found=True) for path in walk(folder)]
     if not files:
         raise FileNotFoundError(
             f"{name}: the folder holds no text ({', '.join(IN_FOLDERS)}, or these with .gz or .xz); "
             f"name other files by a glob, such as '{os.path.join(name, '**', '*.log')}'"
         )
+
     return files
 
 
 def walk(folder: Path) -> Iterator[Path]:
-    """The readable files in a folder and the folders in it, by name; hidden ones and outputs of trainings left out."""
+    """The readable files in a folder and the folders in it, by name; hidden ones and outputs of
+    trainings left out.
+    """
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
             continue
+
         if path.is_dir():
             if not is_run(path) and not path.is_symlink():
                 yield from walk(path)
@@ -161,8 +178,10 @@ def glob_files(pattern: str) -> list[File]:
         path = Path(match)
         paths = [path] if path.is_file() else [] if is_run(path) else list(walk(path))
         files += [File(each, str(each), format_of(each.name), found=True) for each in paths]
+
     if not files:
         raise FileNotFoundError(f"{pattern}: no file matches")
+
     return list({file.path: file for file in files}.values())  # ** finds a folder and what is in it
 
 
@@ -186,11 +205,15 @@ def suggestion(path: Path) -> str:
     """What stands in the same folder under a name like this one."""
     while not path.parent.is_dir():
         path = path.parent
+
     try:
         names = [each for each in os.listdir(path.parent) if not each.startswith(".")]
     except OSError:
         return ""
+
     if path.parent == Path():
         names += ["python", "turkish"]
+
     close = difflib.get_close_matches(path.name, names, n=1)
+
     return f"; did you mean {path.parent / close[0]}?" if close else ""

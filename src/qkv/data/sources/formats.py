@@ -1,4 +1,6 @@
-"""Rows of .jsonl, .csv, .tsv and .parquet files: the chosen columns of each, with the number of its line."""
+"""Rows of .jsonl, .csv, .tsv and .parquet files: the chosen columns of each, with the number of its
+line.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from qkv.data.sources.lines import LONGEST_LINE, lines
 
 Row = tuple[int, list[Any]]
 Choose = Callable[[list[str], str], tuple[str, ...]]
-"""From the names of the columns, and the place they stand at for an error, to those that are wanted.
+"""From the names of the columns, and the place they stand at for an error, to those that are
+wanted.
 
 A number such as "2" is the second column; if all are numbers, a .csv or .tsv file has no header.
 """
@@ -31,6 +34,7 @@ def read_rows(file: File, choose: Choose) -> Iterator[Row]:
         raise ValueError(
             f"{file.name}: CoNLL-U holds tagged words (finetune --task tag), not texts or a table"
         )
+
     return table_rows(
         file, tsv_records(file) if file.format == "tsv" else csv_records(file), choose
     )
@@ -45,6 +49,7 @@ def table_rows(
     first = next(records, None)
     if first is None:
         return
+
     top, names = first[0], [name.strip() for name in first[1]]
     wanted = choose(names, file.at(top))
     columns = columns_of(wanted, names, file.at(top))
@@ -54,16 +59,20 @@ def table_rows(
         if has_header
         else [int(name) - 1 for name in wanted]
     )
+
     for number, fields in records if has_header else chain([first], records):
         if len(fields) != len(names):
             raise ValueError(
                 f"{file.at(number)}: {count(fields)}, expected {len(names)} as in line {top}"
             )
+
         yield number, [fields[place] for place in target_positions]
 
 
 def tsv_records(file: File) -> Iterator[tuple[int, list[str]]]:
-    """A quotation mark is a character like any other, and a field ends at a tab or at the line's end."""
+    """A quotation mark is a character like any other, and a field ends at a tab or at the line's
+    end.
+    """
     return ((number, line.split("\t")) for number, line in lines(file) if line)
 
 
@@ -72,6 +81,7 @@ def csv_records(file: File) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))
     reader = csv.reader((line + "\n" for _, line in lines(file)), strict=True)
     number = 1
+
     while True:
         try:
             fields = next(reader)
@@ -84,8 +94,10 @@ def csv_records(file: File) -> Iterator[tuple[int, list[str]]]:
                 else f"not CSV ({error})"
             )
             raise ValueError(f"{file.at(number)}: {reason}") from None
+
         if fields:
             yield number, fields
+
         number = reader.line_num + 1
 
 
@@ -101,6 +113,7 @@ def json_rows(file: File, choose: Choose) -> Iterator[Row]:
     for number, line in lines(file):
         if not line or line.isspace():
             continue
+
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
@@ -109,16 +122,20 @@ def json_rows(file: File, choose: Choose) -> Iterator[Row]:
             ) from None
         except RecursionError:
             raise ValueError(f"{file.at(number)}: JSON nested too deeply") from None
+
         if not isinstance(record, dict):
             raise ValueError(
                 f'{file.at(number)}: expected an object such as {{"text": ...}}, not {kind(record)}'
             )
+
         if columns is None:
             names = list(record)
             columns = columns_of(choose(names, file.at(number)), names, file.at(number))
+
         values = [inside(record, column, file.at(number)) for column in columns]
         if "\\u" in line:
             refuse_half_characters(values, file.at(number))
+
         yield number, values
 
 
@@ -130,10 +147,12 @@ def parquet_rows(file: File, choose: Choose) -> Iterator[Row]:
         raise ImportError(
             f"{file.name}: Parquet is read with the package pyarrow: pip install pyarrow"
         ) from None
+
     number = 0
     with file.decompressed() as path:
         if path.stat().st_size == 0:
             return
+
         try:
             # A row group may be as large as the file: it is read page by page.
             with parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as table:
@@ -169,7 +188,9 @@ def rows_at_once(metadata: Any) -> int:
 
 
 def columns_of(wanted: tuple[str, ...], names: list[str], where: str) -> list[str]:
-    """The wanted columns by their names. A dot goes inside: translation.en is en in the column translation."""
+    """The wanted columns by their names. A dot goes inside: translation.en is en in the column
+    translation.
+    """
     columns = []
     for name in wanted:
         if name in names or ("." in name and name.partition(".")[0] in names):
@@ -184,25 +205,30 @@ def columns_of(wanted: tuple[str, ...], names: list[str], where: str) -> list[st
                 else f"the columns are {', '.join(map(shortened, names))}"
             )
             raise ValueError(f"{where}: no column {name!r}; {hint}")
+
     return columns
 
 
 def inside(record: dict[str, Any], column: str, where: str) -> Any:
     if column in record:
         return record[column]
+
     value: Any = record
     for name in column.split("."):
         if not isinstance(value, dict) or name not in value:
             raise ValueError(
                 f"{where}: no column {column!r}; it has {', '.join(map(shortened, record)) or 'none'}"
             )
+
         value = value[name]
+
     return value
 
 
 def as_string(value: Any, column: str, where: str) -> str:
     if isinstance(value, str):
         return value
+
     raise ValueError(f"{where}: {column}: expected a string, not {kind(value)}")
 
 
@@ -211,11 +237,14 @@ def as_label(value: Any, where: str) -> str:
     if isinstance(value, str):
         if label := value.strip():
             return label
+
         raise ValueError(f"{where}: the label is empty")
+
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{where}: the label: expected a number that is finite, not {value}")
     if isinstance(value, bool | int | float):
         return json.dumps(value)
+
     raise ValueError(f"{where}: the label: expected a string or a number, not {kind(value)}")
 
 
@@ -238,6 +267,7 @@ def kind(value: Any) -> str:
         bool: "true or false",
         type(None): "null",
     }
+
     return names.get(
         type(value),
         f"the number {value}" if isinstance(value, int | float) else type(value).__name__,

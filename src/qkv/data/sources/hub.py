@@ -1,4 +1,6 @@
-"""A data set of the Hugging Face hub by its name, hf:name[:config][:split], through the package `datasets`."""
+"""A data set of the Hugging Face hub by its name, hf:name[:config][:split], through the package
+`datasets`.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +26,7 @@ class HubDataset:
             raise ImportError(
                 f"{item}: the hub is read with the package datasets: pip install datasets"
             ) from None
+
         try:
             self.data: Any = library.load_dataset(name, config, split=split)
         except Exception as error:  # of many kinds: no network, no such name, no such split
@@ -41,6 +44,7 @@ class HubDataset:
             {column if column in names else column.partition(".")[0] for column in columns}
         )
         number = 0
+
         for batch in self.data.select_columns(outer).iter(batch_size=256):
             for values in zip(*(batch[name] for name in outer), strict=True):
                 number += 1
@@ -61,4 +65,5 @@ def parts(item: str) -> tuple[str, str | None, str]:
         return name, rest[0] or None, rest[1] or "train"
     if rest and rest[0].partition("[")[0] in SPLITS:
         return name, None, rest[0]
+
     return name, rest[0] if rest else None, "train"

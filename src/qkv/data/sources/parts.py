@@ -35,6 +35,7 @@ def text_part(file: File) -> Part[DocumentPart]:
         first = next(pieces)
         if first.ends and not first.text.strip():
             return iter(())
+
         return chain([first], pieces)
 
     return Part(
@@ -89,6 +90,7 @@ def parallel_part(files: list[File], other_parts: bool) -> Part[tuple[str, str]]
         }
 
     name = f"{files[0].name} and {files[1].name}"
+
     return Part(name, lambda: parallel(*files), fingerprint, "the files are empty")
 
 
@@ -96,6 +98,7 @@ def parallel(source: File, target: File) -> Iterator[tuple[str, str]]:
     """Line by line."""
     sources, targets = lines(source), lines(target)
     number = 0
+
     for number, line in sources:
         translation = next(targets, None)
         if translation is None:
@@ -104,9 +107,11 @@ def parallel(source: File, target: File) -> Iterator[tuple[str, str]]:
                 f"{source.name} has {number + rest:,} lines and {target.name} {number - 1:,}; "
                 "parallel files have the same number"
             )
+
         pair = (line.strip(), translation[1].strip())
         if all(pair):
             yield pair
+
     if rest := sum(1 for _ in targets):
         raise ValueError(
             f"{source.name} has {number:,} lines and {target.name} {number + rest:,}; "
@@ -133,4 +138,5 @@ def digest(items: Iterable[Any]) -> str:
     made = hashlib.sha256()
     for item in items:
         made.update(json.dumps(item).encode())
+
     return made.hexdigest()

@@ -42,22 +42,30 @@ class Source(Generic[Item]):
             for item in part.read():
                 empty = nothing = False
                 yield item
+
             if empty and part.if_empty:
                 raise ValueError(f"{part.name}: {part.if_empty}")
+
         if nothing:
             raise ValueError(f"{self.name}: all {len(self.parts)} files are empty")
 
     def fingerprint(self) -> dict[str, str]:
-        """The name of each file and the SHA-256 of its content, in order, and which columns are read."""
+        """The name of each file and the SHA-256 of its content, in order, and which columns are
+        read.
+        """
         return {name: value for part in self.parts for name, value in part.fingerprint().items()}
 
 
 class TextSource(Source[DocumentPart]):
-    """Documents, each in one or more pieces: a file of plain text is one, and so is a row of a table."""
+    """Documents, each in one or more pieces: a file of plain text is one, and so is a row of a
+    table.
+    """
 
 
 class PairSource(Source[tuple[str, str]]):
-    """Sentences and their translations, without spaces around them; a pair with an empty side is left out."""
+    """Sentences and their translations, without spaces around them; a pair with an empty side is
+    left out.
+    """
 
 
 # What a person calls
@@ -74,6 +82,7 @@ def open_texts(data: Sequence[str | Path], *, column: str = "text") -> TextSourc
         return text_pieces(text) if text and not text.isspace() else iter(())
 
     parts: list[Part[DocumentPart]] = []
+
     for item in named(data):
         if embedded := split_of(item, "python", "texts"):
             parts.append(library_part(embedded))
@@ -85,13 +94,15 @@ def open_texts(data: Sequence[str | Path], *, column: str = "text") -> TextSourc
                 parts.append(
                     text_part(file) if is_text else table_part(file, choose, texts, column)
                 )
+
     return TextSource(title(data, parts), once(parts))
 
 
 def open_pairs(data: Sequence[str | Path], *, columns: tuple[str, str] | None = None) -> PairSource:
     """Sentences and their translations: two parallel files of text, or tables with two columns.
 
-    A .tsv or .csv file has a header if columns are named, or if its first line is "source" and "target".
+    A .tsv or .csv file has a header if columns are named, or if its first line is "source" and
+    "target".
     """
 
     def choose(names: list[str], where: str) -> tuple[str, ...]:
@@ -103,6 +114,7 @@ def open_pairs(data: Sequence[str | Path], *, columns: tuple[str, str] | None = 
             raise ValueError(
                 f"{where}: {len(names)} columns, expected two; name the two that are the pair (--columns)"
             )
+
         return ("1", "2")
 
     def pairs(row: list[Any], where: str) -> Iterator[tuple[str, str]]:
@@ -114,6 +126,7 @@ def open_pairs(data: Sequence[str | Path], *, columns: tuple[str, str] | None = 
 
     parts: list[Part[tuple[str, str]]] = []
     texts: list[File] = []
+
     for item in named(data):
         if embedded := split_of(item, "turkish", "pairs"):
             parts.append(turkish_part(embedded))
@@ -125,13 +138,17 @@ def open_pairs(data: Sequence[str | Path], *, columns: tuple[str, str] | None = 
                     texts.append(file)
                 else:
                     parts.append(table_part(file, choose, pairs, columns))
+
     if texts:
         parts.append(parallel_part(texts, other_parts=bool(parts)))
+
     return PairSource(title(data, parts), once(parts))
 
 
 def open_rows(data: Sequence[str | Path], columns: Sequence[str]) -> Source[dict[str, Any]]:
-    """Rows of tables by the names of their columns, with values as they are: for tasks, which say what they need."""
+    """Rows of tables by the names of their columns, with values as they are: for tasks, which say
+    what they need.
+    """
 
     def choose(names: list[str], where: str) -> tuple[str, ...]:
         return tuple(columns)
@@ -140,17 +157,21 @@ def open_rows(data: Sequence[str | Path], columns: Sequence[str]) -> Source[dict
         return iter([dict(zip(columns, row, strict=True))])
 
     parts: list[Part[dict[str, Any]]] = []
+
     for item in named(data):
         split_of(item, "", "rows of a table")
         if item.startswith("hf:"):
             parts.append(hub_part(item, choose, rows, list(columns)))
             continue
+
         for file in tables(find_files(item, piped="jsonl")):
             if file.format == "text":
                 raise ValueError(
                     f"{file.name}: expected a table (.jsonl, .csv, .tsv or .parquet), not plain text"
                 )
+
             parts.append(table_part(file, choose, rows, list(columns)))
+
     return Source(title(data, parts), once(parts))
 
 
@@ -163,6 +184,7 @@ def named(data: Sequence[str | Path]) -> list[str]:
         raise ValueError(
             "data: name at least one file, folder, glob, - or one of " + ", ".join(SPLITS)
         )
+
     return items
 
 
@@ -176,11 +198,13 @@ def split_of(item: str, wanted: str, what: str) -> str | None:
             f"{item}: {name} holds {'texts' if name == 'python' else 'pairs'}, not {what}; "
             f"a file of this name is ./{name}"
         )
+
     split = split or "train"
     if split not in SPLITS[name]:
         raise ValueError(
             f"{item}: expected one of {', '.join(f'{name}:{each}' for each in SPLITS[name])}"
         )
+
     return split
 
 
@@ -188,6 +212,7 @@ def title(data: Sequence[str | Path], parts: Sequence[Part[Any]]) -> str:
     items = named(data)
     if len(parts) == 1:
         return parts[0].name
+
     name = ", ".join(items) if len(items) <= 3 else f"{items[0]} and {len(items) - 1} more"
     return f"{name} ({len(parts)} files)" if len(parts) > len(items) else name
 
@@ -197,6 +222,7 @@ def once(parts: Sequence[Part[Item]]) -> list[Part[Item]]:
     first: dict[str, Part[Item]] = {}
     for part in parts:
         first.setdefault(os.path.abspath(part.name), part)
+
     return list(first.values())
 
 

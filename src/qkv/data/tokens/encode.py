@@ -24,7 +24,8 @@ CHUNK = 1 << 14
 AT_ONCE = 2
 """Batches in work: while one is turned into an array, the other is encoded."""
 
-# Between two full lines; nowhere else do the tokens of the two sides stay what they are in the whole.
+# Between two full lines; nowhere else do the tokens of the two sides stay what they are in the
+# whole.
 BORDER = re.compile(r"(?<=\S)\n(?=\S)")
 
 Given = TypeVar("Given")
@@ -53,12 +54,15 @@ def chunks(source: TextSource, size: int | None) -> Iterator[Chunk]:
         while size is not None and (border := BORDER.search(piece.text, first + size)):
             yield Chunk(piece.text[first : border.end()], begins, False)
             first, begins = border.end(), False
+
         yield Chunk(piece.text[first:], begins, piece.ends)
         begins = piece.ends
 
 
 def separable(tokenizer: Tokenizer) -> bool:
-    """Whether two lines give the same tokens apart as together; not so where a text's first word is marked."""
+    """Whether two lines give the same tokens apart as together; not so where a text's first word is
+    marked.
+    """
     return tokenizer.encode("a b\nc d") == tokenizer.encode("a b\n") + tokenizer.encode("c d")
 
 
@@ -68,12 +72,14 @@ def batches(
     """Items up to about BATCH characters together, and how many characters they have."""
     batch: list[Given] = []
     characters = 0
+
     for item in items:
         batch.append(item)
         characters += size(item)
         if characters >= BATCH or len(batch) >= TEXTS:
             yield characters, batch
             batch, characters = [], 0
+
     if batch:
         yield characters, batch
 
@@ -89,6 +95,7 @@ def in_order(
             if len(waiting) > AT_ONCE:
                 characters, done = waiting.popleft()
                 yield characters, done.result()
+
         for characters, done in waiting:
             yield characters, done.result()
 
@@ -107,7 +114,9 @@ def encoder(tokenizer: Tokenizer) -> Callable[[list[Chunk]], Encoded]:
             if chunk.ends and (row or not chunk.begins):  # an empty text is none
                 row.extend(closing)
                 ends[number] = True
+
         ids, lengths = joined(rows)
+
         return ids, np.cumsum(lengths)[ends]
 
     return encode

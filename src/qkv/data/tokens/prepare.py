@@ -47,10 +47,12 @@ def prepare_texts(
             ):
                 writer.write(ids, ends)
                 advance(characters, writer.tokens)
+
             if not writer.tokens:
                 raise ValueError(
                     f"{source.name}: there is no text in it; give a file that has some"
                 )
+
             write_manifest(folder, key, {"source": source.name}, {"texts": writer.finish()})
 
     return prepared(source, tokenizer, "texts", ["texts"], cache, progress, write)[0]
@@ -78,12 +80,16 @@ def prepare_pairs(
                         raise ValueError(
                             f"{source.name}: the {name} of pair {number} has no words; leave the pair out"
                         )
+
                     writer.write(ids, ends)
+
                 advance(characters, sources.tokens + targets.tokens)
+
             if not sources.texts:
                 raise ValueError(
                     f"{source.name}: there are no pairs in it; give a file that has some"
                 )
+
             runs = {"source": sources.finish(), "target": targets.finish()}
             write_manifest(folder, key, {"source": source.name}, runs)
 
@@ -104,10 +110,12 @@ def prepared(
 ) -> list[Tokens]:
     """The runs as they lie in the cache, written before where they were not there.
 
-    The folder gets its name when it is complete, so one half-written is never read, and of two processes that write the
-    same the second one's is dropped. They only wait for each other to save the work.
+    The folder gets its name when it is complete, so one half-written is never read, and of two
+    processes that write the same the second one's is dropped. They only wait for each other to save
+    the work.
     """
-    # The order of the files counts, as it is the order of the texts; their names do not, as one has several.
+    # The order of the files counts, as it is the order of the texts; their names do not, as one has
+    # several.
     facts = [FORMAT, kind, tokenizer.fingerprint, list(source.fingerprint().values())]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     parent = (cache_folder() if cache is None else Path(cache)) / key[:32]
@@ -117,11 +125,13 @@ def prepared(
             return open_all_ids(folder, key, runs)
         except DamagedShards as damage:
             print(f"{damage}: preparing it again", file=sys.stderr)
+
     try:
         parent.mkdir(parents=True, exist_ok=True)
         with only_one(parent / "lock") as alone:
             if alone:
                 sweep(parent)
+
             if not intact(folder, key, runs):
                 with (
                     staging(parent, 0, f"preparing {source.name}") as made,
@@ -137,6 +147,7 @@ def prepared(
         raise PermissionError(
             f"{parent}: cannot write there ({error}); set QKV_CACHE to a folder of yours"
         ) from error
+
     return open_all_ids(folder, key, runs)
 
 
@@ -144,6 +155,7 @@ def cache_folder() -> Path:
     """$QKV_CACHE, or else the user's folder for caches."""
     if given := os.environ.get("QKV_CACHE"):
         return Path(given).expanduser()
+
     caches = os.environ.get("XDG_CACHE_HOME")
     return (Path(caches) if caches else Path.home() / ".cache") / "qkv"
 
@@ -158,6 +170,7 @@ def intact(folder: Path, key: str, runs: list[str]) -> bool:
 def put(made: Path, folder: Path, key: str, runs: list[str]) -> None:
     if folder.is_dir() and not intact(folder, key, runs):
         remove(folder)
+
     try:
         move(made, folder)
     except OSError:
@@ -173,12 +186,14 @@ def only_one(lock: Path) -> Iterator[bool]:
     except ImportError:
         yield False
         return
+
     with lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             alone = True
         except OSError:  # some network disks
             alone = False
+
         yield alone
 
 
@@ -191,6 +206,7 @@ def shown(name: str, progress: bool) -> Iterator[Callable[[int, int], None]]:
         TextColumn("{task.fields[said]}"),
     )
     quiet = not (progress and sys.stderr.isatty())
+
     with Progress(
         *columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True, disable=quiet
     ) as bar:

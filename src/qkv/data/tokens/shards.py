@@ -1,4 +1,6 @@
-"""Runs of ids in files of bounded size: written once, then mapped into memory and read piece by piece."""
+"""Runs of ids in files of bounded size: written once, then mapped into memory and read piece by
+piece.
+"""
 
 from __future__ import annotations
 
@@ -68,9 +70,11 @@ class ShardedIdsWriter:
         self.texts += len(ends)
         self.tokens += len(ids)
         ids = ids.astype(self.dtype, copy=False)
+
         while len(ids):
             if not self.room:
                 self.next_shard()
+
             assert self.open is not None
             self.open.write(ids[: self.room].tobytes())
             written = min(self.room, len(ids))
@@ -79,6 +83,7 @@ class ShardedIdsWriter:
     def next_shard(self) -> None:
         if self.open is not None:
             self.open.close()
+
         self.shards.append(f"{self.name}-{len(self.shards):05}.bin")
         self.open, self.room = (self.folder / self.shards[-1]).open("wb"), SHARD
 
@@ -86,9 +91,12 @@ class ShardedIdsWriter:
         """Closes the files, onto the disk itself, and says what they hold."""
         self.__exit__(None, None, None)
         ends = f"{self.name}-ends.bin"
+
         for file in (*self.shards, ends):
             flush(self.folder / file)
+
         sizes = {file: (self.folder / file).stat().st_size for file in (*self.shards, ends)}
+
         return ShardedIds(
             self.dtype.str, self.tokens, self.texts, shards=sizes, ends={ends: sizes.pop(ends)}
         )
@@ -103,11 +111,14 @@ def write_manifest(
 
 
 def open_all_ids(folder: Path, key: str, names: Iterable[str]) -> list[Tokens]:
-    """The runs of a folder, mapped; refused where a file is missing or has not the size that was written."""
+    """The runs of a folder, mapped; refused where a file is missing or has not the size that was
+    written.
+    """
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if manifest["key"] != key:
             raise DamagedShards(f"{folder / MANIFEST}: it speaks of other data")
+
         return [open_ids(folder, ShardedIds(**manifest["runs"][name]), key) for name in names]
     except (
         FileNotFoundError,
@@ -117,6 +128,7 @@ def open_all_ids(folder: Path, key: str, names: Iterable[str]) -> list[Tokens]:
     ) as error:  # JSON errors are ValueErrors
         if isinstance(error, DamagedShards):
             raise
+
         raise DamagedShards(f"{folder / MANIFEST}: it is damaged ({error!r})") from error
 
 
@@ -129,6 +141,7 @@ def open_ids(folder: Path, run: ShardedIds, key: str) -> Tokens:
             raise DamagedShards(
                 f"{file}: it has {file.stat().st_size} bytes, and {size} were written"
             )
+
     shards = [np.memmap(folder / name, dtype=run.dtype, mode="r") for name in run.shards]
     ends = [np.memmap(folder / name, dtype="<i8", mode="r") for name in run.ends]
     return Tokens(shards, ends[0], key)

@@ -41,14 +41,17 @@ class Tokens:
     def read(self, start: int, stop: int) -> Int[np.ndarray, "T"]:
         if not 0 <= start <= stop <= len(self):
             raise IndexError(f"tokens {start} to {stop} of {len(self)}")
+
         read = np.empty(stop - start, dtype=np.int64)
         begin, end = self.begin + start, self.begin + stop
         shard = int(np.searchsorted(self.borders, begin, side="right")) - 1
+
         while begin < end:
             first, last = int(self.borders[shard]), min(end, int(self.borders[shard + 1]))
             done = begin - self.begin - start
             read[done : done + last - begin] = self.shards[shard][begin - first : last - first]
             begin, shard = last, shard + 1
+
         return read
 
     @cached_property
@@ -119,6 +122,7 @@ class Pairs:
         mixed = draws("held out", 0, 0).permutation(len(self))
         chosen = np.arange(len(self.sources.ends)) if self.chosen is None else self.chosen
         train, validation = np.sort(mixed[count:]), np.sort(mixed[:count])
+
         return Pairs(self.sources, self.targets, chosen[train]), Pairs(
             self.sources, self.targets, chosen[validation]
         )
@@ -127,9 +131,11 @@ class Pairs:
 def count_held_out(held_out: float, count: int, of: str) -> int:
     if not 0 < held_out < 1:
         raise ValueError(f"held_out: expected a fraction between 0 and 1, not {held_out}")
+
     held = round(count * held_out)
     if not 0 < held < count:
         raise ValueError(
             f"held_out: {held_out} of {count} {of} leaves {held} to validate on; give more data"
         )
+
     return held

@@ -1,9 +1,11 @@
-"""Beam search: the likeliest whole sequences, found by keeping the best few beginnings at every word.
+"""Beam search: the likeliest whole sequences, found by keeping the best few beginnings at every
+word.
 
-A hypothesis is a sequence with its end, or cut off at the length asked for; its score is its log-probability divided by
-a penalty that grows with its words, the end among them, because every word makes a sequence less likely. The search of
-a sentence ends when no open beam could still beat its n best, however it went on: its log-probability only falls, so at
-best it is divided by the largest penalty to come.
+A hypothesis is a sequence with its end, or cut off at the length asked for; its score is its
+log-probability divided by a penalty that grows with its words, the end among them, because every
+word makes a sequence less likely. The search of a sentence ends when no open beam could still beat
+its n best, however it went on: its log-probability only falls, so at best it is divided by the
+largest penalty to come.
 """
 
 from __future__ import annotations
@@ -96,20 +98,22 @@ def beam_search(
     diversity: float = 0.0,
     batch: int = 16,
 ) -> list[Any]:
-    """The n best hypotheses of each row, best first: at most `length` words, the end among them. Of one row, a flat
-    list of ids or a one-dimensional tensor, they are returned alone.
+    """The n best hypotheses of each row, best first: at most `length` words, the end among them. Of
+    one row, a flat list of ids or a one-dimensional tensor, they are returned alone.
 
-    A translator reads `source`, padded where `padding_mask` is False, or lists of different lengths; several models translate
-    together. A GPT goes on from `source`, its prompt, and needs no start. `batch` sentences are searched at a time,
-    those of nearly one length together; what is found does not depend on it.
+    A translator reads `source`, padded where `padding_mask` is False, or lists of different
+    lengths; several models translate together. A GPT goes on from `source`, its prompt, and needs
+    no start. `batch` sentences are searched at a time, those of nearly one length together; what is
+    found does not depend on it.
 
-    `length_penalty` is the exponent of (5 + words) / 6, as in the Transformer's paper, or with penalty = "power" of the
-    number of words, as in `transformers`, whose early_stopping = "never" is the rule here; 0 ranks by log-probability.
-    No end comes before `minimum` words, and what is `forbidden` never.
+    `length_penalty` is the exponent of (5 + words) / 6, as in the Transformer's paper, or with
+    penalty = "power" of the number of words, as in `transformers`, whose early_stopping = "never"
+    is the rule here; 0 ranks by log-probability. No end comes before `minimum` words, and what is
+    `forbidden` never.
 
-    Diverse beam search (Vijayakumar et al. 2016): the beams fall into `groups`, each a beam search of its own, that
-    choose one after the other at every word; a word with which earlier groups go on costs a group `diversity` for each
-    time, in its choice but not in its score.
+    Diverse beam search (Vijayakumar et al. 2016): the beams fall into `groups`, each a beam search
+    of its own, that choose one after the other at every word; a word with which earlier groups go
+    on costs a group `diversity` for each time, in its choice but not in its score.
     """
     one, rows, single = settle(model, source, padding_mask, start)
     check(one, length, end, minimum, forbidden, beams)
@@ -124,6 +128,7 @@ def beam_search(
         groups=groups,
         diversity=diversity,
     )
+
     found: dict[int, SentenceBeams] = {}
 
     def begin(number: int, length: int) -> SentenceBeams:
@@ -132,6 +137,7 @@ def beam_search(
 
     search(one, rows, start, length, batch, begin, rule.advance)
     best = [found[number].best() for number in range(len(rows))]
+
     return best[0] if single else best
 
 
@@ -186,18 +192,22 @@ class SearchRule:
             *self.forbidden,
             *([self.end] if self.end is not None and said < self.minimum else []),
         }
-        # Twice as many as go on, because half of them may end; and what earlier groups may have said is worth less.
+        # Twice as many as go on, because half of them may end; and what earlier groups may have
+        # said is worth less.
         count = (self.groups + 1) * self.width
         values, words = likeliest(logits, count, sorted(never))
         by_sentence = (len(sentences), -1, values.shape[1])  # (B, beams, K)
         scores, ids = (x.numpy().reshape(by_sentence) for x in (values.cpu().double(), words.cpu()))
         if np.isnan(scores).any():
             raise ValueError(NO_LIKELIEST)
+
         return [each.advance(*its) for each, *its in zip(sentences, scores, ids, strict=True)]
 
 
 class Beam(NamedTuple):
-    """A sequence so far. Where too few can be said, some beams are nothing: minus infinity is no probability."""
+    """A sequence so far. Where too few can be said, some beams are nothing: minus infinity is no
+    probability.
+    """
 
     text: list[int]
     total: float
@@ -219,15 +229,20 @@ class SentenceBeams:
     def advance(
         self, values: Float64[np.ndarray, "R K"], words: Int64[np.ndarray, "R K"]
     ) -> list[tuple[int, int]]:
-        """Each beam that goes on, by the one it comes from and its word; none when no open beam matters any more."""
+        """Each beam that goes on, by the one it comes from and its word; none when no open beam
+        matters any more.
+        """
         totals = values + np.array([[beam.total] for beam in self.beams])  # (R, K)
         width, begins = self.rule.width, len(self.beams) == 1
         chosen: list[tuple[int, int, float]] = []
+
         for group in range(self.rule.groups):
             mine = slice(0, 1) if begins else slice(group * width, (group + 1) * width)
             spoken = Counter(word for _, word, total in chosen if total > -math.inf)
             chosen += self.choose(group, mine.start, totals[mine], words[mine], spoken)
+
         self.beams = [Beam([*self.beams[old].text, word], total) for old, word, total in chosen]
+
         return [] if self.is_over() else [(old, word) for old, word, _ in chosen]
 
     def choose(
@@ -238,14 +253,18 @@ class SentenceBeams:
         words: Int64[np.ndarray, "W K"],
         spoken: Counter[int],
     ) -> list[tuple[int, int, float]]:
-        """A group's best continuations, as (old beam, word, log-probability); those that end are kept apart."""
+        """A group's best continuations, as (old beam, word, log-probability); those that end are
+        kept apart.
+        """
         rule, ranked = self.rule, totals
         if rule.diversity and spoken:
             ranked = totals - rule.diversity * np.array(
                 [[spoken[word] for word in row] for row in words.tolist()]
             )
+
         best = np.argsort(-ranked, axis=None, kind="stable")[: 2 * rule.width].tolist()
         going: list[tuple[int, int, float]] = []
+
         for rank, at in enumerate(best):
             old, word, total = (
                 first + at // totals.shape[1],
@@ -254,6 +273,7 @@ class SentenceBeams:
             )
             if total == -math.inf:
                 continue
+
             text = self.beams[old].text
             if word == rule.end or len(text) + 1 == self.length:
                 if rank < rule.width:
@@ -262,6 +282,7 @@ class SentenceBeams:
                     )
             elif len(going) < rule.width:
                 going.append((old, word, total))
+
         return going + [(first, 0, -math.inf)] * (rule.width - len(going))
 
     def end(self, group: int, ids: list[int], words: int, total: float) -> None:
@@ -276,6 +297,7 @@ class SentenceBeams:
             full = len(ended) == rule.kept and best / largest <= ended[-1].score
             if best > -math.inf and not full:
                 return False
+
         return True
 
     def best(self) -> list[Hypothesis]:

@@ -21,11 +21,13 @@ class Ensemble(nn.Module):
         super().__init__()
         if not models:
             raise ValueError("models: expected one or more")
+
         for each in models:
             if not isinstance(each, Transformer | RNN):
                 raise TypeError(
                     f"models: expected Transformers and RNNs, which translate, not {type(each).__name__}"
                 )
+
         for side, sizes in (
             ("target", {each.config.vocabulary for each in models}),
             (
@@ -38,6 +40,7 @@ class Ensemble(nn.Module):
                 raise ValueError(
                     f"models: expected one {side} vocabulary for all, not {found} words"
                 )
+
         self.models: Any = nn.ModuleList(models)
 
     @property

@@ -1,8 +1,10 @@
-"""Stochastic beam search (Kool, van Hoof, Welling 2019): n different sequences, drawn without replacement.
+"""Stochastic beam search (Kool, van Hoof, Welling 2019): n different sequences, drawn without
+replacement.
 
-Add a Gumbel number to every sequence's log-probability, and the highest n are a draw without replacement. There are too
-many sequences to do so, but the highest sum below a beginning can be drawn before what is below it: it is a Gumbel
-number around the beginning's own log-probability. So a beam search that ranks by these sums finds the highest n.
+Add a Gumbel number to every sequence's log-probability, and the highest n are a draw without
+replacement. There are too many sequences to do so, but the highest sum below a beginning can be
+drawn before what is below it: it is a Gumbel number around the beginning's own log-probability. So
+a beam search that ranks by these sums finds the highest n.
 """
 
 from __future__ import annotations
@@ -81,15 +83,18 @@ def stochastic_beam_search(
     seed: int | Sequence[int] | None = None,
     batch: int = 16,
 ) -> list[Any]:
-    """`samples` different hypotheses of each row (fewer, if there are no more), in the order in which they were drawn.
+    """`samples` different hypotheses of each row (fewer, if there are no more), in the order in
+    which they were drawn.
 
-    Each next one is drawn by its probability among those that are left. The score is the log-probability with its
-    Gumbel number. A row's draw depends on its seed alone; a list has one for each row. The rest is as in `beam_search`.
+    Each next one is drawn by its probability among those that are left. The score is the
+    log-probability with its Gumbel number. A row's draw depends on its seed alone; a list has one
+    for each row. The rest is as in `beam_search`.
     """
     one, rows, single = settle(model, source, padding_mask, start)
     check(one, length, end, minimum, forbidden, samples, "samples")
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature: expected more than 0, not {temperature}")
+
     seeds = as_seeds(seed, len(rows))
     found: dict[int, Draw] = {}
 
@@ -108,11 +113,14 @@ def stochastic_beam_search(
         scores = log_probabilities(logits)  # (R, V)
         if bool(scores.isnan().any()):
             raise ValueError(NO_LIKELIEST)
+
         by_draw = scores.numpy().reshape(len(draws), -1, scores.shape[1])
+
         return [draw.advance(its) for draw, its in zip(draws, by_draw, strict=True)]
 
     search(one, rows, start, length, batch, begin, advance)
     drawn = [found[number].hypotheses() for number in range(len(rows))]
+
     return drawn[0] if single else drawn
 
 
@@ -143,17 +151,20 @@ class Draw:
         )
         highest = np.argsort(-sums, axis=None, kind="stable")[: self.samples].tolist()
         leaves, going = self.ended, []
+
         for at in highest:
             old, word = divmod(at, scores.shape[1])
             text, total = self.open[old].ids, float(totals.flat[at])
             if total == -math.inf:
                 continue
+
             ids = text if word == self.end else [*text, word]
             beam = Hypothesis(ids, float(sums.flat[at]), total)
             if word == self.end or len(text) + 1 == self.length:
                 leaves.append(beam)
             else:
                 going.append((beam, old, word))
+
         kept = sorted([each.score for each in leaves] + [beam.score for beam, _, _ in going])[
             -self.samples :
         ]
@@ -161,6 +172,7 @@ class Draw:
         going = [each for each in going if each[0].score >= kept[0]]
         self.open = [beam for beam, _, _ in going]
         chosen = [(old, word) for _, old, word in going]
+
         return chosen + [(0, 0)] * (self.samples - len(chosen)) if chosen else []
 
     def hypotheses(self) -> list[Hypothesis]:
@@ -173,6 +185,7 @@ def handed_down(
     """Gumbel sums as they would be if the highest of each row were known to be this."""
     with np.errstate(divide="ignore"):
         below = log_of_rest(sums - sums.max(1, keepdims=True))
+
     more = highest - sums + below
     return highest - np.maximum(0, more) - np.log1p(np.exp(-np.abs(more)))
 

@@ -1,7 +1,8 @@
-"""Which heads matter: each is put out in turn, by zeros or by its mean, and the loss is measured again.
+"""Which heads matter: each is put out in turn, by zeros or by its mean, and the loss is measured
+again.
 
-Heads of one layer are put out in the rows of one batch, a head in each copy of it; and what lies below that layer is
-not computed again.
+Heads of one layer are put out in the rows of one batch, a head in each copy of it; and what lies
+below that layer is not computed again.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class Head(NamedTuple):
     """Of the loss; above 0 the model misses the head."""
     low: float
     high: float
-    """Between these the change lies 95 times in 100, the texts being only a sample; NaN of very few texts."""
+    """Between these the change lies 95 times in 100, the texts being only a sample; NaN of very few
+    texts.
+    """
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +77,7 @@ class Importance:
             for (layer, head), each in np.ndenumerate(changes):
                 low, high = (float(end[kind][layer, head]) for end in (self.low, self.high))
                 found.append(Head(kind, layer, head, float(each), low, high))
+
         return sorted(found, key=lambda each: -each.change)
 
 
@@ -85,16 +89,18 @@ def ablate(
     *,
     seed: int = 0,
 ) -> Importance:
-    """The change of the loss when a head's output is zeros, or its mean over the data, for every head.
+    """The change of the loss when a head's output is zeros, or its mean over the data, for every
+    head.
 
-    The loss is the model's own: of the next or the masked word, or of a fine-tuned model's answers. An encoder that
-    says nothing has none: of it the change is 1 - cosine between the mean of its words' vectors and what it was.
-    Intervals are paired, and the seed draws for them alone.
+    The loss is the model's own: of the next or the masked word, or of a fine-tuned model's answers.
+    An encoder that says nothing has none: of it the change is 1 - cosine between the mean of its
+    words' vectors and what it was. Intervals are paired, and the seed draws for them alone.
     """
     if how not in ("zero", "mean"):
         raise ValueError(f"how: expected zero or mean, not {how!r}")
     if not batches:
         raise ValueError("batches: expected one or more, not none")
+
     target_positions = attention_sites(model)
     stack_with(model, target_positions[0].kind)  # says now that there are no heads
     device = next(model.parameters()).device
@@ -104,12 +110,14 @@ def ablate(
         place.kind: [] for place in target_positions
     }
     done, total = 0, len(batches) * sum(place.depth for place in target_positions)
+
     with torch.no_grad(), without_dropout(model):
         means = means_of(model, batches) if how == "mean" else {}
         for on_host in batches:
             batch = on_host.to(device)
             with capture(backbone_of(model), "*blocks.*.before") as seen:
                 unchanged = said(model, batch)
+
             own = (
                 losses(unchanged, unchanged).cpu().double()
             )  # (B,); not on the device, which may know nothing finer
@@ -126,19 +134,25 @@ def ablate(
                     done += 1
                     if progress is not None:
                         progress(done, total)
+
                 changes[place.kind].append(torch.stack(by_layer, dim=1))  # (B, L, H)
+
     asked = np.array(counts)  # (n,)
     if not asked.sum():
         raise ValueError("batches: nothing is asked in them")
+
     mean, low, high = {}, {}, {}
+
     for place in target_positions:
         each = torch.cat(changes[place.kind]).flatten(1).numpy()  # (n, L * H)
         ends = ratio_intervals(each, asked[:, None], seed=seed)
         shape = (place.depth, place.heads)
         mean[place.kind] = (each.sum(0) / asked.sum()).reshape(shape)
         low[place.kind], high[place.kind] = (end.reshape(shape) for end in ends)
+
     measure = "loss" if predicts_tokens(model) or isinstance(model, TaskModel) else "distance"
     loss = float(torch.cat(before).sum()) / float(asked.sum())
+
     return Importance(how, measure, loss, len(asked), int(asked.sum()), mean, low, high)
 
 
@@ -151,10 +165,13 @@ def without_each(
     seen: CapturedValues,
     unchanged: Tensor,
 ) -> Float[Tensor, "B H"]:
-    """The loss of each row without each head of a layer: as many copies of the batch as heads, as memory allows."""
+    """The loss of each row without each head of a layer: as many copies of the batch as heads, as
+    memory allows.
+    """
     tokens = max(batch.ids.numel(), 0 if batch.source is None else batch.source.numel())
     most = at_once(tokens, batch.ids.device)
     found: list[Tensor] = []
+
     for first in range(0, place.heads, most):
         heads = range(first, min(first + most, place.heads))
         copies = batch.map(partial(repeated, times=len(heads)))
@@ -165,8 +182,10 @@ def without_each(
                     each = said(model, copies)
             else:
                 each = said(model, copies)
+
         right = repeated(unchanged, len(heads))
         found.append(losses(each, right).unflatten(0, (len(heads), -1)))  # (heads, B)
+
     return torch.cat(found).T
 
 
@@ -187,6 +206,7 @@ def put_out(
     copies = value.clone().unflatten(0, (len(heads), -1))  # (heads, B, H, T, D)
     for copy, head in zip(copies, heads, strict=True):
         copy[:, head] = 0 if instead is None else instead[head]
+
     return copies.flatten(0, 1)
 
 
@@ -223,7 +243,9 @@ def means_of(model: Model, batches: Sequence[Batch]) -> dict[tuple[str, int], Fl
                     hear = partial(add, key=(place.kind, layer), padding_mask=padding_mask)
                     point = place.tap(layer, "heads")
                     listening.enter_context(require_hook(model, point, hear, heads=place.heads))
+
             said(model, batch)
+
     return {key: total / words[key] for key, total in sums.items()}
 
 
@@ -240,15 +262,18 @@ def said(model: Model, batch: Batch) -> Float[Tensor, "B"] | Float[Tensor, "B E"
             for row in range(batch.rows)
         ]
         return torch.stack(rows)
+
     backbone = backbone_of(model)
     if isinstance(backbone, BERT) and not predicts_tokens(model):
         hidden = backbone.hidden(
             batch.ids, padding_mask=batch.padding_mask, segments=batch.segments
         )  # (B, T, E)
         return pooled(hidden, "mean", batch.ids[:, 0], batch.padding_mask)
+
     features = FeatureExtractor(model)(batch)  # (B, N, E)
     finer = torch.promote_types(features.dtype, torch.float32)
     rows = []
+
     for row, targets in zip(features, batch.targets, strict=True):
         asked = targets != IGNORE  # (N,)
         parts = zip(row[asked].split(PLACES), targets[asked].split(PLACES), strict=True)
@@ -257,6 +282,7 @@ def said(model: Model, batch: Batch) -> Float[Tensor, "B"] | Float[Tensor, "B E"
             for x, words in parts
         ]
         rows.append(torch.stack(each).sum() if each else row.new_zeros(()))
+
     return torch.stack(rows)
 
 
@@ -268,4 +294,5 @@ def asked_in(model: Model, batch: Batch) -> Float[Tensor, "B"]:
     """What each row's loss is a sum over."""
     if predicts_tokens(model) or isinstance(model, TaskModel):
         return (batch.targets != IGNORE).sum(1).double()
+
     return torch.ones(batch.rows, dtype=torch.float64)

@@ -1,8 +1,10 @@
-"""What heads do: how much of its weight a head gives to the token before, to the first one, to an equal one ...
+"""What heads do: how much of its weight a head gives to the token before, to the first one, to an
+equal one ...
 
-A score is the part of a head's weight that goes where its role says, the mean over the tokens that could play it: 1 is
-a head that does nothing else. Induction is asked on random tokens said twice, where nothing but the repetition tells
-what comes next: the second time, a token looks at what followed it the first time.
+A score is the part of a head's weight that goes where its role says, the mean over the tokens that
+could play it: 1 is a head that does nothing else. Induction is asked on random tokens said twice,
+where nothing but the repetition tells what comes next: the second time, a token looks at what
+followed it the first time.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ class HeadPatterns(NamedTuple):
         scores = self.scores[role]
         best, places = scores.flatten().topk(min(count, scores.numel()))
         pairs = zip(places.tolist(), best.tolist(), strict=True)
+
         return [(*divmod(place, scores.shape[1]), each) for place, each in pairs]
 
 
@@ -62,7 +65,8 @@ def head_patterns(
     *,
     seed: int = 0,
 ) -> list[HeadPatterns]:
-    """The scores of every head over texts; of a translator's over pairs, or sources that it translates itself.
+    """The scores of every head over texts; of a translator's over pairs, or sources that it
+    translates itself.
 
     The weights of a layer are summed up as soon as they are there, and not kept.
     """
@@ -71,7 +75,9 @@ def head_patterns(
         raise ValueError("model: an RNN has no heads that look at their own text; expected another")
     if not texts:
         raise ValueError("texts: expected one or more, not none")
+
     counts = {place.kind: Count(place) for place in attention_sites(model) if place.kind != "cross"}
+
     with torch.no_grad(), without_dropout(model):
         for number, text in enumerate(texts, start=1):
             sides = ids_of_text(model, tokenizer, text)
@@ -83,9 +89,11 @@ def head_patterns(
             )
             if progress is not None:
                 progress(number, len(texts) + 1)
+
         measure_patterns(model, counts, *random_twice(model, tokenizer, seed))
         if progress is not None:
             progress(len(texts) + 1, len(texts) + 1)
+
     return [count.roles() for count in counts.values()]
 
 
@@ -136,9 +144,12 @@ def measure_patterns(
     ids: dict[str, Int[Tensor, "B T"]],
     patterns: dict[str, Wanted],
 ) -> None:
-    """Read, and count each kind's weights as they come. A token that cannot see where its role looks is not asked."""
+    """Read, and count each kind's weights as they come. A token that cannot see where its role
+    looks is not asked.
+    """
     backbone: Any = backbone_of(model)
     device = next(model.parameters()).device
+
     with ExitStack() as listening:
         for kind, count in counts.items():
             T = ids[kind].shape[1]
@@ -150,6 +161,7 @@ def measure_patterns(
                 add = partial(count.add, layer=layer, wanted=wanted, of=list(within))
                 point, heads = count.place.tap(layer, "weights"), count.place.heads
                 listening.enter_context(require_hook(model, point, add, heads=heads))
+
         if isinstance(backbone, Transformer):
             backbone.forced(ids["encoder"].to(device), ids["decoder"].to(device))
         else:
@@ -161,7 +173,9 @@ def sees_later(backbone: Model, kind: str) -> bool:
 
 
 def wanted_of(ids: Int[Tensor, "T"], later: bool) -> Wanted:
-    """Where each role's weight goes. The first token of a causal model sees itself alone, and so is never asked."""
+    """Where each role's weight goes. The first token of a causal model sees itself alone, and so is
+    never asked.
+    """
     T = len(ids)
     one = torch.ones(T, T, dtype=torch.bool)
     asked = torch.arange(T).unsqueeze(1) >= 1  # (T, 1)
@@ -172,6 +186,7 @@ def wanted_of(ids: Int[Tensor, "T"], later: bool) -> Wanted:
         "self": asked & torch.eye(T, dtype=torch.bool),
         "same": equal & ~torch.eye(T, dtype=torch.bool) if later else equal & one.tril(-1),
     }
+
     return wanted | ({"next": one.triu(1) & one.tril(1)} if later else {})
 
 
@@ -181,10 +196,13 @@ def wanted_of(ids: Int[Tensor, "T"], later: bool) -> Wanted:
 def ids_of_text(
     model: Model, tokenizer: Tokenizer, text: str | tuple[str, str]
 ) -> dict[str, Int[Tensor, "_"]]:
-    """The ids of each side, by the kind of attention that reads it. What is too long is cut before its last mark."""
+    """The ids of each side, by the kind of attention that reads it. What is too long is cut before
+    its last mark.
+    """
     marks = marks_of(model, tokenizer)
     if not isinstance(model, Transformer) and not str(text).strip():
         raise ValueError("text: there is nothing to read; expected a text")
+
     if isinstance(
         model, GPT | TaskModel
     ):  # a text by itself, whatever its task would ask; a long one is cut below
@@ -196,10 +214,13 @@ def ids_of_text(
         found = read(model, tokenizer, *([text] if isinstance(text, str) else []), **pair)
         assert found.source is not None
         sides = {"encoder": list(found.source.ids), "decoder": list(found.text.ids)}
+
     longest, cut = min(LONGEST, context_of(model)), {}
+
     for kind, ids in sides.items():
         after = marks[kind].after if len(ids) > longest else []
         cut[kind] = torch.tensor([*ids[: longest - len(after)], *after])
+
     return cut
 
 
@@ -212,7 +233,9 @@ def context_of(model: Model) -> int:
 def random_twice(
     model: Model, tokenizer: Tokenizer, seed: int
 ) -> tuple[dict[str, Int[Tensor, "B T"]], dict[str, Wanted]]:
-    """Random words and the same once more, between the marks of a text; and where induction would look."""
+    """Random words and the same once more, between the marks of a text; and where induction would
+    look.
+    """
     special = set(tokenizer.special)
     ordinary = np.array([id for id in range(tokenizer.vocabulary) if id not in special])
     marks = marks_of(model, tokenizer)
@@ -220,11 +243,13 @@ def random_twice(
     n = min(REPEATED, room // 2, len(ordinary))
     if n < 2:
         raise ValueError(f"context: {room} tokens have no room to say two words twice")
+
     random = np.random.default_rng(seed)
     once = [
         random.permutation(ordinary)[:n].tolist() for _ in range(ROWS)
     ]  # no word twice: only one place follows it
     ids, wanted = {}, {}
+
     for kind, each in marks.items():
         ids[kind] = torch.tensor([each.around([*words, *words]) for words in once])  # (B, T)
         T, first = ids[kind].shape[1], len(each.before)
@@ -232,4 +257,5 @@ def random_twice(
         pattern = torch.zeros(T, T, dtype=torch.bool)
         pattern[query, query - n + 1] = True
         wanted[kind] = {"induction": pattern}
+
     return ids, wanted

@@ -1,4 +1,6 @@
-"""What a model is asked of a text, as a batch of one row: its next words, its hidden words, its label."""
+"""What a model is asked of a text, as a batch of one row: its next words, its hidden words, its
+label.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ LONGEST = 256
 def batches_of(
     model: Model, tokenizer: Tokenizer, texts: Iterable[str], *, longest: int = LONGEST
 ) -> list[Batch]:
-    """A batch for each text that has something to ask: next words of a GPT, hidden words of a BERT, the same ones every
-    time; of an encoder that says nothing, the text itself."""
+    """A batch for each text that has something to ask: next words of a GPT, hidden words of a BERT,
+    the same ones every time; of an encoder that says nothing, the text itself."""
     return [
         batch
         for text in texts
@@ -41,10 +43,12 @@ def batch_of(model: Model, tokenizer: Tokenizer, text: str, longest: int = LONGE
     if isinstance(model, GPT):
         row = torch.tensor([prompt_ids(tokenizer, text)[: longest + 1]])  # (1, T + 1)
         return Batch(ids=row[:, :-1], targets=row[:, 1:])
+
     if not isinstance(model, BERT):
         raise TypeError(
             f"model: a text alone is for a GPT or a BERT, not for a {type(model).__name__}"
         )
+
     before, after = ([] if id is None else [id] for id in (tokenizer.start, tokenizer.end))
     room = longest - len(before) - len(after)
     ids = tokenizer.encode(text)[:room]
@@ -53,8 +57,10 @@ def batch_of(model: Model, tokenizer: Tokenizer, text: str, longest: int = LONGE
         return Batch(
             ids=row, targets=torch.zeros(1, int(not predicts_tokens(model)), dtype=torch.int64)
         )
+
     tokens = Tokens([np.array(ids, dtype=np.int64)], np.array([len(ids)]), "")
     size = len(before) + len(ids) + len(after)
+
     return next(MaskedData(tokens, size, 1, 0, WordPieces.of(tokenizer)).ordered())
 
 
@@ -67,13 +73,16 @@ def batches_of_pairs(
         raise ValueError(
             "tokenizer: a translator needs a start and an end token, and this one lacks them"
         )
+
     made = []
+
     for source, target in pairs:
         read, words = (tokenizer.encode(side)[: longest - 1] for side in (source, target))
         ids, targets, sources = (
             torch.tensor([row]) for row in ([start, *words], [*words, end], [*read, end])
         )
         made.append(Batch(ids=ids, targets=targets, source=sources))
+
     return made
 
 
@@ -87,5 +96,7 @@ def batches_of_examples(
         numbers = (numbers_of(examples) - head.offset) / head.scale
     else:
         targets = targets_of(examples, head.labels, head.task)
+
     data = LabelledData(frame.encode(tokenizer, examples), targets, numbers, frame, 1)
+
     return [data.chosen(np.array([number])) for number in range(len(examples))]

@@ -1,4 +1,6 @@
-"""The upper part of a stack alone: what lies below a layer that is changed need not be computed again."""
+"""The upper part of a stack alone: what lies below a layer that is changed need not be computed
+again.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,15 @@ TOKENS, TOKENS_ON_GPU = 2**11, 2**15  # of one pass
 
 
 def stack_with(model: Model, kind: str) -> Stack:
-    """The stack of blocks that has this kind of attention: self, or of a translator encoder, decoder, cross."""
+    """The stack of blocks that has this kind of attention: self, or of a translator encoder,
+    decoder, cross.
+    """
     backbone = backbone_of(model)
     if isinstance(backbone, RNN):
         raise ValueError("model: an RNN has one attention and no layers of heads; expected another")
     if isinstance(backbone, Transformer):
         return backbone.encoder if kind == "encoder" else backbone.decoder
+
     return backbone.stack
 
 
@@ -41,19 +46,23 @@ def repeated(tensor: Tensor, times: int) -> Tensor:
 def starting_at(
     model: Model, kind: str, layer: int, seen: CapturedValues, copies: int = 1
 ) -> Iterator[None]:
-    """While the context is open, forward passes leave out all blocks below this one of the stack that has `kind`.
+    """While the context is open, forward passes leave out all blocks below this one of the stack
+    that has `kind`.
 
-    `seen` has what came "before" each block of the body when it read the same batch; now copies of that are read.
+    `seen` has what came "before" each block of the body when it read the same batch; now copies of
+    that are read.
     """
     backbone = backbone_of(model)
     first = {"stack": layer}
     if isinstance(backbone, Transformer):
         last = len(backbone.encoder.blocks) - 1  # alone, where the decoder is changed
         first = {"encoder": layer} if kind == "encoder" else {"encoder": last, "decoder": layer}
+
     with ExitStack() as changed:
         for name, begin in first.items():
             before = repeated(seen[f"{name}.blocks.{begin}.before"], copies)  # (copies * B, T, E)
             changed.enter_context(upper(getattr(backbone, name), begin, before))
+
         yield
 
 
@@ -62,6 +71,7 @@ def upper(stack: Stack, layer: int, x: Float[Tensor, "B T E"]) -> Iterator[None]
     """The blocks from this one on, which reads x whatever the stack is given."""
     whole = stack.blocks
     stack.blocks = whole[layer:]
+
     try:
         with add_hook(whole[layer], "before", lambda value, name: x):
             yield

@@ -1,7 +1,8 @@
 """Activation patching: where in the model does an answer come from?
 
-Two prompts of equal length have different answers. The model reads the corrupted one, but at one place it gets what it
-had there when it read the clean one; and it is measured how much of the clean answer comes back: 0 is none, 1 is all.
+Two prompts of equal length have different answers. The model reads the corrupted one, but at one
+place it gets what it had there when it read the clean one; and it is measured how much of the clean
+answer comes back: 0 is none, 1 is all.
 """
 
 from __future__ import annotations
@@ -56,12 +57,13 @@ def patch(
     place: int | None = None,
     kind: str | None = None,
 ) -> Patched:
-    """(L, T): one token's residual stream after a layer, or what its feed-forward layer says; (L, H): a head's output
-    at all tokens.
+    """(L, T): one token's residual stream after a layer, or what its feed-forward layer says; (L,
+    H): a head's output at all tokens.
 
-    `answer` is what the clean prompt should lead to, its likeliest token unless given. What is measured is its logit
-    less that of `against`, or, without that, its probability; at `place`, the last one unless given. A BERT needs one.
-    Of a translator, `kind` says whose: encoder (unless given), decoder, or with heads cross.
+    `answer` is what the clean prompt should lead to, its likeliest token unless given. What is
+    measured is its logit less that of `against`, or, without that, its probability; at `place`, the
+    last one unless given. A BERT needs one. Of a translator, `kind` says whose: encoder (unless
+    given), decoder, or with heads cross.
     """
     kind = check(model, clean, corrupted, at, place, kind)
     place = len(clean.text.ids) - 1 if place is None else place
@@ -72,12 +74,15 @@ def patch(
     }[at]
     point = "cross_attention.heads" if kind == "cross" else point
     blocks = stack_with(model, kind).blocks
+
     with torch.no_grad(), without_dropout(model):
         names = [f"blocks.{layer}.{point}" for layer in range(len(blocks))]
         with capture_required(stack_with(model, kind), names) as wanted:
             right = logits_at(model, ids_of(model, clean), place)  # (1, V)
+
         with capture(backbone_of(model), "*blocks.*.before") as seen:
             wrong = logits_at(model, ids_of(model, corrupted), place)
+
         answer = int(right.argmax()) if answer is None else answer
         measured = partial(measure, answer=answer, against=against)
         high, low = float(measured(right)), float(measured(wrong))
@@ -86,6 +91,7 @@ def patch(
                 "corrupted: the answer is the same as after the clean prompt, so there is nothing to bring back; "
                 "change a word that it hangs on"
             )
+
         source = kind == "encoder"
         tokens = (
             len(corrupted.source.ids)
@@ -107,21 +113,27 @@ def patch(
                     parts.append(
                         measured(logits_at(model, ids_of(model, corrupted), place, len(chosen)))
                     )
+
             found.append(torch.cat(parts))  # (N,)
             if progress is not None:
                 progress(layer + 1, len(blocks))
+
     restored = (torch.stack(found) - low) / (high - low)  # (L, N)
     name = "probability" if against is None else "difference"
+
     return Patched(at, kind, restored.float(), high, low, name, answer, against)
 
 
 def put_in(
     value: Float[Tensor, "R *n"], name: str, *, clean: Float[Tensor, "1 *n"], chosen: range
 ) -> Float[Tensor, "R *n"]:
-    """Each row gets what the clean prompt had at another token, or of another head; both are the second dimension."""
+    """Each row gets what the clean prompt had at another token, or of another head; both are the
+    second dimension.
+    """
     value = value.clone()
     for row, one in enumerate(chosen):
         value[row, one] = clean[0, one]
+
     return value
 
 
@@ -153,6 +165,7 @@ def check(
         )
     if at not in get_args(At):
         raise ValueError(f"at: expected one of {', '.join(get_args(At))}, not {at!r}")
+
     stack_with(model, "decoder")  # says that an RNN has no layers
     kinds = [each.kind for each in attention_sites(model)]
     kind = kinds[0] if kind is None else kind
@@ -160,6 +173,7 @@ def check(
         raise ValueError(f"kind: this model has {', '.join(kinds)}, not {kind}")
     if kind == "cross" and at != "heads":
         raise ValueError(f"kind: cross-attention has heads alone; expected at = heads, not {at}")
+
     for name, one, other in (
         ("text", clean.text, corrupted.text),
         ("source", clean.source, corrupted.source),
@@ -170,10 +184,12 @@ def check(
                 f"corrupted: its {name} has {len(other.ids)} tokens and the clean one {len(one.ids)}; each needs a "
                 f"counterpart: {parts[0]}; clean: {parts[1]}"
             )
+
     if place is None and isinstance(model, BERT):
         raise ValueError(
             "place: a BERT says a word at every place; expected the one that is asked, such as its mask"
         )
     if place is not None and not 0 <= place < len(clean.text.ids):
         raise ValueError(f"place: expected 0 to {len(clean.text.ids) - 1}, not {place}")
+
     return kind

@@ -1,12 +1,11 @@
-"""Attention changed by hand: a head off, an edge between two words cut, a pattern in place of the learned one.
+"""Attention changed by hand: a head off, an edge between two words cut, a pattern in place of the
+learned one.
 
-3.5=off         head 5 of layer 3 says nothing
-3.5=0.5         what it says, halved
-3.*=off         all heads of layer 3
-3.5:7>2=off     token 7 no longer looks at token 2; its other weights grow until they sum to 1
-3.5:7>2=0.8     that weight is 0.8, and the others share the rest as they did
-3.5=uniform     every token looks at all that it may see alike; =first, =previous: at one of them alone
-cross:1.0=off   of a translator: encoder:, decoder: or cross:
+3.5=off         head 5 of layer 3 says nothing 3.5=0.5         what it says, halved 3.*=off
+all heads of layer 3 3.5:7>2=off     token 7 no longer looks at token 2; its other weights grow
+until they sum to 1 3.5:7>2=0.8     that weight is 0.8, and the others share the rest as they did
+3.5=uniform     every token looks at all that it may see alike; =first, =previous: at one of them
+alone cross:1.0=off   of a translator: encoder:, decoder: or cross:
 """
 
 from __future__ import annotations
@@ -44,7 +43,9 @@ class Edit(NamedTuple):
     head: int | None
     """None is all heads of the layer."""
     value: float | Pattern = 0.0
-    """What a head's output is multiplied by, or the weight that an edge gets, 0 for off; or a pattern."""
+    """What a head's output is multiplied by, or the weight that an edge gets, 0 for off; or a
+    pattern.
+    """
     edge: tuple[int, int] | None = None
     """From the token that looks to the one that is looked at."""
     kind: str | None = None
@@ -55,8 +56,10 @@ class Edit(NamedTuple):
         found = WRITTEN.fullmatch(text.strip())
         if found is None:
             raise ValueError(f"change: cannot make sense of {text!r}; {SPELLING}")
+
         kind, layer, head, query, key, value = found.groups()
         edge = None if query is None else (int(query), int(key))
+
         return cls(
             int(layer),
             None if head == "*" else int(head),
@@ -75,6 +78,7 @@ class Edit(NamedTuple):
             if self.value == 0
             else f"{self.value:g}"
         )
+
         return f"{kind}{self.layer}.{head}{edge}={value}"
 
 
@@ -83,25 +87,31 @@ def as_value(value: str, edge: bool, text: str) -> float | Pattern:
         return 0.0
     if not edge and value in PATTERNS:
         return value  # type: ignore[return-value]
+
     try:
         number = float(value)
     except ValueError:
         names = "off or a number" if edge else f"off, a number, {', '.join(PATTERNS)}"
         raise ValueError(f"change: {text!r}: expected {names} after the =, not {value!r}") from None
+
     if not math.isfinite(number) or (edge and not 0 <= number <= 1):
         raise ValueError(
             f"change: {text!r}: expected {'a weight of 0 to 1' if edge else 'a finite number'}, not {value}"
         )
+
     return number
 
 
 @contextmanager
 def edited(model: Model, edits: Sequence[Edit]) -> Iterator[None]:
-    """While the context is open, the model attends as the edits say; several are done in their order."""
+    """While the context is open, the model attends as the edits say; several are done in their
+    order.
+    """
     with ExitStack() as listening:
         for edit in edits:
             for point, listener in listeners(model, edit):
                 listening.enter_context(require_hook(model, point, listener))
+
         yield
 
 
@@ -122,6 +132,7 @@ class Changed:
         T, S = scores.shape[-2:]
         first = S - T if self.place.kind != "cross" else self.words
         self.words += 0 if self.place.point else T
+
         return torch.arange(first, first + T, device=scores.device)
 
     def scores(self, scores: Float[Tensor, "B H T S"], name: str) -> Float[Tensor, "B H T S"]:
@@ -132,12 +143,14 @@ class Changed:
             asked, key = edit.edge
             own[:, :, query == asked, key] = -math.inf
             return scores
+
         visible = ~own.isneginf()
         own.masked_fill_(visible, 0)
         if edit.value == "first":
             own.masked_fill_(visible.cumsum(-1) > 1, -math.inf)
         elif edit.value == "previous":
             own.masked_fill_(~previous(visible, query), -math.inf)
+
         return scores
 
     def weights(self, weights: Float[Tensor, "B H T S"], name: str) -> Float[Tensor, "B H T S"]:
@@ -147,12 +160,14 @@ class Changed:
         asked, key = self.edit.edge
         if not bool((query == asked).any()):
             return weights
+
         row = int((query == asked).nonzero())
         own = weights[:, self.heads, row]  # (B, h, S)
         rest = own.sum(-1, keepdim=True) - own[..., key : key + 1]
         own = torch.where(rest > 0, own * (1 - float(self.edit.value)) / rest.clamp(min=1e-30), own)
         own[..., key] = torch.where(rest[..., 0] > 0, float(self.edit.value), own[..., key])
         weights[:, self.heads, row] = own
+
         return weights
 
     def output(self, heads: Float[Tensor, "B H T D"], name: str) -> Float[Tensor, "B H T D"]:
@@ -185,12 +200,15 @@ def listeners(
         yield place.tap(edit.layer, "heads"), changed.output
     else:
         yield "context", changed.context
+
     if not place.point:
         yield "encoder", changed.read_anew
 
 
 def check(model: Model, edit: Edit, reading: Reading | None = None) -> AttentionSite:
-    """Where the edit is in the model; a sentence if it is nowhere, or is about a token that the text does not have."""
+    """Where the edit is in the model; a sentence if it is nowhere, or is about a token that the
+    text does not have.
+    """
     places = {place.kind: place for place in attention_sites(model)}
     if edit.kind is not None and edit.kind not in places:
         raise ValueError(
@@ -200,6 +218,7 @@ def check(model: Model, edit: Edit, reading: Reading | None = None) -> Attention
         raise ValueError(
             f"change: {edit}: say which attention is meant, as in cross:{edit}; one of {', '.join(places)}"
         )
+
     place = places[edit.kind] if edit.kind is not None else next(iter(places.values()))
     if edit.layer >= place.depth:
         raise ValueError(
@@ -213,8 +232,10 @@ def check(model: Model, edit: Edit, reading: Reading | None = None) -> Attention
         raise ValueError(
             f"change: {edit}: a source has no word before a target's word; expected uniform or first"
         )
+
     if edit.edge is not None:
         check_edge(model, edit, edit.edge, place.kind, reading)
+
     return place
 
 
@@ -236,8 +257,10 @@ def check_edge(
                 raise ValueError(
                     f"change: {edit}: there is no token {number}, for the {its} has {only}"
                 )
+
     if kind == "cross":
         return
+
     seen = visible(model, kind, torch.tensor([query]), size)[0]  # (S,)
     causal = isinstance(backbone_of(model), GPT) or kind == "decoder"
     if not seen[key] and causal and key > query:

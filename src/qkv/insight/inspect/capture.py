@@ -55,7 +55,9 @@ class Attention(NamedTuple):
     overview: Float[Tensor, "L H t s"]
     """All heads at a glance: each pooled, by its largest weights, to at most 64 x 64."""
     entropy: Float[Tensor, "L H"]
-    """How widely a head looks, in bits: 0 is one word, log2(n) is n words alike. The mean over the rows."""
+    """How widely a head looks, in bits: 0 is one word, log2(n) is n words alike. The mean over the
+    rows.
+    """
     distance: Float[Tensor, "L H"]
     """How far a head looks, in tokens: the mean of |query - key|. No number between two texts."""
     names: tuple[str, ...] = ()
@@ -70,7 +72,9 @@ def attention_sites(model: Model) -> list[AttentionSite]:
             raise ValueError(
                 "attention: this RNN has none, so none of its words looks at any other"
             )
+
         return [AttentionSite("cross", "", 1, 1)]
+
     heads = backbone.config.heads
     if isinstance(backbone, Transformer):
         deep = len(backbone.decoder.blocks)
@@ -81,6 +85,7 @@ def attention_sites(model: Model) -> list[AttentionSite]:
             AttentionSite("decoder", "decoder.blocks.{}.attention", deep, heads),
             AttentionSite("cross", "decoder.blocks.{}.cross_attention", deep, heads),
         ]
+
     return [
         AttentionSite(
             "self", prefix + "stack.blocks.{}.attention", len(backbone.stack.blocks), heads
@@ -91,24 +96,30 @@ def attention_sites(model: Model) -> list[AttentionSite]:
 def capture_attention(
     model: Model, reading: Reading, *, layers: Collection[int] | None = None, overview: bool = True
 ) -> list[Attention]:
-    """Read the text once, and keep the weights of all layers or of those given, counted from 0 (or, from the last, -1).
+    """Read the text once, and keep the weights of all layers or of those given, counted from 0 (or,
+    from the last, -1).
 
-    Of the other layers the `overview` and the two numbers of each head are kept, or, without it, nothing: they are
-    then not even made, for their layers run on a kernel that has no weights.
+    Of the other layers the `overview` and the two numbers of each head are kept, or, without it,
+    nothing: they are then not even made, for their layers run on a kernel that has no weights.
     """
     places = attention_sites(model)
     deepest = max(place.depth for place in places)
+
     for layer in layers or ():
         if not -deepest <= layer < deepest:
             raise ValueError(f"layer: expected 0 to {deepest - 1}, or -1 for the last, not {layer}")
+
     found = [Finding(place, layers, overview) for place in places]
+
     with torch.no_grad(), without_dropout(model), ExitStack() as listening:
         for finding in found:
             for layer in finding.heard:
                 point = finding.place.tap(layer, "weights")
                 hear = partial(finding.hear, layer)
                 listening.enter_context(require_hook(model, point, hear, heads=finding.place.heads))
+
         hidden(model, reading)
+
     return [finding.attention(reading) for finding in found]
 
 
@@ -137,8 +148,10 @@ class Finding:
             before = self.layers.get(layer)
             self.layers[layer] = one if before is None else torch.cat([before, one], dim=1)
             return
+
         if layer in self.kept:
             self.layers[layer] = one.float().cpu()
+
         if self.overview:
             self.sum_up(one.float())
 
@@ -152,6 +165,7 @@ class Finding:
             self.layers = {layer: weights.float().cpu() for layer, weights in self.layers.items()}
             for weights in self.layers.values() if self.overview else ():
                 self.sum_up(weights)
+
         sides = {
             "encoder": (reading.source, reading.source),
             "cross": (reading.rows, reading.source),
@@ -166,6 +180,7 @@ class Finding:
             bool(weights.triu(1).any()) for weights in shown[:2]
         )
         none = torch.empty(0, place.heads)
+
         return Attention(
             place.kind,
             rows,
@@ -199,8 +214,10 @@ def distance(weights: Float[Tensor, "H T S"], kind: str) -> Float[Tensor, "H"]:
     T, S = weights.shape[1:]
     if kind == "cross":
         return weights.new_full((weights.shape[0],), float("nan"))
+
     query = torch.arange(S - T, S, device=weights.device).unsqueeze(1)
     apart = (query - torch.arange(S, device=weights.device)).abs().to(weights.dtype)  # (T, S)
+
     return torch.stack([(head * apart).sum(-1).mean() for head in weights])
 
 
@@ -212,8 +229,10 @@ def unmasked(model: Model) -> Iterator[None]:
         raise ValueError(
             f"mask: only a GPT's causal mask can be taken away, and this is a {type(backbone).__name__}"
         )
+
     before = backbone.__dict__.get("mask")  # there is one while it is without its mask already
     backbone.mask = lambda padding_mask, documents: all_of(backbone.config.sparsity())  # type: ignore[method-assign]
+
     try:
         yield
     finally:

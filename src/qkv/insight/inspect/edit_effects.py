@@ -1,4 +1,6 @@
-"""What an edit changes: what comes next at each place, the loss, and the text that is said, before and after."""
+"""What an edit changes: what comes next at each place, the loss, and the text that is said, before
+and after.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,14 @@ class Change(NamedTuple):
     reading: Reading
     edits: tuple[Edit, ...]
     before: list[list[Guess]] | None
-    """The likeliest tokens at each place of the text; of a fine-tuned model its answers; None of a bare encoder."""
+    """The likeliest tokens at each place of the text; of a fine-tuned model its answers; None of a
+    bare encoder.
+    """
     after: list[list[Guess]] | None
     moved: Float[Tensor, "N"]
-    """How far each place went: the KL divergence of before from after, in nats; of a bare encoder 1 - cosine."""
+    """How far each place went: the KL divergence of before from after, in nats; of a bare encoder 1
+    - cosine.
+    """
     loss_before: float | None
     """Of the text itself, the mean in nats; None where there is none to speak of."""
     loss_after: float | None
@@ -45,21 +51,27 @@ def edit_effects(
     top: int = 5,
     length: int = 20,
 ) -> Change:
-    """Read the text twice, and go on from it twice, with the model as it is and as the edits make it."""
+    """Read the text twice, and go on from it twice, with the model as it is and as the edits make
+    it.
+    """
     if not edits:
         raise ValueError("change: expected one or more, such as 3.5=off")
     if top < 1:
         raise ValueError(f"top: expected 1 or more, not {top}")
+
     for edit in edits:
         check(model, edit, reading)
+
     with torch.no_grad(), without_dropout(model):
         before = seen_by(model, tokenizer, reading, top, length)
         with edited(model, edits):
             after = seen_by(model, tokenizer, reading, top, length)
+
     if before.scores is None or after.scores is None:
         moved = 1 - F.cosine_similarity(before.vectors, after.vectors, dim=-1)
     else:
         moved = divergence(before.scores, after.scores)
+
     return Change(
         reading, tuple(edits), before.guesses, after.guesses, moved.clamp(min=0).float().cpu(),
         before.loss, after.loss, before.said, after.said,
@@ -72,6 +84,7 @@ def divergence(before: Float[Tensor, "N V"], after: Float[Tensor, "N V"]) -> Flo
     for some in zip(before.split(AT_ONCE), after.split(AT_ONCE), strict=True):
         one, other = (each.cpu().double().log_softmax(-1) for each in some)
         found.append((one.exp() * (one - other)).nan_to_num(0.0).sum(-1))
+
     return torch.cat(found)
 
 
@@ -91,6 +104,7 @@ def seen_by(
         return Observation(vectors, *answered(model, vectors, top), None, None)
     if not predicts_tokens(model):
         return Observation(vectors, None, None, None, None)
+
     backbone = backbone_of(model)
     scores = backbone.logits(vectors)[:, : tokenizer.vocabulary].float()
     loss = said = None
@@ -98,6 +112,7 @@ def seen_by(
         ids = torch.tensor(reading.text.ids, device=scores.device)
         loss = float(F.cross_entropy(scores[:-1], ids[1:])) if len(ids) > 1 else None
         said = gone_on(backbone, tokenizer, reading, length) if length else None
+
     return Observation(vectors, scores, guesses(model, tokenizer, vectors, top), loss, said)
 
 
@@ -110,6 +125,7 @@ def answered(
         raise ValueError(
             f"model: its task is {head.task}, which has no classes to compare; expected another"
         )
+
     places = (
         torch.arange(T)
         if head.task == "tag"
@@ -123,17 +139,21 @@ def answered(
         [Guess(head.labels[id], id, each) for id, each in zip(*row, strict=True)]
         for row in zip(ids.tolist(), likeliest.tolist(), strict=True)
     ]
+
     return scores, said
 
 
 def gone_on(
     backbone: GPT | Transformer | RNN, tokenizer: Tokenizer, reading: Reading, length: int
 ) -> str:
-    """The likeliest token again and again. The whole text is read for each: so an edit's tokens keep their places."""
+    """The likeliest token again and again. The whole text is read for each: so an edit's tokens
+    keep their places.
+    """
     given = ids_of(backbone, reading)
     said: list[int] = []
     ids = given["target"][:, :1] if reading.source is not None else given["ids"]  # (1, T)
     limit = None if isinstance(backbone, RNN) else backbone.config.context
+
     while len(said) < length and (limit is None or ids.shape[1] < limit):
         now = (
             backbone.hidden(ids)
@@ -143,6 +163,8 @@ def gone_on(
         id = int(backbone.logits(now[:, -1])[0, : tokenizer.vocabulary].argmax())
         if id == tokenizer.end:
             break
+
         said.append(id)
         ids = torch.cat([ids, ids.new_tensor([[id]])], dim=1)
+
     return tokenizer.decode(said)

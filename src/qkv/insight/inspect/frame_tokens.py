@@ -1,4 +1,6 @@
-"""What stands before a text and after it, when the text is given as ids: the same marks that `read` puts there."""
+"""What stands before a text and after it, when the text is given as ids: the same marks that `read`
+puts there.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +33,7 @@ def marks_of(model: Model, tokenizer: Tokenizer) -> dict[str, Marks]:
         return {"self": marks(start, end)}
     if isinstance(model, RNN):
         raise ValueError("model: an RNN's text does not look at itself; expected another")
+
     return {"encoder": marks(None, end), "decoder": marks(start, None)}
 
 

@@ -1,6 +1,8 @@
-"""Hook points that must be there and must be reached, for models whose attention somebody wrote or replaced.
+"""Hook points that must be there and must be reached, for models whose attention somebody wrote or
+replaced.
 
-`listen` alone hears nothing where a module never sends its value through its taps; every number is then 0 or missing.
+`listen` alone hears nothing where a module never sends its value through its taps; every number is
+then 0 or missing.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ def require_hook(
     *,
     heads: int | None = None,
 ) -> Iterator[None]:
-    """Listen at one hook point. A ValueError if the model has no such point, if no value passes it while the context is
-    open, or if a value is not (B, heads, T, S or D)."""
+    """Listen at one hook point. A ValueError if the model has no such point, if no value passes it
+    while the context is open, or if a value is not (B, heads, T, S or D)."""
     module, _, name = point.rpartition(".")
     kind = type(model.get_submodule(module)).__name__
     whose = f"{module} ({kind})" if module else kind
@@ -32,6 +34,7 @@ def require_hook(
             f'self.taps = HookPoints("{name}", ...) of qkv.nn.hooks, and in its forward write '
             f'{name} = self.hooks("{name}", {name})'
         )
+
     reached = False
 
     def hear(value: Tensor, name: str) -> Tensor | None:
@@ -42,11 +45,13 @@ def require_hook(
                 f"{whose}: expected {short} of {heads} heads as the config says, (B, {heads}, T, ...), "
                 f"not {tuple(value.shape)}"
             )
+
         reached = True
         return listener(value, name)
 
     with add_hook(model, point, hear):
         yield
+
     if not reached:
         raise ValueError(
             f'{whose} never sent its {name} through the hook point "{name}", so they cannot be read or changed; '
@@ -61,4 +66,5 @@ def capture_required(model: nn.Module, names: Iterable[str]) -> Iterator[Capture
     with ExitStack() as hooks:
         for name in names:
             hooks.enter_context(require_hook(model, name, seen.store))
+
         yield seen

@@ -1,4 +1,6 @@
-"""What a model would say: the likeliest tokens at each place, after the last layer and after every layer before it."""
+"""What a model would say: the likeliest tokens at each place, after the last layer and after every
+layer before it.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +36,7 @@ def stack_of(model: Model) -> tuple[str, Stack] | None:
         return None
     if isinstance(backbone, Transformer):
         return "decoder", backbone.decoder
+
     return ("backbone." if isinstance(model, TaskModel) else "") + "stack", backbone.stack
 
 
@@ -42,6 +45,7 @@ def first_residual(model: Model) -> str:
     found = stack_of(model)
     if found is None:
         raise ValueError("layers: an RNN has no residual stream")
+
     return f"{found[0]}.blocks.0.before"
 
 
@@ -63,7 +67,8 @@ def next_tokens(
 def lens(
     model: Model, tokenizer: Tokenizer, reading: Reading, *, top: int = 5
 ) -> list[list[list[Guess]]]:
-    """The logit lens: the output layer reads the residual stream after the embedding, then after each block.
+    """The logit lens: the output layer reads the residual stream after the embedding, then after
+    each block.
 
     By layer, by place, by rank. The last layer's are the model's own.
     """
@@ -71,10 +76,13 @@ def lens(
     found = stack_of(model)
     if found is None:
         return [next_tokens(model, tokenizer, reading, top=top)]
+
     _, stack = found
+
     with torch.no_grad(), without_dropout(model):
         with residuals(model) as seen:
             hidden(model, reading)
+
         last = stack.norm or torch.nn.Identity()
         return [guesses(model, tokenizer, last(layer[0]), top) for layer in seen.values()]
 
@@ -87,6 +95,7 @@ def guesses(
         tokenizer.vocabulary, backbone.config.vocabulary
     )  # some models have room for more tokens
     said: list[list[Guess]] = []
+
     for some in vectors.split(AT_ONCE):
         probability = backbone.logits(some).float().softmax(-1)[:, :known]  # (T, V)
         likeliest, ids = probability.topk(min(top, known))  # (T, top)
@@ -94,6 +103,7 @@ def guesses(
             said.append(
                 [Guess(readable(tokenizer, id), id, each) for id, each in zip(*row, strict=True)]
             )
+
     return said
 
 

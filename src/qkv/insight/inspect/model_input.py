@@ -42,11 +42,15 @@ class Reading(NamedTuple):
     segments: tuple[int, ...] | None = None
     """Which of two texts a word is from, for a BERT that is told."""
     chosen: Side | None = None
-    """Of a translator: the token that was chosen at each place, which is the one the next place reads; then the end."""
+    """Of a translator: the token that was chosen at each place, which is the one the next place
+    reads; then the end.
+    """
 
     @property
     def rows(self) -> Side:
-        """Who looks at a source, and who is explained: of a translator the words chosen, of others those read."""
+        """Who looks at a source, and who is explained: of a translator the words chosen, of others
+        those read.
+        """
         return self.text if self.chosen is None else self.chosen
 
 
@@ -57,10 +61,13 @@ def read(
     source: str | None = None,
     target: str | None = None,
 ) -> Reading:
-    """One text; for a BERT perhaps two; for a translator a source, and a target unless it is to translate itself."""
+    """One text; for a BERT perhaps two; for a translator a source, and a target unless it is to
+    translate itself.
+    """
     for name, text in (*(("text", each) for each in texts), ("source", source), ("target", target)):
         if text is not None or name == "text":
             check_text(text, name)
+
     if isinstance(model, Transformer | RNN):
         if source is None and len(texts) == 1:
             source = texts[0]
@@ -68,7 +75,9 @@ def read(
             raise ValueError(
                 "source: a translator reads a source (and a target, if it is not to translate itself)"
             )
+
         return read_pair(model, tokenizer, source, target)
+
     if source is not None or target is not None:
         raise ValueError(
             f"source: a {type(backbone_of(model)).__name__} reads one text; give it without source and target"
@@ -77,12 +86,15 @@ def read(
         raise ValueError("text: there is nothing to read; expected a text")
     if isinstance(model, TaskModel):
         return read_framed(model, tokenizer, texts)
+
     if isinstance(model, GPT):
         if len(texts) > 1:
             raise ValueError(
                 f"text: a GPT reads one text, not {len(texts)}; put quotation marks around it"
             )
+
         return fitting(model, Reading(side(tokenizer, prompt_ids(tokenizer, texts[0]))))
+
     return fitting(model, read_sentences(model, tokenizer, texts))
 
 
@@ -93,6 +105,7 @@ def fitting(model: GPT | BERT, reading: Reading) -> Reading:
         raise ValueError(
             f"text: {tokens:,} tokens are more than the model's context of {context:,}; shorten it"
         )
+
     return reading
 
 
@@ -103,16 +116,20 @@ def read_pair(
         raise ValueError(
             "tokenizer: a translator needs a start and an end token, and this one lacks them"
         )
+
     for name, text in (("source", source), ("target", target)):
         if text is not None and not text.strip():
             raise ValueError(f"{name}: there is nothing to read; expected a sentence")
+
     (read,) = source_ids([model], tokenizer, [source])
     if target is None:
         ((_, found),) = translate_texts([model], tokenizer, [source])
         said = found[0].ids
     else:
         said = tokenizer.encode(target)
+
     said = [id for id in said if id != tokenizer.end]
+
     return Reading(
         side(tokenizer, [tokenizer.start, *said]),
         side(tokenizer, read),
@@ -126,9 +143,11 @@ def read_sentences(model: BERT, tokenizer: Tokenizer, texts: Sequence[str]) -> R
         raise ValueError(
             f"text: a BERT reads one text or two, not {len(texts)}; put quotation marks around each"
         )
+
     start, end = marks_of(model, tokenizer)["self"]
     ids: list[int] = [*start]
     segments: list[int] = [0] * len(start)
+
     for number, text in enumerate(texts):
         masked = tokenizer.mask is not None and masks_of(tokenizer).search(text) is not None
         words = (
@@ -136,12 +155,16 @@ def read_sentences(model: BERT, tokenizer: Tokenizer, texts: Sequence[str]) -> R
         )
         ids += words
         segments += [number] * len(words)
+
     told = len(texts) == 2 and model.config.segments > 1
+
     return Reading(side(tokenizer, ids), segments=tuple(segments) if told else None)
 
 
 def read_framed(model: TaskModel, tokenizer: Tokenizer, texts: Sequence[str]) -> Reading:
-    """With the marks of its task; of several sequences (both orders of a pair, all choices) the first."""
+    """With the marks of its task; of several sequences (both orders of a pair, all choices) the
+    first.
+    """
     task = model.config.head.task
     words = (
         tuple(word for text in texts for word in text.split()) if task == "tag" else tuple(texts)
@@ -155,10 +178,12 @@ def read_framed(model: TaskModel, tokenizer: Tokenizer, texts: Sequence[str]) ->
         raise ValueError(
             "text: a model for choice reads a context and one choice or more; give at least two texts"
         )
+
     frame = Frame(**model.config.frame)
     framed = frame.encode(tokenizer, [Example(words, None, "text")])[0]
     ids, second = framed.sequences[0].tolist(), int(framed.seconds[0])
     segments = tuple(int(place >= second) for place in range(len(ids))) if frame.segments else None
+
     return Reading(side(tokenizer, ids), segments=segments)
 
 
@@ -171,15 +196,20 @@ def side(tokenizer: Tokenizer, ids: Sequence[int]) -> Side:
         )
         for word in words_of(tokenizer, ids)
     )
+
     return Side(tuple(ids), tokens, words)
 
 
 def readable(tokenizer: Tokenizer, id: int) -> str:
-    """A token as people read it: without marks of its word's beginning or middle; white space made visible."""
+    """A token as people read it: without marks of its word's beginning or middle; white space made
+    visible.
+    """
     if id in tokenizer.special or id >= tokenizer.vocabulary:
         return tokenizer.token(id).strip() if id < tokenizer.vocabulary else f"[{id}]"
+
     mark = getattr(tokenizer.inner.model, "continuing_subword_prefix", None) or ""
     text = (tokenizer.decode([id]) or tokenizer.token(id)).removeprefix(mark)
+
     return (text.strip(" ▁") or "␣" * len(text)).translate(VISIBLE)
 
 
@@ -195,7 +225,9 @@ def ids_of(model: Model, reading: Reading) -> dict[str, Any]:
 
     if reading.source is not None:
         return {"source": row(reading.source.ids), "target": row(reading.text.ids)}
+
     told = {} if reading.segments is None else {"segments": row(reading.segments)}
+
     return {"ids": row(reading.text.ids), **told}
 
 

@@ -1,4 +1,6 @@
-"""How a model tells places apart: its positional encoding as a picture, and how alike two places are by distance."""
+"""How a model tells places apart: its positional encoding as a picture, and how alike two places
+are by distance.
+"""
 
 from __future__ import annotations
 
@@ -27,28 +29,33 @@ class Encoding(NamedTuple):
 
     kind: str
     table: Float[Tensor, "P N"]
-    """A row for each place: the vector that joins the word, the angles' cosines that turn it, or, of positions that
-    speak of distances alone, a row for each distance."""
+    """A row for each place: the vector that joins the word, the angles' cosines that turn it, or,
+    of positions that speak of distances alone, a row for each distance."""
     columns: str
     """What a column of the table is."""
     by_distance: Float[Tensor, "L P"]
-    """How alike two places are that are so far apart: a line over all places, or one for each head."""
+    """How alike two places are that are so far apart: a line over all places, or one for each head.
+    """
     likeness: str
     """What the number means."""
 
 
 def encoding(model: Model, places: int = PLACES) -> Encoding:
-    """How this model tells places apart; an error where nothing but its mask or its recurrence does."""
+    """How this model tells places apart; an error where nothing but its mask or its recurrence
+    does.
+    """
     backbone = backbone_of(model)
     if isinstance(backbone, RNN):
         raise ValueError(
             "position: an RNN reads one word after the other and has no positional encoding"
         )
+
     config = backbone.config
     if config.position == "none":
         raise ValueError(
             "position: this model has no positional encoding; qkv probe --target position asks it anyway"
         )
+
     with torch.no_grad():
         if config.position in ("learned", "sinusoidal"):
             part = backbone.embedding.position
@@ -64,6 +71,7 @@ def encoding(model: Model, places: int = PLACES) -> Encoding:
                 cosine_by_distance(table).unsqueeze(0),
                 "cosine similarity",
             )
+
         distance = torch.arange(places)
         if config.position == "rotary":
             cosine = rotary_angles(
@@ -72,6 +80,7 @@ def encoding(model: Model, places: int = PLACES) -> Encoding:
                 config.rotary_base,
                 config.rotary_scaling,
             )
+
             table = cosine[
                 0, 0, 0, :, : config.width_of_head // 2
             ]  # (P, D / 2): dimension i + D/2 turns with i
@@ -83,9 +92,11 @@ def encoding(model: Model, places: int = PLACES) -> Encoding:
                 alike,
                 "similarity of a vector to itself, turned",
             )
+
         if config.position == "alibi":
             bias = -alibi_slopes(config.heads).unsqueeze(1) * distance  # (H, P)
             return Encoding("alibi", bias.T, "head", bias, "number added to the score")
+
         assert isinstance(backbone, GPT)
         first = next(each for each in backbone.modules() if isinstance(each, RelativePosition))
         return relative(first, distance)
@@ -97,6 +108,7 @@ def relative(part: RelativePosition, distance: Int[Tensor, "P"]) -> Encoding:
     heads, _, D = part.v.shape
     r = part.r(waves).view(-1, heads, D)  # (P, H, D)
     worth = (r * part.v.squeeze(1)).sum(-1) / D**0.5  # (P, H)
+
     return Encoding(
         "relative", worth.float().cpu(), "head", worth.T.float().cpu(), "number added to the score"
     )
@@ -110,7 +122,9 @@ def cosine_by_distance(table: Float[Tensor, "P N"]) -> Float[Tensor, "P"]:
 
 
 def show(found: Encoding, console: Console) -> None:
-    """In the terminal: how alike two places are, at distances that double; one column a head where heads differ."""
+    """In the terminal: how alike two places are, at distances that double; one column a head where
+    heads differ.
+    """
     P = found.by_distance.shape[1]
     distances = [0, *(2**power for power in range(P.bit_length()) if 2**power < P)]
     values = found.by_distance[:, distances].T  # (distances, 1 or H)
@@ -152,13 +166,17 @@ def draw(found: Encoding, name: str) -> Figure:
         f"{found.kind} positions",
         f"{name}: a row for each {places}, {len(found.table)} of them",
     )
+
     for number, line in enumerate(found.by_distance):
         colour = figure_style.COLOURS[number % len(figure_style.COLOURS)]
         label = f"head {number}" if len(found.by_distance) > 1 else None
         right.plot(line.numpy(), color=colour, linewidth=2, label=label)
+
     if 1 < len(found.by_distance) <= 16:
         right.legend(fontsize=9, ncols=2)
+
     right.set_xlabel("distance between two places")
     right.set_ylabel(found.likeness)
     figure_style.head(right, "How alike two places are", "by how far apart they stand")
+
     return figure

@@ -24,7 +24,9 @@ def words_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[WholeWord]:
     for place, id in enumerate(ids):
         if not groups or tokenizer.starts_word[id]:
             groups.append([])
+
         groups[-1].append(place)
+
     return [
         WholeWord(tokenizer.decode([ids[place] for place in group]).strip(), group)
         for group in groups
@@ -34,7 +36,9 @@ def words_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[WholeWord]:
 def join_words(
     weights: Float[Tensor, "*n T S"], rows: Sequence[WholeWord], columns: Sequence[WholeWord]
 ) -> Float[Tensor, "*n W X"]:
-    """To a word: the sum of what its pieces get. From a word: the mean of what its pieces give. So a row sums to 1."""
+    """To a word: the sum of what its pieces get. From a word: the mean of what its pieces give. So
+    a row sums to 1.
+    """
     return mean_rows(sum_columns(weights, columns), rows)
 
 
@@ -56,4 +60,5 @@ def belongs(words: Sequence[WholeWord], places: int, like: Tensor) -> Float[Tens
     member = like.new_zeros(len(words), places)
     for number, word in enumerate(words):
         member[number, word.places] = 1
+
     return member

@@ -1,7 +1,9 @@
-"""What every layer of a model says at the places that are asked: kept in memory, kept in files, or computed again.
+"""What every layer of a model says at the places that are asked: kept in memory, kept in files, or
+computed again.
 
-A model reads its texts in blocks, always the same ones, so that all three ways give the same numbers. None of them
-needs memory for more than a few blocks of one layer (computed again: of all layers), except the first.
+A model reads its texts in blocks, always the same ones, so that all three ways give the same
+numbers. None of them needs memory for more than a few blocks of one layer (computed again: of all
+layers), except the first.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ TOKENS = 8192
 
 @dataclass(frozen=True, eq=False)
 class ProbeData:
-    """Texts as ids, where each is asked, and the answers: one a place, or one a text whose vector is its mean."""
+    """Texts as ids, where each is asked, and the answers: one a place, or one a text whose vector
+    is its mean.
+    """
 
     ids: Sequence[Int[np.ndarray, "_"]]
     places: Sequence[Int[np.ndarray, "_"]]
@@ -69,6 +73,7 @@ class ProbeData:
         order = np.random.default_rng(seed).permutation(len(self)).tolist()
         answers = [self.answers[self.begin(text) : self.ends[text]] for text in order]
         ids, places = [self.ids[text] for text in order], [self.places[text] for text in order]
+
         return ProbeData(ids, places, np.concatenate(answers), self.padding, self.mean)
 
     def blocks(self, size: int = BLOCK) -> list[range]:
@@ -85,22 +90,26 @@ class ProbeData:
 
 
 def layers_of(model: Model) -> dict[str, str]:
-    """The layers by name, and the point of the model where each is heard: "embedding", then the blocks from "0" on, and
-    "norm" what the last norm makes of the last block, where there is one. Of a translator, its encoder."""
+    """The layers by name, and the point of the model where each is heard: "embedding", then the
+    blocks from "0" on, and "norm" what the last norm makes of the last block, where there is one.
+    Of a translator, its encoder."""
     backbone = backbone_of(model)
     if isinstance(backbone, RNN):
         # Its embedding has no point of its own; of its layers only the last one is heard.
         return {"embedding": "", str(backbone.config.depth - 1): "encoder"}
+
     own = "backbone." if isinstance(model, TaskModel) else ""
     if isinstance(backbone, Transformer):
         stack, place = backbone.encoder, "encoder"
         embedding = "embedding" if backbone.source_embedding is None else "source_embedding"
     else:
         stack, place, embedding = backbone.stack, "stack", "embedding"
+
     points = {"embedding": f"{own}{embedding}.output"}
     points |= {
         str(number): f"{own}{place}.blocks.{number}.after" for number in range(len(stack.blocks))
     }
+
     return points if stack.norm is None else points | {"norm": f"{own}{place}.output"}
 
 
@@ -110,6 +119,7 @@ def check_layers(model: Model, layers: Sequence[str] | None) -> tuple[str, ...]:
     for layer in layers or ():
         if layer not in known:
             raise ValueError(f"layers: expected some of {', '.join(known)}, not {layer!r}")
+
     return tuple(known) if not layers else tuple(dict.fromkeys(layers))
 
 
@@ -130,13 +140,16 @@ def capture_layers(
             backbone.encode(ids, padding_mask)
         else:
             backbone.hidden(ids, padding_mask=padding_mask)
+
     return [seen[points[layer]] for layer in layers]
 
 
 def vectors(
     model: Model, texts: ProbeData, block: range, layers: Sequence[str]
 ) -> Float[Tensor, "L n E"]:
-    """What each layer says at each place of a block of texts, in their order; those of similar length together."""
+    """What each layer says at each place of a block of texts, in their order; those of similar
+    length together.
+    """
     device = next(model.parameters()).device
     begin = texts.begin(block.start)
     made = torch.empty(
@@ -145,6 +158,7 @@ def vectors(
         backbone_of(model).config.width,
         device=device,
     )
+
     for chosen in passes(texts, block):
         lengths = np.array([len(texts.ids[text]) for text in chosen])
         padding_mask = np.arange(lengths.max()) < lengths[:, None]  # (B, T)
@@ -166,6 +180,7 @@ def vectors(
         for number, each in enumerate(heard):
             said = pooled(each, "mean", place, kept) if texts.mean else each[row, place]  # (n, E)
             made[number, to] = said.to(made.dtype)
+
     return made
 
 
@@ -176,7 +191,9 @@ def passes(texts: ProbeData, block: range) -> Iterator[list[int]]:
         if chosen and (len(chosen) + 1) * len(texts.ids[text]) > TOKENS:
             yield chosen
             chosen = []
+
         chosen.append(text)
+
     if chosen:
         yield chosen
 
@@ -233,7 +250,9 @@ class ActivationsInMemory:
 
 
 class ActivationsOnDisk:
-    """In files, one a layer, that are read with plain reads: memory holds what was asked for, and nothing else."""
+    """In files, one a layer, that are read with plain reads: memory holds what was asked for, and
+    nothing else.
+    """
 
     together = False
 
@@ -251,6 +270,7 @@ class ActivationsOnDisk:
         )
         self.store, self.files = np.dtype(store), [folder / f"{layer}.bin" for layer in self.layers]
         opened = [file.open("wb") for file in self.files]
+
         try:
             for number, block in enumerate(self.blocks):
                 said = source.read(number, self.layers).cpu().numpy()  # (L, n, E)
@@ -259,8 +279,10 @@ class ActivationsOnDisk:
                     raise ValueError(
                         f"store: a layer says {largest:.3g}, which {store} cannot hold; use float32"
                     )
+
                 for file, each in zip(opened, said.astype(self.store, copy=False), strict=True):
                     file.write(each.tobytes())
+
                 if advance is not None:
                     advance(len(block))
         finally:
@@ -272,11 +294,14 @@ class ActivationsOnDisk:
         first, last = self.texts.begin(texts.start), int(self.texts.ends[texts.stop - 1])
         size = self.store.itemsize * self.width
         made = np.empty((len(layers), last - first, self.width), dtype=np.float32)
+
         for number, layer in enumerate(layers):
             with self.files[self.layers.index(layer)].open("rb") as file:
                 file.seek(first * size)
                 read = np.frombuffer(file.read((last - first) * size), dtype=self.store)
+
             made[number] = read.reshape(-1, self.width)
+
         return torch.from_numpy(made).to(self.device)
 
 
@@ -292,8 +317,9 @@ def activations(
     block: int = BLOCK,
     advance: Callable[[int], object] | None = None,
 ) -> Iterator[list[Activations]]:
-    """Those of several parts (to train, validate and test on). Files lie in a folder of their own inside `folder`, the
-    cache unless given, and are gone when the context is. `advance` hears of each text that the model has read."""
+    """Those of several parts (to train, validate and test on). Files lie in a folder of their own
+    inside `folder`, the cache unless given, and are gone when the context is. `advance` hears of
+    each text that the model has read."""
     chosen = check_layers(model, layers)
     sources = [RecomputedActivations(model, texts, chosen, block) for texts in parts]
     if keep == "recompute":
@@ -313,6 +339,7 @@ def activations(
             for number, source in enumerate(sources):
                 (made / str(number)).mkdir()
                 stored.append(ActivationsOnDisk(source, made / str(number), store, advance))
+
             yield stored
 
 

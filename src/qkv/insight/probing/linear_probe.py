@@ -1,7 +1,9 @@
-"""A probe: one matrix, or two with a ReLU between them, that reads an answer off a layer of a frozen model.
+"""A probe: one matrix, or two with a ReLU between them, that reads an answer off a layer of a
+frozen model.
 
-All probes of a kind learn together: those of several layers, seeds and sets of answers are one product of matrices.
-Each is alone all the same. It has its own weights, its own order of the data and its own best moment.
+All probes of a kind learn together: those of several layers, seeds and sets of answers are one
+product of matrices. Each is alone all the same. It has its own weights, its own order of the data
+and its own best moment.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from qkv.insight.probing.activations import Activations
 from qkv.nn.config import check_at_least_one, documented
 
 POOL = 16384
-"""Vectors that are mixed with each other, from blocks of all places: so many are in memory, of all layers together at
-most NUMBERS numbers, half a gigabyte."""
+"""Vectors that are mixed with each other, from blocks of all places: so many are in memory, of all
+layers together at most NUMBERS numbers, half a gigabyte."""
 NUMBERS = 1 << 27
 AT_ONCE = 512
 """Vectors that are answered together."""
@@ -43,7 +45,9 @@ class Learning:
     weight_decay: float = 0.01
     """A step: this times the rate."""
     epochs: int | None = None
-    """Times through the vectors; unless given, as many as make 4,000 steps, at least 4 and at most 60."""
+    """Times through the vectors; unless given, as many as make 4,000 steps, at least 4 and at most
+    60.
+    """
     patience: int = 4
     """Epochs without a better validation loss after which a probe learns no more."""
 
@@ -79,6 +83,7 @@ class Probes(nn.Module):
             torch.empty(S, K, width, hidden or outputs),
             torch.empty(S, K, hidden, outputs),
         )
+
         for number, seed in enumerate(
             seeds
         ):  # a seed's weights are the same whoever learns beside it
@@ -86,6 +91,7 @@ class Probes(nn.Module):
             for k in range(K):
                 first[number, k].uniform_(-1, 1, generator=generator).mul_(width**-0.5)
                 second[number, k].uniform_(-1, 1, generator=generator).mul_(max(1, hidden) ** -0.5)
+
         first = first.transpose(1, 2).flatten(2)  # (S, E, K H)
         self.first = nn.Parameter(first.repeat(layers, 1, 1, 1))
         self.first_bias = nn.Parameter(torch.zeros(layers, S, 1, first.shape[-1]))
@@ -97,6 +103,7 @@ class Probes(nn.Module):
         y = y.unflatten(-1, (self.targets, -1)).transpose(2, 3)  # (L, S, K, b, H)
         if self.second is None or self.second_bias is None:
             return y
+
         return y.relu() @ self.second + self.second_bias  # (L, S, K, b, C)
 
 
@@ -125,6 +132,7 @@ class Fitted:
         ]
         if self.classes:
             return torch.cat([each.argmax(-1).float() for each in found], dim=-1)
+
         return torch.cat([self.offset + self.scale * each.squeeze(-1) for each in found], dim=-1)
 
 
@@ -139,8 +147,9 @@ def fit(
     learning: Learning = Learning(),  # noqa: B008 - it is frozen
     advance: Callable[[float], object] | None = None,
 ) -> Fitted:
-    """Teach probes to give the answers of each layer's vectors. `targets` are sets of answers, each for the vectors to
-    train and to validate on; `classes` is 0 for numbers. `advance` hears which part of the work was done."""
+    """Teach probes to give the answers of each layer's vectors. `targets` are sets of answers, each
+    for the vectors to train and to validate on; `classes` is 0 for numbers. `advance` hears which
+    part of the work was done."""
     layers = tuple(layers or training.layers)
     mean, deviation = moments(training, layers)
     numbers = targets[0][0].astype(np.float64)
@@ -159,6 +168,7 @@ def fit(
     epochs, batch = learning.epochs_of(count), learning.batch_of(count)
     best = Best(probes, learning.patience)
     done, total = 0, epochs * count
+
     for epoch in range(epochs):
         for pool in pools(training, epoch, mean.shape[-1]):
             x, where = read(training, pool, fitted)  # (L, n, E), (n,)
@@ -166,6 +176,7 @@ def fit(
             for chosen in order.split(batch, dim=1):  # (S, b)
                 for group in optimizer.param_groups:
                     group["lr"] = learning.rate * (1 - done / total)
+
                 answers = to_train[:, where[chosen]].transpose(0, 1)  # (S, K, b)
                 loss = (
                     losses(probes(x[:, chosen]), answers, classes).mean(-1).sum()
@@ -174,13 +185,18 @@ def fit(
                 loss.backward()
                 optimizer.step()
                 done += chosen.shape[1]
+
             if advance is not None:
                 advance(len(where) / total)
+
         if not best.hear(validated(validation, to_validate, fitted)):
             break
+
     if advance is not None:
         advance(1 - done / total)
+
     best.put_back()
+
     return fitted
 
 
@@ -194,7 +210,9 @@ def losses(
     answers = answers.expand(shape)
     if not classes:
         return (said.squeeze(-1) - answers).square()
+
     said, answers = said.flatten(0, -2), answers.flatten()
+
     # A class that nobody taught is no class of the probe's.
     return functional.cross_entropy(said, answers, reduction="none", ignore_index=UNKNOWN).view(
         shape
@@ -204,6 +222,7 @@ def losses(
 def in_units(answers: np.ndarray, fitted: Fitted) -> Tensor:
     if fitted.classes:
         return torch.from_numpy(answers.astype(np.int64))
+
     return torch.from_numpy(((answers - fitted.offset) / fitted.scale).astype(np.float32))
 
 
@@ -219,6 +238,7 @@ def validated(validation: Activations, answers: Tensor, fitted: Fitted) -> Float
             said = fitted.probes(some.unsqueeze(1))  # (L, S, K, b, C)
             own = own.expand(said.shape[1], -1, -1)  # (S, K, b)
             total = total + losses(said, own, fitted.classes).sum(-1).cpu()  # (L, S, K)
+
     return total / answers.shape[1]
 
 
@@ -232,12 +252,16 @@ class Best:
         self.stale: Tensor | None = None
 
     def hear(self, loss: Float[Tensor, "L S K"]) -> bool:
-        """Whether any probe still learns. One that was stopped stays as it was, whatever the others do."""
+        """Whether any probe still learns. One that was stopped stays as it was, whatever the others
+        do.
+        """
         if self.loss is None or self.stale is None:
             self.loss, self.stale = torch.full_like(loss, math.inf), torch.zeros_like(loss)
+
         better = (loss < self.loss) & (self.stale < self.patience)  # (L, S, K)
         self.loss = torch.where(better, loss, self.loss)
         self.stale = torch.where(better, 0, self.stale + 1)
+
         for kept, own in zip(self.weights, self.probes.parameters(), strict=True):
             if (
                 own.dim() == 4
@@ -247,7 +271,9 @@ class Best:
                 ).unsqueeze(2)
             else:  # (L, S, K, n, C)
                 chosen = better[..., None, None]
+
             kept.copy_(torch.where(chosen.to(own.device), own.detach(), kept))
+
         return bool((self.stale < self.patience).any())
 
     @torch.no_grad()
@@ -265,27 +291,32 @@ def moments(
     """Mean and standard deviation of each number of a vector; where it never changes, 1."""
     total, squares, count = torch.zeros(()), torch.zeros(()), 0
     device = torch.device("cpu")
+
     for block in range(len(source.blocks)):
         x = source.read(block, layers)
         device, count = x.device, count + x.shape[1]
         if device.type != "mps":  # Apple's GPUs know nothing finer than float32
             x = x.double()
+
         total, squares = (
             total + x.sum(1, keepdim=True).cpu(),
             squares + x.square().sum(1, keepdim=True).cpu(),
         )
+
     mean = total / count  # (L, 1, E)
     variance = (squares / count - mean.square()).clamp(min=0)
     deviation = torch.where(variance > 1e-14 * mean.square(), variance.sqrt(), 1.0)
+
     return mean.float().to(device), deviation.float().to(device)
 
 
 def pools(source: Activations, epoch: int, width: int) -> Iterator[list[int]]:
-    """All blocks in the epoch's order, as many at a time as fit in a pool; the same whether layers come one by one or
-    all together."""
+    """All blocks in the epoch's order, as many at a time as fit in a pool; the same whether layers
+    come one by one or all together."""
     order = np.random.default_rng((0, epoch)).permutation(len(source.blocks)).tolist()
     size = max(1, max(len_of(source, block) for block in order))
     at_once = max(1, min(POOL, NUMBERS // (len(source.layers) * width)) // size)
+
     return (order[first : first + at_once] for first in range(0, len(order), at_once))
 
 

@@ -1,7 +1,8 @@
 """Probing a model: what each of its layers knows, beside two controls that should know little.
 
-The random model has the same config and untrained weights: what it scores comes from the words alone, and from the
-probe. Shuffled labels are learned from the model's own vectors, and tested on the true ones: what they score is chance.
+The random model has the same config and untrained weights: what it scores comes from the words
+alone, and from the probe. Shuffled labels are learned from the model's own vectors, and tested on
+the true ones: what they score is chance.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class Scored(NamedTuple):
     """Of each seed, on all of the test part."""
     low: float | None
     high: float | None
-    """The mean over the seeds lies between these 95 times in 100, the test's texts being only a sample."""
+    """The mean over the seeds lies between these 95 times in 100, the test's texts being only a
+    sample.
+    """
     validation: float
     """The mean over the seeds on the validation part, by which the best layer is chosen."""
 
@@ -53,7 +56,9 @@ class Scored(NamedTuple):
 
 
 def best_of(scores: Sequence[Scored]) -> Scored:
-    """The layer that is best on the validation part. Chosen by the test part, its score there would be too good."""
+    """The layer that is best on the validation part. Chosen by the test part, its score there would
+    be too good.
+    """
     return (max if scores[0].measure == "accuracy" else min)(
         scores, key=lambda each: each.validation
     )
@@ -116,6 +121,7 @@ class Probed:
             "target": self.target,
         }
         size = sum(each.numel() * each.element_size() for each in self.weights.values())
+
         with storage.staging(folder, size, "probes.safetensors") as made:
             save_file(self.weights, made / "probes.safetensors", metadata=told)
             storage.flush(made / "probes.safetensors")
@@ -137,22 +143,27 @@ def probe(
 ) -> Probed:
     """Train probes on every layer's output, the model itself being frozen, and test them.
 
-    `probe(model, about_words(model, tokenizer, "train.conllu", "upos"))`; see questions.py for the other targets. The
-    seeds are of the probes; the random model and the shuffled labels are drawn once.
+    `probe(model, about_words(model, tokenizer, "train.conllu", "upos"))`; see questions.py for the
+    other targets. The seeds are of the probes; the random model and the shuffled labels are drawn
+    once.
     """
     if seeds < 1:
         raise ValueError(f"seeds: expected 1 or more, not {seeds}")
+
     numbers = range(seeds)
     how: dict[str, Any] = {"layers": layers, "keep": keep, "store": store, "stage": stage}
+
     with reading(model, question, "model", **how) as parts:
         ways: tuple[Way, ...] = ("model", "shuffled labels") if controls else ("model",)
         found = [asked(parts, question, ways, numbers, learning, stage, "probes of the model")]
+
     if controls:
         with reading(randomised(model), question, "random model", **how) as parts:
             ways = ("random model",)
             found.append(
                 asked(parts, question, ways, numbers, learning, stage, "probes of the random model")
             )
+
     texts, words = (
         [counted(part) for part in question.parts]
         for counted in (len, lambda each: len(each.answers))
@@ -166,9 +177,11 @@ def probe(
         "interval": "95%, the test's texts drawn anew 1,000 times, of the mean over the seeds",
         "labels": list(question.labels),
     }
+
     scores = [score for asked_one in found for score in asked_one.scores]
     weights = {name: tensor for asked_one in found for name, tensor in asked_one.weights.items()}
     known = tuple(dict.fromkeys(score.layer for score in scores))
+
     return Probed(
         name, question.name, question.measures, known, scores, question.baseline(), facts, weights
     )
@@ -211,7 +224,9 @@ def asked(
     stage: Stage | None = None,
     what: str = "probes",
 ) -> ProbeSetup:
-    """Train and test the probes of all layers: one layer after the other, or all at once where that costs no more."""
+    """Train and test the probes of all layers: one layer after the other, or all at once where that
+    costs no more.
+    """
     training, validation, test = parts
     answers = training.texts.answers, validation.texts.answers
     random = np.random.default_rng(0)
@@ -223,6 +238,7 @@ def asked(
     made = ProbeSetup([], {})
     if stage is not None:
         stage(what, 0.0)  # it begins: the first probes may take a while
+
     for group in groups:
 
         def advance(part: float, share: float = len(group) / len(known)) -> None:
@@ -237,7 +253,9 @@ def asked(
         for measure, sums in tested(fitted, test, question.measures).items():
             validated = chosen_by[measure].sum(-1).mean(1) / len(validation.texts.answers)  # (L, K)
             made.scores.extend(scored(fitted.layers, ways, measure, sums, test, validated))
+
         made.weights.update(weights_of(fitted, ways))
+
     return made
 
 
@@ -250,6 +268,7 @@ def tested(
     sums: dict[Measure, np.ndarray] = {
         measure: np.zeros((L, S, K, len(texts))) for measure in measures
     }
+
     for number, block in enumerate(test.blocks):
         begin, ends = begin_of(test, number), texts.ends[block.start : block.stop]
         said = (
@@ -262,6 +281,7 @@ def tested(
                 ..., ends - begin
             ]  # up to each text's end
             total[..., block.start : block.stop] = np.diff(added, axis=-1, prepend=0)
+
     return sums
 
 
@@ -275,6 +295,7 @@ def scored(
     ends = [
         found.reshape(means.shape[0], -1) for found in ratio_intervals(by_text, counts[:, None])
     ]  # (L, K) each
+
     for k, way in enumerate(ways):
         for number, layer in enumerate(layers):
             low, high = (
@@ -285,10 +306,12 @@ def scored(
 
 
 def weights_of(fitted: Fitted, ways: Sequence[Way]) -> dict[str, Tensor]:
-    """`way/layer/first` (S, E, H) and so on: (x - mean) / deviation @ first + first_bias is what a probe says, or with
-    a hidden layer, relu of it @ second + second_bias; times scale, plus offset for numbers."""
+    """`way/layer/first` (S, E, H) and so on: (x - mean) / deviation @ first + first_bias is what a
+    probe says, or with a hidden layer, relu of it @ second + second_bias; times scale, plus offset
+    for numbers."""
     made: dict[str, Tensor] = {}
     probes, K = fitted.probes, fitted.probes.targets
+
     for number, layer in enumerate(fitted.layers):
         for k, way in enumerate(ways):
             parts = {"mean": fitted.mean[number, 0], "deviation": fitted.deviation[number, 0]}
@@ -297,10 +320,13 @@ def weights_of(fitted: Fitted, ways: Sequence[Way]) -> dict[str, Tensor]:
             if probes.second is not None and probes.second_bias is not None:
                 parts["second"] = probes.second[number, :, k]  # (S, H, C)
                 parts["second_bias"] = probes.second_bias[number, :, k, 0]  # (S, C)
+
             if not fitted.classes:
                 parts["units"] = torch.tensor([fitted.offset, fitted.scale])
+
             made |= {
                 f"{way}/{layer}/{part}": value.detach().cpu().clone()
                 for part, value in parts.items()
             }
+
     return made

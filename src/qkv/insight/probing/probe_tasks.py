@@ -1,8 +1,10 @@
-"""What a probe is asked: where a word stands, what it is, or what a text is; as ids, places and answers.
+"""What a probe is asked: where a word stands, what it is, or what a text is; as ids, places and
+answers.
 
-position             windows from the middle of texts, without marks: the place of each token, one class a place
-train.conllu:upos    a column of every word: its first piece is asked, or its last of a model that reads to the right
-labels.tsv           a class or a number of every text: the mean of its vectors, or its first or last one
+position             windows from the middle of texts, without marks: the place of each token, one
+class a place train.conllu:upos    a column of every word: its first piece is asked, or its last of
+a model that reads to the right labels.tsv           a class or a number of every text: the mean of
+its vectors, or its first or last one
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from qkv.text.tokenizer import Tokenizer
 
 Measures = tuple[Literal["accuracy", "distance"], ...]
 HELD_OUT = 0.1
-"""The part of the texts to validate on, and the part to test on, where no files for that are given."""
+"""The part of the texts to validate on, and the part to test on, where no files for that are given.
+"""
 LONGEST = 4096
 """Of a text that a model without a longest one reads."""
 
@@ -52,6 +55,7 @@ class ProbeTask:
         for part, name in zip(self.parts, ("train", "validate", "test"), strict=True):
             if not len(part.answers):
                 raise ValueError(f"{self.name}: there is nothing to {name} on; give more texts")
+
         if len(np.unique(self.parts[0].answers)) < 2:
             only = self.labels[0] if self.labels else f"{self.parts[0].answers[0]:g}"
             raise ValueError(
@@ -68,6 +72,7 @@ class ProbeTask:
         )
         if "distance" in self.measures:
             made["distance"] = float(np.abs(test - np.median(training)).mean())
+
         return {measure: made[measure] for measure in self.measures}
 
 
@@ -88,22 +93,28 @@ def probe_task(
     if target == "position":
         if not data:
             raise ValueError("data: expected texts in which places are asked")
+
         for name, files in (("validation", validation), ("test", test)):
             if files:
                 raise ValueError(
                     f"{name}: of position a part of the data is held out; leave it out"
                 )
+
         return about_position(model, tokenizer, data, length=length, windows=windows)
+
     if data:
         raise ValueError(f"data: the texts are those of {target}; leave it out")
+
     file, _, column = target.rpartition(":")
     if ".conllu" in file and column:
         return about_words(
             model, tokenizer, file, column, validation=validation, test=test, most=most
         )
+
     if ".conllu" in Path(target).name:
         file = target.removesuffix(":")
         raise ValueError(f"target: name a column of {file}, such as {file}:upos")
+
     return about_texts(
         model, tokenizer, target, validation=validation, test=test, most=most, **columns
     )
@@ -120,12 +131,15 @@ def about_position(
     length: int = 64,
     windows: int = 2000,
 ) -> ProbeTask:
-    """Windows of `length` tokens; the last parts of the texts are held out to validate and to test on."""
+    """Windows of `length` tokens; the last parts of the texts are held out to validate and to test
+    on.
+    """
     context = model.config.context if not isinstance(model, RNN) else LONGEST
     if not 2 <= length <= context:
         raise ValueError(
             f"length: expected 2 to {context:,} tokens, which the model reads at most, not {length:,}"
         )
+
     return position_question(prepare_texts(open_texts(data), tokenizer), length, windows)
 
 
@@ -138,17 +152,19 @@ def position_question(
     labels = tuple(str(place) for place in range(length))
     # The same windows every time: seeds are of probes.
     made = tuple(windows_of(part, length, count, seed) for seed, (part, count) in enumerate(parts))
+
     return ProbeTask("position", made, labels, ("distance", "accuracy"))  # type: ignore[arg-type]
 
 
 def windows_of(tokens: Tokens, length: int, count: int, seed: int = 0) -> ProbeData:
-    """So many windows of exactly `length` tokens that begin anywhere but at the beginning of a text, and have no marks
-    around them: the first token must not be known for what it is."""
+    """So many windows of exactly `length` tokens that begin anywhere but at the beginning of a
+    text, and have no marks around them: the first token must not be known for what it is."""
     begins = np.setdiff1d(np.arange(len(tokens) - length + 1), np.append(tokens.ends, 0))
     if not len(begins):
         raise ValueError(
             f"length: a part of the text has {len(tokens):,} tokens, too few for {length:,}; give more"
         )
+
     drawn = (
         np.random.default_rng(seed)
         .choice(begins, size=min(count, len(begins)), replace=False)
@@ -156,6 +172,7 @@ def windows_of(tokens: Tokens, length: int, count: int, seed: int = 0) -> ProbeD
     )
     ids = [tokens.read(begin, begin + length) for begin in drawn]
     places = [np.arange(length)] * len(ids)
+
     return ProbeData(ids, places, np.tile(np.arange(length), len(ids)))
 
 
@@ -172,8 +189,8 @@ def about_words(
     test: Sequence[str] = (),
     most: int | None = None,
 ) -> ProbeTask:
-    """A column of CoNLL-U; of `head` the number of words from a word to its head, to the left below 0, roots left out.
-    `most` sentences are trained on, all unless given."""
+    """A column of CoNLL-U; of `head` the number of words from a word to its head, to the left below
+    0, roots left out. `most` sentences are trained on, all unless given."""
     to_right = isinstance(model, GPT) or (
         isinstance(model, TaskModel) and isinstance(model.backbone, GPT)
     )
@@ -181,9 +198,12 @@ def about_words(
     frame = frame_of(model, tokenizer, "tag", "last" if to_right else "first")
     examples = split([str(files)], validation, test, most, task="tag", label=column)
     texts, known, cut = [], [], 0
+
     for part in examples:
         framed = frame.encode(tokenizer, part)
-        texts.append([(without_end(model, each.sequences[0]), each.target_positions) for each in framed])
+        texts.append(
+            [(without_end(model, each.sequences[0]), each.target_positions) for each in framed]
+        )
         # Words that were cut off have no place, and so no tag.
         known.append(
             [
@@ -191,7 +211,9 @@ def about_words(
                 for own, each in zip(part, framed, strict=True)
             ]
         )
+
         cut += framed.words_cut
+
     notes = (
         (f"{cut:,} words lie beyond {frame.context:,} tokens of their sentence, and are not asked",)
         if cut
@@ -200,10 +222,12 @@ def about_words(
     name = f"{Path(files).name}:{column}"
     if column == "head":
         return about_heads(name, texts, known, frame.padding, notes)
+
     labels, answers = numbered(name, [[tag for tags in part for tag in tags] for part in known])
     parts = [
         as_texts(own, answer, frame.padding) for own, answer in zip(texts, answers, strict=True)
     ]
+
     return ProbeTask(name, in_order(parts), labels, ("accuracy",), notes)
 
 
@@ -218,7 +242,9 @@ def about_heads(
             rooted = np.array([int(head) == 0 for head in tags], dtype=bool)
             asked.append((ids, places[~rooted]))
             answers.extend(away[~rooted].tolist())
+
         parts.append(as_texts(asked, np.array(answers, dtype=np.float64), padding))
+
     return ProbeTask(name, in_order(parts), (), ("distance",), notes)
 
 
@@ -235,17 +261,21 @@ def about_texts(
     pooling: Pooling = "mean",
     numbers: bool | None = None,
 ) -> ProbeTask:
-    """A class of each text; or a number, if a person says so or if all labels are numbers and one has a fraction."""
+    """A class of each text; or a number, if a person says so or if all labels are numbers and one
+    has a fraction.
+    """
     if pooling not in get_args(Pooling):
         raise ValueError(
             f"pooling: expected one of {', '.join(get_args(Pooling))}, not {pooling!r}"
         )
+
     frame = frame_of(model, tokenizer, "classify", pooling)
     examples = split([str(file)], validation, test, most, task="classify", text=text, label=label)
     said = [[str(example.label) for example in part] for part in examples]
     if numbers is None:
         every = set(chain.from_iterable(said))
         numbers = all(map(is_number, every)) and any(not float(each).is_integer() for each in every)
+
     name = Path(file).name
     if numbers:
         for example in (example for part in examples for example in part):
@@ -253,17 +283,22 @@ def about_texts(
                 raise ValueError(
                     f"{example.where}: expected a number as the label, not {example.label!r}"
                 )
+
         labels: tuple[str, ...] = ()
         answers = [np.array(part, dtype=np.float64) for part in said]
     else:
         labels, answers = numbered(name, said)
+
     texts = []
+
     for part, answer in zip(examples, answers, strict=True):
         rows = []
         for framed in frame.encode(tokenizer, part):
             ids = without_end(model, framed.sequences[0])
             rows.append((ids, np.minimum(framed.target_positions, len(ids) - 1)))
+
         texts.append(as_texts(rows, answer, frame.padding, mean=pooling == "mean"))
+
     return ProbeTask(name, in_order(texts), labels, ("distance",) if numbers else ("accuracy",))
 
 
@@ -285,7 +320,9 @@ def numbered(
             if labels
             else (ValueError(f"{name}: there is nothing to train on"))
         )
+
     number = {label: place for place, label in enumerate(labels)}
+
     return labels, [
         np.array([number.get(each, UNKNOWN) for each in part], dtype=np.int64) for part in said
     ]
@@ -312,23 +349,29 @@ def split(
     most: int | None,
     **how: Any,
 ) -> list[list[Example]]:
-    """To train, to validate and to test on: files, or else a part of the texts, the same every time."""
+    """To train, to validate and to test on: files, or else a part of the texts, the same every
+    time.
+    """
     if most is not None and most < 1:
         raise ValueError(f"examples: expected 1 or more, not {most}")
+
     named = {"target": data, "validation": validation, "test": test}
     sources = {name: open_examples(files, **how) for name, files in named.items() if files}
     check_apart({name: [part.name for part in source.parts] for name, source in sources.items()})
     training, *held = ([*sources[name]] if name in sources else [] for name in named)
     order = np.random.default_rng(0).permutation(len(training)).tolist()
     count = max(1, round(HELD_OUT * len(training)))
+
     for number, files in enumerate((validation, test)):
         if not files:
             held[number] = [training[place] for place in order[:count]]
             order = order[count:]
+
     if not order:
         raise ValueError(
             f"{data[0]}: {len(training)} texts are too few to hold some out; give validation and test"
         )
+
     return [[training[place] for place in sorted(order[:most])], *held]
 
 
@@ -351,11 +394,13 @@ def frame_of(model: Model, tokenizer: Tokenizer, task: str, pooling: str) -> Fra
     """How the model reads a text: as its head was taught to, or with the marks of its family."""
     if isinstance(model, TaskModel):
         return Frame(**{**model.config.frame, "task": task, "pooling": pooling, "segments": False})
+
     end = next(id for id in (tokenizer.end, tokenizer.padding, 0) if id is not None)
     starts = isinstance(model, BERT) or (isinstance(model, GPT) and tokenizer.starts_texts)
     context = model.config.context if not isinstance(model, RNN) else LONGEST
     if isinstance(model, Transformer) and model.config.position != "learned":
         context = max(context, LONGEST)
+
     return Frame(
         task=task, start=tokenizer.start if starts else None, delimiter=end, extract=end,
         padding=next(id for id in (tokenizer.padding, end) if id is not None),

@@ -30,14 +30,19 @@ CLEAR, HALF = (
 
 
 def patterns_table(found: Sequence[HeadPatterns]) -> Table:
-    """A row for each role: the heads that play it most, layer.head, and how much of their weight they give to it."""
+    """A row for each role: the heads that play it most, layer.head, and how much of their weight
+    they give to it.
+    """
     made = Table(header_style="bold", caption_justify="left", min_width=WIDTH)
     made.caption = "layer.head, both from 0, and the part of its weight; even: of a head that looks everywhere alike"
     several = len(found) > 1
+
     for name in (*(["attention"] if several else []), "role", "looks at"):
         made.add_column(name)
+
     made.add_column("even", justify="right")
     made.add_column("the strongest heads")
+
     for each in found:
         for role in each.scores:
             heads = Text()
@@ -47,9 +52,12 @@ def patterns_table(found: Sequence[HeadPatterns]) -> Table:
                     f"{layer}.{head}\u00a0{score:.2f}", style=style
                 )  # a line ends between two of them
                 heads.append("   ")
+
             names = [each.kind, role] if several else [role]
             made.add_row(*names, MEANING[role], f"{each.even[role]:.2f}", heads)
+
         made.add_section()
+
     return made
 
 
@@ -62,12 +70,17 @@ def importance_table(found: Importance) -> Table:
         of = f"loss, {found.unchanged:.4f} nats with all heads"
     else:
         of = "distance (1 - cosine) of a text's mean vector; the model says no words, so it has no loss"
+
     made.caption = f"change of the {of}; output replaced by {said}; {found.texts:,} texts; 95% intervals, paired"
+
     for name in (*(["attention"] if several else []), "layer.head"):
         made.add_column(name)
+
     for name in ("change", "from", "to"):
         made.add_column(name, justify="right")
+
     most, least = ranked[:RANKED], ranked[max(RANKED, len(ranked) - HARMFUL) :]
+
     for some in (most, least):
         for each in some:
             sure = each.low > 0 or each.high < 0
@@ -78,7 +91,9 @@ def importance_table(found: Importance) -> Table:
             made.add_row(
                 *([each.kind] if several else []), f"{each.layer}.{each.head}", change, *ends
             )
+
         made.add_section()
+
     return made
 
 
@@ -94,9 +109,12 @@ def syntax_table(found: Syntax) -> Table:
     made.caption += "; →: a word looks at what it hangs on, ←: that looks at the word"
     if found.left_out:
         made.caption += f"; {found.left_out:,} longer than the context were left out"
+
     made.add_column("relation", no_wrap=True)
+
     for name in ("words", "head", "finds, %", "from", "to", "offset", "finds, %", "gain"):
         made.add_column(name, justify="right")
+
     for each in found.relations:
         ends = ["" if end != end else f"{100 * end:.1f}" for end in (each.low, each.high)]
         gain = 100 * (each.accuracy - each.baseline)
@@ -107,4 +125,5 @@ def syntax_table(found: Syntax) -> Table:
             Text(f"{100 * each.accuracy:.1f}", style=style), *ends, f"{each.offset:+d}", f"{100 * each.baseline:.1f}",
             Text(f"{gain:+.1f}", style=style),
         )  # fmt: skip
+
     return made

@@ -1,7 +1,9 @@
-"""A look as one HTML file: no network, opens by double click, drawn by the modules in `web`, which know no file.
+"""A look as one HTML file: no network, opens by double click, drawn by the modules in `web`, which
+know no file.
 
-The weights of each head are a block of their own, decoded when the head is shown: a page of a hundred heads opens
-as fast as that of one. What a person or a model wrote is JSON, and the page's policy lets no script but ours run.
+The weights of each head are a block of their own, decoded when the head is shown: a page of a
+hundred heads opens as fast as that of one. What a person or a model wrote is JSON, and the page's
+policy lets no script but ours run.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from qkv.insight.render.script_bundle import bundle, module
 from qkv.insight.render.views import View, numbered
 
 EXACT = 4_000_000
-"""Up to so many weights each has 16 bits; more have 8, of their square root, which spares the small ones."""
+"""Up to so many weights each has 16 bits; more have 8, of their square root, which spares the small
+ones.
+"""
 THREADS = 4
 
 Code = Literal["linear16", "root8"]
@@ -46,7 +50,9 @@ def page(
     head: int | Sequence[int] | None = None,
     words: bool = False,
 ) -> str:
-    """The file's text. It opens with all heads at a glance, or as it is asked to; layers and heads count from 0."""
+    """The file's text. It opens with all heads at a glance, or as it is asked to; layers and heads
+    count from 0.
+    """
     return "".join(chunks(look, opening(look, view, kind, layer, head, words)))
 
 
@@ -71,10 +77,12 @@ def opening(
         "norms": look.norms,
         "attribution": look.attribution,
     }
+
     if view is not None and there.get(view, look.attention or None) is None:
         raise ValueError(f"view: there is no {view} in this look at {look.model}")
     if not look.attention:
         return {"view": view}
+
     attention = look.of(kind)
     first = (
         min(attention.layers, default=0)
@@ -86,14 +94,18 @@ def opening(
     if view is None:
         alone = attention.depth * attention.heads == 1
         view = "head" if alone or layer is not None or head is not None else "heads"
+
     start = {"view": view, "kind": attention.kind, "layer": first, "head": heads[0], "words": words}
     if view == "numbers":
         start |= {"view": "heads", "glance": "entropy"}
+
     return start | {"kept": [[first, each] for each in heads[1:]]}
 
 
 def chunks(look: Look, start: dict[str, Any]) -> Iterator[str]:
-    """The page in order: what is drawn first comes first, and is drawn while the rest is still read."""
+    """The page in order: what is drawn first comes first, and is drawn while the rest is still
+    read.
+    """
     script, style = bundle("standalone.js"), module("view.css")
     policy = (
         f"default-src 'none'; script-src {hashed(script)}; style-src {hashed(style)}; img-src data:; base-uri 'none'; "
@@ -109,16 +121,22 @@ def chunks(look: Look, start: dict[str, Any]) -> Iterator[str]:
         '<div id="qkv"><p class="note">Opening …</p></div>\n'
         "<noscript>This page draws with JavaScript, which is switched off.</noscript>\n"
     )
+
     code: Code = "linear16" if cells(look) <= EXACT else "root8"
     yield block("data", as_json(described(look, code) | {"start": start}), "application/json")
+
     for name, content in overviews(look):
         yield block(name, content)
+
     yield f'<script type="module" async>{script}</script>\n'
+
     for name, content in heads(look, code, str(start.get("kind")), start.get("layer", 0)):
         yield block(name, content)
+
     for part, guesses in (("next", look.next), ("lens", look.lens)):
         if guesses is not None:
             yield block(part, as_json(compact(guesses)), "application/json")
+
     yield "</body>\n</html>\n"
 
 
@@ -134,13 +152,16 @@ def overviews(look: Look) -> Iterator[tuple[str, str]]:
 
 
 def heads(look: Look, code: Code, kind: str, layer: int) -> Iterator[tuple[str, str]]:
-    """A block for each head, those of the layer that is shown first before the others; then the attribution."""
+    """A block for each head, those of the layer that is shown first before the others; then the
+    attribution.
+    """
     there = [
         (each, number, head)
         for each in look.attention
         for number in each.layers
         for head in range(each.heads)
     ]
+
     there.sort(key=lambda at: (at[0].kind != kind, at[1] != layer))
 
     def pack(at: tuple[Attention, int, int]) -> tuple[str, str]:
@@ -150,6 +171,7 @@ def heads(look: Look, code: Code, kind: str, layer: int) -> Iterator[tuple[str, 
 
     with ThreadPoolExecutor(THREADS) as pool:
         yield from pool.map(pack, there)
+
     if look.attribution is not None:
         yield "attribution", packed(look.attribution, code, 1.0)
 
@@ -163,6 +185,7 @@ def described(look: Look, code: Code) -> dict[str, Any]:
     def place(side: Side) -> int:
         if side not in sides:
             sides.append(side)
+
         return sides.index(side)
 
     source = look.reading.source
@@ -187,11 +210,13 @@ def described(look: Look, code: Code) -> dict[str, Any]:
         "attribution": None,
         "lacking": lacking(look),
     }  # fmt: skip
+
     if look.norms is not None:
         residual, gradient = (
             [rounded(each.tolist()) for each in some or ()] for some in look.norms
         )
         found["norms"] = {"residual": residual, "gradient": gradient or None}
+
     if look.attribution is not None:
         rows, columns = look.attribution.shape
         of_source = source is not None and columns == len(source.ids)
@@ -199,6 +224,7 @@ def described(look: Look, code: Code) -> dict[str, Any]:
         found["attribution"] = {
             "rows": place(look.reading.rows), "columns": to, "shape": [rows, columns], "code": code, "most": 1.0,
         }  # fmt: skip
+
     found["sides"] = [
         {
             "ids": side.ids,
@@ -207,6 +233,7 @@ def described(look: Look, code: Code) -> dict[str, Any]:
         }
         for side in sides
     ]
+
     return found
 
 
@@ -228,6 +255,7 @@ def overview_shape(attention: Attention) -> list[int]:
         raise ValueError(
             f"overview: expected one of each of {attention.depth} layers; capture it with overview=True"
         )
+
     return list(attention.overview.shape[2:])
 
 
@@ -235,12 +263,14 @@ def numbers(values: Float[Tensor, "*n"]) -> Any:
     """With five digits, as many as are ever shown; None for all where one is no number."""
     if not bool(values.isfinite().all()):
         return None
+
     return rounded(values.tolist())
 
 
 def rounded(values: Any) -> Any:
     if isinstance(values, float):
         return float(f"{values:.5g}") if math.isfinite(values) else None
+
     return [rounded(each) for each in values]
 
 
@@ -248,6 +278,7 @@ def compact(guesses: Any) -> Any:
     """A guess as a list: there may be a hundred thousand."""
     if isinstance(guesses, Guess):
         return [guesses.text, guesses.id, float(f"{guesses.probability:.4g}")]
+
     return [compact(each) for each in guesses]
 
 
@@ -261,6 +292,7 @@ def packed(weights: Float[Tensor, "*n"], code: Code, most: float) -> str:
         coded = part.sqrt_().mul_(255).round_().to(torch.uint8).numpy()
     else:
         coded = part.mul_(65535).round_().to(torch.int32).numpy().astype("<u2")
+
     return base64.b64encode(zlib.compress(coded.tobytes(), level=1)).decode()
 
 

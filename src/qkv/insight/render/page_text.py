@@ -22,7 +22,9 @@ def heading(look: Look) -> list[str]:
     source, chosen = look.reading.source, look.reading.chosen
     if source is None or chosen is None:
         return [joined(look.reading.text.words)]
+
     ended = source.tokens[-1:] == chosen.tokens[-1:]
+
     return [joined(source.words[: -1 if ended else None]), joined(chosen.words[:-1])]
 
 
@@ -36,6 +38,7 @@ def joined(words: Sequence[WholeWord]) -> str:
         opened = BEFORE_A_WORD.fullmatch(before)
         text += each if not text or close or opened else f" {each}"
         before = each
+
     return text
 
 
@@ -52,16 +55,20 @@ def lacking(look: Look) -> dict[str, str]:
             else "Attention was not captured (attention=False)"
         )
         found |= dict.fromkeys(("head", "heads", "lines"), why)
+
     if look.next is None:
         found["next"] = speechless
+
     if look.lens is None:
         found["lens"] = speechless if look.next is None else made_by("lens", tokens, SHORT)
+
     if look.norms is None:
         found["norms"] = (
             "An RNN has no residual stream"
             if recurrent(look)
             else made_by("norms", tokens, MIDDLING)
         )
+
     if look.attribution is None:
         known = (
             f"Attribution is made for texts of up to {BRIEF} tokens"
@@ -73,6 +80,7 @@ def lacking(look: Look) -> dict[str, str]:
             found["attribution"] = (
                 f"{speechless} to explain; of a fine-tuned one --view attribution explains the score"
             )
+
     return found
 
 

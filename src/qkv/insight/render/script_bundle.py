@@ -1,5 +1,6 @@
-"""The drawing code as one script. A page that is opened from the disk can import no file, and the policy of a page
-that imports data: URLs would let any such URL run: so all modules stand in the page's own script, named by its hash.
+"""The drawing code as one script. A page that is opened from the disk can import no file, and the
+policy of a page that imports data: URLs would let any such URL run: so all modules stand in the
+page's own script, named by its hash.
 
 Each module becomes a function that returns its exports, after the modules that it imports.
 """
@@ -31,7 +32,9 @@ def module(name: str) -> str:
 
 @lru_cache(maxsize=4)
 def bundle(entry: str) -> str:
-    """The module `entry` and all that it imports; the exports of `store.js` are the constant `qkv_store`."""
+    """The module `entry` and all that it imports; the exports of `store.js` are the constant
+    `qkv_store`.
+    """
     parts: dict[str, str] = {}
 
     def add(name: str, importers: tuple[str, ...]) -> None:
@@ -39,12 +42,16 @@ def bundle(entry: str) -> str:
             raise ValueError(f"{name}: it imports itself, by way of {', '.join(importers)}")
         if name in parts:
             return
+
         code = module(name)
+
         for match in IMPORT.finditer(code):
             add(f"{match[2]}.js", (*importers, name))
+
         parts[name] = as_function(name, code)
 
     add(entry, ())
+
     return "\n".join(parts.values())
 
 
@@ -53,4 +60,5 @@ def as_function(name: str, code: str) -> str:
     backbone = EXPORT.sub("", IMPORT.sub(r"const \1 = qkv_\2;", code))
     if left := LEFT.search(backbone):
         raise ValueError(f"{name}: {left[0].strip()!r} cannot be part of a page's script")
+
     return f"const qkv_{name.removesuffix('.js')} = (() => {{\n{backbone}return {{ {exports} }};\n}})();"

@@ -100,6 +100,7 @@ def show_heads(attention: Attention, console: Console) -> None:
     L, H, t, s = attention.overview.shape
     if not L:
         raise ValueError("heads: this look has no overview of its heads")
+
     margin = len(f"layer {L - 1}") + 2
     size = min(LARGEST, max(t, s), (console.width - margin) // H - 1)
     name = NAMES[attention.kind]
@@ -107,6 +108,7 @@ def show_heads(attention: Attention, console: Console) -> None:
         heading(console, f"{name}: the entropy of all heads in bits, layers down, heads across")
         console.print(by_head(attention.entropy))
         return
+
     heading(
         console,
         f"{name}: all heads at a glance",
@@ -115,6 +117,7 @@ def show_heads(attention: Attention, console: Console) -> None:
     wide = min(s, size)
     above = "".join(fitted(str(head), wide, console, "centre") + " " for head in range(H))
     console.print(Text(" " * margin + above, style="dim", no_wrap=True))
+
     for layer in range(L):
         blocks = [mosaic(attention.overview[layer, head], size, console) for head in range(H)]
         for number, parts in enumerate(zip(*blocks, strict=True)):
@@ -123,7 +126,9 @@ def show_heads(attention: Attention, console: Console) -> None:
             )
             for part in parts:
                 line.append_text(part).append(" ")
+
             console.print(line)
+
         console.print()
 
 
@@ -135,6 +140,7 @@ def show_lines(
     heading(console, one.name, "Each word, and the words it looks at most.")
     width = min(16, max(len(row) for row in one.rows) + 1)
     arrow = "─▶" if has_blocks(console) else "->"
+
     for row, weights in zip(one.rows, one.mean, strict=True):
         line = Text(
             fitted(row, width, console, "right") + f" {arrow} ", no_wrap=True, overflow="ellipsis"
@@ -146,6 +152,7 @@ def show_lines(
             if rank == 0 or weight >= WORTH_NAMING:
                 line.append_text(cell(f" {weight:4.0%} ", math.sqrt(max(0.0, weight)), console))
                 line.append(" " + said(one.columns[place], console) + "  ")
+
         console.print(line)
 
 
@@ -155,6 +162,7 @@ def show_attribution(look: Look, console: Console, layer: int, head: Heads, word
     if look.attention:
         show_head(look, console, None, layer, head, words)
         console.print()
+
     heading(
         console,
         "Attribution: gradient times input",
@@ -168,6 +176,7 @@ def show_numbers(attention: Attention, console: Console) -> None:
     name = NAMES[attention.kind]
     if not len(attention.entropy):
         raise ValueError("numbers: this look has no overview of its heads")
+
     heading(
         console,
         f"{name}: entropy in bits",
@@ -176,6 +185,7 @@ def show_numbers(attention: Attention, console: Console) -> None:
     console.print(by_head(attention.entropy))
     if attention.distance.isnan().all():
         return
+
     console.print()
     heading(
         console,
@@ -199,10 +209,12 @@ def show_next(look: Look, console: Console) -> None:
     """Each token with what is likeliest after it, or, of a BERT, in its place."""
     if look.next is None:
         raise ValueError("next: this model says no words")
+
     heading(console, question(look))
     tokens = labels(look.reading.text)
     width = min(16, max(map(len, tokens)) + 1)
     length = max(4, min(BAR, console.width - width - 60))
+
     for token, guesses in zip(tokens, look.next, strict=True):
         first, *others = guesses
         line = Text(fitted(token, width, console, "right") + " ", no_wrap=True, overflow="ellipsis")
@@ -214,13 +226,17 @@ def show_next(look: Look, console: Console) -> None:
             line.append(f"  {guess.probability:.0%} ", style="dim").append(
                 said(guess.text, console)
             )
+
         console.print(line)
 
 
 def show_lens(look: Look, console: Console) -> None:
-    """Layers down, tokens across, and in each cell the likeliest token there; as many columns as there is room for."""
+    """Layers down, tokens across, and in each cell the likeliest token there; as many columns as
+    there is room for.
+    """
     if look.lens is None:
         raise ValueError("lens: it was not computed; this model says no words, or the text is long")
+
     heading(
         console,
         "The prediction after every layer",
@@ -232,17 +248,21 @@ def show_lens(look: Look, console: Console) -> None:
     widest = max(len(label(row[0].text)) for layer in look.lens for row in layer)
     width = max(6, min(GUESSED, widest)) + 2
     at_once = max(1, (console.width - margin) // width)
+
     for first in range(0, len(tokens), at_once):
         places = range(first, min(len(tokens), first + at_once))
         above = Text(" " * margin, no_wrap=True, style="bold")
         for place in places:
             above.append(fitted(f" {tokens[place]}", width, console))
+
         console.print(above)
         for name, guesses in zip(names, look.lens, strict=True):
             line = Text(fitted(name, margin, console), no_wrap=True)
             for place in places:
                 line.append_text(guess_cell(guesses[place], width, console))
+
             console.print(line)
+
         console.print()
 
 
@@ -251,6 +271,7 @@ def guess_cell(guesses: Sequence[Guess], width: int, console: Console) -> Text:
     text = fitted(f" {label(best.text)}", width - 1, console) + " "
     if has_colours(console):
         return Text(text, style=style_of(best.probability))
+
     return Text(text[:-1] + ink(best.probability, console))
 
 
@@ -263,10 +284,12 @@ def show_norms(look: Look, console: Console) -> None:
         raise ValueError(
             "norms: they were not computed; an RNN has no residual stream, or the text is long"
         )
+
     of = {
         "The residual stream's norm": look.norms.residual,
         "The gradient's norm": look.norms.gradient,
     }
+
     for title, layers in of.items():
         if layers is not None:
             heading(console, title, "The median over the text, and from the least to the most.")
@@ -277,9 +300,11 @@ def norm_table(layers: Sequence[Float[Tensor, "T"]], console: Console) -> Table:
     table = Table.grid(padding=(0, 2))
     for justify in ("left", "left", "right", "right"):
         table.add_column(justify=justify, no_wrap=True)
+
     known = [layer[~layer.isnan()] for layer in layers]  # on the last word of a text no loss hangs
     medians = [float(torch.quantile(layer, 0.5)) for layer in known]
     most = max(medians) or 1.0
+
     for name, layer, median in zip(layer_names(len(layers)), known, medians, strict=True):
         table.add_row(
             name,
@@ -287,6 +312,7 @@ def norm_table(layers: Sequence[Float[Tensor, "T"]], console: Console) -> Table:
             f"{median:.3g}",
             Text(f"{layer.min():.3g} to {layer.max():.3g}", style="dim"),
         )
+
     return table
 
 

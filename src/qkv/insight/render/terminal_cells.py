@@ -1,4 +1,6 @@
-"""Numbers as coloured cells in a terminal: attention as a heat map, drawn as large as there is room for."""
+"""Numbers as coloured cells in a terminal: attention as a heat map, drawn as large as there is room
+for.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from torch import Tensor
 
 from qkv.text.printable import in_one_line, shortened
 
-# Of the 256 colours every terminal has, from dark to bright. Nothing has its colour, too: so the picture is the same
-# on a dark terminal and on a light one.
+# Of the 256 colours every terminal has, from dark to bright. Nothing has its colour, too: so the
+# picture is the same on a dark terminal and on a light one.
 BLUES = (234, 17, 18, 24, 25, 31, 38, 45, 87, 195)
 BRIGHT = 6  # from this shade on, numbers are written in black
 SHADES = (" .:-=+*#%@", " ░▒▓█")  # where there are no colours: in plain letters, and in blocks
@@ -64,6 +66,7 @@ def bar(part: float, width: int = 40, blocks: bool = True) -> str:
     eighths = round(min(1.0, max(0.0, part)) * width * 8)
     if not blocks:
         return "#" * round(eighths / 8)
+
     return "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
 
 
@@ -73,6 +76,7 @@ def fitted(text: str, width: int, console: Console, align: str = "left") -> str:
         text = shortened(text, width)
     else:  # it may know neither the letters nor an ellipsis
         text = in_one_line(text).encode(console.encoding, "replace").decode(console.encoding)
+
     room = max(0, width - cell_len(text))
     before = room if align == "right" else room // 2 if align == "centre" else 0
     turned = (
@@ -81,6 +85,7 @@ def fitted(text: str, width: int, console: Console, align: str = "left") -> str:
         and any("\u0590" <= sign <= "\u08ff" or sign == "\u200f" for sign in text)
         else ""
     )
+
     return set_cell_size(" " * before + text + turned, width)
 
 
@@ -97,7 +102,8 @@ def root(weights: Tensor) -> Tensor:
 class HeatMap:
     """Who looks (down) at whom (across); the brighter, the more.
 
-    Where numbers have no room, cells are narrower; where even these have none, a cell stands for several words.
+    Where numbers have no room, cells are narrower; where even these have none, a cell stands for
+    several words.
     """
 
     weights: Float[Tensor, "T S"]
@@ -137,13 +143,16 @@ class HeatMap:
         marks = len(str(max(count, len(self.rows)) - 1)) + 1  # the number before a row's name
         if self.title:
             yield Text(fitted(self.title, width, console).rstrip(), style="bold", no_wrap=True)
+
         if names + 1 + count * self.named <= width:
             yield from self.with_names(console, names)
             return
+
         for wide in (self.digits + 2, self.digits + 1, NARROW):
             if names + marks + 1 + count * wide <= width:
                 yield from self.with_numbers(console, names, wide)
                 return
+
         yield from self.pooled(console, max(1, (width - names - marks - 1) // NARROW), names)
 
     def with_names(self, console: Console, names: int) -> Iterator[Text]:
@@ -151,13 +160,16 @@ class HeatMap:
         above = Text(" " * (names + 1), no_wrap=True, end="\n")
         for column in self.columns:
             above.append(fitted(shortened(column, self.named - 1), self.named, console, "centre"))
+
         yield above
         yield from self.lines(
             console, [fitted(row, names, console, "right") for row in self.rows], self.named
         )
 
     def with_numbers(self, console: Console, names: int, width: int) -> Iterator[Text]:
-        """Columns under their positions, counted from 0; these stand before the rows, or in a legend below."""
+        """Columns under their positions, counted from 0; these stand before the rows, or in a
+        legend below.
+        """
         marks = len(str(max(len(self.columns), len(self.rows)) - 1))
         alike = tuple(self.rows) == tuple(self.columns)
         rows = [
@@ -174,6 +186,7 @@ class HeatMap:
                 legend.append(f"{place} ", style="dim").append(
                     fitted(column, cell_len(column), console)
                 ).append("  ")
+
             yield legend
 
     def pooled(self, console: Console, room: int, names: int) -> Iterator[Text]:
@@ -194,6 +207,7 @@ class HeatMap:
             no_wrap=True,
             overflow="crop",
         )
+
         yield from small.lines(
             console, [fitted(first, names + marks, console) for first in firsts[:rows]], NARROW
         )
@@ -210,13 +224,16 @@ class HeatMap:
         """A line for each row, cells of this width; with a number where there is room."""
         shades = self.all_shades.tolist()
         colours, numbers = has_colours(console), width > self.digits
+
         for name, weights, row in zip(names, self.weights.tolist(), shades, strict=True):
             line = Text(f"{name} ", no_wrap=True, overflow="crop")
             for weight, shade in zip(weights, row, strict=True):
                 text = self.say(weight).rjust(self.digits).center(width) if numbers else " " * width
                 if not numbers and not colours:
                     text = ink(shade, console) * width
+
                 line.append(text, style=style_of(shade) if colours else "")
+
             yield line
 
 
@@ -225,13 +242,17 @@ def ruler(count: int, width: int, several: int = 1) -> str:
     last = len(str((count - 1) * several))
     every = next(each for each in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if each * width > last)
     line = ""
+
     for place in range(0, count, every):
         line = line.ljust(place * width) + str(place * several).center(width if width > last else 0)
+
     return line
 
 
 def mosaic(weights: Float[Tensor, "t s"], width: int, console: Console) -> list[Text]:
-    """A head at a glance: two rows of pixels in each line, as half blocks; without colours one, as shades."""
+    """A head at a glance: two rows of pixels in each line, as half blocks; without colours one, as
+    shades.
+    """
     T, S = weights.shape
     coloured = has_colours(console) and has_blocks(console)
     high, wide = min(T, width), min(S, width)
@@ -240,15 +261,20 @@ def mosaic(weights: Float[Tensor, "t s"], width: int, console: Console) -> list[
     )  # (t, s) -> (high, wide)
     if not coloured:
         return [Text("".join(ink(shade, console) for shade in row)) for row in pixels.tolist()]
+
     if high % 2:
         pixels = torch.cat(
             [pixels, pixels.new_full((1, wide), -1)]
         )  # below the last row there is nothing
+
     lines = []
+
     for above, below in zip(pixels[::2].tolist(), pixels[1::2].tolist(), strict=True):
         line = Text()
         for one, other in zip(above, below, strict=True):
             ground = f" on color({BLUES[step(other, len(BLUES))]})" if other >= 0 else ""
             line.append("▀", style=f"color({BLUES[step(one, len(BLUES))]}){ground}")
+
         lines.append(line)
+
     return lines

@@ -1,4 +1,6 @@
-"""What there is to see of a look, and which part of it a view shows: one head, a layer's mean, words or pieces."""
+"""What there is to see of a look, and which part of it a view shows: one head, a layer's mean,
+words or pieces.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class AttentionView(NamedTuple):
 def attention_view(
     look: Look, kind: str | None = None, layer: int = 0, head: Heads = None, words: bool = False
 ) -> AttentionView:
-    """The weights of one layer's heads, between tokens or between whole words. A layer below 0 counts from the last."""
+    """The weights of one layer's heads, between tokens or between whole words. A layer below 0
+    counts from the last.
+    """
     attention = look.of(kind)
     layer = numbered("layer", layer, attention.depth)
     if layer not in attention.layers:
@@ -60,15 +64,19 @@ def attention_view(
         raise ValueError(
             f"layer: the weights of layer {layer} were not kept, only those of {kept}; look at it again"
         )
+
     every = range(attention.heads)
     asked = every if head is None else (head,) if isinstance(head, int) else head
     heads = tuple(dict.fromkeys(numbered("head", each, attention.heads) for each in asked))
     if not heads:
         raise ValueError("head: expected one or more")
+
     weights = attention.layers[layer][list(heads)]  # (H, T, S)
     if words:
         weights = join_words(weights, attention.rows.words, attention.columns.words)
+
     place = f"{NAMES[attention.kind]}, layer {layer}"
+
     return AttentionView(
         place,
         attention,
@@ -82,6 +90,7 @@ def attention_view(
 def numbered(name: str, number: int, count: int) -> int:
     if not -count <= number < count:
         raise ValueError(f"{name}: expected 0 to {count - 1}, or -1 for the last, not {number}")
+
     return number % count
 
 
@@ -90,6 +99,7 @@ def heads_named(heads: Sequence[int], count: int) -> str:
         return "the only head" if count == 1 else f"head {heads[0]}"
     if len(heads) == count:
         return f"the mean of its {count} heads"
+
     return f"the mean of heads {', '.join(map(str, heads[:-1]))} and {heads[-1]}"
 
 
@@ -103,10 +113,12 @@ class Attributed(NamedTuple):
 def attributed(look: Look, words: bool = False) -> Attributed:
     if look.attribution is None:
         raise ValueError("attribution: it was not computed; look again with attribution=True")
+
     weights, rows = look.attribution, look.reading.rows
     columns = look.reading.source or look.reading.text
     if words:
         weights = join_words(weights, rows.words, columns.words)
+
     return Attributed(weights, labels(rows, words), labels(columns, words))
 
 
@@ -116,9 +128,12 @@ def question(look: Look) -> str:
 
 
 def layer_names(count: int) -> list[str]:
-    """Of the residual stream: after the embedding, then after each block, counted from 0; an RNN has its output."""
+    """Of the residual stream: after the embedding, then after each block, counted from 0; an RNN
+    has its output.
+    """
     if count == 1:
         return ["output"]
+
     return ["embedding", *(f"layer {layer}" for layer in range(count - 1))]
 
 

@@ -35,41 +35,50 @@ FORMATS: dict[str, Format[Any]] = {
 def read_folder(
     path: Path | str, *, dtype: torch.dtype | None = torch.float32, allow_nonfinite: bool = False
 ) -> Model:
-    """A model from a folder that `transformers` wrote; dtype None keeps the file's own numbers. Dropout is off, and
-    weights that are NaN or infinite are refused unless they are allowed."""
+    """A model from a folder that `transformers` wrote; dtype None keeps the file's own numbers.
+    Dropout is off, and weights that are NaN or infinite are refused unless they are allowed."""
     path = Path(path)
     fields = Fields(hf_folder.open_config(path), str(path / hf_folder.CONFIG))
     weights = hf_folder.open_weights(path, allow_nonfinite=allow_nonfinite)
+
     try:
         format = format_in(fields, weights)
         fields.no_surprises()
     except ValueError as error:
         raise ValueError(f"{fields.origin}: {error}") from error
+
     return assemble(format, fields, weights, dtype)
 
 
 def format_in(fields: Fields, names: Iterable[str]) -> Format[Any]:
-    """The format that the config names, by model_type or by its class; a file of 2019 may have neither, and is known
-    by the names of its tensors."""
+    """The format that the config names, by model_type or by its class; a file of 2019 may have
+    neither, and is known by the names of its tensors."""
     name, classes = fields.values.get("model_type"), fields.values.get("architectures") or []
     if not isinstance(classes, list):
         raise ValueError(f"architectures: expected a list, not {classes!r}")
+
     if name is None and classes:
         known = {each: key for key, format in FORMATS.items() for each in format.architectures}
         found = [known[each] for each in classes if isinstance(each, str) and each in known]
         if not found:
             raise ValueError(f"architectures: expected one of {', '.join(known)}, not {classes!r}")
+
         name = found[0]
+
     if name is None:
         name = recognise(fields.values, names)
+
     if not isinstance(name, str) or name not in FORMATS:
         raise ValueError(f"model_type: expected one of {', '.join(FORMATS)}, not {name!r}")
+
     format = FORMATS[name]
+
     for found in classes:
         if found not in format.architectures:
             raise ValueError(
                 f"architectures: expected one of {', '.join(format.architectures)}, not {found!r}"
             )
+
     return format
 
 
@@ -85,10 +94,11 @@ def write_folder(
 ) -> None:
     """A folder that `transformers` loads unchanged.
 
-    `tokenizer` is the one that the model was loaded or trained with, or its file or folder; AutoTokenizer then gives
-    the ids that our model reads, and without one it says that none is there. The ids are for its generate(): those of
-    the tokenizer unless given. A translator's padding is the vocabulary's last id if neither says another, and its
-    decoder begins with `begin_id`, or else with padding.
+    `tokenizer` is the one that the model was loaded or trained with, or its file or folder;
+    AutoTokenizer then gives the ids that our model reads, and without one it says that none is
+    there. The ids are for its generate(): those of the tokenizer unless given. A translator's
+    padding is the vocabulary's last id if neither says another, and its decoder begins with
+    `begin_id`, or else with padding.
     """
     model = uncompiled(model)
     config = model.config
@@ -103,6 +113,7 @@ def write_folder(
     values["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
     if values["architectures"][0] in format.bare:
         tensors = {name.removeprefix(format.prefix): tensor for name, tensor in tensors.items()}
+
     hf_folder.write(
         Path(path), values, tensors, tokenizer=written.write, max_shard_bytes=max_shard_bytes
     )
@@ -114,7 +125,9 @@ def format_out(config: Config) -> Format[Any]:
             raise ValueError(
                 f"position: expected learned (GPT-2) or rotary (Llama), not {config.position}"
             )
+
         return hf_gpt2.FORMAT if config.position == "learned" else hf_llama.FORMAT
+
     if isinstance(config, BERTConfig):
         return hf_bert.FORMAT
     if isinstance(config, TransformerConfig):
@@ -123,4 +136,5 @@ def format_out(config: Config) -> Format[Any]:
         raise ValueError(
             "model: a head of ours has no place in their format; write model.body, or save it with qkv.save"
         )
+
     raise ValueError("model: transformers has no format for an RNN; save it as an artifact instead")

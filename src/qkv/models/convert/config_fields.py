@@ -1,4 +1,6 @@
-"""Configs, theirs and ours, checked field by field: what one side cannot express is refused by name."""
+"""Configs, theirs and ours, checked field by field: what one side cannot express is refused by
+name.
+"""
 
 from __future__ import annotations
 
@@ -63,6 +65,7 @@ class Fields:
             return None
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise ValueError(f"{self.inside}{name}: expected a whole number, not {value!r}")
+
         return value
 
     def number(self, name: str, default: float) -> float:
@@ -75,6 +78,7 @@ class Fields:
             or not math.isfinite(value)
         ):
             raise ValueError(f"{self.inside}{name}: expected a number, not {value!r}")
+
         return float(value)
 
     def truth(self, name: str, default: bool) -> bool:
@@ -83,6 +87,7 @@ class Fields:
             return default
         if not isinstance(value, bool):
             raise ValueError(f"{self.inside}{name}: expected true or false, not {value!r}")
+
         return value
 
     def activation(self, name: str, default: str) -> Activation:
@@ -92,6 +97,7 @@ class Fields:
             raise ValueError(
                 f"{self.inside}{name}: expected one of {', '.join(ACTIVATIONS_IN)}, not {value!r}"
             )
+
         return ACTIVATIONS_IN[value]
 
     def within(self, name: str) -> Fields:
@@ -99,10 +105,13 @@ class Fields:
         value = self.values.get(name)
         if value is not None and not isinstance(value, dict):
             raise ValueError(f"{self.inside}{name}: expected fields in braces, not {value!r}")
+
         return Fields(value or {}, self.origin, f"{self.inside}{name}: ")
 
     def only(self, **allowed: Any) -> None:
-        """Fields that would change the computation in a way we do not have; absent, null or as allowed is fine."""
+        """Fields that would change the computation in a way we do not have; absent, null or as
+        allowed is fine.
+        """
         for name, value in allowed.items():
             found = self.values.get(name)
             if found is not None and found != value:
@@ -117,6 +126,7 @@ class Fields:
                 raise ValueError(
                     f"{name}: not supported; expected plain weights, the same layout in every layer"
                 )
+
         if any(str(key).startswith("AutoModel") for key in self.within("auto_map").values):
             raise ValueError(
                 "auto_map: this model runs code of its own, which is never executed here"
@@ -158,4 +168,5 @@ def activation_out(format: str, config: StackConfig) -> str:
         raise ValueError(
             f"activation: {format}'s format can say {', '.join(ACTIVATIONS_OUT)}, but not {config.activation}"
         )
+
     return ACTIVATIONS_OUT[config.activation]

@@ -1,7 +1,9 @@
-"""Which family a folder holds whose config.json names none, as those of 2019 do not: its tensors' names tell.
+"""Which family a folder holds whose config.json names none, as those of 2019 do not: its tensors'
+names tell.
 
-Several families share names: RoBERTa is a BERT whose positions begin at 2, and many later models are Llamas with
-another norm or scale. So where the names do not decide, the config must have no field that the family would not have.
+Several families share names: RoBERTa is a BERT whose positions begin at 2, and many later models
+are Llamas with another norm or scale. So where the names do not decide, the config must have no
+field that the family would not have.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ LLAMA = GENERAL | {
     "num_hidden_layers", "num_key_value_heads", "pretraining_tp", "rms_norm_eps", "rope_parameters", "rope_scaling",
     "rope_theta",
 }  # fmt: skip
-"""What a Llama's config may say; a Gemma's or a Granite's, whose tensors have the same names, says more."""
+"""What a Llama's config may say; a Gemma's or a Granite's, whose tensors have the same names, says
+more.
+"""
 NAME_IT = 'add "model_type" to the file, which says which it is'
 
 
@@ -54,6 +58,7 @@ def recognise(values: Mapping[str, Any], names: Iterable[str]) -> str:
         raise ValueError(
             f"model_type: it is missing, and the names of the tensors {what}; {NAME_IT}"
         )
+
     (family,) = matching
     bare = not any(name.startswith("bert.") for name in names)
     if family == "bert" and bare and values.get("type_vocab_size") == 1:
@@ -65,6 +70,7 @@ def recognise(values: Mapping[str, Any], names: Iterable[str]) -> str:
             f"model_type: it is missing, and though the tensors have a Llama's names, {strange[0]} is not a field of "
             f"its config; {NAME_IT}"
         )
+
     return family
 
 

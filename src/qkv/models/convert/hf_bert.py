@@ -22,6 +22,7 @@ def config_in(fields: Fields, weights: Weights) -> BERTConfig:
     mlm_head = any(name.startswith("cls.predictions.") for name in weights)
     if mlm_head:
         fields.only(tie_word_embeddings=True)
+
     return BERTConfig(
         vocabulary=fields.whole("vocab_size", 30522),
         context=fields.whole("max_position_embeddings", 512),
@@ -48,6 +49,7 @@ def config_out(config: BERTConfig, ids: SpecialIds) -> dict[str, Any]:
     expect_plain_heads("BERT", config)
     if config.segments < 1:
         raise ValueError("segments: BERT's format needs 1 or more, not 0")
+
     return {
         "architectures": [architecture(config)],
         "model_type": "bert",
@@ -70,6 +72,7 @@ def config_out(config: BERTConfig, ids: SpecialIds) -> dict[str, Any]:
 def architecture(config: BERTConfig) -> str:
     if config.next_sentence:
         return "BertForPreTraining" if config.mlm_head else "BertForNextSentencePrediction"
+
     return "BertForMaskedLM" if config.mlm_head else "BertModel"
 
 
@@ -83,6 +86,7 @@ def rules(config: BERTConfig) -> list[WeightRule]:
         WeightRule("embedding.segment.weight", ("bert.embeddings.token_type_embeddings.weight",)),
         *layer_norm("embedding.norm", "bert.embeddings.LayerNorm"),
     ]
+
     for layer in range(config.depth):
         ours, theirs = f"stack.blocks.{layer}", f"bert.encoder.layer.{layer}"
         query_key_value = tuple(
@@ -96,6 +100,7 @@ def rules(config: BERTConfig) -> list[WeightRule]:
         table += linear(f"{ours}.feed_forward.up", f"{theirs}.intermediate.dense")
         table += linear(f"{ours}.feed_forward.down", f"{theirs}.output.dense")
         table += layer_norm(f"{ours}.feed_forward_residual.norm", f"{theirs}.output.LayerNorm")
+
     if config.mlm_head:
         table += linear("head.dense", "cls.predictions.transform.dense")
         table += layer_norm("head.norm", "cls.predictions.transform.LayerNorm")
@@ -104,10 +109,13 @@ def rules(config: BERTConfig) -> list[WeightRule]:
                 "head.bias", ("cls.predictions.bias",), copies=("cls.predictions.decoder.bias",)
             )
         )
+
     if config.pooler:
         table += linear("pooler.dense", "bert.pooler.dense")
+
     if config.next_sentence:
         table += linear("next_sentence", "cls.seq_relationship")
+
     return table
 
 

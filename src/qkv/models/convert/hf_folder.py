@@ -1,4 +1,5 @@
-"""The folder format of `transformers`: config.json, safetensors in one file or several, tokenizer.json.
+"""The folder format of `transformers`: config.json, safetensors in one file or several,
+tokenizer.json.
 
 Nothing here unpickles: a .bin, .pt or .ckpt file can run any code on the machine that loads it.
 """
@@ -51,7 +52,9 @@ def refuse_pickles_in(folder: Path) -> None:
 
 
 def current(folder: Path) -> Path:
-    """Where the files are: here, or in the folder that was about to replace them when its process was killed."""
+    """Where the files are: here, or in the folder that was about to replace them when its process
+    was killed.
+    """
     return folder / REPLACEMENT if (folder / REPLACEMENT).is_dir() else folder
 
 
@@ -63,6 +66,7 @@ def read_json(path: Path) -> dict[str, Any]:
             raise ValueError(
                 f"{path.parent}: there is no such folder (nothing is downloaded)"
             ) from None
+
         raise ValueError(
             f"{path}: there is no such file; expected a folder with {CONFIG} and {SINGLE} (nothing is downloaded)"
         ) from None
@@ -70,8 +74,10 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: not valid JSON ({error}); the file may be cut off") from error
+
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected fields in braces, not a {type(values).__name__}")
+
     return values
 
 
@@ -85,8 +91,10 @@ def open_config(folder: Path) -> dict[str, Any]:
             else f"; it holds {CONFIG} and {SINGLE}"
         )
         raise ValueError(f"{folder}: expected the folder of a model, not a file{hint}")
+
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
         refuse_pickles_in(folder)
+
     return read_json(current(folder) / CONFIG)
 
 
@@ -101,6 +109,7 @@ def open_weights(folder: Path, *, allow_nonfinite: bool = False) -> Weights:
         return Weights(
             open_shards(folder / INDEX), str(folder / INDEX), allow_nonfinite=allow_nonfinite
         )
+
     refuse_pickles_in(folder)
     raise ValueError(f"{folder}: no weights; expected {SINGLE}, or {INDEX} and the files it lists")
 
@@ -130,23 +139,29 @@ def open_shards(index: Path) -> dict[str, Callable[[], Tensor]]:
         isinstance(name, str) for name in target_positions.values()
     ):
         raise ValueError(f"{index}: weight_map: expected the file of every tensor")
+
     shards: dict[str, dict[str, Callable[[], Tensor]]] = {}
+
     for name in sorted(set(target_positions.values())):
         if Path(name).name != name:
             raise ValueError(
                 f"{index}: weight_map: expected the name of a file beside it, not {name!r}"
             )
+
         if not (index.parent / name).is_file():
             count = sum(place == name for place in target_positions.values())
             raise ValueError(
                 f"{index.parent / name}: this shard is missing; it holds {count} tensors of the model"
             )
+
         shards[name] = open_file(index.parent / name)
+
     for tensor, name in target_positions.items():
         if tensor not in shards[name]:
             raise ValueError(
                 f"{index.parent / name}: {tensor} is not in this shard, although the index says so"
             )
+
     return {tensor: shards[name][tensor] for tensor, name in target_positions.items()}
 
 
@@ -158,12 +173,14 @@ def write(
     tokenizer: Callable[[Path], None] = lambda made: None,
     max_shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Everything is made beside its place and moved at the end, the config last: no half-written model is ever seen.
+    """Everything is made beside its place and moved at the end, the config last: no half-written
+    model is ever seen.
 
     `tokenizer` writes the tokenizer's files into the folder that it is given.
     """
     refuse_taken(folder)
     size = sum(tensor.nbytes for tensor in tensors.values())
+
     with storage.staging(folder, size, "the model") as made:
         write_json(made / CONFIG, config)
         write_shards(made, tensors, max_shard_bytes)
@@ -186,6 +203,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], max_shard_bytes: i
         file = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         target_positions.update(dict.fromkeys(names, file))
         write_tensors(folder / file, {name: tensors[name] for name in names})
+
     if len(shards) > 1:
         size = sum(tensor.nbytes for tensor in tensors.values())
         write_json(
@@ -201,13 +219,16 @@ def write_tensors(
         raise ValueError(
             "__metadata__: a safetensors file keeps this name for itself; give the tensor another one"
         )
+
     own: dict[str, Tensor] = {}
     seen: set[int] = set()
+
     for name, tensor in tensors.items():
         tensor = tensor.detach().cpu().contiguous()
         memory = tensor.untyped_storage().data_ptr()
         own[name] = tensor.clone() if memory in seen else tensor
         seen.add(memory)
+
     path.touch()
     mode = path.stat().st_mode
     save_file(own, path, metadata=dict(metadata))
@@ -216,12 +237,15 @@ def write_tensors(
 
 
 def sort_metadata(path: Path) -> None:
-    """The library writes metadata in an order that differs from time to time; sorted, equal models are equal files."""
+    """The library writes metadata in an order that differs from time to time; sorted, equal models
+    are equal files.
+    """
     with path.open("r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
         if "__metadata__" in header:
             header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         if len(text) <= size:
             file.seek(8)
@@ -229,29 +253,37 @@ def sort_metadata(path: Path) -> None:
 
 
 def shard(tensors: Mapping[str, Tensor], max_shard_bytes: int) -> list[list[str]]:
-    """Names in groups that fit a file each; a tensor larger than a file is allowed to be has one of its own."""
+    """Names in groups that fit a file each; a tensor larger than a file is allowed to be has one of
+    its own.
+    """
     if max_shard_bytes < 1:
         raise ValueError(f"max_shard_bytes: expected 1 or more, not {max_shard_bytes}")
+
     groups: list[list[str]] = [[]]
     size = 0
+
     for name, tensor in tensors.items():
         if groups[-1] and size + tensor.nbytes > max_shard_bytes:
             groups.append([])
             size = 0
+
         groups[-1].append(name)
         size += tensor.nbytes
+
     return groups
 
 
 def tokenizer_files(path: Path) -> dict[str, Path]:
-    """The files to copy: tokenizer.json, given itself or by its folder, and what lies beside it. None where it is not
-    there: tokenizers of other files are written anew."""
+    """The files to copy: tokenizer.json, given itself or by its folder, and what lies beside it.
+    None where it is not there: tokenizers of other files are written anew."""
     file = path / TOKENIZER if path.is_dir() else path
     if file.suffix != ".json" or file.name == "vocab.json" or not file.is_file():
         return {}
+
     beside = {
         name: file.parent / name for name in BESIDE_TOKENIZER if (file.parent / name).is_file()
     }
+
     return {TOKENIZER: file, **beside}
 
 

@@ -42,6 +42,7 @@ def config_out(config: GPTConfig, ids: SpecialIds) -> dict[str, Any]:
     expect("GPT-2", config, qkv_bias=True, output_bias=True, feed_forward_bias=True)
     expect_final_norm("GPT-2", config, True)
     expect_plain_heads("GPT-2", config)
+
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -71,8 +72,10 @@ def rules(config: GPTConfig) -> list[WeightRule]:
         WeightRule("embedding.position.weight", ("transformer.wpe.weight",)),
         *layer_norm("stack.norm", "transformer.ln_f"),
     ]
+
     if not config.tied:
         table += linear("head", "lm_head", bias=False)
+
     for layer in range(config.depth):
         ours, theirs = f"stack.blocks.{layer}", f"transformer.h.{layer}"
         table += layer_norm(f"{ours}.attention_residual.norm", f"{theirs}.ln_1")
@@ -81,6 +84,7 @@ def rules(config: GPTConfig) -> list[WeightRule]:
         table += layer_norm(f"{ours}.feed_forward_residual.norm", f"{theirs}.ln_2")
         table += linear(f"{ours}.feed_forward.up", f"{theirs}.mlp.c_fc", transposed=True)
         table += linear(f"{ours}.feed_forward.down", f"{theirs}.mlp.c_proj", transposed=True)
+
     return table
 
 

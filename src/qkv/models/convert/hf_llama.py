@@ -1,4 +1,6 @@
-"""Llama as `transformers` stores it. Files that llama.cpp wrote (gguf.py) come through the same table."""
+"""Llama as `transformers` stores it. Files that llama.cpp wrote (gguf.py) come through the same
+table.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,14 @@ def config_in(fields: Fields, weights: Weights) -> GPTConfig:
         raise ValueError(
             f"hidden_act: expected silu, the gate of SwiGLU, not {fields.values['hidden_act']!r}"
         )
+
     width = fields.whole("hidden_size", 4096)
     heads = fields.whole("num_attention_heads", 32)
     kv_heads = fields.whole("num_key_value_heads", heads)
     head_width = fields.whole_or_none("head_dim")
     attention_bias = fields.truth("attention_bias", False)
     base, scaling = rotary_in(fields)
+
     return GPTConfig(
         vocabulary=fields.whole("vocab_size", 32000),
         context=fields.whole("max_position_embeddings", 2048),
@@ -56,6 +60,7 @@ def rotary_in(fields: Fields) -> tuple[float, RotaryScaling | None]:
         return base, None
     if kind != "llama3":
         raise ValueError(f"{place}: rope_type: expected default or llama3, not {kind!r}")
+
     original = inner.whole(
         "original_max_position_embeddings", fields.whole("max_position_embeddings", 2048)
     )
@@ -66,6 +71,7 @@ def rotary_in(fields: Fields) -> tuple[float, RotaryScaling | None]:
     ]
     if missing:
         raise ValueError(f"{place}: {missing[0]}: rope_type llama3 needs it")
+
     try:
         return base, RotaryScaling(
             factor=inner.number("factor", 8.0),
@@ -89,6 +95,7 @@ def rotary_out(config: GPTConfig) -> dict[str, Any]:
             "high_freq_factor": scaling.high,
             "original_max_position_embeddings": scaling.original_context,
         }
+
     return {
         "rope_parameters": {**stretched, "rope_theta": config.rotary_base},
         "rope_theta": config.rotary_base,
@@ -105,11 +112,13 @@ def config_out(config: GPTConfig, ids: SpecialIds) -> dict[str, Any]:
         raise ValueError(
             f"output_bias: Llama's format needs qkv_bias = {config.qkv_bias}, not {config.output_bias}"
         )
+
     expect_final_norm("Llama", config, True)
     if config.width % config.heads:
         raise ValueError(
             f"heads: Llama's format needs a divisor of width {config.width}, not {config.heads}"
         )
+
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -144,8 +153,10 @@ def rules(config: GPTConfig) -> list[WeightRule]:
         ),
         WeightRule("stack.norm.gain", ("model.norm.weight",)),
     ]
+
     if not config.tied:
         table += linear("head", "lm_head", bias=False)
+
     for layer in range(config.depth):
         ours, theirs = f"stack.blocks.{layer}", f"model.layers.{layer}"
         query_key_value = tuple(f"{theirs}.self_attn.{name}_proj" for name in "qkv")
@@ -164,12 +175,14 @@ def rules(config: GPTConfig) -> list[WeightRule]:
                 (f"{theirs}.post_attention_layernorm.weight",),
             )
         )
+
         table += stacked(
             f"{ours}.feed_forward.up", gate_up, (hidden, hidden), bias=feed_forward_bias
         )
         table += linear(
             f"{ours}.feed_forward.down", f"{theirs}.mlp.down_proj", bias=feed_forward_bias
         )
+
     return table
 
 

@@ -1,4 +1,6 @@
-"""Marian's translators as `transformers` stores them: the Transformer of 2017 with its sinusoids in halves."""
+"""Marian's translators as `transformers` stores them: the Transformer of 2017 with its sinusoids in
+halves.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,13 @@ def config_in(fields: Fields, weights: Weights) -> TransformerConfig:
         add_final_layer_norm=False,
         add_bias_logits=False,
     )
+
     width = fields.whole("d_model", 1024)
     context = fields.whole("max_position_embeddings", 1024)
     source_vocabulary = fields.whole("vocab_size", 58101)
     vocabulary = fields.whole("decoder_vocab_size", source_vocabulary) or source_vocabulary
     depth, decoder_depth = fields.whole("encoder_layers", 12), fields.whole("decoder_layers", 12)
+
     return TransformerConfig(
         vocabulary=vocabulary,
         source_vocabulary=None if source_vocabulary == vocabulary else source_vocabulary,
@@ -60,6 +64,7 @@ def the_same(fields: Fields, encoder: str, decoder: str, default: int) -> int:
     ours, theirs = fields.whole(encoder, default), fields.whole(decoder, default)
     if ours != theirs:
         raise ValueError(f"{decoder}: expected the same as {encoder}, {ours}, not {theirs}")
+
     return ours
 
 
@@ -71,6 +76,7 @@ def tied_in(fields: Fields) -> Tied:
         raise ValueError(
             "tie_word_embeddings: expected true when share_encoder_decoder_embeddings is true"
         )
+
     return "none"
 
 
@@ -81,16 +87,19 @@ def order_of(weights: Weights, context: int, width: int) -> Sinusoid:
         if name in weights:
             table = weights[name]
             orders = [order for order in orders if is_sinusoidal(table, context, width, order)]
+
     if not orders:
         raise ValueError(
             f"embed_positions: the file stores positions that are not the {context} sinusoids expected"
         )
+
     return orders[0]
 
 
 def is_sinusoidal(table: Tensor, context: int, width: int, order: Sinusoid) -> bool:
     if tuple(table.shape) != (context, width):
         return False
+
     expected = sinusoidal(torch.arange(context), width, order)
     rounding = 1e-5 if table.dtype in (torch.float32, torch.float64) else 4e-3
     return torch.allclose(table.to(expected.dtype), expected, rtol=0.0, atol=rounding)
@@ -114,6 +123,7 @@ def config_out(config: TransformerConfig, ids: SpecialIds) -> dict[str, Any]:
         norm_placement="after",
         norm_epsilon=1e-5,
     )
+
     expect(
         "Marian",
         config,
@@ -123,10 +133,12 @@ def config_out(config: TransformerConfig, ids: SpecialIds) -> dict[str, Any]:
         window=None,
         sparse="none",
     )
+
     expect_final_norm("Marian", config, False)
     expect_plain_heads("Marian", config)
     source_vocabulary = config.source_vocabulary or config.vocabulary
     pad = min(source_vocabulary, config.vocabulary) - 1 if ids.pad is None else ids.pad
+
     return {
         "architectures": ["MarianMTModel"],
         "model_type": "marian",
@@ -170,16 +182,21 @@ def rules(config: TransformerConfig) -> list[WeightRule]:
         copies = (output,) if config.tied == "two" else ()
         table = [WeightRule("embedding.token.weight", (target,), copies=copies)]
         table.append(WeightRule("source_embedding.token.weight", (source,)))
+
     if config.tied == "none":
         table.append(WeightRule("head.weight", (output,)))
+
     if config.logit_bias:
         table.append(WeightRule("logit_bias", ("final_logits_bias",), flat=True))
+
     for layer in range(config.depth):
         table += block(config, f"encoder.blocks.{layer}", f"model.encoder.layers.{layer}")
+
     for layer in range(config.decoder_depth or config.depth):
         ours, theirs = f"decoder.blocks.{layer}", f"model.decoder.layers.{layer}"
         table += block(config, ours, theirs)
         table += attention(config, f"{ours}.cross_attention", f"{theirs}.encoder_attn")
+
     return table
 
 

@@ -1,9 +1,10 @@
 """A tokenizer for `transformers`: AutoTokenizer gives the ids that our model reads.
 
-Without special tokens (add_special_tokens=False) these are the ids of `Tokenizer.encode`. With them, which is its
-default, they are framed as our models are trained: [start] text [end] for a BERT, text [end] for a translator's source,
-and the start token before a GPT's prompt where the tokenizer asks for it. As everywhere in that library, special tokens
-that are spelled in a text are found there.
+Without special tokens (add_special_tokens=False) these are the ids of `Tokenizer.encode`. With
+them, which is its default, they are framed as our models are trained: [start] text [end] for a
+BERT, text [end] for a translator's source, and the start token before a GPT's prompt where the
+tokenizer asks for it. As everywhere in that library, special tokens that are spelled in a text are
+found there.
 """
 
 from __future__ import annotations
@@ -24,18 +25,22 @@ from qkv.text.tokenizer import Tokenizer, beginning
 
 TOKENIZER_CONFIG = hf_folder.BESIDE_TOKENIZER[0]
 BY_FILE = {"tokenizer_class": "PreTrainedTokenizerFast"}
-"""Without it their library chooses a tokenizer by the model's family, whatever tokenizer.json says. Where there is no
-tokenizer.json, that would be one with an empty vocabulary; with it, there is an error that says what is missing."""
+"""Without it their library chooses a tokenizer by the model's family, whatever tokenizer.json says.
+Where there is no tokenizer.json, that would be one with an empty vocabulary; with it, there is an
+error that says what is missing."""
 
 
 class TokenizerOut:
-    """What a folder for `transformers` gets: the files of a tokenizer, or a Tokenizer written as such, or none."""
+    """What a folder for `transformers` gets: the files of a tokenizer, or a Tokenizer written as
+    such, or none.
+    """
 
     def __init__(self, given: Tokenizer | Path | str | None, config: Config) -> None:
         self.config, self.files = config, {}
         if isinstance(given, str | Path):
             self.files = hf_folder.tokenizer_files(Path(given))
             given = Tokenizer.read(given)
+
         self.tokenizer = given
         if given is not None and given.vocabulary > config.vocabulary:
             raise ValueError(
@@ -46,6 +51,7 @@ class TokenizerOut:
         """The ids that were given, and the tokenizer's where none was."""
         if self.tokenizer is None:
             return given
+
         start = (
             self.tokenizer.start
             if isinstance(self.config, TransformerConfig)
@@ -60,6 +66,7 @@ class TokenizerOut:
     def write(self, made: Path) -> None:
         for name, source in self.files.items():
             shutil.copyfile(source, made / name)
+
         if self.tokenizer is not None and not self.files:
             hf_folder.write_json(
                 made / TOKENIZER_CONFIG, {**self.tokenizer.config, **BY_FILE, **self.hints()}
@@ -79,6 +86,7 @@ class TokenizerOut:
             return start, end
         if isinstance(self.config, TransformerConfig):
             return [], end
+
         return start if self.tokenizer.starts_texts else [], []
 
     def hints(self) -> dict[str, Any]:
@@ -92,15 +100,19 @@ class TokenizerOut:
 
 
 def framed(tokenizer: Tokenizer, before: list[int], after: list[int]) -> tokenizers.Tokenizer:
-    """A copy whose rules put these ids around a text; if its rules add ids already, they stay as they are."""
+    """A copy whose rules put these ids around a text; if its rules add ids already, they stay as
+    they are.
+    """
     inner = tokenizers.Tokenizer.from_str(tokenizer.inner.to_str())
     added = inner.encode("", add_special_tokens=True).ids
     if added or not before + after:
         return inner
+
     frame = template(tokenizer, before, after)
     inner.post_processor = (
         frame if inner.post_processor is None else Sequence([inner.post_processor, frame])
     )
+
     return inner
 
 
@@ -113,6 +125,7 @@ def template(tokenizer: Tokenizer, before: list[int], after: list[int]) -> PostP
     ]
     first, last = ([name] if ids else [] for name, ids in named.items())
     second = [f"{name}:1" for name in last]
+
     return TemplateProcessing(
         single=[*first, "$A", *last],
         pair=[*first, "$A", *last, "$B:1", *second],

@@ -1,7 +1,9 @@
-"""Adapters as `peft` stores them: adapter_config.json, and A and B of every module in adapter_model.safetensors.
+"""Adapters as `peft` stores them: adapter_config.json, and A and B of every module in
+adapter_model.safetensors.
 
-What `peft` has no word for lies in the header of the weights, where it looks for nothing: the config of our model, its
-head's labels among it, and a checksum of the weights that the adapter was trained on.
+What `peft` has no word for lies in the header of the weights, where it looks for nothing: the
+config of our model, its head's labels among it, and a checksum of the weights that the adapter was
+trained on.
 """
 
 from __future__ import annotations
@@ -66,8 +68,8 @@ class Pair(NamedTuple):
 def write_adapter(
     model: Model, path: Path | str, base: str | None = None, *, replace: bool = False
 ) -> None:
-    """The model's adapters, and its head if it has one, in a folder that `peft` loads. `base` says where the rest is:
-    a path, or the name of a model."""
+    """The model's adapters, and its head if it has one, in a folder that `peft` loads. `base` says
+    where the rest is: a path, or the name of a model."""
     path, model = Path(path), uncompiled(model)
     check_consistent(model)
     names = names_of(model)
@@ -76,17 +78,21 @@ def write_adapter(
     }
     if not pairs:
         raise ValueError("model: it has no adapters; attach(model, config) makes them")
+
     tensors = {}
+
     for name, pair in pairs.items():
         tensors[f"{PREFIX}{name}.lora_A.weight"], tensors[f"{PREFIX}{name}.lora_B.weight"] = (
             pair.A,
             pair.B,
         )
+
     if isinstance(model, TaskModel):
         tensors |= {
             f"{PREFIX}{names.head}.{kind}": tensor
             for kind, tensor in model.head.state_dict().items()
         }
+
     header = {
         TENSORS: checksum(tensors),
         BASE: base_checksum(model),
@@ -94,7 +100,9 @@ def write_adapter(
     }
     if not replace and (path / CONFIG).exists():
         raise ValueError(f"{path}: {CONFIG} is already here; choose an empty folder")
+
     storage.sweep(path)
+
     with storage.staging(
         path, sum(tensor.nbytes for tensor in tensors.values()), "the adapter"
     ) as made:
@@ -102,22 +110,28 @@ def write_adapter(
         hf_folder.write_tensors(made / WEIGHTS, tensors, hf_folder.FORMAT | header)
         for name in (WEIGHTS, CONFIG):
             storage.flush(made / name)
+
         if (path / CONFIG).exists() and (path / CONFIG).read_bytes() != (
             made / CONFIG
         ).read_bytes():
             (path / CONFIG).unlink()  # the old one must not be read with the new weights
+
         for name in (WEIGHTS, CONFIG):
             storage.move(made / name, path / name)
 
 
 def pair_of(layer: Linear, rows: range) -> Pair | None:
-    """What all adapters add to some rows, as one: ranks side by side, and zeros where an adapter adds nothing."""
+    """What all adapters add to some rows, as one: ranks side by side, and zeros where an adapter
+    adds nothing.
+    """
     adapters = [] if layer.adapters is None else layer.adapters.parts()
     parts = [part for _, part in adapters if part.meets(rows)]
     if not parts:
         return None
+
     scale = parts[0].scale or 1.0
     B = torch.cat([part.padded(rows) * (part.scale / scale) for part in parts], dim=1)  # (R, r)
+
     return Pair(torch.cat([part.A for part in parts]).detach(), B.detach(), scale)
 
 
@@ -128,11 +142,13 @@ def config_out(
     ((rank, alpha), _), *others = Counter(sizes.values()).most_common()
     ranks: dict[str, int] = {}
     alphas: dict[str, float] = {}
+
     for (other_rank, other_alpha), _ in others:
         for end in endings(
             [name for name, size in sizes.items() if size == (other_rank, other_alpha)], names.spots
         ):
             ranks[end], alphas[end] = other_rank, other_alpha
+
     return {
         "peft_type": "LORA",
         "task_type": task_type(model),
@@ -165,8 +181,8 @@ def base_checksum(model: Model) -> str:
 
 
 def read_adapter(model: Model, path: Path | str, *, allow_nonfinite: bool = False) -> Model:
-    """The model with the adapters of a folder. If there is a task's head in it, which the model has not, what is
-    returned is a model with that head, around the same weights."""
+    """The model with the adapters of a folder. If there is a task's head in it, which the model has
+    not, what is returned is a model with that head, around the same weights."""
     path, model = Path(path), uncompiled(model)
     check_fresh(model)
     fields = Fields(hf_folder.read_json(path / CONFIG), str(path / CONFIG))
@@ -177,11 +193,13 @@ def read_adapter(model: Model, path: Path | str, *, allow_nonfinite: bool = Fals
         raise ValueError(
             f"{weights.origin}: damaged: its numbers are not those that were saved; bring back a copy"
         )
+
     try:
         sizes = Sizes(fields)
         config = from_json(json.loads(header[OUR_CONFIG])) if OUR_CONFIG in header else None
     except ValueError as error:
         raise ValueError(f"{fields.origin}: {error}") from error
+
     head = names_of(model).head
     own = {
         kind: tensors.pop(name)
@@ -195,9 +213,11 @@ def read_adapter(model: Model, path: Path | str, *, allow_nonfinite: bool = Fals
         raise ValueError(
             f"{path}: this adapter was trained on other weights than those of this base; give it its own"
         )
+
     for name, pair in pairs.items():
         layer, rows, part = names.spots[name]
         lora.add(layer, part, pair.A, pair.B, rows.start, pair.scale, sizes.dropout)
+
     return model
 
 
@@ -207,6 +227,7 @@ def open_weights(path: Path, allow_nonfinite: bool) -> Weights:
         raise ValueError(
             f"{path / WEIGHTS}: there is no such file; an adapter has its numbers in it"
         )
+
     return Weights(
         hf_folder.open_file(path / WEIGHTS), str(path / WEIGHTS), allow_nonfinite=allow_nonfinite
     )
@@ -218,6 +239,7 @@ class Sizes:
     def __init__(self, fields: Fields) -> None:
         if fields.values.get("peft_type") != "LORA":
             raise ValueError(f"peft_type: expected LORA, not {fields.values.get('peft_type')!r}")
+
         fields.only(bias="none")
         if fields.values.get("init_lora_weights", True) not in (
             True,
@@ -231,26 +253,33 @@ class Sizes:
             raise ValueError(
                 f"init_lora_weights: {beginning!r} changes the base's weights too; not supported here"
             )
+
         self.rank, self.alpha = fields.whole("r", 8), fields.number("lora_alpha", 8.0)
         self.dropout = fields.number("lora_dropout", 0.0)
         if not 0 <= self.dropout < 1:
             raise ValueError(
                 f"lora_dropout: expected a probability from 0 to below 1, not {self.dropout}"
             )
+
         self.by_root = fields.truth("use_rslora", False)
         self.ranks, self.alphas = fields.within("rank_pattern"), fields.within("alpha_pattern")
+
         for rank in (self.rank, *(self.ranks.whole(name, 0) for name in self.ranks.values)):
             if rank < 1:
                 raise ValueError(f"r: expected 1 or more, not {rank}")
+
         for name in self.alphas.values:
             self.alphas.number(name, 0.0)
+
         self.targets = fields.values.get("target_modules")
         if not (
             self.targets is None or isinstance(self.targets, str) or is_string_list(self.targets)
         ):
             raise ValueError(f"target_modules: expected names or a pattern, not {self.targets!r}")
+
         for pattern in (*self.ranks.values, *self.alphas.values, self.targets):
             check_pattern(pattern)
+
         self.some_layers = any(
             fields.values.get(name) for name in ("layers_to_transform", "exclude_modules")
         )
@@ -263,7 +292,9 @@ class Sizes:
             "lora_dropout",
             "use_rslora",
         }
+
         known |= {"rank_pattern", "alpha_pattern", "target_modules", *HARMLESS}
+
         for name, value in fields.values.items():
             if name not in known and value:
                 raise ValueError(
@@ -282,6 +313,7 @@ class Sizes:
             return False  # what is there, is there
         if isinstance(self.targets, str):
             return bool(re.fullmatch(self.targets, module))
+
         return any(f".{module}".endswith(f".{target}") for target in self.targets)
 
 
@@ -311,6 +343,7 @@ def with_head(
     if isinstance(config, TaskModelConfig) and model.config != config:
         with torch.device("meta"):
             names = build(config.backbone).state_dict().keys()
+
         weights = {
             f"backbone.{name}": weight
             for name, weight in backbone.state_dict().items()
@@ -318,16 +351,20 @@ def with_head(
         }
         weights |= {f"head.{kind}": tensor.to(dtype) for kind, tensor in own.items()}
         return with_weights(config, weights, f"{origin} and its base").train(model.training)
+
     if not own and not isinstance(config, TaskModelConfig):
         return model
     if not isinstance(model, TaskModel):
         raise ValueError(
             f"{origin}: {head}: this is the head of a task, for a model that has one of the same size"
         )
+
     expected = {kind: tuple(tensor.shape) for kind, tensor in model.head.state_dict().items()}
     if (found := {kind: tuple(tensor.shape) for kind, tensor in own.items()}) != expected:
         raise ValueError(f"{origin}: {head}: expected {expected}, not {found}")
+
     model.head.load_state_dict(own)
+
     return model
 
 
@@ -345,26 +382,33 @@ def pairs_in(
             )
         if (module, parsed[2]) in found:
             raise ValueError(f"{origin}: {name}: two tensors mean the same; expected one")
+
         found[module, parsed[2]] = tensor
+
     wanted = {module for module, _ in found} | {
         name for name, spot in names.spots.items() if sizes.wants(name)
     }
     pairs = {}
+
     for module in [name for name in names.spots if name in wanted]:
         layer, rows, _ = names.spots[module]
         rank, scale = sizes.of(module)
         for kind, shape in (("A", (rank, layer.in_features)), ("B", (len(rows), rank))):
             if (module, kind) not in found:
                 raise ValueError(f"{origin}: {module}.lora_{kind}: this tensor is missing")
+
             tensor = found[module, kind]
             if tuple(tensor.shape) != shape or tensor.dtype not in FLOATS:
                 kinds = f"{tuple(tensor.shape)} of {tensor.dtype}"
                 raise ValueError(
                     f"{origin}: {module}.lora_{kind}: expected numbers in the shape {shape}, not {kinds}"
                 )
+
         pairs[module] = Pair(found[module, "A"], found[module, "B"], scale)
+
     if not pairs:
         raise ValueError(f"{origin}: there is no adapter in it")
+
     return pairs
 
 

@@ -1,7 +1,8 @@
-"""Which of our rows each module of theirs is: the rules that translate whole models say it for adapters, too.
+"""Which of our rows each module of theirs is: the rules that translate whole models say it for
+adapters, too.
 
-`peft` has an adapter for each module. A Llama's q_proj is our query, but GPT-2's c_attn is query, key and value in one.
-A model that no format can spell keeps our own names.
+`peft` has an adapter for each module. A Llama's q_proj is our query, but GPT-2's c_attn is query,
+key and value in one. A model that no format can spell keeps our own names.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class Spot(NamedTuple):
     layer: Linear
     rows: range
     part: str
-    """The projection it is; "whole" where it is several, and nothing where it is none that can be adapted."""
+    """The projection it is; "whole" where it is several, and nothing where it is none that can be
+    adapted.
+    """
 
 
 class Names(NamedTuple):
@@ -54,16 +57,20 @@ class Names(NamedTuple):
 def names_of(model: Model) -> Names:
     if isinstance(model, RNN):
         raise ValueError("model: an RNN has no projections to adapt")
+
     backbone = backbone_of(model)
     format, bare = spelled(backbone.config)
     if format is None:
         rules = [rule for path in layers_of(model) for rule in linear(path, path, bias=False)]
         return Names(dict(spots(model, rules)), "head", "", False)
+
     rules = format.rules(backbone.config)
     found = dict(spots(backbone, rules))
     if bare and not isinstance(model, TaskModel):
         found = {name.removeprefix(format.prefix): spot for name, spot in found.items()}
+
     transposed = any(rule.transposed for rule in rules)
+
     return Names(found, HEADS.get(format.name, "head"), format.prefix, transposed)
 
 
@@ -74,6 +81,7 @@ def spelled(config: Config) -> tuple[Format[Any] | None, bool]:
         values = format.config_out(config, SpecialIds())
     except ValueError:
         return None, False
+
     return format, values["architectures"][0] in format.bare
 
 
@@ -88,11 +96,14 @@ def spots(model: nn.Module, rules: list[WeightRule]) -> Iterator[tuple[str, Spot
     for module in model.modules():
         for projection, place in adapter_sites(module).items():
             projections.setdefault(id(place.layer), {})[place.rows] = projection
+
     layers = layers_of(model)
+
     for rule in rules:
         layer = layers.get(rule.ours.removesuffix(".weight"))
         if layer is None or not rule.ours.endswith(".weight"):
             continue
+
         known, first = projections.get(id(layer), {}), 0
         for name, size in zip(rule.theirs, rule.sizes or (layer.out_features,), strict=True):
             rows = range(first, first + size)
@@ -110,6 +121,7 @@ def endings(wanted: Collection[str], every: Collection[str]) -> list[str]:
         found.append(
             next(end for end in ends if not any(other.endswith(f".{end}") for other in others))
         )
+
     return sorted(set(found))
 
 
@@ -118,8 +130,12 @@ def task_type(model: Model) -> str | None:
     if isinstance(model, TaskModel):
         if model.config.head.task == "choice":
             return None  # they have none for it
+
         return "TOKEN_CLS" if model.config.head.task == "tag" else "SEQ_CLS"
+
     if isinstance(model.config, TransformerConfig):
         return "SEQ_2_SEQ_LM"
+
     assert isinstance(model.config, GPTConfig | BERTConfig)
+
     return "CAUSAL_LM" if isinstance(model.config, GPTConfig) else "FEATURE_EXTRACTION"

@@ -1,4 +1,6 @@
-"""One table of rules a family says which of our tensors is made of which of theirs; it serves reading and writing."""
+"""One table of rules a family says which of our tensors is made of which of theirs; it serves
+reading and writing.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +41,7 @@ class WeightRule:
         pieces = [(rows, *shape[1:]) for rows in self.sizes or shape[:1]]
         if self.transposed:
             pieces = [piece[::-1] for piece in pieces]
+
         return [(1, *piece) for piece in pieces] if self.flat else pieces
 
     def join(self, pieces: Iterable[Tensor]) -> Tensor:
@@ -95,6 +98,7 @@ class Weights:
             tensor = self.read[name]()
         except (ValueError, SafetensorError) as error:
             raise ValueError(f"{self.origin}: {name}: {error}") from error
+
         self.check(name, tensor)
         return tensor
 
@@ -144,11 +148,14 @@ class Format(Generic[C]):
             new = name if name.startswith((self.prefix, *self.heads)) else self.prefix + name
             for old_end, new_end in self.spellings:
                 new = new.removesuffix(old_end) + new_end if new.endswith(old_end) else new
+
             if re.search(self.ignored, new):
                 continue
             if new in read:
                 raise ValueError(f"{weights.origin}: two tensors mean {new}; expected one")
+
             read[new] = weights.read[name]
+
         return Weights(read, weights.origin, allow_nonfinite=weights.allow_nonfinite)
 
 
@@ -161,16 +168,20 @@ def assemble(
         config = format.config_in(fields, weights)
     except ValueError as error:
         raise ValueError(f"{fields.origin}: {error}") from error
+
     layers = max(config.depth, getattr(config, "decoder_depth", None) or 0)
     if layers > len(weights):  # before a mistyped number makes us build a million blocks
         raise ValueError(
             f"{fields.origin}: {layers} layers, but {weights.origin} has {len(weights)} tensors"
         )
+
     with torch.device("meta"):
         shapes = {name: tuple(tensor.shape) for name, tensor in build(config).state_dict().items()}
+
     rules = format.rules(config)
     check_names(rules, weights, format.constants)
     ours = {rule.ours: read(rule, weights, shapes[rule.ours], dtype) for rule in rules}
+
     return with_weights(config, ours, weights.origin).eval()
 
 
@@ -181,10 +192,12 @@ def check_names(rules: list[WeightRule], weights: Weights, constants: tuple[str,
         for name in rule.theirs
         if not any(x in weights for x in (name, *rule.copies))
     ]
+
     if missing:
         raise ValueError(
             f"{weights.origin}: {len(missing)} tensors are missing, the first is {missing[0]}"
         )
+
     known = {name for rule in rules for name in (*rule.theirs, *rule.copies)} | {*constants}
     if surplus := sorted(set(weights) - known):
         raise ValueError(
@@ -208,18 +221,23 @@ def read(
             raise ValueError(
                 f"{weights.origin}: {found[0]} has shape {tuple(tensor.shape)}, expected {expected}"
             )
+
         for copy in found[1:]:
             if not equal(weights[copy], tensor):
                 raise ValueError(
                     f"{weights.origin}: {copy} differs from {found[0]}, but the config says they are tied"
                 )
+
         pieces.append(tensor)
+
     ours = rule.join(pieces)
     if dtype is None or dtype == ours.dtype:
         return ours
+
     converted = ours.to(dtype)
     if torch.finfo(dtype).max < torch.finfo(ours.dtype).max:
         weights.check(f"{rule.theirs[0]} as {dtype}", converted)
+
     return converted
 
 
@@ -227,6 +245,7 @@ def equal(one: Tensor, other: Tensor) -> bool:
     """As torch.equal, but NaN equals NaN."""
     if torch.equal(one, other):
         return True
+
     return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
@@ -236,5 +255,7 @@ def spread(format: Format[Any], model: Model) -> dict[str, Tensor]:
     rules = format.rules(model.config)
     if strange := sorted(ours.keys() ^ {rule.ours for rule in rules}):
         raise ValueError(f"{strange[0]}: {format.name}'s format has no place for this tensor")
+
     theirs = dict(piece for rule in rules for piece in rule.split(ours[rule.ours]))
+
     return theirs | format.make_constants(model.config)

@@ -1,8 +1,8 @@
 """THE equation: attend(Q, K, V) = softmax(score(Q, K)) V. Every attention in the system ends here.
 
-`eager` below is the definition. The other kernels are substitutes that give the same numbers, chosen by what the call
-asks for: PyTorch's `fused` kernels; FlexAttention (`flex`) and `blocked`, which skip what a sparse mask rules out;
-`single`, for one query a row.
+`eager` below is the definition. The other kernels are substitutes that give the same numbers,
+chosen by what the call asks for: PyTorch's `fused` kernels; FlexAttention (`flex`) and `blocked`,
+which skip what a sparse mask rules out; `single`, for one query a row.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ def attend(
 ) -> tuple[Float[Tensor, "*bq T X"], Float[Tensor, "*bq T S"] | None]:
     """Look up `value` by the similarity of `query` and `key`.
 
-    query (B, H, T, D), key (B, K, S, D), value (B, K, S, X), where K divides H; or (B, T, D) or (T, D) without heads.
-    `mask` says who may look at whom, and a query that may look nowhere gets zeros. `bias` is added to the scores.
-    `need_weights` returns the weights too, else None. `on_scores` and `on_weights` look at or replace theirs.
-    `kernel` forces a substitute; it must be able to do what is asked.
+    query (B, H, T, D), key (B, K, S, D), value (B, K, S, X), where K divides H; or (B, T, D) or (T,
+    D) without heads. `mask` says who may look at whom, and a query that may look nowhere gets
+    zeros. `bias` is added to the scores. `need_weights` returns the weights too, else None.
+    `on_scores` and `on_weights` look at or replace theirs. `kernel` forces a substitute; it must be
+    able to do what is asked.
     """
     dims = query.dim()
     query, key, value = with_heads(query), with_heads(key), with_heads(value)
@@ -58,8 +59,10 @@ def attend(
     wants_weights = need_weights or on_scores is not None or on_weights is not None
     if type(score) is General and not wants_weights:
         query, key, score = score.A(query), score.B(key), dot
+
     if kernel is not None and kernel not in KERNELS:
         raise ValueError(f"kernel: expected one of {', '.join(KERNELS)}, not {kernel!r}")
+
     kernel = kernel or choose(query, key, value, mask, score, bias, dropout, wants_weights)
     weights = None
     if kernel == "eager":
@@ -80,6 +83,7 @@ def attend(
             output = decode.attend(query, key, value, mask, bias, scale, dropout)
         else:
             output = flex.attend(query, key, value, mask, bias, scale, dropout)
+
     return without_heads(output, dims), without_heads(
         weights, dims
     ) if need_weights and weights is not None else None
@@ -107,16 +111,21 @@ def eager(
     scores = score(query, key)  # (B, H, T, S)
     if bias is not None:
         scores = scores + bias.materialise(T, S, query)
+
     if mask is not None:
         ours = bias is not None or score in (dot, scaled_dot)  # a tensor that nobody else holds
         fill = scores.masked_fill_ if ours else scores.masked_fill
         scores = fill(~mask.materialise(T, S, query.device), -math.inf)
+
     if on_scores is not None:
         scores = on_scores(scores)
+
     weights = softmax_or_zeros(scores)  # (B, H, T, S)
     if on_weights is not None:
         weights = on_weights(weights)
+
     dropped = F.dropout(weights, dropout) if dropout else weights
+
     return dropped @ value, weights  # (B, H, T, X)
 
 
@@ -140,6 +149,7 @@ def choose(
         return "flex"
     if mask is not None and block_sparse.supports(mask, T, S, query.device):
         return "blocked"
+
     return "fused"
 
 
@@ -149,6 +159,7 @@ def with_heads(x: Tensor) -> Float[Tensor, "B H L D"]:
         raise ValueError(
             f"expected (length, width), (B, length, width) or (B, heads, length, width), not {tuple(x.shape)}"
         )
+
     return four_dimensions(x)
 
 
@@ -164,6 +175,7 @@ def check(
         raise TypeError(
             f"score: expected dot, scaled_dot, General(...), Additive(...) or a function, not {score!r}"
         )
+
     dtypes = {query.dtype, key.dtype, value.dtype}
     if not all(dtype.is_floating_point for dtype in dtypes):
         raise TypeError(
@@ -173,6 +185,7 @@ def check(
         raise TypeError(
             f"query, key and value must have one dtype, not {query.dtype}, {key.dtype}, {value.dtype}"
         )
+
     B, H, T, D = query.shape
     K, S = key.shape[1:3]
     if key.shape[0] != B or value.shape[0] != B:
@@ -189,7 +202,9 @@ def check(
         raise ValueError(
             f"key width: expected {D} as in query, not {key.shape[-1]}; General and Additive scores may differ"
         )
+
     if mask is not None:
         mask.check(B, H, T, S)
+
     if bias is not None:
         bias.check(B, H, T, S)

@@ -29,6 +29,7 @@ class Bias:
         b = torch.arange(like.shape[0], device=like.device).view(-1, 1, *ones)
         h = torch.arange(like.shape[1], device=like.device).view(-1, *ones)
         numbers = self.at(b, h, q, k).to(like.dtype)
+
         return numbers[
             (None,) * (2 + len(ones) - numbers.dim())
         ]  # (B, H, ...), with 1 for what it does not depend on
@@ -40,7 +41,9 @@ class Bias:
 
 @dataclass(frozen=True, eq=False)
 class Distance(Bias):
-    """ALiBi (Press et al. 2022): the further away a key, the lower its score, by a slope of its head's own."""
+    """ALiBi (Press et al. 2022): the further away a key, the lower its score, by a slope of its
+    head's own.
+    """
 
     slopes: Float[Tensor, "H"]
 
@@ -83,4 +86,5 @@ def as_bias(bias: Bias | Tensor) -> Bias:
         )
     if bias.dim() > 4 or bias.dim() < 2:
         raise ValueError(f"bias must have 2, 3 or 4 dimensions, not shape {tuple(bias.shape)}")
+
     return BiasMatrix(four_dimensions(bias))

@@ -1,8 +1,8 @@
 """From a hash table to attention, in five steps.
 
-Each step looks up one or more queries (T, D) in a table of keys (S, D) and values (S, X) and returns (T, X). Each has
-a gradient for the values; only from the fourth step on do queries and keys have one, and only in the last does every
-key have it: that is why attention can be learned.
+Each step looks up one or more queries (T, D) in a table of keys (S, D) and values (S, X) and
+returns (T, X). Each has a gradient for the values; only from the fourth step on do queries and keys
+have one, and only in the last does every key have it: that is why attention can be learned.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from qkv.nn.attention.score import Score, dot
 def exact(
     query: Float[Tensor, "T D"], key: Float[Tensor, "S D"], value: Float[Tensor, "S X"]
 ) -> Float[Tensor, "T X"]:
-    """1. A hash table: the value whose key equals the query, and nothing (zeros) when there is none."""
+    """1. A hash table: the value whose key equals the query, and nothing (zeros) when there is
+    none.
+    """
     found = (query.unsqueeze(1) == key.unsqueeze(0)).all(-1)  # (T, S)
     first = found & (found.cumsum(1) == 1)
     return first.to(value.dtype) @ value
@@ -52,7 +54,9 @@ def weighted_mean_of_top(
     l: int,
     score: Score = dot,
 ) -> Float[Tensor, "T X"]:
-    """4. The mean of the l most similar, the more similar the heavier: now queries and keys have a gradient."""
+    """4. The mean of the l most similar, the more similar the heavier: now queries and keys have a
+    gradient.
+    """
     scores, index = top(query, key, l, score)  # (T, l)
     return (scores.softmax(-1).unsqueeze(1) @ value[index]).squeeze(
         1
@@ -72,5 +76,6 @@ def softmax(
 def top(query: Tensor, key: Tensor, l: int, score: Score) -> tuple[Float[Tensor, "T l"], Tensor]:
     if not 1 <= l <= key.shape[0]:
         raise ValueError(f"l must be between 1 and the {key.shape[0]} keys there are, not {l}")
+
     best = torch.topk(score(query, key), l, dim=-1)
     return best.values, best.indices

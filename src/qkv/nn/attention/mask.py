@@ -1,12 +1,12 @@
 """Who may look at whom. A mask is a described value, not a matrix.
 
-Every mask answers one question, `allows(b, h, q, k)`: in row b and head h, may the query at position q look at the key
-at position k? Asked with index tensors that broadcast, the answer is the matrix; asked inside a kernel, it is one bit.
-A mask that also knows its `reach` (the range of keys that a run of queries can see at all) lets a kernel skip the rest.
-Masks combine with `&`.
+Every mask answers one question, `allows(b, h, q, k)`: in row b and head h, may the query at
+position q look at the key at position k? Asked with index tensors that broadcast, the answer is the
+matrix; asked inside a kernel, it is one bit. A mask that also knows its `reach` (the range of keys
+that a run of queries can see at all) lets a kernel skip the rest. Masks combine with `&`.
 
-Positions are those of the keys, 0 to S-1, and the T queries are the last T of them, so the same causal mask serves
-training (T = S) and decoding with a cache (T = 1).
+Positions are those of the keys, 0 to S-1, and the T queries are the last T of them, so the same
+causal mask serves training (T = S) and decoding with a cache (T = 1).
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Mask:
         raise TypeError(f"{type(self).__name__} must say what it allows")
 
     def reach(self, first: Any, last: Any) -> tuple[Any, Any] | None:
-        """Keys [low, high) that queries at positions first..last can see at all, not cut to 0..S; None for any key.
+        """Keys [low, high) that queries at positions first..last can see at all, not cut to 0..S;
+        None for any key.
 
         Positions are numbers, or tensors of them.
         """
@@ -51,9 +52,11 @@ class Mask:
         reach = self.reach(first, (first + size).clamp(max=S) - 1)
         if reach is None:
             return None
+
         low, high = (end.unsqueeze(-1) for end in reach)  # (N, 1), or (B, N, 1)
         tile = torch.arange(0, S, size, device=device)  # (M,)
         layout = (tile < high) & (tile + size > low)
+
         return layout if layout.dim() == 3 else layout.unsqueeze(0)
 
     def check(self, B: int, H: int, T: int, S: int) -> None:
@@ -80,11 +83,14 @@ class Mask:
         return (self,)
 
     def at(self, q: Tensor, k: Tensor) -> Bool[Tensor, "B H ..."]:
-        """The answer for index tensors of positions. B and H are 1 where the mask does not depend on them."""
+        """The answer for index tensors of positions. B and H are 1 where the mask does not depend
+        on them.
+        """
         grid = torch.broadcast_shapes(q.shape, k.shape)
         ones = (1,) * len(grid)
         b = torch.arange(self.rows, device=q.device).view(-1, 1, *ones)
         h = torch.arange(self.heads, device=q.device).view(-1, *ones)
+
         return self.allows(b, h, q, k).expand(self.rows, self.heads, *grid)
 
     def materialise(
@@ -147,7 +153,9 @@ class Causal(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Window(Mask):
-    """Only keys nearer than `width`: |q - k| < width. With Causal, a token sees itself and the width - 1 before it."""
+    """Only keys nearer than `width`: |q - k| < width. With Causal, a token sees itself and the
+    width - 1 before it.
+    """
 
     width: int
 
@@ -179,7 +187,9 @@ class Blockwise(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Strided(Mask):
-    """The Sparse Transformer's strided pattern: the last `stride` tokens, and every stride-th one before them."""
+    """The Sparse Transformer's strided pattern: the last `stride` tokens, and every stride-th one
+    before them.
+    """
 
     stride: int
 
@@ -192,7 +202,9 @@ class Strided(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Fixed(Mask):
-    """The Sparse Transformer's fixed pattern: one's own block of `stride`, and the last `summary` of every block."""
+    """The Sparse Transformer's fixed pattern: one's own block of `stride`, and the last `summary`
+    of every block.
+    """
 
     stride: int
     summary: int = 1
@@ -240,9 +252,11 @@ class Padding(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Document(Mask):
-    """Texts packed into one row do not see each other: `ids` (B, S) numbers the text that each position is from.
+    """Texts packed into one row do not see each other: `ids` (B, S) numbers the text that each
+    position is from.
 
-    Texts lie one after another, so where the number changes a new text begins, also if the number was there before.
+    Texts lie one after another, so where the number changes a new text begins, also if the number
+    was there before.
     """
 
     ids: Int[Tensor, "B S"]
@@ -286,7 +300,9 @@ class Document(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Prefix(Mask):
-    """Everyone sees the row's first `length` tokens, a number or (B,); beyond them, no looking ahead."""
+    """Everyone sees the row's first `length` tokens, a number or (B,); beyond them, no looking
+    ahead.
+    """
 
     length: int | Int[Tensor, "B"]
 
@@ -327,6 +343,7 @@ class Explicit(Mask):
             raise ValueError(
                 f"mask must have 2, 3 or 4 dimensions, not shape {tuple(self.allowed.shape)}"
             )
+
         object.__setattr__(self, "allowed", four_dimensions(self.allowed))  # (B, H, T, S)
 
     @property
@@ -358,4 +375,5 @@ def as_mask(mask: Mask | Tensor) -> Mask:
         return mask
     if isinstance(mask, Tensor):
         return Explicit(mask)
+
     raise TypeError(f"mask must be a Mask or a bool tensor, not {type(mask).__name__}")

@@ -1,4 +1,5 @@
-"""Multi-head attention: several small attentions side by side, each free to look for something else.
+"""Multi-head attention: several small attentions side by side, each free to look for something
+else.
 
 kv_heads = heads      multi-head       q q q q q q q q        every query head has its own
                                        k k k k k k k k        key and value head
@@ -62,7 +63,9 @@ class MultiHeadAttention(nn.Module):
         state: KeyValueCache | SegmentMemory | PackedBatch | None = None,
         need_weights: bool = False,
     ) -> tuple[Float[Tensor, "B T E"], Float[Tensor, "B H T S"] | None]:
-        """Self-attention, or cross-attention to `source`. `state` remembers keys and values of earlier calls."""
+        """Self-attention, or cross-attention to `source`. `state` remembers keys and values of
+        earlier calls.
+        """
         if x.dim() != 3:
             raise ValueError(f"x: expected shape (B, T, E), not {tuple(x.shape)}")
         if x.shape[-1] != self.qkv.in_features:
@@ -73,6 +76,7 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(
                 f"width: expected a source of width {self.qkv.in_features}, not {source.shape[-1]}"
             )
+
         if isinstance(state, PackedBatch):
             heads, weights = self.of_several(x, mask, bias, rotary, state), None
         else:
@@ -85,7 +89,9 @@ class MultiHeadAttention(nn.Module):
                 self.hooks("value", value),
             )
             heads, weights = self.look(query, key, value, mask, bias, need_weights)
+
         heads = self.hooks("heads", heads)  # (B, H, T, D)
+
         return self.output(heads.transpose(1, 2).flatten(2)), weights  # (B, T, E)
 
     def look(
@@ -100,6 +106,7 @@ class MultiHeadAttention(nn.Module):
         """What each query finds."""
         if self.relative is not None:
             query, bias = self.relative(query, key.shape[2])
+
         return attend(
             query,
             key,
@@ -120,13 +127,16 @@ class MultiHeadAttention(nn.Module):
         rotary: Tensor | None,
         turn: PackedBatch,
     ) -> Float[Tensor, "1 H N D"]:
-        """New words of several texts, one after the other: each looks at its own text, or at its own source."""
+        """New words of several texts, one after the other: each looks at its own text, or at its
+        own source.
+        """
         key = value = None
         if turn.places is None:
             (query,) = self.split(self.qkv(x, slice(0, self.heads * self.head_width)), self.heads)
         else:
             query, key, value = self.project(x, None, rotary, None)
             key, value = self.hooks("key", key), self.hooks("value", value)
+
         query = self.hooks("query", query)
         known = None if mask is None else as_mask(mask)
 
@@ -138,6 +148,7 @@ class MultiHeadAttention(nn.Module):
         plain = causal and bias is None and self.relative is None and not heard
         # Pages are read by a kernel of their own, in place of `look`.
         plain = plain and unchanged(self, MultiHeadAttention)
+
         return turn.look(self.layer, query, key, value, attend_to, plain=plain)
 
     def project(
@@ -150,6 +161,7 @@ class MultiHeadAttention(nn.Module):
         if isinstance(state, SegmentMemory):
             source = state.append(self.layer, x)  # (B, S, E): the remembered segment, then this one
             state = None
+
         if source is None:
             query, key, value = self.split(self.qkv(x), self.heads, self.kv_heads, self.kv_heads)
         else:
@@ -157,11 +169,15 @@ class MultiHeadAttention(nn.Module):
             (query,) = self.split(self.qkv(x, slice(0, rows)), self.heads)
             if state is not None and self.layer in state:
                 return query, *state.read(self.layer)  # a source is projected once
+
             key, value = self.keys_and_values(source)
+
         if rotary is not None:
             query, key = rotate(query, rotary), rotate(key, rotary)
+
         if state is not None:
             key, value = state.append(self.layer, key, value)
+
         return query, key, value
 
     def keys_and_values(self, source: Float[Tensor, "B S E"]) -> tuple[Tensor, Tensor]:
@@ -177,7 +193,9 @@ class MultiHeadAttention(nn.Module):
 
 
 def group_heads(attention: MultiHeadAttention, kv_heads: int) -> MultiHeadAttention:
-    """The same attention with fewer key and value heads: each is the mean of a group of the old ones."""
+    """The same attention with fewer key and value heads: each is the mean of a group of the old
+    ones.
+    """
     old = attention
     if kv_heads < 1 or old.kv_heads % kv_heads:
         raise ValueError(
@@ -185,6 +203,7 @@ def group_heads(attention: MultiHeadAttention, kv_heads: int) -> MultiHeadAttent
         )
     if old.qkv.adapters is not None or old.output.adapters is not None:
         raise ValueError("kv_heads: the model has adapters; merge or detach them first")
+
     new = MultiHeadAttention(
         old.qkv.in_features,
         old.heads,
@@ -196,12 +215,16 @@ def group_heads(attention: MultiHeadAttention, kv_heads: int) -> MultiHeadAttent
         relative=old.relative is not None,
         layer=old.layer,
     ).to(old.qkv.weight)
+
     weights = dict(old.state_dict())
+
     for name in ("qkv.weight", "qkv.bias"):
         if name in weights:
             by_head = weights[name].unflatten(0, (-1, old.head_width))  # (H + 2K, D, ...)
             query, key, value = by_head.split([old.heads, old.kv_heads, old.kv_heads])
             key, value = (x.unflatten(0, (kv_heads, -1)).mean(1) for x in (key, value))
             weights[name] = torch.cat([query, key, value]).flatten(0, 1)
+
     new.load_state_dict(weights)
+
     return new.train(old.training)

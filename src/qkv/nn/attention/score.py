@@ -23,12 +23,16 @@ def dot(query: Float[Tensor, "*q T D"], key: Float[Tensor, "*k S D"]) -> Float[T
 def scaled_dot(
     query: Float[Tensor, "*q T D"], key: Float[Tensor, "*k S D"]
 ) -> Float[Tensor, "*s T S"]:
-    """<q, k> / sqrt(D): the variance of a sum of D products is D, and softmax saturates on large numbers."""
+    """<q, k> / sqrt(D): the variance of a sum of D products is D, and softmax saturates on large
+    numbers.
+    """
     return dot(query / math.sqrt(query.shape[-1]), key)
 
 
 class General(nn.Module):
-    """<A q, B k> with learned A and B: queries and keys of different widths meet in `width` dimensions."""
+    """<A q, B k> with learned A and B: queries and keys of different widths meet in `width`
+    dimensions.
+    """
 
     def __init__(
         self, query_width: int, key_width: int | None = None, width: int | None = None

@@ -10,6 +10,7 @@ def four_dimensions(matrix: Tensor) -> Tensor:
     """(T, S) or (B, T, S) as (B, H, T, S), with 1 for what is missing."""
     if matrix.dim() == 2:
         return matrix[None, None]
+
     return matrix.unsqueeze(1) if matrix.dim() == 3 else matrix
 
 

@@ -1,7 +1,7 @@
 """What decoding remembers. State is an argument of a forward pass, never an attribute of a layer.
 
-Every state has `length` (positions seen so far) and `reorder` (beam search: row i goes on as the old row rows[i]), so
-one decoding loop serves RNNs and Transformers alike; layers `append` to it.
+Every state has `length` (positions seen so far) and `reorder` (beam search: row i goes on as the
+old row rows[i]), so one decoding loop serves RNNs and Transformers alike; layers `append` to it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def check_rows(remembered: int, given: int) -> None:
 
 
 class KeyValueCache:
-    """Keys and values of the positions seen, for every layer; the buffers double when they are full."""
+    """Keys and values of the positions seen, for every layer; the buffers double when they are
+    full.
+    """
 
     def __init__(self, capacity: int = 64, depth: int = 1) -> None:
         self.depth, self.capacity = depth, capacity
@@ -52,12 +54,15 @@ class KeyValueCache:
         end = start + key.shape[2]
         if layer in self.buffers:
             check_rows(self.buffers[layer][0].shape[0], key.shape[0])
+
         if layer not in self.buffers or self.buffers[layer][0].shape[2] < end:
             self.grow(layer, key, value, start, end)
+
         keys, values = self.buffers[layer]
         keys[:, :, start:end] = key
         values[:, :, start:end] = value
         self.lengths[layer] = end
+
         return self.read(layer)
 
     def grow(self, layer: int, key: Tensor, value: Tensor, start: int, end: int) -> None:
@@ -67,6 +72,7 @@ class KeyValueCache:
         if old is not None:
             for fresh, used in zip(new, old, strict=True):
                 fresh[:, :, :start] = used[:, :, :start]
+
         self.buffers[layer] = (new[0], new[1])
 
     def __contains__(self, layer: int) -> bool:
@@ -90,24 +96,30 @@ def reordered(
 ) -> Float[Tensor, "B K S D"]:
     if not buffer.is_cpu or len(rows) != len(buffer):
         return buffer.index_select(0, rows)
-    # On a CPU new memory costs more than the copy into it: only rows that move are copied, and in their place.
+
+    # On a CPU new memory costs more than the copy into it: only rows that move are copied, and in
+    # their place.
     moved = (rows != torch.arange(len(rows))).nonzero().squeeze(1)  # (M,)
     seen = buffer[:, :, :length]
     seen.index_copy_(0, moved, seen.index_select(0, rows[moved]))
+
     return buffer
 
 
 class StaticCache(KeyValueCache):
     """A cache whose every step looks alike, so that a GPU can record one step and replay it.
 
-    All its places are always there. `padding_mask` says which of them have a word, and the next word of every row goes to
-    `place`, at `positions` in its text; all three are numbers on the device.
+    All its places are always there. `padding_mask` says which of them have a word, and the next
+    word of every row goes to `place`, at `positions` in its text; all three are numbers on the
+    device.
     """
 
     def __init__(
         self, read: KeyValueCache, padding_mask: Bool[Tensor, "B N"], positions: Int[Tensor, "B 1"]
     ) -> None:
-        """After what another cache has read, in its own buffers; `padding_mask` is True for the next word, too."""
+        """After what another cache has read, in its own buffers; `padding_mask` is True for the
+        next word, too.
+        """
         super().__init__(padding_mask.shape[1], read.depth)
         self.buffers, self.padding_mask, self.positions = read.buffers, padding_mask, positions
         self.place = torch.tensor([read.length], device=padding_mask.device)
@@ -124,6 +136,7 @@ class StaticCache(KeyValueCache):
         if not remember(keys, values, self.place, key, value):
             keys.index_copy_(2, self.place, key)
             values.index_copy_(2, self.place, value)
+
         return keys, values
 
     def advance(self) -> None:
@@ -136,7 +149,8 @@ class StaticCache(KeyValueCache):
 class SourceCache(KeyValueCache):
     """A decoder's view of its source: every layer's keys and values of it, computed once.
 
-    Rows that go on from one source, as beams and samples do, share it when they lie side by side, as many for each.
+    Rows that go on from one source, as beams and samples do, share it when they lie side by side,
+    as many for each.
     """
 
     def __init__(
@@ -168,7 +182,9 @@ class SourceCache(KeyValueCache):
 
 
 class DecoderState:
-    """An encoder-decoder Transformer's state: the source as its layers see it, and the target so far."""
+    """An encoder-decoder Transformer's state: the source as its layers see it, and the target so
+    far.
+    """
 
     def __init__(
         self,
@@ -189,29 +205,38 @@ class DecoderState:
 
 
 class SegmentMemory:
-    """Transformer-XL: the hidden states of the last `size` positions, for every layer, without their gradient."""
+    """Transformer-XL: the hidden states of the last `size` positions, for every layer, without
+    their gradient.
+    """
 
     def __init__(self, size: int, depth: int = 1) -> None:
         if size < 1:
             raise ValueError(f"memory: size must be 1 or more, not {size}")
+
         self.size, self.depth = size, depth
         self.length = 0  # positions seen, remembered or not
         self.lengths: dict[int, int] = {}
         self.layers: dict[int, Tensor] = {}
 
     def append(self, layer: int, hidden: Float[Tensor, "B T E"]) -> Float[Tensor, "B S E"]:
-        """Return the remembered states followed by the new ones, and remember the last `size` of both."""
+        """Return the remembered states followed by the new ones, and remember the last `size` of
+        both.
+        """
         if layer in self.layers:
             check_rows(self.layers[layer].shape[0], hidden.shape[0])
+
         if layer == 0:
             if any(self.lengths.get(each, 0) != self.length for each in range(self.depth)):
                 raise ValueError(
                     "state: an earlier pass broke off half-way; begin again with a new state"
                 )
+
             self.length += hidden.shape[1]
+
         both = torch.cat([self.layers[layer], hidden], dim=1) if layer in self.layers else hidden
         self.layers[layer] = both[:, -self.size :].detach()
         self.lengths[layer] = self.lengths.get(layer, 0) + hidden.shape[1]
+
         return both
 
     def reorder(self, rows: Int[Tensor, "B"]) -> None:
@@ -219,7 +244,9 @@ class SegmentMemory:
 
 
 class RecurrentState:
-    """An RNN decoder's state: its hidden vectors (an LSTM's cells too) and, with attention, the encoder's outputs."""
+    """An RNN decoder's state: its hidden vectors (an LSTM's cells too) and, with attention, the
+    encoder's outputs.
+    """
 
     def __init__(
         self,

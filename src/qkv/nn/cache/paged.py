@@ -1,11 +1,14 @@
-"""A memory for many texts that come and go: keys and values of all of them in one store of fixed size.
+"""A memory for many texts that come and go: keys and values of all of them in one store of fixed
+size.
 
-A cache gives each text a row, and a row has room for the longest text. Here a text has places wherever some are free,
-and a table says where each of its positions lies, as the pages of a book may lie anywhere if there is an index. So the
-bytes are chosen once, and nothing is moved when a text ends and another begins.
+A cache gives each text a row, and a row has room for the longest text. Here a text has places
+wherever some are free, and a table says where each of its positions lies, as the pages of a book
+may lie anywhere if there is an index. So the bytes are chosen once, and nothing is moved when a
+text ends and another begins.
 
-A `Turn` is the state of one forward pass over new words of several texts, laid one after the other in a single row:
-what every word does for itself (norms, feed-forward, projections) does not care whose word it is. Only attention does.
+A `Turn` is the state of one forward pass over new words of several texts, laid one after the other
+in a single row: what every word does for itself (norms, feed-forward, projections) does not care
+whose word it is. Only attention does.
 """
 
 from __future__ import annotations
@@ -21,11 +24,15 @@ from qkv.nn.attention.kernels.decode import look_at_pages, supports_pages
 from qkv.nn.attention.mask import Mask, Padding
 
 Attend = Callable[[Tensor, Tensor, Tensor, Mask | None], Tensor]
-"""From queries, keys and values of texts of one length (R, H, T, D), and who may not be looked at, to what is found."""
+"""From queries, keys and values of texts of one length (R, H, T, D), and who may not be looked at,
+to what is found.
+"""
 
 
 class PagedCache:
-    """The store: `places` for a key and a value each, in every layer, and for each of the running texts an index."""
+    """The store: `places` for a key and a value each, in every layer, and for each of the running
+    texts an index.
+    """
 
     def __init__(
         self,
@@ -83,7 +90,9 @@ class PagedCache:
 
 
 class SequenceGroup(NamedTuple):
-    """Texts with as many new words each, side by side in the row: words begin to begin + texts * words."""
+    """Texts with as many new words each, side by side in the row: words begin to begin + texts *
+    words.
+    """
 
     begin: int
     texts: int
@@ -109,7 +118,9 @@ class PackedBatch:
     def __init__(
         self, pages: PagedCache, groups: list[SequenceGroup], places: Int[Tensor, "N"] | None
     ) -> None:
-        """`places` is where the new words' keys and values go; None where a source is looked at, which has its own."""
+        """`places` is where the new words' keys and values go; None where a source is looked at,
+        which has its own.
+        """
         self.pages, self.groups, self.places = pages, groups, places
         self.indices: dict[int, tuple[Tensor, Mask | None]] = {}
 
@@ -127,12 +138,16 @@ class PackedBatch:
         *,
         plain: bool,
     ) -> Float[Tensor, "1 H N D"]:
-        """Every word at its own text, up to itself. `plain`: nothing but that is asked of attention."""
+        """Every word at its own text, up to itself. `plain`: nothing but that is asked of
+        attention.
+        """
         if self.places is not None:
             assert key is not None
             assert value is not None
             self.pages.write(layer, self.places, key, value)
+
         found = []
+
         for number, group in enumerate(self.groups):
             mine = by_text(query, group)  # (R, H, T, D)
             if group.slots is None:
@@ -145,11 +160,15 @@ class PackedBatch:
             else:
                 at, padding_mask = self.index(number, group)
                 heads = attend(mine, *self.pages.read(layer, at), padding_mask)
+
             found.append(heads.transpose(0, 1).flatten(1, 2))  # (H, R T, D)
+
         return (found[0] if len(found) == 1 else torch.cat(found, dim=1)).unsqueeze(0)
 
     def index(self, number: int, group: SequenceGroup) -> tuple[Int[Tensor, "R S"], Mask | None]:
-        """Where a group's texts lie, each to the right: so a query's distance to its keys is what it is alone."""
+        """Where a group's texts lie, each to the right: so a query's distance to its keys is what
+        it is alone.
+        """
         if number not in self.indices:
             assert group.slots is not None
             assert group.lengths is not None
@@ -160,6 +179,7 @@ class PackedBatch:
             at = self.at.index_select(0, group.slots).gather(1, position.clamp(min=0))
             padding_mask: Bool[Tensor, "R S"] | None = None if group.even else position >= 0
             self.indices[number] = (at, None if padding_mask is None else Padding(padding_mask))
+
         return self.indices[number]
 
 

@@ -1,7 +1,8 @@
 """One row on a GPU: a block in five kernels instead of fifteen, for decoding one text.
 
-One row times a matrix takes as long as memory needs to bring the matrix. What comes before and after it (norm, bias,
-activation, residual) is done on the way, because each of them, as a kernel of its own, would take as long as a matrix.
+One row times a matrix takes as long as memory needs to bring the matrix. What comes before and
+after it (norm, bias, activation, residual) is done on the way, because each of them, as a kernel of
+its own, would take as long as a matrix.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ LONGEST = 4096  # of a memory: one program looks at all of it
 
 
 def supports_row(x: Tensor, *weights: Tensor | object) -> bool:
-    """One row of half precision, and nobody asks for a gradient; a compiler would rather see plain code."""
+    """One row of half precision, and nobody asks for a gradient; a compiler would rather see plain
+    code.
+    """
     if triton is None or not x.is_cuda or x.numel() != x.shape[-1] or torch.compiler.is_compiling():
         return False
     if (
@@ -40,6 +43,7 @@ def supports_row(x: Tensor, *weights: Tensor | object) -> bool:
         or torch.is_autocast_enabled("cuda")
     ):
         return False
+
     return all(isinstance(w, Tensor) and w.dtype == x.dtype and w.stride(-1) == 1 for w in weights)
 
 
@@ -47,6 +51,7 @@ def supports_block(block: Block, x: Tensor, state: object) -> bool:
     """A decoder's block with its norm before, which nobody listens to, and a memory of fixed size."""
     if triton is None or not isinstance(state, StaticCache) or not supports_row(x):
         return False
+
     attention, forward = block.attention, block.feed_forward
     layers = (attention.qkv, attention.output, forward.up, forward.down)
     plain = supports_row(x, *(each.weight for each in layers)) and all(
@@ -63,6 +68,7 @@ def supports_block(block: Block, x: Tensor, state: object) -> bool:
         return False
     if state.capacity > LONGEST:
         return False
+
     return not any(each.listeners for each in (block.hooks, attention.hooks, forward.hooks))
 
 
@@ -83,6 +89,7 @@ def through(
     hidden = times(
         x, forward.up.weight, forward.up.bias, norm=norm, activation=ACTIVATIONS[forward.activation]
     )
+
     return times(hidden, forward.down.weight, forward.down.bias, residual=x)
 
 
@@ -111,16 +118,19 @@ def times(
             x, gain, shift, row, E, epsilon, LANES=whole, SHIFT=shift is not None, num_warps=4
         )
         x, norm, gain, shift = row, None, None, None
+
     rows, lanes, warps = (2, min(whole, 1024), 4 if N < 5000 else 1)
     if norm is not None:
         rows, lanes, warps = (4, whole, 2)
     elif N > 16384:
         rows, lanes, warps = (4, min(whole, 512), 1)
+
     times_row[(triton.cdiv(N, rows),)](
         x, gain, shift, weight, bias, residual, output, N, E, weight.stride(0), epsilon,
         ROWS=rows, LANES=lanes, NORM=norm is not None, SHIFT=shift is not None, ACTIVATION=activation,
         BIAS=bias is not None, RESIDUAL=residual is not None, num_warps=warps,
     )  # fmt: skip
+
     return output
 
 
@@ -141,6 +151,7 @@ def remember_and_look(
         keys.stride(1), keys.stride(2), values.stride(1), values.stride(2),
         HEADS=heads, KV_HEADS=K, D=D, TILE=tile, ROTARY=rotary is not None, num_warps=8,
     )  # fmt: skip
+
     return output
 
 
@@ -148,13 +159,16 @@ if triton is not None:
 
     @triton.jit
     def normed(x, gain, shift, e, E, epsilon, SHIFT: tl.constexpr, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
-        """LayerNorm, or RMSNorm where there is no shift, of a row that lies in one program's registers."""
+        """LayerNorm, or RMSNorm where there is no shift, of a row that lies in one program's
+        registers.
+        """
         row = tl.load(x + e, mask=e < E, other=0.0).to(tl.float32)
         square = tl.sum(row * row, 0) / E
         if SHIFT:
             mean = tl.sum(row, 0) / E
             square -= mean * mean
             row -= mean
+
         row = (
             row
             * tl.rsqrt(square + epsilon)
@@ -162,6 +176,7 @@ if triton is not None:
         )
         if SHIFT:
             row += tl.load(shift + e, mask=e < E, other=0.0).to(tl.float32)
+
         return row.to(dtype).to(tl.float32)  # rounded wherever plain code would round it
 
     @triton.jit
@@ -178,7 +193,9 @@ if triton is not None:
         ROWS: tl.constexpr, LANES: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr, ACTIVATION: tl.constexpr,
         BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     ):  # fmt: skip
-        """Each program reads ROWS rows of the matrix once; if there is a norm, then with all of x at once."""
+        """Each program reads ROWS rows of the matrix once; if there is a norm, then with all of x
+        at once.
+        """
         dtype: tl.constexpr = output.dtype.element_ty
         GATED: tl.constexpr = (
             ACTIVATION == 5
@@ -187,6 +204,7 @@ if triton is not None:
         at = weight + n[:, None].to(tl.int64) * stride
         total = tl.zeros((ROWS, LANES), tl.float32)
         gated = tl.zeros((ROWS, LANES), tl.float32)
+
         for first in range(0, E, LANES):
             e = first + tl.arange(0, LANES)
             there = (n[:, None] < N) & (e[None, :] < E)
@@ -195,36 +213,47 @@ if triton is not None:
                 row = normed(x, gain, shift, e, E, epsilon, SHIFT, dtype)
             else:
                 row = tl.load(x + e, mask=e < E, other=0.0).to(tl.float32)
+
             total += w.to(tl.float32) * row[None, :]
             if GATED:
                 w = tl.load(at + N.to(tl.int64) * stride + e[None, :], mask=there, other=0.0)
                 gated += w.to(tl.float32) * row[None, :]
+
         found = tl.sum(total, 1)
         if BIAS:
             found += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
+
         found = found.to(dtype).to(tl.float32)
         if ACTIVATION == 1:
             found = tl.maximum(found, 0.0)
+
         if ACTIVATION == 2:
             found = 0.5 * found * (1.0 + tl.erf(found * 0.7071067811865476))
+
         if ACTIVATION == 3:
             inner = 0.7978845608028654 * (found + 0.044715 * found * found * found)
             found = found * tl.sigmoid(2.0 * inner)
+
         if ACTIVATION == 4:
             found = found * tl.sigmoid(found)
+
         if GATED:
             up = tl.sum(gated, 1)
             if BIAS:
                 up += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)
+
             gate = (found * tl.sigmoid(found)).to(dtype).to(tl.float32)
             found = gate * up.to(dtype).to(tl.float32)
+
         if ACTIVATION == 6:
             found = tl.maximum(found, 0.0)
             found = found * found
+
         if RESIDUAL:
             found = found.to(dtype).to(tl.float32) + tl.load(
                 residual + n, mask=n < N, other=0.0
             ).to(tl.float32)
+
         tl.store(output + n, found.to(dtype), mask=n < N)
 
     @triton.jit
@@ -235,6 +264,7 @@ if triton is not None:
         sin = tl.load(rotary + D + d).to(dtype).to(tl.float32)
         own = tl.load(x + d).to(tl.float32)
         other = tl.load(x + (d + D // 2) % D).to(tl.float32)
+
         return own * cos + tl.where(d < D // 2, -other, other) * sin
 
     @triton.jit
@@ -242,7 +272,9 @@ if triton is not None:
         qkv, rotary, keys, values, place, padding_mask, output, S, scale, key_head, key_place, value_head, value_place,
         HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr, ROTARY: tl.constexpr,
     ):  # fmt: skip
-        """One head: the new key and value are taken as they come, all earlier ones from memory, tile by tile."""
+        """One head: the new key and value are taken as they come, all earlier ones from memory,
+        tile by tile.
+        """
         dtype: tl.constexpr = output.dtype.element_ty
         head = tl.program_id(0)
         group: tl.constexpr = HEADS // KV_HEADS
@@ -257,15 +289,18 @@ if triton is not None:
         else:
             q = tl.load(qkv + head * D + d).to(tl.float32) * scale
             k = tl.load(new_key + d)
+
         at = tl.load(place)
         keys += own * key_head
         values += own * value_head
         if head % group == 0:
             tl.store(keys + at * key_place + d, k)
             tl.store(values + at * value_place + d, v)
+
         top = tl.sum(k.to(tl.float32) * q, 0)
         total = 1.0
         found = v.to(tl.float32)
+
         for first in range(0, S, TILE):
             s = first + tl.arange(0, TILE)
             there = (s < S) & (s != at)
@@ -283,4 +318,5 @@ if triton is not None:
             found = found * less + tl.sum(said.to(tl.float32) * weight[:, None], 0)
             total = total * less + tl.sum(weight, 0)
             top = higher
+
         tl.store(output + head * D + d, (found / total).to(dtype))

@@ -1,10 +1,12 @@
-"""A matrix in a quarter of the memory, one byte a number. The bytes are frozen; what they multiply stays float32.
+"""A matrix in a quarter of the memory, one byte a number. The bytes are frozen; what they multiply
+stays float32.
 
-A product is the sum of the matrix's columns, each times its number of x:   W x = W[:, 0] x[0] + W[:, 1] x[1] + ...
-So the matrix lies column by column, each cut into pieces of up to 192 numbers. A piece has its own offset and step:
-its smallest number is byte 0 and its largest byte 255, so number = offset + step * byte is at most step / 2 wrong.
-PyTorch has a fast kernel for weighted sums of such pieces: an embedding bag. Before, the rows are brought to one size,
-so that a piece need not stretch for a large one; their sizes are put back after the product.
+A product is the sum of the matrix's columns, each times its number of x:   W x = W[:, 0] x[0] +
+W[:, 1] x[1] + ... So the matrix lies column by column, each cut into pieces of up to 192 numbers. A
+piece has its own offset and step: its smallest number is byte 0 and its largest byte 255, so number
+= offset + step * byte is at most step / 2 wrong. PyTorch has a fast kernel for weighted sums of
+such pieces: an embedding bag. Before, the rows are brought to one size, so that a piece need not
+stretch for a large one; their sizes are put back after the product.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ FEW_ROWS = 24  # with more, it is faster to make float32 numbers of the bytes fi
 
 
 class Int8Matrix(nn.Module):
-    """A matrix of N rows and E columns as bytes, for a CPU. Its rows lie in G groups of P, the length of a piece."""
+    """A matrix of N rows and E columns as bytes, for a CPU. Its rows lie in G groups of P, the
+    length of a piece.
+    """
 
     packed: UInt8[
         Tensor, "GE Z"
@@ -57,6 +61,7 @@ class Int8Matrix(nn.Module):
             raise ValueError(
                 f"model: int8 weights multiply float32 numbers on a CPU, not {x.dtype} on {x.device}"
             )
+
         first, last, _ = (rows or slice(None)).indices(self.shape[0])
         groups = range(
             first // self.piece, -(-last // self.piece)
@@ -71,7 +76,9 @@ class Int8Matrix(nn.Module):
                 product[:, first - before : last - before],
                 size[first:last],
             )  # (M, R), (R,)
+
         product = product * size if bias is None else torch.addcmul(bias, product, size)
+
         return product.view(*x.shape[:-1], last - first)
 
     def summed(self, x: Float[Tensor, "M E"], groups: range) -> Float[Tensor, "M GP"]:
@@ -82,12 +89,15 @@ class Int8Matrix(nn.Module):
         sums = torch.ops.quantized.embedding_bag_byte_rowwise_offsets(
             self.packed, places, begins, per_sample_weights=weights, include_last_offset=True
         )  # (G * M, P)
+
         return (
             sums.view(1, -1) if M == 1 else sums.view(G, M, self.piece).transpose(0, 1).flatten(1)
         )
 
     def multiplied(self, x: Float[Tensor, "M E"], groups: range) -> Float[Tensor, "M GP"]:
-        """Group by group: the float32 numbers of one are few enough to stay in the processor's cache."""
+        """Group by group: the float32 numbers of one are few enough to stay in the processor's
+        cache.
+        """
         return torch.cat(
             [x @ numbers(pieces) for pieces in self.by_group[groups.start : groups.stop]], dim=1
         )
@@ -104,6 +114,7 @@ class Int8Matrix(nn.Module):
             self.by_group[group, :, self.piece :],
         )  # (*n, E), (*n, E, 8)
         step, offset = ends.view(torch.float32).unbind(-1)  # (*n, E) each
+
         return (offset + step * found) * self.size[ids].unsqueeze(-1)
 
     def dequantised(self) -> Float[Tensor, "N E"]:
@@ -115,6 +126,7 @@ class Int8Matrix(nn.Module):
             raise TypeError(
                 "model: int8 weights are frozen; train the float32 model, and make int8 of it again"
             )
+
         return super().train(mode)
 
     def _save_to_state_dict(self, *_: object) -> None:
@@ -147,7 +159,9 @@ def numbers(pieces: UInt8[Tensor, "E Z"]) -> Float[Tensor, "E P"]:
 
 @lru_cache(maxsize=64)
 def bags(groups: range, M: int, E: int) -> tuple[Int32[Tensor, "GME"], Int32[Tensor, "B"]]:
-    """Which pieces are summed for each group and each of M rows, and where each sum begins. The same every step."""
+    """Which pieces are summed for each group and each of M rows, and where each sum begins. The
+    same every step.
+    """
     pieces = torch.arange(groups.start * E, groups.stop * E, dtype=torch.int32)  # (G * E,)
     places = pieces.view(-1, 1, E).expand(-1, M, -1).flatten()
     return places, torch.arange(0, len(places) + 1, E, dtype=torch.int32)

@@ -1,7 +1,9 @@
-"""A linear layer: x W^T + b. `F.linear` is the definition; others do the same faster where they can.
+"""A linear layer: x W^T + b. `F.linear` is the definition; others do the same faster where they
+can.
 
-Decoding multiplies a few rows by every matrix of the model, so each matrix is read once for little work. On a CPU
-PyTorch's usual kernels then reach half the speed of memory; oneDNN's, on the very same tensors, come near it.
+Decoding multiplies a few rows by every matrix of the model, so each matrix is read once for little
+work. On a CPU PyTorch's usual kernels then reach half the speed of memory; oneDNN's, on the very
+same tensors, come near it.
 """
 
 from __future__ import annotations
@@ -35,16 +37,20 @@ def linear(
     """x W^T + b, or only the given rows of W and b."""
     if rows is not None and bias is not None:
         bias = bias[rows]
+
     if isinstance(weight, Int8Matrix):
         return weight.linear(x, bias, rows)
+
     if rows is not None:
         weight = weight[rows]
+
     if decode_block.supports_row(x, weight):
         return decode_block.times(x, weight, bias)
     if wide_supports(x, weight):
         return wide(x, weight, bias)
     if onednn_supports(x, weight):
         return torch.ops.mkldnn._linear_pointwise(x, as_prepacked(weight), bias, "none", [], "")
+
     return F.linear(x, weight, bias)
 
 
@@ -65,6 +71,7 @@ def onednn_supports(x: Tensor, weight: Tensor) -> bool:
         return False
     if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
         return False
+
     return 0 < x.numel() <= FEW_ROWS * x.shape[-1] and weight.is_contiguous()
 
 
@@ -76,6 +83,7 @@ def wide_supports(x: Tensor, weight: Tensor) -> bool:
         or torch.is_autocast_enabled("cuda")
     ):
         return False
+
     half = x.is_cuda and x.dtype == weight.dtype and x.dtype.itemsize == 2
     return half and weight.shape[0] > 1024 and weight.shape[0] % 8 != 0
 
@@ -86,14 +94,18 @@ def wide(
     """The most of its words, in a number that the fast kernels like, and the few others after them."""
     rows, N = x.flatten(0, -2), weight.shape[0]  # (R, E)
     output, most = x.new_empty(len(rows), -(-N // 64) * 64)[:, :N], N // 64 * 64
+
     for part in (slice(0, most), slice(most, N)):
         torch.mm(rows, weight[part].t(), out=output[:, part])
+
     return (output if bias is None else output + bias).unflatten(0, x.shape[:-1])
 
 
 @fused
 class Linear(nn.Linear):
-    """A layer of a matrix and a bias, made and initialised as PyTorch's own; it may have low-rank adapters."""
+    """A layer of a matrix and a bias, made and initialised as PyTorch's own; it may have low-rank
+    adapters.
+    """
 
     def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
         super().__init__(inputs, outputs, bias)
@@ -103,4 +115,5 @@ class Linear(nn.Linear):
         y = linear(x, self.weight, self.bias, rows)
         if self.adapters is None:
             return y
+
         return self.adapters(x, y, range(self.out_features)[rows or slice(None)])

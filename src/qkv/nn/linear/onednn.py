@@ -1,4 +1,6 @@
-"""Matrices in the order in which a CPU's kernel reads them: worth the copy when one task uses them many times."""
+"""Matrices in the order in which a CPU's kernel reads them: worth the copy when one task uses them
+many times.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ LARGEST = 2**30  # bytes of a model of which there may be a second copy
 
 @contextmanager
 def prepacking(into: Prepacked | None = None) -> Iterator[None]:
-    """While the context is open every matrix is packed once and kept, `into` what is given or for so long."""
+    """While the context is open every matrix is packed once and kept, `into` what is given or for
+    so long.
+    """
     before = packed.set({} if into is None else into)
     try:
         yield
@@ -35,10 +39,12 @@ def as_prepacked(weight: Tensor) -> Tensor:
     kept = packed.get()
     if kept is None:
         return weight
+
     changes = (
         0 if weight.is_inference() else weight._version
     )  # a weight that was trained since is another
     key = (weight.data_ptr(), *weight.shape, changes)
     if key not in kept:
         kept[key] = (weight, torch.ops.mkldnn._reorder_linear_weight(weight, None))
+
     return kept[key][1]

@@ -27,6 +27,7 @@ class Admission:
             runner,
             scheduler,
         )
+
         self.limit = (
             limit_of(model, "refuse")
             if isinstance(model, GPT)
@@ -42,6 +43,7 @@ class Admission:
         source = list(ask.prompt) if translator else None
         seeds = row_seeds(ask.seed, ask.samples)
         texts: list[ServingSequence] = []
+
         for row in range(1 if ask.beams > 1 else ask.samples):
             ids = [self.start] if translator else list(ask.prompt)
             first = texts[0] if texts else None
@@ -51,10 +53,14 @@ class Admission:
                 "source": source,
                 "first": first,
             }
+
             texts.append(ServingSequence(ticket, row, ids, self.tokenizer, **how))
+
         if ask.beams > 1:
             texts[0].search = BeamSearchState(ask, ask.ends[0], texts[0].most)
+
         self.check_room(texts[0])
+
         return texts
 
     @property
@@ -63,6 +69,7 @@ class Admission:
             raise RequestRefused(
                 400, "model: its tokenizer has no start token, so it cannot begin a translation"
             )
+
         return self.tokenizer.start
 
     @property
@@ -90,11 +97,13 @@ class Admission:
             raise ValueError(
                 "beams: a search has one end, and neither stop strings nor heads that are off"
             )
+
         ask.choice.check(config.vocabulary, ask.ends)
         if ask.off and not isinstance(self.runner, PagedRunner):
             raise ValueError(
                 f"heads_off: heads cannot be switched off in a {type(self.model).__name__} while it speaks"
             )
+
         for layer, head in ask.off:
             if not (0 <= layer < self.layers and 0 <= head < config.heads):
                 raise ValueError(
@@ -103,12 +112,15 @@ class Admission:
                 )
 
     def check_room(self, text: ServingSequence) -> None:
-        """Whether it fits into the cache when it is alone there; and whether so many beams can ever run."""
+        """Whether it fits into the cache when it is alone there; and whether so many beams can ever
+        run.
+        """
         scheduler, beams = self.scheduler, 1 if text.search is None else text.search.rule.beams
         if beams > scheduler.rows:
             raise ValueError(
                 f"beams: expected at most {scheduler.rows}, as many as may run at once, not {beams}"
             )
+
         needed, there = (
             scheduler.most(text) * beams + scheduler.source(text),
             scheduler.blocks.total,

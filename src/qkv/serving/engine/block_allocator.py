@@ -1,7 +1,9 @@
-"""Who has which part of the cache. It is cut into blocks of a few places; a text takes one when it needs one.
+"""Who has which part of the cache. It is cut into blocks of a few places; a text takes one when it
+needs one.
 
-Texts that begin alike share the blocks of their beginning: a block that is full is known by all that stands in it and
-before it. One that nobody uses any more stays known until it is taken for something else, the longest unused first.
+Texts that begin alike share the blocks of their beginning: a block that is full is known by all
+that stands in it and before it. One that nobody uses any more stays known until it is taken for
+something else, the longest unused first.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ BLOCK = 16
 
 
 class CachedBlock(NamedTuple):
-    """What stands in a full block: its tokens, after those of another one; or, first, of a kind of text."""
+    """What stands in a full block: its tokens, after those of another one; or, first, of a kind of
+    text.
+    """
 
     before: int | str
     ids: tuple[int, ...]
@@ -30,7 +34,9 @@ class BlockAllocator:
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(blocks)
         """The longest unused first."""
         self.holds: dict[int, tuple[CachedBlock, int]] = {}
-        """Of known blocks, what stands there, and its number: a block that is filled anew gets another."""
+        """Of known blocks, what stands there, and its number: a block that is filled anew gets
+        another.
+        """
         self.where: dict[CachedBlock, int] = {}
         self.users = dict.fromkeys(self.free, 0)
         self.number = 0
@@ -46,11 +52,14 @@ class BlockAllocator:
     def take(self) -> int:
         if not self.free:
             raise OutOfBlocks
+
         block, _ = self.free.popitem(last=False)
         if block in self.holds:
             known, _ = self.holds.pop(block)
             del self.where[known]
+
         self.users[block] = 1
+
         return block
 
     def share(self, block: int) -> int:
@@ -65,15 +74,20 @@ class BlockAllocator:
                 self.free[block] = None
 
     def shared(self, kind: str, ids: Sequence[int], most: int) -> list[int]:
-        """The blocks that hold the beginning of a text, at most so many of its tokens, now used by one more."""
+        """The blocks that hold the beginning of a text, at most so many of its tokens, now used by
+        one more.
+        """
         found: list[int] = []
         before: int | str = kind
+
         for first in range(0, most - BLOCK + 1, BLOCK):
             block = self.where.get(CachedBlock(before, tuple(ids[first : first + BLOCK])))
             if block is None:
                 break
+
             found.append(self.share(block))
             before = self.holds[block][1]
+
         return found
 
     def know(self, kind: str, ids: Sequence[int], blocks: Sequence[int]) -> None:
@@ -84,6 +98,8 @@ class BlockAllocator:
             if known not in self.where and block not in self.holds:
                 self.number += 1
                 self.where[known], self.holds[block] = block, (known, self.number)
+
             if known not in self.where:
                 return  # the block holds something that is known otherwise
+
             before = self.holds[self.where[known]][1]

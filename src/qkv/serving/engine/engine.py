@@ -1,7 +1,8 @@
-"""The engine of one model: schedule, run, postprocess. One step is one word of every text that speaks.
+"""The engine of one model: schedule, run, postprocess. One step is one word of every text that
+speaks.
 
-Requests join and leave between any two steps. On a GPU the next step is under way before the words of the last one are
-read: they stay on the device, where the next step finds them.
+Requests join and leave between any two steps. On a GPU the next step is under way before the words
+of the last one are read: they stay on the device, where the next step finds them.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ FIRST_CHUNK = 64
 LEAST_CHUNK = 64
 """Fewer are hardly quicker: each step reads all weights."""
 LEAST_PART = 0.1
-"""Of a step's seconds, reading prompts took this part at least: the fixed cost varies from step to step."""
+"""Of a step's seconds, reading prompts took this part at least: the fixed cost varies from step to
+step.
+"""
 
 
 class LaunchedStep(NamedTuple):
@@ -70,8 +73,8 @@ class Engine:
         rows: int = 64,
         tokens: int | None = None,
     ) -> None:
-        """`cache` bytes for all that texts remember; `rows` texts run at once. So many `tokens` of prompts are read in
-        a step, at most: who speaks need not wait for one who reads."""
+        """`cache` bytes for all that texts remember; `rows` texts run at once. So many `tokens` of
+        prompts are read in a step, at most: who speaks need not wait for one who reads."""
         self.model, self.tokenizer, self.news = model, tokenizer, news
         self.jobs: deque[tuple[RequestHandle, Callable[[Model, Tokenizer], Any]]] = deque()
         self.counts = dict.fromkeys(
@@ -85,6 +88,7 @@ class Engine:
         self.taking: Admission | None = None
         if not isinstance(model, GPT | Transformer | RNN):
             return
+
         paged = isinstance(model, Transformer) or (
             isinstance(model, GPT) and not model.config.memory
         )
@@ -101,6 +105,7 @@ class Engine:
             states=None if isinstance(self.runner, PagedRunner) else self.runner.states,
             settle=self.settle,
         )
+
         self.taking = Admission(model, tokenizer, self.runner, self.scheduler)
         self.ahead = gpu and paged
         self.short_chunk = min(FIRST_CHUNK, self.scheduler.tokens)
@@ -116,6 +121,7 @@ class Engine:
             raise RequestRefused(
                 400, f"model: a {type(self.model).__name__} says no words; ask what it can do"
             )
+
         self.taking.check(ask)
 
     def take(self, ticket: RequestHandle) -> None:
@@ -140,34 +146,41 @@ class Engine:
         """Whether there is anything to do."""
         if self.runner is None:
             return bool(self.jobs)
+
         return bool(self.jobs or self.scheduler.running or self.scheduler.waiting or self.pending)
 
     def step(self, *, short: bool = False) -> bool:
-        """Whether there was anything to do. While other models wait, a step is to be `short`: it reads no more tokens
-        of prompts than take some `SHORT_STEP` seconds, and does not run ahead: its seconds are all that it took."""
+        """Whether there was anything to do. While other models wait, a step is to be `short`: it
+        reads no more tokens of prompts than take some `SHORT_STEP` seconds, and does not run ahead:
+        its seconds are all that it took."""
         worked = self.do_a_job()
         if self.runner is None:
             return worked
+
         self.let_go()
         if short:
             self.settle()
+
         begin = time.monotonic()
         batch = self.scheduler.schedule(self.short_chunk if short else None)
         if not batch:
             return self.settle() or worked
+
         self.counts["steps"] += 1
         outcome = self.try_run(batch)
         self.settle()  # words of the step before, while this one is under way
         self.pending = outcome
         if short or not self.ahead or any(text.search is not None for text in batch.texts):
             self.settle()
+
         if short or not self.ahead:  # else these are seconds of the step before
             self.measure(sum(count for _, count in batch.reading), time.monotonic() - begin)
+
         return True
 
     def measure(self, read: int, seconds: float) -> None:
-        """How many tokens of prompts fit into a short step, by what the last step took that read some, less the fixed
-        cost of a step: fewer tokens do not make that smaller."""
+        """How many tokens of prompts fit into a short step, by what the last step took that read
+        some, less the fixed cost of a step: fewer tokens do not make that smaller."""
         if not read:
             self.fixed_cost = seconds
         elif seconds > 0:
@@ -179,14 +192,18 @@ class Engine:
     def do_a_job(self) -> bool:
         if not self.jobs:
             return False
+
         ticket, work = self.jobs.popleft()
         if ticket.gone:
             return True
+
         self.settle()
+
         try:
             self.news(ticket, JobResult(work(self.model, self.tokenizer)))
         except BaseException as error:
             self.news(ticket, ordinary(error))
+
         return True
 
     def try_run(self, batch: ScheduledStep) -> LaunchedStep | None:
@@ -199,12 +216,16 @@ class Engine:
             if len({text.ticket.number for text in batch.texts}) == 1:
                 self.fail(batch.texts[0], error)
                 return None
+
         for text, read, state in before:  # as if it had never been tried
             text.read, text.state = read, state
+
         self.settle()
+
         for one in batch.alone():
             self.pending = self.try_run(one) if not one.texts[0].ended else None
             self.settle()
+
         return None
 
     @torch.inference_mode()
@@ -215,34 +236,45 @@ class Engine:
             for text in batch.speaking:
                 text.read += 1
                 text.drawn += 1
+
             return self.sent(batch.speaking, words, {})
+
         aloud = [text for text, _ in batch.reading if text.ask.prompt_top is not None]
         logits = score_prompt(self, batch) if aloud else self.runner.run(batch)
         done = [text for text, count in batch.reading if text.read + count == text.positions]
         texts = batch.speaking + done
+
         for text, count in [(text, 1) for text in batch.speaking] + batch.reading:
             text.read += count
             self.counts["prompt_tokens"] += 0 if text.speaks else count
+
         for text in done:
             self.scheduler.know(text)
+
         if any(text.search is not None for text in texts):
             logits, texts = advance(self, logits, texts)
+
         drawing = [(row, text) for row, text in enumerate(texts) if text.ask.length]
         if len(drawing) < len(texts):
             logits = logits[
                 torch.tensor([row for row, _ in drawing], dtype=torch.int64, device=logits.device)
             ]
+
         for text in texts:
             if not text.ask.length:
                 self.end(text, text.piece("length"))
+
         texts, words, tops = self.choose(logits, [text for _, text in drawing])
         if texts:
             self.runner.hear(texts, words)
+
         for row, text in enumerate(texts):
             if text.heard is not None:
                 text.heard.add(words[row : row + 1])
+
             text.drawn += 1
             text.speaks = True
+
         return self.sent(texts, words, tops)
 
     def choose(
@@ -256,9 +288,11 @@ class Engine:
             if len(texts) == 1:
                 self.fail(texts[0], error)
                 return [], torch.empty(0, dtype=torch.int64, device=logits.device), {}
+
         each = [self.choose(logits[row : row + 1], [text]) for row, text in enumerate(texts)]
         left = [one for one in each if one[0]]
         words = torch.cat([one[1] for one in each])
+
         return (
             [one[0][0] for one in left],
             words,
@@ -271,10 +305,12 @@ class Engine:
         """The words on their way to the host."""
         if not words.is_cuda:
             return LaunchedStep(texts, words, tops, None)
+
         host = torch.empty(words.shape, dtype=words.dtype, pin_memory=True)
         host.copy_(words, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
+
         return LaunchedStep(texts, host, tops, arrived)
 
     # What was said
@@ -284,12 +320,16 @@ class Engine:
         outcome, self.pending = self.pending, None
         if outcome is None:
             return False
+
         if outcome.arrived is not None:
             outcome.arrived.synchronize()
+
         tops, heard = outcome.tops, 0
+
         for row, (text, word) in enumerate(zip(outcome.texts, outcome.words.tolist(), strict=True)):
             if text.ended:
                 continue  # it ended a step ago, or nobody waits for it
+
             try:
                 reason = text.hear(
                     word, tops[row].said(word) if row in tops else TokenLogprob(word, None, [])
@@ -302,7 +342,9 @@ class Engine:
                     self.news(text.ticket, text.piece(None))
             except BaseException as error:
                 self.fail(text, ordinary(error))
+
         self.counts["said_tokens"] += heard
+
         return True
 
     def end(self, text: ServingSequence, piece: OutputChunk) -> None:
@@ -320,6 +362,7 @@ class Engine:
                 if isinstance(error, RuntimeError)
                 else RuntimeError(f"model: {type(error).__name__}")
             )
+
         self.counts["failed"] += 1
         self.drop(text.ticket)
         self.news(text.ticket, error)
@@ -332,27 +375,35 @@ class Engine:
         ]:
             text.ended = True
             scheduler.leave(text)
+
         scheduler.waiting = deque(text for text in scheduler.waiting if text.ticket is not ticket)
 
     def catch_up(self, *, others: bool) -> bool:
-        """What must not wait for this model's next step: deadlines, cancellations and, while `others` wait for the
-        thread, the tokens of a step that ran ahead. Whether there were any of these."""
+        """What must not wait for this model's next step: deadlines, cancellations and, while
+        `others` wait for the thread, the tokens of a step that ran ahead. Whether there were any of
+        these."""
         self.let_go()
         return others and self.settle()
 
     def let_go(self) -> None:
-        """Of those whose client is gone, and those whose time is over; also between two steps, with one `pending`."""
+        """Of those whose client is gone, and those whose time is over; also between two steps, with
+        one `pending`.
+        """
         if self.runner is None:
             return
+
         texts, now = [*self.scheduler.running, *self.scheduler.waiting], time.monotonic()
+
         for ticket in {
             text.ticket.number: text.ticket for text in texts if text.ticket.gone
         }.values():
             self.counts["cancelled"] += 1
             self.drop(ticket)
+
         late = [text for text in texts if (text.ask.deadline or now) < now and not text.ended]
         if late:
             self.settle()
+
         for text in late:
             if not text.ended:
                 self.end_late(text)
@@ -363,6 +414,7 @@ class Engine:
         else:
             if text in self.scheduler.waiting:
                 self.scheduler.waiting.remove(text)
+
             self.end(text, text.piece("deadline"))
 
     def tickets(self) -> list[RequestHandle]:
@@ -391,4 +443,5 @@ class Engine:
                 "shared_tokens": self.scheduler.shared_tokens,
             }
             found["cache_bytes"] = self.runner.nbytes
+
         return found

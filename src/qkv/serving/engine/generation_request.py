@@ -69,7 +69,9 @@ class GenerationRequest:
     top: int | None = None
     """Of each token said its log-probability, and so many alternatives."""
     prompt_top: int | None = None
-    """The same of each token of the prompt, which is then said first, as row 0's first piece, with an empty text."""
+    """The same of each token of the prompt, which is then said first, as row 0's first piece, with
+    an empty text.
+    """
     off: tuple[tuple[int, int], ...] = ()
     """Heads that say nothing, as (layer, head); of a translator its decoder's own."""
     stream: bool = False
@@ -90,28 +92,32 @@ numbers = itertools.count(1)
 
 
 class RequestHandle:
-    """A request on its way. Made inside an event loop it is read there, `async for piece in ticket`; else `for`.
+    """A request on its way. Made inside an event loop it is read there, `async for piece in
+    ticket`; else `for`.
 
-    A job, which is some work of a model's own, has one result: `await ticket.result()`, or `ticket.wait()`.
+    A job, which is some work of a model's own, has one result: `await ticket.result()`, or
+    `ticket.wait()`.
     """
 
     def __init__(self, ask: GenerationRequest | Callable[..., Any]) -> None:
         self.ask, self.number = ask, next(numbers)
         self.gone = False
         """Nobody waits any more: the engine lets it go before its next step."""
+
         try:
             self.loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
             self.news: asyncio.Queue[Any] | queue.SimpleQueue[Any] = asyncio.Queue()
         except RuntimeError:
             self.loop, self.news = None, queue.SimpleQueue()
+
         self.left = ask.samples if isinstance(ask, GenerationRequest) else 1
         """Texts that have not ended."""
         self.unread = 0
         """Pieces on their way to the one who reads."""
 
     def may_hear(self, texts: int) -> bool:
-        """Whether what was said of so many texts is taken: while it is not, more is said, and comes in one piece. So a
-        server that is slower than its engine sends fewer, longer ones."""
+        """Whether what was said of so many texts is taken: while it is not, more is said, and comes
+        in one piece. So a server that is slower than its engine sends fewer, longer ones."""
         return self.loop is None or self.unread < texts
 
     def cancel(self) -> None:
@@ -125,8 +131,10 @@ class RequestHandle:
         if isinstance(news, Exception):
             self.left = 0
             raise news
+
         if isinstance(news, JobResult) or news.reason is not None:
             self.left -= 1
+
         return news
 
     async def __aiter__(self) -> AsyncIterator[OutputChunk]:

@@ -1,4 +1,6 @@
-"""Prompts read aloud: of every token, how likely it was, and what else could have stood there (echo with logprobs)."""
+"""Prompts read aloud: of every token, how likely it was, and what else could have stood there (echo
+with logprobs).
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,23 @@ PLACES = 128  # whose logits are made at a time
 
 
 def score_prompt(engine: Engine, batch: ScheduledStep) -> Float[Tensor, "M V"]:
-    """Run a step, and tell what its prompts hold. A text that was read before, and gave way, tells nothing twice."""
+    """Run a step, and tell what its prompts hold. A text that was read before, and gave way, tells
+    nothing twice.
+    """
     assert engine.runner is not None
     hidden = engine.runner.hidden(batch)
     begin, last = len(batch.speaking), list(range(len(batch.speaking)))
+
     for text, count in batch.reading:
         if text.ask.prompt_top is not None and text.row == 0:
             tell(engine, text, count, hidden[begin : begin + count])
+
         begin += count
         if text.read + count == text.positions:
             last.append(begin - 1)
             if text.fresh and not text.drawn:
                 engine.news(text.ticket, text.piece(None))
+
     return engine.says.logits(hidden[torch.tensor(last, dtype=torch.int64, device=hidden.device)])
 
 
@@ -42,6 +49,7 @@ def tell(engine: Engine, text: ServingSequence, count: int, hidden: Float[Tensor
     if text.told == 0:
         text.fresh.append(TokenLogprob(text.ids[0], None, []))
         text.told = 1
+
     for first in range(text.told, min(text.read + count, text.prompt - 1) + 1, PLACES):
         tokens = text.ids[first : min(first + PLACES, text.read + count + 1, text.prompt)]
         place = first - 1 - text.read
@@ -57,6 +65,7 @@ def likely(logits: Float[Tensor, "T V"], ids: Sequence[int], count: int) -> list
     likeliest, others = logprobs.topk(min(count, logits.shape[1]))
     own = logprobs.gather(1, torch.tensor(ids, device=logits.device).unsqueeze(1)).squeeze(1)
     found = []
+
     for id, logprob, tokens, values in zip(
         ids, own.tolist(), others.tolist(), likeliest.tolist(), strict=True
     ):
@@ -66,4 +75,5 @@ def likely(logits: Float[Tensor, "T V"], ids: Sequence[int], count: int) -> list
                 id, logprob, [Alternative(token, value, math.exp(value)) for token, value in both]
             )
         )
+
     return found

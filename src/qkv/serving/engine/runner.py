@@ -1,4 +1,6 @@
-"""Run: one forward pass over the new tokens of all texts of a step, with their keys and values in pages."""
+"""Run: one forward pass over the new tokens of all texts of a step, with their keys and values in
+pages.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,17 @@ class PagedRunner:
             "head_width": config.width_of_head,
             "like": like,
         }
+
         bytes_of_block = BLOCK * PagedCache.bytes_of_place(**shape)
         self.blocks = cache // bytes_of_block
-        """Block 0 belongs to nobody: what must be written, but not kept, goes there. So does the last slot."""
+        """Block 0 belongs to nobody: what must be written, but not kept, goes there. So does the
+        last slot.
+        """
         if self.blocks < 2:
             raise ValueError(
                 f"cache: expected at least {2 * bytes_of_block:,} bytes for this model, not {cache:,}"
             )
+
         self.pages = PagedCache(self.blocks * BLOCK, rows + 1, config.context, **shape)
         self.last = torch.zeros(rows + 1, dtype=torch.int64, device=self.device)
         """The word that each text said last, which the host need not know to go on."""
@@ -62,17 +68,21 @@ class PagedRunner:
         return self.pages.nbytes
 
     def say(self, batch: ScheduledStep) -> Int[Tensor, "M"] | None:
-        """The words of a step in which everyone says the likeliest, if a recording has chosen and heard them."""
+        """The words of a step in which everyone says the likeliest, if a recording has chosen and
+        heard them.
+        """
         likeliest = all(text.likeliest and text.search is None for text in batch.speaking)
         if self.replays is None or not likeliest or not self.replays.serve(batch):
             return None
+
         return self.replays.run(batch.speaking)[1]
 
     def run(self, batch: ScheduledStep) -> Float[Tensor, "M V"]:
-        """What each text that has read all could say next, those that speak first; a prompt that is not read to its
-        end says nothing yet."""
+        """What each text that has read all could say next, those that speak first; a prompt that is
+        not read to its end says nothing yet."""
         if self.replays is not None and self.replays.serve(batch):
             return self.replays.run(batch.speaking)[0]
+
         return self.model.logits(self.hidden(batch)[ends(batch, self.device)])
 
     def hidden(self, batch: ScheduledStep) -> Float[Tensor, "N E"]:
@@ -80,7 +90,9 @@ class PagedRunner:
         for text, _ in batch.reading:
             if text.read == 0 and text.source is not None:
                 self.remember(text)
+
             self.index(text)
+
         ids, positions, places, slots = self.row(batch)
         self.pages.at[slots, positions] = places.int()
         ids = torch.cat([self.last[slots[: len(batch.speaking)]], ids[len(batch.speaking) :]])
@@ -91,6 +103,7 @@ class PagedRunner:
             if isinstance(self.model, GPT)
             else PackedDecoderBatch(target, PackedBatch(self.pages, self.sources(batch), None))
         )
+
         with (
             nullcontext() if self.matrices is None else prepacking(self.matrices),
             self.heads_off(batch),
@@ -106,10 +119,13 @@ class PagedRunner:
             self.pages.at[text.slot, : text.read] = places.int()
 
     def row(self, batch: ScheduledStep) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of every new token its id, its position, the place of its key and value, and its text's slot: (N,) each."""
+        """Of every new token its id, its position, the place of its key and value, and its text's
+        slot: (N,) each.
+        """
         new = [(text, 1) for text in batch.speaking] + batch.reading
         rows = np.empty((4, sum(count for _, count in new)), dtype=np.int64)
         begin = 0
+
         for text, count in new:
             assert text.slot is not None
             positions, mine = (
@@ -121,7 +137,9 @@ class PagedRunner:
             )  # a word may be on the device alone
             mine[1], mine[2], mine[3] = positions, places_of(text.table, positions), text.slot
             begin += count
+
         ids, at, places, slots = self.brought(rows)
+
         return ids, at, places, slots
 
     def brought(self, numbers: Int64[np.ndarray, "*n"]) -> Int[Tensor, "*n"]:
@@ -131,12 +149,16 @@ class PagedRunner:
         return (host.pin_memory() if cuda else host).to(self.device, non_blocking=cuda)
 
     def groups(self, batch: ScheduledStep) -> list[SequenceGroup]:
-        """Those that speak look together, and so do prompts of one length that begin; each other part by itself."""
+        """Those that speak look together, and so do prompts of one length that begin; each other
+        part by itself.
+        """
         made: list[SequenceGroup] = []
         speaking = [batch.speaking] if self.together else [[text] for text in batch.speaking]
+
         for texts in speaking:
             if texts:
                 made.append(self.group(made, texts, 1, [text.read + 1 for text in texts]))
+
         for (past, count), some in groupby(batch.reading, lambda both: (both[0].read > 0, both[1])):
             texts = [text for text, _ in some]
             if past:
@@ -144,6 +166,7 @@ class PagedRunner:
                     made.append(self.group(made, [text], count, [text.read + count]))
             else:
                 made.append(SequenceGroup(made[-1].end if made else 0, len(texts), count, None))
+
         return made
 
     def sources(self, batch: ScheduledStep) -> list[SequenceGroup]:
@@ -152,8 +175,10 @@ class PagedRunner:
         if batch.speaking:
             lengths = [len(text.source or ()) for text in batch.speaking]
             made.append(self.group(made, batch.speaking, 1, lengths))
+
         for text, count in batch.reading:
             made.append(self.group(made, [text], count, [len(text.source or ())]))
+
         return made
 
     def group(
@@ -189,6 +214,7 @@ class PagedRunner:
                 for blocks in zip(*copied, strict=True)
             )
             self.pages.copy(self.brought(old), self.brought(new))
+
         self.index(twin)
         self.pages.source_at[twin.slot] = self.pages.source_at[text.slot]
 
@@ -201,22 +227,27 @@ class PagedRunner:
         """Heads that say nothing, each in the words of those texts alone that want it so."""
         spans: dict[int, list[tuple[int, int, int]]] = {}
         begin = 0
+
         for text, count in [(text, 1) for text in batch.speaking] + batch.reading:
             for layer, head in text.ask.off:
                 spans.setdefault(layer, []).append((head, begin, begin + count))
+
             begin += count
+
         where = "stack" if isinstance(self.model, GPT) else "decoder"
 
         def silence(layer: int, value: Float[Tensor, "1 H N D"], name: str) -> Tensor:
             value = value.clone()
             for head, first, last in spans[layer]:
                 value[:, head, first:last] = 0
+
             return value
 
         with ExitStack() as listening:
             for layer in spans:
                 point = f"{where}.blocks.{layer}.attention.heads"
                 listening.enter_context(add_hook(self.model, point, partial(silence, layer)))
+
             yield
 
 
@@ -231,4 +262,5 @@ def ends(batch: ScheduledStep, device: torch.device) -> Int[Tensor, "M"]:
         begin += count
         if text.read + count == text.positions:
             found.append(begin - 1)
+
     return torch.tensor(found, dtype=torch.int64, device=device)

@@ -1,7 +1,9 @@
-"""Steps in which every text says one word, on a GPU: recorded once for so many texts, then replayed (a CUDA graph).
+"""Steps in which every text says one word, on a GPU: recorded once for so many texts, then replayed
+(a CUDA graph).
 
-Launched one by one, the kernels of a small model leave the GPU waiting for the host. Texts come and go between two
-replays: which ones they are, where they stand and where their words go are numbers that the recording reads.
+Launched one by one, the kernels of a small model leave the GPU waiting for the host. Texts come and
+go between two replays: which ones they are, where they stand and where their words go are numbers
+that the recording reads.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ class StepGraphs:
 
     @classmethod
     def of(cls, runner: PagedRunner) -> StepGraphs | None:
-        """For models whose every step looks alike: no sparse pattern, no positions that count from the last place."""
+        """For models whose every step looks alike: no sparse pattern, no positions that count from
+        the last place.
+        """
         config = runner.model.config
         plain = config.sparsity() is None and config.position not in ("alibi", "relative")
         return (
@@ -79,6 +83,7 @@ class StepGraphs:
             or any(text.ask.off for text in batch.speaking)
         ):
             return False
+
         return not any(points.listeners for points in self.hook_points) and not any(self.hooks)
 
     def warm_up(self, rows: int) -> None:
@@ -104,6 +109,7 @@ class StepGraphs:
         graph, logits, words = self.recording(size, 1 << (parts - 1).bit_length())
         self.inputs.copy_(self.host[self.turn], non_blocking=True)
         graph.replay()
+
         return logits[:count], words[:count]
 
     def recording(self, size: int, parts: int) -> StepGraph:
@@ -118,11 +124,14 @@ class StepGraphs:
             with torch.cuda.stream(aside):  # kernels are compiled before they are recorded
                 for _ in range(2):
                     self.step(size, parts * PART)
+
             torch.cuda.current_stream().wait_stream(aside)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
                 logits, words = self.step(size, parts * PART)
+
             self.recorded[size, parts] = StepGraph(graph, logits, words)
+
         return self.recorded[size, parts]
 
     def step(self, size: int, longest: int) -> tuple[Float[Tensor, "R V"], Int[Tensor, "R"]]:
@@ -139,4 +148,5 @@ class StepGraphs:
         runner.last[slots] = words.clamp(
             min=0
         )  # should another word be chosen, it is heard after this one
+
         return logits, words

@@ -39,10 +39,13 @@ class Top(NamedTuple):
 def words_of(
     logits: Float[Tensor, "M V"], texts: Sequence[ServingSequence]
 ) -> tuple[Int[Tensor, "M"], dict[int, Top]]:
-    """A word for each text, on the device; and for those that ask, by their row, what else was likely."""
+    """A word for each text, on the device; and for those that ask, by their row, what else was
+    likely.
+    """
     device = logits.device
     words = torch.empty(len(texts), dtype=torch.int64, device=device)
     tops: dict[int, Top] = {}
+
     for rows in alike(texts):
         together = len(rows) == len(texts)
         some = logits if together else logits[brought(rows, device)]
@@ -54,16 +57,19 @@ def words_of(
         uniform = some[:, 0]
         if ask.choice.temperature:
             uniform = brought([texts[row].uniform() for row in rows], device)
+
         chosen = sample_tokens(allowed, uniform, ask.choice)
         if together:
             words = chosen
         else:
             words[brought(rows, device)] = chosen
+
         for at, row in enumerate(rows):
             if texts[row].ask.top is not None:
                 tops[row] = top(
                     some[at], allowed[at], chosen[at], ask.choice, texts[row].ask.top or 0
                 )
+
     return words, tops
 
 
@@ -83,6 +89,7 @@ def alike(texts: Sequence[ServingSequence]) -> list[list[int]]:
             place if place in choice.forced else place < choice.minimum
         )  # other places are alike
         found.setdefault((text.key, stage, row if text.remembers else None), []).append(row)
+
     return list(found.values())
 
 
@@ -94,6 +101,7 @@ def remembered(text: ServingSequence, vocabulary: int, device: torch.device) -> 
         )
         for word in text.ids[text.prompt :]:
             text.heard.said[0, word] += 1
+
     return text.heard
 
 
@@ -113,5 +121,7 @@ def top(
         drawn = distribution(allowed.unsqueeze(0), temperature=choice.temperature, **filters)[
             0, ids
         ]
+
     own = logprobs[word.clamp(min=0)].where(word != BROKEN, torch.nan)
+
     return Top(own, ids, likeliest, drawn)

@@ -1,9 +1,9 @@
 """Schedule: who reads and who speaks in the next step, and who has which part of the cache.
 
-First come, first served. Every text that speaks has one word in the step, and what is left of the step's tokens goes to
-texts that still read their prompts, a long one in several parts. When the cache is full, the text that came last gives
-its part back; it is read again, with what it has said, when there is room. So the bytes are never exceeded, and nobody
-waits for one who came later.
+First come, first served. Every text that speaks has one word in the step, and what is left of the
+step's tokens goes to texts that still read their prompts, a long one in several parts. When the
+cache is full, the text that came last gives its part back; it is read again, with what it has said,
+when there is room. So the bytes are never exceeded, and nobody waits for one who came later.
 """
 
 from __future__ import annotations
@@ -54,11 +54,12 @@ class Scheduler:
         states: Callable[[ServingSequence], int] | None = None,
         settle: Callable[[], object] = lambda: None,
     ) -> None:
-        """At most `rows` texts and, beside the words of those that speak, `tokens` a step, of each prompt in multiples
-        of `part`.
+        """At most `rows` texts and, beside the words of those that speak, `tokens` a step, of each
+        prompt in multiples of `part`.
 
-        With `shares`, texts that begin alike share that part of the cache. `states` says how many blocks a text has
-        that needs as many from its beginning to its end; `settle` is called before a text must give its part back.
+        With `shares`, texts that begin alike share that part of the cache. `states` says how many
+        blocks a text has that needs as many from its beginning to its end; `settle` is called
+        before a text must give its part back.
         """
         self.blocks, self.rows, self.tokens, self.shares, self.states = (
             blocks,
@@ -67,6 +68,7 @@ class Scheduler:
             shares,
             states,
         )
+
         self.part, self.settle = part, settle
         self.preempted = self.shared_tokens = 0
         self.waiting: deque[ServingSequence] = deque()
@@ -75,7 +77,9 @@ class Scheduler:
         self.slots = list(range(rows - 1, -1, -1))
 
     def schedule(self, tokens: int | None = None) -> ScheduledStep:
-        """The next step; it reads at most so many tokens of prompts, `self.tokens` unless given fewer."""
+        """The next step; it reads at most so many tokens of prompts, `self.tokens` unless given
+        fewer.
+        """
         speaking = [
             text
             for text in list(self.running)
@@ -83,30 +87,36 @@ class Scheduler:
         ]
         reading: list[tuple[ServingSequence, int]] = []
         whole = room = self.tokens if tokens is None else min(tokens, self.tokens)
+
         for text in list(self.running):
             count = 0 if text.speaks else self.portion(text, room, whole)
             if count > 0 and self.grow(text, count):
                 reading.append((text, count))
                 room -= count
+
         while self.waiting and room > 0 and self.admit(self.waiting[0]):
             text = self.waiting.popleft()
             count = self.portion(text, room, whole)
             if count > 0 and self.grow(text, count):
                 reading.append((text, count))
                 room -= count
+
         reading = [
             (text, count) for text, count in reading if text.slot is not None
         ]  # some may have given way
         reading.sort(key=lambda both: (both[0].read > 0, both[1]))
+
         return ScheduledStep([text for text in speaking if text.slot is not None], reading)
 
     def portion(self, text: ServingSequence, room: int, whole: int) -> int:
-        """How much of what it has to read it reads now: all, or whole parts; the first one of a step at least one.
-        There is `room` for so many tokens, of the `whole` step's."""
+        """How much of what it has to read it reads now: all, or whole parts; the first one of a
+        step at least one. There is `room` for so many tokens, of the `whole` step's."""
         left = text.positions - text.read
         if left <= room:
             return left
+
         parts = room // self.part * self.part
+
         return parts or (min(left, self.part) if room == whole else 0)
 
     # Beginning
@@ -119,6 +129,7 @@ class Scheduler:
             return self.admit_search(text, text.search)
         if not self.slots:
             return False
+
         source = self.source(text)
         if self.states is not None:
             text.table = self.taken(self.states(text))
@@ -130,14 +141,17 @@ class Scheduler:
             there = needed + bool(self.running) <= len(
                 self.blocks.free
             )  # those that speak may need another one
+
         if not there:
             self.blocks.release(text.table)
             text.table, text.read = [], 0
             return False
+
         self.shared_tokens += text.read
         text.source_table = self.taken(source)
         text.slot = self.slots.pop()
         self.running.append(text)
+
         return True
 
     def admit_search(self, text: ServingSequence, search: BeamSearchState) -> bool:
@@ -145,16 +159,20 @@ class Scheduler:
         source, most, beams = self.source(text), self.most(text), search.rule.beams
         if beams > len(self.slots) or beams * most + source > len(self.blocks.free):
             return False
+
         search.blocks = BlockAllocator(self.taken(beams * most))
         search.slots = [self.slots.pop() for _ in range(beams)]
         search.beams = [text]
         text.source_table = self.taken(source)
         text.slot = search.slots.pop()
         self.running.append(text)
+
         return True
 
     def most(self, text: ServingSequence) -> int:
-        """Blocks that a text may need at most, beside those of its source; its last word is never read."""
+        """Blocks that a text may need at most, beside those of its source; its last word is never
+        read.
+        """
         return (
             blocks_for(text.prompt + max(1, text.most) - 1)
             if self.states is None
@@ -169,15 +187,20 @@ class Scheduler:
         return [self.blocks.take() for _ in range(count)] if count <= len(self.blocks.free) else []
 
     def beginning(self, text: ServingSequence) -> list[int]:
-        """Blocks that others filled with the same; the last token is always read, for what comes after it."""
+        """Blocks that others filled with the same; the last token is always read, for what comes
+        after it.
+        """
         if not self.shares or text.ask.prompt_top is not None:
             return []
+
         return self.blocks.shared(text.kind, text.ids, len(text.ids) - 1)
 
     # Going on
 
     def grow(self, text: ServingSequence, count: int) -> bool:
-        """Room for so many more positions; False when the text itself had to give way, or has ended."""
+        """Room for so many more positions; False when the text itself had to give way, or has
+        ended.
+        """
         own = (
             self.blocks if text.search is None or text.search.blocks is None else text.search.blocks
         )
@@ -190,13 +213,17 @@ class Scheduler:
                 text.table.append(own.take())
             except OutOfBlocks:
                 self.make_room()
+
         return text.slot is not None and not text.ended
 
     def make_room(self) -> None:
-        """The one that came last gives its part back, and is read again later; unless someone has ended meanwhile."""
+        """The one that came last gives its part back, and is read again later; unless someone has
+        ended meanwhile.
+        """
         self.settle()
         if self.blocks.free:
             return
+
         last = next(text for text in reversed(self.running) if text.search is None)
         self.preempted += 1
         self.leave(last)
@@ -206,7 +233,9 @@ class Scheduler:
     def branch(
         self, text: ServingSequence, search: BeamSearchState
     ) -> tuple[ServingSequence, list[tuple[int, int]]]:
-        """A twin of a beam, and which block must be copied to which: those that are full, both have in common."""
+        """A twin of a beam, and which block must be copied to which: those that are full, both have
+        in common.
+        """
         assert search.blocks is not None
         twin = text.twin()
         twin.slot = search.slots.pop()
@@ -217,7 +246,9 @@ class Scheduler:
             twin.source_table = text.source_table
             copied = [(block, search.blocks.take()) for block in text.table[full:]]
             twin.table += [new for _, new in copied]
+
         self.running.insert(self.running.index(text) + 1, twin)
+
         return twin, copied
 
     # Leaving
@@ -226,8 +257,10 @@ class Scheduler:
         """What it has is free."""
         if text.slot is not None and text.search is not None:
             self.leave_search(text.search)
+
         if text.slot is None:
             return
+
         self.know(text)
         self.blocks.release(text.table + text.source_table)
         self.slots.append(text.slot)
@@ -245,6 +278,7 @@ class Scheduler:
         assert search.blocks is not None
         if text.slot is None:
             return
+
         search.blocks.release(text.table)
         search.slots.append(text.slot)
         self.running.remove(text)
@@ -257,6 +291,7 @@ class Scheduler:
         ]  # also one that has just branched
         for beam in beams:
             self.prune(beam, search)
+
         self.blocks.release([*search.blocks.users, *beams[0].source_table])
         self.slots += search.slots
         search.beams, search.slots, search.blocks = [], [], None

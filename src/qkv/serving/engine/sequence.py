@@ -26,8 +26,8 @@ LIKELIEST = SamplingParams(temperature=0)
 
 
 class ServingSequence:
-    """One of the texts of a request. It knows nothing of the others but, before it begins, of the first one, whose
-    beginning it shares."""
+    """One of the texts of a request. It knows nothing of the others but, before it begins, of the
+    first one, whose beginning it shares."""
 
     def __init__(
         self,
@@ -50,6 +50,7 @@ class ServingSequence:
             source,
             first,
         )
+
         self.tokenizer = tokenizer
         choice, length = self.ask.choice, self.ask.length
         self.most = length if limit is None else min(length, limit - len(ids) + 1)
@@ -62,7 +63,9 @@ class ServingSequence:
         """Texts with the same one choose their words in the same way."""
         self.remembers = choice.remembers
         self.likeliest = self.ask.top is None and choice == LIKELIEST
-        """It says the likeliest word, whatever was said before, and nobody asks what else there was."""
+        """It says the likeliest word, whatever was said before, and nobody asks what else there
+        was.
+        """
         self.kind = repr(sorted(set(self.ask.off)))
         """Texts of one kind that begin alike have the same keys and values there."""
         self.heard: TokenCounts | None = None
@@ -82,7 +85,9 @@ class ServingSequence:
         self.restart()
 
     def restart(self) -> None:
-        """Nothing of it lies in the cache: all that it has is to be read, from the prompt to the last word."""
+        """Nothing of it lies in the cache: all that it has is to be read, from the prompt to the
+        last word.
+        """
         self.read = 0
         """Positions that are in the cache, or on their way there."""
         self.drawn = len(self.ids) - self.prompt
@@ -114,6 +119,7 @@ class ServingSequence:
                 self.chances.append(
                     1 - self.draws.random()
                 )  # as `generation.sample.chances` has them
+
         return self.chances[self.place]
 
     def hear(self, word: int, said: TokenLogprob) -> Reason | None:
@@ -122,14 +128,17 @@ class ServingSequence:
             raise RuntimeError(NO_LIKELIEST)
         if word in self.ask.ends:
             return "end"
+
         self.ids.append(word)
         self.fresh.append(said)
         if self.ask.stop:
             self.spell()
             if self.speaker.stopped:
                 return "stop"
+
         if len(self.ids) - self.prompt >= self.ask.length:
             return "length"
+
         return "context" if self.limit is not None and len(self.ids) > self.limit else None
 
     def spell(self) -> None:
@@ -142,6 +151,7 @@ class ServingSequence:
         self.spell()
         if reason is not None:
             self.speaker.close()
+
         fresh, self.fresh = self.fresh, []
         return OutputChunk(
             self.row,
@@ -160,6 +170,7 @@ class ServingSequence:
             [],
             [],
         )
+
         return other
 
 
@@ -178,6 +189,7 @@ class BeamSearchState:
             groups=1,
             diversity=0.0,
         )
+
         self.length, self.said = length, 0
         self.sentence = SentenceBeams(self.rule, length)
         self.beams: list[ServingSequence] = []

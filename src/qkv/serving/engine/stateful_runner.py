@@ -1,4 +1,5 @@
-"""Run, for models whose memory has no keys that could lie in pages: an RNN's hidden vectors, Transformer-XL's segments.
+"""Run, for models whose memory has no keys that could lie in pages: an RNN's hidden vectors,
+Transformer-XL's segments.
 
 Every text keeps a state of its own, of one size from its beginning to its end, and reads by itself.
 """
@@ -28,6 +29,7 @@ class StatefulRunner:
         self.blocks = cache // BYTES
         if self.blocks < 2:
             raise ValueError(f"cache: expected at least {2 * BYTES:,} bytes, not {cache:,}")
+
         self.part = (
             model.config.context if isinstance(model, GPT) else 1
         )  # a segment, as in training
@@ -42,6 +44,7 @@ class StatefulRunner:
             )  # and the segment that is read
         else:
             numbers = config.width * (4 * config.depth + 2 * len(text.source or ()))
+
         return -(-numbers * next(self.model.parameters()).element_size() // BYTES)
 
     def say(self, batch: ScheduledStep) -> None:
@@ -51,7 +54,9 @@ class StatefulRunner:
         return self.model.logits(self.hidden(batch)[ends(batch, self.device)])
 
     def hidden(self, batch: ScheduledStep) -> Float[Tensor, "N E"]:
-        """Of all new tokens, one text after the other. States change when all have been read, or none does."""
+        """Of all new tokens, one text after the other. States change when all have been read, or
+        none does.
+        """
         parts, states = [], []
         for text, count in [(text, 1) for text in batch.speaking] + batch.reading:
             state = self.begin(text) if text.state is None else copied(text.state)
@@ -61,13 +66,16 @@ class StatefulRunner:
             )  # as it was trained to
             parts += [self.model.hidden(part, state=state)[0] for part in ids.split(segment, dim=1)]
             states.append(state)
+
         for text, state in zip(batch.texts, states, strict=True):
             text.state = state
+
         return torch.cat(parts)
 
     def begin(self, text: ServingSequence) -> Any:
         if isinstance(self.model, GPT):
             return self.model.start()
+
         return self.model.start(torch.tensor([text.source], device=self.device))
 
     def branch(

@@ -1,4 +1,6 @@
-"""The application: all routes behind one door. `served(host)` is what uvicorn runs, or a test without a network."""
+"""The application: all routes behind one door. `served(host)` is what uvicorn runs, or a test
+without a network.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,10 @@ def served(host: ModelHost, rules: AccessRules | None = None) -> RequestMiddlewa
         redoc_url=None,
         redirect_slashes=False,
     )
+
     for module in ROUTERS:
         app.include_router(module.router)
+
     errors.attach(app)
     describe(app)
     door = RequestMiddleware(app, rules, ServerCounters())
@@ -59,4 +63,5 @@ def served(host: ModelHost, rules: AccessRules | None = None) -> RequestMiddlewa
         door,
         int(time.time()),
     )
+
     return door

@@ -1,4 +1,6 @@
-"""Who may come in: keys compared in constant time, and a cookie for browsers that proves a key without being one."""
+"""Who may come in: keys compared in constant time, and a cookie for browsers that proves a key
+without being one.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +29,7 @@ class Keys:
                 raise ValueError(
                     f"key: expected {SHORTEST} letters, digits or signs or more, without spaces"
                 )  # which one is not said
+
         self.digests = [hashlib.sha256(key.encode()).digest() for key in found]
         secret = secrets.token_bytes(32)  # a cookie is good for as long as this server runs
         self.cookies = [hmac.new(secret, digest, "sha256").hexdigest() for digest in self.digests]
@@ -47,6 +50,6 @@ class Keys:
     def admits_cookie(self, headers: Mapping[str, str]) -> bool:
         cookies = (each.strip().partition("=") for each in headers.get("cookie", "").split(";"))
         sent = [value.encode("utf-8", "replace") for name, _, value in cookies if name == COOKIE]
-        return any(
-            [hmac.compare_digest(each, own.encode()) for each in sent for own in self.cookies]
-        )  # noqa: C419 - all
+        matches = [hmac.compare_digest(each, own.encode()) for each in sent for own in self.cookies]
+
+        return any(matches)  # every cookie was compared, so the time tells nothing

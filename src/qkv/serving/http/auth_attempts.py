@@ -1,12 +1,14 @@
-"""Wrong keys are slowed down: a client address that sent several must pause before it may try another key.
+"""Wrong keys are slowed down: a client address that sent several must pause before it may try
+another key.
 
-Each address may send `ALLOWED` different wrong keys; each one more doubles its pause, up to `LONGEST_PAUSE` seconds.
-While many wrong keys come in all (`MANY` within a minute, from however many addresses) the allowance of every address
-is one. During a pause no key of that address is accepted, so that guessing goes no faster, with one exception: a key
-that was accepted from the same address before. So nobody is locked out by the wrong keys of somebody else who shares
-the address (a proxy, a NAT), nor by those of other addresses; but who shares the address of a key's user can guess that
-key without a pause. Long random keys are the protection, this is a brake. A client that repeats one wrong key guesses
-nothing, and is not slowed down.
+Each address may send `ALLOWED` different wrong keys; each one more doubles its pause, up to
+`LONGEST_PAUSE` seconds. While many wrong keys come in all (`MANY` within a minute, from however
+many addresses) the allowance of every address is one. During a pause no key of that address is
+accepted, so that guessing goes no faster, with one exception: a key that was accepted from the same
+address before. So nobody is locked out by the wrong keys of somebody else who shares the address (a
+proxy, a NAT), nor by those of other addresses; but who shares the address of a key's user can guess
+that key without a pause. Long random keys are the protection, this is a brake. A client that
+repeats one wrong key guesses nothing, and is not slowed down.
 """
 
 from __future__ import annotations
@@ -61,18 +63,22 @@ class AuthAttempts:
         self.minute, self.wrong_this_minute = 0, 0
 
     def check(self, address: str, key: str) -> int | None:
-        """The index of the key, or None if it is wrong. Raises `Paused` where it may not be tried now."""
+        """The index of the key, or None if it is wrong. Raises `Paused` where it may not be tried
+        now.
+        """
         now, index, history = self.clock(), self.keys.place(key), self.history(address)
 
         if index is not None and index in history.accepted:
             return index
         if now < history.resumes:
             raise TooManyAttempts(history.resumes - now)
+
         if index is not None:
             history.accepted.add(index)
         elif hash(key) not in history.seen:
             history.seen.append(hash(key))
             self.count(history, now)
+
         return index
 
     def history(self, address: str) -> History:
@@ -80,16 +86,19 @@ class AuthAttempts:
         self.histories.move_to_end(address)
         if len(self.histories) > MOST_ADDRESSES:
             self.histories.popitem(last=False)
+
         return history
 
     def count(self, history: History, now: float) -> None:
         """One more wrong key, and the pause that follows it."""
         if self.minute != now // 60:
             self.minute, self.wrong_this_minute = int(now // 60), 0
+
         self.wrong_this_minute += 1
 
         if now - history.latest > FORGOTTEN:
             history.wrong = 0
+
         history.wrong += 1
         history.latest = now
 
@@ -99,16 +108,21 @@ class AuthAttempts:
 
 
 def address_of(scope: Scope) -> str:
-    """The client's address. One of IPv6 stands for its /64 network, which is what a single subscriber has."""
+    """The client's address. One of IPv6 stands for its /64 network, which is what a single
+    subscriber has.
+    """
     client = scope.get("client")
     if not client:
         return ""
+
     try:
         address = ipaddress.ip_address(client[0].partition("%")[0])
     except ValueError:
         return str(client[0])[:64]
+
     if isinstance(address, ipaddress.IPv4Address):
         return str(address)
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
+
     return str(ipaddress.ip_network((address, 64), strict=False))

@@ -1,4 +1,5 @@
-"""uvicorn's HTTP/1.1 protocol, with a time limit for every state in which a client can hold a connection:
+"""uvicorn's HTTP/1.1 protocol, with a time limit for every state in which a client can hold a
+connection:
 
 waiting for the headers of a request     HEADERS_SECONDS
 reading its body                         door.BODY_SECONDS
@@ -43,6 +44,7 @@ class Connection(H11Protocol):
             self.discarded += len(data)
             if self.discarded > LINGER_BYTES:
                 self.transport.abort()
+
             return
 
         super().data_received(data)
@@ -60,8 +62,10 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         if self.unread_late is None:
             self.wait_for_reader(None)
+
         if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
             self.transport.close()  # no request can follow a body that nobody reads
+
         super().on_response_complete()
 
     def wait_for_reader(self, before: int | None) -> None:
@@ -93,6 +97,7 @@ class Connection(H11Protocol):
         headers = MutableHeaders(raw=list(refusal.raw_headers))
         headers.update({**SECURITY, "Connection": "close"})
         response = h11.Response(status_code=400, headers=headers.raw, reason=b"Bad Request")
+
         for event in (
             response,
             h11.Data(data=bytes(refusal.body)),
@@ -100,12 +105,13 @@ class Connection(H11Protocol):
             h11.ConnectionClosed(),
         ):
             self.transport.write(self.conn.send(event) or b"")
+
         self.transport.close()
 
     def linger(self, transport: asyncio.Transport) -> None:
-        """Close after a response, without losing it: closing a socket that has unread input resets the connection,
-        and the client would see the reset instead of the response. So end our side, discard what still comes, and
-        close when the client does, or when its time is over."""
+        """Close after a response, without losing it: closing a socket that has unread input resets
+        the connection, and the client would see the reset instead of the response. So end our side,
+        discard what still comes, and close when the client does, or when its time is over."""
         unfinished = self.conn.their_state in (h11.SEND_BODY, h11.ERROR)
         if not unfinished or self.linger_late is not None or not transport.can_write_eof():
             transport.close()
@@ -118,6 +124,7 @@ class Connection(H11Protocol):
         for timer in (self.headers_late, self.unread_late, self.linger_late):
             if timer is not None:
                 timer.cancel()
+
         super().connection_lost(exc)
 
 

@@ -9,7 +9,9 @@ log = logging.getLogger("qkv.serving")
 
 
 def log_unforeseen(error: BaseException) -> None:
-    """Where it happened, and of what kind it is. Its words stay out of the log: a prompt may be among them."""
+    """Where it happened, and of what kind it is. Its words stay out of the log: a prompt may be
+    among them.
+    """
     log.error("%s at %s", type(error).__name__, where(error))
 
 
@@ -22,11 +24,13 @@ def where(error: BaseException) -> str:
 
 
 def ordinary(error: BaseException) -> Exception:
-    """An error of one request's work that `except Exception` catches: neither a Rust panic nor a sys.exit() in a
-    model's code may end the thread that others need."""
+    """An error of one request's work that `except Exception` catches: neither a Rust panic nor a
+    sys.exit() in a model's code may end the thread that others need."""
     if isinstance(error, KeyboardInterrupt):
         raise error
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
+
     made = RuntimeError(f"model: {type(error).__name__}")
+
     return made.with_traceback(error.__traceback__)

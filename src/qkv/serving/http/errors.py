@@ -1,4 +1,5 @@
-"""Everything that goes wrong, as one shape: {"error": {"message", "type", "param", "code"}}, which is OpenAI's.
+"""Everything that goes wrong, as one shape: {"error": {"message", "type", "param", "code"}}, which
+is OpenAI's.
 
 A message says what is wrong and what to do, and begins with the field's name where there is one.
 """
@@ -88,8 +89,10 @@ def failure(
     headers = dict(headers or {})
     if retry_after is not None:
         headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
+
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
+
     return Json(shape(status, message, param, code), status, headers)
 
 
@@ -103,13 +106,16 @@ def of_exception(error: BaseException) -> Json:
         return failure(
             error.status, str(error), code=code, param="model" if code else None, retry_after=late
         )
+
     if isinstance(error, ValueError):
         message = str(error)
         field, colon, _ = message.partition(": ")
         return failure(
             400, message, param=field if colon and field.replace("_", "").isalnum() else None
         )
+
     log_unforeseen(error)
+
     return failure(500, UNFORESEEN)
 
 
@@ -130,6 +136,7 @@ def attach(app: FastAPI) -> None:
             return failure(
                 400, "body: it cannot be read; expected JSON, in UTF-8, not too deeply nested"
             )
+
         message = SENTENCES.get(error.status_code, "the request was refused")
         return failure(error.status_code, message, headers=dict(error.headers or {}))
 
@@ -159,15 +166,19 @@ class Unforeseen:
         except Exception as error:
             if started:  # nothing can be said any more: the line is cut
                 raise
+
             await of_exception(error)(scope, receive, send)
 
 
 def in_words(errors: Sequence[Any], known: Sequence[str]) -> tuple[str, str | None]:
-    """One sentence about the first field that is wrong, and its name. Never the value: it may be of any size."""
+    """One sentence about the first field that is wrong, and its name. Never the value: it may be of
+    any size.
+    """
     first = errors[0]
     place = [str(part) for part in first["loc"]]
     if first["type"] == "json_invalid":
         return f"body: it is no JSON ({first['ctx']['error']} at character {place[-1]})", None
+
     field = place[1] if len(place) > 1 else None
     if field is None:
         message = first["msg"].removeprefix("Value error, ")
@@ -175,7 +186,9 @@ def in_words(errors: Sequence[Any], known: Sequence[str]) -> tuple[str, str | No
             return "body: there is no such field; a name in it is no text", None
         if first["type"] != "value_error":
             return "body: expected a JSON object, with content-type: application/json", None
+
         return message, message.partition(":")[0]
+
     shown = field[:60]
     if first["type"] == "extra_forbidden" and len(place) == 2:
         close = difflib.get_close_matches(shown, known, n=1)
@@ -183,10 +196,12 @@ def in_words(errors: Sequence[Any], known: Sequence[str]) -> tuple[str, str | No
             f"did you mean {close[0]}?" if close else f"leave it out; there are {', '.join(known)}"
         )
         return f"{shown}: there is no such field; {meant}", shown
+
     of_field = [
         error for error in errors if len(error["loc"]) > 1 and str(error["loc"][1]) == field
     ]
     said = list(dict.fromkeys(expectation(error) for error in of_field))
+
     return f"{shown}: {', or '.join(said[:4])}", shown
 
 
@@ -208,20 +223,24 @@ def expectation(error: Any) -> str:
         return f"{UNSUPPORTED}{at}"
     if error["type"] == "string_pattern_mismatch":  # which heads alone are written in
         return f'expected such as "3.5", head 5 of layer 3, or "2.*"{at}'
+
     message = message.replace(" after validation", "")
+
     for begin in ("Input should ", "String should ", "List should ", "Value should "):
         if message.startswith(begin):
             return f"it should {message.removeprefix(begin)}{at}"
+
     return message
 
 
 def known_fields(request: Request) -> list[str]:
-    """Of the route's body: the required ones first, then those of this route alone. Fields without an effect are
-    accepted, but not offered."""
+    """Of the route's body: the required ones first, then those of this route alone. Fields without
+    an effect are accepted, but not offered."""
     field = getattr(request.scope.get("route"), "body_field", None)
     kind = getattr(getattr(field, "field_info", None), "annotation", None)
     if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return []
+
     of_route = kind.__annotations__
 
     def rank(name: str) -> int:

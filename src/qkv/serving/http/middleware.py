@@ -1,9 +1,10 @@
 """The door: what every request passes before any route sees it, and every answer on its way out.
 
-In this order: can the body's length be told; is the server leaving; is it asked by its own name (a page elsewhere may
-point a name of its own at this machine); does a page of another origin ask; is there a key; is the body small enough,
-and is it JSON. The body is read here, bounded in size and in time, so that no route ever waits for one. A response that
-is sent before the body was read to its end closes the connection.
+In this order: can the body's length be told; is the server leaving; is it asked by its own name (a
+page elsewhere may point a name of its own at this machine); does a page of another origin ask; is
+there a key; is the body small enough, and is it JSON. The body is read here, bounded in size and in
+time, so that no route ever waits for one. A response that is sent before the body was read to its
+end closes the connection.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ class RequestMiddleware:
         began, headers, method = time.monotonic(), Headers(scope=scope), scope["method"]
         if method == "HEAD":  # as GET; uvicorn keeps the body to itself
             scope = {**scope, "method": "GET"}
+
         wanted = headers.get("access-control-request-headers", "authorization, content-type")
         out = Outgoing(
             send, self.allowed_origin(headers), wanted, close=self.draining or has_body(headers)
@@ -90,6 +92,7 @@ class RequestMiddleware:
         task = asyncio.current_task()
         assert task is not None
         self.running.add(task)
+
         try:
             await self.passed(scope, receive, out, headers)
         except ClientDisconnected:
@@ -122,14 +125,17 @@ class RequestMiddleware:
         if refusal is not None:
             await refusal(scope, receive, send)
             return
+
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 body = await self.body(receive, headers)
         except TimeoutError:
             body = failure(408, "body: it did not come in time; send it at once")
+
         if isinstance(body, Response):
             await body(scope, receive, send)
             return
+
         send.close = self.draining
         if signs_in(scope) and self.keys:
             await self.signed_in(scope, body)(scope, receive, send)
@@ -152,11 +158,13 @@ class RequestMiddleware:
                 "the server is leaving and takes no new requests; ask again soon",
                 retry_after=5,
             )
+
         if not self.called_by_name(headers.get("host", "")):
             names = ", ".join(self.rules.names or ())
             return failure(
                 403, f"host: this server is called {names}, and by no other name", code="wrong_host"
             )
+
         foreign = origin is not None and not own_origin(origin, headers.get("host", ""))
         if foreign and self.allowed_origin(headers) is None:
             return failure(
@@ -168,10 +176,13 @@ class RequestMiddleware:
             return Response(
                 status_code=HTTPStatus.NO_CONTENT
             )  # of which `Outgoing` says what is allowed
+
         return self.without_key(scope, headers) or self.wrong_type(scope, headers)
 
     def without_key(self, scope: Scope, headers: Headers) -> Response | None:
-        """The answer to a request that needs a key and has none. The routes find in `scope` whether there is one."""
+        """The answer to a request that needs a key and has none. The routes find in `scope` whether
+        there is one.
+        """
         path, key = scope["path"], bearer_key(headers)
         open_to_all, paused = path in ("/health", "/sign-in"), None
         scope["signed_in"] = not self.keys or self.keys.admits_cookie(headers)
@@ -180,12 +191,14 @@ class RequestMiddleware:
                 scope["signed_in"] = self.attempts.check(address_of(scope), key) is not None
             except TooManyAttempts as error:
                 paused = error
+
         if scope["signed_in"] or open_to_all:
             return None
         if paused is not None:
             return failure(429, str(paused), code="too_many_wrong_keys", retry_after=paused.seconds)
         if path == "/" and scope["method"] == "GET" and "text/html" in headers.get("accept", ""):
             return sign_in_page()
+
         return failure(401, "key: expected one of this server's, as Authorization: Bearer KEY")
 
     def wrong_type(self, scope: Scope, headers: Headers) -> Response | None:
@@ -198,11 +211,13 @@ class RequestMiddleware:
             return failure(415, "content-type: expected application/json")
         if signs_in(scope) and self.keys and kind != FORM:
             return failure(415, f"content-type: expected {FORM}")
+
         return None
 
     def called_by_name(self, host: str) -> bool:
         if self.rules.names is None:
             return True
+
         name = host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
         return name.lower() in self.rules.names
 
@@ -210,6 +225,7 @@ class RequestMiddleware:
         origin = headers.get("origin")
         if origin is None:
             return None
+
         return origin if origin in self.rules.cors else "*" if "*" in self.rules.cors else None
 
     async def body(self, receive: Receive, headers: Headers) -> bytes | Response:
@@ -217,16 +233,20 @@ class RequestMiddleware:
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length[:20]) > self.rules.body:
             return self.too_large()
+
         body = bytearray()
         more = True
+
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnected
+
             body += message.get("body", b"")
             more = message.get("more_body", False)
             if len(body) > self.rules.body:
                 return self.too_large()
+
         return bytes(body)
 
     def too_large(self) -> Response:
@@ -240,9 +260,12 @@ class RequestMiddleware:
             return of_exception(error)
         except TooManyAttempts as paused:
             return sign_in_page(str(paused), status=429, wait=paused.seconds)
+
         if index is None:
             return sign_in_page("This is no key of this server.")
+
         headers = {"Location": "/", "Set-Cookie": self.keys.cookie_for(index)}
+
         return Response(status_code=HTTPStatus.SEE_OTHER, headers=headers)
 
 
@@ -253,9 +276,11 @@ async def parted(scope: Scope, receive: Receive, out: Outgoing) -> None:
         async with asyncio.timeout(1):
             if out.status is None:
                 return await leaving(scope, receive, out)
+
             if out.streams:
                 last = b"data: " + bytes(leaving.body) + b"\n\n"
                 return await out({"type": "http.response.body", "body": last, "more_body": False})
+
     return out.cut()
 
 
@@ -273,6 +298,7 @@ def own_origin(origin: str, host: str) -> bool:
         parts = urlsplit(origin)
     except ValueError:
         return False
+
     return parts.scheme in ("http", "https") and bool(host) and parts.netloc.lower() == host.lower()
 
 
@@ -295,8 +321,9 @@ class Outgoing:
     """`send`, with the headers that every answer has; it knows the status, and can cut the line."""
 
     def __init__(self, send: Send, origin: str | None, wanted: str, close: bool) -> None:
-        """Pages of an `origin` that may ask may send the headers that are `wanted`: clients have some of their own.
-        `close`: the connection takes no other request, because the server stops or the body was not read."""
+        """Pages of an `origin` that may ask may send the headers that are `wanted`: clients have
+        some of their own. `close`: the connection takes no other request, because the server stops
+        or the body was not read."""
         self.send, self.origin, self.wanted, self.close = send, origin, wanted, close
         self.status: int | None = None
         self.streams = False
@@ -308,8 +335,10 @@ class Outgoing:
             self.streams = headers.get("content-type", "").startswith("text/event-stream")
             for name, value in SECURITY.items():
                 headers.setdefault(name, value)
+
             if self.close:
                 headers["Connection"] = "close"
+
             if self.origin is not None:
                 headers["Access-Control-Allow-Origin"] = self.origin
                 headers["Access-Control-Allow-Headers"] = self.wanted
@@ -317,12 +346,14 @@ class Outgoing:
                 headers["Access-Control-Expose-Headers"] = "retry-after"
                 headers["Cross-Origin-Resource-Policy"] = "cross-origin"
                 headers.add_vary_header("Origin")
+
             message = {**message, "headers": headers.raw}
+
         await self.send(message)
 
     def cut(self) -> None:
-        """The client takes nothing: what is buffered for it is let go, too. ASGI has no word for it; uvicorn's `send`
-        belongs to an object that knows the connection."""
+        """The client takes nothing: what is buffered for it is let go, too. ASGI has no word for
+        it; uvicorn's `send` belongs to an object that knows the connection."""
         transport = getattr(getattr(self.send, "__self__", None), "transport", None)
         if transport is not None:
             transport.abort()

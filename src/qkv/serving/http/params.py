@@ -1,4 +1,6 @@
-"""From what a client wrote to what the engine is asked: which model, which ids, how long, how chosen, until when."""
+"""From what a client wrote to what the engine is asked: which model, which ids, how long, how
+chosen, until when.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from qkv.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 LARGE = 2_000
-"""A text of more characters is cut into tokens beside the event loop, which goes on with the others."""
+"""A text of more characters is cut into tokens beside the event loop, which goes on with the
+others.
+"""
 MOST_LISTED = 200_000
 """Tokens and alternatives in one answer: some 20 MB on the wire."""
 GRACE = 0.2
@@ -55,6 +59,7 @@ def opened(request: Request, name: str) -> tuple[ModelEntry, Any, Tokenizer]:
         raise RequestRefused(
             503, f"model: {name} is still being loaded; ask again soon", retry_after=2
         )
+
     return served, served.model, served.tokenizer
 
 
@@ -73,15 +78,19 @@ async def prepared(
     work: Callable[..., T],
     *given: Any,
 ) -> T:
-    """Work on so many characters of a request before the engine is asked: here if they are few, else in a thread of the
-    model's. It is over at the deadline, and when the client leaves. Of someone else's program the size is None."""
+    """Work on so many characters of a request before the engine is asked: here if they are few,
+    else in a thread of the model's. It is over at the deadline, and when the client leaves. Of
+    someone else's program the size is None."""
     if size is not None and size <= LARGE:
         return work(*given)
+
     return await answer(request, served.preparing.run(partial(work, *given), deadline))
 
 
 async def beside(size: int, work: Callable[..., T], *given: Any) -> T:
-    """Write out an answer of so many tokens and alternatives: here if they are few, else in a thread of its own."""
+    """Write out an answer of so many tokens and alternatives: here if they are few, else in a
+    thread of its own.
+    """
     return await asyncio.to_thread(work, *given) if size > LARGE else work(*given)
 
 
@@ -93,6 +102,7 @@ def ids_of(
     else:
         ids = prompt
         check_ids(ids, model.config.vocabulary, field)
+
     check_fits(model, ids, field)
     return ids
 
@@ -117,15 +127,17 @@ def check_fits(model: GPT, ids: Sequence[int], field: str) -> None:
 
 
 def room_after(model: GPT, ids: Sequence[int], asked: int | None, otherwise: int) -> int:
-    """New tokens to ask for: no more than fit and one, by which the engine knows that it was the context that ended
-    them. The last one is not read, so it needs no place."""
+    """New tokens to ask for: no more than fit and one, by which the engine knows that it was the
+    context that ended them. The last one is not read, so it needs no place."""
     limit = limit_of(model, "refuse")
     wanted = otherwise if asked is None else asked
     return min(wanted, UNENDING if limit is None else limit - len(ids) + 2)
 
 
 def listed(ask: GenerationRequest) -> int:
-    """Tokens and alternatives that the answer has at most; each of its texts lists the prompt, too, if one is."""
+    """Tokens and alternatives that the answer has at most; each of its texts lists the prompt, too,
+    if one is.
+    """
     of_prompt = 0 if ask.prompt_top is None else len(ask.prompt) * (ask.prompt_top + 1)
     return 0 if ask.top is None else ask.samples * (ask.length * (ask.top + 1) + of_prompt)
 
@@ -147,6 +159,7 @@ def choice_of(asked: SamplingFields) -> SamplingParams:
         "top_p": None if asked.top_p in (None, 1.0) else asked.top_p,
         "min_p": asked.min_p or None,
     }
+
     if isinstance(asked, GenerationFields):
         found |= {
             "repetition": 1.0 if asked.repetition_penalty is None else asked.repetition_penalty,
@@ -154,6 +167,7 @@ def choice_of(asked: SamplingFields) -> SamplingParams:
             "frequency": asked.frequency_penalty or 0.0,
             "minimum": asked.min_tokens or 0,
         }
+
     return SamplingParams(**found)
 
 
@@ -172,12 +186,15 @@ def heads_of(model: Model, names: Sequence[str]) -> tuple[tuple[int, int], ...]:
     """ "3.5" as (3, 5), and "2.*" as every head of layer 2."""
     if not names:
         return ()
+
     body = backbone_of(model)
     if isinstance(body, RNN):
         raise ValueError("heads_off: an RNN has no heads; leave them out")
+
     blocks = body.decoder.blocks if isinstance(body, Transformer) else body.stack.blocks
     depth, heads = len(blocks), body.config.heads
     found: dict[tuple[int, int], None] = {}
+
     for name in names:
         layer, _, head = name.partition(".")
         if int(layer) >= depth:
@@ -186,9 +203,11 @@ def heads_of(model: Model, names: Sequence[str]) -> tuple[tuple[int, int], ...]:
             )
         if head != "*" and int(head) >= heads:
             raise ValueError(f"heads_off: {name}: expected a head of 0 to {heads - 1}, not {head}")
+
         found |= {
             (int(layer), each): None for each in (range(heads) if head == "*" else [int(head)])
         }
+
     return tuple(found)
 
 
@@ -196,10 +215,11 @@ def heads_of(model: Model, names: Sequence[str]) -> tuple[tuple[int, int], ...]:
 
 
 async def pieces(ticket: RequestHandle) -> AsyncIterator[OutputChunk]:
-    """Of one request; whoever stops reading lets it go. Nobody waits for an engine that is busy with something else
-    when the time is over: what was not said by then is not said."""
+    """Of one request; whoever stops reading lets it go. Nobody waits for an engine that is busy
+    with something else when the time is over: what was not said by then is not said."""
     assert isinstance(ticket.ask, GenerationRequest)
     spoke, open_rows, news = False, set(range(ticket.ask.samples)), aiter(ticket)
+
     try:
         while open_rows:
             try:
@@ -207,14 +227,19 @@ async def pieces(ticket: RequestHandle) -> AsyncIterator[OutputChunk]:
                     piece = await anext(news)
             except TimeoutError:
                 break
+
             spoke = spoke or bool(piece.said)
             if piece.reason == "deadline" and not spoke:
                 raise RequestRefused(408, LATE)
+
             if piece.reason is not None:
                 open_rows.discard(piece.row)
+
             yield piece
+
         if open_rows and not spoke:
             raise RequestRefused(408, LATE)
+
         for row in sorted(open_rows):
             yield OutputChunk(row, "", [], "deadline")
     finally:
@@ -228,11 +253,14 @@ def left_until(deadline: float | None) -> float | None:
 async def together(
     host: ModelHost, name: str, asks: Sequence[GenerationRequest]
 ) -> AsyncIterator[tuple[int, OutputChunk]]:
-    """Of several requests as they come, each piece with the number of its request. All are taken, or none."""
+    """Of several requests as they come, each piece with the number of its request. All are taken,
+    or none.
+    """
     if len(asks) > host.queue:
         raise ValueError(
             f"prompt: {len(asks)} at once are more than may wait here, which is {host.queue}; send fewer"
         )
+
     tickets: list[RequestHandle] = []
     readers: list[asyncio.Task[None]] = []
     news: asyncio.Queue[tuple[int, OutputChunk | Exception | None]] = asyncio.Queue()
@@ -241,6 +269,7 @@ async def together(
         try:
             async for piece in pieces(ticket):
                 news.put_nowait((number, piece))
+
             news.put_nowait((number, None))
         except Exception as error:
             news.put_nowait((number, error))
@@ -248,10 +277,13 @@ async def together(
     try:
         for ask in asks:
             tickets.append(host.ask(name, ask))
+
         if len(tickets) == 1:
             async for piece in pieces(tickets[0]):
                 yield 0, piece
+
             return
+
         readers += [
             asyncio.create_task(read(number, ticket)) for number, ticket in enumerate(tickets)
         ]
@@ -260,6 +292,7 @@ async def together(
             number, found = await news.get()
             if isinstance(found, Exception):
                 raise found
+
             if found is None:
                 left -= 1
             else:
@@ -267,6 +300,7 @@ async def together(
     finally:
         for ticket in tickets:
             ticket.cancel()
+
         for reader in readers:
             reader.cancel()
 

@@ -46,18 +46,24 @@ def lines(counted: ServerCounters, running: int, served: Mapping[str, Any]) -> I
     yield from head("qkv_http_requests_total", "counter", "Answers, by route and status.")
     for (route, status), number in sorted(counted.answers.items()):
         yield f"qkv_http_requests_total{labels(route=route, status=status)} {number}"
+
     yield from head(
         "qkv_http_request_seconds_total", "counter", "Seconds spent answering, by route."
     )
+
     for route, seconds in sorted(counted.seconds.items()):
         yield f"qkv_http_request_seconds_total{labels(route=route)} {seconds:.6f}"
+
     yield from head("qkv_http_requests_running", "gauge", "Requests that are being answered.")
     yield f"qkv_http_requests_running {running}"
     yield from head("qkv_model_state", "gauge", "1 for the state that a model is in.")
+
     for name, each in served.items():
         for state in STATES:
             yield f"qkv_model_state{labels(model=name, state=state)} {int(each.state == state)}"
+
     numbers = {name: each.numbers() for name, each in served.items()}
+
     for number in dict.fromkeys(key for found in numbers.values() for key in found):
         kind = "gauge" if number in GAUGES or number not in HELP else "counter"
         full = f"qkv_{number}" + "_total" * (kind == "counter")

@@ -1,5 +1,5 @@
-"""uvicorn around the door: it leaves in order. The first signal: nothing new is taken, what runs is finished, within
-some seconds. The second: it leaves at once."""
+"""uvicorn around the door: it leaves in order. The first signal: nothing new is taken, what runs is
+finished, within some seconds. The second: it leaves at once."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ class Server(uvicorn.Server):
     def __init__(
         self, door: RequestMiddleware, drain: float, at_once: Callable[[], None] | None = None
     ) -> None:
-        """`at_once` ends the process. It is called after the second signal, when all lines are cut, and some seconds
-        after draining should have ended: who returns from here normally waits for threads that still work."""
+        """`at_once` ends the process. It is called after the second signal, when all lines are cut,
+        and some seconds after draining should have ended: who returns from here normally waits for
+        threads that still work."""
         # The access log is the door's: uvicorn's would have queries in it.
         config = uvicorn.Config(
             door, access_log=False, server_header=False, log_config=None, timeout_graceful_shutdown=1, backlog=BACKLOG,
@@ -68,20 +69,23 @@ class Server(uvicorn.Server):
             self.timers.append(timer)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """While it drains the port stays open, so that those who come are told so. uvicorn would close it, and would
-        raise the signal again at the end: a server that was asked to leave and did has not failed."""
+        """While it drains the port stays open, so that those who come are told so. uvicorn would
+        close it, and would raise the signal again at the end: a server that was asked to leave and
+        did has not failed."""
         if self.door.draining:
             self.should_exit = self.force_exit = True
             for task in self.door.running:
                 task.cancel()
         else:
             self.end_within(self.drain + LAST_SECONDS)
+
         self.door.draining = True
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second."""
         if self.door.draining and not self.should_exit:
             await self.finish()
+
         return await super().on_tick(counter)
 
     async def finish(self) -> None:
@@ -92,12 +96,15 @@ class Server(uvicorn.Server):
                 count,
                 " has" if count == 1 else "s have",
             )
+
         left = self.drain
         while self.door.running and left > 0 and not self.should_exit:
             await asyncio.sleep(TICK)
             left -= TICK
+
         for task in self.door.running:
             task.cancel()
+
         self.should_exit = True
 
 
@@ -106,6 +113,7 @@ def bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
     try:
         listening.bind((host, port))
         listening.listen(BACKLOG)
@@ -113,7 +121,9 @@ def bound(host: str, port: int) -> socket.socket:
         listening.close()
         if isinstance(error, socket.gaierror):
             raise ValueError(f"host: {host} is no address of this machine") from error
+
         raise ValueError(
             f"port: {host}:{port} cannot be had ({error.strerror}); choose another, or end who has it"
         ) from error
+
     return listening

@@ -1,4 +1,6 @@
-"""The page that asks a browser for the key. It has no script, and says nothing of what is behind it."""
+"""The page that asks a browser for the key. It has no script, and says nothing of what is behind
+it.
+"""
 
 from __future__ import annotations
 
@@ -49,15 +51,18 @@ def key_in(body: bytes) -> str:
     """The key in a form that a browser sent."""
     if len(body) > MOST_BYTES:
         raise ValueError(f"body: expected a form of at most {MOST_BYTES:,} bytes")
+
     try:
         fields = parse_qs(
             body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MOST_FIELDS
         )
     except ValueError as error:
         raise ValueError(f"body: expected a form of at most {MOST_FIELDS} fields") from error
+
     given = fields.get("key", [])
     if len(given) != 1:
         raise ValueError(f"key: expected this field once, not {len(given)} times")
+
     return given[0].strip()
 
 
@@ -75,6 +80,8 @@ def sign_in_page(message: str = "", status: int = 401, wait: float | None = None
     }
     if wait is not None:
         headers["Retry-After"] = str(max(1, math.ceil(wait)))
+
     shown = f'<p role="alert">{html.escape(message)}</p>' if message else ""
     content = PAGE.format(style=STYLE, message=shown)
+
     return Response(content, status_code=status, headers=headers, media_type="text/html")

@@ -19,7 +19,9 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ClientDisconnected(BaseException):
-    """The client left; there is nobody to answer. As a cancellation, it is no error that anybody would handle."""
+    """The client left; there is nobody to answer. As a cancellation, it is no error that anybody
+    would handle.
+    """
 
 
 async def attended(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -29,10 +31,12 @@ async def attended(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise ClientDisconnected
+
         return working.result()
     finally:
         for task in (working, leaving):
             task.cancel()
+
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
@@ -51,8 +55,8 @@ def event(value: Any) -> bytes:
 
 
 class EventStream(Response):
-    """Events as they come. What fails before the first one is answered as any other failure is; afterwards the
-    failure is an event itself, and the last."""
+    """Events as they come. What fails before the first one is answered as any other failure is;
+    afterwards the failure is an event itself, and the last."""
 
     def __init__(self, events: AsyncIterator[bytes]) -> None:
         super().__init__(media_type="text/event-stream")
@@ -72,6 +76,7 @@ class EventStream(Response):
                         {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
                     )
                     started = True
+
                 await sent(send, content)
         except (ClientDisconnected, asyncio.CancelledError):
             raise
@@ -80,9 +85,11 @@ class EventStream(Response):
             if not started:
                 await failed(scope, receive, send)
                 return
+
             await sent(send, b"data: " + bytes(failed.body) + b"\n\n")
         finally:
             await self.events.aclose()  # type: ignore[attr-defined]
+
         await sent(send, b"", last=True)
 
 

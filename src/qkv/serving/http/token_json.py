@@ -17,7 +17,9 @@ NEVER = -9999.0
 
 
 class Running:
-    """The tokens of one text: each with the characters that it settles, so that all together are the text."""
+    """The tokens of one text: each with the characters that it settles, so that all together are
+    the text.
+    """
 
     def __init__(self, tokenizer: Tokenizer, offset: int = 0) -> None:
         self.tokenizer, self.stream, self.offset = (
@@ -40,8 +42,9 @@ class Running:
         }  # fmt: skip
 
     def place(self, id: int) -> int:
-        """Where a token begins, which is read thereby: where the one before it ended, or within one character with it.
-        Bytes before it that turn out to be no character are a sign of their own, which stands between them."""
+        """Where a token begins, which is read thereby: where the one before it ended, or within one
+        character with it. Bytes before it that turn out to be no character are a sign of their own,
+        which stands between them."""
         stream = self.stream
         own, half = self.offset, stream.characters.getstate()[0]
         if half:
@@ -52,7 +55,9 @@ class Running:
         elif stream.waiting and not A_BYTE.fullmatch(spelled(self.tokenizer, id)):
             decode, before = self.tokenizer.decode, stream.before
             own += len(decode(before + stream.waiting)) - len(decode(before))
+
         self.offset += len(stream.add(id))
+
         return own
 
     def known(self, id: int) -> dict[str, Any]:
@@ -102,6 +107,7 @@ def word_before(tokenizer: Tokenizer) -> list[int]:
             and tokenizer.decode([id])
         ):
             return [id]
+
     return []
 
 
@@ -116,6 +122,7 @@ def signs_of(tokenizer: Tokenizer, id: int) -> list[int]:
         return list(spelled(tokenizer, id).encode())
     if "ByteLevel" in tokenizer.decoders:
         return list(bytes_of(spelled(tokenizer, id)))
+
     return list(text_of(tokenizer, id).encode())
 
 
@@ -123,9 +130,11 @@ def shown(tokenizer: Tokenizer, id: int) -> str:
     """OpenAI's text of a token: a part of a character by its bytes, a special token by its name."""
     if id in tokenizer.special or id >= tokenizer.vocabulary:
         return spelled(tokenizer, id)
+
     text = text_of(tokenizer, id)
     if "\ufffd" in text and "ByteLevel" in tokenizer.decoders:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in signs_of(tokenizer, id))
+
     return text
 
 
@@ -162,4 +171,5 @@ def of_chat(tokenizer: Tokenizer, said: Sequence[TokenLogprob], top: int) -> dic
         }
         for each in said
     ]
+
     return {"content": content, "refusal": None}

@@ -1,4 +1,6 @@
-"""POST /v1/attention: a look inside while a model reads, as the drawing code of `qkv look` takes it."""
+"""POST /v1/attention: a look inside while a model reads, as the drawing code of `qkv look` takes
+it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ from qkv.text.tokenizer import Tokenizer
 router = APIRouter(tags=["qkv"])
 MOST_TOKENS = 1024
 MOST_WHOLE = 512
-"""Tokens of a text all of whose layers are looked at in one go: nobody else is answered meanwhile."""
+"""Tokens of a text all of whose layers are looked at in one go: nobody else is answered meanwhile.
+"""
 MOST_CHARACTERS = 32 * MOST_TOKENS
 MOST_WEIGHTS = 8_000_000
 """Of the layers that come in full: some 10 MB on the wire."""
@@ -35,13 +38,16 @@ MOST_WEIGHTS = 8_000_000
 
 @router.post("/v1/attention", responses=documented(AttentionReply))
 async def attention(asked: AttentionRequest, request: Request) -> Response:
-    """Attention of every layer and head, what comes next, the prediction after each layer, the norms."""
+    """Attention of every layer and head, what comes next, the prediction after each layer, the
+    norms.
+    """
     served, model, tokenizer = opened(request, asked.model)
     deadline = deadline_of(request, asked.timeout)
     if isinstance(model, RNN) and model.config.attention == "none":
         raise ValueError(
             "model: this RNN has no attention, so none of its words looks at any other"
         )
+
     off = heads_of(model, asked.heads_off)
     ids: list[int] | None = None
     if isinstance(model, GPT) and asked.sequence is not None:
@@ -72,6 +78,7 @@ async def attention(asked: AttentionRequest, request: Request) -> Response:
             )  # fmt: skip
 
     seen = await answer(request, job(request, asked.model, work, deadline))
+
     return await asyncio.to_thread(packed_look, seen, asked)
 
 
@@ -83,6 +90,7 @@ def read_asked(model: Model, tokenizer: Tokenizer, asked: AttentionRequest) -> R
             raise ValueError(
                 f"{field}: attention is shown of at most {MOST_TOKENS:,} tokens; shorten it"
             )
+
     return read(model, tokenizer, *asked.texts, source=asked.source, target=asked.target)
 
 
@@ -97,11 +105,13 @@ def check_size(model: Model, reading: Reading, asked: AttentionRequest) -> None:
         raise ValueError(
             f"layers: all of them are shown of at most {MOST_WHOLE} tokens, not {size:,}; ask for some of them"
         )
+
     for field, wanted in (("lens", asked.lens), ("norms", asked.norms)):
         if wanted and size > SHORT:
             raise ValueError(
                 f"{field}: made for texts of up to {SHORT} tokens, not {size:,}; leave it out"
             )
+
     each = [place.heads * size**2 for place in attention_sites(model)]
     depths = [place.depth for place in attention_sites(model)]
     chosen = max(depths) if asked.layers is None else len(set(asked.layers))
@@ -121,6 +131,7 @@ def packed_look(seen: Look, asked: AttentionRequest) -> Response:
     code: Any = "linear16" if cells(seen) <= EXACT else "root8"
     start = opening(seen, None, asked.kind, None, None, False)
     found = dict(blocks(seen, code, str(start.get("kind")), start.get("layer", 0)))
+
     return Json(
         {
             "data": described(seen, code) | {"start": start},

@@ -1,4 +1,6 @@
-"""POST /v1/chat/completions: the next turn of a talk, in OpenAI's shape, by the template of the tokenizer."""
+"""POST /v1/chat/completions: the next turn of a talk, in OpenAI's shape, by the template of the
+tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +57,7 @@ async def chat(asked: ChatRequest, request: Request) -> Response:
         raise ValueError(
             f"model: {asked.model} has no chat template, so it was not taught to talk; use completions"
         )
+
     deadline = deadline_of(request, asked.timeout)
     ids, ends = await prepared(request, served, deadline, None, turns, tokenizer, asked)
     check_fits(model, ids, "messages")
@@ -74,11 +77,13 @@ async def chat(asked: ChatRequest, request: Request) -> Response:
         stream=bool(asked.stream),
         deadline=deadline,
     )
+
     check_listed([ask])
     said = together(host_of(request), asked.model, [ask])
     telling = ChatStream(asked, tokenizer, ids)
     if asked.stream:
         return EventStream(telling.events(said))
+
     return await answer(request, telling.whole(said))
 
 
@@ -148,6 +153,7 @@ class ChatStream:
             told.text, told.reason = told.text + piece.text, piece.reason
             told.said += piece.said
             self.said += len(piece.said)
+
         choices = []
         for index, told in enumerate(self.told):
             assert told.reason is not None
@@ -161,6 +167,7 @@ class ChatStream:
                     **({"tokens": told.known.read(told.said)} if self.asked.tokens else {}),
                 }
             )
+
         return {
             **self.head,
             "object": "chat.completion",
@@ -185,12 +192,16 @@ class ChatStream:
                     "finish_reason": None if piece.reason is None else FINISHED[piece.reason],
                     "reason": piece.reason,
                 }
+
                 if self.asked.tokens:
                     choice["tokens"] = told.known.read(piece.said)
+
                 yield event({**head, "choices": [choice], **first})
                 first = {}
+
             if self.asked.counted:
                 yield event({**head, "choices": [], "usage": self.usage()})
+
             yield DONE
         finally:
             await said.aclose()  # type: ignore[attr-defined]

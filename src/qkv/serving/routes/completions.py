@@ -74,6 +74,7 @@ async def complete(asked: CompletionRequest, request: Request) -> Response:
         )
         for ids in prompts
     ]
+
     check_listed(asks)
     size = sum(map(len, prompts)) if asked.echo else 0
     telling = await prepared(
@@ -82,6 +83,7 @@ async def complete(asked: CompletionRequest, request: Request) -> Response:
     said = together(host_of(request), asked.model, asks)
     if asked.stream:
         return EventStream(telling.events(said))
+
     return await answer(request, telling.whole(said))
 
 
@@ -93,8 +95,9 @@ class CompletionChoiceState:
     ) -> None:
         self.echo, self.text = echo, ""
         self.aloud = StopStringFilter(tokenizer, stop)
-        """Goes on where the prompt ended. How a word is joined depends on the one before it, so what comes after an
-        echo may begin otherwise than a text of its own: with a space, or with the rest of a character."""
+        """Goes on where the prompt ended. How a word is joined depends on the one before it, so
+        what comes after an echo may begin otherwise than a text of its own: with a space, or with
+        the rest of a character."""
         self.aloud.stream.before, self.aloud.stream.waiting = (
             list(prompt.before),
             list(prompt.waiting),
@@ -110,9 +113,11 @@ class CompletionChoiceState:
     def after_echo(self, piece: OutputChunk) -> str:
         if self.aloud.stopped:
             return ""
+
         self.aloud.hear_all(each.id for each in piece.said)
         if piece.reason is not None:
             self.aloud.close()
+
         return self.aloud.take()
 
 
@@ -125,12 +130,14 @@ class CompletionStream:
         self.asked, self.tokenizer, self.prompts = asked, tokenizer, prompts
         self.n = asked.n or 1
         self.told: list[CompletionChoiceState] = []
+
         for ids in prompts:
             prompt = IncrementalDetokenizer(tokenizer)
             echo = prompt.add_all(ids) if asked.echo else ""
             self.told += [
                 CompletionChoiceState(tokenizer, echo, prompt, asked.stops) for _ in range(self.n)
             ]
+
         self.said = 0
         self.head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
@@ -152,6 +159,7 @@ class CompletionStream:
         prompt = self.is_prompt(number * self.n)
         rows = range(self.n) if prompt else [piece.row]
         self.said += 0 if prompt else len(piece.said)
+
         return [self.choice(number * self.n + row, piece) for row in rows]
 
     def is_prompt(self, index: int) -> bool:
@@ -173,18 +181,22 @@ class CompletionStream:
             "finish_reason": None,
             "reason": None,
         }
+
         if asked.logprobs is not None:
             found["logprobs"] = token_json.of_completion(
                 self.tokenizer, piece.said, asked.logprobs, told.places
             )
             told.logprobs = joined(told.logprobs, found["logprobs"])
+
         if asked.tokens:
             found["tokens"] = told.known.read(piece.said)
             told.tokens += found["tokens"]
+
         told.text += text
         if piece.reason is not None:
             told.reason = piece.reason
             found |= {"finish_reason": FINISHED[piece.reason], "reason": piece.reason}
+
         return found
 
     async def whole(self, said: AsyncIterator[tuple[int, OutputChunk]]) -> Response:
@@ -197,6 +209,7 @@ class CompletionStream:
     def made(self, heard: list[tuple[int, OutputChunk]]) -> dict[str, Any]:
         for number, piece in heard:
             self.choices(number, piece)
+
         choices = []
         for index, told in enumerate(self.told):
             assert told.reason is not None
@@ -210,6 +223,7 @@ class CompletionStream:
                     **({"tokens": told.tokens} if self.asked.tokens else {}),
                 }
             )
+
         return {**self.head, "choices": choices, "usage": self.usage(), **self.read()}
 
     def read(self) -> dict[str, Any]:
@@ -228,8 +242,10 @@ class CompletionStream:
                 ):
                     yield event({**self.head, "choices": [choice], **first})
                     first = {}
+
             if self.asked.counted:
                 yield event({**self.head, "choices": [], "usage": self.usage()})
+
             yield DONE
         finally:
             await said.aclose()  # type: ignore[attr-defined]
@@ -239,4 +255,5 @@ def joined(before: dict[str, Any] | None, more: dict[str, Any]) -> dict[str, Any
     """Lists go on where they ended; what is not asked for stays None."""
     if before is None:
         return more
+
     return {name: None if more[name] is None else before[name] + more[name] for name in before}

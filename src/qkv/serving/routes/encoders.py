@@ -1,6 +1,7 @@
 """What encoders do: POST /v1/embeddings in OpenAI's shape, /v1/fill and /v1/classify in ours.
 
-Each is done between two steps of the engine, a few texts at a time, so that those who listen to a stream wait little.
+Each is done between two steps of the engine, a few texts at a time, so that those who listen to a
+stream wait little.
 """
 
 from __future__ import annotations
@@ -42,14 +43,18 @@ MOST_CHARACTERS = 200_000
 
 @router.post("/v1/embeddings", responses=documented(EmbeddingReply), tags=["OpenAI"])
 async def embed(asked: EmbeddingRequest, request: Request) -> Response:
-    """A vector for each text, of length 1: the mean over its tokens, unless the model was tuned to another."""
+    """A vector for each text, of length 1: the mean over its tokens, unless the model was tuned to
+    another.
+    """
     served, model, tokenizer = opened(request, asked.model)
     deadline = deadline_of(request, asked.timeout)
     if not isinstance(backbone_of(model), BERT):
         only(model, asked.model, BERT, "makes no vectors of texts")
+
     width = model.config.width
     if asked.dimensions not in (None, width):
         raise ValueError(f"dimensions: this model's vectors have {width}, no other number")
+
     size = sum(map(len, asked.inputs))
 
     def encoded() -> list[list[int]]:
@@ -61,11 +66,13 @@ async def embed(asked: EmbeddingRequest, request: Request) -> Response:
         """Those of similar length are read together."""
         order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
         found: dict[int, Tensor] = {}
+
         for first in range(0, len(order), AT_ONCE):
             some = order[first : first + AT_ONCE]
             texts = [rows[place] for place in some]
             read = await job(request, asked.model, partial(text_vectors, texts), deadline)
             found |= dict(zip(some, read, strict=True))
+
         return [found[place] for place in range(len(rows))]
 
     made = await answer(request, vectors())
@@ -79,6 +86,7 @@ async def embed(asked: EmbeddingRequest, request: Request) -> Response:
             }
             for index, vector in enumerate(made)
         ]
+
         count = sum(map(len, rows))
         usage = {"prompt_tokens": count, "total_tokens": count}
         return Json({"object": "list", "model": asked.model, "data": data, "usage": usage})
@@ -93,6 +101,7 @@ def framed(model: BERT | TaskModel, tokenizer: Tokenizer, text: str | list[int])
     else:
         ids = text
         check_ids(ids, model.config.vocabulary, "input")
+
     context = model.config.context
     if not ids:
         raise ValueError("input: it is empty; expected a text")
@@ -100,6 +109,7 @@ def framed(model: BERT | TaskModel, tokenizer: Tokenizer, text: str | list[int])
         raise ValueError(
             f"input: {len(ids):,} tokens are more than the model's context of {context:,}; shorten it"
         )
+
     return ids
 
 
@@ -115,16 +125,19 @@ def text_vectors(
     ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)  # (B, T)
     size = torch.tensor([len(row) for row in rows], device=device)  # (B,)
     padding_mask = torch.arange(longest, device=device) < size.unsqueeze(1)  # (B, T)
+
     with torch.no_grad(), without_dropout(model):
         hidden = body.hidden(ids, padding_mask=padding_mask)  # (B, T, E)
         places = size - 1 if pooling == "last" else torch.zeros_like(size)
         vectors = pooled(hidden, pooling, places, padding_mask).float()  # (B, E)
+
     return list(torch.nn.functional.normalize(vectors, dim=-1).cpu())
 
 
 def written(vector: Float[Tensor, "E"], in_base64: bool) -> list[float] | str:
     if in_base64:
         return base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode()
+
     return vector.tolist()
 
 
@@ -140,6 +153,7 @@ async def fill_masks(asked: FillRequest, request: Request) -> Response:
         )
     if tokenizer.mask is None:
         raise ValueError(f"model: {asked.model} has no mask token, so it was not taught to guess")
+
     check_characters([asked.text], "text")
     ids = await prepared(
         request, served, deadline, len(asked.text), masked_ids, tokenizer, asked.text
@@ -186,7 +200,9 @@ async def classify_texts(asked: ClassifyRequest, request: Request) -> Response:
         for first in range(0, len(asked.texts), AT_ONCE):
             some = asked.texts[first : first + AT_ONCE]
             found += await job(request, asked.model, partial(classify, texts=some), deadline)
+
         return found
 
     found = await answer(request, answers())
+
     return Json({"task": model.config.head.task, "answers": [each._asdict() for each in found]})

@@ -36,7 +36,9 @@ NUMBERS: Responses = {
 
 @router.get("/health", responses=WELL)
 async def health(request: Request) -> Response:
-    """Whether models can be asked; no key is needed, but without one the reason of a failure is not told."""
+    """Whether models can be asked; no key is needed, but without one the reason of a failure is not
+    told.
+    """
     host = host_of(request)
     served, states = host.served, {each.state for each in host.served.values()}
     status = next((state for state in ("ready", "loading") if state in states), "failed")
@@ -44,6 +46,7 @@ async def health(request: Request) -> Response:
         status = "failed"
     elif request.app.state.door.draining:
         status = "draining"
+
     known = request.scope["signed_in"]  # an error may name files of this machine
     models = {
         name: {
@@ -52,7 +55,9 @@ async def health(request: Request) -> Response:
         }
         for name, each in served.items()
     }
+
     error = None if host.alive else host.failure or "the engine's thread does not run"
+
     return Json(
         {"status": status, "error": error, "models": models},
         200 if status in ("ready", "loading") else 503,
@@ -84,6 +89,7 @@ async def model(request: Request, name: str = Path(max_length=200)) -> Response:
     served = host_of(request).served
     if name not in served:
         raise RequestRefused(404, f"model: there is no {name[:60]!r} here, but {', '.join(served)}")
+
     return Json(described(request, served[name]))
 
 
@@ -103,6 +109,7 @@ def inside(served: ModelEntry) -> dict[str, Any]:
     model = served.model
     if model is None or served.tokenizer is None:
         return {**unknown, "can": [], "kinds": []}
+
     body = backbone_of(model)
     attends = not (isinstance(body, RNN) and body.config.attention == "none")
     kinds = [place.kind for place in attention_sites(model)] if attends else []
@@ -119,7 +126,9 @@ def inside(served: ModelEntry) -> dict[str, Any]:
         "attention": attends,
         "tokenize": True,
     }
+
     head = model.config.head if isinstance(model, TaskModel) else None
+
     return {
         "task": None if head is None else head.task,
         "context": limit_of(body, "refuse")

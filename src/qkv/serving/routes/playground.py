@@ -1,4 +1,6 @@
-"""GET / and /web: the playground, plain files of the package. Only names that are in the package are ever opened."""
+"""GET / and /web: the playground, plain files of the package. Only names that are in the package
+are ever opened.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +34,7 @@ async def page() -> Response:
         "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
     )
     headers = {"Content-Security-Policy": policy, "Cache-Control": "no-cache"}
+
     return Response(content, headers=headers, media_type="text/html")
 
 
@@ -54,6 +57,7 @@ def sent(folder: str, name: str) -> Response:
 def found(folder: str, name: str) -> str:
     if name not in names(folder):
         raise HTTPException(404)
+
     return files(FOLDERS[folder]).joinpath("web", name).read_text(encoding="utf-8")
 
 
@@ -63,6 +67,7 @@ def names(folder: str) -> frozenset[str]:
     there = files(FOLDERS[folder]).joinpath("web")
     if not there.is_dir():
         return frozenset()
+
     return frozenset(
         each.name for each in there.iterdir() if each.name[each.name.rfind(".") :] in KINDS
     )

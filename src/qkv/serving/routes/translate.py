@@ -1,4 +1,6 @@
-"""POST /v1/translate: sentences through an encoder and a decoder, with which source word each target word looked at."""
+"""POST /v1/translate: sentences through an encoder and a decoder, with which source word each
+target word looked at.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +57,7 @@ async def translate(asked: TranslateRequest, request: Request) -> Response:
         raise ValueError(
             "alignment: this RNN has no attention, so none of its words looked at any other"
         )
+
     size = sum(map(len, asked.texts))
     sources = await prepared(
         request, served, deadline, size, source_ids, [model], tokenizer, asked.texts
@@ -63,9 +66,11 @@ async def translate(asked: TranslateRequest, request: Request) -> Response:
         raise ValueError(
             f"text: one of {max(map(len, sources)):,} tokens is no sentence; expected {MOST_SOURCE:,} or less"
         )
+
     translating = TranslationStream(asked, request, model, tokenizer, sources, deadline)
     if asked.stream:
         return EventStream(translating.events())
+
     return Json(await answer(request, translating.whole()))
 
 
@@ -95,6 +100,7 @@ class TranslationStream:
             tokenizer,
             sources,
         )
+
         self.filled = [place for place, source in enumerate(sources) if source]
         """An empty text has an empty translation, of which nobody need be asked."""
         self.told = [
@@ -132,17 +138,20 @@ class TranslationStream:
     async def pieces(self) -> AsyncIterator[OutputChunk]:
         if not self.asks:
             return
+
         async for number, piece in together(host_of(self.request), self.asked.model, self.asks):
             told = self.told[self.filled[number]][piece.row]
             told.text += piece.text
             told.ids += [each.id for each in piece.said]
             if piece.score is not None and math.isfinite(piece.score):
                 told.score = piece.score
+
             yield piece
 
     async def whole(self) -> dict[str, Any]:
         async for _ in self.pieces():
             pass
+
         return await self.found()
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -151,6 +160,7 @@ class TranslationStream:
         try:
             async for piece in pieces:
                 yield event({"text": piece.text})
+
             yield event(await self.found())
             yield DONE
         finally:
@@ -172,11 +182,13 @@ class TranslationStream:
                 "total_tokens": read + said,
             },
         }
+
         if self.asked.alignment:
             pairs = [
                 (source, rows[0].ids) for source, rows in zip(self.sources, self.told, strict=True)
             ]
             reply["alignment"] = [await self.aligned(*pair) for pair in pairs]
+
         return reply
 
     async def aligned(self, source: list[int], said: list[int]) -> dict[str, Any]:
@@ -198,6 +210,7 @@ def looked_at(
         rows = (torch.tensor([list(ids)], device=device) for ids in (source, said))
         found = alignment(model, *rows, start=tokenizer.start).float().cpu()  # (T, S)
         weights = join_words(found, targets, sources).tolist()  # (W, X)
+
     return {
         "source": [word.text or "(end)" for word in sources],
         "target": [word.text or "(end)" for word in targets],

@@ -60,6 +60,7 @@ async def next_token(asked: NextRequest, request: Request) -> Response:
         for each in token.alternatives
     ]
     rest = 1 - sum(each.probability for each in token.alternatives)
+
     return Json({"tokens": listed, "rest": min(max(rest, 0.0), 1.0)})
 
 

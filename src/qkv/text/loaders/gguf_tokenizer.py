@@ -1,4 +1,5 @@
-"""The tokenizer inside a GGUF file: byte pairs, GPT-2's or sentencepiece's, as the file's metadata lists them.
+"""The tokenizer inside a GGUF file: byte pairs, GPT-2's or sentencepiece's, as the file's metadata
+lists them.
 
 Only the metadata is read, never the weights, and of it only what begins with `tokenizer.`.
 """
@@ -64,29 +65,36 @@ def read_gguf_tokenizer(file: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any
         raise UnknownKind(
             f"{file}: tokenizer.ggml.model: expected byte pairs, gpt2 or llama in the words of llama.cpp; {what}"
         )
+
     tokens = strings(found, "tokenizer.ggml.tokens", file)
     if len(set(tokens)) < len(tokens):
         raise ValueError(f"{file}: tokenizer.ggml.tokens: two tokens are the same")
+
     types = found.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise ValueError(
             f"{file}: tokenizer.ggml.token_type: expected {len(tokens)}, one of each token"
         )
+
     inner = (
         byte_level(found, tokens, file)
         if kind == "gpt2"
         else sentence_pieces(found, tokens, types, file)
     )
+
     for wanted in (CONTROL, UNKNOWN, USER_DEFINED):
         named = [token for token, type in zip(tokens, types, strict=True) if type == wanted]
         inner.add_tokens(
             [AddedToken(token, special=wanted != USER_DEFINED, normalized=False) for token in named]
         )
+
     return inner, config_of(found, tokens, file)
 
 
 def byte_level(found: dict[str, Any], tokens: list[str], file: Path) -> tokenizers.Tokenizer:
-    """GPT-2's byte pairs: a text's bytes, split into words, merged in the order that the file lists."""
+    """GPT-2's byte pairs: a text's bytes, split into words, merged in the order that the file
+    lists.
+    """
     vocabulary = {token: id for id, token in enumerate(tokens)}
     split = found.get("tokenizer.ggml.pre")
     inner = tokenizers.Tokenizer(
@@ -96,21 +104,24 @@ def byte_level(found: dict[str, Any], tokens: list[str], file: Path) -> tokenize
             ignore_merges=split in AS_LLAMA3,  # a word that is a token is that token
         )
     )
+
     inner.pre_tokenizer = splitter(split, file)
     inner.decoder = decoders.ByteLevel()
+
     return inner
 
 
 def sentence_pieces(
     found: dict[str, Any], tokens: list[str], types: list[int], file: Path
 ) -> tokenizers.Tokenizer:
-    """Sentencepiece's byte pairs, as Llama 1 and 2 have them: of all pairs, the one that makes the piece of the highest
-    score is merged first. What is no piece in the end is said byte by byte."""
+    """Sentencepiece's byte pairs, as Llama 1 and 2 have them: of all pairs, the one that makes the
+    piece of the highest score is merged first. What is no piece in the end is said byte by byte."""
     scores = found.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(tokens):
         raise ValueError(
             f"{file}: tokenizer.ggml.scores: expected {len(tokens)}, one of each token"
         )
+
     pieces = {
         token for token, type in zip(tokens, types, strict=True) if type in (NORMAL, USER_DEFINED)
     }
@@ -122,6 +133,7 @@ def sentence_pieces(
         for cut in range(1, len(token))
         if token[:cut] in pieces and token[cut:] in pieces
     ]
+
     vocabulary = {token: id for id, token in enumerate(tokens)}
     unknown = next(
         (token for token, type in zip(tokens, types, strict=True) if type == UNKNOWN), None
@@ -138,21 +150,26 @@ def sentence_pieces(
     inner.decoder = decoders.Sequence(
         [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     )
+
     return inner
 
 
 def splitter(kind: Any, file: Path) -> PreTokenizer:
-    """How text is split into words before pairs are merged; each library of tokenizers has its own way."""
+    """How text is split into words before pairs are merged; each library of tokenizers has its own
+    way.
+    """
     as_gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
     if kind in ONE_DIGIT_EACH:
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), as_gpt2])
     if kind in AS_GPT2:
         return as_gpt2
+
     if kind in AS_LLAMA3:
         bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         return pre_tokenizers.Sequence(
             [pre_tokenizers.Split(Regex(LLAMA3_WORD), behavior="isolated"), bytes_only]
         )
+
     known = ", ".join((*ONE_DIGIT_EACH, *AS_GPT2, *AS_LLAMA3))
     what = "there is none" if kind is None else f"not {kind!r}"
     raise UnknownKind(
@@ -168,7 +185,9 @@ def pairs(merges: list[str], vocabulary: dict[str, int], file: Path) -> list[tup
             raise ValueError(
                 f"{file}: tokenizer.ggml.merges: expected two tokens to merge, not {merge!r}"
             )
+
         made.append((left, right))
+
     return made
 
 
@@ -182,15 +201,19 @@ def config_of(found: dict[str, Any], tokens: list[str], file: Path) -> dict[str,
             raise ValueError(
                 f"{file}: {field}: expected an id from 0 to {len(tokens) - 1}, not {id!r}"
             )
+
         config[name] = tokens[id]
+
     usual = (
         found["tokenizer.ggml.model"] == "llama" or found.get("tokenizer.ggml.pre") in AS_LLAMA3
     )  # as in llama.cpp
     starts = found.get("tokenizer.ggml.add_bos_token", usual or None)
     if isinstance(starts, bool):
         config["add_bos_token"] = starts
+
     if isinstance(found.get("tokenizer.chat_template"), str):
         config["chat_template"] = found["tokenizer.chat_template"]
+
     return config
 
 
@@ -198,6 +221,7 @@ def strings(found: dict[str, Any], field: str, file: Path) -> list[str]:
     value = found.get(field)
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise ValueError(f"{file}: {field}: expected a list of strings")
+
     return value
 
 
@@ -210,6 +234,7 @@ def read_metadata(file: Path) -> dict[str, Any]:
     with file.open("rb") as opened:
         if opened.read(4) != MAGIC:
             raise ValueError(f"{file}: not a GGUF file; copy or download it again")
+
         with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
             reader = GGUFMetadataReader(data)
             try:
@@ -236,11 +261,13 @@ class GGUFMetadataReader:
         self.number("I")  # the version
         self.number("Q")  # how many tensors
         found = {}
+
         for _ in range(self.number("Q")):
             name = self.string()
             value = self.value(self.number("I"), wanted=name.startswith("tokenizer."))
             if name.startswith("tokenizer."):
                 found[name] = value
+
         return found
 
     def number(self, form: str) -> Any:
@@ -252,6 +279,7 @@ class GGUFMetadataReader:
         size = self.number("Q")
         if self.place + size > len(self.data):
             raise struct.error("it is cut off")
+
         self.place += size
         return self.data[self.place - size : self.place].decode("utf-8")
 
@@ -260,13 +288,16 @@ class GGUFMetadataReader:
             return self.string()
         if kind != ARRAY:
             return self.number(SCALARS[kind])
+
         kind, count = self.number("I"), self.number("Q")
         if kind in SCALARS and not wanted:
             self.place += count * struct.calcsize("<" + SCALARS[kind])
             return None
+
         if kind in SCALARS:
             form = f"<{count}{SCALARS[kind]}"
             values = struct.unpack_from(form, self.data, self.place)
             self.place += struct.calcsize(form)
             return list(values)
+
         return [self.value(kind, wanted) for _ in range(count)]

@@ -1,8 +1,9 @@
-"""Marian's tokenizer: source.spm and target.spm are sentencepiece's files, vocab.json has the ids of both languages.
+"""Marian's tokenizer: source.spm and target.spm are sentencepiece's files, vocab.json has the ids
+of both languages.
 
-A source text is cut into the pieces of source.spm alone, while ids of both languages become text again. So a piece that
-no source text may become, of the target or special, is spelled with a space before it: once a text's spaces are
-written as ▁, as sentencepiece does, there is none left in it.
+A source text is cut into the pieces of source.spm alone, while ids of both languages become text
+again. So a piece that no source text may become, of the target or special, is spelled with a space
+before it: once a text's spaces are written as ▁, as sentencepiece does, there is none left in it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class SentencePieces(NamedTuple):
 def read_marian(
     folder: Path, vocabulary: dict[str, int], config: dict[str, Any]
 ) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """The tokenizer with the ids of vocab.json, and which of its tokens ends, pads and starts: padding does both."""
+    """The tokenizer with the ids of vocab.json, and which of its tokens ends, pads and starts:
+    padding does both.
+    """
     if config.get("separate_vocabs") or (folder / TARGET_VOCABULARY).is_file():
         raise UnknownKind(
             f"{folder / TARGET_VOCABULARY}: one vocabulary for both languages is expected here, not two"
@@ -52,16 +55,19 @@ def read_marian(
         raise ValueError(
             f"{folder / VOCABULARY}: expected the ids 0 to {len(vocabulary) - 1}, each once"
         )
+
     for token in SPECIAL.values():
         if token not in vocabulary:
             raise ValueError(
                 f"{folder / VOCABULARY}: {token} is not in it; expected Marian's vocabulary"
             )
+
     pieces = read_pieces(folder / SOURCE)
-    # Sentencepiece never finds these in a text, but takes them at their word: they name the language to translate into.
+    # Sentencepiece never finds these in a text, but takes them at their word: they name the
+    # language to translate into.
     named = [token for token in vocabulary if token.startswith(">>") and token.endswith("<<")]
-    # A character that source.spm does not know is looked up in vocab.json all the same: the target may have it. (Of
-    # several in a row Marian makes one unknown word; here each keeps its own id.)
+    # A character that source.spm does not know is looked up in vocab.json all the same: the target
+    # may have it. (Of several in a row Marian makes one unknown word; here each keeps its own id.)
     least = min(pieces.scores.values())
     scores = (
         {token: least for token in vocabulary if len(token) == 1}
@@ -80,6 +86,7 @@ def read_marian(
     inner.add_special_tokens([hidden(token) for token in SPECIAL.values()])
     inner.add_tokens([AddedToken(token, normalized=False) for token in named])
     names = {field: hidden(token) for field, token in SPECIAL.items()}
+
     return inner, {**names, "bos_token": names["pad_token"]}
 
 
@@ -92,15 +99,19 @@ def writer(pieces: SentencePieces) -> normalizers.Normalizer:
     steps: list[normalizers.Normalizer] = []
     if pieces.characters:
         steps.append(normalizers.Precompiled(pieces.characters))
+
     if pieces.single_spaces:
         steps.append(normalizers.Replace(Regex("^ +| +$"), ""))
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+
     if pieces.space_before:
         steps.append(normalizers.Prepend(SPACE))
+
     return normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
 
 
-# Sentencepiece's files are protocol buffers: fields with a number, each a whole number, four bytes, or a run of bytes.
+# Sentencepiece's files are protocol buffers: fields with a number, each a whole number, four bytes,
+# or a run of bytes.
 
 
 def read_pieces(file: Path) -> SentencePieces:
@@ -112,6 +123,7 @@ def read_pieces(file: Path) -> SentencePieces:
         for number, value in model:
             if number != 1:
                 continue
+
             piece = dict(fields(value))
             text, type = piece[1].decode("utf-8"), piece.get(3, NORMAL)
             if type == NORMAL:
@@ -129,19 +141,23 @@ def read_pieces(file: Path) -> SentencePieces:
         raise ValueError(
             f"{file}: not a whole file of sentencepiece ({error}); copy or download it again"
         ) from error
+
     if not scores:
         raise ValueError(f"{file}: there are no pieces in it; expected a file of sentencepiece")
     if kind != UNIGRAM:
         raise UnknownKind(
             f"{file}: expected a unigram model of sentencepiece, not one of kind {kind}"
         )
+
     return SentencePieces(
         scores, bytes(rules.get(2, b"")), bool(rules.get(3, 1)), bool(rules.get(4, 1))
     )
 
 
 def decimal(number: bytes) -> float:
-    """A float of four bytes with as many digits as it has, so that tokenizer.json gives the same number back."""
+    """A float of four bytes with as many digits as it has, so that tokenizer.json gives the same
+    number back.
+    """
     (value,) = struct.unpack("<f", number)
     return float(f"{value:.9g}")
 
@@ -156,20 +172,25 @@ def fields(message: bytes) -> Iterator[tuple[int, Any]]:
             value, place = whole_number(message, place)
             yield number, value
             continue
+
         if form == 2:
             size, place = whole_number(message, place)
         elif form in (1, 5):
             size = 8 if form == 1 else 4
         else:
             raise IndexError(f"a field of form {form}")
+
         if place + size > len(message):
             raise IndexError("it is cut off")
+
         yield number, message[place : place + size]
         place += size
 
 
 def whole_number(message: bytes, place: int) -> tuple[int, int]:
-    """Seven bits a byte, the lowest first; the highest bit says that another byte follows. And the place after it."""
+    """Seven bits a byte, the lowest first; the highest bit says that another byte follows. And the
+    place after it.
+    """
     value = shift = 0
     while True:
         byte = message[place]

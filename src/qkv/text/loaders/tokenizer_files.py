@@ -38,6 +38,7 @@ def read_files(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     try:
         if file.suffix.lower() == ".gguf":
             return read_gguf_tokenizer(file)
+
         config = read_config(file.parent)
         if file.name == GPT2_VOCABULARY and (file.parent / MARIAN_SOURCE).is_file():
             return read_marian(file.parent, read_ids(file), config)
@@ -45,6 +46,7 @@ def read_files(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
             return read_gpt2(file, config), config
         if file.suffix == ".txt":
             return read_bert(file, config), config
+
         return read_whole(file), config
     except OSError as error:
         raise ValueError(f"{error.filename or file}: cannot be read ({error.strerror})") from error
@@ -66,15 +68,18 @@ def find_file(path: Path) -> Path:
         for name in (WHOLE, GPT2_VOCABULARY, BERT_VOCABULARY):
             if (path / name).exists():
                 return path / name
+
         raise ValueError(
             f"{path}: no tokenizer in this folder; looked for {WHOLE}, {GPT2_VOCABULARY} with {GPT2_MERGES} or "
             f"{MARIAN_SOURCE}, and {BERT_VOCABULARY}"
         )
+
     if not path.exists():
         raise ValueError(
             f"{path}: there is no such file or folder; expected {WHOLE}, or a folder with it, with {GPT2_VOCABULARY} "
             f"and {GPT2_MERGES} or {MARIAN_SOURCE}, or with {BERT_VOCABULARY} (nothing is downloaded)"
         )
+
     return path.parent / GPT2_VOCABULARY if path.name in (GPT2_MERGES, MARIAN_SOURCE) else path
 
 
@@ -84,8 +89,10 @@ def read_whole(file: Path) -> tokenizers.Tokenizer:
         inner = panics_as_errors(tokenizers.Tokenizer.from_str)(text)
     except Exception as error:  # the library raises nothing more precise
         raise ValueError(f"{file}: not a {WHOLE} of the library `tokenizers` ({error})") from error
+
     inner.no_truncation()  # a text's length is for the data to decide, not for the tokenizer
     inner.no_padding()
+
     return inner
 
 
@@ -93,25 +100,31 @@ def read_gpt2(file: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
     merges = file.parent / GPT2_MERGES
     if not merges.is_file():
         raise ValueError(f"{merges}: there is no such file; {GPT2_VOCABULARY} needs it beside it")
+
     vocabulary = read_ids(file)
     pairs: list[tuple[str, str]] = []
+
     for number, line in enumerate(read_text(merges).split("\n"), start=1):
         line = line.removesuffix("\r")
         if not line or (number == 1 and line.startswith("#version")):
             continue
+
         left, space, right = line.partition(" ")
         for token in (left, right, left + right):
             if not space or token not in vocabulary:
                 raise ValueError(
                     f"{merges}:{number}: expected two tokens of {GPT2_VOCABULARY} to merge, not {line!r}"
                 )
+
         pairs.append((left, right))
+
     inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
     prefix = flag(config, "add_prefix_space", False, file)
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(prefix))
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens([token for token in (GPT2_SPECIAL,) if token in vocabulary])
     add_tokens(inner, file.parent / ADDED, config)
+
     return inner
 
 
@@ -124,6 +137,7 @@ def read_bert(file: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
         raise ValueError(
             f"{file}: {unknown} is not in it; expected BERT's vocabulary, one token a line"
         )
+
     inner = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unknown))
     inner.normalizer = normalizers.BertNormalizer(
         lowercase=bool(flag(config, "do_lower_case", True, file)),
@@ -134,6 +148,7 @@ def read_bert(file: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
     inner.decoder = decoders.WordPiece()
     inner.add_special_tokens([name for name in names.values() if name in vocabulary])
     add_tokens(inner, file.parent / ADDED, config)
+
     return inner
 
 
@@ -141,6 +156,7 @@ def add_tokens(inner: tokenizers.Tokenizer, file: Path, config: dict[str, Any]) 
     """Tokens that a person added to a finished vocabulary, at the ids they were given."""
     if not file.is_file():
         return
+
     for token, id in sorted(read_ids(file).items(), key=lambda item: item[1]):
         inner.add_tokens([AddedToken(token, special=is_special(token, config), normalized=False)])
         if inner.token_to_id(token) != id:
@@ -154,8 +170,10 @@ def read_ids(file: Path) -> dict[str, int]:
     for token, id in values.items():
         if not isinstance(id, int) or isinstance(id, bool) or id < 0:
             raise ValueError(f"{file}: {token!r}: expected an id of 0 or more, not {id!r}")
+
     if len(set(values.values())) < len(values):
         raise ValueError(f"{file}: two tokens have the same id")
+
     return values
 
 
@@ -164,8 +182,10 @@ def read_json(file: Path) -> dict[str, Any]:
         values = json.loads(read_text(file))
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{file}: not valid JSON ({error}); the file may be cut off") from error
+
     if not isinstance(values, dict):
         raise ValueError(f"{file}: expected fields in braces, not a {type(values).__name__}")
+
     return values
 
 
@@ -188,4 +208,5 @@ def flag(config: dict[str, Any], field: str, usual: bool | None, file: Path) -> 
     value = usual if value is None else value
     if not isinstance(value, bool | None):
         raise ValueError(f"{file.parent / CONFIG}: {field}: expected true or false, not {value!r}")
+
     return value

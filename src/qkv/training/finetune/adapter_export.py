@@ -1,4 +1,6 @@
-"""What a run with adapters leaves behind: the merged model, ready for use, and beside it the adapters alone."""
+"""What a run with adapters leaves behind: the merged model, ready for use, and beside it the
+adapters alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Fine-tuning: one pre-trained model, a task, its data; the same loop as training, and what came out, measured."""
+"""Fine-tuning: one pre-trained model, a task, its data; the same loop as training, and what came
+out, measured.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,8 @@ def finetune(
     samples: SampleMaker | None = None,
     console: Console | None = None,
 ) -> FinetuneResult | None:
-    """Fine-tune, or go on with it; None after a dry run. The folder then holds one model that does the task. What is to
-    `remember` is kept in run.json."""
+    """Fine-tune, or go on with it; None after a dry run. The folder then holds one model that does
+    the task. What is to `remember` is kept in run.json."""
     kept: list[TrainingTask] = []
 
     def assembled(learned: Path | None) -> TrainingTask:
@@ -72,12 +74,14 @@ def finetune(
         return FinetuneResult(
             outcome, {} if outcome.validation_loss is None else {"loss": outcome.validation_loss}
         )
+
     return measured(outcome, kept[0], run)
 
 
 def assemble(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTask:
     if tune.task == "chat":
         return chat_task(tune, run)
+
     return translation_task(tune, run) if tune.task == "translate" else labelled_task(tune, run)
 
 
@@ -100,4 +104,5 @@ def measured(outcome: TrainingResult, task: TrainingTask, run: FinetuneRunConfig
     told = {"metric": task.metric, "measured": found, "labels": head.labels, "steps": outcome.steps}
     told |= {"confusion": None if counts is None else counts.astype(int).tolist()}
     storage.write_text(run.out / SCORES, json.dumps(told, indent=1, ensure_ascii=False))
+
     return FinetuneResult(outcome, found, head.labels, counts)

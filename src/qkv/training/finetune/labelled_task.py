@@ -1,4 +1,6 @@
-"""From a pre-trained model and the names of data to what is fine-tuned on: marks, head, examples, batches."""
+"""From a pre-trained model and the names of data to what is fine-tuned on: marks, head, examples,
+batches.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ from qkv.training.systems.distributed import device_named
 
 NEW_MARKS = ("[begin]", "[delimiter]", "[extract]")
 SHAPES = 16
-"""On a GPU texts are padded to a multiple of this: a step of a shape that comes again is recorded and replayed."""
+"""On a GPU texts are padded to a multiple of this: a step of a shape that comes again is recorded
+and replayed.
+"""
 LANGUAGE = 0.5  # GPT-1's
 
 
@@ -66,6 +70,7 @@ def labelled_task(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTask:
         raise ValueError(
             f"model: {tune.model} is an encoder-decoder; {tune.task} expects a GPT or a BERT"
         )
+
     backbone, tokenizer, marks = marked(backbone, start.tokenizer, tune, run.seed)
     offset, scale = (
         spread_of(numbers_of(training), training[0].where) if has_numbers else (0.0, 1.0)
@@ -78,9 +83,11 @@ def labelled_task(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTask:
         targets: Any = (
             [0] * len(examples) if has_numbers else targets_of(examples, labels, tune.task)
         )
-        # In the head's own units: as they are, those far from zero would all be one number in float32.
+        # In the head's own units: as they are, those far from zero would all be one number in
+        # float32.
         numbers = (numbers_of(examples) - offset) / scale if has_numbers else None
         multiple = SHAPES if device_named(run.device).type == "cuda" else 1
+
         return framed, LabelledData(
             framed, targets, numbers, frame, run.batch, run.seed, multiple=multiple
         )
@@ -95,6 +102,7 @@ def labelled_task(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTask:
     model = headed(config, backbone, tune, run.seed)
     trained = freeze(model, tune, says_words=language > 0, seed=run.seed)
     weights = class_weights(tune, labels, data.targets)
+
     return TrainingTask(
         config,
         tokenizer,
@@ -137,12 +145,14 @@ def marked(
             backbone, max(backbone.config.vocabulary, tokenizer.vocabulary), seed
         )
         return grown, tokenizer, (start, delimiter, extract)
+
     if tokenizer.end is None:
         raise ValueError("marks: the tokenizer has no token that ends a text; expected new")
     if isinstance(backbone, BERT) and tokenizer.start is None:
         raise ValueError(
             "model: its tokenizer has no token that starts a text, which a BERT reads first"
         )
+
     return backbone, tokenizer, (tokenizer.start, tokenizer.end, tokenizer.end)
 
 
@@ -174,21 +184,26 @@ def headed_config(
         offset=offset,
         scale=scale,
     )
+
     inner = backbone_for(backbone, pooler=pooling == "first" and tune.task != "tag")
+
     return TaskModelConfig(backbone=with_dropout(inner, tune), head=head)
 
 
 def usual_pooling(model: str, backbone: BERTConfig) -> Pooling:
-    """The first word's vector where pre-training made it the text's, which a pooler shows; else the mean, and where a
-    folder of sentence-transformers says so."""
+    """The first word's vector where pre-training made it the text's, which a pooler shows; else the
+    mean, and where a folder of sentence-transformers says so."""
     told = artifact.named(model) / "1_Pooling" / "config.json"
     if told.is_file() and read_json(told).get("pooling_mode_mean_tokens") is True:
         return "mean"
+
     return "first" if backbone.pooler else "mean"
 
 
 def padding_of(tokenizer: Tokenizer) -> int:
-    """What fills shorter rows up; nobody looks at it, so where there is no such token any other serves."""
+    """What fills shorter rows up; nobody looks at it, so where there is no such token any other
+    serves.
+    """
     return next(id for id in (tokenizer.padding, tokenizer.end, 0) if id is not None)
 
 
@@ -197,23 +212,30 @@ def with_dropout(backbone: Any, tune: FinetuneConfig) -> Any:
     dropout = 0.0 if tune.train == "head" else tune.dropout
     if dropout is None:
         return backbone
+
     names = [
         field.name for field in fields(backbone) if field.name in ("dropout", "attention_dropout")
     ]
+
     return replace(backbone, **dict.fromkeys(names, dropout))
 
 
-def headed(config: TaskModelConfig, backbone: GPT | BERT, tune: FinetuneConfig, seed: int) -> TaskModel:
+def headed(
+    config: TaskModelConfig, backbone: GPT | BERT, tune: FinetuneConfig, seed: int
+) -> TaskModel:
     """The body's weights, unless from scratch, and a new head."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build(config)
+
     assert isinstance(model, TaskModel)
     if tune.scratch:
         return model
+
     own = model.backbone.state_dict()
     given: Mapping[str, Tensor] = backbone.state_dict()
     weights = {f"backbone.{name}": given[name] for name in own}
+
     return with_weights(
         config, weights | {f"head.{n}": t for n, t in model.head.state_dict().items()}
     )  # type: ignore[return-value]
@@ -227,7 +249,9 @@ def language_of(tune: FinetuneConfig, backbone: GPT | BERT) -> float:
     if tune.language is not None:
         if tune.language and isinstance(backbone, BERT):
             raise ValueError("language: only a GPT predicts the next word; leave it out")
+
         return tune.language
+
     return LANGUAGE if isinstance(backbone, GPT) and tune.train == "everything" else 0.0
 
 
@@ -235,10 +259,12 @@ def metric_of(tune: FinetuneConfig, head: HeadConfig) -> str:
     usual = "accuracy"
     if head.numbers:
         usual = "pearson" if head.task == "similarity" else "mean_absolute_error"
+
     known = ["loss", "pearson", "mean_absolute_error"] if head.numbers else ["loss", "accuracy"]
     known += ["macro_f1", "matthews"] if head.labels else []
     if tune.metric is not None and tune.metric not in known:
         raise ValueError(f"metric: {head.task} has {', '.join(known)}, not {tune.metric}")
+
     return tune.metric or usual
 
 
@@ -255,22 +281,28 @@ def class_weights(
         return None
     if not labels:
         raise ValueError(f"class_weights: {tune.task} with numbers has no classes; leave them out")
+
     if tune.class_weights == ("balanced",):
         assert targets is not None
         return tuple(balanced(targets, len(labels)))
+
     given: dict[str, float] = {}
+
     for item in tune.class_weights:
         label, equals, weight = item.rpartition("=")
         if not equals or label not in labels:
             raise ValueError(
                 f"class_weights: expected balanced, or label=weight of {', '.join(labels)}, not {item!r}"
             )
+
         try:
             given[label] = float(weight)
         except ValueError:
             given[label] = math.nan
+
         if not 0 <= given[label] < math.inf:
             raise ValueError(f"class_weights: expected a weight of 0 or more, not {item!r}")
+
     return tuple(given.get(label, 1.0) for label in labels)
 
 

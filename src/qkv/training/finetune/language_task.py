@@ -1,4 +1,6 @@
-"""Fine-tuning without a head: a GPT that learns to chat, and an encoder-decoder that learns to translate."""
+"""Fine-tuning without a head: a GPT that learns to chat, and an encoder-decoder that learns to
+translate.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""For a model that knows no template: two new tokens around each message, as many models of chats have them."""
+"""For a model that knows no template: two new tokens around each message, as many models of chats
+have them.
+"""
 
 
 def chat_task(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTask:
@@ -62,6 +66,7 @@ def chat_task(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTask:
         raise ValueError(
             f"model: {tune.model} does not go on from a text; chat expects a GPT without memory"
         )
+
     model, tokenizer, notes = start.model, start.tokenizer, []
     if tokenizer.chat_template is None:
         tokenizer = tokenizer.with_special(CHAT_MARKS, chat_template=CHAT_TEMPLATE)
@@ -75,6 +80,7 @@ def chat_task(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTask:
             raise ValueError(
                 "train: this model never saw a chat's marks, so all of it must learn; expected everything"
             )
+
     context = min(tune.context or LONGEST_CHAT, model.config.context)
 
     multiple = SHAPES if device_named(run.device).type == "cuda" else 1
@@ -91,11 +97,14 @@ def chat_task(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTask:
         notes.append(
             f"{cut:,} conversations are longer than {context:,} tokens, and lose their end"
         )
+
     if left_out := data.left_out + held_out.left_out:
         notes.append(
             f"{left_out:,} conversations have no answer within {context:,} tokens, and are left out"
         )
+
     fingerprint = fingerprint_of(start, sources, tokenizer)
+
     return language_task(
         tune, run, model, tokenizer, data, held_out, start, fingerprint, tuple(notes)
     )
@@ -111,6 +120,7 @@ def read_conversations(
         validation, sources = list(held_out), sources | of_validation(held_out)
     else:
         training, validation = split(training, tune.held_out)
+
     return some_first(training, tune.examples, seed), validation, sources
 
 
@@ -118,6 +128,7 @@ def some_first(training: list[Conversation], count: int | None, seed: int) -> li
     """So many, chosen by the seed."""
     if count is None:
         return training
+
     check_enough(count, len(training))
     return [
         training[number]
@@ -135,6 +146,7 @@ def translation_task(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTa
         )
     if tune.examples is not None:
         raise ValueError("examples: translate trains on all pairs; give a smaller file")
+
     source = open_pairs(tune.data)
     pairs, sources = prepare_pairs(source, tokenizer), source.fingerprint()
     if tune.validation:
@@ -143,10 +155,12 @@ def translation_task(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTa
         sources |= of_validation(held_out_source)
     else:
         training, validation = pairs.split(min(tune.held_out, MOST_HELD_OUT / max(1, len(pairs))))
+
     if tokenizer.start is None or tokenizer.end is None or tokenizer.padding is None:
         raise ValueError(
             "tokenizer: translation needs tokens for start, end and padding, and it lacks one"
         )
+
     marks = (tokenizer.start, tokenizer.end, tokenizer.padding)
     context = model.config.context if isinstance(model, Transformer) else None
     data, held_out = (
@@ -156,7 +170,9 @@ def translation_task(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTa
     notes = [f"{len(training):,} pairs to train on, {len(validation):,} to validate on"]
     if left_out := data.left_out + held_out.left_out:
         notes.append(f"{left_out:,} pairs are longer than the context, and are left out")
+
     fingerprint = fingerprint_of(start, sources, tokenizer)
+
     return language_task(
         tune, run, model, tokenizer, data, held_out, start, fingerprint, tuple(notes)
     )
@@ -176,6 +192,7 @@ def language_task(
     """The same model, trained on."""
     if tune.metric not in (None, "loss"):
         raise ValueError(f"metric: {tune.task} is judged by its loss, not by {tune.metric}")
+
     config: Config = with_dropout(model.config, tune)
     if tune.scratch:
         with torch.random.fork_rng(devices=[]):
@@ -183,7 +200,9 @@ def language_task(
             begun: Model = build(config)
     else:
         begun = with_weights(config, model.state_dict())
+
     trained = freeze(begun, tune, says_words=True, seed=run.seed)
+
     return TrainingTask(
         config,
         tokenizer,

@@ -1,5 +1,5 @@
-"""What validation counts of a model's answers, as sums: they add up over batches and machines, and every metric is
-computed from them in the end."""
+"""What validation counts of a model's answers, as sums: they add up over batches and machines, and
+every metric is computed from them in the end."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ ROUNDING = 1e-12
 def count_metrics(
     head: HeadConfig, scores: Float[Tensor, "B M C"], batch: Batch
 ) -> Float[Tensor, "K"]:
-    """Of classes, how often each was called what: (C x C), row by row. Of choices, how many were right, of how many.
-    Of numbers, their count and the sums of |error|, x, y, x^2, y^2, xy (x is said, y is true), all in the head's own
-    units: around the data's mean, so that sums of squares keep their digits."""
+    """Of classes, how often each was called what: (C x C), row by row. Of choices, how many were
+    right, of how many. Of numbers, their count and the sums of |error|, x, y, x^2, y^2, xy (x is
+    said, y is true), all in the head's own units: around the data's mean, so that sums of squares
+    keep their digits."""
     asked = (batch.targets != IGNORE).flatten()
     if head.numbers:
         assert batch.numbers is not None
@@ -31,11 +32,14 @@ def count_metrics(
         return torch.stack(
             [part.sum() for part in (torch.ones_like(x), (x - y).abs(), x, y, x * x, y * y, x * y)]
         )
+
     said = scores.argmax(-1).flatten()[asked]
     true = batch.targets.flatten()[asked]
     if head.task == "choice":
         return torch.stack([(said == true).sum(), asked.sum()]).double()
+
     classes = len(head.labels)
+
     return torch.bincount(true * classes + said, minlength=classes**2).double()
 
 
@@ -43,9 +47,11 @@ def measures(head: HeadConfig, counted: Float[Tensor, "K"]) -> dict[str, float]:
     """The metrics by name; the first is what a run is judged by unless told otherwise."""
     if head.numbers:
         return of_numbers(head, counted.tolist())
+
     if head.task == "choice":
         right, asked = counted.tolist()
         return {"accuracy": right / max(asked, 1)}
+
     return of_classes(confusion(head, counted))
 
 
@@ -61,6 +67,7 @@ def of_classes(counts: Float[np.ndarray, "C C"]) -> dict[str, float]:
     # Gorodkin's form of Matthews' correlation, for any number of classes.
     covariance = right.sum() * all - (true * said).sum()
     spread = math.sqrt(float(all**2 - (said**2).sum())) * math.sqrt(float(all**2 - (true**2).sum()))
+
     return {
         "accuracy": float(right.sum() / max(all, 1)),
         "macro_f1": float(f1.mean()) if len(f1) else 0.0,
@@ -77,11 +84,14 @@ def of_numbers(head: HeadConfig, sums: list[float]) -> dict[str, float]:
 
 
 def correlation(n: float, x: float, y: float, xx: float, yy: float, xy: float) -> float:
-    """Pearson's, from sums over n pairs; 0 where one of both never changes, but for what rounding makes of it."""
+    """Pearson's, from sums over n pairs; 0 where one of both never changes, but for what rounding
+    makes of it.
+    """
     n = max(n, 1)
     spread_x, spread_y = xx - x * x / n, yy - y * y / n
     if spread_x <= ROUNDING * xx or spread_y <= ROUNDING * yy:
         return 0.0
+
     return (xy - x * y / n) / (math.sqrt(spread_x) * math.sqrt(spread_y))
 
 
@@ -90,4 +100,5 @@ def merit(measured: dict[str, float], metric: str) -> float:
     value = measured[metric]
     if math.isnan(value):
         return -math.inf
+
     return -value if metric in LOWER_IS_BETTER else value

@@ -25,7 +25,9 @@ NONE = "-"
 
 
 class Progress:
-    """Told each row of metrics; shows what it can keep up with. Training goes on when nobody reads any more."""
+    """Told each row of metrics; shows what it can keep up with. Training goes on when nobody reads
+    any more.
+    """
 
     def __init__(
         self,
@@ -39,6 +41,7 @@ class Progress:
     ) -> None:
         if every < 1:
             raise ValueError(f"every: expected 1 or more, not {every}")
+
         # Colours that are forced on for a log file do not make it a terminal.
         self.console = console or Console(force_terminal=sys.stdout.isatty())
         self.steps, self.now, self.every, self.active = steps, start, every, active
@@ -62,6 +65,7 @@ class Progress:
                 get_renderable=self.render, console=self.console, refresh_per_second=REFRESH
             )
             self.live.start()
+
         return self
 
     def __exit__(
@@ -84,19 +88,24 @@ class Progress:
                 self.note(row)
 
     def step(self, row: Mapping[str, Any]) -> None:
-        """A note only: it may be called thousands of times a second. A terminal is drawn by the live display."""
+        """A note only: it may be called thousands of times a second. A terminal is drawn by the
+        live display.
+        """
         if not self.active:
             return
+
         self.row, self.now = row, row["step"]
         self.done += 1
         if self.first is None:
             self.first = (
                 time.monotonic()
             )  # the first step compiles and allocates: what is left is told without it
+
         if math.isfinite(loss := row["loss"]):
             self.losses = min(self.losses + 1, HORIZON)
             before = self.loss if self.losses > 1 else loss
             self.loss = before + (loss - before) / self.losses
+
         if self.live is None and (
             self.now % self.every == 0 or self.now == self.steps or self.done == 1
         ):
@@ -105,6 +114,7 @@ class Progress:
     def validation(self, row: Mapping[str, Any]) -> None:
         if not self.active:
             return
+
         self.note(row)
         if self.live is None:
             place, loss = self.place(row["step"]), number(row["validation_loss"])
@@ -121,6 +131,7 @@ class Progress:
     def samples(self, title: str, texts: list[str]) -> None:
         if not self.active:
             return
+
         if self.live is None:
             self.print(title)
             for text in texts:
@@ -158,6 +169,7 @@ class Progress:
                 (" left", "dim"),
             ),
         )
+
         row = self.row
         what = Text.assemble(
             ("loss ", "dim"), (number(self.loss if self.losses else None), "bold"),
@@ -169,12 +181,16 @@ class Progress:
             ("   ", ""), percent(row.get("utilisation")), (" utilisation", "dim"),
             ("   ", ""), size(row.get("memory")),
         )  # fmt: skip
+
         return Group(where, what)
 
     def left(self) -> float | None:
-        """Seconds, by the pace since the first step of this process, validation and checkpoints included."""
+        """Seconds, by the pace since the first step of this process, validation and checkpoints
+        included.
+        """
         if self.first is None or self.done < 2:
             return None
+
         return (time.monotonic() - self.first) / (self.done - 1) * max(self.steps - self.now, 0)
 
     def place(self, step: int) -> str:
@@ -207,7 +223,9 @@ class Progress:
             self.active = False
 
     def writable(self, text: str) -> str:
-        """What a model says may hold anything: control characters, and letters that this output has no bytes for."""
+        """What a model says may hold anything: control characters, and letters that this output has
+        no bytes for.
+        """
         encoding = self.console.encoding
         return visible(text).encode(encoding, "backslashreplace").decode(encoding)
 
@@ -215,6 +233,7 @@ class Progress:
 def visible(text: str) -> str:
     if text.replace("\n", "").replace("\t", "").isprintable():
         return text
+
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
@@ -222,6 +241,7 @@ def between(texts: list[Text]) -> Iterable[Text]:
     for place, text in enumerate(texts):
         if place:
             yield Text("·", style="dim")
+
         yield text
 
 
@@ -240,11 +260,13 @@ def percent(value: float | None) -> str:
 def size(value: float | None) -> str:
     if value is None:
         return NONE
+
     return f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
 
 
 def clock(seconds: float | None) -> str:
     if seconds is None:
         return NONE
+
     days, rest = divmod(round(seconds), 24 * 60 * 60)
     return (f"{days}d " if days else "") + str(timedelta(seconds=rest))

@@ -1,4 +1,6 @@
-"""Other places where a run's metrics go on request: TensorBoard, Weights & Biases. Imported only when asked for."""
+"""Other places where a run's metrics go on request: TensorBoard, Weights & Biases. Imported only
+when asked for.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +29,7 @@ class TensorBoard:
             )
             self.writer.add_text(f"event/{row['event']}", told or row["event"], step)
             return
+
         for name, value in numbers(row).items():
             self.writer.add_scalar(name, value, step)
 
@@ -39,10 +42,11 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of the project "qkv", or of the one that WANDB_PROJECT names; a resumed run goes on in the same one.
+    """A run of the project "qkv", or of the one that WANDB_PROJECT names; a resumed run goes on in
+    the same one.
 
-    Its own count of steps cannot go back, so `step` is a number like the others, and the axis of all of them. What a
-    rewind forgets stays there beside what is measured again.
+    Its own count of steps cannot go back, so `step` is a number like the others, and the axis of
+    all of them. What a rewind forgets stays there beside what is measured again.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
@@ -50,6 +54,7 @@ class WeightsAndBiases:
         known = folder / "wandb-id.txt"
         if not known.exists():
             known.write_text(uuid4().hex[:12], encoding="utf-8")
+
         self.run = wandb.init(
             dir=str(folder),
             name=folder.resolve().name,
@@ -58,6 +63,7 @@ class WeightsAndBiases:
             config=dict(config),
             **({} if "WANDB_PROJECT" in environ else {"project": "qkv"}),
         )
+
         self.run.define_metric("*", step_metric="step")
 
     def write(self, row: Mapping[str, Any]) -> None:
@@ -86,6 +92,7 @@ def open_sinks(names: Sequence[str], folder: Path, config: Mapping[str, Any]) ->
             raise ValueError(
                 f"sinks: {name} needs the package {name}, which is not installed: pip install {name}"
             )
+
     return [KINDS[name](folder, config) for name in dict.fromkeys(names)]
 
 

@@ -1,4 +1,6 @@
-"""Checkpoints: a run as it was after a step, there whole or not at all, every file with its checksum."""
+"""Checkpoints: a run as it was after a step, there whole or not at all, every file with its
+checksum.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,10 @@ from qkv.models.convert.hf_folder import read_json, write_json, write_tensors
 class Checkpoints:
     """The checkpoints of one run: one process writes, any may read.
 
-    The newest `keep` stay (None: all of them), and the best. A `passing` one, of a run that was told to stop, goes with
-    the next: a run that was never stopped has none, and must not end otherwise. To save a step removes those of later
-    steps: a run that went back and took another way from there must not find them when it is resumed.
+    The newest `keep` stay (None: all of them), and the best. A `passing` one, of a run that was
+    told to stop, goes with the next: a run that was never stopped has none, and must not end
+    otherwise. To save a step removes those of later steps: a run that went back and took another
+    way from there must not find them when it is resumed.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class Checkpoints:
     ) -> None:
         if keep is not None and keep < 1:
             raise ValueError(f"keep: expected 1 or more, not {keep}")
+
         self.folder, self.keep, self.say = Path(folder), keep, say
         self.swept = False
 
@@ -49,13 +53,18 @@ class Checkpoints:
         best: bool = False,
         passing: bool = False,
     ) -> Path:
-        """Returns when all is on the disk. If that is full: DiskFull, and the checkpoints before are intact."""
+        """Returns when all is on the disk. If that is full: DiskFull, and the checkpoints before
+        are intact.
+        """
         if step < 0:
             raise ValueError(f"step: expected 0 or more, not {step}")
+
         text = json.dumps(state, indent=1)
         if not self.swept:
             self.sweep()
+
         size = len(text) + sum(tensor.nbytes for tensor in tensors.values())
+
         with storage.staging(self.folder, size, f"the checkpoint of step {step}") as made:
             (made / STATE).write_text(text, encoding="utf-8")
             write_tensors(made / TENSORS, tensors)
@@ -66,9 +75,12 @@ class Checkpoints:
             )
             for name in (STATE, TENSORS, MANIFEST):
                 storage.flush(made / name)
+
             storage.flush(made)
             path = self.put(made, step)
+
         self.remove_old(step)
+
         return path
 
     def newest(self) -> Checkpoint | None:
@@ -80,7 +92,9 @@ class Checkpoints:
         return next(self.whole(self.marked_best()), None)
 
     def last(self, n: int, up_to: int | None = None) -> list[Checkpoint]:
-        """The newest n that are whole, or as many as there are, in the order of their steps; not the passing one."""
+        """The newest n that are whole, or as many as there are, in the order of their steps; not
+        the passing one.
+        """
         steps = [step for step in self.steps() if up_to is None or step <= up_to]
         return list(islice((found for found in self.whole(steps) if not found.passing), n))[::-1]
 
@@ -89,10 +103,13 @@ class Checkpoints:
         return steps_in(self.folder)
 
     def sweep(self) -> None:
-        """Remove what a killed process had half done. For the process that writes; its first save does it too."""
+        """Remove what a killed process had half done. For the process that writes; its first save
+        does it too.
+        """
         storage.sweep(self.folder)
         for step in self.steps():
             self.settle(step)
+
         self.swept = True
 
     def whole(self, steps: Iterable[int]) -> Iterator[Checkpoint]:
@@ -131,6 +148,7 @@ class Checkpoints:
         if path.suffix == ".new":
             if (old := path.with_suffix("")).exists():
                 storage.remove(old)
+
             storage.move(path, old)
 
     def remove_old(self, step: int) -> None:
@@ -139,6 +157,7 @@ class Checkpoints:
         ]
         best = [other for other in self.marked_best() if other <= step]
         kept = {step, *(earlier if self.keep is None else earlier[-self.keep :]), *best[-1:]}
+
         for other in self.steps():
             if other not in kept:
                 storage.remove(self.place(other))

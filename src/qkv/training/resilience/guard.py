@@ -1,7 +1,8 @@
 """Bad steps: a loss or gradient that is no number, or a loss far above what was usual.
 
-A bad step leaves the weights as they were. The decision is taken on the device, so that the host need not wait; it
-hears of it one step later. After several in a row the run goes back and leaves their data out.
+A bad step leaves the weights as they were. The decision is taken on the device, so that the host
+need not wait; it hears of it one step later. After several in a row the run goes back and leaves
+their data out.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Guard:
         known = [loss for at, loss in self.losses if at <= step - LATE][-REMEMBERED:]
         if not self.spike or len(known) < ENOUGH:
             return math.inf
+
         return statistics.median(known) + self.spike
 
     def judge(self, step: int, loss: Tensor, norm: Tensor) -> Tensor:
@@ -46,11 +48,13 @@ class Guard:
             self.losses = [*self.losses[-(REMEMBERED + LATE) :], (step, loss)]
             self.bad = []
             return None
+
         self.bad.append((step, position))
         if not math.isfinite(loss):
             return f"the loss is {loss}"
         if not math.isfinite(norm):
             return f"the gradient's norm is {norm}"
+
         return f"the loss is {loss:.2f}, more than {self.limit(step):.2f}"
 
     @property
@@ -71,13 +75,16 @@ def position_of(step: int, left_out: Sequence[tuple[int, int]]) -> int:
     for first, count in left_out:
         if position >= first:
             position += count
+
     return position
 
 
 class LossScale:
-    """fp16's range is narrow: the loss is multiplied before the backward pass, the gradients divided after it.
+    """fp16's range is narrow: the loss is multiplied before the backward pass, the gradients
+    divided after it.
 
-    An overflow halves the factor and costs a step; two thousand steps without one double it. All on the device.
+    An overflow halves the factor and costs a step; two thousand steps without one double it. All on
+    the device.
     """
 
     def __init__(self, active: bool, device: torch.device) -> None:
@@ -88,6 +95,7 @@ class LossScale:
     def update(self, overflow: Tensor) -> None:
         if not self.active:
             return
+
         self.since = torch.where(overflow > 0, 0.0, self.since + 1)
         grown = torch.where(self.since >= 2000, self.factor * 2, self.factor)
         self.since = torch.where(self.since >= 2000, 0.0, self.since)

@@ -1,4 +1,6 @@
-"""What a run is, between two steps: all that a checkpoint must hold to go on as if nothing had happened."""
+"""What a run is, between two steps: all that a checkpoint must hold to go on as if nothing had
+happened.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from qkv.training.systems.distributed import gathered, like
 
 @dataclass
 class RunState:
-    """The numbers. There is no random state: what is drawn at a step depends on the seed and the step alone."""
+    """The numbers. There is no random state: what is drawn at a step depends on the seed and the
+    step alone.
+    """
 
     step: int = 0
     """Steps done."""
@@ -43,7 +47,9 @@ class RunState:
         return position_of(step, self.left_out)
 
     def leave_out(self, first: int, last: int) -> None:
-        """The data from one position to another, stretches between them that are left out already included."""
+        """The data from one position to another, stretches between them that are left out already
+        included.
+        """
         others = [stretch for stretch in self.left_out if not first <= stretch[0] <= last]
         self.left_out = sorted([*others, (first, last - first + 1)])
 
@@ -59,12 +65,15 @@ class Memory:
     average: ExponentialAverage | None = None
 
     def tensors(self, here: bool = True) -> dict[str, Tensor]:
-        """Whole tensors by name, on the rank that says `here`; every rank must ask, as each has a part to give."""
+        """Whole tensors by name, on the rank that says `here`; every rank must ask, as each has a
+        part to give.
+        """
         tensors = {f"model/{name}": weight.detach() for name, weight in learning(self.model)}
         tensors |= {f"optimizer/{name}": tensor for name, tensor in self.optimizers.state().items()}
         tensors |= {f"scale/{name}": tensor for name, tensor in self.scale.tensors().items()}
         if self.average is not None:
             tensors |= {f"average/{name}": weight for name, weight in self.average.weights.items()}
+
         return gathered(tensors.items(), here)
 
     def numbers(self, state: RunState) -> dict[str, Any]:
@@ -84,13 +93,16 @@ class Memory:
             self.average.weights = {
                 name: like(averages[name], parameter) for name, parameter in own
             }
+
         numbers = dict(checkpoint.state)
         self.guard.load(numbers.pop("guard"))
         if (
             "merit" not in numbers and numbers["best"] is not None
         ):  # of version 0.3, which knew losses alone
             numbers["merit"] = -numbers["best"]
+
         numbers["left_out"] = [(int(first), int(count)) for first, count in numbers["left_out"]]
+
         for name, value in numbers.items():
             setattr(state, name, value)
 
@@ -101,5 +113,6 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor], origin: str) -> No
     if weights.keys() != parameters.keys():
         other = sorted(weights.keys() ^ parameters.keys())[0]
         raise ValueError(f"{origin}: it is of another model: {other} is only in one of them")
+
     for name, parameter in parameters.items():
         parameter.copy_(like(weights[name], parameter))

@@ -23,7 +23,9 @@ from qkv.training.systems.precision import DTYPES, Precision
 class Cost:
     parameters: int
     flops_per_token: float
-    """Forward and backward, of one word read: six for every number of a matrix that it meets, and attention's own."""
+    """Forward and backward, of one word read: six for every number of a matrix that it meets, and
+    attention's own.
+    """
     weights: int
     """Bytes of weights, their gradients and what the optimizer and an average remember of them."""
     activations: int
@@ -42,13 +44,15 @@ def cost(
     recompute: bool = False,
     average: bool = False,
 ) -> Cost:
-    """`asked` is the fraction of the words read that pass the output layer, `trained` of the parameters that learn,
-    `through` of the layers that gradients pass; texts are of `length` words, or of the context's."""
+    """`asked` is the fraction of the words read that pass the output layer, `trained` of the
+    parameters that learn, `through` of the layers that gradients pass; texts are of `length` words,
+    or of the context's."""
     config = (
         config.backbone if isinstance(config, TaskModelConfig) else config
     )  # a head is next to nothing
     with torch.device("meta"):
         model: Any = build(config)
+
     parameters = sum(parameter.numel() for parameter in model.parameters())
     matrices = {
         name: parameter.numel()
@@ -65,11 +69,14 @@ def cost(
     met = inside + asked * at_the_end
     if isinstance(config, TransformerConfig | RNNConfig):
         met /= 2  # a word goes through the encoder or the decoder
-    # A third is the way forward, a third the gradients that pass through, a third those of the weights themselves.
+
+    # A third is the way forward, a third the gradients that pass through, a third those of the
+    # weights themselves.
     share = (1 + through + trained) / 3
     flops = 6 * share * met + 6 * attention_flops(config, length)
     size = 4 if precision == "float32" else 2
     kept = 4 + trained * (4 + 8) + (4 if average else 0) + (size if size == 2 else 0)
+
     return Cost(
         parameters,
         flops,
@@ -79,17 +86,22 @@ def cost(
 
 
 def attention_flops(config: Config, length: int | None = None) -> float:
-    """Multiplications of a word's queries with the keys it sees and of its weights with their values, in all layers."""
+    """Multiplications of a word's queries with the keys it sees and of its weights with their
+    values, in all layers.
+    """
     if isinstance(config, RNNConfig | TaskModelConfig):
         return 0.0
+
     seen = min(length or config.context, config.context) / (
         2 if isinstance(config, GPTConfig) else 1
     )
     if isinstance(config, TransformerConfig):
         seen = min(seen, 64)  # sentences
+
     seen = min(seen, config.window or seen)
     if config.stride is not None:
         seen = min(seen, 2 * config.stride)
+
     return 2 * config.depth * seen * config.heads * config.width_of_head
 
 
@@ -97,10 +109,12 @@ def kept_per_token(config: Config, recompute: bool) -> float:
     """Numbers that the backward pass needs of one word: about 9 widths and 2 hidden layers a block."""
     if isinstance(config, RNNConfig | TaskModelConfig):
         return 12.0 * config.width * (config.depth + 1)
+
     depth = config.depth + (
         (config.decoder_depth or config.depth) if isinstance(config, TransformerConfig) else 0
     )
     block = 9 * config.width + 2 * config.width_of_hidden
+
     return config.width * depth + block if recompute else block * depth
 
 
@@ -110,12 +124,14 @@ def measured_peak(device: torch.device, precision: Precision) -> float:
     n = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(n, n, device=device).to(DTYPES[precision]) for _ in range(2))
     best = math.inf
+
     for _ in range(4):
         wait(device)
         begin = time.perf_counter()
         a @ b
         wait(device)
         best = min(best, time.perf_counter() - begin)
+
     return 2 * n**3 / best
 
 
@@ -128,8 +144,10 @@ def memory_used(device: torch.device) -> int:
     """The most so far: of the GPU, or of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+
     import resource
     import sys
 
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
     return most if sys.platform == "darwin" else most * 1024

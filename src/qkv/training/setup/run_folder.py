@@ -1,10 +1,11 @@
-"""The folder of a run: the model in front, what training needs behind it, and never two runs in one.
+"""The folder of a run: the model in front, what training needs behind it, and never two runs in
+one.
 
-config.json  model.safetensors  tokenizer.json       the artifact, for qkv.load
-run.json     metrics.jsonl      checkpoints/         how it was trained, what was measured, where to go on
+config.json  model.safetensors  tokenizer.json       the artifact, for qkv.load run.json
+metrics.jsonl      checkpoints/         how it was trained, what was measured, where to go on
 
-The artifact holds the weights with the best validation so far. Before the first validation it holds the weights of the
-newest checkpoint, so that a run can be opened from its first checkpoint on.
+The artifact holds the weights with the best validation so far. Before the first validation it holds
+the weights of the newest checkpoint, so that a run can be opened from its first checkpoint on.
 """
 
 from __future__ import annotations
@@ -28,16 +29,19 @@ from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig
 
 LOCK = ".lock"
 FIXED = {"run": ("seed", "batch_tokens"), "optimizer": ("optimizer", "layer_decay")}
-"""What a resumed run must share with its beginning, besides the model and the data; the rest may change, and does so
-from then on."""
+"""What a resumed run must share with its beginning, besides the model and the data; the rest may
+change, and does so from then on."""
 BEFORE_THE_FIRST_STEP = (LOCK, RUN, TOKENIZER, TOKENIZER_CONFIG)
 """All that is there of a run that failed or was killed before it was worth keeping."""
 
 
 def claim(out: Path, resume: bool) -> bool:
-    """Whether there is a run to go on with; an error where there is something that must not be lost."""
+    """Whether there is a run to go on with; an error where there is something that must not be
+    lost.
+    """
     if out.exists() and not out.is_dir():
         raise ValueError(f"out: {out} is a file; choose a folder")
+
     names = sorted(path.name for path in out.iterdir()) if out.exists() else []
     run = RUN in names
     half = (storage.WRITING, storage.REMOVING)
@@ -49,12 +53,14 @@ def claim(out: Path, resume: bool) -> bool:
         raise ValueError(
             f"out: {out} holds something that is not a run ({other}); choose an empty folder"
         )
+
     if not others:
         return False
     if not resume:
         raise ValueError(
             f"out: {out} holds a run already; add --resume to go on with it, or choose another folder"
         )
+
     return True
 
 
@@ -67,6 +73,7 @@ def locked(out: Path) -> Iterator[None]:
     except ImportError:  # Windows
         yield
         return
+
     with (out / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -74,6 +81,7 @@ def locked(out: Path) -> Iterator[None]:
             raise ValueError(
                 f"out: another process is training into {out} now; wait for it, or choose another"
             ) from None
+
         yield
 
 
@@ -106,6 +114,7 @@ def described(data: DataConfig | FinetuneConfig) -> dict[str, Any]:
     }
     if isinstance(data, FinetuneConfig):
         target_positions["model"] = absolute(data.model)
+
     return asdict(data) | target_positions
 
 
@@ -128,6 +137,7 @@ def read_description(out: Path) -> dict[str, Any]:
             told["optimizer"]["warmup"] = max(
                 1, min(told["optimizer"]["warmup"], told["run"]["steps"] // 10)
             )
+
     return told
 
 
@@ -135,9 +145,11 @@ def remembered(out: Path, command: str = "train") -> tuple[Config, dict[str, Any
     """The model's config and the flags that a run of a command was begun with, if there is one."""
     if not (out / RUN).exists():
         return None
+
     told = read_description(out)
     if (other := told.get("command", "train")) != command:
         raise ValueError(f"out: {out} holds a run of qkv {other}; resume it with that")
+
     try:
         flags = {**told["data"], **told["optimizer"], **told["run"], "out": out}
         flags = {
@@ -175,6 +187,7 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> tuple[str, Any, A
                 if isinstance(old, dict) and isinstance(new, dict)
                 else (name, old, new)
             )
+
     return "family", before.get("family"), now.get("family")
 
 
@@ -184,23 +197,27 @@ def check_same(out: Path, now: dict[str, Any]) -> list[str]:
     now = json.loads(json.dumps(now))  # tuples and lists alike
     tuning = now["command"] == "finetune"
     check_choices(out, now["data"])
+
     for part, fixed in FIXED.items():
         for name in fixed:
             flag = (
                 "batch" if tuning and name == "batch_tokens" else name
             )  # which counts examples there
             check_equal(out, flag, before[part].get(name, now[part][name]), now[part][name])
+
     if before["model"] != now["model"]:
         name, old, new = difference(before["model"], now["model"])
         raise ValueError(
             f"{name}: the run in {out} has {old!r}, not {new!r}; resume with the same model"
         )
+
     if before["fingerprint"] != now["fingerprint"]:
         what = f"{now['data']['model']} or " if tuning else ""
         raise ValueError(
             f"data: {what}{' '.join(now['data']['data'])} has changed since the run in {out} began; "
             "bring it back as it was, or begin a new run in another folder"
         )
+
     return [
         f"{name} is now {now[part][name]}, was {before[part].get(name)}"
         for part in ("optimizer", "run")

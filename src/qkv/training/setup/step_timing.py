@@ -30,6 +30,7 @@ def seconds_per_step(task: TrainingTask, optimizer: OptimizerConfig, run: RunCon
     good, one = torch.zeros((), device=device), torch.ones((), device=device)
 
     seconds = []
+
     for step in range(WARM_UP + TIMED):
         batch = task.training.batch(step)
         begin = time.perf_counter()
@@ -40,4 +41,5 @@ def seconds_per_step(task: TrainingTask, optimizer: OptimizerConfig, run: RunCon
         seconds.append(time.perf_counter() - begin)
 
     torch.set_rng_state(random_state)
+
     return statistics.median(seconds[WARM_UP:])

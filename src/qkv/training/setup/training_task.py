@@ -1,4 +1,6 @@
-"""From the names of data to what a model is trained on: tokenizer, prepared data, batches; and the model's own size."""
+"""From the names of data to what a model is trained on: tokenizer, prepared data, batches; and the
+model's own size.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class TrainingData(Protocol):
     steps_per_epoch: int
     tokens_per_step: int
     order_version: int
-    """Of the order in which `batch` reads the data: another number where a version of ours changed it."""
+    """Of the order in which `batch` reads the data: another number where a version of ours changed
+    it.
+    """
 
     def batch(self, step: int) -> Batch: ...
 
@@ -96,6 +100,7 @@ def assemble(
         return paired_task(config, data, batch_tokens, seed, tokenizer)
     if isinstance(config, TaskModelConfig):
         raise ValueError("config: a model with a head is fine-tuned: qkv finetune")
+
     return text_task(config, data, batch_tokens, seed, tokenizer)
 
 
@@ -117,18 +122,21 @@ def text_task(
         )
     else:
         training, validation = tokens.split(fraction(data.held_out, len(tokens), "tokens"))
+
     config = replace(config, vocabulary=tokenizer.vocabulary)
     length = config.context
     if isinstance(config, GPTConfig) and config.memory:
         length *= 1 + -(
             -config.memory // config.context
         )  # a row of several segments, to have something to remember
+
     rows = max(1, batch_tokens // length)
 
     def batches(tokens: Tokens) -> TrainingData:
         across = data.across_documents
         if isinstance(config, GPTConfig):
             return CausalData(tokens, length, rows, seed, across_documents=across)
+
         return MaskedData(
             tokens, length, rows, seed, WordPieces.of(tokenizer), rate=data.mask_rate, whole_words=data.whole_words,
             across_documents=across,
@@ -138,6 +146,7 @@ def text_task(
         raise ValueError(
             "across_documents: a model with memory reads on from text to text; leave it True"
         )
+
     notes = [
         f"{len(training):,} tokens to train on, {len(validation):,} to validate on, vocabulary {config.vocabulary:,}"
     ]
@@ -145,8 +154,10 @@ def text_task(
         notes.append(
             f"that is less than one row of {length:,} tokens: the same row comes again and again, padded"
         )
+
     asked = data.mask_rate if isinstance(config, BERTConfig) else 1.0
     fingerprint = both(training, validation)
+
     return TrainingTask(
         config, tokenizer, batches(training), batches(validation), fingerprint, asked, tuple(notes)
     )
@@ -163,11 +174,13 @@ def paired_task(
         raise ValueError(
             "source_vocabulary: one tokenizer serves both languages here; leave it out"
         )
+
     source = open_pairs(data.data, columns=data.columns)
     tokenizer = find_tokenizer(data, chain.from_iterable(source), config.vocabulary, learned)
     missing = [role for role in ("start", "end", "padding") if getattr(tokenizer, role) is None]
     if missing:
         raise ValueError(f"tokenizer: translation needs a token for {missing[0]}, and it has none")
+
     pairs = prepare_pairs(source, tokenizer)
     held_out = validation_source(data)
     if held_out:
@@ -177,6 +190,7 @@ def paired_task(
         )
     else:
         training, validation = pairs.split(fraction(data.held_out, len(pairs), "pairs"))
+
     config = replace(config, vocabulary=tokenizer.vocabulary)
     context = config.context if isinstance(config, TransformerConfig) else None
 
@@ -196,8 +210,10 @@ def paired_task(
         notes.append(
             f"{left_out:,} pairs are longer than the context or a whole batch, and are left out"
         )
+
     first, second = (tokenizer.decode(side(0)) for side in (training.source, training.target))
     notes.append(f"the first pair: {first} -> {second}")
+
     return TrainingTask(config, tokenizer, *made, both(training, validation), notes=tuple(notes))
 
 
@@ -206,16 +222,19 @@ def find_tokenizer(
 ) -> Tokenizer:
     if learned is not None:
         return Tokenizer.read(learned)
+
     if data.tokenizer in get_args(Kind):
         with Console(stderr=True).status(
             f"learning a tokenizer of kind {data.tokenizer}"
         ):  # seen on a terminal only
             return train(data.tokenizer, texts, vocabulary)  # type: ignore[arg-type]
+
     if not Path(data.tokenizer).exists():
         kinds = ", ".join(get_args(Kind))
         raise ValueError(
             f"tokenizer: {data.tokenizer!r} is neither a file nor a folder, nor one of {kinds}"
         )
+
     return Tokenizer.read(data.tokenizer)
 
 
@@ -223,6 +242,7 @@ def validation_source(data: DataConfig) -> tuple[str, ...]:
     """As given; the embedded sources bring their own."""
     if not data.validation and len(data.data) == 1 and data.data[0] in SPLITS:
         return (f"{data.data[0]}:valid",)
+
     return data.validation
 
 

@@ -29,7 +29,9 @@ class Plain(nn.Module):
 
 
 def recompute_activations(model: nn.Module) -> None:
-    """A feed-forward layer keeps what goes into its activation, not what comes out: a quarter of all that is kept."""
+    """A feed-forward layer keeps what goes into its activation, not what comes out: a quarter of
+    all that is kept.
+    """
     for module in model.modules():
         if isinstance(module, FeedForward):
             again = partial(checkpoint, module.activate, use_reentrant=False)
@@ -41,6 +43,7 @@ def recompute_blocks(model: nn.Module) -> None:
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     if not blocks:
         raise ValueError("recompute: this model has no blocks to recompute; leave it out")
+
     for block in blocks:
         recompute(block)
 
@@ -51,12 +54,15 @@ def recompute(block: Block) -> None:
     def forward(*args: Any, state: Any = None, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return plain(*args, state=state, **kwargs)
-        # The weights of this moment, which in half precision are short copies that are gone on the way back.
+
+        # The weights of this moment, which in half precision are short copies that are gone on the
+        # way back.
         weights: dict[str, Tensor] = {
             f"block.{name}": weight for name, weight in block.named_parameters()
         }
         if state is None:
             return checkpoint(functional_call, plain, weights, args, kwargs, use_reentrant=False)
+
         before = remembered(state)
 
         def run(*args: Any) -> Any:
@@ -76,6 +82,8 @@ def remembered(state: SegmentMemory | None) -> SegmentMemory | None:
     """A copy of what it is now."""
     if state is None:
         return None
+
     twin = SegmentMemory(state.size, state.depth)
     twin.length, twin.lengths, twin.layers = state.length, dict(state.lengths), dict(state.layers)
+
     return twin

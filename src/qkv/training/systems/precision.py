@@ -1,7 +1,9 @@
-"""Half precision: weights, gradients and the optimizer's memory stay float32; the model computes with a short copy.
+"""Half precision: weights, gradients and the optimizer's memory stay float32; the model computes
+with a short copy.
 
-This is what FSDP's mixed precision does too, so one GPU and many give the same. bf16 has float32's range and 8 bits of
-precision; fp16 has 11 bits and a narrow range, so its loss is scaled up before the backward pass.
+This is what FSDP's mixed precision does too, so one GPU and many give the same. bf16 has float32's
+range and 8 bits of precision; fp16 has 11 bits and a narrow range, so its loss is scaled up before
+the backward pass.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ DTYPES: dict[str, torch.dtype] = {
 
 
 class Cast(nn.Module):
-    """A module that computes with its weights cast to a dtype; gradients arrive at the weights themselves."""
+    """A module that computes with its weights cast to a dtype; gradients arrive at the weights
+    themselves.
+    """
 
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
@@ -40,18 +44,23 @@ def best_precision(device: torch.device) -> Precision:
     """bf16 on a GPU that computes with it, fp16 on an older one, float32 on a CPU."""
     if device.type != "cuda":
         return "float32"
+
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 
 def check_precision(precision: Precision, device: torch.device) -> str | None:
-    """Refuse a half precision that this CPU announces but cannot compute with; a sentence if it is slow here."""
+    """Refuse a half precision that this CPU announces but cannot compute with; a sentence if it is
+    slow here.
+    """
     if device.type != "cpu" or precision == "float32":
         return None
+
     slowdown = cpu_slowdown(DTYPES[precision])
     if slowdown is None:
         raise ValueError(f"precision: this CPU cannot compute with {precision}; use float32")
     if slowdown < NOTICEABLE:
         return None
+
     return (
         f"Matrix products in {precision} take {slowdown:.1f} times as long as in float32 on this CPU, "
         "which has no fast instructions for it; --precision float32 is faster here."
@@ -81,7 +90,8 @@ NOTICEABLE = 1.3
 def cpu_slowdown(dtype: torch.dtype) -> float | None:
     """Time of a matrix product on this CPU relative to float32; None where it does not compute.
 
-    A child process tries it: some processors announce instructions that kill the process that uses them.
+    A child process tries it: some processors announce instructions that kill the process that uses
+    them.
     """
     program = PROBE.replace("DTYPE", str(dtype).removeprefix("torch."))
     tried = subprocess.run(
@@ -89,5 +99,7 @@ def cpu_slowdown(dtype: torch.dtype) -> float | None:
     )
     if tried.returncode != 0:
         return None
+
     total, slowdown = map(float, tried.stdout.split())
+
     return slowdown if total == 256.0**3 else None

@@ -20,6 +20,7 @@ class Prefetcher:
             batch = self.coming[1].result()
         else:  # the first one, or the run went back
             batch = self.make(position)
+
         self.coming = following, self.thread.submit(self.make, following)
         return batch
 

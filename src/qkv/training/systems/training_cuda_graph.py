@@ -1,6 +1,7 @@
 """The same kernels every step: on a GPU they are recorded once and replayed as one (a CUDA graph).
 
-The host then launches one thing a step instead of some hundreds, and the GPU does not wait between them.
+The host then launches one thing a step instead of some hundreds, and the GPU does not wait between
+them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ MOST = 8
 class StepGraphRunner:
     """Forward and backward pass of an objective for batches of a few shapes.
 
-    A shape is recorded when it comes for the first time, or, where many differ, only after it has come `wait` times.
+    A shape is recorded when it comes for the first time, or, where many differ, only after it has
+    come `wait` times.
     """
 
     def __init__(self, objective: nn.Module, wait: int = 0) -> None:
@@ -35,20 +37,26 @@ class StepGraphRunner:
         shape = shape_of(batch)
         if shape in self.recorded:
             return True
+
         self.seen[shape] += 1
         return len(self.recorded) < (MOST if self.wait else 1) and self.seen[shape] > self.wait
 
     def gradients(self, batch: Batch, factor: Float[Tensor, ""], seed: int) -> Float[Tensor, ""]:
-        """The loss, and the gradient of loss * factor in the parameters, which had none; dropout from the seed."""
+        """The loss, and the gradient of loss * factor in the parameters, which had none; dropout
+        from the seed.
+        """
         shape = shape_of(batch)
         if shape not in self.recorded:
             self.recorded[shape] = TrainingGraph(self.objective, batch, factor)
+
         own = self.recorded[shape]
         own.take(batch, factor)
         torch.manual_seed(seed)  # only now: to record has drawn, too
         own.graph.replay()
+
         for parameter, gradient in own.gradient.items():
             parameter.grad = gradient
+
         return own.loss
 
 
@@ -61,15 +69,19 @@ class TrainingGraph:
         self.factor = factor.clone()
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
+
         with torch.cuda.stream(aside):  # compiled and tuned before it is recorded
             for _ in range(2):
                 self.pass_through()
                 objective.zero_grad(set_to_none=True)
+
         torch.cuda.current_stream().wait_stream(aside)
         torch.cuda.empty_cache()
         self.graph = torch.cuda.CUDAGraph()
+
         with torch.cuda.graph(self.graph):
             self.loss = self.pass_through()
+
         self.gradient = {
             each: each.grad for each in objective.parameters() if each.grad is not None
         }
@@ -77,6 +89,7 @@ class TrainingGraph:
     def take(self, batch: Batch, factor: Tensor) -> None:
         for own, given in zip(tensors_of(self.batch), tensors_of(batch), strict=True):
             own.copy_(given, non_blocking=True)
+
         self.factor.copy_(factor)
 
     def pass_through(self) -> Tensor:

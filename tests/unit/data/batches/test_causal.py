@@ -45,7 +45,9 @@ def test_the_target_is_the_next_word(step: int, context: int, rows: int, seed: i
 def test_every_token_but_the_first_is_a_target_once_an_epoch(
     length: int, context: int, rows: int, ranks: int, across: bool
 ) -> None:
-    """For all lengths, also below the context, and whatever the number of ranks that share the rows."""
+    """For all lengths, also below the context, and whatever the number of ranks that share the
+    rows.
+    """
     ends = [end for end in (11, 13, 37) if end < length]
     tokens = made_texts([list(range(*part)) for part in pairwise([0, *ends, length])])
     data = CausalData(tokens, context, rows, seed=2, across_documents=across)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from data.test_source import piped, table, write
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +29,7 @@ from qkv.text import Tokenizer, train
 from qkv.text.chat_template import Message, encode_chat
 from support.made_data import same
 from support.tokenizer_kinds import gguf_file
+from unit.data.sources.test_source import piped, table, write
 
 END = 2  # <|im_end|>
 TEMPLATE = (
@@ -202,9 +202,12 @@ def test_a_template_without_an_end(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     "template",
     [
-        "{{ messages[-1].content }}{% if add_generation_prompt %}>{% endif %}",  # only the last message
-        "{{ messages | length }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}",  # how many, first
-        "{% for m in messages if m.role == 'user' %}{{ m.content }}<|im_end|>{% endfor %}",  # no answers at all
+        # only the last message
+        "{{ messages[-1].content }}{% if add_generation_prompt %}>{% endif %}",
+        # how many, first
+        "{{ messages | length }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}",
+        # no answers at all
+        "{% for m in messages if m.role == 'user' %}{{ m.content }}<|im_end|>{% endfor %}",
     ],
 )
 def test_a_template_that_hides_the_answers(tokenizer: Tokenizer, template: str) -> None:

@@ -1,4 +1,6 @@
-"""Examples become rows as the papers draw them: the marks, the segments, the places that are asked, what is cut."""
+"""Examples become rows as the papers draw them: the marks, the segments, the places that are asked,
+what is cut.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ IDS = {letter: 10 + i for i, letter in enumerate("abcd")} | {
 
 
 def letters(unknown: bool = True) -> Tokenizer:
-    """abc is 10 21 22: its pieces are its letters, the first ones 10 to 13, the others 20 to 23. ~ is nothing."""
+    """abc is 10 21 22: its pieces are its letters, the first ones 10 to 13, the others 20 to 23. ~
+    is nothing.
+    """
     special = ["[pad]", "[unknown]", "[start]", "[end]", "[delimiter]", "[extract]"]
     vocabulary = {**{name: id for id, name in enumerate(special)}, **IDS}
     inner = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[unknown]"))

@@ -1,4 +1,6 @@
-"""Every example once an epoch, whatever the step one begins at, with little padding; and all in order."""
+"""Every example once an epoch, whatever the step one begins at, with little padding; and all in
+order.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data.test_frame import TOKENIZER, example, frame
 from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.data.batches.batch import IGNORE, Batch
 from qkv.data.batches.labelled import LabelledData
 from support.made_data import same
+from unit.data.batches.test_framing import TOKENIZER, example, frame
 
 
 def numbered(lengths: list[int], rows: int, seed: int = 0) -> LabelledData:

@@ -1,4 +1,6 @@
-"""The grammar says correct Turkish, by the rules and by sentences written by hand; its splits are what they claim."""
+"""The grammar says correct Turkish, by the rules and by sentences written by hand; its splits are
+what they claim.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Examples of every task, from every kind of file; and one clear sentence, with file and line, where they are wrong."""
+"""Examples of every task, from every kind of file; and one clear sentence, with file and line,
+where they are wrong.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data.test_source import piped, table, write
 
 from qkv.data.sources.examples import Example, open_examples
+from unit.data.sources.test_source import piped, table, write
 
 WORDS = "1\tA\ta\tDET\tDT\tX=1\t2\tdet\t_\t_\n2\tcat\tcat\tNOUN\tNN\t_\t0\troot\t_\t_\n"
 

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.data import Piece, open_pairs, open_texts
+from qkv.data import DocumentPart, open_pairs, open_texts
 from qkv.data.sources import lines as lines_module
 from qkv.data.sources.lines import LONGEST_PIECE, text_pieces
 
@@ -82,7 +82,9 @@ def documents(source: Any) -> list[str]:
 @pytest.mark.parametrize("ending", ["", ".gz", ".xz"])
 @pytest.mark.parametrize("name", ["a.txt", "a.md", "a.en", "noending"])
 def test_a_text_file_is_one_document(name: str, ending: str) -> None:
-    assert list(open_texts([write(name + ending, "one\n\ntwo\n")])) == [Piece("one\n\ntwo\n", True)]
+    assert list(open_texts([write(name + ending, "one\n\ntwo\n")])) == [
+        DocumentPart("one\n\ntwo\n", True)
+    ]
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".xz"])
@@ -221,7 +223,7 @@ def test_a_long_row_comes_in_pieces() -> None:
     assert len(pieces) > 5
     assert max(len(piece.text) for piece in pieces) < LONGEST_PIECE
     assert "".join(piece.text for piece in pieces[:-1]) == text
-    assert pieces[-1] == Piece("short", True)
+    assert pieces[-1] == DocumentPart("short", True)
 
 
 # Names

@@ -30,7 +30,8 @@ from support.made_data import made_texts
 POEM = """The cat, the mouse\nand the  dog:
 \n    all of them\n\n\n  chase.\tCats chase mice;\nmice run!\n çok güzel\nkedi 1234567\n"""
 
-AIRY = "one line\n\nanother\n\n\n  indented\n\nand so on\n"  # here only some line ends are borders of tokens
+# here only some line ends are borders of tokens
+AIRY = "one line\n\nanother\n\n\n  indented\n\nand so on\n"
 
 
 @pytest.fixture(scope="module")

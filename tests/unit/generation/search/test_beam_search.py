@@ -1,4 +1,6 @@
-"""Beam search finds what a search of all sequences finds, what `transformers` finds, and no row minds another."""
+"""Beam search finds what a search of all sequences finds, what `transformers` finds, and no row
+minds another.
+"""
 
 from __future__ import annotations
 
@@ -194,7 +196,9 @@ MARIAN: dict[str, Any] = {
 
 @pytest.mark.parametrize("seed", range(4))
 def test_transformers_finds_the_same(seed: int, tmp_path: Path) -> None:
-    """Their early_stopping = "never" is the exact rule; False guesses that no open beam gets better with its length."""
+    """Their early_stopping = "never" is the exact rule; False guesses that no open beam gets better
+    with its length.
+    """
     torch.manual_seed(seed)
     theirs = randomised(MarianMTModel(MarianConfig(**MARIAN)))
     with torch.no_grad():

@@ -1,4 +1,6 @@
-"""Stochastic beam search draws different sequences, each next one by its probability among those that are left."""
+"""Stochastic beam search draws different sequences, each next one by its probability among those
+that are left.
+"""
 
 from __future__ import annotations
 

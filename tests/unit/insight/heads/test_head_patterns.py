@@ -1,4 +1,6 @@
-"""A head whose weights are set by hand plays exactly the role that they draw; others are counted by brute force."""
+"""A head whose weights are set by hand plays exactly the role that they draw; others are counted by
+brute force.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ TEXTS = ["the cat sat on the mat", "the dog and the cat"]
 
 
 def by_hand(pattern: Any) -> Any:
-    """A listener that gives head 1 the weights of a pattern: query (T, 1), key (1, S) -> where to look."""
+    """A listener that gives head 1 the weights of a pattern: query (T, 1), key (1, S) -> where to
+    look.
+    """
 
     def put(value: Tensor, name: str) -> Tensor:
         T, S = value.shape[-2:]
@@ -57,7 +61,8 @@ def test_a_pattern_by_hand_is_its_role_and_no_other(role: str, pattern: Any) -> 
     found = set_by_hand(gpt(**SIZE), pattern)
     score = {name: float(scores[0, 1]) for name, scores in found.scores.items()}
     assert score[role] == pytest.approx(1)
-    # Token 1's previous token is the first one: of eleven tokens but the two first ones, that is one of each text.
+    # Token 1's previous token is the first one: of eleven tokens but the two first ones, that is
+    # one of each text.
     asked = found.asked["previous"]
     sizes = [len(ids_of_text(gpt(**SIZE), TOKENIZER, text)["self"]) for text in TEXTS]
     assert asked == sum(sizes) - 2
@@ -190,7 +195,9 @@ def test_a_head_that_looks_everywhere_has_the_even_scores() -> None:
 )
 @pytest.mark.parametrize("make", [gpt, bert, transformer])
 def test_even_is_of_what_a_sparse_mask_shows(make: Any, sparse: dict[str, Any]) -> None:
-    """Scores that are all alike wherever they are not minus infinity give every head the even score."""
+    """Scores that are all alike wherever they are not minus infinity give every head the even
+    score.
+    """
     model = make(**SIZE, **sparse)
     with add_hook(
         model,

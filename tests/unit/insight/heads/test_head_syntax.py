@@ -1,4 +1,6 @@
-"""A head that is made to point at each word's head finds every relation; all others are counted by brute force."""
+"""A head that is made to point at each word's head finds every relation; all others are counted by
+brute force.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def test_pieces_and_the_words_they_are_of(
 def points_at_heads(
     model: Any, tokenizer: Any, sentences: list[ConlluSentence], from_head: bool
 ) -> Any:
-    """A listener that makes head 2 look from every piece of a word to all pieces of its head, or the other way."""
+    """A listener that makes head 2 look from every piece of a word to all pieces of its head, or
+    the other way.
+    """
     texts = iter(sentences)
 
     def put(value: Tensor, name: str) -> Tensor:

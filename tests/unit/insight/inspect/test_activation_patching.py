@@ -35,7 +35,9 @@ def prompts(translator: bool = False) -> tuple[Reading, Reading]:
 def naive(
     model: Any, clean: Reading, corrupted: Reading, point: str, count: int, place: int
 ) -> Tensor:
-    """What is said when one row of the second dimension is the clean one: tokens, or heads. (count, V)"""
+    """What is said when one row of the second dimension is the clean one: tokens, or heads. (count,
+    V)
+    """
     with capture(model, point) as seen, unchecked():
         logits(model, clean)
     said = []

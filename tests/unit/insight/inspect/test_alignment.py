@@ -1,4 +1,6 @@
-"""The weights beside a target word are those with which it was chosen, and not those of the next one."""
+"""The weights beside a target word are those with which it was chosen, and not those of the next
+one.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def test_an_rnn_too(kind: str) -> None:
 
 
 def test_nothing_is_read_before_it_is_said() -> None:
-    """A Transformer asks the source with the word it reads; an RNN with its hidden vector, before it reads the word."""
+    """A Transformer asks the source with the word it reads; an RNN with its hidden vector, before
+    it reads the word.
+    """
     for model, delay in ((transformer(), 0), (rnn(), 1)):
         source, target = words(1, S), words(1, T)
         found = alignment(model, source, target, start=START)

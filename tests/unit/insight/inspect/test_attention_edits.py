@@ -114,7 +114,9 @@ def test_the_first_that_may_be_seen() -> None:
 )
 @pytest.mark.parametrize("make", [gpt, bert])
 def test_only_an_edge_that_is_there_can_be_changed(make: Any, kind: str) -> None:
-    """Of every pair of tokens the scores say whether it is seen; what is not can neither be set nor cut."""
+    """Of every pair of tokens the scores say whether it is seen; what is not can neither be set nor
+    cut.
+    """
     model, ids = make(**KINDS[kind]), words(1, 8)
     with torch.no_grad(), capture(model, "stack.blocks.0.attention.scores") as seen:
         model(ids)

@@ -1,4 +1,6 @@
-"""Gradient times input: of a linear model each token's exact share; of others, what finite differences say."""
+"""Gradient times input: of a linear model each token's exact share; of others, what finite
+differences say.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def reading(T: int = 5, S: int | None = None) -> Reading:
 
 
 class Linear(nn.Module):
-    """In place of a stack: every place is a weighted sum of all, so that the logits are linear in the vectors."""
+    """In place of a stack: every place is a weighted sum of all, so that the logits are linear in
+    the vectors.
+    """
 
     def __init__(self, T: int) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""What is captured is what eager attention says, in every family, and nothing more is kept than was asked for."""
+"""What is captured is what eager attention says, in every family, and nothing more is kept than was
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +143,9 @@ def test_weights_below_a_head(family: str) -> None:
 
 
 def test_one_layer_keeps_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the others no weights are made, and when the overview asks for them, each is gone before the next comes."""
+    """Of the others no weights are made, and when the overview asks for them, each is gone before
+    the next comes.
+    """
     model, text = gpt(depth=5), reading(words(T).tolist())
     made: list[weakref.ref[Tensor]] = []
     alive: list[int] = []

@@ -1,4 +1,6 @@
-"""An attention module that somebody wrote: what it does not send through its hooks is named, never shown as zeros."""
+"""An attention module that somebody wrote: what it does not send through its hooks is named, never
+shown as zeros.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What is read of a layer is what a plain forward pass of each text says there, however it is batched and kept."""
+"""What is read of a layer is what a plain forward pass of each text says there, however it is
+batched and kept.
+"""
 
 from __future__ import annotations
 

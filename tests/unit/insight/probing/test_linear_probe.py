@@ -1,4 +1,6 @@
-"""A linear probe finds what is linear, a hidden layer finds the rest, and nobody learns from a neighbour."""
+"""A linear probe finds what is linear, a hidden layer finds the rest, and nobody learns from a
+neighbour.
+"""
 
 from __future__ import annotations
 

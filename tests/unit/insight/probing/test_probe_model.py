@@ -1,4 +1,6 @@
-"""Probing a model gives the same numbers however its vectors are kept, and its controls know nothing."""
+"""Probing a model gives the same numbers however its vectors are kept, and its controls know
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ LEARNING = Learning(epochs=4, rate=0.02)
 
 
 def some(count: int, seed: int, numbers: bool = False) -> ProbeData:
-    """The class of each word is the half of the vocabulary that it is from, or its id is the number."""
+    """The class of each word is the half of the vocabulary that it is from, or its id is the
+    number.
+    """
     random = np.random.default_rng(seed)
     ids = [random.integers(V, size=random.integers(2, 9)) for _ in range(count)]
     every = np.concatenate(ids)

@@ -1,4 +1,6 @@
-"""The file of a page: what is written can be read back, nothing in it ends early, and nothing in it is markup."""
+"""The file of a page: what is written can be read back, nothing in it ends early, and nothing in it
+is markup.
+"""
 
 from __future__ import annotations
 

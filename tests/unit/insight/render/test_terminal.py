@@ -123,7 +123,9 @@ def test_next_and_lens_say_the_guesses() -> None:
 
 
 def test_the_question_is_the_model_s_whatever_its_weights_look_like() -> None:
-    """A GPT without its mask still says the next word; the weights of a BERT that reads one word are a triangle."""
+    """A GPT without its mask still says the next word; the weights of a BERT that reads one word
+    are a triangle.
+    """
     tokenizer = train("characters", ["abcdefg"], 100)
     model = gpt(vocabulary=tokenizer.vocabulary)
     with unmasked(model):

@@ -62,7 +62,9 @@ def test_letters_are_black_on_bright_and_white_on_dark() -> None:
 @pytest.mark.parametrize("colours", [True, False])
 @pytest.mark.parametrize("width", [200, 60, 34, 25])
 def test_every_line_fits_and_columns_stand_under_each_other(width: int, colours: bool) -> None:
-    """Numbers, narrow cells, pooled cells: with wide letters, letters from right to left, and very long words."""
+    """Numbers, narrow cells, pooled cells: with wide letters, letters from right to left, and very
+    long words.
+    """
     words = [*HOSTILE, "end"]
     weights = torch.rand(8, 8, generator=torch.Generator().manual_seed(0)).softmax(-1)
     shown = [

@@ -1,4 +1,6 @@
-"""A linear layer by whichever kernel: the same numbers as the definition, and a gradient whenever one is asked for."""
+"""A linear layer by whichever kernel: the same numbers as the definition, and a gradient whenever
+one is asked for.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Connections that a client could hold: each is answered and closed by the server, whatever the client still sends."""
+"""Connections that a client could hold: each is answered and closed by the server, whatever the
+client still sends.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def received(line: socket.socket) -> bytes:
 def test_a_refused_request_with_an_unread_body_loses_its_connection(
     locked: Running, reason: str, body: str
 ) -> None:
-    """Also while the client goes on sending: the byte that comes after the response starts no new wait."""
+    """Also while the client goes on sending: the byte that comes after the response starts no new
+    wait.
+    """
     (status, head), (length, sent) = REFUSED[reason], BODIES[body]
     with connected(locked) as line:
         line.sendall(head + length)

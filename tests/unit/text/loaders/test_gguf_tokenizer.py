@@ -1,4 +1,6 @@
-"""The tokenizer inside a GGUF file: the ids are those of byte pairs merged by hand, and of `transformers`."""
+"""The tokenizer inside a GGUF file: the ids are those of byte pairs merged by hand, and of
+`transformers`.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def smollm_file() -> Path:
 
 
 class ByHand:
-    """Byte pairs as the papers say: split into words, then the earliest pair is merged, until none is left."""
+    """Byte pairs as the papers say: split into words, then the earliest pair is merged, until none
+    is left.
+    """
 
     def __init__(self, file: Path) -> None:
         found = read_metadata(file)

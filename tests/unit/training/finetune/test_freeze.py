@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from training.test_answering import made
 
 from qkv.models import (
     BERTConfig,
@@ -27,6 +26,7 @@ from qkv.training.optimizer import Optimizers, layer_factors
 from qkv.training.run_config import OptimizerConfig
 from qkv.training.step import gradients_of
 from support.small_training import ALONE
+from unit.training.finetune.test_task_objective import made
 
 SIZE: dict[str, Any] = {
     "vocabulary": 17,

@@ -43,7 +43,9 @@ def in_parts(
 
 
 def by_definition(said: np.ndarray, true: np.ndarray) -> dict[str, float]:
-    """Accuracy, the mean of the F1 of each class, and the correlation of one-hot vectors (Gorodkin 2004)."""
+    """Accuracy, the mean of the F1 of each class, and the correlation of one-hot vectors (Gorodkin
+    2004).
+    """
     classes = sorted({*said, *true})
     f1 = []
     for each in classes:

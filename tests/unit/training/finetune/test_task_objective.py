@@ -46,7 +46,9 @@ def tuned(task: str, family: str = "gpt", **choices: Any) -> TaskModel:
 
 
 def made(model: TaskModel, rows: int = 7, only: int | None = None) -> Batch:
-    """Random examples of different lengths; the third asks nothing. Or only one of them, with nothing beside it."""
+    """Random examples of different lengths; the third asks nothing. Or only one of them, with
+    nothing beside it.
+    """
     draw = torch.Generator().manual_seed(3)
     task = model.config.head.task
     written = []
@@ -84,7 +86,9 @@ def made(model: TaskModel, rows: int = 7, only: int | None = None) -> Batch:
 def answer_losses(
     model: TaskModel, batch: Batch, smoothing: float = 0.0, weights: Tensor | None = None
 ) -> Tensor:
-    """Place by place, by the definition: minus the logarithm of softmax, or the square of the error."""
+    """Place by place, by the definition: minus the logarithm of softmax, or the square of the
+    error.
+    """
     assert batch.target_positions is not None
     scores = model(
         batch.ids,
@@ -116,7 +120,9 @@ def answer_losses(
 
 
 def word_losses(model: TaskModel, batch: Batch) -> Tensor:
-    """For each target that is asked, the mean over the row's own texts of the mean over their words."""
+    """For each target that is asked, the mean over the row's own texts of the mean over their
+    words.
+    """
     assert isinstance(model.backbone, GPT)
     found = []
     ids = batch.ids.unflatten(1, (batch.group, -1))

@@ -1,4 +1,6 @@
-"""metrics.jsonl holds every row that was written, whatever killed the run, and forgets what will be written again."""
+"""metrics.jsonl holds every row that was written, whatever killed the run, and forgets what will be
+written again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A person sees what matters, on a terminal and in a log; nothing that is said is lost, and nothing stops training."""
+"""A person sees what matters, on a terminal and in a log; nothing that is said is lost, and nothing
+stops training.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A checkpoint is there whole or not at all, whatever happens to the process, the files or the disk."""
+"""A checkpoint is there whole or not at all, whatever happens to the process, the files or the
+disk.
+"""
 
 from __future__ import annotations
 

@@ -94,7 +94,9 @@ def test_it_comes_back_from_json() -> None:
 def test_positions_are_those_of_the_data_that_is_not_left_out(
     stretches: list[tuple[int, int]],
 ) -> None:
-    """Each time a run of steps is bad, from some step on, its positions are never met again and all others stay."""
+    """Each time a run of steps is bad, from some step on, its positions are never met again and all
+    others stay.
+    """
     state, gone = RunState(), set()
     for step, more in stretches:
         positions = [state.position(step + each) for each in range(more + 1)]

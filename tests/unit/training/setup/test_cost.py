@@ -27,7 +27,9 @@ SHAPES = {
 
 
 def counted(config: Config, batch: Batch) -> int:
-    """Of the matrix products of one forward and backward pass; attention's own are not among them on a CPU."""
+    """Of the matrix products of one forward and backward pass; attention's own are not among them
+    on a CPU.
+    """
     objective = Objective(build(config))
     with FlopCounterMode(display=False) as counter:
         objective(batch).backward()

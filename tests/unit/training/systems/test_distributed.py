@@ -1,4 +1,6 @@
-"""Two ranks and three, with DDP and FSDP2, learn what one process learns; none waits for one that is gone."""
+"""Two ranks and three, with DDP and FSDP2, learn what one process learns; none waits for one that
+is gone.
+"""
 
 from __future__ import annotations
 
@@ -157,7 +159,8 @@ def assert_same(run: Path, reference: Path, tolerance: float) -> None:
     """The same numbers at every step, and in the end the same model, checkpoint and average."""
     for name in ("step", "loss", "gradient_norm", "validation_loss", "tokens"):
         expected = column(reference, name)
-        # A norm is most of all that of the steepest matrix, and sees every difference in the weights at once.
+        # A norm is most of all that of the steepest matrix, and sees every difference in the
+        # weights at once.
         assert column(run, name) == pytest.approx(
             expected, rel=10 * tolerance if name == "gradient_norm" else tolerance
         )

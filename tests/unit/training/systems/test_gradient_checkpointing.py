@@ -1,4 +1,6 @@
-"""To compute a block again on the way back gives the same gradients, and keeps less on the way there."""
+"""To compute a block again on the way back gives the same gradients, and keeps less on the way
+there.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Half precision: computed short, learned whole; and refused where the machine cannot compute with it."""
+"""Half precision: computed short, learned whole; and refused where the machine cannot compute with
+it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def test_cast_computes_in_the_dtype_and_the_gradient_arrives_at_the_weights() ->
 
 @pytest.mark.parametrize("family", list(MODELS))
 def test_a_cast_model_learns_as_one_that_is_of_that_dtype(family: str) -> None:
-    """Float64 stands in for bf16 here: every weight, also one used twice, gets the gradient of both uses."""
+    """Float64 stands in for bf16 here: every weight, also one used twice, gets the gradient of both
+    uses.
+    """
     batch = made_batch(family)
     model = build(MODELS[family]).eval()
     objective = Objective(model).eval()

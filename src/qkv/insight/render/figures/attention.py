@@ -73,7 +73,9 @@ def heat_map(
     axes.set_ylabel(row_name, fontsize=13)
     if scaled:
         scale(figure, image, [axes])
+
     entitle(figure, title)
+
     return figure
 
 
@@ -111,6 +113,7 @@ def tilt(columns: Sequence[str], count: int) -> int:
     """Names of columns lie flat if they have room; in degrees."""
     if length(columns, count) <= 0.88 * side_of(count):
         return 0
+
     return 45 if count <= 32 else 90
 
 
@@ -138,7 +141,8 @@ def matrix(
 ) -> AxesImage:
     """The cells with the words beside them, and their numbers where there is room.
 
-    Shades are the root of the weights unless given, from 0 to 1: a few hundredths of the attention are seen, too.
+    Shades are the root of the weights unless given, from 0 to 1: a few hundredths of the attention
+    are seen, too.
     """
     values = weights.double().numpy()
     shown, norm = (
@@ -153,13 +157,17 @@ def matrix(
         range(0, len(columns), every), columns[::every], fontsize=font, color=INK, rotation=turn
     )
     axes.set_yticks(range(0, len(rows), every), rows[::every], fontsize=font, color=INK)
+
     for name in axes.get_xticklabels() if turn else ():
         name.set(ha="right", va="top" if turn == 45 else "center", rotation_mode="anchor")
+
     bare(axes)
     if count <= NUMBERED:
         write_numbers(axes, values, norm(shown), min(font, side_of(count) * POINTS * 0.3), say)
+
     if title:
         axes.set_title(title, fontsize=12, color=PALE, loc="left")
+
     return image
 
 
@@ -180,10 +188,13 @@ def write_numbers(
                 if few
                 else f"{value:.2f}".removeprefix("0")
             )
+
             colour = "white" if shades[row, column] > 0.6 else INK
             axes.text(column, row, text, ha="center", va="center", fontsize=font, color=colour)
+
     for edge in range(1, values.shape[0]):
         axes.axhline(edge - 0.5, color="white", linewidth=1.5)
+
     for edge in range(1, values.shape[1]):
         axes.axvline(edge - 0.5, color="white", linewidth=1.5)
 
@@ -206,14 +217,18 @@ def scale(figure: Figure, image: AxesImage, beside: Sequence[Axes]) -> None:
 
 
 def all_heads(attention: Attention, title: str, below: str) -> Figure:
-    """Layers down, heads across: a picture of small pictures. Many layers stand beside each other, as in columns."""
+    """Layers down, heads across: a picture of small pictures. Many layers stand beside each other,
+    as in columns.
+    """
     L, H = attention.overview.shape[:2]
     if not L:
         raise ValueError("heads: this look has no overview of its heads")
+
     blocks = min(3, max(1, round(math.sqrt(L / H))))
     deep = -(-L // blocks)
     side = min(1.15, 15 / (H * blocks), 12 / deep)  # inches of a head
     figure = canvas(max(6.4, (side * H * 1.08 + 0.8) * blocks), side * deep * 1.08 + 1.4)
+
     for number, axes in enumerate(figure.subplots(1, blocks, squeeze=False)[0]):
         first = number * deep
         tiles(
@@ -223,10 +238,13 @@ def all_heads(attention: Attention, title: str, below: str) -> Figure:
             deep,
             font=max(8.0, min(14.0, side * 18)),
         )
+
         if not number:
             axes.set_title(below, fontsize=12, color=PALE, loc="left")
             axes.set_ylabel("layer", fontsize=13)
+
     entitle(figure, title)
+
     return figure
 
 
@@ -242,6 +260,7 @@ def tiles(axes: Axes, heads: Float[Tensor, "L H t s"], first: int, deep: int, fo
                 norm=PowerNorm(0.5, vmin=0, vmax=1),
                 extent=(left, left + s, top + t, top),
             )
+
     axes.set_xlim(0, (H - 1) * across + s)
     axes.set_ylim((deep - 1) * down + t, 0)
     axes.set_aspect(s / t)  # every head is a square
@@ -251,12 +270,14 @@ def tiles(axes: Axes, heads: Float[Tensor, "L H t s"], first: int, deep: int, fo
         fontsize=font,
         color=INK,
     )
+
     axes.set_yticks(
         [layer * down + t / 2 for layer in range(L)],
         map(str, range(first, first + L)),
         fontsize=font,
         color=INK,
     )
+
     axes.set_xlabel("head", fontsize=13)
     bare(axes)
 
@@ -265,7 +286,8 @@ def tiles(axes: Axes, heads: Float[Tensor, "L H t s"], first: int, deep: int, fo
 
 
 def lines_between(seen: AttentionView, model: str) -> Figure:
-    """Who looks on the left, at whom on the right; the heavier, the darker; each head in its colour.
+    """Who looks on the left, at whom on the right; the heavier, the darker; each head in its
+    colour.
 
     A source is on the left of its target, as it is read first.
     """
@@ -278,13 +300,16 @@ def lines_between(seen: AttentionView, model: str) -> Figure:
     axes = figure.add_subplot()
     many = len(seen.heads) >= len(COLOURS)  # more than there are colours to tell them apart
     weights = seen.weights.mean(0, keepdim=True) if many else seen.weights  # (H, T, S)
+
     for number in range(weights.shape[0]):
         beside = 0.3 * ((number + 0.5) / weights.shape[0] - 0.5)  # so that no head hides another
         drawn = (
             weights[number].T if across else weights[number]
         )  # from the left (T, or S) to the right
         axes.add_collection(strands(drawn, COLOURS[number], MANY_LINES // weights.shape[0], beside))
+
     every = -(-count // NAMED)
+
     for names, x, side in ((left, -0.015, "right"), (right, 1.015, "left")):
         for place in range(0, len(names), every):
             y = height(place, len(names), count)
@@ -298,6 +323,7 @@ def lines_between(seen: AttentionView, model: str) -> Figure:
                 color=INK,
                 in_layout=True,
             )
+
     axes.set_xlim(0, 1)
     axes.set_ylim(count - 0.5, -0.5)
     axes.set_xticks([])
@@ -317,7 +343,9 @@ def lines_between(seen: AttentionView, model: str) -> Figure:
             frameon=False,
             fontsize=13,
         )
+
     entitle(figure, seen.name if weights.shape[0] == 1 else seen.place)
+
     return figure
 
 
@@ -337,9 +365,11 @@ def strands(weights: Float[Tensor, "T S"], colour: str, most: int, beside: float
     across = np.linspace(0, 1, 49)
     ease = across**2 * (3 - 2 * across)  # level at both ends
     paths, colours, widths = [], [], []
+
     for weight, pair in kept:
         left, right = height(pair // S, T, max(T, S)), height(pair % S, S, max(T, S))
         paths.append(np.column_stack([across, beside + left + (right - left) * ease]))
         colours.append((*to_rgb(colour), min(1.0, weight)))
         widths.append((1 + 3 * math.sqrt(min(1.0, weight))) * min(1.0, 30 / max(T, S)))
+
     return LineCollection(paths, colors=colours, linewidths=widths, capstyle="round")

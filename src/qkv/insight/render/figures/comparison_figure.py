@@ -54,9 +54,12 @@ def comparison_table(points: Sequence[Compared], chance: float | None = None) ->
     made = Table(header_style="bold", caption_justify="left", caption="[ ]: 95% intervals")
     if chance is not None:
         made.caption = f"[ ]: 95% intervals; guessing is right in {chance:.1%}"
+
     made.add_column("way")
+
     for name in ("examples", "accuracy, %", "seeds", "spread"):
         made.add_column(name, justify="right")
+
     for way in LOOKS:
         for point in sorted(
             (each for each in points if each.way == way), key=lambda each: each.examples
@@ -68,17 +71,22 @@ def comparison_table(points: Sequence[Compared], chance: float | None = None) ->
             made.add_row(
                 way, f"{point.examples:,}", f"{100 * point.mean:.1f} \\{ends}", seeds, spread
             )
+
         made.add_section()
+
     return made
 
 
 def draw_comparison(
     points: Sequence[Compared], path: Path, title: str, below: str, chance: float | None
 ) -> Path:
-    """A .png, .svg or .pdf file: examples to the right, accuracy upwards, both ways with their intervals."""
+    """A .png, .svg or .pdf file: examples to the right, accuracy upwards, both ways with their
+    intervals.
+    """
     check_ending(path, "path")
     if not points:
         raise ValueError("points: expected one or more to draw")
+
     return save(lambda: draw(points, title, below, chance), path)
 
 
@@ -88,18 +96,22 @@ def draw(points: Sequence[Compared], title: str, below: str, chance: float | Non
     numbers = sorted({point.examples for point in points})
     left, right = place(numbers[0]), place(numbers[-1])
     width, both = max(0.5, right - left), len({point.way for point in points}) == 2
+
     for way, look in LOOKS.items():
         own = sorted((each for each in points if each.way == way), key=lambda each: each.examples)
         shift = APART * width * both * (-1 if way == "prompted" else 1) / 2
         trace(axes, own, [place(each.examples) + shift for each in own], look, way)
+
     if chance is not None:
         axes.axhline(100 * chance, color=PALE, linewidth=1, linestyle="--", zorder=1)
         axes.annotate(
             "guessing", (0.99, 100 * chance), xycoords=("axes fraction", "data"), xytext=(0, 3),
             textcoords="offset points", ha="right", fontsize=9, color=PALE,
         )  # fmt: skip
+
     if len(numbers) > 1 and numbers[0] == 0:  # the scale begins to the right of this
         axes.axvline(NOWHERE / 2, color=PALE, linewidth=1, linestyle=":", zorder=1)
+
     shown = spaced(numbers, CLOSE * width)
     axes.set_xticks([place(each) for each in shown], [f"{each:,}" for each in shown])
     axes.set_xlim(left - 0.05 * width, right + 0.05 * width)
@@ -111,6 +123,7 @@ def draw(points: Sequence[Compared], title: str, below: str, chance: float | Non
     axes.grid(axis="x", visible=False)
     axes.legend(loc="best")
     head(axes, title, below)
+
     return figure
 
 
@@ -128,6 +141,7 @@ def trace(
             axes.plot(
                 [at] * len(each), each, ".", color=look["color"], markersize=5, alpha=0.5, zorder=2
             )
+
     if own:
         y = [100 * point.mean for point in own]
         axes.plot(
@@ -146,4 +160,5 @@ def spaced(numbers: Sequence[int], least: float) -> list[int]:
     for number in reversed(numbers):
         if not kept or place(kept[-1]) - place(number) >= least:
             kept.append(number)
+
     return kept[::-1]

@@ -46,6 +46,7 @@ def class_scores(counts: Counts) -> list[ClassScore]:
     made = []
     for t, s, r in zip(true.tolist(), said.tolist(), right.tolist(), strict=True):
         made.append(ClassScore(t, s, part(r, s), part(r, t), part(2 * r, t + s)))
+
     return made
 
 
@@ -62,8 +63,8 @@ def macro_f1(counts: Counts) -> float:
 
 
 def confusion_table(counts: Any, labels: Sequence[str]) -> Table:
-    """A row for each class: how well it was recognised and, of few classes, all counts; of many, what it was most
-    often taken for. Rows of `counts` are what is true, columns what was said."""
+    """A row for each class: how well it was recognised and, of few classes, all counts; of many,
+    what it was most often taken for. Rows of `counts` are what is true, columns what was said."""
     counts, names = checked(counts, labels)
     rows, right = int(counts.sum()), int(counts.trace())
     scores = class_scores(counts)
@@ -72,14 +73,20 @@ def confusion_table(counts: Any, labels: Sequence[str]) -> Table:
     made.caption = f"{right:,} of {rows:,} right: accuracy {right / rows:.1%}, mean F1 {100 * macro_f1(counts):.1f}"
     if len(shown) < len(labels):
         made.caption += f"; the {len(shown)} most frequent of {len(labels):,} classes"
+
     made.add_column("class")
+
     for name in ("count", "precision", "recall", "F1"):
         made.add_column(name, justify="right")
+
     grid = len(labels) <= FEW
+
     for place in range(len(labels)) if grid else ():
         made.add_column(Text(f"said {names[place]}"), justify="right", overflow="fold")
+
     if not grid:
         made.add_column("most often taken for")
+
     for place in shown:
         score = scores[place]
         cells = [
@@ -96,7 +103,9 @@ def confusion_table(counts: Any, labels: Sequence[str]) -> Table:
             more = [
                 Text(", ".join(f"{names[at]} {row[at]:,}" for at in taken_for(row, place)) or "-")
             ]
+
         made.add_row(Text(names[place]), *cells, *more)
+
     return made
 
 
@@ -146,6 +155,7 @@ def draw(counts: Counts, names: Sequence[str], title: str) -> Figure:
     image = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, vmin=0, vmax=1), aspect="equal")
     if classes <= NUMBERED:
         numbers(axes, counts, shares, 13 if classes <= FEW else 8)
+
     font = 11 if classes <= FEW else 9 if classes <= NUMBERED else 7
     flat = classes <= FEW and max(map(len, names)) <= 12
     axes.set_xticks(range(classes), names, rotation=0 if flat else 90, fontsize=font, color=INK)
@@ -162,6 +172,7 @@ def draw(counts: Counts, names: Sequence[str], title: str) -> Figure:
     bar.set_label("of the row", fontsize=9)
     bar.outline.set_visible(False)
     head(axes, shortened(title, 60), below)
+
     return figure
 
 
@@ -175,7 +186,9 @@ def numbers(axes: Axes, counts: Counts, shares: Float[np.ndarray, "C C"], font: 
 
 
 def row_shares(counts: Counts) -> Float[np.ndarray, "C C"]:
-    """The part of each true class that was said to be each class; nothing in the row of a class that never came."""
+    """The part of each true class that was said to be each class; nothing in the row of a class
+    that never came.
+    """
     return counts / np.maximum(counts.sum(1, keepdims=True), 1)
 
 
@@ -183,11 +196,13 @@ def gathered(counts: Counts, names: Sequence[str]) -> tuple[Int[np.ndarray, "c c
     """The most frequent classes, and all others as one, the last."""
     if len(names) <= MOST:
         return counts, list(names)
+
     shown = frequent(counts)
     group = np.full(len(names), MOST)  # (C,): the row and column that a class goes to
     group[shown] = range(MOST)
     made = np.zeros((MOST + 1, MOST + 1), dtype=np.int64)
     np.add.at(made, (group[:, None], group[None, :]), counts)
+
     return made, [*(names[place] for place in shown), f"{len(names) - MOST:,} others"]
 
 
@@ -201,13 +216,17 @@ def checked(counts: Any, labels: Sequence[str]) -> tuple[Counts, list[str]]:
         raise ValueError(
             f"counts: expected a row and a column for each label, {expected}, not {counts.shape}"
         )
+
     if counts.min() < 0 or not counts.sum():
         raise ValueError("counts: expected how often each was said, 0 or more and not all 0")
+
     return counts, [shortened(label) for label in labels]
 
 
 def shortened(name: str, longest: int = LONGEST) -> str:
-    """In one line, with no sign that would command a terminal; of a long name the beginning and the end."""
+    """In one line, with no sign that would command a terminal; of a long name the beginning and the
+    end.
+    """
     name = "".join(sign if sign.isprintable() else "\ufffd" for sign in " ".join(name.split()))
     half = (longest - 1) // 2
     return name if len(name) <= longest else f"{name[: longest - 1 - half]}…{name[-half:]}"

@@ -35,7 +35,8 @@ STYLE: Any = {
     "text.parse_math": False,
 }  # fmt: skip
 
-# The first has the letters of Europe, Arabic and Hebrew; the others, where a machine has them, those of Asia.
+# The first has the letters of Europe, Arabic and Hebrew; the others, where a machine has them,
+# those of Asia.
 FONTS = (
     "DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "PingFang SC", "Hiragino Sans",
     "Microsoft YaHei", "Malgun Gothic", "Noto Sans Devanagari", "Nirmala UI", "Arial Unicode MS", "Noto Emoji",
@@ -51,15 +52,19 @@ def save(draw: Callable[[], Figure], out: Path) -> Path:
     """Draw in the house's style; the file is there whole or not at all."""
     known = {font.name for font in font_manager.fontManager.ttflist}
     fonts = [name for name in FONTS if name in known]
+
     with matplotlib.rc_context({**STYLE, "font.family": fonts}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a box stands for it
         picture = BytesIO()
         draw().savefig(picture, format=out.suffix[1:].lower(), dpi=160)
+
     content = picture.getvalue()
+
     with storage.staging(out.parent, len(content), out.name) as made:
         (made / out.name).write_bytes(content)
         storage.flush(made / out.name)
         storage.move(made / out.name, out)
+
     return out
 
 

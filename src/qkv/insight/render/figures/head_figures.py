@@ -1,4 +1,6 @@
-"""Pictures of heads: which matter, what they do, which grammar they know, and where an answer comes from."""
+"""Pictures of heads: which matter, what they do, which grammar they know, and where an answer comes
+from.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ UNDER_AXES = 42  # points: so deep are the ticks of an axis and its label
 
 
 def draw_importance(found: Importance, path: Path, title: str) -> Path:
-    """A heat map of layers and heads for each kind of attention, and the heads that are missed most as bars."""
+    """A heat map of layers and heads for each kind of attention, and the heads that are missed most
+    as bars.
+    """
     check_ending(path, "plot")
     return save(lambda: importance(found, title), path)
 
@@ -55,6 +59,7 @@ def importance(found: Importance, title: str) -> Figure:
     )
     most = max(float(np.abs(each).max()) for each in found.change.values()) or 1.0
     unit = "nats" if found.measure == "loss" else "1 - cosine"
+
     for place, kind in enumerate(kinds):
         axes = figure.add_subplot(grid[0, place])
         drawn = heat(
@@ -64,15 +69,19 @@ def importance(found: Importance, title: str) -> Figure:
             DIVERGING,
             TwoSlopeNorm(0, -most, most),
         )
+
         if place == len(kinds) - 1:
             colour_bar(figure, axes, drawn, f"change of the {found.measure}, {unit}")
+
     ranked = found.ranked()[:RANKED]
     bars = figure.add_subplot(grid[0, len(kinds)])
     y = np.arange(len(ranked))
     bars.barh(y, [each.change for each in ranked], color=COLOURS[1], height=0.7)
+
     for at, each in zip(y, ranked, strict=True):
         if each.low == each.low:  # there is an interval
             bars.plot([each.low, each.high], [at, at], color=INK, linewidth=1.2)
+
     several = len(kinds) > 1
     names = [
         f"{each.kind} {each.layer}.{each.head}" if several else f"{each.layer}.{each.head}"
@@ -92,6 +101,7 @@ def importance(found: Importance, title: str) -> Figure:
         else "of the text's vector"
     )
     over(figure, title, f"each head's output replaced by {said}; {told}; {found.texts:,} texts")
+
     return figure
 
 
@@ -108,12 +118,14 @@ def all_patterns(found: Sequence[HeadPatterns], title: str) -> Figure:
     rows = -(-len(maps) // columns)
     width, height = max(2.4, 0.2 * H + 1.0), max(2.2, 0.17 * L + 1.3)
     figure, grid = sheet(width * columns + 0.9, height * rows + 1.0, [width] * columns, rows)
+
     for place, (each, role) in enumerate(maps):
         axes = figure.add_subplot(grid[divmod(place, columns)])
         name = role if each.kind == "self" else f"{each.kind}: {role}"
         drawn = heat(axes, each.scores[role].numpy(), name, RISING, None, (0, 1))
         if place % columns:
             axes.set_ylabel("")
+
         for layer, head, score in each.strongest(role, MARKED):
             if score >= WORTH_MARKING:
                 axes.plot(
@@ -124,14 +136,17 @@ def all_patterns(found: Sequence[HeadPatterns], title: str) -> Figure:
                     markerfacecolor="none",
                     markeredgecolor=COLOURS[1],
                 )
+
         best = ", ".join(
             f"{layer}.{head} {score:.2f}" for layer, head, score in each.strongest(role, 2)
         )
         axes.set_xlabel(f"{best}\neven {each.even[role]:.2f}", fontsize=9)
         if place == columns - 1:
             colour_bar(figure, axes, drawn, "part of its weight")
+
     told = "how much of a head's weight goes where its role says; circles: the strongest three; even: of a head that"
     over(figure, title, f"{told} looks at all it may see alike")
+
     return figure
 
 
@@ -153,6 +168,7 @@ def relations(found: Syntax, title: str) -> Figure:
         color=COLOURS[0],
         label="the best head",
     )
+
     axes.barh(
         y + 0.19,
         [100 * each.baseline for each in shown],
@@ -160,10 +176,12 @@ def relations(found: Syntax, title: str) -> Figure:
         color="#BBBBBB",
         label="the best fixed offset",
     )
+
     for at, each in zip(y, shown, strict=True):
         ends = [100 * end for end in (each.low, each.high)]
         if ends[0] == ends[0]:
             axes.plot(ends, [at - 0.19, at - 0.19], color=INK, linewidth=1.2)
+
         arrow = "→" if each.direction == "to its head" else "←"
         far = 100 * max(each.accuracy, each.baseline, each.high if each.high == each.high else 0)
         said = f"{each.layer}.{each.head} {arrow}   {each.offset:+d}"
@@ -176,6 +194,7 @@ def relations(found: Syntax, title: str) -> Figure:
             fontsize=9,
             color=PALE,
         )
+
     axes.set_yticks(y, [f"{label(each.name)}  {each.words:,}" for each in shown])
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(0, 114)
@@ -193,6 +212,7 @@ def relations(found: Syntax, title: str) -> Figure:
         ncols=2,
         fontsize=10,
     )
+
     how = (
         "chosen on one half of the sentences, measured on the other"
         if found.halves
@@ -201,6 +221,7 @@ def relations(found: Syntax, title: str) -> Figure:
     over(
         figure, title, f"{found.sentences:,} sentences; head and offset {how}; lines: 95% intervals"
     )
+
     return figure
 
 
@@ -225,8 +246,10 @@ def patched(found: Patched, names: Sequence[str], title: str, below: str) -> Fig
             ha="right",
             rotation_mode="anchor",
         )
+
     colour_bar(figure, axes, drawn, "0: as corrupted, 1: as clean")
     over(figure, title, below)
+
     return figure
 
 
@@ -259,10 +282,13 @@ def heat(
     axes.grid(visible=False)
     axes.set_xlabel("head")
     axes.set_ylabel("layer")
+
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
+
     if title:
         axes.set_title(title, fontsize=11, loc="left")
+
     return drawn
 
 

@@ -85,6 +85,7 @@ def draw(
             return draw_numbers(look, look.of(kind))
         case "attribution":
             return draw_attribution(look, layer, head, words)
+
     raise ValueError(f"view: expected one of {', '.join(get_args(View))}, not {view!r}")
 
 
@@ -120,7 +121,9 @@ def draw_attribution(look: Look, layer: int, head: Heads, words: bool) -> Figure
         part.columns,
         "gradient times input, of what is said in the row",
     )
+
     entitle(figure, "Attention is not explanation: weights, and what the output owes to each word")
+
     return figure
 
 
@@ -129,15 +132,19 @@ def draw_numbers(look: Look, attention: Attention) -> Figure:
     L, H = attention.entropy.shape
     if not L:
         raise ValueError("numbers: this look has no overview of its heads")
+
     panels = {"entropy, bits": attention.entropy, "distance, tokens": attention.distance}
     shown = {name: values for name, values in panels.items() if not values.isnan().all()}
     side = min(0.62, 9 / max(L, H))
     wide = max(3.6, side * H + 1.6)
     figure = canvas(max(6.4, wide * len(shown) + 0.3), max(2.2, side * L) + 1.6)
+
     for place, (name, values) in enumerate(shown.items()):
         by_head(figure, figure.add_subplot(1, len(shown), place + 1), values, name)
+
     how = "how widely and how far" if len(shown) == 2 else "how widely"
     entitle(figure, f"{NAMES[attention.kind]}: {how} each head looks")
+
     return figure
 
 
@@ -146,12 +153,15 @@ def by_head(figure: Figure, axes: Axes, values: Float[Tensor, "L H"], name: str)
     most = max(float(values.max()), 1e-9)
     image = axes.imshow(values.numpy(), cmap=BLUES, vmin=0, vmax=most, aspect="equal")
     small = max(L, H) <= NUMBERED
+
     for (layer, head), value in np.ndenumerate(values.numpy()) if small else ():
         colour = "white" if value > 0.6 * most else INK
         axes.text(head, layer, f"{value:.1f}", ha="center", va="center", fontsize=11, color=colour)
+
     if not small:
         bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=30)
         bar.outline.set_visible(False)
+
     every = 1 if max(L, H) <= 2 * NUMBERED else 4
     axes.set_xticks(range(0, H, every))
     axes.set_yticks(range(0, L, every))
@@ -169,6 +179,7 @@ def draw_next(look: Look) -> Figure:
     """Each token with what is likeliest after it, or, of a BERT, in its place."""
     if look.next is None:
         raise ValueError("next: this model says no words")
+
     tokens = labels(look.reading.text)
     first = max(0, len(tokens) - PLACES)
     shown, guessed = tokens[first:], look.next[first:]
@@ -178,6 +189,7 @@ def draw_next(look: Look) -> Figure:
     axes.barh(
         places, [guesses[0].probability for guesses in guessed], color=COLOURS[5], height=0.66
     )
+
     for place, (best, *others) in zip(places, guessed, strict=True):
         start = axes.annotate(
             f"{label(best.text, 16)} {best.probability:.0%}", (best.probability, place), xytext=(7, 0),
@@ -189,6 +201,7 @@ def draw_next(look: Look) -> Figure:
             rest, (1, 0.5), xycoords=start, xytext=(12, 0), textcoords="offset points", va="center", fontsize=12,
             color=PALE, annotation_clip=False,
         )  # fmt: skip
+
     axes.set_yticks(places, shown, fontsize=14, color=INK)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(0, 2)  # to the right of the bars stands what they mean
@@ -197,6 +210,7 @@ def draw_next(look: Look) -> Figure:
     of = f", the last {PLACES} of {len(tokens):,} tokens" if first else ""
     axes.set_title(label(look.model, 60) + of, fontsize=12, color=PALE, loc="left")
     entitle(figure, question(look))
+
     return figure
 
 
@@ -204,6 +218,7 @@ def draw_lens(look: Look) -> Figure:
     """Tokens to the right, layers upwards; in each cell the likeliest token, the darker the surer."""
     if look.lens is None:
         raise ValueError("lens: it was not computed; this model says no words, or the text is long")
+
     tokens, depth = labels(look.reading.text), len(look.lens)
     sure = np.array(
         [[guesses[0].probability for guesses in layer] for layer in look.lens]
@@ -216,18 +231,22 @@ def draw_lens(look: Look) -> Figure:
     image = axes.imshow(sure, cmap=BLUES, vmin=0, vmax=1, aspect="auto", origin="lower")
     font = min(12.0, high * LENS_LETTERS)
     letters = max(2, int(wide * 72 / (0.6 * font)))
+
     for (layer, place), probability in np.ndenumerate(sure) if small else ():
         colour = "white" if probability > 0.55 else INK
         text = label(look.lens[layer][place][0].text, letters)
         axes.text(place, layer, text, ha="center", va="center", fontsize=font, color=colour)
+
     every = max(1, -(-len(tokens) // 48))
     names = [label(token, 12) for token in tokens]
     turned = max(map(len, names)) > letters or not small
     axes.set_xticks(
         range(0, len(tokens), every), names[::every], fontsize=13 if small else 8, color=INK
     )
+
     for name in axes.get_xticklabels() if turned else ():
         name.set(rotation=45, ha="right", va="top", rotation_mode="anchor")
+
     steps = max(1, -(-depth // 32))
     axes.set_yticks(
         range(0, depth, steps),
@@ -235,6 +254,7 @@ def draw_lens(look: Look) -> Figure:
         fontsize=12 if depth <= 16 else 10,
         color=INK,
     )
+
     bare(axes)
     axes.set_title(label(look.model, 60), fontsize=12, color=PALE, loc="left")
     bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, pad=0.02)
@@ -242,6 +262,7 @@ def draw_lens(look: Look) -> Figure:
     bar.ax.tick_params(labelsize=11, length=0)
     bar.outline.set_visible(False)
     entitle(figure, "The prediction after every layer")
+
     return figure
 
 
@@ -254,12 +275,16 @@ def draw_norms(look: Look) -> Figure:
         raise ValueError(
             "norms: they were not computed; an RNN has no residual stream, or the text is long"
         )
+
     found = {"residual stream": look.norms.residual, "gradient of the loss": look.norms.gradient}
     panels = {name: layers for name, layers in found.items() if layers is not None}
     figure = canvas(max(6.8, 5.6 * len(panels)), 4.6)
+
     for place, (name, layers) in enumerate(panels.items()):
         norm_panel(figure.add_subplot(1, len(panels), place + 1), layers, name, COLOURS[place])
+
     entitle(figure, f"Norms by layer: {label(look.model, 40)}")
+
     return figure
 
 
@@ -273,11 +298,14 @@ def norm_panel(axes: Axes, layers: Sequence[Float[Tensor, "T"]], name: str, colo
     )
     if low.min() > 0 and high.max() > LOGARITHMIC * low.min():
         axes.set_yscale("log")
+
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axes.tick_params(labelsize=12)
     every = -(-len(values) // NORM_NAMES)
     axes.set_xticks(x[::every], names[::every])
+
     for tick in axes.get_xticklabels() if len(values) > FLAT_NAMES else ():
         tick.set(rotation=45, ha="right", va="top", rotation_mode="anchor")
+
     axes.set_title(name, fontsize=14, loc="left")
     axes.legend(fontsize=12, loc="best")

@@ -1,4 +1,6 @@
-"""What probes found, layer by layer: lines with their intervals, in one panel or several side by side."""
+"""What probes found, layer by layer: lines with their intervals, in one panel or several side by
+side.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +52,11 @@ def draw_probed(found: Probed, path: Path) -> Path:
         own = [line for line in lines if line.scores]
         levels = {name: found.baseline[measure]} if measure in found.baseline else {}
         panels.append(Panel("", own, levels, measure))
+
     best, hidden = found.best, found.facts.get("hidden", 0)
     kind = f"one hidden layer of {hidden:,}" if hidden else "linear"
     below = f"{named(best.layer)}, the best on the validation part: {shown(best)}; probe: {kind}; band: 95%"
+
     return draw_panels(
         panels, path, f"{found.model}: what each layer knows of {found.target}", below
     )
@@ -66,6 +70,7 @@ def draw_panels(panels: Sequence[Panel], path: Path, title: str, below: str) -> 
     check_ending(path, "path")
     if not any(panel.lines for panel in panels):
         raise ValueError("panels: expected one line or more to draw")
+
     return save(lambda: draw(panels, title, below), path)
 
 
@@ -79,11 +84,13 @@ def draw(panels: Sequence[Panel], title: str, below: str) -> Figure:
     )[0]
     for one, panel in zip(axes, panels, strict=True):
         draw_panel(one, panel)
+
     figure.legend(
         *axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=6, fontsize=10
     )
     figure.suptitle(f"{title}\n\n", fontsize=16, fontweight="bold", x=0.01, ha="left")
     figure.text(0.012, 0.895, below, fontsize=11, color=PALE)
+
     return figure
 
 
@@ -99,19 +106,23 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
             x, [factor * each.mean for each in line.scores], color=line.colour, label=line.name, marker=marker,
             markersize=5, markeredgecolor="white", linewidth=1.8, linestyle="--" if line.dashed else "-",
         )  # fmt: skip
+
     for name, level in panel.levels.items():
         axes.axhline(factor * level, color=PALE, linewidth=1, linestyle=":", zorder=1)
         axes.annotate(  # outside, where no line runs
             name.replace(" ", "\n", 1), (1.01, factor * level), xycoords=("axes fraction", "data"), ha="left",
             va="center", fontsize=9, color=PALE, annotation_clip=False,
         )  # fmt: skip
+
     blocks = [place for place, layer in enumerate(layers) if layer.isdigit()]
     blocks = blocks[:: max(1, -(-len(blocks) // 16))]
     ticks = sorted({*blocks, *(place for place, layer in enumerate(layers) if not layer.isdigit())})
     axes.set_xticks(ticks, [layers[place] for place in ticks])
+
     for tick in axes.get_xticklabels():  # words lean outwards, away from the numbers between them
         if not tick.get_text().isdigit():
             tick.set_horizontalalignment("left" if tick.get_text() == "norm" else "right")
+
     axes.set_xlabel("layer")
     axes.set_ylabel(title_of(panel.measure))
     axes.set_title(panel.title, fontsize=12, loc="left")
@@ -130,14 +141,18 @@ def probe_table(found: Probed) -> Table:
     columns = [
         (way, measure) for measure in found.measures for way in WAYS if found.of(way, measure)
     ]
+
     for way, measure in columns:
         made.add_column(f"{SHORT[way]}\n{measure}", justify="right")
+
     by_layer = [
         {score.layer: score for score in found.of(way, measure)} for way, measure in columns
     ]
+
     for layer in found.layers:
         cells = [Text(shown(scores[layer])) if layer in scores else Text("") for scores in by_layer]
         made.add_row(layer, *cells, style="bold" if layer == found.best.layer else "")
+
     return made
 
 

@@ -42,6 +42,7 @@ class RunCurves:
         """The lowest validation loss, and its step."""
         if not np.isfinite(self.validation).any():
             return None
+
         place = int(np.nanargmin(np.where(np.isfinite(self.validation), self.validation, np.nan)))
         return float(self.validation[place]), int(self.validation_steps[place])
 
@@ -55,6 +56,7 @@ def folder_of(run: Path) -> Path:
         raise ValueError(
             f"{run}: not a run, it has no {NAME}; name the folder that `qkv train --out` was given"
         )
+
     return run
 
 
@@ -65,6 +67,7 @@ def names(folders: Sequence[Path]) -> list[str]:
         short = ["/".join(each[-count:]) for each in parts]
         if len(set(short)) == len(short):
             return short
+
     return ["/".join(each) for each in parts]
 
 
@@ -72,6 +75,7 @@ def read_run(folder: Path, name: str, x: Horizontal) -> RunCurves:
     rows = read_metrics(folder)
     training: dict[int, dict[str, Any]] = {}
     validation: dict[int, dict[str, Any]] = {}
+
     for row in rows:  # of a step that was taken twice the last time counts
         if row.get("event") == "skipped" and row["step"] in training:
             training[row["step"]] = {
@@ -82,10 +86,12 @@ def read_run(folder: Path, name: str, x: Horizontal) -> RunCurves:
             training[row["step"]] = row
         elif "event" not in row and "validation_loss" in row:
             validation[row["step"]] = row
+
     if not training and not validation:
         raise ValueError(
             f"{folder / NAME}: no losses yet; try again when the run has taken its first step"
         )
+
     ordered = [training[step] for step in sorted(training)]
     steps, across = column(ordered, "step"), column(ordered, x)
     known = np.isfinite(across)
@@ -104,6 +110,7 @@ def read_run(folder: Path, name: str, x: Horizontal) -> RunCurves:
     metric = next(
         (name for row in measured for name in row if name not in ("step", "validation_loss")), None
     )
+
     return RunCurves(
         name=name,
         steps=steps,
@@ -135,10 +142,13 @@ def tell(rows: Sequence[Mapping[str, Any]], training: Sequence[Mapping[str, Any]
     told = [f"{step:,} step{'s' * (step != 1)}" + ("" if finished else " so far")]
     if last.get("tokens") is not None:
         told.append(f"{short(last['tokens'])} tokens")
+
     if last.get("seconds") is not None:
         told.append(f"{timedelta(seconds=round(last['seconds']))}")
+
     if finished and finished.get("flops") is not None:
         told.append(f"{finished['flops']:.1e} FLOPs".replace("e+", "e"))
+
     return ", ".join(told)
 
 
@@ -146,4 +156,5 @@ def short(value: float) -> str:
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
         if abs(value) >= size:
             return f"{value / size:.4g}{letter}"
+
     return f"{value:,.0f}" if value == round(value) else f"{value:g}"

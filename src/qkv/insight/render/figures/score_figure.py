@@ -20,7 +20,9 @@ FEW = 6  # dots in a panel that have room for their numbers
 
 
 def plot(found: Mapping[str, Any], out: Path) -> Path:
-    """Draw what `qkv evaluate --out` writes: a panel for each score, a dot with its interval for each model."""
+    """Draw what `qkv evaluate --out` writes: a panel for each score, a dot with its interval for
+    each model.
+    """
     check_ending(out)
     return save(lambda: draw(found["results"]), out)
 
@@ -31,6 +33,7 @@ def draw(results: Sequence[Mapping[str, Any]]) -> Figure:
     for result in results:
         for score in result["scores"]:
             panels.setdefault((result["task"], score["name"]), []).append((result, score))
+
     columns = min(ACROSS, len(panels))
     rows = -(-len(panels) // columns)
     size = (max(5.0, 3.6 * columns), 3.2 * rows + 0.9)
@@ -41,8 +44,10 @@ def draw(results: Sequence[Mapping[str, Any]]) -> Figure:
         model: {"color": COLOURS[place % len(COLOURS)], "marker": MARKS[place % len(MARKS)]}
         for place, model in enumerate(models)
     }
+
     for place, ((task, name), scored) in enumerate(panels.items()):
         panel(figure.add_subplot(rows, columns, place + 1), task, name, scored, looks)
+
     entries = [
         Line2D([], [], linestyle="none", markersize=8, label=model, **look)
         for model, look in looks.items()
@@ -54,6 +59,7 @@ def draw(results: Sequence[Mapping[str, Any]]) -> Figure:
         ncols=min(4, len(entries) + 1),
         frameon=False,
     )
+
     return figure
 
 
@@ -64,10 +70,13 @@ def panel(
     scored: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
     looks: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """One score: to the right the number of examples, if there are several, and the models beside each other."""
+    """One score: to the right the number of examples, if there are several, and the models beside
+    each other.
+    """
     shots = sorted({result["shots"] for result, _ in scored})
     models = [model for model in looks if any(result["model"] == model for result, _ in scored)]
     scale = 100.0 if scored[0][1]["percent"] else 1.0
+
     for number, model in enumerate(models):
         shift = 0.7 * ((number + 0.5) / len(models) - 0.5)
         own = sorted(
@@ -86,6 +95,7 @@ def panel(
                 alpha=0.75,
                 solid_capstyle="round",
             )
+
         axes.plot(
             x,
             y,
@@ -96,6 +106,7 @@ def panel(
             zorder=3,
             **look,
         )
+
         for at, value in zip(x, y, strict=True) if len(scored) <= FEW else ():
             axes.annotate(
                 said(value),
@@ -105,6 +116,7 @@ def panel(
                 fontsize=9,
                 va="center",
             )
+
     chance = next(
         (result["chance"] for result, _ in scored if result.get("chance") is not None), None
     )
@@ -113,6 +125,7 @@ def panel(
         axes.annotate(
             "guessing", (0.01, scale * chance), xycoords=("axes fraction", "data"), va="bottom", fontsize=9, color=PALE,
         )  # fmt: skip
+
     axes.set_title(task, fontsize=12, fontweight="bold", loc="left", color=INK)
     better = "" if scored[0][1]["higher_is_better"] else " (lower is better)"
     axes.set_ylabel(f"{name}{', %' if scale > 1 else ''}{better}")
@@ -131,6 +144,7 @@ def panel(
         axes.set_yscale("log")  # one of them is off by far; the others would lie flat
     else:
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=ROUND))
+
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 

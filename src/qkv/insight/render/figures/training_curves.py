@@ -1,4 +1,6 @@
-"""The curves of one or many runs in one picture: losses, learning rate, gradient norm, and what went wrong when."""
+"""The curves of one or many runs in one picture: losses, learning rate, gradient norm, and what
+went wrong when.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,9 @@ def plot(
 ) -> Path:
     """Draw runs, also those still in progress, and return the picture's path.
 
-    `smooth` is the part of a run over which its loss is averaged, around each step. The picture goes to RUN/curves.png,
-    of several runs to curves.png here, unless `out` names a .png, .svg or .pdf file or a folder.
+    `smooth` is the part of a run over which its loss is averaged, around each step. The picture
+    goes to RUN/curves.png, of several runs to curves.png here, unless `out` names a .png, .svg or
+    .pdf file or a folder.
     """
     if not runs:
         raise ValueError("runs: expected the folder of one run or more")
@@ -48,10 +51,12 @@ def plot(
         raise ValueError(f"smooth: expected 0 or more and less than 1, not {smooth}")
     if x not in ("step", "tokens", "seconds"):
         raise ValueError(f"x: expected step, tokens or seconds, not {x!r}")
+
     folders = [folder_of(each) for run in runs for each in with_seeds(Path(run))]
     folders = list({folder.resolve(): folder for folder in folders}.values())
     out = place_of(out, folders)
     read = [read_run(folder, name, x) for folder, name in zip(folders, names(folders), strict=True)]
+
     return save(lambda: draw(read, x, smooth), out)
 
 
@@ -66,6 +71,7 @@ def with_seeds(run: Path) -> list[Path]:
 def place_of(out: Path | str | None, folders: Sequence[Path]) -> Path:
     if out is None:
         return (folders[0] if len(folders) == 1 else Path()) / "curves.png"
+
     out = Path(out)
     if out.is_dir():
         return out / "curves.png"
@@ -73,14 +79,18 @@ def place_of(out: Path | str | None, folders: Sequence[Path]) -> Path:
         raise ValueError(
             f"out: expected the name of a .png, .svg or .pdf file, or a folder, not {out}"
         )
+
     return out
 
 
 def smoothed(values: Numbers, part: float) -> Numbers:
-    """Averaged around each place with weights that fall to both sides. What is not finite does not count."""
+    """Averaged around each place with weights that fall to both sides. What is not finite does not
+    count.
+    """
     half = round(part * len(values) / 2)
     for _ in range(2 if half else 0):  # a mean of means weighs the middle most
         values = moving_mean(values, half)
+
     return values
 
 
@@ -94,6 +104,7 @@ def moving_mean(values: Numbers, half: int) -> Numbers:
     reach = np.minimum(half, place)  # a loss falls fast at first: never further ahead than back
     begin, end = place - reach, np.minimum(place + reach + 1, len(values))
     count = counts[end] - counts[begin]
+
     return np.where(count > 0, (sums[end] - sums[begin]) / np.maximum(count, 1), np.nan)
 
 
@@ -101,13 +112,16 @@ def thinned(x: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
     """Of a long run the lowest and the highest of each stretch: the same picture from fewer points."""
     if len(values) <= 2 * BUCKETS:
         return x, values
+
     kept: list[int] = []
+
     for part in np.array_split(np.arange(len(values)), BUCKETS):
         finite = part[np.isfinite(values[part])]
         if len(finite):
             kept += sorted(
                 {int(finite[values[finite].argmin()]), int(finite[values[finite].argmax()])}
             )
+
     return x[kept], values[kept]
 
 
@@ -132,6 +146,7 @@ def draw(runs: Sequence[RunCurves], x: Horizontal, smooth: float) -> Figure:
         }
         for place in range(len(runs))
     ]
+
     for run, look in zip(runs, looks, strict=True):
         trace(main, run.x / scale, run.columns["loss"], smooth, look)
         main.plot(
@@ -139,10 +154,12 @@ def draw(runs: Sequence[RunCurves], x: Horizontal, smooth: float) -> Figure:
             markeredgecolor="white", markeredgewidth=1.0, zorder=4,
         )  # fmt: skip
         mark(main, run, scale, look["color"])
+
     fit(main, [run.columns["loss"] for run in runs] + [run.validation for run in runs])
     show_all(main, [run.validation for run in runs])
     main.set_ylabel("loss")
     legend(main, runs, looks)
+
     for place, kind in enumerate(panels):
         panel = figure.add_subplot(grid[1, place])
         for run, look in zip(runs, looks, strict=True):
@@ -166,26 +183,32 @@ def draw(runs: Sequence[RunCurves], x: Horizontal, smooth: float) -> Figure:
                     width=1.5,
                     faint=len(runs) == 1,
                 )
+
         if kind in PANELS:
             fit(panel, [run.columns[kind] for run in runs], zero=True)
+
         panel.set_title(
             PANELS.get(kind, kind.replace("_", " ")), fontsize=11, loc="left", color=INK
         )
         panel.yaxis.set_major_locator(MaxNLocator(4, steps=ROUND))
         panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         panel.tick_params(labelsize=9)
+
     right = (
         max(float(np.nanmax(np.concatenate([run.x, run.validation_x]))) for run in runs) / scale
         or 1.0
     )
+
     for axes, ticks in zip(
         figure.axes, (8, *[5 if len(panels) < 3 else 4] * len(panels)), strict=True
     ):
         axes.set_xlim(-0.01 * right, 1.02 * right)
         axes.xaxis.set_major_locator(MaxNLocator(ticks, integer=x == "step", steps=ROUND))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+
     main.set_xlabel(label)
     told(main, runs)
+
     return figure
 
 
@@ -203,8 +226,10 @@ def trace(
     if np.isfinite(values).sum() == 1:
         axes.plot(x, values, color=look["color"], marker="D", markersize=5, linestyle="none")
         return
+
     if smooth and faint:
         axes.plot(*thinned(x, values), color=look["color"], linewidth=0.8, alpha=0.28, zorder=2)
+
     axes.plot(
         *thinned(x, smoothed(values, smooth)),
         **look,
@@ -225,7 +250,9 @@ def mark(axes: Axes, run: RunCurves, scale: float, colour: str) -> None:
             "markeredgewidth": 1.8,
             "zorder": 5,
         }
+
         axes.plot(at, np.full(len(at), height), sign, transform=foot, **look)
+
     for place in run.rewound / scale:
         axes.axvline(place, color=colour, linewidth=1, linestyle=":", alpha=0.7, zorder=1)
 
@@ -236,6 +263,7 @@ def fit(axes: Axes, curves: Sequence[Numbers], zero: bool = False) -> None:
     values = values[np.isfinite(values)]
     if len(values) == 0:
         return
+
     low, high = (
         float(each) for each in np.percentile(values, (0.2, 99), method="closest_observation")
     )
@@ -269,6 +297,7 @@ def legend(axes: Axes, runs: Sequence[RunCurves], looks: Sequence[Mapping[str, A
     )
     if any(len(run.x) for run in runs):
         entries.append(entry("training", color=colour))
+
     if any(len(run.validation) for run in runs):
         dot: dict[str, Any] = {
             "marker": "o",
@@ -276,15 +305,19 @@ def legend(axes: Axes, runs: Sequence[RunCurves], looks: Sequence[Mapping[str, A
             "markeredgecolor": "white",
             "linewidth": 1.3,
         }
+
         entries.append(entry("validation", color=colour, **dot))
+
     if any(len(run.skipped) for run in runs):
         entries.append(
             entry("step skipped", color=colour, marker="x", linestyle="none", markeredgewidth=1.8)
         )
+
     if any(len(run.rewound) for run in runs):
         entries.append(
             entry("went back to a checkpoint", color=colour, marker="<", linestyle=":", linewidth=1)
         )
+
     axes.legend(handles=entries, loc="best", ncols=1 if len(entries) <= 10 else 2)
 
 
@@ -302,14 +335,17 @@ def told(axes: Axes, runs: Sequence[RunCurves]) -> None:
         title, below = runs[0].name, runs[0].told
         if runs[0].best is not None:
             below += f"; best validation loss {runs[0].best[0]:.4g} at step {runs[0].best[1]:,}"
+
     head(axes, title, below)
 
 
 def unit(runs: Sequence[RunCurves], x: Horizontal) -> tuple[float, str]:
     if x != "seconds":
         return 1.0, x
+
     longest = max(float(np.nanmax(run.x)) for run in runs)
     for seconds, name in ((3600.0, "hours"), (60.0, "minutes")):
         if longest >= 2 * seconds:
             return seconds, name
+
     return 1.0, "seconds"

@@ -1,4 +1,6 @@
-"""A substitute for the eager equation on a GPU: one query a row against everything so far, as decoding asks it."""
+"""A substitute for the eager equation on a GPU: one query a row against everything so far, as
+decoding asks it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ PART = (
 def supports(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, bias: Bias | None, dropout: float
 ) -> bool:
-    """The last position alone, which a causal mask hides nothing from; and nobody asks for a gradient."""
+    """The last position alone, which a causal mask hides nothing from; and nobody asks for a
+    gradient.
+    """
     if (
         triton is None
         or not query.is_cuda
@@ -42,7 +46,9 @@ def supports(
         return False
     if torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value)):
         return False
+
     parts = () if mask is None else mask.members
+
     return (
         all(isinstance(part, Causal | Padding) for part in parts)
         and sum(isinstance(p, Padding) for p in parts) < 2
@@ -62,6 +68,7 @@ def attend(
         raise ValueError(
             "kernel single: expected one query a row on a GPU, causal and padding masks, and no gradient"
         )
+
     padding_mask = next(
         (
             part.padding_mask
@@ -70,6 +77,7 @@ def attend(
         ),
         None,
     )
+
     return look(query, key, value, padding_mask, scale)
 
 
@@ -77,6 +85,7 @@ def supports_pages(query: Tensor) -> bool:
     """The same, where the texts' keys lie in pages (nn/cache/paged.py)."""
     if triton is None or not query.is_cuda or query.shape[2] != 1 or torch.is_grad_enabled():
         return False
+
     return query.dtype is not torch.float64 and query.shape[3] in (16, 32, 64, 128, 256)
 
 
@@ -89,7 +98,9 @@ def look_at_pages(
     lengths: Int[Tensor, "R"],
     longest: int,
 ) -> Float[Tensor, "R H 1 D"]:
-    """One query of each text against all that it has: row r is the text `slots[r]`, whose places `at` knows."""
+    """One query of each text against all that it has: row r is the text `slots[r]`, whose places
+    `at` knows.
+    """
     query = query if query.stride(3) == 1 else query.contiguous()
     return launch(
         query, keys, values, None, 1 / math.sqrt(query.shape[3]), (at, slots, lengths, longest)
@@ -107,6 +118,7 @@ def look(
 ) -> Tensor:
     if value.stride() != key.stride() or key.stride(3) != 1:
         key, value = key.contiguous(), value.contiguous()
+
     return launch(
         query if query.stride(3) == 1 else query.contiguous(), key, value, padding_mask, scale
     )
@@ -143,11 +155,14 @@ def launch(
         GROUP=H // K, PARTS=parts, D=D, TILE=tile, PART=PART, PADDING_MASK=padding_mask is not None, PAGES=at is not None,
         num_warps=warps,
     )  # fmt: skip
+
     if parts == 1:
         return output
+
     top, total = sums  # (B, H, parts)
     weight = torch.exp2(top - top.amax(-1, keepdim=True)) * total
     weight = weight / weight.sum(-1, keepdim=True).clamp(min=1e-30)
+
     return (
         torch.einsum("bhp,bhpd->bhd", weight, output).unsqueeze(2).to(query.dtype)
     )  # (B, H, 1, D)
@@ -167,7 +182,9 @@ def remember(
     key: Float[Tensor, "B K 1 D"],
     value: Float[Tensor, "B K 1 D"],
 ) -> bool:
-    """Write a new key and value of each row to a place of its memory, both in one kernel; False where it cannot."""
+    """Write a new key and value of each row to a place of its memory, both in one kernel; False
+    where it cannot.
+    """
     D = key.shape[3]
     fits = (
         key.stride(3) == value.stride(3) == 1
@@ -182,10 +199,12 @@ def remember(
         or value.shape[3] != D
     ):
         return False
+
     write[(key.shape[0], key.shape[1])](
         keys, values, place, key, value, keys.stride(0), keys.stride(1), keys.stride(2), key.stride(0), key.stride(1),
         D, LANES=triton.next_power_of_2(D), num_warps=1,
     )  # fmt: skip
+
     return True
 
 
@@ -208,7 +227,9 @@ if triton is not None:
         GROUP: tl.constexpr, PARTS: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr, PART: tl.constexpr,
         PADDING_MASK: tl.constexpr, PAGES: tl.constexpr,
     ):  # fmt: skip
-        """One head of one row: a tile of keys after the other, with the softmax corrected as larger scores appear."""
+        """One head of one row: a tile of keys after the other, with the softmax corrected as larger
+        scores appear.
+        """
         row, head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
         d = tl.arange(0, D)
         q = tl.load(query + row * query_row + head * query_head + d).to(tl.float32) * scale
@@ -218,9 +239,11 @@ if triton is not None:
         if PAGES:
             S = tl.load(lengths + row).to(tl.int32)
             at += tl.load(slots + row).to(tl.int64) * at_row
+
         top = -1e30
         total = 0.0
         found = tl.zeros((D,), tl.float32)
+
         for first in range(part * PART, tl.minimum(part * PART + PART, S), TILE):
             s = first + tl.arange(0, TILE)
             there = s < S
@@ -228,9 +251,11 @@ if triton is not None:
                 there = there & (
                     tl.load(padding_mask + row * keep_row + s, mask=there, other=0) != 0
                 )
+
             place = s
             if PAGES:
                 place = tl.load(at + s, mask=there, other=0)
+
             lies = place[:, None].to(tl.int64) * key_place + d[None, :]
             k = tl.load(key + lies, mask=there[:, None], other=0.0).to(tl.float32)
             v = tl.load(value + lies, mask=there[:, None], other=0.0).to(tl.float32)
@@ -241,6 +266,7 @@ if triton is not None:
             found = found * less + tl.sum(v * weight[:, None], 0)
             total = total * less + tl.sum(weight, 0)
             top = higher
+
         to = (row * tl.num_programs(1) + head) * PARTS + part
         found = found / tl.where(total > 0, total, 1.0)  # one that may look nowhere gets zeros
         tl.store(output + to * D + d, found.to(output.dtype.element_ty))

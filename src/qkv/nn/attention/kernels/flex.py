@@ -1,4 +1,6 @@
-"""A substitute for the eager equation on a GPU: FlexAttention, told which tiles a sparse mask leaves empty."""
+"""A substitute for the eager equation on a GPU: FlexAttention, told which tiles a sparse mask
+leaves empty.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,12 @@ def supports(mask: Mask | None, bias: Bias | None, dropout: float, query: Tensor
         return False  # it has none of these
     if query.shape[2] < SIZE or S < 4 * SIZE or query.shape[3] < 16:
         return False  # not worth it, and no head narrower than 16
+
     distance = isinstance(bias, Distance) and not bias.slopes.requires_grad
     leaves_tiles_empty = mask is not None and any(
         isinstance(part, Window | Blockwise | Document) for part in mask.members
     )
+
     return distance or (bias is None and leaves_tiles_empty)
 
 
@@ -43,6 +47,7 @@ def attend(
 ) -> Float[Tensor, "B H T X"]:
     if dropout:
         raise ValueError("kernel flex has no dropout: leave the kernel to choose itself")
+
     T, S = query.shape[-2], key.shape[-2]
     offset = S - T
 
@@ -62,20 +67,27 @@ def attend(
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
+
     if compiling:
         return call()
-    # A kernel is compiled for each kind of mask; past its limit, torch.compile would fill (T, S) again without a word.
+
+    # A kernel is compiled for each kind of mask; past its limit, torch.compile would fill (T, S)
+    # again without a word.
     with torch._dynamo.config.patch(recompile_limit=256):
         return call()
 
 
 def block_mask(mask: Mask, T: int, S: int, device: torch.device) -> BlockMask:
-    """The mask as FlexAttention wants it: which tiles to visit, and the question to ask inside them."""
+    """The mask as FlexAttention wants it: which tiles to visit, and the question to ask inside
+    them.
+    """
     if torch.compiler.is_compiling():
         return describe(mask, T, S, device)
+
     described = mask.__dict__.setdefault("block_masks", {})  # the layers of a model share one mask
     if (T, S, device) not in described:
         described[T, S, device] = describe(mask, T, S, device)
+
     return described[T, S, device]
 
 
@@ -88,10 +100,12 @@ def describe(mask: Mask, T: int, S: int, device: torch.device) -> BlockMask:
     layout = mask.layout(T, S, SIZE, device)  # (B, N, M)
     if layout is None:
         layout = torch.ones(1, -(-T // SIZE), -(-S // SIZE), dtype=torch.bool, device=device)
+
     count = layout.sum(-1, dtype=torch.int32)  # (B, N)
     order = (
         layout.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
     )  # visited tiles first
+
     return BlockMask.from_kv_blocks(
         count.unsqueeze(1), order.unsqueeze(1), BLOCK_SIZE=SIZE, mask_mod=allows, seq_lengths=(T, S)
     )

@@ -26,9 +26,11 @@ def attend(
     T, S = query.shape[-2], key.shape[-2]
     if isinstance(mask, Causal) and T == 1:
         mask = None  # the last position sees all
+
     causal = isinstance(mask, Causal) and T == S and bias is None
     allowed = None if mask is None or causal else mask.materialise(T, S, query.device)
     added = None if bias is None else bias.materialise(T, S, query)
+
     return with_matrices(query, key, value, allowed, added, scale, dropout, causal)
 
 
@@ -49,6 +51,7 @@ def with_matrices(
         if allowed is None
         else added.masked_fill(~allowed, -math.inf)
     )
+
     nowhere = None
     if (
         matrix is not None and query.is_cuda
@@ -57,6 +60,7 @@ def with_matrices(
             -1, keepdim=True
         )  # (B, H, T, 1)
         matrix = matrix.masked_fill(nowhere, 1)
+
     gqa = query.shape[1] != key.shape[1]
     output = F.scaled_dot_product_attention(
         query,
@@ -68,4 +72,5 @@ def with_matrices(
         scale=scale,
         enable_gqa=gqa,
     )
+
     return output if nowhere is None else output.masked_fill(nowhere, 0)

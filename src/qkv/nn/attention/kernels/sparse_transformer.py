@@ -1,10 +1,12 @@
 """The Sparse Transformer's patterns, computing only their pairs, on any device.
 
-A query's keys lie in two places, near and far. Each is a view: the positions regrouped so that the queries of a group
-share their keys. Attention within each view gives an output and the sum of its exponentials; the whole is the views'
-outputs weighted by those sums, which is attention once more, over views.
+A query's keys lie in two places, near and far. Each is a view: the positions regrouped so that the
+queries of a group share their keys. Attention within each view gives an output and the sum of its
+exponentials; the whole is the views' outputs weighted by those sums, which is attention once more,
+over views.
 
-The backward pass computes a view's scores again, a part of its groups at a time: memory grows with the length.
+The backward pass computes a view's scores again, a part of its groups at a time: memory grows with
+the length.
 """
 
 from __future__ import annotations
@@ -54,9 +56,11 @@ def views(pattern: Strided | Fixed, causal: bool, S: int, device: torch.device) 
             View(position, neighbours, lambda q, k: (q - k).abs() < stride),
             View(column, column, torch.ne),
         ]
+
     summaries = (
         position[:, stride - pattern.summary :].reshape(1, -1).expand(groups, -1)
     )  # (G, G summary)
+
     return [
         View(position, position, lambda q, k: q // stride == k // stride),
         View(position, summaries, lambda q, k: q // stride != k // stride),
@@ -77,6 +81,7 @@ def attend(
     at_a_time = PAIRS_ON_CPU if query.device.type == "cpu" else PAIRS_ON_GPU
     causal = any(isinstance(part, Causal) for part in mask.members)
     outputs, sums = [], []
+
     for view in views(pattern, causal, T, query.device):
         groups = max(1, at_a_time // (B * H * view.query.shape[1] * view.key.shape[1]))
 
@@ -89,12 +94,15 @@ def attend(
             )
             for part in view.parts(groups)
         ]
+
         output = torch.cat([output for output, _ in parts], dim=2).flatten(2, 3)  # (B, H, G t, X)
         sum_ = torch.cat([sum_ for _, sum_ in parts], dim=2).flatten(2, 3)  # (B, H, G t)
         order = view.query.flatten().argsort()[:T]  # back to the order of positions
         outputs.append(output.index_select(2, order))
         sums.append(sum_.index_select(2, order))
+
     weights = softmax_or_zeros(torch.stack(sums, dim=-1)).to(query.dtype)  # (B, H, T, 2)
+
     return (torch.stack(outputs, dim=-1) @ weights.unsqueeze(-1)).squeeze(
         -1
     )  # (B, H, T, X, 2) (B, H, T, 2, 1)
@@ -122,6 +130,7 @@ def attend_part(
     scores = (q * scale) @ k.transpose(-2, -1)  # (B, H, G, t, s)
     if bias is not None:
         scores = scores + bias.tile(row, column, query)
+
     real: Bool[Tensor, "G 1 s"] = ((view.key >= 0) & (view.key < T)).unsqueeze(1)
     allowed = mask.at(row, column) & view.counts(row, column) & real  # (B, H, G, t, s)
     scores = scores.masked_fill(~allowed, -math.inf)
@@ -133,9 +142,12 @@ def attend_part(
     weights = scores.softmax(-1).masked_fill(nowhere, 0)
     if dropout:
         weights = F.dropout(weights, dropout)
+
     return weights @ v, sums
 
 
 def take(x: Float[Tensor, "B H L D"], index: Int[Tensor, "G n"]) -> Float[Tensor, "B H G n D"]:
-    """Rows of x by position; a position past either end takes some row, which the mask then leaves out."""
+    """Rows of x by position; a position past either end takes some row, which the mask then leaves
+    out.
+    """
     return x.index_select(2, index.clamp(0, x.shape[2] - 1).flatten()).unflatten(2, index.shape)

@@ -1,4 +1,6 @@
-"""What a client may ask over our own routes: the next token, translations, masks, classes, attention, tokens."""
+"""What a client may ask over our own routes: the next token, translations, masks, classes,
+attention, tokens.
+"""
 
 from __future__ import annotations
 
@@ -92,6 +94,7 @@ class TranslateRequest(JsonBody):
             raise ValueError(
                 f"text: texts times n_best times beams are more than {4 * MOST_TEXTS}; send fewer at once"
             )
+
         return self
 
     @property
@@ -166,6 +169,7 @@ class AttentionRequest(JsonBody):
     def consistent(self) -> AttentionRequest:
         if (self.text is None) == (self.source is None):
             raise ValueError("text: expected one of text and source")
+
         return self
 
     @property
@@ -197,4 +201,5 @@ class TokenizeRequest(JsonBody):
     def consistent(self) -> TokenizeRequest:
         if (self.text is None) == (self.ids is None):
             raise ValueError("text: expected text, or ids, one of them")
+
         return self

@@ -1,7 +1,8 @@
-"""What a client may ask over OpenAI's routes: every field with its type and its bounds, and none that is not known.
+"""What a client may ask over OpenAI's routes: every field with its type and its bounds, and none
+that is not known.
 
-The names are OpenAI's, and ours beside them. Types are strict: "1" is no number here, and 1 is no text. A list is read
-up to its first fault: a million of them would be a million sentences.
+The names are OpenAI's, and ours beside them. Types are strict: "1" is no number here, and 1 is no
+text. A list is read up to its first fault: a million of them would be a million sentences.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Strict(BaseModel):
     def few(cls, values: Any) -> Any:
         if isinstance(values, dict) and len(values) > MOST_FIELDS:
             raise ValueError(f"body: it has {len(values):,} fields, more than there are")
+
         return values
 
 
@@ -68,8 +70,8 @@ Ignored = Annotated[str, Field(max_length=1000)]
 
 
 class Unused(Strict):
-    """OpenAI's fields without an effect here: they are about accounts, billing, caching or speed, and a response is
-    the same without them. Clients send them by default, so they are accepted."""
+    """OpenAI's fields without an effect here: they are about accounts, billing, caching or speed,
+    and a response is the same without them. Clients send them by default, so they are accepted."""
 
     user: Ignored | None = Field(
         None, description="Accepted without effect, as are the other fields of accounts."
@@ -212,12 +214,14 @@ class CompletionRequest(GenerationFields):
             raise ValueError(
                 f"n: prompts times n are more than {MOST_TEXTS} texts; ask for fewer at once"
             )
+
         return self
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
         if self.prompt is None or isinstance(self.prompt, str):
             return [self.prompt or ""]
+
         return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt
 
 
@@ -306,6 +310,7 @@ class ChatRequest(GenerationFields, UnusedInChats):
     def consistent(self) -> ChatRequest:
         if self.top_logprobs is not None and not (self.logprobs or self.tokens):
             raise ValueError("top_logprobs: it needs logprobs: true")
+
         return self
 
 
@@ -328,6 +333,7 @@ class EmbeddingRequest(JsonBody, Unused):
     def inputs(self) -> list[str] | list[list[int]]:
         if isinstance(self.input, str):
             return [self.input]
+
         return [self.input] if isinstance(self.input[0], int) else self.input
 
 

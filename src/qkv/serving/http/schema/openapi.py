@@ -1,4 +1,6 @@
-"""What the OpenAPI document says of every route beyond its fields: each answer it may give, and why."""
+"""What the OpenAPI document says of every route beyond its fields: each answer it may give, and
+why.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +41,7 @@ def documented(reply: type[BaseModel], *, also: dict[str, Any] | None = None) ->
     found: Responses = {200: {"model": reply, "description": "What was asked for."}}
     if also:
         found[200]["content"] = also
+
     return found | refusals(*REASONS)
 
 
@@ -51,7 +54,9 @@ def refusals(*statuses: int) -> Responses:
 
 
 def describe(app: FastAPI) -> None:
-    """The document, without FastAPI's own 422: a bad request is 400 here, in the shape of all errors."""
+    """The document, without FastAPI's own 422: a bad request is 400 here, in the shape of all
+    errors.
+    """
 
     def made() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -61,12 +66,15 @@ def describe(app: FastAPI) -> None:
             for path in found["paths"].values():
                 for operation in path.values():
                     operation["responses"].pop("422", None)
+
             schemas = found.get("components", {}).get("schemas", {})
             for name in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(name, None)
+
             found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
             found["security"] = [{"key": []}, {}]
             app.openapi_schema = found
+
         return app.openapi_schema
 
     app.openapi = made  # type: ignore[method-assign]

@@ -1,4 +1,6 @@
-"""What the routes answer, for the OpenAPI document. The answers are made elsewhere, as plain dictionaries."""
+"""What the routes answer, for the OpenAPI document. The answers are made elsewhere, as plain
+dictionaries.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Prompting against fine-tuning: every number has its row and its place, with its interval and its seeds."""
+"""Prompting against fine-tuning: every number has its row and its place, with its interval and its
+seeds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Which class was taken for which: the numbers are those of a count by hand, and any name is shown as it is."""
+"""Which class was taken for which: the numbers are those of a count by hand, and any name is shown
+as it is.
+"""
 
 from __future__ import annotations
 

@@ -202,7 +202,9 @@ def test_attribution_stands_beside_attention() -> None:
 
 @pytest.mark.parametrize("view", get_args(View))
 def test_svg_holds_every_word_as_text(view: View, tmp_path: Path) -> None:
-    """Markup, mathematics, emoji, Chinese, Arabic and a word of 10,000 letters: no warning, and escaped."""
+    """Markup, mathematics, emoji, Chinese, Arabic and a word of 10,000 letters: no warning, and
+    escaped.
+    """
     out = tmp_path / "look.svg"
     with warnings.catch_warnings():
         warnings.simplefilter("error")

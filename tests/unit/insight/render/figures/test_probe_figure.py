@@ -1,4 +1,6 @@
-"""Every layer has its number in the table and its point in the picture; names are text, whatever they say."""
+"""Every layer has its number in the table and its point in the picture; names are text, whatever
+they say.
+"""
 
 from __future__ import annotations
 

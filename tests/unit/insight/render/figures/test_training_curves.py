@@ -1,4 +1,6 @@
-"""The picture shows what the metrics say: every run, at the right places, whatever is missing or not a number."""
+"""The picture shows what the metrics say: every run, at the right places, whatever is missing or
+not a number.
+"""
 
 from __future__ import annotations
 

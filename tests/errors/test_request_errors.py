@@ -1,4 +1,6 @@
-"""What no client should send, and some do: each is answered in one shape, and nothing is ever the server's fault."""
+"""What no client should send, and some do: each is answered in one shape, and nothing is ever the
+server's fault.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ import pytest
 from qkv.serving.http.middleware import AccessRules
 from qkv.serving.model_host import ModelHost
 from support.deadlines import DEADLINES
+from support.serving_fixtures import Models
 from support.small_server import Running, hosting, running
 from support.waiting import PATIENCE, until
-from unit.serving.conftest import Models
 
 DEEP = "[" * 100_000
 JSON = {"content-type": "application/json"}
@@ -318,7 +320,9 @@ class Blocker:
 def test_what_nobody_foresaw_is_told_without_its_words(
     host: ModelHost, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An exception of a route is a 500 in the shape of all errors; the log says where, and nothing of the prompt."""
+    """An exception of a route is a 500 in the shape of all errors; the log says where, and nothing
+    of the prompt.
+    """
 
     def broken(*given: Any) -> None:
         raise RuntimeError("secret prompt")

@@ -1,4 +1,6 @@
-"""Every request field of OpenAI's own client: it has an effect, or is accepted without one, or is refused by name."""
+"""Every request field of OpenAI's own client: it has an effect, or is accepted without one, or is
+refused by name.
+"""
 
 from __future__ import annotations
 

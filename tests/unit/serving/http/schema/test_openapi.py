@@ -1,4 +1,6 @@
-"""The OpenAPI document: it tells the truth about every route, and whatever it allows is answered as it says."""
+"""The OpenAPI document: it tells the truth about every route, and whatever it allows is answered as
+it says.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/attention": {"model": "gpt", "text": "the cat"},
     "/v1/tokenize": {"model": "gpt", "text": "the cat"},
 }
-"""Fields that every route needs; what else the document allows stands beside them, whatever it is."""
+"""Fields that every route needs; what else the document allows stands beside them, whatever it is.
+"""
 INSTEAD = {"source", "ids"}
 """Which would take the place of a field that is there."""
 
@@ -87,7 +90,9 @@ INSTEAD = {"source", "ids"}
 def test_whatever_the_document_allows_is_answered_as_it_says(
     host: ModelHost, mode: GenerationMode
 ) -> None:
-    """Bodies that fit the schema, and bodies that do not: never a 5xx, only statuses and shapes that are documented."""
+    """Bodies that fit the schema, and bodies that do not: never a 5xx, only statuses and shapes
+    that are documented.
+    """
     schema = schemathesis.openapi.from_asgi("/openapi.json", door_of(host), timeout=PATIENCE)
     statuses: set[int] = set()
     for found in schema.get_all_operations():
@@ -111,7 +116,9 @@ def test_whatever_the_document_allows_is_answered_as_it_says(
 
 
 def answer(case: schemathesis.Case, mode: GenerationMode) -> Any:
-    """For a model that is there, most of the time; and half of the time with what makes sense to it."""
+    """For a model that is there, most of the time; and half of the time with what makes sense to
+    it.
+    """
     body = case.body
     if isinstance(body, dict) and isinstance(body.get("model"), str) and body["model"]:
         body["model"] = (*NAMES, body["model"])[len(str(body)) % (len(NAMES) + 1)]

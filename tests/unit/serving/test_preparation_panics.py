@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import pytest
 import tokenizers
-from serving.test_host import ids_of
 from tokenizers import decoders, models, pre_tokenizers
 
 from qkv.generation.sampling_params import SamplingParams
@@ -22,9 +21,12 @@ from support.engines import Steps
 from support.families import gpt
 from support.small_server import hosting, running
 from support.waiting import PATIENCE, until
+from unit.serving.test_model_host import ids_of
 
 X = 3
-"""The id of the token "x", which the decoder panics on: it is shorter than what is to be stripped of it."""
+"""The id of the token "x", which the decoder panics on: it is shorter than what is to be stripped
+of it.
+"""
 
 
 def panicking(*, encode: bool = False) -> Tokenizer:

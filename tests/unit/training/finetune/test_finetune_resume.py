@@ -1,4 +1,6 @@
-"""Fine-tuning that is stopped, resumed, ended early or recomputed: the weights are those of a run that was not."""
+"""Fine-tuning that is stopped, resumed, ended early or recomputed: the weights are those of a run
+that was not.
+"""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ from qkv.serving.http.middleware import AccessRules, RequestMiddleware
 from qkv.serving.http.prometheus import ServerCounters
 from qkv.serving.http.server import Server, bound
 from qkv.serving.model_host import ModelHost
+from support.serving_fixtures import Models
 from support.small_server import Running, hosting, running
 from support.waiting import PATIENCE, until
-from unit.serving.conftest import Models
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")
 LONG = {"model": "long", "prompt": "the cat", "max_tokens": 4000, "min_tokens": 4000}
@@ -168,7 +168,9 @@ def test_a_client_that_leaves_before_its_answer_is_made(crowd: ModelHost, gate: 
 def test_a_client_that_reads_nothing_holds_nobody_up(
     crowd: ModelHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its text is said into a queue as long as the text; then its line is cut, with all that is buffered for it."""
+    """Its text is said into a queue as long as the text; then its line is cut, with all that is
+    buffered for it.
+    """
     monkeypatch.setattr("qkv.serving.http.sse.STALLED", 0.3)
     before = crowd.served["long"].numbers()["steps"]
     with running(crowd, buffer=8192) as server, socket.socket() as line:
@@ -195,7 +197,9 @@ def test_a_client_that_reads_nothing_holds_nobody_up(
 def test_a_client_that_does_not_take_a_whole_answer_is_let_go(
     crowd: ModelHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer was made and handed to the system, as far as that takes it; the rest is not kept for good."""
+    """The answer was made and handed to the system, as far as that takes it; the rest is not kept
+    for good.
+    """
     ask = {"model": "gpt", "text": "the cat " * 30_000}
     with running(crowd, buffer=8192) as server, socket.socket() as line:
         close = {"connection": "close"}

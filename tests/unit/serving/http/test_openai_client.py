@@ -1,4 +1,6 @@
-"""The official client of OpenAI, unchanged: what it gets is what our own functions say, streamed or not."""
+"""The official client of OpenAI, unchanged: what it gets is what our own functions say, streamed or
+not.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ import torch
 
 from qkv.generation.text import complete, prompt_ids
 from qkv.text.chat_template import Message, encode_chat, ends_of_turn
+from support.serving_fixtures import Models
 from support.small_server import Running
 from support.waiting import PATIENCE
-from unit.serving.conftest import Models
 
 TALK = [
     {"role": "system", "content": "be brief"},

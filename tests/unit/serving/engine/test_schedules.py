@@ -1,4 +1,6 @@
-"""Random schedules: whoever comes, goes, is cancelled or has to give way, everyone else says what it says alone."""
+"""Random schedules: whoever comes, goes, is cancelled or has to give way, everyone else says what
+it says alone.
+"""
 
 from __future__ import annotations
 

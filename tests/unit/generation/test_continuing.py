@@ -1,4 +1,6 @@
-"""Several prompts, several samples, and texts longer than the context: each row is what it would be alone."""
+"""Several prompts, several samples, and texts longer than the context: each row is what it would be
+alone.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from qkv.generation import Word, generate, row_seeds, stream
+from qkv.generation import GeneratedToken, generate, row_seeds, stream
 from qkv.models import GPT, GPTConfig
 from support.families import GPT_KINDS, gpt, words
 
@@ -95,7 +97,7 @@ def test_every_row_says_why_it_ended() -> None:
     model = gpt(position="learned", context=12)
     events = list(stream(model, [[1] * 10, [2], [3], [4]], length=6, seed=5, end=[0, 1, 2], samples=4,
                          stop=lambda row, said: row >= 12 and len(said) == 2))  # fmt: skip
-    last: dict[int, Word] = {}
+    last: dict[int, GeneratedToken] = {}
     said: dict[int, list[int]] = {row: [] for row in range(16)}
     for event in events:
         assert event.row not in last  # nothing after the end
@@ -154,7 +156,9 @@ def test_nobody_asks_for_nothing() -> None:
 
 
 def test_in_float32_and_with_packed_weights_rows_do_not_mind_each_other() -> None:
-    """As a person runs it: float32, in which a batch's kernels add up in another order than a row's."""
+    """As a person runs it: float32, in which a batch's kernels add up in another order than a
+    row's.
+    """
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocabulary=500, context=128, width=96, depth=3, heads=6)).eval()
     with torch.no_grad():

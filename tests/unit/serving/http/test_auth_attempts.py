@@ -1,4 +1,6 @@
-"""Wrong keys: guessing is slowed down for each client address and in all, and nobody else waits for it."""
+"""Wrong keys: guessing is slowed down for each client address and in all, and nobody else waits for
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every field of a request for words is the argument of the same meaning of our own function, which says the same."""
+"""Every field of a request for words is the argument of the same meaning of our own function, which
+says the same.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ from qkv.serving.http.middleware import AccessRules
 from qkv.serving.model_host import ModelHost
 from qkv.text.chat_template import Message, encode_chat, ends_of_turn
 from support.deadlines import DEADLINES
+from support.serving_fixtures import Models
 from support.small_server import SMALL, Running, hosting, running
 from support.waiting import PATIENCE
-from unit.serving.conftest import Models
 
 PROMPT = "the cat"
 
@@ -242,7 +244,9 @@ def test_what_follows_an_echo_is_joined_to_it(
 def test_where_a_token_begins_after_bytes_that_are_no_character(
     http: httpx.Client, models: Models
 ) -> None:
-    """Half a character is a sign of its own once something else follows; its rest begins where it began."""
+    """Half a character is a sign of its own once something else follows; its rest begins where it
+    began.
+    """
     inner = models["gpt"][1].inner
     first, second, third, letter = (
         inner.token_to_id(sign) for sign in "âĤ¬a"

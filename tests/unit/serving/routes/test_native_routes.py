@@ -21,9 +21,9 @@ from qkv.insight.inspect.alignment import alignment
 from qkv.insight.inspect.attention_edits import Edit, edited
 from qkv.insight.look import look
 from qkv.insight.render.page import page
+from support.serving_fixtures import Models
 from support.small_server import Running
 from support.waiting import PATIENCE
-from unit.serving.conftest import Models
 
 SENTENCE = "the cat sat on the mat."
 

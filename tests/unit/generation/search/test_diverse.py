@@ -1,4 +1,6 @@
-"""Diverse beam search: groups find what a search written down as simply as can be finds, and they begin differently."""
+"""Diverse beam search: groups find what a search written down as simply as can be finds, and they
+begin differently.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from generation.test_beam import divided
 from torch import Tensor
 
 from qkv.generation.search.beam_search import beam_search
 from support.families import rnn, transformer, words
 from support.shape_checks import unchecked
+from unit.generation.search.test_beam_search import divided
 
 START, END = 1, 2
 
