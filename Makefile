@@ -17,7 +17,7 @@ quick: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal \
-		-k "not compiled and not smollm" tests/nn tests/equivalence tests/models tests/data tests/text
+		-k "not compiled and not smollm" tests/unit/nn tests/equivalence tests/unit/models tests/unit/data tests/unit/text
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
