@@ -10,7 +10,7 @@ from torch.testing import assert_close
 pytestmark = pytest.mark.usefixtures("qkv_unchecked", "fresh_compiler")
 
 
-@pytest.mark.parametrize("kernel", ["eager", "fused", "blocked"])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa", "block_sparse"])
 @pytest.mark.parametrize("name", ["causal", "window", "padding", "strided"])
 def test_compiled_equals_eager(name: str, kernel: str) -> None:
     from qkv.nn.attention import Causal, Padding, Strided, Window, attend

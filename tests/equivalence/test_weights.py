@@ -133,7 +133,7 @@ def test_the_gradient_reaches_what_listeners_return() -> None:
     assert torch.autograd.gradcheck(output, factor)
 
 
-@pytest.mark.parametrize("kernel", ["eager", "fused", "blocked"])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa", "block_sparse"])
 def test_dropout_drops_weights_and_keeps_their_mean(kernel: str) -> None:
     """With values of 1, an output is the sum of the kept weights over the chance to be kept: 1 on
     average.

@@ -92,13 +92,13 @@ def test_a_kernel_asked_for_what_it_cannot_do() -> None:
     with refused(
         "kernel fused has no weights and knows no score but dot and scaled_dot: use eager"
     ):
-        attend(QUERY, KEY, KEY, need_weights=True, kernel="fused")
+        attend(QUERY, KEY, KEY, need_weights=True, kernel="sdpa")
     with refused("kernel blocked has no weights and knows no score"):
-        attend(QUERY, KEY, KEY, mask=Window(2), score=Additive(8), kernel="blocked")
+        attend(QUERY, KEY, KEY, mask=Window(2), score=Additive(8), kernel="block_sparse")
     with refused(
         "kernel blocked needs a sparse mask: Window, Block or Document, or Strided or Fixed with T = S"
     ):
-        attend(QUERY, KEY, KEY, mask=Strided(2), kernel="blocked")
+        attend(QUERY, KEY, KEY, mask=Strided(2), kernel="block_sparse")
     with refused("kernel flex has no dropout"):
         attend(QUERY, KEY, KEY, mask=Window(2), dropout=0.1, kernel="flex")
 
@@ -139,7 +139,7 @@ WRONG_MASKS = {
 
 
 @pytest.mark.parametrize("case", WRONG_MASKS)
-@pytest.mark.parametrize("kernel", [None, "eager", "fused", "blocked"])
+@pytest.mark.parametrize("kernel", [None, "eager", "sdpa", "block_sparse"])
 def test_a_mask_that_does_not_fit_the_scores(case: str, kernel: str | None) -> None:
     """Whatever the kernel, and also inside a combination."""
     make, message = WRONG_MASKS[case]

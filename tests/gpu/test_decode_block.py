@@ -124,7 +124,7 @@ def test_one_query_a_row(B: int, H: int, K: int, S: int, D: int) -> None:
             right, _ = qkv().attend(
                 query.double(), key.double(), value.double(), mask=mask, kernel="eager"
             )
-            found, _ = qkv().attend(query, key, value, mask=mask, kernel="single")
+            found, _ = qkv().attend(query, key, value, mask=mask, kernel="decode")
             torch.testing.assert_close(found.double(), right, atol=1e-5, rtol=1e-5)
             half = [each.bfloat16() for each in (query, key, value)]
             right, _ = qkv().attend(*(each.double() for each in half), mask=mask, kernel="eager")

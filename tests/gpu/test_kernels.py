@@ -138,11 +138,11 @@ def test_fused_equals_eager(name: str, T: int, S: int, dtype: torch.dtype) -> No
     }[name]()
     for K in (1, 4):
         for bias in (None, torch.randn(H, T, S, device="cuda").unsqueeze(0)):
-            assert_equals_eager("fused", dtype, K=K, T=T, S=S, mask=mask, bias=bias)
+            assert_equals_eager("sdpa", dtype, K=K, T=T, S=S, mask=mask, bias=bias)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kernel", ["fused", "flex"])
+@pytest.mark.parametrize("kernel", ["sdpa", "flex"])
 @pytest.mark.parametrize("K", [2, 4])
 def test_a_query_that_may_look_nowhere_gets_zeros_and_gives_no_gradient(
     K: int, kernel: str, dtype: torch.dtype
@@ -166,7 +166,7 @@ def test_blocked_equals_eager(name: str) -> None:
     from qkv.nn.attention import Causal, Fixed, Strided, Window
 
     mask = {"strided": Strided(20), "fixed": Fixed(20, 2), "causal window": Window(40)}[name]
-    assert_equals_eager("blocked", torch.float32, K=2, T=300, S=300, mask=Causal() & mask)
+    assert_equals_eager("block_sparse", torch.float32, K=2, T=300, S=300, mask=Causal() & mask)
 
 
 def test_flex_inside_a_compiled_function_equals_eager() -> None:

@@ -1,4 +1,4 @@
-"""The arguments of attend: heads added where they are missing, and a clear error for each mistake."""
+"""The arguments of attend: missing heads are added, and mistakes get a clear error."""
 
 from __future__ import annotations
 

@@ -6,11 +6,11 @@ residual are computed in the same kernel, because each kernel of its own would t
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from qkv.nn.norm import LayerNorm, RMSNorm
 
 try:
     import triton
@@ -20,13 +20,6 @@ except ImportError:  # Triton comes with PyTorch's GPU builds
 
 ACTIVATIONS = {"relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "swiglu": 5, "relu2": 6}
 NARROW = 1024  # up to this width every program normalises the row for itself
-
-
-class NormWeights(Protocol):
-    """A LayerNorm, or an RMSNorm, which has no bias."""
-
-    gain: Tensor
-    epsilon: float
 
 
 def supports(x: Tensor, *weights: Tensor | object) -> bool:
@@ -46,7 +39,7 @@ def linear_row(
     weight: Float[Tensor, "N E"],
     bias: Float[Tensor, "N"] | None = None,
     *,
-    norm: NormWeights | None = None,
+    norm: LayerNorm | RMSNorm | None = None,
     activation: int = 0,
     residual: Float[Tensor, "*n N"] | None = None,
 ) -> Float[Tensor, "*n R"]:
@@ -70,7 +63,7 @@ def linear_row(
     epsilon = 0.0
     if norm is not None:
         gain = norm.gain
-        shift = getattr(norm, "bias", None)
+        shift = norm.bias if isinstance(norm, LayerNorm) else None
         epsilon = norm.epsilon
 
     if norm is not None and E > NARROW:

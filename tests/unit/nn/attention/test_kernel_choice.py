@@ -51,8 +51,8 @@ def test_what_is_dense_is_fused() -> None:
         Window(S),
         Blockwise(S),
     ):
-        assert chosen(mask) == "fused"
-        assert chosen(mask, score=dot) == "fused"
+        assert chosen(mask) == "sdpa"
+        assert chosen(mask, score=dot) == "sdpa"
 
 
 def test_what_is_sparse_is_blocked() -> None:
@@ -68,8 +68,8 @@ def test_what_is_sparse_is_blocked() -> None:
         Causal() & Fixed(32),
     ]
     for mask in sparse:
-        assert chosen(mask) == "blocked"
-        assert chosen(mask & Padding(padding_mask)) == "blocked"
+        assert chosen(mask) == "block_sparse"
+        assert chosen(mask & Padding(padding_mask)) == "block_sparse"
 
 
 class Work(TorchDispatchMode):

@@ -36,10 +36,10 @@ def supports(
     if pattern is not None:
         return T == S and 4 * pattern.stride < S
 
-    if any(isinstance(part, Document) for part in mask.members):
-        # The reach of documents is in a tensor: reading it from a GPU would be a device sync.
-        if query.device.type != "cpu" or torch.compiler.is_compiling():
-            return False
+    # The reach of documents is in a tensor: reading it from a GPU would be a device sync.
+    unreadable = query.device.type != "cpu" or torch.compiler.is_compiling()
+    if unreadable and any(isinstance(part, Document) for part in mask.members):
+        return False
 
     ranges = key_ranges(mask, T, S)
     if ranges is None:
