@@ -64,8 +64,10 @@ def fill(model: BERT, tokenizer: Tokenizer, text: str, *, top: int = 5) -> list[
 
 
 def guess_masks(model: BERT, tokenizer: Tokenizer, ids: list[int], top: int) -> list[list[Guess]]:
+    """The guesses of each mask among the ids."""
+    assert tokenizer.mask is not None
     row = torch.tensor([ids], device=next(model.parameters()).device)  # (1, T)
-    positions = (row[0] == tokenizer.mask).nonzero()[:, 0]  # (M,)
+    positions = row[0].eq(tokenizer.mask).nonzero()[:, 0]  # (M,)
     with torch.no_grad(), without_dropout(model):
         logits = model.logits(model.hidden(row)[0, positions])  # (1, T, E) -> (M, E) -> (M, V)
 

@@ -286,8 +286,8 @@ def as_sampling_params(
     """
     sampling_params = sampling_params or fields.pop("choice", None)
     if sampling_params is None:
-        defaults: SamplingFields = {"temperature": temperature}
-        return SamplingParams(**{**defaults, **fields})
+        values: dict[str, Any] = {"temperature": temperature, **fields}
+        return SamplingParams(**values)
     if fields:
         name = next(iter(fields))
         raise TypeError(f"{name}: it is a field of sampling_params; give one or the other")

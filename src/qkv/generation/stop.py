@@ -13,7 +13,7 @@ def as_ends(end: int | Sequence[int] | None) -> tuple[int, ...]:
     if end is None:
         return ()
     if isinstance(end, int | str):
-        return (end,)  # type: ignore[return-value]  # a string is refused later, by name
+        return (end,)  # a string is refused later, by the argument's name
 
     return tuple(end)
 

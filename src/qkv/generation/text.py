@@ -120,7 +120,7 @@ def chunks(
 
 
 @overload
-def complete(
+def complete(  # type: ignore[overload-overlap]  # a string is a sequence of strings, too
     model: GPT,
     tokenizer: Tokenizer,
     prompts: str | Sequence[int],

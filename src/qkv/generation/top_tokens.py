@@ -28,8 +28,7 @@ def likeliest(
     """
     if logits.is_cpu and len(logits) > AT_ONCE:
         parts = [likeliest(part, count, never) for part in logits.split(AT_ONCE)]
-        values, tokens = zip(*parts, strict=True)
-        return torch.cat(values), torch.cat(tokens)
+        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
     scores = log_probabilities(logits)
     if never:

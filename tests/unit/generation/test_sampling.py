@@ -161,8 +161,8 @@ def test_a_row_depends_on_its_seed_alone() -> None:
         ({"min_p": 1.5}, "min_p: expected 0 to 1, not 1.5"),
         ({"repetition": 0.0}, "repetition: expected more than 0"),
         ({"presence": math.nan}, "presence: expected a number"),
-        ({"minimum": -1}, "minimum: expected 0 words or more, not -1"),
-        ({"forced": {-1: 3}}, "forced: expected places from 0"),
+        ({"minimum": -1}, "minimum: expected 0 tokens or more, not -1"),
+        ({"forced": {-1: 3}}, "forced: expected positions from 0"),
     ],
 )
 def test_a_choice_that_is_none_is_refused(choice: dict[str, float], message: str) -> None:

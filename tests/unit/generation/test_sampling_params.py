@@ -31,7 +31,7 @@ def test_penalties_are_what_they_say() -> None:
     logits = torch.randn(2, V, dtype=torch.float64)
     prompt, said = [[1, 2, 2], [3, 3, 4]], [[5, 5, 2, 7], [1, 1, 1, 1]]
     choice = SamplingParams(repetition=1.7, presence=0.3, frequency=0.2)
-    found = processed(logits, choice, heard_of(prompt, said), place=4, ends=())
+    found = processed(logits, choice, heard_of(prompt, said), position=4, ends=())
     for row in range(2):
         for word in range(V):
             expected = float(logits[row, word])
@@ -140,21 +140,21 @@ def test_penalties_do_not_depend_on_neighbours() -> None:
         ({"forced": {0: -1}}, "forced: expected an id from 0 to 12, not -1"),
         (
             {"forced": {0: 3}, "forbidden": (3,)},
-            "forced: 3 at place 0 is forbidden at the same time",
+            "forced: 3 at position 0 is forbidden",
         ),
         (
             {"forced": {0: 3}, "end": 3, "minimum": 2},
-            "forced: place 0 ends the text, and minimum asks for 2 words",
+            "forced: position 0 ends the sequence",
         ),
-        ({"forbidden": tuple(range(13))}, "forbidden: no word is left"),
-        ({"forbidden": tuple(range(12)), "end": 12, "minimum": 1}, "forbidden: no word is left"),
+        ({"forbidden": tuple(range(13))}, "forbidden: no token is left"),
+        ({"forbidden": tuple(range(12)), "end": 12, "minimum": 1}, "forbidden: no token is left"),
         ({"samples": 0}, "samples: expected 1 or more, not 0"),
         (
             {"samples": 1_000_000},
             "samples: 1,000,000 of each of 2 prompts are more than 65,536 at once",
         ),
         ({"beyond": "cut"}, "beyond: expected refuse, slide or extend, not 'cut'"),
-        ({"choice": SamplingParams(), "top_k": 3}, "top_k: it is a field of choice"),
+        ({"sampling_params": SamplingParams(), "top_k": 3}, "top_k: .*field of sampling_params"),
         ({"presence": math.inf}, "presence: expected a number"),
     ],
 )

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tokenizers import models, processors
 
 from qkv.generation import generate
-from qkv.generation.text import StopStringFilter, complete, overlap, prompt_ids, stream_text
+from qkv.generation.stop import StopStringFilter, overlap
+from qkv.generation.text import complete, prompt_ids, stream_text
 from qkv.models import GPT, GPTConfig
 from qkv.text import Tokenizer, train
 from qkv.text.tokenizer import beginning
@@ -85,7 +86,7 @@ def test_stop_strings(characters: Tokenizer, data: st.DataObject) -> None:
     said = []
     for begin, end in pairwise([0, *cuts, len(text)]):
         if not speaker.stopped:
-            speaker.add(text[begin:end])
+            speaker.add_text(text[begin:end])
             said.append(speaker.take())
     speaker.close()
     said.append(speaker.take())
@@ -99,7 +100,7 @@ def test_nothing_that_may_begin_a_stop_string_is_said_too_early(characters: Toke
     speaker = StopStringFilter(characters, ["abc"])
     said = []
     for id in characters.encode("xababdab"):
-        speaker.hear(id)
+        speaker.add_token(id)
         said.append(speaker.take())
     speaker.close()
     assert said == ["x", "", "", "ab", "", "abd", "", ""]
@@ -182,12 +183,12 @@ def test_a_start_id_where_the_tokenizer_asks_for_one() -> None:
         ),
         (
             {"temperature": -1.0},
-            "temperature: expected 0 (always the likeliest word) or more, not -1.0",
+            "temperature: expected 0 (always the likeliest token) or more, not -1.0",
         ),
         ({"samples": 0}, "samples: expected 1 or more, not 0"),
         ({"samples": -3}, "samples: expected 1 or more, not -3"),
         ({"samples": 1_000_000}, "samples: 1,000,000 of each of 1 prompts are more than"),
-        ({"length": 0}, "length: expected 1 word or more, not 0"),
+        ({"length": 0}, "length: expected 1 token or more, not 0"),
         ({"prompts": [[1, 4000]]}, "4000"),
     ],
 )

@@ -16,10 +16,11 @@ from torch.testing import assert_close
 from qkv.generation import generate
 from qkv.models import group_key_value_heads, int8
 from qkv.nn.attention.multi_head import MultiHeadAttention
+from qkv.nn import decode_block
 from qkv.nn.cache import StaticCache
 from qkv.nn.feed_forward import FeedForward
-from qkv.nn.linear import decode_block
 from qkv.nn.linear.int8 import Int8Matrix
+from qkv.nn.linear import gemv
 from qkv.nn.linear.linear import Linear
 from qkv.nn.lora import (
     AdapterConfig,
@@ -275,13 +276,13 @@ def test_kernels_that_read_matrices_do_not_serve(
     state = StaticCache.__new__(StaticCache)
     state.capacity = 64
     monkeypatch.setattr(decode_block, "triton", object())
-    monkeypatch.setattr(decode_block, "serves_row", lambda *given: True)
+    monkeypatch.setattr(gemv, "supports", lambda *args: True)
     for layer in range(2):
-        assert decode_block.supports_block(model.stack.blocks[layer], torch.zeros(1, 1, 16), state)
+        assert decode_block.supports(model.stack.blocks[layer], torch.zeros(1, 1, 16), state)
     attach(model, AdapterConfig(projections=(projection,)))
-    assert not decode_block.supports_block(model.stack.blocks[0], torch.zeros(1, 1, 16), state)
+    assert not decode_block.supports(model.stack.blocks[0], torch.zeros(1, 1, 16), state)
     merge(model)
-    assert decode_block.supports_block(model.stack.blocks[0], torch.zeros(1, 1, 16), state)
+    assert decode_block.supports(model.stack.blocks[0], torch.zeros(1, 1, 16), state)
 
 
 @pytest.mark.usefixtures("qkv_unchecked", "fresh_compiler")

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from qkv.generation import translate
-from qkv.generation.prefill import read
+from qkv.generation.prefill import next_logits
 from qkv.generation.search.beam_search import beam_search
 from qkv.generation.search.ensemble import Ensemble
 from support.every_sequence import every_sequence, words_of
@@ -41,7 +41,7 @@ def test_two_say_the_mean_of_their_probabilities_also_after_reordering() -> None
     state = ensemble.start(source, PADDING_MASK)
     with torch.no_grad():
         for t in range(4):
-            found = read(ensemble, target[:, t : t + 1], state)
+            found = next_logits(ensemble, target[:, t : t + 1], state)
             whole = [
                 each(source, target[:, : t + 1], source_padding_mask=PADDING_MASK)[:, -1].softmax(
                     -1
@@ -52,7 +52,7 @@ def test_two_say_the_mean_of_their_probabilities_also_after_reordering() -> None
         assert state.length == 4
         rows = torch.tensor([2, 2, 0])
         state.reorder(rows)
-        found = read(ensemble, target[:, :1], state)
+        found = next_logits(ensemble, target[:, :1], state)
         again = torch.cat([target[rows], target[:, :1]], dim=1)
         whole = [
             each(source[rows], again, source_padding_mask=PADDING_MASK[rows])[:, -1].softmax(-1)

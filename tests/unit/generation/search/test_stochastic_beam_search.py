@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qkv.generation import row_seeds
 from qkv.generation.sampling_params import NO_LIKELIEST
-from qkv.generation.search.stochastic_beam_search import handed_down, stochastic_beam_search
+from qkv.generation.search.stochastic_beam_search import conditioned, stochastic_beam_search
 from support.every_sequence import every_sequence
 from support.families import gpt, rnn, transformer, words
 
@@ -136,7 +136,7 @@ def test_sums_handed_down_have_the_highest_that_was_known_and_keep_their_order()
     sums = random.gumbel(size=(3, 50)) + random.normal(size=(3, 50)) * 5
     sums[1, 7] = -np.inf
     highest = np.array([[-3.0], [0.5], [20.0]])
-    found = handed_down(highest, sums)
+    found = conditioned(highest, sums)
     assert np.allclose(found.max(1, keepdims=True), highest)
     assert (np.argsort(found, 1) == np.argsort(sums, 1)).all()
     assert found[1, 7] == -np.inf
