@@ -33,12 +33,12 @@ def test_compiled_equals_eager(name: str, kernel: str) -> None:
     compiled = torch.compile(run, backend="aot_eager", fullgraph=True)(*x)
     expected = attend(*x, mask=mask, kernel="eager")[0]
     assert_close(compiled, expected)
-    for found, right in zip(
+    for actual, right in zip(
         torch.autograd.grad(compiled.square().sum(), x),
         torch.autograd.grad(expected.square().sum(), x),
         strict=True,
     ):
-        assert_close(found, right)
+        assert_close(actual, right)
 
 
 @pytest.mark.parametrize("B", [1, 2])

@@ -68,14 +68,14 @@ def test_eager_is_the_equation(drawn: Call) -> None:
             kv = h // (H // K)
             for t in range(T):
                 q = S - T + t
-                seen = [k for k in range(S) if may_look(drawn.mask, b, h, q, k, T, S)]
+                captured = [k for k in range(S) if may_look(drawn.mask, b, h, q, k, T, S)]
                 exps = {
                     k: math.exp(
                         sum(x * y for x, y in zip(query[b][h][t], key[b][kv][k], strict=True))
                         / math.sqrt(D)
                         + added(drawn.bias, b, h, t, q, k)
                     )
-                    for k in seen
+                    for k in captured
                 }
                 right = [exps[k] / sum(exps.values()) if k in exps else 0.0 for k in range(S)]
                 mean = [
@@ -146,11 +146,11 @@ def test_flex_equals_eager_without_gradients(drawn: Call) -> None:
     x = drawn.detached()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-        found, expected = (
+        actual, expected = (
             attend(x.query, x.key, x.value, mask=x.mask, bias=x.bias, kernel=kernel)[0]
             for kernel in ("flex", "eager")
         )
-    assert_close(found, expected, rtol=0, atol=TIGHT)
+    assert_close(actual, expected, rtol=0, atol=TIGHT)
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "block_sparse", None])
@@ -210,7 +210,9 @@ def test_blocked_equals_eager_at_its_own_block_size(name: str, T: int, bias: str
 @pytest.mark.parametrize("name", LONG_PATTERNS)
 def test_blocked_patterns_equal_eager_on_long_texts(name: str, bias: str) -> None:
     n = Sizes(B=2, H=4, K=2, T=LONG, S=LONG, D=8, X=8)
-    assert_kernel_equals_eager(call(n, 3, LONG_PATTERNS[name], LONG_BIASES[bias](LONG)), "block_sparse")
+    assert_kernel_equals_eager(
+        call(n, 3, LONG_PATTERNS[name], LONG_BIASES[bias](LONG)), "block_sparse"
+    )
 
 
 @pytest.mark.parametrize("name", [*LONG_MASKS, *LONG_PATTERNS])
@@ -229,13 +231,13 @@ WAYS = [(kernel, masked) for kernel in (None, "eager", "sdpa") for masked in (Fa
 def test_nothing_to_ask_or_nothing_to_find(
     T: int, S: int, kernel: str | None, masked: bool
 ) -> None:
-    """No queries give no outputs; no keys give zeros, and neither gives NaN, forward or backward."""
+    """No queries give no outputs, no keys give zeros, and neither gives NaN."""
     drawn = call(Sizes(B=2, H=4, K=2, T=T, S=S, D=4, X=3), 0, Window(2) if masked else None)
-    found = outcome(drawn, kernel)
-    assert found["output"].shape == (2, 4, T, 3)
-    assert_same(found, outcome(drawn, "eager"), TIGHT)
+    actual = outcome(drawn, kernel)
+    assert actual["output"].shape == (2, 4, T, 3)
+    assert_same(actual, outcome(drawn, "eager"), TIGHT)
     if S == 0:
-        assert all(torch.equal(x, torch.zeros_like(x)) for x in found.values())
+        assert all(torch.equal(x, torch.zeros_like(x)) for x in actual.values())
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa", "block_sparse", None])
@@ -243,19 +245,19 @@ def test_a_query_that_may_look_nowhere_gets_zeros_and_gives_no_gradient(kernel: 
     n = Sizes(B=2, H=4, K=2, T=6, S=6, D=4, X=3)
     mask = Causal() & Padding(torch.tensor([[False] * 3 + [True] * 3, [False] * 6]))
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        found = outcome(call(n, 0, mask).to(dtype), kernel)
+        actual = outcome(call(n, 0, mask).to(dtype), kernel)
         nowhere = torch.tensor([[True] * 3 + [False] * 3, [True] * 6])
-        assert not found["output"].transpose(1, 2)[nowhere].any()
-        assert found["output"].transpose(1, 2)[~nowhere].all()
-        assert not found["query"].transpose(1, 2)[nowhere].any()
-        assert not found["key"][1].any()
-        assert not found["value"][1].any()
-        assert all(x.isfinite().all() for x in found.values())
+        assert not actual["output"].transpose(1, 2)[nowhere].any()
+        assert actual["output"].transpose(1, 2)[~nowhere].all()
+        assert not actual["query"].transpose(1, 2)[nowhere].any()
+        assert not actual["key"][1].any()
+        assert not actual["value"][1].any()
+        assert all(x.isfinite().all() for x in actual.values())
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa", None])
 def test_more_queries_than_keys(kernel: str | None) -> None:
-    """Cross-attention to a shorter source: its masks speak of keys alone, or are given as matrices."""
+    """Cross-attention to a shorter source, with masks of keys alone or given as matrices."""
     n = Sizes(B=2, H=4, K=2, T=7, S=3, D=4, X=5)
     for mask in (
         None,
@@ -320,8 +322,8 @@ def test_blocked_equals_eager_with_more_queries_than_keys(
     """The first queries stand before the first key."""
     monkeypatch.setattr(block_sparse, "SIZE", 4)
     query, key, value = (torch.randn(2, 2, n, 8, dtype=torch.float64) for n in (T, S, S))
-    found, _ = attend(query, key, value, mask=mask, kernel="block_sparse")
-    torch.testing.assert_close(found, attend(query, key, value, mask=mask, kernel="eager")[0])
+    actual, _ = attend(query, key, value, mask=mask, kernel="block_sparse")
+    torch.testing.assert_close(actual, attend(query, key, value, mask=mask, kernel="eager")[0])
 
 
 def test_a_key_changed_in_place_is_noticed() -> None:

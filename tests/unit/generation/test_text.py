@@ -50,7 +50,7 @@ def characters() -> Tokenizer:
 def test_what_is_streamed_is_what_is_returned_and_what_the_ids_say(tokenizer: Tokenizer) -> None:
     model, how = gpt(tokenizer), {"length": 30, "seed": 3, "samples": 2}
     prompts = [SENTENCES[0], "the cat sat on"]
-    said = generate(
+    generated = generate(
         model, [tokenizer.encode(prompt) for prompt in prompts], end=tokenizer.end, **how
     )
     texts = [""] * 4
@@ -62,7 +62,7 @@ def test_what_is_streamed_is_what_is_returned_and_what_the_ids_say(tokenizer: To
             ended.add(piece.row)
     assert ended == {0, 1, 2, 3}
     assert texts == complete(model, tokenizer, prompts, **how)
-    assert texts == [tokenizer.decode(ids) for ids in said]
+    assert texts == [tokenizer.decode(ids) for ids in generated]
 
 
 def test_a_prompt_of_ids(tokenizer: Tokenizer) -> None:
@@ -83,27 +83,27 @@ def test_stop_strings(characters: Tokenizer, data: st.DataObject) -> None:
     stops = data.draw(st.lists(st.text(alphabet="ab.", min_size=1, max_size=4), max_size=3))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     speaker = StopStringFilter(characters, stops)
-    said = []
+    generated = []
     for begin, end in pairwise([0, *cuts, len(text)]):
         if not speaker.stopped:
             speaker.add_text(text[begin:end])
-            said.append(speaker.take())
+            generated.append(speaker.take())
     speaker.close()
-    said.append(speaker.take())
+    generated.append(speaker.take())
     ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
     expected = text[: min(ends)[1]] if ends else text
-    assert "".join(said) == expected
+    assert "".join(generated) == expected
     assert speaker.stopped == bool(ends)
 
 
 def test_nothing_that_may_begin_a_stop_string_is_said_too_early(characters: Tokenizer) -> None:
     speaker = StopStringFilter(characters, ["abc"])
-    said = []
+    generated = []
     for id in characters.encode("xababdab"):
         speaker.add_token(id)
-        said.append(speaker.take())
+        generated.append(speaker.take())
     speaker.close()
-    assert said == ["x", "", "", "ab", "", "abd", "", ""]
+    assert generated == ["x", "", "", "ab", "", "abd", "", ""]
     assert speaker.take() == "ab"
 
 

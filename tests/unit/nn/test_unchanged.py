@@ -159,15 +159,15 @@ def test_pages_are_not_read_past_an_attentions_own_look(monkeypatch: pytest.Monk
     """The kernel for pages computes what MultiHeadAttention.look does, which this attention
     replaces.
     """
-    asked: list[bool] = []
+    options: list[bool] = []
     monkeypatch.setattr(
-        PackedBatch, "look", lambda self, layer, query, *args, plain: asked.append(plain) or query
+        PackedBatch, "look", lambda self, layer, query, *args, plain: options.append(plain) or query
     )
     pages = PagedCache(4, 1, 4, depth=1, kv_heads=2, head_width=8, like=torch.zeros(1))
     turn = PackedBatch(pages, [SequenceGroup(0, 1, 1, None)], torch.zeros(1, dtype=torch.int64))
     for kind in (MultiHeadAttention, OwnAttention):
         kind(16, 2)(torch.zeros(1, 1, 16), state=turn)
-    assert asked == [True, False]
+    assert options == [True, False]
 
 
 def test_the_first_word_alone_is_not_computed_past_a_hook(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_the_first_word_alone_is_not_computed_past_a_hook(monkeypatch: pytest.Mo
     assert model.stack.first_serves(None)
     right = model.hidden(ids, first=True)
     model.stack.blocks[-1].register_forward_hook(
-        lambda block, args, found: shapes.append(tuple(found.shape))
+        lambda block, args, actual: shapes.append(tuple(actual.shape))
     )
     torch.testing.assert_close(model.hidden(ids, first=True), right)
     assert shapes == [(1, 3, 16)]
@@ -217,8 +217,8 @@ def test_a_gpu_runs_an_own_attention(samples: int, monkeypatch: pytest.MonkeyPat
 
     for block in model.stack.blocks:
         block.attention.__class__ = Negated
-    found = generate(model, [[1, 2, 3]], **kwargs)
+    actual = generate(model, [[1, 2, 3]], **kwargs)
     assert len(calls) >= 60 * 2
-    monkeypatch.setattr(generate.recorded, "serves", lambda model, talk: False)
-    assert found == generate(model, [[1, 2, 3]], **kwargs)
-    assert found != stock
+    monkeypatch.setattr(generate.recorded, "serves", lambda model, batch: False)
+    assert actual == generate(model, [[1, 2, 3]], **kwargs)
+    assert actual != stock

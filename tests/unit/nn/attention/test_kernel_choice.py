@@ -80,12 +80,12 @@ class Work(TorchDispatchMode):
         self.total = self.largest = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        found = func(*args, **(kwargs or {}))
-        for x in found if isinstance(found, tuple | list) else (found,):
+        actual = func(*args, **(kwargs or {}))
+        for x in actual if isinstance(actual, tuple | list) else (actual,):
             if isinstance(x, Tensor):
                 self.total += x.numel()
                 self.largest = max(self.largest, x.numel())
-        return found
+        return actual
 
 
 def work(mask, length: int, kernel: str | None = None) -> Work:
