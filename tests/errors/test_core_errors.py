@@ -253,16 +253,15 @@ def test_a_tensor_mask_is_checked_as_a_mask() -> None:
 
 
 def test_a_bias_that_does_not_fit_the_scores() -> None:
-    fit = "does not fit scores (B, H, T, S) = (2, 4, 5, 6): "
     for bias, message in (
-        (torch.zeros(5, 5), f"bias of shape (1, 1, 5, 5) {fit}S is 5, expected 6"),
+        (torch.zeros(5, 5), "bias .*does not fit scores .*S is 5, expected 6"),
         (torch.zeros(5, 1), "S is 1, expected 6"),
         (torch.zeros(4, 6), "T is 4, expected 5"),
         (torch.zeros(3, 5, 6), "B is 3, expected 2"),
         (torch.zeros(2, 2, 5, 6), "H is 2, expected 4"),
-        (torch.zeros(6), "bias must have 2, 3 or 4 dimensions, not shape (6,)"),
-        (Distance(torch.ones(2)), "bias: expected 4 slopes, one a head, not (2,)"),
-        (Distance(torch.ones(4, 1)), "bias: expected 4 slopes, one a head, not (4, 1)"),
+        (torch.zeros(6), "bias must have 2, 3 or 4 dimensions"),
+        (Distance(torch.ones(2)), "bias: expected 4 slopes"),
+        (Distance(torch.ones(4, 1)), "bias: expected 4 slopes"),
     ):
         with refused(message):
             attend(QUERY, KEY, KEY, bias=bias)

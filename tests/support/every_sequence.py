@@ -14,7 +14,7 @@ Scores = Callable[[Tensor], Tensor]
 def every_sequence(
     scores: Scores, first: list[int], end: int, length: int, vocabulary: int
 ) -> dict[tuple[int, ...], float]:
-    """The log-probability of every sequence: up to `length` tokens with their end, or `length` without.
+    """Every sequence of up to `length` tokens with their end, or of `length` without it.
 
     The end itself is not part of a key.
     """

@@ -1,6 +1,4 @@
-"""Fused kernels, which read parameters and call no module, take the place of unchanged modules
-alone.
-"""
+"""Fused kernels, which read parameters and call no module, replace only unchanged modules."""
 
 from __future__ import annotations
 
@@ -107,7 +105,7 @@ def test_a_changed_block_is_not_fused(change: Callable[[Block], None]) -> None:
     change(first)
     assert not is_plain(first)
     assert is_plain(second)
-    if change is not unknown_activation:  # whose own module computes it, in a recording, too
+    if change is not unknown_activation:  # whose own module computes it, also in a CUDA graph
         assert not all_unchanged(model)
 
 
@@ -130,7 +128,7 @@ def test_a_hook_for_all_modules_is_called() -> None:
     assert all_unchanged(model)
 
 
-def test_a_subclass_of_a_model_is_not_recorded() -> None:
+def test_a_subclass_of_a_model_is_changed() -> None:
     class OwnGPT(GPT):
         pass
 
@@ -155,25 +153,30 @@ def test_what_computes_the_same_is_fused() -> None:
     assert all_unchanged(torch.compile(model))  # type: ignore[arg-type]
 
 
-def test_pages_are_not_read_past_an_attentions_own_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel for pages computes what MultiHeadAttention.look does, which this attention
-    replaces.
-    """
-    options: list[bool] = []
-    monkeypatch.setattr(
-        PackedBatch, "look", lambda self, layer, query, *args, plain: options.append(plain) or query
-    )
+def test_the_paged_kernel_does_not_replace_an_overridden_attend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The paged kernel computes `MultiHeadAttention.attend`, which this attention overrides."""
+    plain_calls: list[bool] = []
+
+    def attend(self: Any, layer: int, query: Any, *args: Any, plain: bool) -> Any:
+        plain_calls.append(plain)
+        return query
+
+    monkeypatch.setattr(PackedBatch, "attend", attend)
     pages = PagedCache(4, 1, 4, depth=1, kv_heads=2, head_width=8, like=torch.zeros(1))
-    turn = PackedBatch(pages, [SequenceGroup(0, 1, 1, None)], torch.zeros(1, dtype=torch.int64))
+    batch = PackedBatch(pages, [SequenceGroup(0, 1, 1, None)], torch.zeros(1, dtype=torch.int64))
     for kind in (MultiHeadAttention, OwnAttention):
-        kind(16, 2)(torch.zeros(1, 1, 16), state=turn)
-    assert options == [True, False]
+        kind(16, 2)(torch.zeros(1, 1, 16), state=batch)
+    assert plain_calls == [True, False]
 
 
-def test_the_first_word_alone_is_not_computed_past_a_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_tokens_are_computed_if_the_last_block_has_a_hook(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = BERT(BERTConfig(vocabulary=11, context=8, width=16, depth=1, heads=2)).eval()
     ids, shapes = torch.tensor([[1, 2, 3]]), []
-    assert model.stack.first_serves(None)
+    assert model.stack.can_skip_others(None)
     right = model.hidden(ids, first=True)
     model.stack.blocks[-1].register_forward_hook(
         lambda block, args, actual: shapes.append(tuple(actual.shape))
@@ -186,15 +189,11 @@ def test_the_first_word_alone_is_not_computed_past_a_hook(monkeypatch: pytest.Mo
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures(
-    "qkv_unchecked"
-)  # Triton cannot compile a function that the shape checks have rewritten
+@pytest.mark.usefixtures("qkv_unchecked")  # Triton cannot compile shape-checked functions
 @pytest.mark.parametrize("samples", [1, 3])
 def test_a_gpu_runs_an_own_attention(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is generated with an overridden attention is what the plain path generates, and not the
-    stock model's.
-    """
-    from qkv.generation import generate
+    """A model with an overridden attention generates what the plain path generates."""
+    from qkv.generation import decode_cuda_graph, generate
     from qkv.models import GPT, GPTConfig
     from qkv.nn.attention.multi_head import MultiHeadAttention
 
@@ -219,6 +218,6 @@ def test_a_gpu_runs_an_own_attention(samples: int, monkeypatch: pytest.MonkeyPat
         block.attention.__class__ = Negated
     actual = generate(model, [[1, 2, 3]], **kwargs)
     assert len(calls) >= 60 * 2
-    monkeypatch.setattr(generate.recorded, "serves", lambda model, batch: False)
+    monkeypatch.setattr(decode_cuda_graph, "supports", lambda model, batch: False)
     assert actual == generate(model, [[1, 2, 3]], **kwargs)
     assert actual != stock
