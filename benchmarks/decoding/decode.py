@@ -75,11 +75,11 @@ def same_but_for_rounding(
 ) -> bool:
     """Where two texts part for the first time, both words were as likely as makes no difference."""
     for prompt, a, b in zip(prompts.tolist(), one, other, strict=True):
-        place = next((at for at, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)
-        if place is not None:
+        position = next((at for at, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)
+        if position is not None:
             with torch.no_grad():
-                logits = model(torch.tensor([prompt + a[:place]]))[0, -1]
-            if abs(logits[a[place]] - logits[b[place]]) > 1e-4:
+                logits = model(torch.tensor([prompt + a[:position]]))[0, -1]
+            if abs(logits[a[position]] - logits[b[position]]) > 1e-4:
                 return False
     return True
 

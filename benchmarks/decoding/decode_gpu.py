@@ -56,13 +56,13 @@ def transformers_peer(model: GPT, options: Options) -> Peer:
     exactly = {"max_new_tokens": options.words, "min_new_tokens": options.words, "pad_token_id": 0}
 
     def write(prompts: Tensor) -> Tensor:
-        asked = {
+        requested = {
             "attention_mask": torch.ones_like(prompts),
             "do_sample": False,
             "cache_implementation": "static",
         }
         with torch.inference_mode():
-            return theirs.generate(prompts, **asked, **exactly)  # type: ignore[no-any-return]
+            return theirs.generate(prompts, **requested, **exactly)  # type: ignore[no-any-return]
 
     return write
 
@@ -81,10 +81,10 @@ def bytes_of_step(model: GPT, batch: int, options: Options) -> float:
     """
     config = model.config
     tables = () if model.embedding.position is None else model.embedding.position.parameters()
-    weights = sum(each.nbytes for each in model.parameters()) - sum(each.nbytes for each in tables)
+    weights = sum(item.nbytes for item in model.parameters()) - sum(item.nbytes for item in tables)
     kv_heads = config.kv_heads or config.heads
-    seen = options.prompt + options.words / 2
-    return weights + 2 * 2 * batch * seen * config.depth * kv_heads * config.width_of_head
+    captured = options.prompt + options.words / 2
+    return weights + 2 * 2 * batch * captured * config.depth * kv_heads * config.width_of_head
 
 
 def main(options: Options) -> None:

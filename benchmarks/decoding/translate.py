@@ -76,12 +76,12 @@ def learn_to_end(model: Transformer, longest: int, sure: float = 2.0) -> None:
     hidden, left, top = [], [], []
     for size in range(5, longest + 1):
         source, target = (torch.randint(1, PAD, (4, n)) for n in (size, longest + 10))
-        found = model.hidden(
+        actual = model.hidden(
             torch.cat([torch.full((4, 1), PAD), target], 1), model.encode(source)
         )  # (4, T, E)
-        hidden.append(found.flatten(0, 1))
-        left.append((torch.arange(found.shape[1]) - size).repeat(4).float())
-        top.append(model.logits(found[:, -1]).amax(-1))
+        hidden.append(actual.flatten(0, 1))
+        left.append((torch.arange(actual.shape[1]) - size).repeat(4).float())
+        top.append(model.logits(actual[:, -1]).amax(-1))
     x, past = torch.cat(hidden), torch.cat(left)
     x = torch.cat([x, torch.ones(len(x), 1)], dim=1)  # (N, E + 1)
     fit = torch.linalg.solve(x.T @ x + 10 * torch.eye(x.shape[1]), x.T @ past)  # (E + 1,)
@@ -94,11 +94,11 @@ def ours(folder: Path, options: Options) -> Translate:
     model = read_folder(folder)
 
     def translate(sources: list[list[int]], batch: int) -> list[list[int]]:
-        found = beam_search(
+        actual = beam_search(
             model, sources, start=PAD, end=END, length=options.length, beams=BEAMS, length_penalty=LENGTH_PENALTY,
             penalty="power", batch=batch,
         )  # fmt: skip
-        return [row[0].ids for row in found]
+        return [row[0].ids for row in actual]
 
     return translate
 
@@ -111,17 +111,17 @@ def transformers_peer(folder: Path, options: Options) -> Translate:
     model = transformers.MarianMTModel.from_pretrained(folder).eval()
 
     def translate(sources: list[list[int]], batch: int) -> list[list[int]]:
-        found: list[list[int]] = []
+        actual: list[list[int]] = []
         for at in range(0, len(sources), batch):
             rows = [torch.tensor(row) for row in sources[at : at + batch]]
             ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
             with torch.inference_mode():
-                said = model.generate(
+                generated = model.generate(
                     ids, attention_mask=(ids != PAD).long(), num_beams=BEAMS, max_new_tokens=options.length,
                     length_penalty=LENGTH_PENALTY, early_stopping="never", do_sample=False, forced_eos_token_id=None,
                 )  # fmt: skip
-            found += [[id for id in row if id not in (PAD, END)] for row in said.tolist()]
-        return found
+            actual += [[id for id in row if id not in (PAD, END)] for row in generated.tolist()]
+        return actual
 
     return translate
 
@@ -129,8 +129,8 @@ def transformers_peer(folder: Path, options: Options) -> Translate:
 def sorted_first(translate: Translate) -> Translate:
     def in_order(sources: list[list[int]], batch: int) -> list[list[int]]:
         order = sorted(range(len(sources)), key=lambda at: len(sources[at]))
-        found = dict(zip(order, translate([sources[at] for at in order], batch), strict=True))
-        return [found[at] for at in range(len(sources))]
+        actual = dict(zip(order, translate([sources[at] for at in order], batch), strict=True))
+        return [actual[at] for at in range(len(sources))]
 
     return in_order
 
@@ -149,25 +149,25 @@ def ctranslate2_peer(folder: Path, options: Options) -> Translate:
         def load_tokenizer(self, *_: Any, **__: Any) -> Any:
             return MadeUpWords()
 
-    made = Converter(str(folder)).convert(str(folder / "ctranslate2"))
+    built = Converter(str(folder)).convert(str(folder / "ctranslate2"))
     model = ctranslate2.Translator(
-        made, compute_type="float32", inter_threads=1, intra_threads=options.threads
+        built, compute_type="float32", inter_threads=1, intra_threads=options.threads
     )
 
     def translate(sources: list[list[int]], batch: int) -> list[list[int]]:
-        found = model.translate_batch(
+        actual = model.translate_batch(
             [[str(id) for id in row] for row in sources], beam_size=BEAMS, length_penalty=LENGTH_PENALTY,
             max_decoding_length=options.length, max_batch_size=batch,
         )  # fmt: skip
-        return [[int(word) for word in each.hypotheses[0]] for each in found]
+        return [[int(token_id) for token_id in each.hypotheses[0]] for each in actual]
 
     return translate
 
 
 def main(options: Options) -> None:
     torch.set_num_threads(options.threads)
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory() as built:
+        folder = Path(built)
         write_folder(
             random_translator(options.longest), folder, begin_id=PAD, end_id=END, pad_id=PAD
         )
@@ -184,15 +184,15 @@ def main(options: Options) -> None:
             name: best_batch(name, translate, sources, options)
             for name, translate in translators.items()
         }
-        found = {name: translate(sources, best[name]) for name, translate in translators.items()}
-        report(sources, found)
+        actual = {name: translate(sources, best[name]) for name, translate in translators.items()}
+        report(sources, actual)
         runs = {
             f"{name}, {best[name]} at a time": lambda name=name: translators[name](
                 sources, best[name]
             )
             for name in translators
         }
-        words = sum(map(len, found["qkv"])) + len(sources)
+        words = sum(map(len, actual["qkv"])) + len(sources)
         table = Table(
             f"{len(sources)} sentences, {words} words with their ends, beam {BEAMS}, float32, CPU"
         )
@@ -215,19 +215,19 @@ def best_batch(name: str, translate: Translate, sources: list[list[int]], option
     return min(seconds, key=lambda batch: seconds[batch])
 
 
-def report(sources: list[list[int]], found: dict[str, list[list[int]]]) -> None:
-    lengths = [len(row) for row in found["qkv"]]
+def report(sources: list[list[int]], actual: dict[str, list[list[int]]]) -> None:
+    lengths = [len(row) for row in actual["qkv"]]
     sizes = [len(row) for row in sources]
     print(
         f"sources of {min(sizes)} to {max(sizes)} words, translations of {min(lengths)} to {max(lengths)}"
     )
-    for name, rows in found.items():
-        same = sum(mine == yours for mine, yours in zip(found["qkv"], rows, strict=True))
+    for name, rows in actual.items():
+        same = sum(mine == yours for mine, yours in zip(actual["qkv"], rows, strict=True))
         print(
             f"{name}: {same} of {len(rows)} translations as ours, {sum(map(len, rows))} words",
             flush=True,
         )
-    assert found["transformers"] == found["qkv"]
+    assert actual["transformers"] == actual["qkv"]
 
 
 if __name__ == "__main__":

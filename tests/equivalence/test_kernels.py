@@ -68,14 +68,14 @@ def test_eager_is_the_equation(drawn: Call) -> None:
             kv = h // (H // K)
             for t in range(T):
                 q = S - T + t
-                seen = [k for k in range(S) if may_look(drawn.mask, b, h, q, k, T, S)]
+                captured = [k for k in range(S) if may_look(drawn.mask, b, h, q, k, T, S)]
                 exps = {
                     k: math.exp(
                         sum(x * y for x, y in zip(query[b][h][t], key[b][kv][k], strict=True))
                         / math.sqrt(D)
                         + added(drawn.bias, b, h, t, q, k)
                     )
-                    for k in seen
+                    for k in captured
                 }
                 right = [exps[k] / sum(exps.values()) if k in exps else 0.0 for k in range(S)]
                 mean = [
@@ -104,7 +104,7 @@ def added(bias: Distance | torch.Tensor | None, b: int, h: int, t: int, q: int, 
 @settings(max_examples=100)
 @given(calls(), st.sampled_from([dot, scaled_dot]))
 def test_fused_equals_eager(drawn: Call, score) -> None:
-    assert_kernel_equals_eager(drawn, "fused", score)
+    assert_kernel_equals_eager(drawn, "sdpa", score)
 
 
 @settings(max_examples=100)
@@ -119,7 +119,7 @@ def test_blocked_runs_equal_eager(drawn: Call, score) -> None:
     """Masks that know their reach, over many small blocks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(block_sparse, "SIZE", 4)
-        assert_kernel_equals_eager(drawn, "blocked", score)
+        assert_kernel_equals_eager(drawn, "block_sparse", score)
 
 
 @settings(max_examples=100)
@@ -129,7 +129,7 @@ def test_blocked_runs_equal_eager(drawn: Call, score) -> None:
 )
 def test_blocked_patterns_equal_eager(drawn: Call, score) -> None:
     """Strided and Fixed, alone and with other masks, also with both at once."""
-    assert_kernel_equals_eager(drawn, "blocked", score)
+    assert_kernel_equals_eager(drawn, "block_sparse", score)
 
 
 @settings(max_examples=30)
@@ -146,14 +146,14 @@ def test_flex_equals_eager_without_gradients(drawn: Call) -> None:
     x = drawn.detached()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-        found, expected = (
+        actual, expected = (
             attend(x.query, x.key, x.value, mask=x.mask, bias=x.bias, kernel=kernel)[0]
             for kernel in ("flex", "eager")
         )
-    assert_close(found, expected, rtol=0, atol=TIGHT)
+    assert_close(actual, expected, rtol=0, atol=TIGHT)
 
 
-@pytest.mark.parametrize("kernel", ["fused", "blocked", None])
+@pytest.mark.parametrize("kernel", ["sdpa", "block_sparse", None])
 @settings(max_examples=30)
 @given(sizes(longest=8), seeds, st.data())
 def test_general_scores_equal_eager(
@@ -203,14 +203,16 @@ LONG_BIASES = {
 @pytest.mark.parametrize("name", LONG_MASKS)
 def test_blocked_equals_eager_at_its_own_block_size(name: str, T: int, bias: str) -> None:
     n = Sizes(B=2, H=4, K=2, T=T, S=LONG, D=8, X=8)
-    assert_kernel_equals_eager(call(n, 3, LONG_MASKS[name], LONG_BIASES[bias](T)), "blocked")
+    assert_kernel_equals_eager(call(n, 3, LONG_MASKS[name], LONG_BIASES[bias](T)), "block_sparse")
 
 
 @pytest.mark.parametrize("bias", LONG_BIASES)
 @pytest.mark.parametrize("name", LONG_PATTERNS)
 def test_blocked_patterns_equal_eager_on_long_texts(name: str, bias: str) -> None:
     n = Sizes(B=2, H=4, K=2, T=LONG, S=LONG, D=8, X=8)
-    assert_kernel_equals_eager(call(n, 3, LONG_PATTERNS[name], LONG_BIASES[bias](LONG)), "blocked")
+    assert_kernel_equals_eager(
+        call(n, 3, LONG_PATTERNS[name], LONG_BIASES[bias](LONG)), "block_sparse"
+    )
 
 
 @pytest.mark.parametrize("name", [*LONG_MASKS, *LONG_PATTERNS])
@@ -219,8 +221,8 @@ def test_the_kernel_chosen_for_long_texts_equals_eager(name: str) -> None:
     assert_kernel_equals_eager(call(n, 3, (LONG_MASKS | LONG_PATTERNS)[name]), None)
 
 
-WAYS = [(kernel, masked) for kernel in (None, "eager", "fused") for masked in (False, True)] + [
-    ("blocked", True)
+WAYS = [(kernel, masked) for kernel in (None, "eager", "sdpa") for masked in (False, True)] + [
+    ("block_sparse", True)
 ]
 
 
@@ -229,33 +231,33 @@ WAYS = [(kernel, masked) for kernel in (None, "eager", "fused") for masked in (F
 def test_nothing_to_ask_or_nothing_to_find(
     T: int, S: int, kernel: str | None, masked: bool
 ) -> None:
-    """No queries give no outputs; no keys give zeros, and neither gives NaN, forward or backward."""
+    """No queries give no outputs, no keys give zeros, and neither gives NaN."""
     drawn = call(Sizes(B=2, H=4, K=2, T=T, S=S, D=4, X=3), 0, Window(2) if masked else None)
-    found = outcome(drawn, kernel)
-    assert found["output"].shape == (2, 4, T, 3)
-    assert_same(found, outcome(drawn, "eager"), TIGHT)
+    actual = outcome(drawn, kernel)
+    assert actual["output"].shape == (2, 4, T, 3)
+    assert_same(actual, outcome(drawn, "eager"), TIGHT)
     if S == 0:
-        assert all(torch.equal(x, torch.zeros_like(x)) for x in found.values())
+        assert all(torch.equal(x, torch.zeros_like(x)) for x in actual.values())
 
 
-@pytest.mark.parametrize("kernel", ["eager", "fused", "blocked", None])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa", "block_sparse", None])
 def test_a_query_that_may_look_nowhere_gets_zeros_and_gives_no_gradient(kernel: str | None) -> None:
     n = Sizes(B=2, H=4, K=2, T=6, S=6, D=4, X=3)
     mask = Causal() & Padding(torch.tensor([[False] * 3 + [True] * 3, [False] * 6]))
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        found = outcome(call(n, 0, mask).to(dtype), kernel)
+        actual = outcome(call(n, 0, mask).to(dtype), kernel)
         nowhere = torch.tensor([[True] * 3 + [False] * 3, [True] * 6])
-        assert not found["output"].transpose(1, 2)[nowhere].any()
-        assert found["output"].transpose(1, 2)[~nowhere].all()
-        assert not found["query"].transpose(1, 2)[nowhere].any()
-        assert not found["key"][1].any()
-        assert not found["value"][1].any()
-        assert all(x.isfinite().all() for x in found.values())
+        assert not actual["output"].transpose(1, 2)[nowhere].any()
+        assert actual["output"].transpose(1, 2)[~nowhere].all()
+        assert not actual["query"].transpose(1, 2)[nowhere].any()
+        assert not actual["key"][1].any()
+        assert not actual["value"][1].any()
+        assert all(x.isfinite().all() for x in actual.values())
 
 
-@pytest.mark.parametrize("kernel", ["eager", "fused", None])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa", None])
 def test_more_queries_than_keys(kernel: str | None) -> None:
-    """Cross-attention to a shorter source: its masks speak of keys alone, or are given as matrices."""
+    """Cross-attention to a shorter source, with masks of keys alone or given as matrices."""
     n = Sizes(B=2, H=4, K=2, T=7, S=3, D=4, X=5)
     for mask in (
         None,
@@ -302,7 +304,7 @@ def test_grouped_heads_equal_repeated_heads() -> None:
     n = Sizes(B=2, H=6, K=2, T=4, S=7, D=4, X=3)
     x = call(n, 0, Causal())
     key, value = (torch.stack([y[:, h // 3] for h in range(6)], 1) for y in (x.key, x.value))
-    for kernel in ("eager", "fused", "blocked"):
+    for kernel in ("eager", "sdpa", "block_sparse"):
         grouped, _ = attend(x.query, x.key, x.value, mask=x.mask, kernel=kernel)
         repeated, _ = attend(x.query, key, value, mask=x.mask, kernel="eager")
         assert_close(grouped, repeated)
@@ -320,14 +322,14 @@ def test_blocked_equals_eager_with_more_queries_than_keys(
     """The first queries stand before the first key."""
     monkeypatch.setattr(block_sparse, "SIZE", 4)
     query, key, value = (torch.randn(2, 2, n, 8, dtype=torch.float64) for n in (T, S, S))
-    found, _ = attend(query, key, value, mask=mask, kernel="blocked")
-    torch.testing.assert_close(found, attend(query, key, value, mask=mask, kernel="eager")[0])
+    actual, _ = attend(query, key, value, mask=mask, kernel="block_sparse")
+    torch.testing.assert_close(actual, attend(query, key, value, mask=mask, kernel="eager")[0])
 
 
 def test_a_key_changed_in_place_is_noticed() -> None:
     query, key, value = (torch.randn(1, 1, 300, 8, requires_grad=True) for _ in range(3))
     used = key * 1
-    output, _ = attend(query, used, value, mask=Causal() & Window(8), kernel="blocked")
+    output, _ = attend(query, used, value, mask=Causal() & Window(8), kernel="block_sparse")
     with torch.no_grad():
         used.zero_()
     with pytest.raises(RuntimeError, match="changed in place"):

@@ -1,4 +1,4 @@
-"""A mask is what it says: its matrix, its reach and its tiles agree with the plainest definition."""
+"""The matrix, reach and tiles of a mask agree with its definition in plain Python."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_the_reach_of_a_single_mask_is_never_too_large(
     first = data.draw(st.integers(n.S - n.T, n.S - 1))
     last = data.draw(st.integers(first, n.S - 1))
     low, high = mask.reach(first, last)
-    seen = [k for _, _, q, k in pairs(mask, n) if first <= q <= last]
-    assert (max(0, low), min(n.S, high)) == (min(seen), max(seen) + 1)
+    captured = [k for _, _, q, k in pairs(mask, n) if first <= q <= last]
+    assert (max(0, low), min(n.S, high)) == (min(captured), max(captured) + 1)
     lows, highs = mask.reach(torch.tensor([first]), torch.tensor([last]))
     assert (int(lows.min()), int(highs.max())) == (low, high)
 

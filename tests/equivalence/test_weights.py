@@ -69,12 +69,12 @@ def test_weights_are_shares(drawn: Call, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_listeners_see_the_scores_and_the_weights(mask, need_weights: bool) -> None:
     x = call(Sizes(B=2, H=4, K=2, T=6, S=6, D=4, X=3), 0, mask)
-    heard: dict[str, torch.Tensor] = {}
+    counts: dict[str, torch.Tensor] = {}
 
     def listen(name: str):
         def listener(value: torch.Tensor) -> torch.Tensor:
-            assert name not in heard
-            heard[name] = value
+            assert name not in counts
+            counts[name] = value
             return value
 
         return listener
@@ -91,12 +91,12 @@ def test_listeners_see_the_scores_and_the_weights(mask, need_weights: bool) -> N
     scores = scaled_dot(x.query, x.key.repeat_interleave(2, dim=1))
     if mask is not None:
         scores = scores.masked_fill(~mask.materialise(6, 6), -math.inf)
-    assert_close(heard["scores"], scores)
-    assert_close(heard["weights"], scores.softmax(-1))
+    assert_close(counts["scores"], scores)
+    assert_close(counts["weights"], scores.softmax(-1))
     assert_close(output, attend(x.query, x.key, x.value, mask=mask)[0])
     assert (weights is not None) == need_weights
     if weights is not None:
-        assert_close(weights, heard["weights"])
+        assert_close(weights, counts["weights"])
 
 
 def test_a_listener_may_replace_the_scores() -> None:
@@ -133,7 +133,7 @@ def test_the_gradient_reaches_what_listeners_return() -> None:
     assert torch.autograd.gradcheck(output, factor)
 
 
-@pytest.mark.parametrize("kernel", ["eager", "fused", "blocked"])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa", "block_sparse"])
 def test_dropout_drops_weights_and_keeps_their_mean(kernel: str) -> None:
     """With values of 1, an output is the sum of the kept weights over the chance to be kept: 1 on
     average.

@@ -1,6 +1,4 @@
-"""On a GPU one row goes through five kernels, and what comes out is what plain code says; so does a
-recorded step.
-"""
+"""On a GPU: the fused decode block and the CUDA graph give the numbers of the plain code."""
 
 from __future__ import annotations
 
@@ -13,11 +11,14 @@ from torch import Tensor
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("qkv_unchecked")]
 
+NO_BIASES = {"qkv_bias": False, "output_bias": False, "feed_forward_bias": False}
 KINDS: dict[str, dict[str, Any]] = {
     "gpt-2": {"activation": "gelu_tanh"},
-    "exact": {"activation": "gelu", "qkv_bias": False, "output_bias": False, "feed_forward_bias": False},
-    "llama": {"position": "rotary", "norm": "rms", "activation": "swiglu", "heads": 6, "kv_heads": 2, "qkv_bias": False,
-              "output_bias": False, "feed_forward_bias": False, "hidden": 100},
+    "exact": {"activation": "gelu", **NO_BIASES},
+    "llama": {
+        "position": "rotary", "norm": "rms", "activation": "swiglu", "heads": 6, "kv_heads": 2,
+        "hidden": 100, **NO_BIASES,
+    },
     "relu": {"activation": "relu", "position": "none", "kv_heads": 1},
     "relu2": {"activation": "relu2", "position": "sinusoidal"},
     "silu": {"activation": "silu", "position": "rotary"},
@@ -26,19 +27,23 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def qkv() -> SimpleNamespace:
-    """What Triton can compile: a copy of qkv that the shape checks have not rewritten."""
+    """A copy of qkv without runtime shape checks, which Triton cannot compile."""
     from qkv import generation, models
     from qkv.generation import decode_cuda_graph
-    from qkv.generation.prefill import read
-    from qkv.nn import attention, cache, hooks, norm
-    from qkv.nn.linear import decode_block
+    from qkv.generation.prefill import next_logits
+    from qkv.nn import attention, cache, decode_block, hooks, norm
+    from qkv.nn.linear import gemv
 
     everything: dict[str, Any] = {}
     for module in (generation, models, attention, norm, cache, hooks):
         everything |= vars(module)
-    return SimpleNamespace(
-        **everything | {"recorded": decode_cuda_graph, "read": read, "one_row": decode_block}
-    )
+    everything |= {
+        "decode_cuda_graph": decode_cuda_graph,
+        "next_logits": next_logits,
+        "decode_block": decode_block,
+        "gemv": gemv,
+    }
+    return SimpleNamespace(**everything)
 
 
 def model_of(kind: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:
@@ -51,29 +56,29 @@ def model_of(kind: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:
     return model.to(torch.bfloat16).to(dtype)
 
 
-def far(found: Tensor, right: Tensor) -> float:
-    return float((found.double() - right.double()).norm() / right.double().norm())
+def relative_error(actual: Tensor, right: Tensor) -> float:
+    return float((actual.double() - right.double()).norm() / right.double().norm())
 
 
 @torch.no_grad()
-def logits_of(model: Any, ids: Tensor, padding_mask: Tensor, words: int) -> list[Tensor]:
-    """A prompt and some words, through a cache of fixed size."""
-    first = ids.shape[1] - words
+def logits_of(model: Any, ids: Tensor, padding_mask: Tensor, tokens: int) -> list[Tensor]:
+    """Prefill, then `tokens` decode steps with a static cache."""
+    first = ids.shape[1] - tokens
     state = model.start()
     state.capacity = 64
-    qkv().read(model, ids[:, :first], state, padding_mask[:, :first])
+    qkv().next_logits(model, ids[:, :first], state, padding_mask[:, :first])
     whole = torch.zeros(len(ids), 64, dtype=torch.bool, device=ids.device)
     whole[:, : first + 1] = padding_mask[:, : first + 1]
-    fixed = qkv().FixedCache(state, whole, padding_mask[:, :first].sum(1, keepdim=True))
-    found = []
-    for place in range(first, first + words):
-        found.append(qkv().read(model, ids[:, place : place + 1], fixed))
-        fixed.advance()
-    return found
+    static = qkv().StaticCache(state, whole, padding_mask[:, :first].sum(1, keepdim=True))
+    actual = []
+    for position in range(first, first + tokens):
+        actual.append(qkv().next_logits(model, ids[:, position : position + 1], static))
+        static.advance()
+    return actual
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_row_is_what_plain_code_says(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fused_block_equals_the_plain_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of(KINDS[kind], torch.bfloat16)
     exact = model_of(KINDS[kind]).double()
     ids, padding_mask = (
@@ -81,58 +86,61 @@ def test_one_row_is_what_plain_code_says(kind: str, monkeypatch: pytest.MonkeyPa
         torch.ones(1, 40, dtype=torch.bool, device="cuda"),
     )
     padding_mask[:, :5] = False
-    one_row, seen = qkv().one_row, []
-    through = one_row.through
-    monkeypatch.setattr(one_row, "through", lambda *given: seen.append(1) or through(*given))
-    found = logits_of(model, ids, padding_mask, 6)
-    assert len(seen) == 6 * 2
-    monkeypatch.setattr(one_row, "serves_row", lambda *given: False)
+    decode_block, calls = qkv().decode_block, []
+    run = decode_block.run
+    monkeypatch.setattr(decode_block, "run", lambda *args: calls.append(1) or run(*args))
+    actual = logits_of(model, ids, padding_mask, 6)
+    assert len(calls) == 6 * 2
+    monkeypatch.setattr(qkv().gemv, "supports", lambda *args: False)
     plain = logits_of(model, ids, padding_mask, 6)
     right = exact(ids, padding_mask=padding_mask)[:, -6:].unbind(1)
-    for one, two, three in zip(found, plain, right, strict=True):
-        assert far(one, three) < max(2 * far(two, three), 1e-2)
-        assert far(one, three) < 3e-2
+    for one, two, three in zip(actual, plain, right, strict=True):
+        assert relative_error(one, three) < max(2 * relative_error(two, three), 1e-2)
+        assert relative_error(one, three) < 3e-2
 
 
 @pytest.mark.parametrize(("N", "E"), [(1, 5), (7, 96), (768, 3072), (300, 5000), (50257, 768)])
 def test_one_row_times_a_matrix(N: int, E: int) -> None:
-    one_row = qkv().one_row
+    gemv = qkv().gemv
     torch.manual_seed(0)
     draw = lambda *shape: torch.randn(*shape, device="cuda").bfloat16()  # noqa: E731
     x, weight, bias, residual = draw(1, 1, E), draw(N, E), draw(N), draw(1, 1, N)
     right = x.double() @ weight.double().T
-    assert far(one_row.times(x, weight), right) < 4e-3
-    assert far(one_row.times(x, weight, bias, residual=residual), right + bias + residual) < 6e-3
+    assert relative_error(gemv.linear_row(x, weight), right) < 4e-3
+    assert (
+        relative_error(gemv.linear_row(x, weight, bias, residual=residual), right + bias + residual)
+        < 6e-3
+    )
     for norm in (qkv().LayerNorm(E).cuda(), qkv().RMSNorm(E).cuda()):
         right = norm.double()(x.double()) @ weight.double().T
-        assert far(one_row.times(x, weight, norm=norm.bfloat16()), right) < 8e-3
+        assert relative_error(gemv.linear_row(x, weight, norm=norm.bfloat16()), right) < 8e-3
 
 
 @pytest.mark.parametrize("D", [16, 64, 128])
 @pytest.mark.parametrize("S", [1, 77, 1500, 5000])
 @pytest.mark.parametrize(("B", "H", "K"), [(1, 4, 4), (3, 8, 2), (40, 4, 1)])
-def test_one_query_a_row(B: int, H: int, K: int, S: int, D: int) -> None:
+def test_decode_attention_equals_eager(B: int, H: int, K: int, S: int, D: int) -> None:
     torch.manual_seed(0)
     query, key, value = (
         torch.randn(B, heads, length, D, device="cuda")
         for heads, length in ((H, 1), (K, S), (K, S))
     )
     padding_mask = torch.rand(B, S, device="cuda") > 0.4
-    padding_mask[0] = False  # this row may look nowhere
+    padding_mask[0] = False  # this row has no keys
     with torch.no_grad():
         for mask in (None, qkv().Causal(), qkv().Causal() & qkv().Padding(padding_mask)):
             right, _ = qkv().attend(
                 query.double(), key.double(), value.double(), mask=mask, kernel="eager"
             )
-            found, _ = qkv().attend(query, key, value, mask=mask, kernel="single")
-            torch.testing.assert_close(found.double(), right, atol=1e-5, rtol=1e-5)
-            half = [each.bfloat16() for each in (query, key, value)]
-            right, _ = qkv().attend(*(each.double() for each in half), mask=mask, kernel="eager")
-            found, _ = qkv().attend(*half, mask=mask)
-            assert far(found, right) < 1e-2 or not right.any()
+            actual, _ = qkv().attend(query, key, value, mask=mask, kernel="decode")
+            torch.testing.assert_close(actual.double(), right, atol=1e-5, rtol=1e-5)
+            half = [item.bfloat16() for item in (query, key, value)]
+            right, _ = qkv().attend(*(item.double() for item in half), mask=mask, kernel="eager")
+            actual, _ = qkv().attend(*half, mask=mask)
+            assert relative_error(actual, right) < 1e-2 or not right.any()
 
 
-CHOICES: list[dict[str, Any]] = [
+SAMPLING: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {},
     {"temperature": 1.5, "top_k": 60, "top_p": 0.9},
@@ -142,25 +150,25 @@ CHOICES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("kind", ["gpt-2", "llama"])
-def test_a_recorded_step_says_what_the_cpu_says(kind: str) -> None:
+def test_a_cuda_graph_generates_what_the_cpu_generates(kind: str) -> None:
     model = model_of(KINDS[kind])
     prompts = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3], [5]]
-    for choice in CHOICES:
-        asked: dict[str, Any] = {"length": 80, "end": 7, "seed": 3, "samples": 2, **choice}
-        found = [qkv().generate(model, prompts, **asked) for _ in range(2)]
-        assert model in qkv().recorded.recordings
-        assert found[0] == found[1] == qkv().generate(model.cpu(), prompts, **asked)
+    for fields in SAMPLING:
+        options: dict[str, Any] = {"length": 80, "end": 7, "seed": 3, "samples": 2, **fields}
+        actual = [qkv().generate(model, prompts, **options) for _ in range(2)]
+        assert model in qkv().decode_cuda_graph.graphs
+        assert actual[0] == actual[1] == qkv().generate(model.cpu(), prompts, **options)
         model.cuda()
 
 
-def test_a_text_goes_on_where_the_recording_ends() -> None:
+def test_a_sequence_goes_on_where_the_cuda_graph_ends() -> None:
     model = model_of({})
     prompts = [[3] * 60, [4] * 5]
     for beyond in ("refuse", "slide"):
-        asked: dict[str, Any] = {"length": 150, "seed": 1, "beyond": beyond}
-        found = qkv().generate(model, prompts, **asked)
-        assert found == qkv().generate(model.cpu(), prompts, **asked)
-        assert [len(row) for row in found] == ([69, 124] if beyond == "refuse" else [150, 150])
+        options: dict[str, Any] = {"length": 150, "seed": 1, "beyond": beyond}
+        actual = qkv().generate(model, prompts, **options)
+        assert actual == qkv().generate(model.cpu(), prompts, **options)
+        assert [len(row) for row in actual] == ([69, 124] if beyond == "refuse" else [150, 150])
         model.cuda()
 
 
@@ -168,14 +176,15 @@ def test_two_streams_of_one_model_do_not_mix() -> None:
     model = model_of({})
     one, two = (qkv().stream(model, [[start]], length=60, seed=0) for start in (1, 2))
     both = list(zip(one, two, strict=True))
-    assert [word.id for word, _ in both] == qkv().generate(model, [[1]], length=60, seed=0)[0]
-    assert [word.id for _, word in both] == qkv().generate(model, [[2]], length=60, seed=0)[0]
+    first, second = (qkv().generate(model, [start], length=60, seed=0) for start in (1, 2))
+    assert [token.id for token, _ in both] == first
+    assert [token.id for _, token in both] == second
 
 
-def test_new_weights_and_listeners_are_heard() -> None:
+def test_new_weights_and_hooks_take_effect() -> None:
     model = model_of({})
     before = qkv().generate(model, [[1, 2]], length=60, temperature=0)
-    with qkv().listen(model, "stack.blocks.0.after", lambda value, name: value * 0):
+    with qkv().add_hook(model, "stack.blocks.0.after", lambda value, name: value * 0):
         assert qkv().generate(model, [[1, 2]], length=60, temperature=0) != before
     with torch.no_grad():
         model.embedding.token.weight.add_(torch.randn_like(model.embedding.token.weight))

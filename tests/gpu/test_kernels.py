@@ -1,4 +1,4 @@
-"""On a GPU: FlexAttention and the fused kernels give what the eager equation gives in float64."""
+"""On a GPU: FlexAttention and SDPA give the numbers of the eager equation in float64."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ B, H, D = 2, 4, 64
 
 
 def padding_mask(S: int) -> Tensor:
-    """Words first in row 0, last in row 1, with some rows of the matrix left with nothing to see."""
+    """Tokens first in row 0, last in row 1; some queries are left without keys."""
     position = torch.arange(S, device="cuda")
     return torch.stack([position < S - 70, position >= 150])
 
@@ -81,14 +81,14 @@ def assert_equals_eager(
     """
     torch.backends.cuda.matmul.allow_tf32 = False
     x = [y.to(dtype).double() for y in numbers(K, T, S)]
-    found, expected = (
+    actual, expected = (
         outcome(x, dtype, kernel, **options),
         outcome(x, torch.float64, "eager", **options),
     )
     for name, right in expected.items():
-        assert found[name].isfinite().all(), name
+        assert actual[name].isfinite().all(), name
         scale = max(1.0, float(right.abs().max()))
-        assert float((found[name] - right).abs().max()) < TOLERANCE[dtype] * scale, name
+        assert float((actual[name] - right).abs().max()) < TOLERANCE[dtype] * scale, name
 
 
 @pytest.mark.parametrize("name", SPARSE)
@@ -127,7 +127,7 @@ def test_sparse_masks_on_a_gpu_choose_flex(name: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("T", "S"), [(64, 64), (1, 64), (33, 70)])
 @pytest.mark.parametrize("name", ["none", "causal", "padding", "matrix"])
-def test_fused_equals_eager(name: str, T: int, S: int, dtype: torch.dtype) -> None:
+def test_sdpa_equals_eager(name: str, T: int, S: int, dtype: torch.dtype) -> None:
     from qkv.nn.attention import Causal, Explicit, Padding
 
     mask = {
@@ -138,11 +138,11 @@ def test_fused_equals_eager(name: str, T: int, S: int, dtype: torch.dtype) -> No
     }[name]()
     for K in (1, 4):
         for bias in (None, torch.randn(H, T, S, device="cuda").unsqueeze(0)):
-            assert_equals_eager("fused", dtype, K=K, T=T, S=S, mask=mask, bias=bias)
+            assert_equals_eager("sdpa", dtype, K=K, T=T, S=S, mask=mask, bias=bias)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kernel", ["fused", "flex"])
+@pytest.mark.parametrize("kernel", ["sdpa", "flex"])
 @pytest.mark.parametrize("K", [2, 4])
 def test_a_query_that_may_look_nowhere_gets_zeros_and_gives_no_gradient(
     K: int, kernel: str, dtype: torch.dtype
@@ -151,14 +151,14 @@ def test_a_query_that_may_look_nowhere_gets_zeros_and_gives_no_gradient(
 
     S = 512
     position = torch.arange(S, device="cuda")
-    words = torch.stack([position >= 200, position < 0])
-    found = outcome(numbers(K, S, S), dtype, kernel, mask=Causal() & Padding(words))
-    assert all(x.isfinite().all() for x in found.values())
-    assert not found["output"][0, :, :200].any()
-    assert found["output"][0, :, 200:].any(-1).all()
-    assert not any(x[1].any() for x in found.values())
-    assert not found["query"][0, :, :200].any()
-    assert_equals_eager(kernel, dtype, K=K, T=S, S=S, mask=Causal() & Padding(words))
+    tokens = torch.stack([position >= 200, position < 0])
+    actual = outcome(numbers(K, S, S), dtype, kernel, mask=Causal() & Padding(tokens))
+    assert all(x.isfinite().all() for x in actual.values())
+    assert not actual["output"][0, :, :200].any()
+    assert actual["output"][0, :, 200:].any(-1).all()
+    assert not any(x[1].any() for x in actual.values())
+    assert not actual["query"][0, :, :200].any()
+    assert_equals_eager(kernel, dtype, K=K, T=S, S=S, mask=Causal() & Padding(tokens))
 
 
 @pytest.mark.parametrize("name", ["strided", "fixed", "causal window"])
@@ -166,7 +166,7 @@ def test_blocked_equals_eager(name: str) -> None:
     from qkv.nn.attention import Causal, Fixed, Strided, Window
 
     mask = {"strided": Strided(20), "fixed": Fixed(20, 2), "causal window": Window(40)}[name]
-    assert_equals_eager("blocked", torch.float32, K=2, T=300, S=300, mask=Causal() & mask)
+    assert_equals_eager("block_sparse", torch.float32, K=2, T=300, S=300, mask=Causal() & mask)
 
 
 def test_flex_inside_a_compiled_function_equals_eager() -> None:

@@ -1,4 +1,4 @@
-"""Run one attention call with a kernel, and compare what comes out and what comes back."""
+"""Compare the output and the gradients of one attention call between kernels."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def outcome(
     return {"output": output.detach(), **dict(zip(leaves, gradients, strict=True))}
 
 
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
-    """Equal to a tolerance relative to the largest number expected."""
-    assert found.keys() == expected.keys()
+def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
+    """Equal up to a tolerance relative to the largest expected number."""
+    assert actual.keys() == expected.keys()
     for name, right in expected.items():
         scale = max(1.0, float(right.abs().max())) if right.numel() else 1.0
         assert_close(
-            found[name].to(right),
+            actual[name].to(right),
             right,
             rtol=0,
             atol=tolerance * scale,
@@ -48,9 +48,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance
 def assert_kernel_equals_eager(
     call: Call, kernel: str | None, score: Callable[..., Tensor] = scaled_dot
 ) -> None:
-    """In float64 exactly as the definition; in float32 as near as float32 can be to the definition
-    in float64.
-    """
+    """In float64 equal to eager; in float32 as close to eager in float64 as float32 allows."""
     expected = outcome(call, "eager", score)
     assert_same(outcome(call, kernel, score), expected, TIGHT)
     if not isinstance(score, torch.nn.Module):

@@ -1,4 +1,4 @@
-"""What hypothesis draws: attention calls of every shape, with every mask."""
+"""Hypothesis strategies: attention calls of every shape, with every mask."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ seeds = st.integers(0, 10_000)
 
 @st.composite
 def paddings(draw: DrawFn, n: Sizes) -> Mask:
-    """Holes anywhere, and rows with no word at all."""
+    """Padding anywhere, and rows without a token."""
     padding_mask = torch.rand(n.B, n.S, generator=random(draw(seeds))) < draw(
         st.sampled_from([0.0, 0.5, 0.9])
     )
@@ -123,7 +123,7 @@ def masks_of(kinds: list[type[Mask]], n: Sizes) -> SearchStrategy[Mask]:
 
 @st.composite
 def masks(draw: DrawFn, n: Sizes, *, first: list[type[Mask]] | None = None) -> Mask:
-    """A mask of one of the `first` kinds, or that and up to two others of any kind, in any order."""
+    """A mask of one of the `first` kinds, combined with up to two of any kind, in any order."""
     parts = [
         draw(masks_of(first or list(KINDS), n)),
         *draw(st.lists(masks_of(list(KINDS), n), max_size=2)),
@@ -133,7 +133,7 @@ def masks(draw: DrawFn, n: Sizes, *, first: list[type[Mask]] | None = None) -> M
 
 @st.composite
 def biases(draw: DrawFn, n: Sizes) -> Distance | Tensor | None:
-    """Nothing, ALiBi's slopes or a table in float64; the numbers ask for a gradient."""
+    """None, ALiBi's slopes or a table in float64, which require a gradient."""
     kind = draw(st.sampled_from(["none", "distance", "table"]))
     if kind == "none":
         return None
@@ -173,11 +173,11 @@ class Call:
 
     @property
     def leaves(self) -> dict[str, Tensor]:
-        """What has a gradient."""
-        found = {"query": self.query, "key": self.key, "value": self.value}
+        """The tensors that require a gradient."""
+        tensors = {"query": self.query, "key": self.key, "value": self.value}
         if self.bias is not None:
-            found["bias"] = self.bias.slopes if isinstance(self.bias, Distance) else self.bias
-        return {name: leaf for name, leaf in found.items() if leaf.requires_grad}
+            tensors["bias"] = self.bias.slopes if isinstance(self.bias, Distance) else self.bias
+        return {name: leaf for name, leaf in tensors.items() if leaf.requires_grad}
 
 
 def call(

@@ -1,6 +1,4 @@
-"""All sequences that a small model can say, each with its log-probability from one whole forward
-pass.
-"""
+"""All sequences that a small model can generate, with their log-probabilities."""
 
 from __future__ import annotations
 
@@ -10,36 +8,39 @@ import torch
 from torch import Tensor
 
 Scores = Callable[[Tensor], Tensor]
-"""From (N, T) words said, the first of them given, to the log-probabilities (N, V) of the next."""
+"""From ids (N, T) to the log-probabilities (N, V) of the next token."""
 
 
 def every_sequence(
     scores: Scores, first: list[int], end: int, length: int, vocabulary: int
 ) -> dict[tuple[int, ...], float]:
-    """Of at most `length` words with their end, or of `length` words without it; the end is not in
-    the sequence.
+    """Every sequence of up to `length` tokens with their end, or of `length` without it.
+
+    The end itself is not part of a key.
     """
-    found: dict[tuple[int, ...], float] = {}
+    sequences: dict[tuple[int, ...], float] = {}
     open_: dict[tuple[int, ...], float] = {(): 0.0}
-    for said in range(length):
-        texts = list(open_)
-        ids = torch.tensor([[*first, *text] for text in texts])
+    for step in range(length):
+        prefixes = list(open_)
+        ids = torch.tensor([[*first, *prefix] for prefix in prefixes])
         table = scores(ids)
         fresh = {}
-        for row, text in enumerate(texts):
-            for word in range(vocabulary):
-                total = open_[text] + float(table[row, word])
-                if word == end:
-                    found[text] = total
-                elif said == length - 1:
-                    found[(*text, word)] = total
+        for row, prefix in enumerate(prefixes):
+            for token in range(vocabulary):
+                total = open_[prefix] + float(table[row, token])
+                if token == end:
+                    sequences[prefix] = total
+                elif step == length - 1:
+                    sequences[(*prefix, token)] = total
                 else:
-                    fresh[(*text, word)] = total
+                    fresh[(*prefix, token)] = total
         open_ = fresh
-    assert abs(sum(torch.tensor(list(found.values())).exp().tolist()) - 1) < 1e-6  # these are all
-    return found
+    assert (
+        abs(sum(torch.tensor(list(sequences.values())).exp().tolist()) - 1) < 1e-6
+    )  # these are all
+    return sequences
 
 
 def words_of(text: tuple[int, ...], length: int) -> int:
-    """How many words a sequence has, its end among them."""
+    """Number of tokens of a sequence, including its end."""
     return min(len(text) + 1, length)

@@ -1,4 +1,4 @@
-"""What a fine-tuned model says of texts: a class, a number, a choice, or a tag for each word."""
+"""Classification with a fine-tuned model: a class, a number, a choice, or a tag for each word."""
 
 from __future__ import annotations
 
@@ -20,35 +20,31 @@ from qkv.models.configs import HeadConfig
 from qkv.text.tokenizer import Tokenizer
 
 STRETCH = 32
-"""Batches whose examples are sorted by length together; nothing is answered before a stretch has
-been read.
-"""
+"""Batches whose examples are sorted by length together, and so are answered together."""
 
 
 class Answer(NamedTuple):
-    """Fields that the task does not have are None, or empty."""
+    """The prediction for one example; fields that the task does not have are None, or empty."""
 
     label: str | None = None
     """The likeliest class."""
     probability: float | None = None
     """Of the class, or of the choice."""
-    scores: dict[str, float] | list[float] = {}  # noqa: RUF012 - nobody changes it
-    """The probability of each class by its name, or of the choices in their order: two may have the
-    same text.
-    """
+    scores: dict[str, float] | list[float] = {}  # noqa: RUF012 - it is never changed
+    """The probability of each class by its name, or of the choices in their order."""
     number: float | None = None
     choice: int | None = None
     """The likeliest choice, counted from 0."""
     tags: list[tuple[str, str, float]] | None = None
-    """Each word, its tag, and how likely that is; words beyond the context have none."""
+    """Each word, its tag, and the tag's probability; words beyond the context have none."""
 
 
 Cut = Callable[[int, int], object]
-"""Hears how many texts were longer than the context, and how many words therefore have no tag."""
+"""Called with the number of texts longer than the context, and of words without a tag."""
 
 
 @overload
-def classify(  # type: ignore[overload-overlap]  # a string is also a sequence of strings, and comes first
+def classify(  # type: ignore[overload-overlap]  # a string is a sequence of strings, too
     model: TaskModel, tokenizer: Tokenizer, texts: str, *, rows: int = 32
 ) -> Answer: ...
 @overload
@@ -62,21 +58,32 @@ def classify(
     *,
     rows: int = 32,
 ) -> Answer | list[Answer]:
-    """`classify(model, tokenizer, ["a text", "another"])`, or pairs: `[("a text", "another"),
-    ...]`. One string gives one answer.
+    """Classify texts with a fine-tuned model.
 
-    A choice is asked as (context, choice, choice, ...); a sentence to be tagged is its words, or a
-    string with spaces between them.
+    Args:
+        model: A model with a task head.
+        tokenizer: Its tokenizer.
+        texts: Texts, or pairs of them for a task that compares two; a choice is (context, choice,
+            choice, ...); a sentence to tag is its words, or a string with spaces between them.
+        rows: Texts at a time.
+
+    Returns:
+        One answer for one string, else a list of answers.
+
+    Raises:
+        TypeError: If the model has no task head.
+        ValueError: If a text does not fit the task.
     """
     check_model(model)
     task = model.config.head.task
-    given = [texts] if isinstance(texts, str) else texts
-    examples = [
-        example_of(task, text, f"text {number}") for number, text in enumerate(given, start=1)
-    ]
-    found = list(answers(model, tokenizer, examples, rows=rows))
+    items = [texts] if isinstance(texts, str) else texts
+    examples = []
+    for number, text in enumerate(items, start=1):
+        examples.append(example_of(task, text, f"text {number}"))
 
-    return found[0] if isinstance(texts, str) else found
+    predictions = list(answers(model, tokenizer, examples, rows=rows))
+
+    return predictions[0] if isinstance(texts, str) else predictions
 
 
 def answers(
@@ -87,30 +94,36 @@ def answers(
     rows: int = 32,
     cut: Cut | None = None,
 ) -> Iterator[Answer]:
-    """An answer to each example, in their order, `rows` of them read at a time, those of similar
-    length together.
+    """Yield an answer to each example, in their order.
+
+    Args:
+        model: A model with a task head.
+        tokenizer: Its tokenizer.
+        examples: Examples of the model's task; their labels are not used.
+        rows: Examples at a time, those of similar length together.
+        cut: Called if texts are longer than the context.
     """
     check_model(model)
     if rows < 1:
         raise ValueError(f"rows: expected 1 or more, not {rows}")
 
-    coming = iter(examples)
-
-    while some := list(islice(coming, rows * STRETCH)):
-        for each in some:
-            if not isinstance(each, Example):
+    remaining = iter(examples)
+    while stretch := list(islice(remaining, rows * STRETCH)):
+        for example in stretch:
+            if not isinstance(example, Example):
                 raise TypeError(
-                    f"examples: expected Examples, not {each!r:.80}; classify takes texts"
+                    f"examples: expected Examples, not {example!r:.80}; classify takes texts"
                 )
 
-        yield from answered(model, tokenizer, some, rows, cut)
+        yield from answer_stretch(model, tokenizer, stretch, rows, cut)
 
 
-def answered(
+def answer_stretch(
     model: TaskModel, tokenizer: Tokenizer, examples: list[Example], rows: int, cut: Cut | None
 ) -> list[Answer]:
-    """All of a stretch."""
-    head, frame = model.config.head, Frame(**model.config.frame)
+    """The answers to a stretch of examples, read in the order of their lengths."""
+    head = model.config.head
+    frame = Frame(**model.config.frame)
     for example in examples:
         check_texts(head.task, example.texts, example.where)
 
@@ -118,25 +131,24 @@ def answered(
     if cut is not None and framed.cut:
         cut(framed.cut, framed.words_cut)
 
-    order = sorted(range(len(examples)), key=lambda place: int(framed.lengths[place]))
-    found: dict[int, Answer] = {}
-
+    order = sorted(range(len(examples)), key=lambda index: int(framed.lengths[index]))
+    results: dict[int, Answer] = {}
     with torch.no_grad(), without_dropout(model):
         for first in range(0, len(order), rows):
             chosen = order[first : first + rows]
-            for place, scores in zip(chosen, read(model, frame, framed, chosen), strict=True):
-                found[place] = answer(
-                    head, examples[place].texts, len(framed[place].target_positions), scores
-                )
+            scores = score_examples(model, frame, framed, chosen)
+            for index, its_scores in zip(chosen, scores, strict=True):
+                targets = len(framed[index].target_positions)
+                results[index] = answer(head, examples[index].texts, targets, its_scores)
 
-    return [found[place] for place in range(len(examples))]
+    return [results[index] for index in range(len(examples))]
 
 
-def read(
+def score_examples(
     model: TaskModel, frame: Frame, framed: FramedExamples, chosen: Sequence[int]
 ) -> Float[Tensor, "B M C"]:
-    """The scores of some examples, on the host."""
-    batch = join([framed[place] for place in chosen], frame).to(next(model.parameters()).device)
+    """The model's scores of some examples, in float64 on the host."""
+    batch = join([framed[index] for index in chosen], frame).to(next(model.parameters()).device)
     assert batch.target_positions is not None
     scores = model(
         batch.ids,
@@ -146,57 +158,71 @@ def read(
         group=batch.group,
     )
 
-    return scores.double().cpu() if scores.device.type != "mps" else scores.cpu().double()
+    if scores.device.type == "mps":  # without float64
+        return scores.cpu().double()
+
+    return scores.double().cpu()
 
 
 def answer(
-    head: HeadConfig, texts: Sequence[str], asked: int, scores: Float[Tensor, "M C"]
+    head: HeadConfig, texts: Sequence[str], targets: int, scores: Float[Tensor, "M C"]
 ) -> Answer:
-    """From scores to what a person reads. `asked` are the choices of this example, or its words
-    that were read.
+    """The answer to one example.
+
+    Args:
+        head: The task.
+        texts: The example's texts, or its words.
+        targets: Its choices, or its words within the context.
+        scores: The model's scores.
     """
     if head.numbers:
         return Answer(number=float(scores))
 
     probability = scores.softmax(-1)  # (M, C)
     if head.task == "tag":
-        likeliest, tags = probability[:asked].max(-1)  # (N,)
-        found = zip(texts[:asked], tags.tolist(), likeliest.tolist(), strict=True)
-        return Answer(tags=[(word, head.labels[tag], each) for word, tag, each in found])
+        values, tags = probability[:targets].max(-1)  # (N,)
+        tagged = []
+        for word, tag, value in zip(texts[:targets], tags.tolist(), values.tolist(), strict=True):
+            tagged.append((word, head.labels[tag], value))
 
-    of_each = probability[0].tolist()
+        return Answer(tags=tagged)
+
+    probabilities = probability[0].tolist()
     best = int(scores[0].argmax())
     if head.task == "choice":
-        return Answer(choice=best, probability=of_each[best], scores=of_each[:asked])
+        return Answer(choice=best, probability=probabilities[best], scores=probabilities[:targets])
 
-    scores_of = dict(zip(head.labels, of_each, strict=True))
+    by_label = dict(zip(head.labels, probabilities, strict=True))
 
-    return Answer(label=head.labels[best], probability=of_each[best], scores=scores_of)
+    return Answer(label=head.labels[best], probability=probabilities[best], scores=by_label)
 
 
-# What is asked
+# Arguments
 
 
 def check_model(model: TaskModel) -> None:
     if not isinstance(model, TaskModel):
         raise TypeError(
-            f"model: expected one that qkv finetune put a head on, not a bare {type(model).__name__}"
+            "model: expected one with a task head, as qkv finetune makes it, "
+            f"not a bare {type(model).__name__}"
         )
 
 
 def example_of(task: str, text: str | Sequence[str], where: str) -> Example:
-    """What a person gives, as the task reads it."""
-    if isinstance(text, str):
-        texts = tuple(text.split()) if task == "tag" else (text.strip(),)
+    """A text, or several, as an example of the task."""
+    if not isinstance(text, str):
+        texts = tuple(part.strip() for part in texts_of(text, where)[0])
+    elif task == "tag":
+        texts = tuple(text.split())
     else:
-        texts = tuple(each.strip() for each in texts_of(text, where)[0])
+        texts = (text.strip(),)
 
     check_texts(task, texts, where)
     return Example(texts, None, where)
 
 
 def check_texts(task: str, texts: Sequence[str], where: str) -> None:
-    """As many as the task has, and none of them empty."""
+    """Raise unless there are as many texts as the task has, and none is empty."""
     if not texts or not all(text.strip() for text in texts):
         raise ValueError(f"{where}: it is empty; expected a text")
     if task == "classify" and len(texts) != 1:

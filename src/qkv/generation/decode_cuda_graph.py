@@ -1,9 +1,8 @@
-"""Decoding on a GPU: one step is recorded and replayed (a CUDA graph), and the host never waits for
-a word.
+"""Decoding with a CUDA graph: one step is captured and replayed, and the host never waits for it.
 
 A step of a small model is a hundred kernels of some microseconds. Launched one by one, the host is
-slower than the GPU; replayed, they follow each other without a gap. The host reads each word while
-the next ones are already being made.
+slower than the GPU; replayed, they follow each other without a gap. The host reads each token while
+the next ones are already being computed.
 """
 
 from __future__ import annotations
@@ -16,145 +15,159 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from qkv.generation.generation_batch import GenerationBatch, Steps
-from qkv.generation.prefill import padded, read
+from qkv.generation.prefill import next_logits, pad_left
 from qkv.generation.sampling_params import on_device, processed, sample_tokens
 from qkv.models import GPT
+from qkv.nn import decode_block
 from qkv.nn.cache import KeyValueCache, StaticCache
 from qkv.nn.hooks import has_hooks
 from qkv.nn.unchanged import all_unchanged, settings
 
-recordings: WeakKeyDictionary[nn.Module, tuple[GraphKey, DecodeGraph]] = WeakKeyDictionary()
-"""Of each model the last one: it holds the memory of its cache."""
+decode_block.install()
+
+graphs: WeakKeyDictionary[nn.Module, tuple[GraphKey, DecodeGraph]] = WeakKeyDictionary()
+"""The last graph of each model, which holds the memory of its cache."""
 AHEAD = 3  # steps that the GPU may be ahead of the host
-NO_END = (
-    4096  # places for a text whose context has no end: all of them are there from the beginning
-)
-WORTH = 32  # words that are worth recording a step
-TILE = 64  # capacities are multiples of it, so that texts of nearly one length share a recording
+NO_END = 4096  # slots for a sequence whose context has no end: all are allocated at once
+WORTH = 32  # tokens that are worth capturing a step
+TILE = 64  # capacities are multiples of it, so that similar lengths share a graph
 
 
-def supports(model: Any, talk: GenerationBatch) -> bool:
-    """A step that always looks alike: no sparse pattern, no positions that count from the last
-    place.
-    """
-    if not isinstance(model, GPT) or not next(model.parameters()).is_cuda or not talk.texts:
+def supports(model: Any, batch: GenerationBatch) -> bool:
+    """True if every step is alike: no sparse mask, no positions relative to the last slot."""
+    if not isinstance(model, GPT) or not next(model.parameters()).is_cuda:
+        return False
+    if not batch.sequences:
         return False
     if has_hooks(model) or not all_unchanged(model):
-        # a hook wants to see every token, and a graph may not hold what a changed module does
+        # A hook must see every token, and a graph may not hold what a changed module does.
         return False
 
     config = model.config
     if config.memory or config.sparsity() is not None or config.position in ("alibi", "relative"):
         return False
 
-    return tokens_that_fit(model, talk) > talk.choice.settled + WORTH
+    return tokens_that_fit(model, batch) > batch.sampling_params.steady_from + WORTH
 
 
-def tokens_that_fit(model: GPT, talk: GenerationBatch) -> int:
-    """How many words can be said before the longest text fills the context, or where it has no end,
-    a large room.
+def tokens_that_fit(model: GPT, batch: GenerationBatch) -> int:
+    """New tokens before the longest sequence fills the context, or the cache if it has no end."""
+    capacity = batch.limit
+    if capacity is None:
+        capacity = max(model.config.context, NO_END)
+
+    return min(batch.length, capacity - max(batch.prompt_lengths) + 1)
+
+
+def steps(model: GPT, batch: GenerationBatch) -> Steps:
+    """The tokens of a batch, for as many steps as fit.
+
+    Rows that have ended stay in the batch; their tokens are discarded.
     """
-    room = max(model.config.context, NO_END) if talk.limit is None else talk.limit
-    return min(talk.length, room - max(talk.prompts) + 1)
-
-
-def steps(model: GPT, talk: GenerationBatch) -> Steps:
-    """As `decode.steps`, for as many words as fit; rows that have ended go on, and nobody listens
-    to them.
-    """
-    count = tokens_that_fit(model, talk)
-    ids, padding_mask = padded(talk.texts[:: talk.samples], next(model.parameters()).device)
-    asked = graph_key(model, talk, ids.shape[1] + count - 1)
-    found, recording = recordings.pop(model, (None, None))  # it serves one talk at a time
-    if recording is None or found != asked:
-        del recording
-        recording = DecodeGraph(model, talk, asked)
+    count = tokens_that_fit(model, batch)
+    device = next(model.parameters()).device
+    ids, padding_mask = pad_left(batch.sequences[:: batch.samples], device)
+    key = graph_key(model, batch, ids.shape[1] + count - 1)
+    known_key, graph = graphs.pop(model, (None, None))  # a graph serves one batch at a time
+    if graph is None or known_key != key:
+        del graph  # frees its memory before a new one is allocated
+        graph = DecodeGraph(model, batch, key)
 
     try:
-        yield from recording.steps(model, ids, padding_mask, talk, count)
+        yield from graph.steps(model, ids, padding_mask, batch, count)
     finally:
-        recordings[model] = (asked, recording)
+        graphs[model] = (key, graph)
 
 
 class GraphKey(NamedTuple):
-    """What a recording must be the same in to be used again."""
+    """What must be the same for a graph to be used again."""
 
     rows: int
     capacity: int
     length: int
     ends: tuple[int, ...]
-    choice: str
+    sampling_params: str
     weights: tuple[Any, ...]
+    """The address and dtype of every parameter."""
     settings: str
-    """Of every module its class and what it knows besides its weights."""
+    """The class of every module, and what it knows besides its weights."""
 
 
-def graph_key(model: GPT, talk: GenerationBatch, places: int) -> GraphKey:
-    """A recording knows its weights by where they lie."""
-    capacity, length = (-(-count // TILE) * TILE for count in (places, talk.length))
+def graph_key(model: GPT, batch: GenerationBatch, slots: int) -> GraphKey:
+    """The key of a batch that needs this many slots in the cache."""
+    capacity = -(-slots // TILE) * TILE
     if model.config.position == "learned":
         capacity = min(capacity, model.config.context)
 
-    weights = tuple((each.data_ptr(), each.dtype) for each in model.parameters())
-    known = repr([(type(each), settings(each)) for each in model.modules()])
-
-    return GraphKey(len(talk.texts), capacity, length, talk.ends, repr(talk.choice), weights, known)
+    return GraphKey(
+        rows=len(batch.sequences),
+        capacity=capacity,
+        length=-(-batch.length // TILE) * TILE,
+        ends=batch.ends,
+        sampling_params=repr(batch.sampling_params),
+        weights=tuple((weight.data_ptr(), weight.dtype) for weight in model.parameters()),
+        settings=repr([(type(module), settings(module)) for module in model.modules()]),
+    )
 
 
 class DecodeGraph:
-    """One step of a model for so many rows and places, and all that it reads and writes."""
+    """The captured step of a model, with all tensors that it reads and writes."""
 
-    def __init__(self, model: GPT, talk: GenerationBatch, asked: GraphKey) -> None:
-        config, weight, rows = model.config, next(model.parameters()), asked.rows
+    def __init__(self, model: GPT, batch: GenerationBatch, key: GraphKey) -> None:
+        config = model.config
+        weight = next(model.parameters())
+        device = weight.device
+        rows = key.rows
+        self.params = batch.sampling_params
+        self.ends = batch.ends
+
+        # The KV cache.
         kv_heads = config.heads if config.kv_heads is None else config.kv_heads
-        shape = (rows, kv_heads, asked.capacity, config.width_of_head)
-        self.choice, self.ends, self.settled = talk.choice, talk.ends, talk.choice.settled + 1
-        self.buffers = {
-            layer: (weight.new_zeros(shape), weight.new_zeros(shape))
-            for layer in range(config.depth)
-        }
-        self.words = torch.zeros(rows, dtype=torch.int64, device=weight.device)
-        self.place = torch.zeros(1, dtype=torch.int64, device=weight.device)  # in what is said
-        self.uniform = torch.zeros(
-            rows, asked.length, dtype=talk.uniform.dtype, device=weight.device
-        )
-        self.heard = talk.heard(range(rows), config.vocabulary, weight.device)
-        padding_mask = torch.ones(rows, asked.capacity, dtype=torch.bool, device=weight.device)
-        self.cache = StaticCache(
-            self.empty(asked.capacity, rows),
-            padding_mask,
-            torch.zeros_like(self.words).unsqueeze(1),
-        )
-        self.never = on_device(
-            talk.choice.forbidden, weight.device
-        )  # a recording knows it only by where it lies
-        self.record(model)
+        shape = (rows, kv_heads, key.capacity, config.width_of_head)
+        self.buffers: dict[int, tuple[Tensor, Tensor]] = {}
+        for layer in range(config.depth):
+            self.buffers[layer] = (weight.new_zeros(shape), weight.new_zeros(shape))
 
-    def record(self, model: GPT) -> None:
-        def step() -> None:
-            self.choose(self.read(model), self.settled)
+        # The input and output of a step.
+        self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)  # tokens generated so far
+        self.uniforms = torch.zeros(rows, key.length, dtype=batch.uniforms.dtype, device=device)
+        self.counts = batch.token_counts(range(rows), config.vocabulary, device)
+        padding_mask = torch.ones(rows, key.capacity, dtype=torch.bool, device=device)
+        positions = torch.zeros_like(self.tokens).unsqueeze(1)
+        self.cache = StaticCache(self.empty(key.capacity, rows), padding_mask, positions)
 
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
+        # Kept alive, because the graph knows it only by its address.
+        self.forbidden = on_device(self.params.forbidden, device)
+        self.capture(model)
 
-        with torch.cuda.stream(aside):  # kernels are compiled before they are recorded
+    def capture(self, model: GPT) -> None:
+        """Record one step of a position from which on all are alike."""
+        position = self.params.steady_from + 1
+
+        def run_step() -> None:
+            self.sample(self.forward(model), position)
+
+        # Kernels are compiled before they are captured, on another stream as CUDA requires.
+        warmup = torch.cuda.Stream()
+        warmup.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(warmup):
             for _ in range(2):
-                step()
+                run_step()
 
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(warmup)
         self.graph = torch.cuda.CUDAGraph()
 
-        with torch.cuda.graph(
-            self.graph, capture_error_mode="thread_local"
-        ):  # others may go on meanwhile
-            step()
+        # Other threads may use the GPU meanwhile.
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            run_step()
 
     def empty(self, capacity: int, rows: int) -> KeyValueCache:
         """An ordinary cache that writes into the first rows of these buffers."""
         cache = KeyValueCache(capacity, len(self.buffers))
-        cache.buffers = {
-            layer: (keys[:rows], values[:rows]) for layer, (keys, values) in self.buffers.items()
-        }
+        for layer, (keys, values) in self.buffers.items():
+            cache.buffers[layer] = (keys[:rows], values[:rows])
+
         return cache
 
     def steps(
@@ -162,77 +175,83 @@ class DecodeGraph:
         model: GPT,
         ids: Int[Tensor, "P T"],
         padding_mask: Bool[Tensor, "P T"] | None,
-        talk: GenerationBatch,
+        batch: GenerationBatch,
         count: int,
     ) -> Steps:
-        logits = self.begin(model, ids, padding_mask, talk)
-        host = torch.empty(count, len(self.words), dtype=torch.int64, pin_memory=True)
+        """Prefill, then `count` steps; the host is up to AHEAD steps behind."""
+        logits = self.prefill(model, ids, padding_mask, batch)
+        host = torch.empty(count, len(self.tokens), dtype=torch.int64, pin_memory=True)
         copied: list[torch.cuda.Event] = []
 
-        for place in range(count + AHEAD):
-            if place < count:
-                if place > talk.choice.settled:
+        for step in range(count + AHEAD):
+            if step < count:
+                if step > self.params.steady_from:
                     self.graph.replay()
                 else:
-                    self.choose(self.read(model) if place else logits, place)
+                    self.sample(self.forward(model) if step else logits, step)
 
-                host[place].copy_(self.words, non_blocking=True)
+                host[step].copy_(self.tokens, non_blocking=True)
                 copied.append(torch.cuda.Event())
                 copied[-1].record()
 
-            if place >= AHEAD:
-                copied[place - AHEAD].synchronize()
-                yield range(len(self.words)), host[place - AHEAD].tolist()
-                if len(talk.ended) == len(self.words):
+            if step >= AHEAD:
+                copied[step - AHEAD].synchronize()
+                yield range(len(self.tokens)), host[step - AHEAD].tolist()
+                if len(batch.ended) == len(self.tokens):
                     return
 
-    def begin(
+    def prefill(
         self,
         model: GPT,
         ids: Int[Tensor, "P T"],
         padding_mask: Bool[Tensor, "P T"] | None,
-        talk: GenerationBatch,
+        batch: GenerationBatch,
     ) -> Float[Tensor, "B V"]:
-        """Read the prompts, as ever, and make everything ready for the second word; what may come
-        first is given.
-        """
-        cache, T = self.cache, ids.shape[1]
-        logits = read(model, ids, self.empty(cache.capacity, len(ids)), padding_mask)  # (P, V)
-        same = torch.arange(len(self.words), device=ids.device) // talk.samples
-        if talk.samples > 1:
-            for both in self.buffers.values():
-                for buffer in both:
-                    buffer[:, :, :T] = buffer[same, :, :T]
+        """Prefill the prompts, reset the static buffers for step 2, and return the first logits."""
+        cache = self.cache
+        T = ids.shape[1]
+        prompt_cache = self.empty(cache.capacity, len(ids))
+        logits = next_logits(model, ids, prompt_cache, padding_mask)  # (P, V)
 
+        # Let all samples go on from their prompt.
+        prompt = torch.arange(len(self.tokens), device=ids.device) // batch.samples
+        if batch.samples > 1:
+            for keys, values in self.buffers.values():
+                keys[:, :, :T] = keys[prompt, :, :T]
+                values[:, :, :T] = values[prompt, :, :T]
+
+        # The next token is at slot T.
         cache.padding_mask.zero_()
-        cache.padding_mask[:, :T] = True if padding_mask is None else padding_mask[same]
+        cache.padding_mask[:, :T] = True if padding_mask is None else padding_mask[prompt]
         cache.positions.copy_(cache.padding_mask.sum(1, keepdim=True))
         cache.padding_mask[:, T] = True
-        cache.place.fill_(T)
-        self.place.zero_()
-        self.uniform[:, : talk.length] = talk.uniform
-        fresh = talk.heard(range(len(talk.texts)), model.config.vocabulary, ids.device)
-        if self.heard is not None and fresh is not None:
-            self.heard.read.copy_(fresh.read)
-            self.heard.said.copy_(fresh.said)
+        cache.slot.fill_(T)
 
-        return logits[same]
+        self.step.zero_()
+        self.uniforms[:, : batch.length] = batch.uniforms
+        rows = range(len(batch.sequences))
+        counts = batch.token_counts(rows, model.config.vocabulary, ids.device)
+        if self.counts is not None and counts is not None:
+            self.counts.read.copy_(counts.read)
+            self.counts.said.copy_(counts.said)
 
-    def read(self, model: GPT) -> Float[Tensor, "B V"]:
-        logits = read(model, self.words.clamp(min=0).unsqueeze(1), self.cache)
+        return logits[prompt]
+
+    def forward(self, model: GPT) -> Float[Tensor, "B V"]:
+        logits = next_logits(model, self.tokens.clamp(min=0).unsqueeze(1), self.cache)
         self.cache.advance()
         return logits
 
-    def choose(self, logits: Float[Tensor, "B V"], place: int) -> None:
-        logits = processed(logits, self.choice, self.heard, place, self.ends)
-        uniform = (
-            self.uniform.index_select(1, self.place).squeeze(1)
-            if self.choice.temperature
-            else self.uniform[:, 0]
-        )
-        words = sample_tokens(logits, uniform, self.choice)
-        if self.heard is not None:
-            self.heard.add(words)
+    def sample(self, logits: Float[Tensor, "B V"], position: int) -> None:
+        """Choose the tokens of this step."""
+        logits = processed(logits, self.params, self.counts, position, self.ends)
+        uniform = self.uniforms[:, 0]
+        if self.params.temperature:
+            uniform = self.uniforms.index_select(1, self.step).squeeze(1)
 
-        self.words.copy_(words)
-        self.place += 1
+        tokens = sample_tokens(logits, uniform, self.params)
+        if self.counts is not None:
+            self.counts.add(tokens)
+
+        self.tokens.copy_(tokens)
+        self.step += 1

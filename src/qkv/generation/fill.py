@@ -1,4 +1,4 @@
-"""Masked words: what stands, in a BERT's opinion, where the text says [mask]."""
+"""Masked language modelling: the likeliest tokens of a BERT where a text has [mask]."""
 
 from __future__ import annotations
 
@@ -15,17 +15,29 @@ from qkv.text.tokenizer import Tokenizer
 
 
 class Guess(NamedTuple):
+    """A token for a mask."""
+
     text: str
-    """The word as it is read."""
+    """The token as it is read."""
     id: int
     probability: float
 
 
 def fill(model: BERT, tokenizer: Tokenizer, text: str, *, top: int = 5) -> list[list[Guess]]:
-    """For each mask of the text the likeliest tokens, the likeliest first, each seen without the
-    other masks' guesses.
+    """Guess each mask of a text, without regard to the guesses for other masks.
 
-    A mask may be written [mask], [MASK], <mask> or as the tokenizer spells it.
+    Args:
+        model: A BERT with a masked-language-model head.
+        tokenizer: Its tokenizer.
+        text: A mask may be written [mask], [MASK], <mask> or as the tokenizer spells it.
+        top: Guesses of each mask.
+
+    Returns:
+        The likeliest tokens of each mask, the likeliest first.
+
+    Raises:
+        TypeError: If the model is no BERT.
+        ValueError: If the text has no mask or is longer than the context.
     """
     if not isinstance(model, BERT):
         raise TypeError(
@@ -37,39 +49,46 @@ def fill(model: BERT, tokenizer: Tokenizer, text: str, *, top: int = 5) -> list[
         raise ValueError(f"top: expected 1 or more, not {top}")
     if tokenizer.mask is None:
         raise ValueError(
-            "tokenizer: it has no mask token, [mask] or [MASK], so its model was not taught to guess"
+            "tokenizer: it has no mask token, [mask] or [MASK], so its model was not trained "
+            "to fill masks"
         )
 
     ids = masked_ids(tokenizer, text)
     if len(ids) > model.config.context:
         raise ValueError(
-            f"text: {len(ids):,} tokens are more than the model's context of {model.config.context:,}; shorten it"
+            f"text: {len(ids):,} tokens are more than the model's context of "
+            f"{model.config.context:,}; shorten it"
         )
 
+    return guess_masks(model, tokenizer, ids, top)
+
+
+def guess_masks(model: BERT, tokenizer: Tokenizer, ids: list[int], top: int) -> list[list[Guess]]:
+    """The guesses of each mask among the ids."""
+    assert tokenizer.mask is not None
     row = torch.tensor([ids], device=next(model.parameters()).device)  # (1, T)
-    places = (row[0] == tokenizer.mask).nonzero()[:, 0]  # (M,)
-
+    positions = row[0].eq(tokenizer.mask).nonzero()[:, 0]  # (M,)
     with torch.no_grad(), without_dropout(model):
-        logits = model.logits(model.hidden(row)[0, places])  # (1, T, E) -> (M, E) -> (M, V)
+        logits = model.logits(model.hidden(row)[0, positions])  # (1, T, E) -> (M, E) -> (M, V)
 
-    probability = logits.double().softmax(-1)[
-        :, : tokenizer.vocabulary
-    ]  # some models have room for more tokens
-    likeliest, chosen = probability.topk(min(top, probability.shape[1]))  # (M, top)
+    # Some models have a larger output than their tokenizer has tokens.
+    probability = logits.double().softmax(-1)[:, : tokenizer.vocabulary]
+    values, tokens = probability.topk(min(top, probability.shape[1]))  # (M, top)
 
-    return [
-        [
-            Guess(tokenizer.decode([id]) or tokenizer.token(id), id, each)
-            for id, each in zip(*row, strict=True)
-        ]
-        for row in zip(chosen.tolist(), likeliest.tolist(), strict=True)
-    ]
+    guesses = []
+    for mask_ids, mask_values in zip(tokens.tolist(), values.tolist(), strict=True):
+        mask_guesses = []
+        for id, value in zip(mask_ids, mask_values, strict=True):
+            text = tokenizer.decode([id]) or tokenizer.token(id)
+            mask_guesses.append(Guess(text, id, value))
+
+        guesses.append(mask_guesses)
+
+    return guesses
 
 
 def masked_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of a text with its masks, in the frame that it had in training: [start], words,
-    [end].
-    """
+    """The ids of a text with its masks, between a start and an end id as in training."""
     assert tokenizer.mask is not None
     parts = masks_of(tokenizer).split(text)
     if len(parts) == 1:
@@ -78,20 +97,24 @@ def masked_ids(tokenizer: Tokenizer, text: str) -> list[int]:
         )
 
     if tokenizer.decoders & {"ByteLevel", "Metaspace"}:
-        # The space before a word is a part of the word, and so of the one that is hidden.
+        # The space before a word is part of its token, and so of the masked one.
         parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
 
-    ids: list[int] = []
+    ids = tokenizer.encode(parts[0])
+    for part in parts[1:]:
+        ids += [tokenizer.mask, *tokenizer.encode(part)]
 
-    for number, part in enumerate(parts):
-        ids += [tokenizer.mask] * (number > 0) + tokenizer.encode(part)
+    if tokenizer.start is not None:
+        ids = [tokenizer.start, *ids]
 
-    before, after = ([] if id is None else [id] for id in (tokenizer.start, tokenizer.end))
+    if tokenizer.end is not None:
+        ids = [*ids, tokenizer.end]
 
-    return before + ids + after
+    return ids
 
 
 def masks_of(tokenizer: Tokenizer) -> re.Pattern[str]:
+    """The spellings of a mask."""
     assert tokenizer.mask is not None
-    spelled = {tokenizer.token(tokenizer.mask), OURS["mask"], *KNOWN["mask"]}
-    return re.compile("|".join(map(re.escape, sorted(spelled))))
+    spellings = {tokenizer.token(tokenizer.mask), OURS["mask"], *KNOWN["mask"]}
+    return re.compile("|".join(map(re.escape, sorted(spellings))))

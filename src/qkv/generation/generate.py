@@ -1,54 +1,67 @@
-"""Ids in, ids out: read the prompt (prefill), then word after word (step), with the state passed
-in.
+"""Generation: token ids in, token ids out, for GPT; and what all decoding shares.
 
-One loop serves them all: GPT, Transformer-XL, the encoder-decoder Transformer and the RNN. What a
-row says does not depend on its neighbours: it draws by its own chances, and leaves the batch when
-it has ended.
+The output of a row does not depend on its neighbours: it draws by its own random numbers, and
+leaves the batch when it has ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any, overload
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Required, Unpack, overload
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from qkv.data.batches.paired import pad
 from qkv.generation import decode_cuda_graph
-from qkv.generation.generation_batch import Beyond, GeneratedToken, GenerationBatch, Reason, Steps
-from qkv.generation.prefill import padded, read
+from qkv.generation.decode_loop import DecodeLoop
+from qkv.generation.generation_batch import Beyond, GeneratedToken, GenerationBatch, Reason
 from qkv.generation.prompts import Arrays, Prompts, check_whole, token_rows
 from qkv.generation.sampling import uniforms
-from qkv.generation.sampling_params import SamplingParams, processed, sample_tokens
+from qkv.generation.sampling_params import SamplingFields, SamplingParams
 from qkv.generation.search.ensemble import Ensemble
+from qkv.generation.stop import as_ends
 from qkv.models import GPT, RNN, Transformer
-from qkv.nn.linear.onednn import Prepacked, prepacking, small_enough
 
 __all__ = [
     "Beyond",
     "GeneratedToken",
     "Reason",
     "generate",
+    "limit_of",
     "stream",
-    "translate",
     "without_dropout",
 ]
 
 Translator = Transformer | RNN | Sequence[Transformer | RNN]
+Stop = Callable[[int, list[int]], bool]
+"""Called with a row and its new ids after each token; True ends the row."""
 MOST_ROWS = 65536
-MANY_ROWS, MANY_WORDS = 4, 16  # from which on it pays to pack the weights, on a CPU
+
+
+class GenerateOptions(SamplingFields, total=False):
+    """The keyword arguments of `generate`, for its overloads."""
+
+    length: Required[int]
+    end: int | Sequence[int] | None
+    sampling_params: SamplingParams | None
+    seed: int | Sequence[int] | None
+    beyond: Beyond
+    stop: Stop | None
 
 
 @overload
 def generate(
-    model: GPT, prompts: Sequence[int], *, samples: None = None, **how: Any
+    model: GPT,
+    prompts: Sequence[int],
+    *,
+    samples: None = None,
+    **options: Unpack[GenerateOptions],
 ) -> list[int]: ...
 @overload
 def generate(
-    model: GPT, prompts: Sequence[int], *, samples: int, **how: Any
+    model: GPT, prompts: Sequence[int], *, samples: int, **options: Unpack[GenerateOptions]
 ) -> list[list[int]]: ...
 @overload
 def generate(
@@ -56,26 +69,71 @@ def generate(
     prompts: Sequence[Sequence[int]] | Sequence[Tensor],
     *,
     samples: int | None = None,
-    **how: Any,
+    **options: Unpack[GenerateOptions],
 ) -> list[list[int]]: ...
 @overload
 def generate(
-    model: GPT, prompts: Arrays, *, samples: int | None = None, **how: Any
+    model: GPT,
+    prompts: Arrays,
+    *,
+    samples: int | None = None,
+    **options: Unpack[GenerateOptions],
 ) -> list[Any]: ...
-def generate(model: GPT, prompts: Prompts, *, samples: int | None = None, **how: Any) -> list[Any]:
-    """Continue each prompt by at most `length` new ids, up to the end id and without it. See
-    `stream`.
+def generate(
+    model: GPT,
+    prompts: Prompts,
+    *,
+    length: int,
+    end: int | Sequence[int] | None = None,
+    sampling_params: SamplingParams | None = None,
+    samples: int | None = None,
+    seed: int | Sequence[int] | None = None,
+    beyond: Beyond = "refuse",
+    stop: Stop | None = None,
+    **fields: Unpack[SamplingFields],
+) -> list[Any]:
+    """Continue each prompt by at most `length` new tokens.
 
-    One prompt, a flat list of ids or a one-dimensional tensor, gives one list of ids; several
-    prompts, a list of lists or a tensor (B, T), give a list of these. With `samples`, be it 1, a
-    list is given in any case, of `samples` lists for each prompt: list r * samples + s is sample s
-    of prompt r.
+    Args:
+        model: A GPT.
+        prompts: One prompt (a flat list of ids, or a tensor (T,)), or several (a list of lists,
+            or a tensor (B, T)).
+        length: New tokens at most.
+        end: The id, or ids, that end a sequence; it is not returned.
+        sampling_params: How tokens are chosen.
+        samples: Samples of each prompt: sequence r * samples + s is sample s of prompt r.
+        seed: Makes the result reproducible; a list has one seed per row, as of `row_seeds`.
+        beyond: What happens where the context is full; see `stream`.
+        stop: Called with a row and its new ids after each token; True ends the row.
+        **fields: Fields of `SamplingParams` by name instead, such as temperature=0.8, top_k=40.
+
+    Returns:
+        The new ids: one list for one prompt without `samples`, else a list of lists.
+
+    Raises:
+        ValueError: If an argument is wrong, or a prompt is longer than the context.
+
+    Example:
+        >>> from qkv.models import GPT, GPTConfig
+        >>> model = GPT(GPTConfig(vocabulary=16, context=8, width=8, depth=1, heads=2))
+        >>> len(generate(model, [1, 2, 3], length=4, seed=0, temperature=0.8))
+        4
     """
     rows, single = token_rows(prompts, vocabulary_of(model))
-    words = stream(model, rows or prompts, samples=samples, **how)
-    found = collect(words, len(rows) * (samples or 1))
-
-    return found[0] if single and samples is None else found
+    tokens = stream(
+        model,
+        rows or prompts,
+        length=length,
+        end=end,
+        sampling_params=sampling_params,
+        samples=samples,
+        seed=seed,
+        beyond=beyond,
+        stop=stop,
+        **fields,
+    )
+    sequences = collect(tokens, len(rows) * (samples or 1))
+    return sequences[0] if single and samples is None else sequences
 
 
 def stream(
@@ -84,323 +142,165 @@ def stream(
     *,
     length: int,
     end: int | Sequence[int] | None = None,
-    choice: SamplingParams | None = None,
+    sampling_params: SamplingParams | None = None,
     samples: int | None = None,
     seed: int | Sequence[int] | None = None,
     beyond: Beyond = "refuse",
-    stop: Callable[[int, list[int]], bool] | None = None,
-    **how: Any,
+    stop: Stop | None = None,
+    **fields: Unpack[SamplingFields],
 ) -> Iterator[GeneratedToken]:
-    """Word after word of every row, as they are said; a row's last one has the reason why it ended.
+    """Generate as `generate` does, and yield every token as soon as it is known.
 
-    `prompts` are as in `generate`; one prompt alone is row 0. Row r * samples + s is sample s of
-    prompt r, of which there is 1 unless given; prompts may differ in length. `choice`, or its
-    fields by name (temperature=0.8, top_k=40), says how a word is chosen. `stop` is asked after
-    each word whether its row is done. A seed makes the same texts again; a list has one for each
-    row, as `row_seeds` gives them. Without a seed the texts are new every time, and nobody else's
-    random numbers are touched.
+    Args:
+        model: A GPT.
+        prompts: As for `generate`; one prompt alone is row 0.
+        length: New tokens at most.
+        end: The id, or ids, that end a sequence.
+        sampling_params: How tokens are chosen.
+        samples: Samples of each prompt, by default 1: row r * samples + s is sample s of prompt r.
+        seed: Makes the result reproducible; the global random state is not touched.
+        beyond: A sequence that fills the context ends there, and a longer prompt is refused;
+            "slide" forgets the beginning whenever the context is full and goes on from its last
+            half; "extend" goes on, which learned positions cannot. Transformer-XL has no limit.
+        stop: Called with a row and its new ids after each token; True ends the row.
+        **fields: Fields of `SamplingParams` by name instead.
 
-    A text that fills the model's context ends there; a prompt that is longer is refused. `beyond` =
-    "slide" forgets the beginning instead, whenever the context is full, and goes on from its last
-    half; "extend" reads on, which learned positions cannot. Transformer-XL's memory knows no such
-    end: it reads a long prompt in segments.
+    Returns:
+        An iterator of tokens; a row's last one has the reason why it ended.
+
+    Raises:
+        ValueError: If an argument is wrong, or a prompt is longer than the context.
+
+    Example:
+        >>> from qkv.models import GPT, GPTConfig
+        >>> model = GPT(GPTConfig(vocabulary=16, context=8, width=8, depth=1, heads=2))
+        >>> [token.reason for token in stream(model, [1, 2, 3], length=2, temperature=0)]
+        [None, 'length']
     """
     rows, _ = token_rows(prompts, vocabulary_of(model))
-    choice, ends = settle(choice, how), as_ends(end)
-    check(model, length, ends, choice)
+    params = as_sampling_params(sampling_params, fields)
+    ends = as_ends(end)
+    check(model, length, ends, params)
     samples = 1 if samples is None else samples
     check_samples(samples, len(rows))
     limit = limit_of(model, beyond)
     if limit is not None:
         rows = [within(row, limit, length, beyond) for row in rows]
 
-    uniform = uniforms(seed, len(rows) * samples, length)
-    device = next(model.parameters()).device
-
-    def talks() -> Iterator[GeneratedToken]:
-        for chosen in groups(model, rows):
-            numbers = [row * samples + sample for row in chosen for sample in range(samples)]
-            talk = GenerationBatch(
-                texts=[list(rows[row]) for row in chosen for _ in range(samples)],
-                rows=numbers,
-                uniform=on(device, uniform[numbers]),
-                choice=choice,
-                ends=ends,
-                limit=limit,
-                slides=beyond == "slide",
-                stop=stop,
-                samples=samples,
-            )
-
-            yield from say(model, model.start, talk)
-
-    return talks()
+    numbers = on_device(model, uniforms(seed, len(rows) * samples, length))
+    shared = SharedSettings(params, ends, limit, beyond == "slide", stop, samples)
+    return run_groups(model, rows, numbers, shared)
 
 
-@overload
-def translate(
-    model: Translator,
-    source: Sequence[int],
-    *,
-    start: int,
-    end: int,
-    length: int,
-    samples: None = None,
-    **how: Any,
-) -> list[int]: ...
-@overload
-def translate(
-    model: Translator,
-    source: Sequence[int],
-    *,
-    start: int,
-    end: int,
-    length: int,
-    samples: int,
-    **how: Any,
-) -> list[list[int]]: ...
-@overload
-def translate(
-    model: Translator,
-    source: Sequence[Sequence[int]],
-    *,
-    start: int,
-    end: int,
-    length: int,
-    samples: int | None = None,
-    **how: Any,
-) -> list[list[int]]: ...
-@overload
-def translate(
-    model: Translator,
-    source: Arrays,
-    padding_mask: Tensor | None = None,
-    *,
-    start: int,
-    end: int,
-    length: int,
-    samples: int | None = None,
-    **how: Any,
-) -> list[Any]: ...
-def translate(
-    model: Translator,
-    source: Prompts,
-    padding_mask: Bool[Tensor, "*B S"] | None = None,
-    *,
-    start: int,
-    end: int,
-    length: int,
-    choice: SamplingParams | None = None,
-    samples: int | None = None,
-    seed: int | Sequence[int] | None = None,
-    **how: Any,
-) -> list[Any]:
-    """The target of each source: at most `length` ids, from the start id to the end id and without
-    both.
+class SharedSettings(NamedTuple):
+    """What all rows of a call to `stream` have in common."""
 
-    Sources are given, and what is returned has the shape, as in `generate`; `padding_mask` is False
-    for the padding of a tensor. Several models translate together, by the mean of their
-    probabilities. The likeliest word is chosen unless `choice` or `temperature` says otherwise. The
-    rest is as in `stream`.
-    """
-    one = Ensemble(model) if isinstance(model, Sequence) else model
-    if not isinstance(one, Transformer | RNN | Ensemble):
-        raise TypeError(
-            f"model: expected a Transformer or an RNN, which translate, not {type(one).__name__}"
+    sampling_params: SamplingParams
+    ends: tuple[int, ...]
+    limit: int | None
+    slides: bool
+    stop: Stop | None
+    samples: int
+
+
+def run_groups(
+    model: GPT, rows: list[list[int]], numbers: Float[Tensor, "B L"], shared: SharedSettings
+) -> Iterator[GeneratedToken]:
+    """Generate the rows, one group after the other."""
+    samples = shared.samples
+    for group in groups(model, rows):
+        sequences = []
+        sample_rows = []
+        for row in group:
+            for sample in range(samples):
+                sequences.append(list(rows[row]))
+                sample_rows.append(row * samples + sample)
+
+        batch = GenerationBatch(
+            sequences=sequences,
+            rows=sample_rows,
+            uniforms=numbers[sample_rows],
+            **shared._asdict(),
         )
-
-    choice, alone = settle(choice, how, temperature=0.0), samples is None
-    check(one, length, (end,), choice)
-    source, padding_mask, single = padded_source(one, source, padding_mask)
-    samples = 1 if samples is None else samples
-    check_samples(samples, len(source))
-    if not 0 <= start < one.config.vocabulary:
-        raise ValueError(
-            f"start: expected an id from 0 to {one.config.vocabulary - 1}, not {start}"
-        )
-
-    uniform = uniforms(seed, source.shape[0] * samples, length)
-    talk = GenerationBatch(
-        texts=[[start] for _ in range(source.shape[0] * samples)],
-        rows=list(range(source.shape[0] * samples)),
-        uniform=on(source.device, uniform),
-        choice=choice,
-        ends=(end,),
-        limit=limit_of(one, "extend"),
-        samples=samples,
-    )
-
-    if not talk.texts:
-        return []
-
-    found = collect(say(one, lambda: one.start(source, padding_mask), talk), len(talk.texts))
-
-    return found[0] if single and alone else found
-
-
-def padded_source(
-    model: Any, source: Prompts, padding_mask: Tensor | None
-) -> tuple[Int[Tensor, "B S"], Bool[Tensor, "B S"] | None, bool]:
-    """Sources as one tensor, which of its places are words, and whether one source was given."""
-    rows, single = token_rows(
-        source, model.config.source_vocabulary or model.config.vocabulary, "source"
-    )
-    if isinstance(source, Tensor):
-        if padding_mask is not None and padding_mask.shape != source.shape:
-            raise ValueError(
-                f"padding_mask: expected the source's shape, {tuple(source.shape)}, not {tuple(padding_mask.shape)}"
-            )
-
-        if single:
-            source, padding_mask = (
-                source.unsqueeze(0),
-                None if padding_mask is None else padding_mask.unsqueeze(0),
-            )  # (1, S)
-
-        return source, padding_mask, single
-
-    if padding_mask is not None:
-        raise ValueError(
-            "padding_mask: it is for the padding of a tensor; leave it out for lists, which need none"
-        )
-
-    device = next(model.parameters()).device
-    ids, kept = pad(rows, 0)
-
-    return ids.to(device), None if kept is None else kept.to(device), single
-
-
-def on(device: torch.device, uniform: Float[Tensor, "B L"]) -> Float[Tensor, "B L"]:
-    return uniform.to(
-        device, torch.float32 if device.type == "mps" else uniform.dtype
-    )  # Apple's GPUs know nothing finer
-
-
-def collect(words: Iterator[GeneratedToken], rows: int) -> list[list[int]]:
-    said: list[list[int]] = [[] for _ in range(rows)]
-    for word in words:
-        if word.id is not None:
-            said[word.row].append(word.id)
-
-    return said
-
-
-def say(model: Any, start: Callable[[], Any], talk: GenerationBatch) -> Iterator[GeneratedToken]:
-    """The words of a talk as they are said: by replaying a recorded step for as long as that is
-    possible.
-    """
-    with without_dropout(model):
-        if decode_cuda_graph.supports(model, talk):
-            for rows, words in decode_cuda_graph.steps(model, talk):
-                yield from talk.hear(rows, words)
-
-        for rows, words in steps(model, start, talk):
-            yield from talk.hear(rows, words)
-
-
-def steps(model: Any, start: Callable[[], Any], talk: GenerationBatch) -> Steps:
-    """The loop: read what is new, choose a word for each row, and let the rows go that have ended."""
-    if not talk.running:
-        return
-
-    device = next(model.parameters()).device
-    begin = torch.no_grad()(start)
-    state, samples = begin(), 1 if talk.said else talk.samples
-    running = talk.running
-    ids, padding_mask = padded([talk.within_context(row) for row in running[::samples]], device)
-    heard = talk.heard(running, model.config.vocabulary, device)
-    many = len(running) >= MANY_ROWS and talk.length >= MANY_WORDS and small_enough(model)
-    matrices: Prepacked | None = {} if many else None
-
-    for place in range(talk.said, talk.length):
-        with nullcontext() if matrices is None else prepacking(matrices):
-            logits = read(model, ids, state, padding_mask)  # (B, V)
-
-        if samples > 1:  # what the prompt says is the same for all samples of it
-            same = torch.arange(len(running), device=device) // samples
-            state.reorder(same)
-            logits, padding_mask, samples = (
-                logits[same],
-                None if padding_mask is None else padding_mask[same],
-                1,
-            )
-
-        logits = processed(logits, talk.choice, heard, place, talk.ends)
-        words = sample_tokens(logits, talk.uniform[running, place], talk.choice)
-        if heard is not None:
-            heard.add(words)
-
-        yield running, words.tolist()
-
-        going = [at for at, row in enumerate(running) if row not in talk.ended]
-        if not going:
-            return
-
-        if len(going) < len(running):
-            places = torch.tensor(going, device=device)
-            running, words, padding_mask = (
-                talk.running,
-                words[places],
-                None if padding_mask is None else padding_mask[places],
-            )
-            state.reorder(places)
-            if heard is not None:
-                heard.reorder(places)
-
-        if talk.limit is not None and state.length == talk.limit:
-            # The longest texts are over, or forget their beginning.
-            state = begin()
-            ids, padding_mask = padded([talk.within_context(row) for row in running], device)
-        else:
-            ids = words.unsqueeze(1)  # (B,) -> (B, 1)
-            padding_mask = (
-                None
-                if padding_mask is None
-                else torch.cat([padding_mask, padding_mask.new_ones(len(running), 1)], dim=1)
-            )  # (B, S + 1)
+        yield from run_batch(model, model.start, batch)
 
 
 def groups(model: GPT, rows: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Rows that are read together. Padding before a text moves it, which segments and a fixed
-    pattern would notice.
+    """Rows that are prefilled together.
+
+    Padding shifts a prompt, which Transformer-XL's segments and a fixed pattern would notice.
     """
+    if not rows:
+        return []
     if not model.config.memory and model.config.sparse != "fixed":
-        return [list(range(len(rows)))] if rows else []
+        return [list(range(len(rows)))]
 
-    lengths = sorted({len(row) for row in rows})
-    return [[at for at, row in enumerate(rows) if len(row) == length] for length in lengths]
+    by_length: dict[int, list[int]] = {}
+    for row, ids in enumerate(rows):
+        by_length.setdefault(len(ids), []).append(row)
+
+    return [by_length[length] for length in sorted(by_length)]
 
 
-def settle(
-    choice: SamplingParams | None, how: dict[str, Any], **unless_given: Any
+def run_batch(
+    model: Any, start: Callable[[], Any], batch: GenerationBatch
+) -> Iterator[GeneratedToken]:
+    """Generate a batch: with a CUDA graph as far as it goes, then with the plain decode loop."""
+    with without_dropout(model):
+        if decode_cuda_graph.supports(model, batch):
+            for rows, tokens in decode_cuda_graph.steps(model, batch):
+                yield from batch.add_step(rows, tokens)
+
+        for rows, tokens in DecodeLoop(model, start, batch).steps():
+            yield from batch.add_step(rows, tokens)
+
+
+def collect(tokens: Iterator[GeneratedToken], rows: int) -> list[list[int]]:
+    """The ids of each row."""
+    sequences: list[list[int]] = [[] for _ in range(rows)]
+    for token in tokens:
+        if token.id is not None:
+            sequences[token.row].append(token.id)
+
+    return sequences
+
+
+def on_device(model: Any, numbers: Float[Tensor, "B L"]) -> Float[Tensor, "B L"]:
+    """Random numbers on the model's device, in float32 on Apple's GPUs, which have no float64."""
+    device = next(model.parameters()).device
+    return numbers.to(device, torch.float32 if device.type == "mps" else numbers.dtype)
+
+
+# Arguments
+
+
+def as_sampling_params(
+    sampling_params: SamplingParams | None, fields: SamplingFields, temperature: float = 1.0
 ) -> SamplingParams:
-    if choice is None:
-        return SamplingParams(**unless_given | how)
-    if how:
-        raise TypeError(f"{next(iter(how))}: it is a field of choice, which was given, too")
+    """The sampling parameters, given as they are or by their fields.
 
-    return choice
+    Args:
+        sampling_params: All of them, or None.
+        fields: Some of them by name.
+        temperature: The default.
+    """
+    sampling_params = sampling_params or fields.pop("choice", None)
+    if sampling_params is None:
+        values: dict[str, Any] = {"temperature": temperature, **fields}
+        return SamplingParams(**values)
+    if fields:
+        name = next(iter(fields))
+        raise TypeError(f"{name}: it is a field of sampling_params; give one or the other")
+
+    return sampling_params
 
 
-def as_ends(end: int | Sequence[int] | None) -> tuple[int, ...]:
-    return () if end is None else (end,) if isinstance(end, int | str) else tuple(end)
-
-
-def check(model: Any, length: int, ends: tuple[int, ...], choice: SamplingParams) -> None:
+def check(model: Any, length: int, ends: tuple[int, ...], params: SamplingParams) -> None:
     check_whole("length", length)
     if length < 1:
-        raise ValueError(f"length: expected 1 word or more, not {length}")
+        raise ValueError(f"length: expected 1 token or more, not {length}")
 
-    choice.check(model.config.vocabulary, ends)
-
-
-def vocabulary_of(model: GPT) -> int:
-    if not isinstance(model, GPT):
-        raise TypeError(
-            f"model: expected a GPT, which goes on from a prompt, not {type(model).__name__}"
-        )
-
-    return model.config.vocabulary
+    params.check(model.config.vocabulary, ends)
 
 
 def check_samples(samples: int, rows: int) -> None:
@@ -409,39 +309,53 @@ def check_samples(samples: int, rows: int) -> None:
         raise ValueError(f"samples: expected 1 or more, not {samples}")
     if rows * samples > MOST_ROWS:
         raise ValueError(
-            f"samples: {samples:,} of each of {rows:,} prompts are more than {MOST_ROWS:,} at once; ask for fewer, "
-            "with another seed each time"
+            f"samples: {samples:,} of each of {rows:,} prompts are more than {MOST_ROWS:,} "
+            "at once; ask for fewer, with another seed each time"
         )
+
+
+def vocabulary_of(model: GPT) -> int:
+    if not isinstance(model, GPT):
+        raise TypeError(
+            f"model: expected a GPT, which continues a prompt, not {type(model).__name__}"
+        )
+
+    return model.config.vocabulary
 
 
 def limit_of(model: Any, beyond: Beyond) -> int | None:
-    """How many words fit into a text, if there is an end."""
-    config = model.config
+    """The longest sequence in tokens; None if there is no limit."""
     if beyond not in ("refuse", "slide", "extend"):
         raise ValueError(f"beyond: expected refuse, slide or extend, not {beyond!r}")
+
     if isinstance(model, Ensemble):
-        return min(
-            (limit for each in model.models if (limit := limit_of(each, beyond)) is not None),
-            default=None,
-        )
+        limits = [limit_of(member, beyond) for member in model.models]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    config = model.config
     if isinstance(model, RNN) or (isinstance(model, GPT) and config.memory):
         return None
-    if config.position == "learned" and isinstance(model, GPT) and beyond == "extend":
+    if beyond != "extend":
+        return config.context
+    if config.position != "learned":
+        return None
+    if isinstance(model, GPT):
         raise ValueError("beyond: learned positions end with the context; expected refuse or slide")
 
-    return None if config.position != "learned" and beyond == "extend" else config.context
+    return config.context
 
 
 def within(row: list[int], limit: int, length: int, beyond: Beyond) -> list[int]:
-    """A prompt that fits: refused, or its end with as much room behind it as is asked for, half the
-    context at most.
+    """A prompt that fits into the context: a longer one is refused, or its beginning cut off.
+
+    A cut prompt leaves space for the new tokens, but keeps half the context or more.
     """
     if len(row) <= limit:
         return row
     if beyond == "refuse":
         raise ValueError(
-            f"prompts: {len(row):,} tokens are more than the model's context of {limit:,}; shorten the prompt, or let "
-            "its beginning be forgotten with beyond = slide"
+            f"prompts: {len(row):,} tokens are more than the model's context of {limit:,}; "
+            "shorten the prompt, or let its beginning be forgotten with beyond = slide"
         )
 
     return row[-max(limit - length, limit // 2, 1) :]
@@ -449,7 +363,7 @@ def within(row: list[int], limit: int, length: int, beyond: Beyond) -> list[int]
 
 @contextmanager
 def without_dropout(model: Any) -> Iterator[None]:
-    """In evaluation mode; afterwards every part is in the mode it was in."""
+    """Put the model into evaluation mode, and every module back into its mode afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
 

@@ -1,4 +1,4 @@
-"""What is being said: the text of every row so far, and why a row ended."""
+"""The batch that is being generated: the ids of every row so far, and why a row ended."""
 
 from __future__ import annotations
 
@@ -10,111 +10,122 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qkv.generation.prefill import padded
+from qkv.generation.prefill import pad_left
 from qkv.generation.sampling_params import BROKEN, NO_LIKELIEST, SamplingParams, TokenCounts
 
 Reason = Literal["end", "stop", "length", "context"]
 Beyond = Literal["refuse", "slide", "extend"]
 Steps = Iterator[tuple[Sequence[int], Sequence[int]]]
-"""For every step, rows by their place in the talk, and the word of each."""
+"""For every step, the rows of the batch and the token of each."""
 
 
 class GeneratedToken(NamedTuple):
+    """One generated token of a row.
+
+    Example:
+        >>> GeneratedToken(row=0, id=5, reason=None).id
+        5
+    """
+
     row: int
+    """Number of the sequence."""
     id: int | None
-    """None when the row ended at an end id, which is not said."""
+    """The token; None if the row ended at an end id, which is not part of it."""
     reason: Reason | None
-    """Why this is the row's last word; None when it is not."""
+    """Why this is the row's last token; None if it is not."""
 
 
 @dataclass(kw_only=True)
 class GenerationBatch:
-    texts: list[list[int]]
-    """The prompt of every row, and what was said after it."""
+    """Sequences that are generated together."""
+
+    sequences: list[list[int]]
+    """The prompt of every row, and the tokens generated after it."""
     rows: list[int]
-    """The numbers under which the rows are known outside."""
-    uniform: Float[Tensor, "B L"]
-    """What every row draws each of its words by."""
-    choice: SamplingParams
+    """The numbers of the rows for the caller."""
+    uniforms: Float[Tensor, "B L"]
+    """The numbers in (0, 1] by which each row draws its tokens."""
+    sampling_params: SamplingParams
     ends: tuple[int, ...] = ()
     limit: int | None = None
+    """Positions of the context, if there is an end."""
     slides: bool = False
+    """Forget the beginning of a sequence that fills the context."""
     stop: Callable[[int, list[int]], bool] | None = None
     samples: int = 1
-    """So many rows, one after the other, have the same prompt."""
-    said: int = 0
-    """Words of the longest row that are no prompt."""
+    """Consecutive rows with the same prompt."""
+    steps: int = 0
+    """Tokens generated so far in every running row."""
     ended: dict[int, Reason] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.prompts = [len(text) for text in self.texts]
-        self.begins = [0 for _ in self.texts]  # what is before this place is forgotten
+        self.prompt_lengths = [len(sequence) for sequence in self.sequences]
+        self.begins = [0] * len(self.sequences)  # the first position that is not forgotten
 
     @property
     def length(self) -> int:
-        return self.uniform.shape[1]
+        """New tokens of a row at most."""
+        return self.uniforms.shape[1]
 
     @property
     def running(self) -> list[int]:
-        return [row for row in range(len(self.texts)) if row not in self.ended]
+        """The rows that have not ended."""
+        return [row for row in range(len(self.sequences)) if row not in self.ended]
 
-    def prompt(self, row: int) -> list[int]:
-        return self.texts[row][: self.prompts[row]]
-
-    def heard(
+    def token_counts(
         self, rows: Sequence[int], vocabulary: int, device: torch.device
     ) -> TokenCounts | None:
-        """The words of some rows, if the choice asks for them."""
-        if not self.choice.remembers:
+        """The tokens of some rows, if the sampling parameters depend on them."""
+        if not self.sampling_params.remembers:
             return None
 
-        heard = TokenCounts(*padded([self.prompt(row) for row in rows], device), vocabulary)
+        prompts = [self.sequences[row][: self.prompt_lengths[row]] for row in rows]
+        counts = TokenCounts(*pad_left(prompts, device), vocabulary)
+        for index, row in enumerate(rows):
+            for token in self.sequences[row][self.prompt_lengths[row] :]:
+                counts.said[index, token] += 1
 
-        for at, row in enumerate(rows):
-            for word in self.texts[row][self.prompts[row] :]:
-                heard.said[at, word] += 1
-
-        return heard
+        return counts
 
     def within_context(self, row: int) -> list[int]:
-        """What of a text is read, or read again when a context is full: if its own is, only the
-        last half.
-        """
-        text = self.texts[row]
-        if self.limit is not None and len(text) - self.begins[row] > self.limit:
-            self.begins[row] = len(text) - max(self.limit // 2, 1)
+        """The tokens to prefill: all, or the last half of the context if the row has filled it."""
+        sequence = self.sequences[row]
+        if self.limit is not None and len(sequence) - self.begins[row] > self.limit:
+            self.begins[row] = len(sequence) - max(self.limit // 2, 1)
 
-        return text[self.begins[row] :]
+        return sequence[self.begins[row] :]
 
-    def hear(self, rows: Sequence[int], words: Sequence[int]) -> Iterator[GeneratedToken]:
-        """One step's words: those of rows that had ended are nobody's."""
-        self.said += 1
-        for row, word in zip(rows, words, strict=True):
+    def add_step(self, rows: Sequence[int], tokens: Sequence[int]) -> Iterator[GeneratedToken]:
+        """Append one token per row; tokens of rows that have ended are discarded."""
+        self.steps += 1
+        for row, token in zip(rows, tokens, strict=True):
             if row in self.ended:
                 continue
-            if word == BROKEN:
+            if token == BROKEN:
                 raise ValueError(NO_LIKELIEST)
 
-            reason = self.reason(row, word)
+            reason = self.append(row, token)
             if reason is not None:
                 self.ended[row] = reason
 
-            yield GeneratedToken(self.rows[row], None if reason == "end" else word, reason)
+            yield GeneratedToken(self.rows[row], None if reason == "end" else token, reason)
 
-    def reason(self, row: int, word: int) -> Reason | None:
-        if word in self.ends:
+    def append(self, row: int, token: int) -> Reason | None:
+        """Append a token, unless it is an end id, and return why the row has ended, if it has."""
+        if token in self.ends:
             return "end"
 
-        text = self.texts[row]
-        text.append(word)
-        if self.stop is not None and self.stop(self.rows[row], text[self.prompts[row] :]):
+        sequence = self.sequences[row]
+        sequence.append(token)
+        if self.stop is not None and self.stop(
+            self.rows[row], sequence[self.prompt_lengths[row] :]
+        ):
             return "stop"
-        if self.said == self.length:
+        if self.steps == self.length:
             return "length"
 
-        # The last word need not be read, so it needs no place.
-        return (
-            "context"
-            if self.limit is not None and len(text) > self.limit and not self.slides
-            else None
-        )
+        # The last token is not read, so it needs no position.
+        if self.limit is not None and len(sequence) > self.limit and not self.slides:
+            return "context"
+
+        return None

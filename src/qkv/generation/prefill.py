@@ -1,4 +1,4 @@
-"""Read ids, and say what may come next. Prefill and step are this one pass."""
+"""Prefill and decode step: one forward pass over new tokens, and the logits of the next one."""
 
 from __future__ import annotations
 
@@ -15,22 +15,29 @@ from qkv.nn.cache import SegmentMemory, StaticCache
 
 
 @torch.no_grad()
-def read(
+def next_logits(
     model: Any, ids: Int[Tensor, "B T"], state: Any, padding_mask: Bool[Tensor, "B S"] | None = None
 ) -> Float[Tensor, "B V"]:
-    """Scores of the next word; of a prompt only the last word's are computed."""
+    """Run new tokens through the model and return the logits of the token after the last one.
+
+    Args:
+        model: A GPT, Transformer, RNN or ensemble.
+        ids: A prompt (prefill), or one token per row (decode step).
+        state: The model's state, to which the tokens are appended.
+        padding_mask: False for padding before prompts, of all tokens so far.
+    """
     if isinstance(model, Ensemble):
-        return mean_of(
-            [read(each, ids, own) for each, own in zip(model.models, state.states, strict=True)]
-        )
+        pairs = zip(model.models, state.states, strict=True)
+        return mean_of([next_logits(member, ids, member_state) for member, member_state in pairs])
 
     if isinstance(state, StaticCache):
         hidden = model.hidden(
             ids, padding_mask=state.padding_mask, positions=state.positions, state=state
         )
     elif isinstance(model, GPT):
+        # Transformer-XL reads segments of the length it was trained with.
         segment = model.config.context if isinstance(state, SegmentMemory) else ids.shape[1]
-        for piece in ids.split(segment, dim=1):  # Transformer-XL reads as it was trained to
+        for piece in ids.split(segment, dim=1):
             hidden = model.hidden(piece, padding_mask=padding_mask, state=state)
     else:
         hidden = model.hidden(ids, state=state)
@@ -38,15 +45,13 @@ def read(
     return model.logits(hidden[:, -1])  # (B, T, E) -> (B, V)
 
 
-def padded(
+def pad_left(
     rows: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"] | None]:
-    """Texts of different lengths in one tensor, with padding before the shorter ones; and where
-    their words are.
-    """
-    longest = max(len(row) for row in rows)
+    """Rows of ids in one tensor with padding before the shorter ones, and the padding mask."""
+    longest = max(map(len, rows))
     ids = torch.tensor([[0] * (longest - len(row)) + list(row) for row in rows], device=device)
-    if all(len(row) == longest for row in rows):
+    if min(map(len, rows)) == longest:
         return ids, None
 
     first = torch.tensor([[longest - len(row)] for row in rows], device=device)  # (B, 1)

@@ -1,9 +1,8 @@
-"""What people give as a prompt: one sequence of token ids or several, as lists, tensors or arrays,
-or texts.
+"""Prompt validation: one sequence of token ids or several, as lists, tensors, arrays or texts.
 
-One sequence is a list of ids, a one-dimensional tensor or, where a tokenizer is there, a string.
-Several are a list of these or a two-dimensional tensor. Functions that return one result for each
-sequence return it alone for one sequence.
+One sequence is a list of ids, a one-dimensional tensor or, with a tokenizer, a string. Several are
+a list of these or a two-dimensional tensor. Functions that return one result per sequence return it
+alone for one sequence.
 """
 
 from __future__ import annotations
@@ -26,37 +25,47 @@ TextPrompts = str | Prompts | Sequence[str | Sequence[int]]
 
 
 class TokenRows(NamedTuple):
+    """Sequences of token ids."""
+
     rows: list[list[int]]
     single: bool
     """One sequence was given, not a list of sequences."""
 
 
 class TextRows(NamedTuple):
+    """Texts, or sequences of token ids."""
+
     rows: list[str | list[int]]
     single: bool
 
 
 def token_rows(
-    given: object, vocabulary: int, name: str = "prompts", padding_mask: Tensor | None = None
+    prompts: object, vocabulary: int, name: str = "prompts", padding_mask: Tensor | None = None
 ) -> TokenRows:
-    """Sequences of token ids, each of one id or more, and all of them below the vocabulary's size.
-    Those where `padding_mask` is False are padding, and left out."""
-    found, single = text_rows(given, name)
-    rows: list[list[int]] = []
+    """Sequences of one id or more, all of them below the vocabulary's size.
 
-    for row in found:
+    Args:
+        prompts: One sequence, or several.
+        vocabulary: Number of tokens.
+        name: The argument's name, for errors.
+        padding_mask: For a tensor, False for ids to leave out.
+    """
+    mixed_rows, single = text_rows(prompts, name)
+    rows: list[list[int]] = []
+    for row in mixed_rows:
         if isinstance(row, str):
             raise TypeError(
-                f"{name}: expected token ids, not text; encode it with tokenizer.encode(text), or use "
-                "complete(model, tokenizer, text), which takes text"
+                f"{name}: expected token ids, not text; encode it with tokenizer.encode(text), "
+                "or use complete(model, tokenizer, text), which takes text"
             )
 
         rows.append(row)
 
     if padding_mask is not None:
-        rows = without_padding(
-            rows, padding_mask.unsqueeze(0) if single and padding_mask.dim() == 1 else padding_mask
-        )
+        if single and padding_mask.dim() == 1:
+            padding_mask = padding_mask.unsqueeze(0)
+
+        rows = without_padding(rows, padding_mask)
 
     check_rows(rows, vocabulary, name)
 
@@ -64,57 +73,61 @@ def token_rows(
 
 
 def without_padding(rows: list[list[int]], padding_mask: Tensor) -> list[list[int]]:
-    if tuple(padding_mask.shape) != (len(rows), len(rows[0]) if rows else 0):
+    """The ids where the mask is True."""
+    width = len(rows[0]) if rows else 0
+    if tuple(padding_mask.shape) != (len(rows), width):
         raise ValueError(
             f"padding_mask: expected the source's shape, not {tuple(padding_mask.shape)}"
         )
 
-    return [
-        [id for id, kept in zip(*both, strict=True) if kept]
-        for both in zip(rows, padding_mask.tolist(), strict=True)
-    ]
+    unpadded = []
+    for row, mask in zip(rows, padding_mask.tolist(), strict=True):
+        unpadded.append([id for id, is_token in zip(row, mask, strict=True) if is_token])
+
+    return unpadded
 
 
-def text_rows(given: object, name: str = "prompts") -> TextRows:
-    """The same, of texts and token ids; the ids are not looked at yet."""
-    if isinstance(given, str):
-        return TextRows([given], True)
+def text_rows(prompts: object, name: str = "prompts") -> TextRows:
+    """Texts and sequences of ids; the ids are not checked yet."""
+    if isinstance(prompts, str):
+        return TextRows([prompts], True)
 
-    if isinstance(given, Tensor | np.ndarray):
-        if given.ndim not in (1, 2):
+    if isinstance(prompts, Tensor | np.ndarray):
+        if prompts.ndim not in (1, 2):
             raise ValueError(
-                f"{name}: expected token ids of shape (T,) or (B, T), not {tuple(given.shape)}"
+                f"{name}: expected token ids of shape (T,) or (B, T), not {tuple(prompts.shape)}"
             )
 
-        numbers = integers(given, name)
-        return TextRows([numbers], True) if given.ndim == 1 else TextRows(numbers, False)
+        numbers = integers(prompts, name)
+        return TextRows([numbers], True) if prompts.ndim == 1 else TextRows(numbers, False)
 
-    items = listed(given, name)
+    items = as_list(prompts, name)
     if not items:
         raise ValueError(f"{name}: expected one or more, not an empty list")
     if all(map(is_id, items)):
         return TextRows([[int(item) for item in items]], True)
 
-    return TextRows(
-        [item if isinstance(item, str) else row_of(item, name) for item in items], False
-    )
+    rows: list[str | list[int]] = []
+    for item in items:
+        rows.append(item if isinstance(item, str) else row_of(item, name))
+
+    return TextRows(rows, False)
 
 
-def row_of(given: object, name: str) -> list[int]:
+def row_of(row: object, name: str) -> list[int]:
     """One sequence of token ids."""
-    if isinstance(given, Tensor | np.ndarray):
-        if given.ndim != 1:
+    if isinstance(row, Tensor | np.ndarray):
+        if row.ndim != 1:
             raise ValueError(
-                f"{name}: expected one-dimensional rows, not one of shape {tuple(given.shape)}"
+                f"{name}: expected one-dimensional rows, not one of shape {tuple(row.shape)}"
             )
 
-        return integers(given, name)
+        return integers(row, name)
 
-    if is_id(given):
+    if is_id(row):
         raise TypeError(f"{name}: expected token ids, or lists of them, not both in one list")
 
-    items = listed(given, name)
-
+    items = as_list(row, name)
     for item in items:
         if not is_id(item):
             raise TypeError(f"{name}: expected token ids (whole numbers) in each row, not {item!r}")
@@ -122,75 +135,78 @@ def row_of(given: object, name: str) -> list[int]:
     return [int(item) for item in items]
 
 
-def listed(given: object, name: str) -> list[Any]:
-    unordered = isinstance(given, Mapping | AnySet | bytes | bytearray)
-    if unordered or not isinstance(given, Iterable):
+def as_list(items: object, name: str) -> list[Any]:
+    """Any ordered collection as a list."""
+    unordered = isinstance(items, Mapping | AnySet | bytes | bytearray)
+    if unordered or not isinstance(items, Iterable):
         raise TypeError(
-            f"{name}: expected a list of token ids or several such lists, not {given!r:.80}"
+            f"{name}: expected a list of token ids or several such lists, not {items!r:.80}"
         )
 
-    return list(given)
+    return list(items)
 
 
 def is_id(item: object) -> bool:
+    """True for whole numbers, also of NumPy, and for tensors of one."""
     if isinstance(item, Tensor):
-        return item.ndim == 0 and whole(item)
+        return item.ndim == 0 and has_integers(item)
 
     return isinstance(item, Integral) and not isinstance(item, bool)
 
 
-def integers(given: Tensor | np.ndarray, name: str) -> list[Any]:
-    if not whole(given):
-        raise TypeError(f"{name}: expected token ids of an integer dtype, not {given.dtype}")
+def integers(array: Tensor | np.ndarray, name: str) -> list[Any]:
+    if not has_integers(array):
+        raise TypeError(f"{name}: expected token ids of an integer dtype, not {array.dtype}")
 
-    return given.tolist()
+    return array.tolist()
 
 
-def whole(given: Tensor | np.ndarray) -> bool:
-    if isinstance(given, np.ndarray):
-        return np.issubdtype(given.dtype, np.integer)
+def has_integers(array: Tensor | np.ndarray) -> bool:
+    if isinstance(array, np.ndarray):
+        return np.issubdtype(array.dtype, np.integer)
 
-    return not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
+    return not (array.is_floating_point() or array.is_complex() or array.dtype == torch.bool)
 
 
 def check_rows(rows: Sequence[Sequence[int]], vocabulary: int, name: str) -> None:
-    """On the host, and before anything is read: a GPU that finds a wrong id is of no more use to
-    the program.
+    """Raise if a row is empty or an id is not in the vocabulary.
+
+    Ids are checked on the host: after an indexing error a process cannot use its GPU any more.
     """
-    if any(not row for row in rows):
+    if not all(rows):
         raise ValueError(
             f"{name}: expected one id or more in each row; a start or end id can begin a text"
         )
 
     for row in rows:
-        if min(row) < 0 or max(row) >= vocabulary:
-            wrong = min(row) if min(row) < 0 else max(row)
-            raise ValueError(f"{name}: expected ids from 0 to {vocabulary - 1}, found {wrong}")
+        for id in (min(row), max(row)):
+            if not 0 <= id < vocabulary:
+                raise ValueError(f"{name}: expected ids from 0 to {vocabulary - 1}, found {id}")
 
 
 def check_whole(name: str, number: object, what: str = "a whole number") -> None:
+    """Raise unless it is a whole number."""
     if not is_id(number):
         raise TypeError(f"{name}: expected {what}, not {number!r}")
 
 
 def check_text(text: object, name: str = "text") -> None:
-    """One string, and not several."""
+    """Raise unless it is one string."""
     if not isinstance(text, str):
         raise TypeError(f"{name}: expected one string, not {text!r:.80}")
 
 
-def texts_of(given: object, name: str = "texts") -> tuple[list[str], bool]:
-    """Texts, and whether one string was given."""
-    if isinstance(given, str):
-        return [given], True
-    if isinstance(given, Mapping | AnySet | bytes | Tensor | np.ndarray) or not isinstance(
-        given, Iterable
-    ):
-        raise TypeError(f"{name}: expected a string or a list of strings, not {given!r:.80}")
+def texts_of(texts: object, name: str = "texts") -> tuple[list[str], bool]:
+    """Texts as a list, and whether one string was given."""
+    if isinstance(texts, str):
+        return [texts], True
 
-    texts = list(given)
+    refused = isinstance(texts, Mapping | AnySet | bytes | Tensor | np.ndarray)
+    if refused or not isinstance(texts, Iterable):
+        raise TypeError(f"{name}: expected a string or a list of strings, not {texts!r:.80}")
 
-    for number, text in enumerate(texts):
+    items = list(texts)
+    for number, text in enumerate(items):
         check_text(text, f"{name}: number {number}")
 
-    return texts, False
+    return items, False

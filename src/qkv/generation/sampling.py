@@ -1,16 +1,14 @@
-"""One draw from a model's logits: first what may be drawn (temperature, top-k, top-p, min-p), then
-a word.
+"""Sampling from logits: temperature, top-k, top-p, min-p, and one draw.
 
-A word is found by one number in (0, 1]: the words' probabilities lie end to end on that line, and
-the number falls on one of them. So a row needs one number a word, whatever the vocabulary, and each
-row has a series of its own.
+A token is drawn by one number in (0, 1]: the tokens' probabilities lie end to end on that line, and
+the number falls on one of them. So a row needs one number per token, whatever the vocabulary, and
+each row has a series of its own.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,15 +16,23 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 
-def distribution(logits: Float[Tensor, "B V"], **filters: Any) -> Float[Tensor, "B V"]:
-    """How likely each word is to be drawn; 0 for the words that `candidates` leaves out."""
-    probability, words = candidates(logits, **filters)
-    if words is None:
+def distribution(
+    logits: Float[Tensor, "B V"],
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+) -> Float[Tensor, "B V"]:
+    """The probability of each token to be drawn; 0 for those that `candidates` leaves out."""
+    probability, tokens = candidates(
+        logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+    )
+    if tokens is None:
         return probability
 
-    return torch.zeros(logits.shape, dtype=probability.dtype, device=logits.device).scatter(
-        -1, words, probability
-    )
+    zeros = torch.zeros(logits.shape, dtype=probability.dtype, device=logits.device)
+    return zeros.scatter(-1, tokens, probability)
 
 
 def candidates(
@@ -37,75 +43,95 @@ def candidates(
     top_p: float | None = None,
     min_p: float | None = None,
 ) -> tuple[Float[Tensor, "B N"], Int[Tensor, "B N"] | None]:
-    """The words that may be drawn, None for all of them, and how likely each is to be.
+    """The probabilities of the tokens that may be drawn, and these tokens; None for all of them.
 
-    The logits are divided by the temperature (above 0); of the words, the `top_k` likeliest stay;
-    of these the fewest, likeliest first, whose probabilities sum to `top_p` or more; and of these
-    the ones that are at least `min_p` times as likely as the likeliest.
+    Args:
+        logits: Scores of all tokens.
+        temperature: Divides the logits; above 0.
+        top_k: Only the k likeliest tokens stay.
+        top_p: Of these the fewest, likeliest first, whose probabilities sum to p or more.
+        min_p: Of these the ones that are at least p times as likely as the likeliest.
     """
     V = logits.shape[-1]
-    whole = top_k is None and (
-        top_p is None or top_p == 1
-    )  # all is all, also what is too small for a sum to notice
-    kept, words = (
-        (logits, None) if whole else logits.topk(min(top_k or V, V))
-    )  # (B, k), likeliest first
-    # So many small probabilities are summed that float32 would lose the last ones; Apple's GPUs
-    # have nothing finer.
-    kept = kept.to(torch.float32 if logits.device.type == "mps" else torch.float64)
-    kept = (
-        kept - kept.amax(-1, keepdim=True)
-    ) / temperature  # no temperature makes 0 and less overflow
-    probability = kept.softmax(-1)
-    if not whole and top_p is not None and top_p < 1:
+    # With top_p = 1 all tokens stay, also those too small to change a sum.
+    cut_by_p = top_p is not None and top_p < 1
+    tokens = None
+    if top_k is not None or cut_by_p:
+        logits, tokens = logits.topk(min(top_k or V, V))  # (B, k), likeliest first
+
+    # float32 would lose the last of many small probabilities; Apple's GPUs have nothing finer.
+    exact = torch.float32 if logits.device.type == "mps" else torch.float64
+    logits = logits.to(exact)
+    # Relative to the likeliest, so that no temperature makes the logits overflow.
+    logits = (logits - logits.amax(-1, keepdim=True)) / temperature
+    probability = logits.softmax(-1)
+    if top_p is not None and cut_by_p:
         before = probability.cumsum(-1) - probability
         probability = probability.where(before < top_p, 0)
 
     if min_p:
-        probability = probability.where(kept >= math.log(min_p), 0)  # the likeliest has 0 there
+        probability = probability.where(logits >= math.log(min_p), 0)
 
-    return probability / probability.sum(-1, keepdim=True), words
+    return probability / probability.sum(-1, keepdim=True), tokens
 
 
 def draw(probability: Float[Tensor, "B V"], uniform: Float[Tensor, "B"]) -> Int[Tensor, "B"]:
-    """The word on which each row's chance falls; never one of probability 0."""
-    # On a GPU sums are rounded each in its own way: a word of probability 0 may seem to reach
-    # further than the last.
+    """The token on which each row's number in (0, 1] falls; never one of probability 0."""
+    # A GPU rounds each partial sum differently, so a token of probability 0 may seem to reach
+    # further than the last one.
     reached = probability.cumsum(-1).where(probability > 0, 0)  # (B, V)
-    fallen = uniform.to(reached).unsqueeze(-1) * reached.amax(
-        -1, keepdim=True
-    )  # (B, 1): their sum is 1 but for rounding
-    return (reached >= fallen).to(torch.uint8).argmax(-1)  # the first place that is reached
+    total = reached.amax(-1, keepdim=True)  # (B, 1): 1 but for rounding
+    target = uniform.to(reached).unsqueeze(-1) * total
+    return (reached >= target).to(torch.uint8).argmax(-1)  # the first token that reaches it
 
 
 def row_seeds(seed: int | None, rows: int) -> list[int]:
-    """The seed of each row: it depends on the seed and on the row's place alone, not on how many
-    rows there are.
+    """A seed for each row, which depends on the seed and the row's number alone.
+
+    Args:
+        seed: 0 or more; None gives new seeds at every call.
+        rows: Number of rows.
+
+    Returns:
+        One seed per row.
+
+    Raises:
+        ValueError: If the seed is negative.
+
+    Example:
+        >>> row_seeds(7, 3) == row_seeds(7, 5)[:3]
+        True
     """
     if seed is not None and seed < 0:
         raise ValueError(f"seed: expected 0 or more, not {seed}")
 
     base = np.random.SeedSequence().generate_state(4).tolist() if seed is None else [seed]
-    return [
-        int(np.random.SeedSequence([*base, row]).generate_state(1, np.uint64)[0])
-        for row in range(rows)
-    ]
+    seeds = []
+    for row in range(rows):
+        state = np.random.SeedSequence([*base, row]).generate_state(1, np.uint64)
+        seeds.append(int(state[0]))
+
+    return seeds
 
 
 def as_seeds(seed: int | Sequence[int] | None, rows: int) -> list[int]:
-    """The seed of each row: several are the rows' own."""
-    seeds = row_seeds(seed, rows) if seed is None or isinstance(seed, int) else list(seed)
+    """The seed of each row, from one seed for all or one for each."""
+    if seed is None or isinstance(seed, int):
+        return row_seeds(seed, rows)
+
+    seeds = list(seed)
     if len(seeds) != rows:
         raise ValueError(f"seed: expected one, or one for each of {rows} rows, not {len(seeds)}")
-    if any(each < 0 for each in seeds):
+    if any(number < 0 for number in seeds):
         raise ValueError(f"seed: expected 0 or more, not {min(seeds)}")
 
     return seeds
 
 
 def uniforms(seed: int | Sequence[int] | None, rows: int, length: int) -> Float[Tensor, "B L"]:
-    """A number in (0, 1] for every word that every row may draw. Several seeds are the rows' own."""
-    drawn = [1 - np.random.default_rng(each).random(length) for each in as_seeds(seed, rows)]
-    return (
-        torch.from_numpy(np.stack(drawn)) if rows else torch.zeros(0, length, dtype=torch.float64)
-    )
+    """A uniform number in (0, 1] for every token that every row may draw."""
+    numbers = np.zeros((rows, length))
+    for row, row_seed in enumerate(as_seeds(seed, rows)):
+        numbers[row] = 1 - np.random.default_rng(row_seed).random(length)
+
+    return torch.from_numpy(numbers)

@@ -1,6 +1,4 @@
-"""How the next word is chosen from a model's logits: first what may be said and what is favoured,
-then one draw.
-"""
+"""Sampling parameters, and the choice of the next token: penalties, forbidden tokens, one draw."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import TypedDict
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,43 +16,63 @@ from qkv.generation.prompts import check_whole
 from qkv.generation.sampling import candidates, draw
 from qkv.nn.config import documented
 
-BROKEN = -1  # the word of a row that has no likeliest one
+BROKEN = -1  # the token of a row without a likeliest one
 NO_LIKELIEST = (
-    "logits: a row has no likeliest word (nan or infinite); the model's weights are broken"
+    "logits: a row has no likeliest token (nan or infinite); the model's weights are broken"
 )
 
 
 @documented
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """Sampling parameters: how the next token is drawn from the logits."""
+    """Sampling parameters: how the next token is chosen from the logits.
+
+    Example:
+        >>> SamplingParams(temperature=0.8, top_k=40).top_k
+        40
+    """
 
     temperature: float = 1.0
-    """Above 1 bolder, below 1 more careful; 0 is always the likeliest word."""
+    """Above 1 bolder, below 1 more careful; 0 always takes the likeliest token (greedy)."""
     top_k: int | None = None
-    """Of all words, so many of the likeliest may be said."""
+    """Only the k likeliest tokens may be chosen."""
     top_p: float | None = None
-    """Of these, the fewest, likeliest first, whose probabilities sum to this."""
+    """Nucleus sampling: of these the fewest, likeliest first, whose probabilities sum to p."""
     min_p: float | None = None
-    """Words less likely than this times the likeliest are left out."""
+    """Tokens less likely than p times the likeliest are left out."""
     repetition: float = 1.0
-    """Above 1, words of the prompt or already said get less likely: positive logits are divided by
-    it, negative ones multiplied."""
+    """Above 1, tokens of the prompt or already generated become less likely: positive logits are
+    divided by it, negative ones multiplied."""
     presence: float = 0.0
-    """Taken off the logit of each word that was said already."""
+    """Subtracted from the logit of each token that was generated already."""
     frequency: float = 0.0
-    """Taken off the logit of a word for each time it was said already."""
+    """Subtracted from the logit of a token for each time it was generated already."""
     forbidden: tuple[int, ...] = ()
-    """Ids that are never said."""
+    """Ids that are never generated."""
     forced: Mapping[int, int] = field(default_factory=dict)
-    """The id that must stand at a place; 0 is the first new word."""
+    """The id that must be generated at a position; 0 is the first new token."""
     minimum: int = 0
-    """Words before an end id may come."""
+    """Tokens before an end id may come."""
 
     def __post_init__(self) -> None:
+        self.check_filters()
+        self.check_penalties()
+
+        forbidden: object = self.forbidden
+        if isinstance(forbidden, int | str):
+            raise TypeError(f"forbidden: expected a list of ids, not {forbidden!r}")
+        if self.minimum < 0:
+            raise ValueError(f"minimum: expected 0 tokens or more, not {self.minimum}")
+        if any(position < 0 for position in self.forced):
+            raise ValueError(
+                f"forced: expected positions from 0, the first new token, not {min(self.forced)}"
+            )
+
+    def check_filters(self) -> None:
         if not 0 <= self.temperature < math.inf:
             raise ValueError(
-                f"temperature: expected 0 (always the likeliest word) or more, not {self.temperature}"
+                "temperature: expected 0 (always the likeliest token) or more, "
+                f"not {self.temperature}"
             )
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k: expected 1 or more, not {self.top_k}")
@@ -61,136 +80,175 @@ class SamplingParams:
             raise ValueError(f"top_p: expected more than 0 and at most 1, not {self.top_p}")
         if self.min_p is not None and not 0 <= self.min_p <= 1:
             raise ValueError(f"min_p: expected 0 to 1, not {self.min_p}")
+
+    def check_penalties(self) -> None:
         if not 0 < self.repetition < math.inf:
             raise ValueError(
                 f"repetition: expected more than 0 (1 changes nothing), not {self.repetition}"
             )
 
         for name in ("presence", "frequency"):
-            if not math.isfinite(getattr(self, name)):
-                raise ValueError(
-                    f"{name}: expected a number (0 changes nothing), not {getattr(self, name)}"
-                )
-
-        forbidden: object = self.forbidden
-        if isinstance(forbidden, int | str):
-            raise TypeError(f"forbidden: expected a list of ids, not {forbidden!r}")
-        if self.minimum < 0:
-            raise ValueError(f"minimum: expected 0 words or more, not {self.minimum}")
-        if any(place < 0 for place in self.forced):
-            raise ValueError(
-                f"forced: expected places from 0, the first new word, not {min(self.forced)}"
-            )
+            penalty = getattr(self, name)
+            if not math.isfinite(penalty):
+                raise ValueError(f"{name}: expected a number (0 changes nothing), not {penalty}")
 
     def check(self, vocabulary: int, ends: Sequence[int] = ()) -> None:
-        """Against a model's vocabulary and the ids that end a text."""
-        for name, ids in (
-            ("forbidden", self.forbidden),
-            ("forced", self.forced.values()),
-            ("end", ends),
-        ):
-            for id in ids:
-                check_whole(name, id, "an id, a whole number")
-                if not 0 <= id < vocabulary:
-                    raise ValueError(f"{name}: expected an id from 0 to {vocabulary - 1}, not {id}")
+        """Raise unless all ids are in the vocabulary and the parameters leave a token to choose.
 
-        for place, id in self.forced.items():
+        Args:
+            vocabulary: Number of tokens of the model.
+            ends: Ids that end a sequence.
+        """
+        check_ids("forbidden", self.forbidden, vocabulary)
+        check_ids("forced", list(self.forced.values()), vocabulary)
+        check_ids("end", ends, vocabulary)
+
+        for position, id in self.forced.items():
             if id in self.forbidden:
-                raise ValueError(f"forced: {id} at place {place} is forbidden at the same time")
-            if id in ends and place < self.minimum:
+                raise ValueError(f"forced: {id} at position {position} is forbidden, too")
+            if id in ends and position < self.minimum:
                 raise ValueError(
-                    f"forced: place {place} ends the text, and minimum asks for {self.minimum} words"
+                    f"forced: position {position} ends the sequence, "
+                    f"and minimum asks for {self.minimum} tokens"
                 )
 
-        if len({*self.forbidden, *(ends if self.minimum else ())}) == vocabulary:
-            raise ValueError("forbidden: no word is left that may be said")
+        excluded = {*self.forbidden}
+        if self.minimum:
+            excluded.update(ends)
+
+        if len(excluded) == vocabulary:
+            raise ValueError("forbidden: no token is left that may be generated")
 
     @property
     def remembers(self) -> bool:
-        """Whether it matters which words were said."""
+        """Whether the choice depends on the tokens so far, so that they must be counted."""
         return self.repetition != 1 or self.presence != 0 or self.frequency != 0
 
     @property
-    def settled(self) -> int:
-        """The place from which on every word is chosen in the same way."""
-        return max([self.minimum, *(place + 1 for place in self.forced)])
+    def steady_from(self) -> int:
+        """The position from which on every token is chosen in the same way."""
+        return max([self.minimum, *(position + 1 for position in self.forced)])
+
+
+class SamplingFields(TypedDict, total=False):
+    """The fields of `SamplingParams` as keyword arguments."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition: float
+    presence: float
+    frequency: float
+    forbidden: tuple[int, ...]
+    forced: Mapping[int, int]
+    minimum: int
+    choice: SamplingParams | None
+
+
+def check_ids(name: str, ids: Sequence[int], vocabulary: int) -> None:
+    for id in ids:
+        check_whole(name, id, "an id, a whole number")
+        if not 0 <= id < vocabulary:
+            raise ValueError(f"{name}: expected an id from 0 to {vocabulary - 1}, not {id}")
 
 
 class TokenCounts:
-    """The words of each row: which the prompt has, and how often each was said since."""
+    """The tokens of each row: which the prompt contains, and how often each was generated.
+
+    Args:
+        prompt: The ids of the prompts.
+        padding_mask: True for tokens; None without padding.
+        vocabulary: V.
+    """
 
     def __init__(
         self, prompt: Int[Tensor, "B T"], padding_mask: Bool[Tensor, "B T"] | None, vocabulary: int
     ) -> None:
-        words = (
-            torch.ones_like(prompt, dtype=torch.float32)
-            if padding_mask is None
-            else padding_mask.float()
-        )  # (B, T)
-        self.said = torch.zeros(prompt.shape[0], vocabulary, device=prompt.device)  # (B, V)
-        self.read = self.said.scatter_add(1, prompt, words) > 0  # (B, V)
+        if padding_mask is None:
+            padding_mask = torch.ones_like(prompt, dtype=torch.bool)
 
-    def add(self, words: Int[Tensor, "B"]) -> None:
-        self.said.scatter_add_(
-            1, words.clamp(min=0).unsqueeze(1), torch.ones_like(self.said[:, :1])
-        )
+        self.said = torch.zeros(prompt.shape[0], vocabulary, device=prompt.device)  # (B, V)
+        """How often each token was generated."""
+        self.read = self.said.scatter_add(1, prompt, padding_mask.float()) > 0  # (B, V)
+        """Whether each token is in the prompt."""
+
+    def add(self, tokens: Int[Tensor, "B"]) -> None:
+        """Count one more token of each row."""
+        ones = torch.ones_like(self.said[:, :1])
+        self.said.scatter_add_(1, tokens.clamp(min=0).unsqueeze(1), ones)
 
     def reorder(self, rows: Int[Tensor, "B"]) -> None:
-        self.said, self.read = self.said.index_select(0, rows), self.read.index_select(0, rows)
+        """Let row i go on as the old row rows[i]."""
+        self.said = self.said.index_select(0, rows)
+        self.read = self.read.index_select(0, rows)
 
 
 def processed(
     logits: Float[Tensor, "B V"],
-    choice: SamplingParams,
-    heard: TokenCounts | None,
-    place: int,
+    params: SamplingParams,
+    counts: TokenCounts | None,
+    position: int,
     ends: Sequence[int],
 ) -> Float[Tensor, "B V"]:
-    """Logits after penalties, and minus infinity for what may not be said at this place."""
-    if heard is not None and choice.repetition != 1:
-        less = torch.where(logits > 0, logits / choice.repetition, logits * choice.repetition)
-        logits = torch.where(heard.read | (heard.said > 0), less, logits)
+    """The logits after penalties, with minus infinity for tokens that may not be generated.
 
-    if heard is not None and (choice.presence or choice.frequency):
-        logits = logits - choice.presence * (heard.said > 0) - choice.frequency * heard.said
+    Args:
+        logits: Scores of the next token.
+        params: Penalties, forced and forbidden tokens.
+        counts: The tokens so far, if there are penalties.
+        position: Number of tokens generated so far.
+        ends: Ids that end a sequence, which may not come before `params.minimum` tokens.
+    """
+    if counts is not None and params.repetition != 1:
+        penalty = params.repetition
+        lower = torch.where(logits > 0, logits / penalty, logits * penalty)
+        logits = torch.where(counts.read | (counts.said > 0), lower, logits)
 
-    if place in choice.forced:
-        only = torch.full_like(logits, -math.inf)
-        only[:, choice.forced[place]] = 0
-        return only
+    if counts is not None and (params.presence or params.frequency):
+        logits = logits - params.presence * (counts.said > 0) - params.frequency * counts.said
 
-    never = (*choice.forbidden, *(ends if place < choice.minimum else ()))
+    if position in params.forced:
+        forced = torch.full_like(logits, -math.inf)
+        forced[:, params.forced[position]] = 0
+        return forced
 
-    return logits.index_fill(1, on_device(never, logits.device), -math.inf) if never else logits
+    excluded = params.forbidden
+    if position < params.minimum:
+        excluded = (*excluded, *ends)
+
+    if not excluded:
+        return logits
+
+    return logits.index_fill(1, on_device(excluded, logits.device), -math.inf)
 
 
-@lru_cache(maxsize=64)  # a step that is recorded may bring nothing from the host
+@lru_cache(maxsize=64)  # a CUDA graph cannot copy from the host
 def on_device(ids: tuple[int, ...], device: torch.device) -> Int[Tensor, "N"]:
     return torch.tensor(ids, device=device)
 
 
 def sample_tokens(
-    logits: Float[Tensor, "B V"], uniform: Float[Tensor, "B"], choice: SamplingParams
+    logits: Float[Tensor, "B V"], uniform: Float[Tensor, "B"], params: SamplingParams
 ) -> Int[Tensor, "B"]:
-    """A word for each row, found by its chance in (0, 1]; with temperature 0 the likeliest, the
-    first of equals.
+    """A token for each row, drawn by its number in (0, 1]; with temperature 0 the likeliest.
 
-    BROKEN where there is no likeliest word (nan or infinite): who reads the words says so, without
-    a look here, for which a GPU's host would have to wait.
+    Rows with non-finite logits return BROKEN; the caller checks on the host, since checking here
+    would force a device sync.
     """
     top, likeliest = logits.max(-1)
-    if choice.temperature == 0:
-        words = likeliest
+    if params.temperature == 0:
+        tokens = likeliest
     else:
-        likely, among = candidates(
+        probability, among = candidates(
             logits,
-            temperature=choice.temperature,
-            top_k=choice.top_k,
-            top_p=choice.top_p,
-            min_p=choice.min_p,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
         )
+        tokens = draw(probability, uniform)
+        if among is not None:
+            tokens = among.gather(1, tokens.unsqueeze(1)).squeeze(1)
 
-        drawn = draw(likely, uniform)
-        words = drawn if among is None else among.gather(1, drawn.unsqueeze(1)).squeeze(1)
-
-    return words.where(top.isfinite(), BROKEN)
+    return tokens.where(top.isfinite(), BROKEN)

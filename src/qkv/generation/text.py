@@ -1,29 +1,50 @@
-"""Text in, text out: a prompt becomes ids, and what a model says becomes text again, piece by
-piece.
+"""Text generation: text in, text out, streamed in chunks of whole characters.
 
-What is returned is the pieces that were streamed, put together; there is no other way to text.
+`complete` returns the chunks of `stream_text`, joined; both give the same text.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, overload
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Required, Unpack, overload
 
 from qkv.generation.generate import stream
-from qkv.generation.generation_batch import Reason
+from qkv.generation.generation_batch import Beyond, GeneratedToken, Reason
 from qkv.generation.prompts import Arrays, TextPrompts, check_text, text_rows, texts_of
+from qkv.generation.sampling_params import SamplingFields, SamplingParams
+from qkv.generation.stop import StopStringFilter
 from qkv.models import GPT
-from qkv.text.detokenizer import IncrementalDetokenizer
 from qkv.text.tokenizer import Tokenizer, beginning
+
+__all__ = [
+    "StopStringFilter",
+    "TextChunk",
+    "complete",
+    "prompt_ids",
+    "stream_text",
+]
 
 
 class TextChunk(NamedTuple):
+    """New text of one row."""
+
     row: int
     text: str
-    """Whole characters that are never taken back; it may be empty."""
+    """Whole characters that are final; it may be empty."""
     reason: Reason | None
-    """Why this is the row's last piece; None when it is not."""
+    """Why this is the row's last chunk; None if it is not."""
+
+
+class CompleteOptions(SamplingFields, total=False):
+    """The keyword arguments of `complete` and `stream_text`, beside `samples`."""
+
+    length: Required[int]
+    stop: str | Sequence[str]
+    end: int | Sequence[int] | None
+    sampling_params: SamplingParams | None
+    seed: int | Sequence[int] | None
+    beyond: Beyond
 
 
 def stream_text(
@@ -34,65 +55,87 @@ def stream_text(
     length: int,
     stop: str | Sequence[str] = (),
     end: int | Sequence[int] | None = None,
-    **how: Any,
+    sampling_params: SamplingParams | None = None,
+    samples: int | None = None,
+    seed: int | Sequence[int] | None = None,
+    beyond: Beyond = "refuse",
+    **fields: Unpack[SamplingFields],
 ) -> Iterator[TextChunk]:
-    """What the model says after each prompt, as it says it. Row r * samples + s is sample s of
-    prompt r.
+    """Continue each prompt, and yield the new text as soon as it is final.
 
-    A row ends before the first stop string, of which nothing is ever said; there may be one or
-    several. `end` is the tokenizer's unless given. A prompt is text, or the ids of a chat; one
-    prompt alone is row 0. The rest is as in `decode.stream`.
+    Args:
+        model: A GPT.
+        tokenizer: Its tokenizer.
+        prompts: One prompt (row 0) or several; each a text, or the ids of a chat.
+        length: New tokens at most.
+        stop: One or several strings; a row ends before the first, which is not returned.
+        end: The id, or ids, that end a row; by default the tokenizer's.
+        sampling_params: How tokens are chosen.
+        samples: Samples of each prompt: row r * samples + s is sample s of prompt r.
+        seed: Makes the result reproducible.
+        beyond: What happens where the context is full; see `qkv.generation.stream`.
+        **fields: Fields of `SamplingParams` by name instead.
     """
-    stop, _ = texts_of(stop, "stop")
-    if any(not each for each in stop):
+    stops, _ = texts_of(stop, "stop")
+    if not all(stops):
         raise ValueError("stop: expected a text of one character or more, not an empty one")
 
-    ids = [
-        prompt_ids(tokenizer, row) if isinstance(row, str) else row
-        for row in text_rows(prompts).rows
-    ]
-    rows: dict[int, StopStringFilter] = defaultdict(lambda: StopStringFilter(tokenizer, stop))
+    filters: dict[int, StopStringFilter] = defaultdict(lambda: StopStringFilter(tokenizer, stops))
 
-    def stopped(row: int, said: list[int]) -> bool:
-        rows[row].hear(said[-1])
-        return rows[row].stopped
+    def stopped(row: int, ids: list[int]) -> bool:
+        filters[row].add_token(ids[-1])
+        return filters[row].stopped
 
-    words = stream(
+    tokens = stream(
         model,
-        ids,
+        [as_ids(tokenizer, row) for row in text_rows(prompts).rows],
         length=length,
         end=tokenizer.end if end is None else end,
-        stop=stopped if stop else None,
-        **how,
+        sampling_params=sampling_params,
+        samples=samples,
+        seed=seed,
+        beyond=beyond,
+        stop=stopped if stops else None,
+        **fields,
     )
-
-    def pieces() -> Iterator[TextChunk]:
-        for word in words:
-            speaker = rows[word.row]
-            if not stop and word.id is not None:
-                speaker.hear(word.id)
-
-            if word.reason is not None:
-                speaker.close()
-
-            reason = "stop" if speaker.stopped and word.reason else word.reason
-            yield TextChunk(word.row, speaker.take(), reason)
-
-    return pieces()
+    return chunks(tokens, filters, stops)
 
 
+def chunks(
+    tokens: Iterator[GeneratedToken], filters: dict[int, StopStringFilter], stops: Sequence[str]
+) -> Iterator[TextChunk]:
+    """The text of each token; with stop strings, the filters have seen the tokens already."""
+    for token in tokens:
+        row_filter = filters[token.row]
+        if not stops and token.id is not None:
+            row_filter.add_token(token.id)
+
+        reason = token.reason
+        if reason is not None:
+            row_filter.close()
+            if row_filter.stopped:
+                reason = "stop"
+
+        yield TextChunk(token.row, row_filter.take(), reason)
+
+
+@overload
+def complete(  # type: ignore[overload-overlap]  # a string is a sequence of strings, too
+    model: GPT,
+    tokenizer: Tokenizer,
+    prompts: str | Sequence[int],
+    *,
+    samples: None = None,
+    **options: Unpack[CompleteOptions],
+) -> str: ...
 @overload
 def complete(
     model: GPT,
     tokenizer: Tokenizer,
     prompts: str | Sequence[int],
     *,
-    samples: None = None,
-    **how: Any,
-) -> str: ...
-@overload
-def complete(
-    model: GPT, tokenizer: Tokenizer, prompts: str | Sequence[int], *, samples: int, **how: Any
+    samples: int,
+    **options: Unpack[CompleteOptions],
 ) -> list[str]: ...
 @overload
 def complete(
@@ -101,7 +144,7 @@ def complete(
     prompts: Sequence[str] | Sequence[Sequence[int]] | Sequence[str | Sequence[int]],
     *,
     samples: int | None = None,
-    **how: Any,
+    **options: Unpack[CompleteOptions],
 ) -> list[str]: ...
 @overload
 def complete(
@@ -110,7 +153,7 @@ def complete(
     prompts: Arrays,
     *,
     samples: int | None = None,
-    **how: Any,
+    **options: Unpack[CompleteOptions],
 ) -> Any: ...
 def complete(
     model: GPT,
@@ -118,26 +161,41 @@ def complete(
     prompts: TextPrompts,
     *,
     samples: int | None = None,
-    **how: Any,
+    **options: Unpack[CompleteOptions],
 ) -> str | list[str]:
-    """What the model says after each prompt, without the prompt: the texts of `stream_text`, each
-    whole.
+    """Continue each prompt, and return the new text without the prompt.
 
-    One prompt, a string or a flat list of ids, gives one string; a list of prompts gives a list.
-    With `samples`, be it 1, a list is given in any case, of `samples` texts for each prompt.
+    Args:
+        model: A GPT.
+        tokenizer: Its tokenizer.
+        prompts: One prompt (a text or a flat list of ids), or several.
+        samples: Samples of each prompt.
+        **options: length, stop, end, sampling_params or its fields, seed and beyond, as for
+            `stream_text`.
+
+    Returns:
+        One text for one prompt without `samples`, else a list of texts.
+
+    Raises:
+        ValueError: If an argument is wrong, or a prompt is longer than the context.
     """
     rows, single = text_rows(prompts)
     texts = [""] * (len(rows) * max(0, 1 if samples is None else samples))
 
-    for piece in stream_text(model, tokenizer, rows or prompts, samples=samples, **how):
-        texts[piece.row] += piece.text
+    for chunk in stream_text(model, tokenizer, rows or prompts, samples=samples, **options):
+        texts[chunk.row] += chunk.text
 
     return texts[0] if single and samples is None else texts
 
 
+def as_ids(tokenizer: Tokenizer, prompt: str | list[int]) -> list[int]:
+    return prompt_ids(tokenizer, prompt) if isinstance(prompt, str) else prompt
+
+
 def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of a prompt: with the start id before it where the tokenizer says so; of an empty
-    one, a text's begin.
+    """The ids of a prompt, with the start id before it if the tokenizer adds one.
+
+    An empty prompt is the id that a text begins after.
     """
     check_text(text, "prompt")
     ids = tokenizer.encode(text)
@@ -149,65 +207,7 @@ def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     begin = beginning(tokenizer)
     if begin is None:
         raise ValueError(
-            "prompt: it is empty, and this tokenizer has no start or end token to begin with; say a word"
+            "prompt: it is empty, and this tokenizer has no start or end token to begin with"
         )
 
     return [begin]
-
-
-class StopStringFilter:
-    """One row's text: what may be said of it by now, and what might be the beginning of a stop
-    string.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
-        self.stream, self.stop = IncrementalDetokenizer(tokenizer), tuple(stop)
-        self.held = ""
-        self.settled = 0
-        """So much of what is held is said with the next piece."""
-        self.stopped = False
-
-    def hear(self, id: int) -> None:
-        self.add(self.stream.add(id))
-
-    def hear_all(self, ids: Iterable[int]) -> None:
-        self.add(self.stream.add_all(ids))
-
-    def close(self) -> None:
-        if not self.stopped:
-            self.add(self.stream.close())
-
-        if not self.stopped:
-            self.settled = len(self.held)
-
-    def add(self, text: str) -> None:
-        self.held += text
-        if not self.stop:
-            self.settled = len(self.held)
-            return
-
-        found = [
-            (place + len(each), place)
-            for each in self.stop
-            if (place := self.held.find(each, self.settled)) >= 0
-        ]
-        if found:  # the one that is whole first, however many characters came at once
-            _, place = min(found)
-            self.held, self.settled, self.stopped = self.held[:place], place, True
-        else:
-            self.settled = len(self.held) - max(
-                (overlap(self.held, each) for each in self.stop), default=0
-            )
-
-    def take(self) -> str:
-        text, self.held = self.held[: self.settled], self.held[self.settled :]
-        self.settled = 0
-        return text
-
-
-def overlap(text: str, stop: str) -> int:
-    """How many characters at the end of the text are the beginning of the stop string, though not
-    all of it.
-    """
-    longest = min(len(text), len(stop) - 1)
-    return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

@@ -1,29 +1,215 @@
-"""Sentences in, sentences out: those of similar length are translated together, and each knows its
-place.
-"""
+"""Translation: ids to ids by sampling or greedily, and sentences to sentences by beam search."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack, overload
 
-from qkv.generation.generate import Translator
-from qkv.generation.prompts import texts_of
-from qkv.generation.search.beam_search import beam_search
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from qkv.data.batches.paired import pad
+from qkv.generation.generate import (
+    Translator,
+    as_sampling_params,
+    check,
+    check_samples,
+    collect,
+    limit_of,
+    on_device,
+    run_batch,
+)
+from qkv.generation.generation_batch import GenerationBatch
+from qkv.generation.prompts import Arrays, Prompts, texts_of, token_rows
+from qkv.generation.sampling import uniforms
+from qkv.generation.sampling_params import SamplingFields, SamplingParams
+from qkv.generation.search.beam_search import SearchOptions, beam_search
+from qkv.generation.search.ensemble import Ensemble
 from qkv.generation.search.search_loop import batches, rounded
 from qkv.models import RNN, Transformer
 from qkv.text.tokenizer import Tokenizer
 
 SIMILAR = 16
-"""Sources whose lengths lie in the same multiple of so many tokens may be translated together."""
+"""Sources may be translated together if their lengths round up to the same multiple of this."""
 AT_ONCE = 64
-"""Sources that one search gets; it reads fewer of them together, but need not begin as often."""
+"""Sources of one call to the search, which splits them into smaller batches."""
+
+
+# Ids
+
+
+class TranslateOptions(SamplingFields, total=False):
+    """The keyword arguments of `translate`, for its overloads."""
+
+    sampling_params: SamplingParams | None
+    seed: int | Sequence[int] | None
+
+
+@overload
+def translate(
+    model: Translator,
+    source: Sequence[int],
+    *,
+    start: int,
+    end: int,
+    length: int,
+    samples: None = None,
+    **options: Unpack[TranslateOptions],
+) -> list[int]: ...
+@overload
+def translate(
+    model: Translator,
+    source: Sequence[int],
+    *,
+    start: int,
+    end: int,
+    length: int,
+    samples: int,
+    **options: Unpack[TranslateOptions],
+) -> list[list[int]]: ...
+@overload
+def translate(
+    model: Translator,
+    source: Sequence[Sequence[int]],
+    *,
+    start: int,
+    end: int,
+    length: int,
+    samples: int | None = None,
+    **options: Unpack[TranslateOptions],
+) -> list[list[int]]: ...
+@overload
+def translate(
+    model: Translator,
+    source: Arrays,
+    padding_mask: Tensor | None = None,
+    *,
+    start: int,
+    end: int,
+    length: int,
+    samples: int | None = None,
+    **options: Unpack[TranslateOptions],
+) -> list[Any]: ...
+def translate(
+    model: Translator,
+    source: Prompts,
+    padding_mask: Bool[Tensor, "*B S"] | None = None,
+    *,
+    start: int,
+    end: int,
+    length: int,
+    sampling_params: SamplingParams | None = None,
+    samples: int | None = None,
+    seed: int | Sequence[int] | None = None,
+    **fields: Unpack[SamplingFields],
+) -> list[Any]:
+    """Translate each source into at most `length` ids, greedily unless sampling is asked for.
+
+    Args:
+        model: A Transformer or an RNN; several translate together, by their mean probabilities.
+        source: One source or several, as the prompts of `generate`.
+        padding_mask: For a tensor, False for its padding.
+        start: The id that a target begins with, not returned.
+        end: The id that ends a target, not returned.
+        length: Tokens of a target at most.
+        sampling_params: How tokens are chosen; by default the likeliest.
+        samples: Samples of each source.
+        seed: Makes samples reproducible.
+        **fields: Fields of `SamplingParams` by name instead.
+
+    Returns:
+        The target's ids: one list for one source without `samples`, else a list of lists.
+
+    Raises:
+        ValueError: If an argument is wrong.
+
+    Example:
+        >>> from qkv.models import Transformer, TransformerConfig
+        >>> config = TransformerConfig(vocabulary=16, context=8, width=8, depth=1, heads=2)
+        >>> len(translate(Transformer(config), [[3, 4]], start=0, end=1, length=2))
+        1
+    """
+    translator = as_translator(model)
+    params = as_sampling_params(sampling_params, fields, temperature=0.0)
+    check(translator, length, (end,), params)
+    source, padding_mask, single = padded_source(translator, source, padding_mask)
+    per_source = 1 if samples is None else samples
+    check_samples(per_source, len(source))
+    check_start(start, translator.config.vocabulary)
+    rows = len(source) * per_source
+    if not rows:
+        return []
+
+    batch = GenerationBatch(
+        sequences=[[start] for _ in range(rows)],
+        rows=list(range(rows)),
+        uniforms=on_device(translator, uniforms(seed, rows, length)),
+        sampling_params=params,
+        ends=(end,),
+        limit=limit_of(translator, "extend"),
+        samples=per_source,
+    )
+    tokens = run_batch(translator, lambda: translator.start(source, padding_mask), batch)
+    targets = collect(tokens, rows)
+    return targets[0] if single and samples is None else targets
+
+
+def as_translator(model: Any) -> Any:
+    """One model, or several as an ensemble."""
+    if isinstance(model, Sequence):
+        return Ensemble(model)
+    if not isinstance(model, Transformer | RNN | Ensemble):
+        raise TypeError(
+            f"model: expected a Transformer or an RNN, which translate, not {type(model).__name__}"
+        )
+
+    return model
+
+
+def check_start(start: int, vocabulary: int) -> None:
+    if not 0 <= start < vocabulary:
+        raise ValueError(f"start: expected an id from 0 to {vocabulary - 1}, not {start}")
+
+
+def padded_source(
+    model: Any, source: Prompts, padding_mask: Tensor | None
+) -> tuple[Int[Tensor, "B S"], Bool[Tensor, "B S"] | None, bool]:
+    """Sources as one tensor, its padding mask, and whether a single source was given."""
+    vocabulary = model.config.source_vocabulary or model.config.vocabulary
+    rows, single = token_rows(source, vocabulary, "source")
+    if isinstance(source, Tensor):
+        if padding_mask is not None and padding_mask.shape != source.shape:
+            raise ValueError(
+                f"padding_mask: expected the source's shape, {tuple(source.shape)}, "
+                f"not {tuple(padding_mask.shape)}"
+            )
+
+        if single:
+            source = source.unsqueeze(0)  # (1, S)
+            padding_mask = None if padding_mask is None else padding_mask.unsqueeze(0)
+
+        return source, padding_mask, single
+
+    if padding_mask is not None:
+        raise ValueError("padding_mask: it is for tensors; leave it out for lists, which need none")
+
+    device = next(model.parameters()).device
+    ids, padding_mask = pad(rows, 0)
+    if padding_mask is not None:
+        padding_mask = padding_mask.to(device)
+
+    return ids.to(device), padding_mask, single
+
+
+# Text
 
 
 class Translation(NamedTuple):
+    """A translation of one text."""
+
     text: str
     score: float
-    """What the search ranks by: the log-probability, with the length reckoned in."""
+    """What beam search ranks by: the log-probability with the length penalty."""
     ids: list[int]
 
 
@@ -33,48 +219,70 @@ def translate_texts(
     texts: str | Sequence[str],
     *,
     length: int | None = None,
-    **how: Any,
+    **options: Unpack[SearchOptions],
 ) -> Iterator[tuple[int, list[Translation]]]:
-    """The place of each text and its translations, the best first; the longest texts come first.
-    One string is a text at place 0.
+    """Translate texts by beam search, those of similar length together.
 
-    Several models translate together. A translation has at most `length` tokens: unless given,
-    twice as many as its source and a few more, rounded, so that it does not depend on what is
-    translated beside it. An empty text has an empty translation. The rest is as in `beam_search`.
+    Args:
+        models: A translator; several translate together.
+        tokenizer: With a start and an end token.
+        texts: Texts, or one string. An empty text has an empty translation.
+        length: Tokens of a translation at most; by default twice the source's and a few more,
+            rounded, so that it does not depend on what is translated beside it.
+        **options: Options of `beam_search` by name, such as beams=8.
+
+    Returns:
+        An iterator of each text's index and its translations, the best first; the longest texts
+        come first.
+
+    Raises:
+        ValueError: If the tokenizer lacks a token, or a text is longer than the context.
     """
     if tokenizer.start is None or tokenizer.end is None:
         raise ValueError(
             "tokenizer: a translator needs a start and an end token, and this one lacks them"
         )
 
-    models = models if isinstance(models, Sequence) else [models]
-    sources = source_ids(models, tokenizer, texts_of(texts)[0])
-    # A start that is no word, such as Marian's padding, is never said.
-    never = tuple({tokenizer.start} - {tokenizer.end})
-    how = {"start": tokenizer.start, "end": tokenizer.end, "forbidden": never, **how}
+    members = models if isinstance(models, Sequence) else [models]
+    sources = source_ids(members, tokenizer, texts_of(texts)[0])
+    options.setdefault("start", tokenizer.start)
+    # A start token that is no token of a text, such as Marian's padding, is never generated.
+    options.setdefault("forbidden", tuple({tokenizer.start} - {tokenizer.end}))
 
-    def translations() -> Iterator[tuple[int, list[Translation]]]:
-        for chosen in batches(sources, AT_ONCE, similar=SIMILAR):
-            size, rows = (
-                rounded(len(sources[chosen[0]]), SIMILAR),
-                [sources[place] for place in chosen],
-            )
-            longest = room_for(models, 2 * size + SIMILAR) if length is None else length
-            found = beam_search(models, rows, length=longest, **how) if size else [[] for _ in rows]
-            for place, hypotheses in zip(chosen, found, strict=True):
-                said = [
-                    Translation(in_one_line(tokenizer.decode(ids)), score, ids)
-                    for ids, score, _ in hypotheses
-                ]
-                yield place, said or [Translation("", 0.0, [])]
+    return search_sources(members, tokenizer, sources, length, options)
 
-    return translations()
+
+def search_sources(
+    models: Sequence[Transformer | RNN],
+    tokenizer: Tokenizer,
+    sources: list[list[int]],
+    length: int | None,
+    options: SearchOptions,
+) -> Iterator[tuple[int, list[Translation]]]:
+    """The translations of each source, those of similar length together."""
+    for indices in batches(sources, AT_ONCE, similar=SIMILAR):
+        size = rounded(len(sources[indices[0]]), SIMILAR)
+        if size == 0:
+            for index in indices:
+                yield index, [Translation("", 0.0, [])]
+
+            continue
+
+        longest = room_for(models, 2 * size + SIMILAR) if length is None else length
+        rows = [sources[index] for index in indices]
+        results = beam_search(models, rows, end=tokenizer.end, length=longest, **options)
+        for index, hypotheses in zip(indices, results, strict=True):
+            translations = []
+            for ids, score, _ in hypotheses:
+                translations.append(Translation(in_one_line(tokenizer.decode(ids)), score, ids))
+
+            yield index, translations or [Translation("", 0.0, [])]
 
 
 def source_ids(
     models: Sequence[Transformer | RNN], tokenizer: Tokenizer, texts: Sequence[str]
 ) -> list[list[int]]:
-    """What a translator reads of each text: its words and the end; nothing of an empty one."""
+    """The ids of each source and the end id; an empty list for an empty text."""
     assert tokenizer.end is not None
     sources = [[*ids, tokenizer.end] if ids else [] for ids in tokenizer.encode_batch(texts)]
     room = room_for(models, max(map(len, sources), default=0))
@@ -83,17 +291,22 @@ def source_ids(
         if len(source) > room:
             where = f"line {number}" if len(sources) > 1 else "text"
             raise ValueError(
-                f"{where}: {len(source):,} tokens are more than the model's context of {room:,}; split the sentence"
+                f"{where}: {len(source):,} tokens are more than the model's context of {room:,}; "
+                "split the sentence"
             )
 
     return sources
 
 
 def room_for(models: Sequence[Transformer | RNN], tokens: int) -> int:
-    """So many tokens, or as many as the models have seen in training; an RNN knows no end."""
-    return min([tokens, *(each.config.context for each in models if isinstance(each, Transformer))])
+    """This many tokens, or the context of the models if it is less; an RNN has no limit."""
+    for model in models:
+        if isinstance(model, Transformer):
+            tokens = min(tokens, model.config.context)
+
+    return tokens
 
 
 def in_one_line(text: str) -> str:
-    """A translation is one line, as its source was, whatever the model says."""
+    """A translation without line breaks, as its source was one line."""
     return " ".join(text.split("\n")).strip()

@@ -1,7 +1,65 @@
-"""The parts: tensors in, tensors out.
+"""Modules of neural networks: attention, blocks, embeddings, norms, KV caches, hooks and LoRA.
 
-The shapes, the same letters in every file:
+The shapes, with the same letters in every file:
 
     B batch    T query length    S key length    H heads    K kv_heads
     D head width    E model width    F feed-forward width    V vocabulary
+
+Names are imported at first use, so that the configs can be imported without torch.
 """
+
+from typing import TYPE_CHECKING
+
+from qkv.nn.stack_config import AdapterConfig, RotaryScaling, StackConfig
+
+if TYPE_CHECKING:
+    from qkv.nn import lora
+    from qkv.nn.attention.multi_head import MultiHeadAttention
+    from qkv.nn.block import Block, Stack
+    from qkv.nn.cache import KeyValueCache, SegmentMemory
+    from qkv.nn.embedding import Embedding
+    from qkv.nn.feed_forward import FeedForward
+    from qkv.nn.hooks import HookPoints, add_hook, capture, hook_points
+    from qkv.nn.linear.linear import Linear
+    from qkv.nn.norm import LayerNorm, RMSNorm
+    from qkv.nn.recurrent import Recurrent
+else:
+    from qkv.lazy_imports import attach
+
+    attach(
+        __name__,
+        {
+            "qkv.nn.attention.multi_head": ("MultiHeadAttention",),
+            "qkv.nn.block": ("Block", "Stack"),
+            "qkv.nn.cache": ("KeyValueCache", "SegmentMemory"),
+            "qkv.nn.embedding": ("Embedding",),
+            "qkv.nn.feed_forward": ("FeedForward",),
+            "qkv.nn.hooks": ("HookPoints", "add_hook", "capture", "hook_points"),
+            "qkv.nn.linear.linear": ("Linear",),
+            "qkv.nn.norm": ("LayerNorm", "RMSNorm"),
+            "qkv.nn.recurrent": ("Recurrent",),
+        },
+        submodules=("attention", "lora"),
+    )
+
+__all__ = [
+    "AdapterConfig",
+    "Block",
+    "Embedding",
+    "FeedForward",
+    "HookPoints",
+    "KeyValueCache",
+    "LayerNorm",
+    "Linear",
+    "MultiHeadAttention",
+    "RMSNorm",
+    "Recurrent",
+    "RotaryScaling",
+    "SegmentMemory",
+    "Stack",
+    "StackConfig",
+    "add_hook",
+    "capture",
+    "hook_points",
+    "lora",
+]

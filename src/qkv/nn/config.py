@@ -1,4 +1,4 @@
-"""Configs are frozen dataclasses; a wrong value is refused at once, by the name of its field."""
+"""Config checks: a wrong value of a frozen dataclass is refused by the name of its field."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 
 def check_fields(config: Any) -> None:
-    """Every field holds a value of its declared type; a whole number is 0 or more."""
+    """Raise unless every field has its declared type; a whole number must be 0 or more."""
     hints = get_type_hints(type(config))
     for field in fields(config):
         value = getattr(config, field.name)
-        kinds = get_args(hints[field.name]) if is_union(hints[field.name]) else (hints[field.name],)
+        kinds: tuple[Any, ...] = (hints[field.name],)
+        if is_union(hints[field.name]):
+            kinds = get_args(hints[field.name])
+
         if not any(fits(value, kind) for kind in kinds):
-            raise ValueError(
-                f"{field.name}: expected {' or '.join(map(describe, kinds))}, not {value!r}"
-            )
+            expected = " or ".join(map(describe, kinds))
+            raise ValueError(f"{field.name}: expected {expected}, not {value!r}")
 
 
 def check_at_least_one(config: Any, *names: str) -> None:
@@ -56,7 +58,7 @@ def fits(value: Any, kind: Any) -> bool:
     if get_origin(kind) is Literal:
         return value in get_args(kind)
     if get_origin(kind) is tuple:  # of any length
-        return isinstance(value, tuple) and all(fits(each, get_args(kind)[0]) for each in value)
+        return isinstance(value, tuple) and all(fits(item, get_args(kind)[0]) for item in value)
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if kind is float:
@@ -78,84 +80,86 @@ def describe(kind: Any) -> str:
         float: "a number",
         bool: "true or false",
         str: "a text",
+        NoneType: "nothing",
     }
 
-    return {**names, NoneType: "nothing"}.get(kind, str(kind))
+    return names.get(kind, str(kind))
 
 
 Class = TypeVar("Class", bound=type[Any])
 
 
 def documented(config: Class) -> Class:
-    """Append the fields and their attribute docstrings to a config's own docstring, so that help()
-    lists them.
-    """
+    """Class decorator: append the fields and their docstrings to the class docstring."""
     config.__doc__ = FieldDocumentation(config)  # type: ignore[assignment]
     return config
 
 
 class FieldDocumentation:
-    """A class docstring that is put together when it is first read: parsing the source takes
-    milliseconds.
-    """
+    """A class docstring that is built when it is first read: parsing takes milliseconds."""
 
     def __init__(self, config: type[Any]) -> None:
-        text = inspect.cleandoc(config.__doc__ or "")
-        self.summary = (
-            "" if text.startswith(f"{config.__name__}(") else text
-        )  # dataclass's own: the signature
+        self.summary = inspect.cleandoc(config.__doc__ or "")
+        if self.summary.startswith(f"{config.__name__}("):  # dataclass's default, the signature
+            self.summary = ""
+
         self.text: str | None = None
 
     def __get__(self, instance: Any, config: type[Any]) -> str:
         if self.text is None:
-            self.text = "\n".join(
-                [self.summary, "", "Attributes:", *map(indented, described(config))]
-            ).lstrip()
+            summary, example, code = self.summary.partition("\n\nExample:")
+            lines = [summary, "", "Attributes:", *map(indented, described(config))]
+            self.text = ("\n".join(lines) + example + code).lstrip()
 
         return self.text
 
 
 def described(config: type[Any]) -> Iterator[str]:
-    """`name: meaning` of every field; one that only changes an inherited default has the inherited
-    meaning.
-    """
-    texts: dict[str, str] = {}
+    """`name: meaning` of every field; a field that overrides a default inherits its meaning."""
+    meanings: dict[str, str] = {}
     for kind in reversed(config.__mro__[:-1]):
-        texts |= attribute_docstrings(kind)
+        meanings |= attribute_docstrings(kind)
 
-    for each in fields(config):
-        yield f"{each.name}: {texts.get(each.name, '')}".rstrip(": ")
+    for field in fields(config):
+        yield f"{field.name}: {meanings.get(field.name, '')}".rstrip(": ")
 
 
 @cache
 def attribute_docstrings(kind: type[Any]) -> dict[str, str]:
-    """The string below each field, as written in the source; none where the source is not there."""
+    """The string below each field in the source; empty where the source is not available."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     except (OSError, TypeError, SyntaxError):
         return {}
 
-    body = tree.body if isinstance(tree, ast.ClassDef) else []
-    return {
-        field.target.id: inspect.cleandoc(text.value.value)
-        for field, text in pairwise(body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-        and isinstance(text.value.value, str)
-    }
+    if not isinstance(tree, ast.ClassDef):
+        return {}
+
+    docstrings: dict[str, str] = {}
+    for field, expression in pairwise(tree.body):
+        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+            continue
+        if not isinstance(expression, ast.Expr) or not isinstance(expression.value, ast.Constant):
+            continue
+        if isinstance(expression.value.value, str):
+            docstrings[field.target.id] = inspect.cleandoc(expression.value.value)
+
+    return docstrings
 
 
 def indented(text: str) -> str:
-    """A field and its meaning in lines of 80 columns, as in a docstring of Google's style.
+    """A field and its meaning in lines of 80 columns, as in a Google-style docstring.
 
-    A line begins with a letter: tyro reads any other beginning as a paragraph of its own.
+    A line begins with a letter: tyro reads any other beginning as a new paragraph.
     """
     lines = [" " * 4]
-    for words in re.split(r"\s+(?=[A-Za-z])", " ".join(text.split())):
-        if len(lines[-1]) + len(words) >= 80:
+    for chunk in re.split(r"\s+(?=[A-Za-z])", " ".join(text.split())):
+        if len(lines[-1]) + len(chunk) >= 80:
             lines.append(" " * 8)
 
-        lines[-1] += words if lines[-1].isspace() else f" {words}"
+        if not lines[-1].isspace():
+            lines[-1] += " "
+
+        lines[-1] += chunk
 
     return "\n".join(lines)

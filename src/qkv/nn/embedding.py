@@ -1,4 +1,4 @@
-"""Ids to vectors: the word, joined with its position, and in BERT with the sentence it is from."""
+"""Embeddings: token ids to vectors, joined with their positions and, in BERT, their segments."""
 
 from __future__ import annotations
 
@@ -14,6 +14,31 @@ from qkv.nn.stack_config import Join, Position, Sinusoid
 
 
 class Embedding(nn.Module):
+    """Token embedding and, unless attention adds them, positions.
+
+    Args:
+        vocabulary: Number of tokens V.
+        width: Model width E.
+        context: Positions of the longest sequence, which learned positions need to know.
+        position: Learned and sinusoidal positions are added here; others belong to attention.
+        join: How token and position become one vector.
+        position_width: With concatenation, the width of the position; by default E / 2.
+        sinusoid: Order of sines and cosines.
+        segments: Number of segments of BERT, 0 for none.
+        scaled: Multiply token embeddings by sqrt(E), as the first Transformer does.
+        norm_epsilon: With a number, a layer norm follows, as in BERT.
+        dropout: Probability to drop a number in training.
+
+    Raises:
+        ValueError: If the position is as wide as the whole embedding.
+
+    Example:
+        >>> import torch
+        >>> embedding = Embedding(100, 8, context=16)
+        >>> embedding(torch.tensor([[1, 2, 3]]), torch.tensor([[0, 1, 2]])).shape
+        torch.Size([1, 3, 8])
+    """
+
     def __init__(
         self,
         vocabulary: int,
@@ -30,12 +55,15 @@ class Embedding(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        joined = position in ("learned", "sinusoidal")
-        beside = (position_width or width // 2) if joined and join == "concatenate" else 0
+        beside = 0  # width of a position that is concatenated
+        if position in ("learned", "sinusoidal") and join == "concatenate":
+            beside = position_width or width // 2
+
         if not 0 <= beside < width:
             raise ValueError(f"position_width: expected less than width {width}, not {beside}")
 
-        self.context, self.join = context, join
+        self.context = context
+        self.join = join
         self.scale = math.sqrt(width) if scaled else 1.0
         self.token = nn.Embedding(vocabulary, width - beside)
         self.position: Learned | Sinusoidal | None = None
@@ -55,7 +83,8 @@ class Embedding(nn.Module):
         positions: Int[Tensor, "#B T"],
         segments: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T E"]:
-        x = self.token(ids)  # (B, T, E), or narrower when the position is put beside it
+        """The vectors of tokens at the given positions; without `segments` all are in segment 0."""
+        x = self.token(ids)  # (B, T, E), or narrower if the position is concatenated
         if self.scale != 1.0:
             x = x * self.scale
 
@@ -63,7 +92,10 @@ class Embedding(nn.Module):
             x = join(x, self.position(positions).to(x.dtype), self.join)
 
         if self.segment is not None:
-            x = x + self.segment(ids.new_zeros(ids.shape) if segments is None else segments)
+            if segments is None:
+                segments = ids.new_zeros(ids.shape)
+
+            x = x + self.segment(segments)
 
         if self.norm is not None:
             x = self.norm(x)

@@ -1,4 +1,4 @@
-"""The feed-forward part of a block: each position on its own, wide in the middle."""
+"""The feed-forward layer (MLP) of a block, with its activations: ReLU, GELU, SiLU, SwiGLU."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from qkv.nn.hooks import HookPoints
+from qkv.nn.hooks import TRANSFORMER_LENS, HookPoints
 from qkv.nn.linear.linear import Linear
 from qkv.nn.stack_config import Activation
 from qkv.nn.unchanged import fused
 
 
 def activate(x: Tensor, kind: Activation) -> Tensor:
+    """The activation of x; swiglu halves the last dimension."""
     if kind == "relu":
         return F.relu(x)
     if kind == "gelu":
@@ -31,7 +32,19 @@ def activate(x: Tensor, kind: Activation) -> Tensor:
 
 @fused
 class FeedForward(nn.Module):
-    """down(activation(up(x)))"""
+    """down(activation(up(x))), for each position separately.
+
+    Args:
+        width: Model width E.
+        hidden: Width F in the middle.
+        activation: The activation; swiglu has a gate beside `up`, in the same matrix.
+        bias: Biases of both layers.
+
+    Example:
+        >>> import torch
+        >>> FeedForward(8, 32, "swiglu")(torch.zeros(1, 3, 8)).shape
+        torch.Size([1, 3, 8])
+    """
 
     def __init__(
         self, width: int, hidden: int, activation: Activation = "gelu", *, bias: bool = True
@@ -40,7 +53,7 @@ class FeedForward(nn.Module):
         self.activation: Activation = activation
         self.up = Linear(width, 2 * hidden if activation == "swiglu" else hidden, bias=bias)
         self.down = Linear(hidden, width, bias=bias)
-        self.hooks = HookPoints("hidden")
+        self.hooks = HookPoints("hidden", aliases=TRANSFORMER_LENS)
 
     def forward(self, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
         hidden = self.activate(self.up(x))  # (B, T, F)

@@ -1,4 +1,4 @@
-"""Norms: every vector brought to a common scale, so that deep stacks train."""
+"""Layer norm and RMS norm: every vector is brought to a common scale, so that deep stacks train."""
 
 from __future__ import annotations
 
@@ -13,8 +13,16 @@ from qkv.nn.unchanged import fused
 
 @fused
 class LayerNorm(nn.Module):
-    """gain * (x - mean) / sqrt(variance + epsilon) + bias, with mean and variance over the E
-    numbers of one vector.
+    """gain * (x - mean) / sqrt(variance + epsilon) + bias, over the E numbers of a vector.
+
+    Args:
+        width: E.
+        epsilon: Added to the variance.
+
+    Example:
+        >>> import torch
+        >>> LayerNorm(2)(torch.tensor([1.0, 3.0])).detach().round(decimals=2)
+        tensor([-1.,  1.])
     """
 
     def __init__(self, width: int, epsilon: float = 1e-5) -> None:
@@ -29,7 +37,17 @@ class LayerNorm(nn.Module):
 
 @fused
 class RMSNorm(nn.Module):
-    """gain * x / sqrt(mean(x^2) + epsilon): layer norm without the mean and the bias."""
+    """gain * x / sqrt(mean(x^2) + epsilon): layer norm without the mean and the bias.
+
+    Args:
+        width: E.
+        epsilon: Added to the mean square.
+
+    Example:
+        >>> import torch
+        >>> RMSNorm(2)(torch.tensor([3.0, 3.0])).detach().round(decimals=2)
+        tensor([1., 1.])
+    """
 
     def __init__(self, width: int, epsilon: float = 1e-5) -> None:
         super().__init__()
@@ -41,4 +59,5 @@ class RMSNorm(nn.Module):
 
 
 def norm(kind: Norm, width: int, epsilon: float) -> LayerNorm | RMSNorm:
+    """A new norm of the given kind."""
     return LayerNorm(width, epsilon) if kind == "layer" else RMSNorm(width, epsilon)

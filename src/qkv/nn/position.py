@@ -1,8 +1,8 @@
-"""Where a word stands. Attention alone does not know: shuffle the words and it gives the same
-outputs, shuffled.
+"""Positions: sinusoidal, learned, rotary (RoPE) and ALiBi. Attention alone ignores the order.
 
-Sinusoidal and learned positions join the word's embedding; rotary turns queries and keys; ALiBi
-lowers the scores of far keys; Transformer-XL's relative positions are in attention/relative.py.
+Sinusoidal and learned positions are joined with the token's embedding; rotary positions turn
+queries and keys; ALiBi lowers the scores of far keys. Transformer-XL's relative positions are in
+attention/relative.py.
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ def sinusoidal(
 ) -> Float[Tensor, "*n {width}"]:
     """PE(p, 2i) = sin(p / 10000^(2i / width)), PE(p, 2i + 1) = cos(the same).
 
-    Computed anew for any position, so there is no longest text. The order "halves" puts all sines
-    before all cosines.
+    Computed anew for any position, so sequences may have any length. The order "halves" puts all
+    sines before all cosines.
     """
     exact = torch.float32 if positions.device.type == "mps" else torch.float64
     pair = torch.arange(0, width, 2, device=positions.device, dtype=exact)  # (width / 2,)
-    angle = positions.unsqueeze(-1) * torch.exp(
-        pair * (-math.log(10000.0) / width)
-    )  # (..., width / 2)
+    frequency = torch.exp(pair * (-math.log(10000.0) / width))
+    angle = positions.unsqueeze(-1) * frequency  # (..., width / 2)
     waves = (angle.sin(), angle.cos())
-    table = (
-        torch.stack(waves, dim=-1).flatten(-2)
-        if order == "interleaved"
-        else torch.cat(waves, dim=-1)
-    )
+    if order == "interleaved":
+        table = torch.stack(waves, dim=-1).flatten(-2)
+    else:
+        table = torch.cat(waves, dim=-1)
 
     return table[..., :width].to(torch.get_default_dtype())
 
 
 class Sinusoidal(nn.Module):
+    """Sinusoidal positions as a module without weights."""
+
     def __init__(self, width: int, order: Sinusoid = "interleaved") -> None:
         super().__init__()
-        self.width, self.order = width, order
+        self.width = width
+        self.order: Sinusoid = order
 
     def forward(self, positions: Int[Tensor, "*n"]) -> Float[Tensor, "*n E"]:
         return sinusoidal(positions, self.width, self.order)
@@ -55,7 +56,7 @@ class Learned(nn.Embedding):
 def join(
     token: Float[Tensor, "B T E"], position: Float[Tensor, "#B T P"], how: Join
 ) -> Float[Tensor, "B T W"]:
-    """Word and position as one vector."""
+    """Token and position as one vector."""
     if how == "sum":
         return token + position
     if how == "product":
@@ -70,46 +71,41 @@ def rotary_angles(
     base: float = 10000.0,
     scaling: RotaryScaling | None = None,
 ) -> Float[Tensor, "2 #B 1 T D"]:
-    """Cosine and sine of the angle by which each pair of a head's dimensions turns at each
-    position.
-    """
+    """Cosine and sine of the angle of each pair of a head's dimensions at each position."""
     pair = torch.arange(0, head_width, 2, device=positions.device, dtype=torch.float32)  # (D / 2,)
-    speed = 1.0 / base ** (
-        pair / head_width
-    )  # as Llama computes it, to the last bit: far positions multiply any error
+    # As Llama computes it, to the last bit: far positions multiply any error.
+    frequency = 1.0 / base ** (pair / head_width)
     if scaling is not None:
-        speed = stretch(speed, scaling)
+        frequency = stretch(frequency, scaling)
 
-    angle = positions.unsqueeze(-1).float() * speed  # (B, T, D / 2)
-    angle = torch.cat([angle, angle], dim=-1).unsqueeze(
-        1
-    )  # (B, 1, T, D): dimensions i and i + D/2 make a pair
+    angle = positions.unsqueeze(-1).float() * frequency  # (B, T, D / 2)
+    # Dimensions i and i + D/2 are a pair.
+    angle = torch.cat([angle, angle], dim=-1).unsqueeze(1)  # (B, 1, T, D)
 
     return torch.stack([angle.cos(), angle.sin()])
 
 
-def stretch(speed: Float[Tensor, "P"], scaling: RotaryScaling) -> Float[Tensor, "P"]:
-    turns = scaling.original_context / (2 * math.pi / speed)
-    padding_mask = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(
-        0, 1
-    )  # 1 for fast waves, 0 for slow ones
-    return padding_mask * speed + (1 - padding_mask) * speed / scaling.factor
+def stretch(frequency: Float[Tensor, "P"], scaling: RotaryScaling) -> Float[Tensor, "P"]:
+    """Lower frequencies divided by the scaling factor, as Llama 3.1 does it for longer contexts."""
+    turns = scaling.original_context / (2 * math.pi / frequency)
+    # 1 for high frequencies, 0 for low ones, and between them a mixture.
+    unscaled = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
+    return unscaled * frequency + (1 - unscaled) * frequency / scaling.factor
 
 
 def rotate(
     x: Float[Tensor, "B H T D"], angles: Float[Tensor, "2 #B 1 T D"]
 ) -> Float[Tensor, "B H T D"]:
-    """Turn each pair of dimensions by its angle: <rotated q, rotated k> then depends on the
-    distance alone.
-    """
+    """Turn each pair of dimensions by its angle: <q, k> then depends on the distance alone."""
     cos, sin = angles.to(x.dtype)
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
 def alibi_slopes(heads: int, device: torch.device | None = None) -> Float[Tensor, "H"]:
-    """2^(-8/n), 2^(-16/n), ... for n heads; between two powers of two, every other slope of the
-    larger one fills up.
+    """2^(-8/n), 2^(-16/n), ... for n heads.
+
+    If n is no power of two, every other slope of the next power follows those of the last one.
     """
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]

@@ -1,6 +1,6 @@
-"""What nn's modules can be made of: choices as types, sizes as fields of frozen dataclasses.
+"""Configs of nn's modules: choices as types, sizes as fields of frozen dataclasses.
 
-Nothing here imports torch, so that the command line can list every choice at once.
+Nothing here imports torch, so that the command line starts quickly.
 """
 
 from __future__ import annotations
@@ -33,14 +33,19 @@ Projection = Literal["query", "key", "value", "output", "gate", "up", "down"]
 @documented
 @dataclass(frozen=True)
 class RotaryScaling:
-    """How a rotary model trained on short texts is stretched to longer ones, as Llama 3.1 does it."""
+    """RoPE scaling: rotary positions stretched to a longer context, as Llama 3.1 does it.
+
+    Example:
+        >>> RotaryScaling(factor=32.0).original_context
+        8192
+    """
 
     factor: float = 8.0
-    """Slow waves turn this many times slower."""
+    """Low frequencies are divided by this factor."""
     low: float = 1.0
-    """A wave that turns fewer times than this within the original context is slow."""
+    """A frequency with fewer turns than this within the original context is low."""
     high: float = 4.0
-    """A wave that turns more times than this within the original context stays as it is."""
+    """A frequency with more turns than this within the original context is not changed."""
     original_context: int = 8192
     """The context before stretching."""
 
@@ -54,22 +59,26 @@ class RotaryScaling:
 @documented
 @dataclass(frozen=True, kw_only=True)
 class StackConfig:
-    """What a stack of blocks is made of; every model's own config begins with these fields."""
+    """A stack of blocks; every model's config begins with these fields.
+
+    Example:
+        >>> StackConfig(width=64, heads=4).width_of_head
+        16
+    """
 
     width: int = 512
-    """Numbers in the vector of a word (E)."""
+    """Model width: numbers in the vector of a token (E)."""
     depth: int = 6
     """Blocks on top of each other."""
     heads: int = 8
     """Attention heads (H)."""
     kv_heads: int | None = None
-    """Key and value heads (K): as many as heads unless given; 1 is multi-query, between is
-    grouped-query.
-    """
+    """Key and value heads (K); by default as many as heads. 1 is multi-query attention, a number
+    between them grouped-query attention."""
     head_width: int | None = None
-    """Numbers in a head (D): width / heads unless given."""
+    """Numbers in a head (D); by default width / heads."""
     hidden: int | None = None
-    """Width of the feed-forward layer (F): four times the width unless given."""
+    """Width of the feed-forward layer (F); by default four times the width."""
     activation: Activation = "gelu"
     """Activation of the feed-forward layer."""
     norm: Norm = "layer"
@@ -81,14 +90,14 @@ class StackConfig:
     final_norm: bool | None = None
     """A norm after the last block: by default when norms come before the sublayers."""
     position: Position = "learned"
-    """How the model knows the order of words."""
+    """How the model knows the order of tokens."""
     rotary_base: float = 10000.0
-    """Rotary positions: the slowest wave turns once in about this many positions times 2 pi."""
+    """Rotary positions: the lowest frequency turns once in about this many positions times 2 pi."""
     rotary_scaling: RotaryScaling | None = None
-    """Rotary positions stretched to longer texts, as Llama 3.1 does it."""
+    """Rotary positions stretched to a longer context, as Llama 3.1 does it."""
     window: int | None = None
     """Sliding-window attention: with a window of W a token sees itself and the W - 1 tokens before
-    it (if not causal, also the W - 1 after it); all of them unless given."""
+    it (if not causal, also the W - 1 after it); by default it sees all of them."""
     sparse: Sparse = "none"
     """The Sparse Transformer's patterns: strided, or fixed."""
     stride: int | None = None
@@ -111,49 +120,53 @@ class StackConfig:
         )
         check_probability(self, "dropout", "attention_dropout")
         check_above_zero(self, "norm_epsilon", "rotary_base")
-        check_heads(
-            self.width,
-            self.heads,
-            self.heads if self.kv_heads is None else self.kv_heads,
-            self.head_width,
-        )
+        kv_heads = self.heads if self.kv_heads is None else self.kv_heads
+        check_heads(self.width, self.heads, kv_heads, self.head_width)
 
         if self.position == "rotary" and self.width_of_head % 2:
             raise ValueError(
-                f"head_width: rotary positions turn pairs, so expected an even number, not {self.width_of_head}"
+                "head_width: rotary positions turn pairs, so expected an even number, "
+                f"not {self.width_of_head}"
             )
 
-        if (self.sparse == "none") != (self.stride is None):
-            raise ValueError(
-                f"stride: sparse = {self.sparse} expects {'none' if self.sparse == 'none' else 'a stride'}"
-            )
+        if self.sparse == "none" and self.stride is not None:
+            raise ValueError("stride: sparse = none expects none")
+        if self.sparse != "none" and self.stride is None:
+            raise ValueError(f"stride: sparse = {self.sparse} expects a stride")
 
     def sparsity(self) -> Mask | None:
-        """What window and sparse rule out."""
-        from qkv.nn.attention.mask import Fixed, Strided, Window, all_of
+        """The mask of `window` and `sparse`; None for dense attention."""
+        from qkv.nn.attention import Fixed, Strided, Window, all_of
 
         window = None if self.window is None else Window(self.window)
         if self.stride is None:
             return window
+        if self.sparse == "strided":
+            return all_of(window, Strided(self.stride))
 
-        return all_of(
-            window, Strided(self.stride) if self.sparse == "strided" else Fixed(self.stride)
-        )
+        return all_of(window, Fixed(self.stride))
 
     @property
     def width_of_head(self) -> int:
+        """D."""
         return self.head_width or self.width // self.heads
 
     @property
     def width_of_hidden(self) -> int:
+        """F."""
         return self.hidden or 4 * self.width
 
     @property
     def ends_with_norm(self) -> bool:
-        return self.norm_placement == "before" if self.final_norm is None else self.final_norm
+        """Whether a norm follows the last block."""
+        if self.final_norm is None:
+            return self.norm_placement == "before"
+
+        return self.final_norm
 
 
 def check_heads(width: int, heads: int, kv_heads: int, head_width: int | None) -> None:
+    """Raise unless heads divide the width, and key heads the heads."""
     if heads < 1:
         raise ValueError(f"heads: expected 1 or more, not {heads}")
     if head_width is not None and head_width < 1:
@@ -169,18 +182,22 @@ def check_heads(width: int, heads: int, kv_heads: int, head_width: int | None) -
 @documented
 @dataclass(frozen=True, kw_only=True)
 class AdapterConfig:
-    """Low-rank adapters (LoRA): their size, and the matrices that have one."""
+    """Low-rank adapters (LoRA): their size, and the projections that have one.
+
+    Example:
+        >>> AdapterConfig(rank=4, projections=("query", "value")).alpha
+        16.0
+    """
 
     rank: int = 8
-    """How many directions a change may have: the rows of A."""
+    """Rank of the change: the rows of A."""
     alpha: float = 16.0
     """The change is multiplied by alpha / rank."""
     dropout: float = 0.0
-    """Probability to drop a number of what an adapter reads, in training."""
+    """Probability to drop a number of an adapter's input in training."""
     projections: tuple[Projection, ...] = ("query", "key", "value", "output")
-    """Which matrices are adapted: query, key, value and output of attention; gate, up and down of
-    the feed-forward.
-    """
+    """The adapted projections: query, key, value and output of attention; gate, up and down of
+    the feed-forward layer."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "projections", tuple(self.projections))

@@ -45,11 +45,11 @@ def test_answers_are_those_of_each_example_alone(
         probability = scores.softmax(-1)
         if task == "tag":
             assert answer.tags is not None
-            assert [word for word, *_ in answer.tags] == list(texts)
+            assert [token for token, *_ in answer.tags] == list(texts)
             assert [tag for _, tag, _ in answer.tags] == [
                 LABELS[best] for best in scores.argmax(-1).tolist()
             ]
-            assert [each for *_, each in answer.tags] == pytest.approx(
+            assert [item for *_, item in answer.tags] == pytest.approx(
                 probability.amax(-1).tolist(), rel=1e-9
             )
             continue
@@ -70,21 +70,21 @@ def test_the_batch_does_not_matter(task: str, family: str) -> None:
     place.
     """
     small = small_tuned(task, family)
-    asked = ASKED[task] * 3
-    expected = [said(each, task) for each in classify(*small, ASKED[task])] * 3
+    options = ASKED[task] * 3
+    expected = [said(item, task) for item in classify(*small, ASKED[task])] * 3
     for rows in (1, 2, 5, 32):
-        found = [said(each, task) for each in classify(*small, asked, rows=rows)]
-        for one, other in zip(found, expected, strict=True):
+        actual = [said(item, task) for item in classify(*small, options, rows=rows)]
+        for one, other in zip(actual, expected, strict=True):
             assert one == pytest.approx(other, rel=1e-4)
 
 
 def test_choices_with_the_same_text_are_two() -> None:
     small = small_tuned("choice", "gpt")
-    (found,) = classify(*small, [("the cat", "sat.", "ran.", "sat.")])
-    assert isinstance(found.scores, list)
-    assert len(found.scores) == 3
-    assert found.scores[0] == pytest.approx(found.scores[2])
-    assert sum(found.scores) == pytest.approx(1)
+    (actual,) = classify(*small, [("the cat", "sat.", "ran.", "sat.")])
+    assert isinstance(actual.scores, list)
+    assert len(actual.scores) == 3
+    assert actual.scores[0] == pytest.approx(actual.scores[2])
+    assert sum(actual.scores) == pytest.approx(1)
 
 
 def test_numbers_far_from_zero_are_told_apart() -> None:
@@ -96,7 +96,7 @@ def test_numbers_far_from_zero_are_told_apart() -> None:
     near = [(answer.number - 3.0) / 2.0 for answer in classify(*small, ASKED["regress"])]  # type: ignore[operator]
     numbers = [answer.number for answer in classify(far, small.tokenizer, ASKED["regress"])]
     assert numbers == pytest.approx(
-        [1_700_000_006.0 + 3.75 * each for each in near], rel=0, abs=1e-5
+        [1_700_000_006.0 + 3.75 * item for item in near], rel=0, abs=1e-5
     )
     assert numbers[0] != numbers[1]
 
@@ -110,8 +110,8 @@ def test_an_endless_stream_is_answered_stretch_by_stretch() -> None:
             read.append(len(read))
             yield Example((["mice", "the cat sat on the mat"][len(read) % 2],), None, "here")
 
-    found = answers(model, tokenizer, endless(), rows=2)
-    first = [next(found).probability for _ in range(4)]
+    actual = answers(model, tokenizer, endless(), rows=2)
+    first = [next(actual).probability for _ in range(4)]
     assert len(read) == 2 * STRETCH
     assert first[0] == pytest.approx(first[2])
     assert first[1] == pytest.approx(first[3])
@@ -130,28 +130,28 @@ def test_dropout_is_off_and_comes_back() -> None:
 
 
 def test_what_is_cut_is_counted() -> None:
-    heard: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     model, tokenizer = small_tuned("tag", "bert", context=8)
     examples = [
         Example(("the",) * 9, None, "here"),
         Example(("the",) * 2, None, "here"),
         Example(("mice",) * 9, None, ""),
     ]
-    found = list(
-        answers(model, tokenizer, examples, rows=1, cut=lambda *counts: heard.append(counts))
+    actual = list(
+        answers(model, tokenizer, examples, rows=1, cut=lambda *counts: calls.append(counts))
     )
-    read = [len(each.tags or ()) for each in found]
+    read = [len(item.tags or ()) for item in actual]
     assert read[1] == 2
     assert all(0 < count <= 6 for count in (read[0], read[2]))
-    assert heard == [(2, 18 - read[0] - read[2])]
-    heard.clear()
+    assert calls == [(2, 18 - read[0] - read[2])]
+    calls.clear()
     assert (
         len(
-            list(answers(model, tokenizer, examples[1:2], cut=lambda *counts: heard.append(counts)))
+            list(answers(model, tokenizer, examples[1:2], cut=lambda *counts: calls.append(counts)))
         )
         == 1
     )
-    assert not heard
+    assert not calls
 
 
 def test_words_may_come_in_one_string() -> None:

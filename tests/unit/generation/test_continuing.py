@@ -41,25 +41,25 @@ def test_prompts_of_different_lengths_do_not_mind_each_other(kind: str) -> None:
 @pytest.mark.parametrize("kind", [*GPT_KINDS, *MORE])
 def test_samples_are_rows_of_their_own(kind: str) -> None:
     model, seeds = model_of(kind), row_seeds(9, 12)
-    found = generate(model, PROMPTS, length=7, samples=3, seed=9)
+    actual = generate(model, PROMPTS, length=7, samples=3, seed=9)
     repeated = [row for row in PROMPTS for _ in range(3)]
-    assert found == generate(model, repeated, length=7, seed=seeds)
+    assert actual == generate(model, repeated, length=7, seed=seeds)
     assert generate(model, PROMPTS, length=7, samples=3, seed=9, end=5) == [
-        row[: row.index(5)] if 5 in row else row for row in found
+        row[: row.index(5)] if 5 in row else row for row in actual
     ]
-    assert len({tuple(row) for row in found}) > 8  # samples of a prompt differ
+    assert len({tuple(row) for row in actual}) > 8  # samples of a prompt differ
 
 
 def by_whole_passes(model: GPT, text: list[int], length: int, context: int) -> list[int]:
     """The likeliest words, where a full context forgets all but its last half."""
-    window, said = list(text), []
+    window, generated = list(text), []
     for _ in range(length):
         if len(window) > context:
             window = window[-(context // 2) :]
         word = int(model(torch.tensor([window]))[0, -1].argmax())
         window.append(word)
-        said.append(word)
-    return said
+        generated.append(word)
+    return generated
 
 
 @pytest.mark.parametrize("position", ["learned", "rotary", "alibi", "sinusoidal", "none"])
@@ -73,10 +73,10 @@ def test_a_sliding_text_forgets_its_beginning(position: str) -> None:
 
 def test_a_sliding_prompt_keeps_its_end() -> None:
     model, prompt = gpt(position="learned", context=8), [*range(12), 5, 3]
-    for length, kept in ((2, 6), (3, 5), (30, 4)):
-        found = generate(model, [prompt], length=length, temperature=0, beyond="slide")
-        assert found == generate(
-            model, [prompt[-kept:]], length=length, temperature=0, beyond="slide"
+    for length, remaining in ((2, 6), (3, 5), (30, 4)):
+        actual = generate(model, [prompt], length=length, temperature=0, beyond="slide")
+        assert actual == generate(
+            model, [prompt[-remaining:]], length=length, temperature=0, beyond="slide"
         )
 
 
@@ -93,41 +93,42 @@ def test_a_long_neighbour_does_not_end_a_short_text(beyond: Any) -> None:
     assert [len(row) for row in together] == ([1, 12, 6] if beyond == "refuse" else [60, 60, 60])
 
 
-def test_every_row_says_why_it_ended() -> None:
+def test_every_row_has_the_reason_why_it_ended() -> None:
     model = gpt(position="learned", context=12)
-    events = list(stream(model, [[1] * 10, [2], [3], [4]], length=6, seed=5, end=[0, 1, 2], samples=4,
-                         stop=lambda row, said: row >= 12 and len(said) == 2))  # fmt: skip
+    prompts = [[1] * 10, [2], [3], [4]]
+    stop = lambda row, ids: row >= 12 and len(ids) == 2  # noqa: E731
+    events = list(stream(model, prompts, length=6, seed=5, end=[0, 1, 2], samples=4, stop=stop))
     last: dict[int, GeneratedToken] = {}
-    said: dict[int, list[int]] = {row: [] for row in range(16)}
+    generated: dict[int, list[int]] = {row: [] for row in range(16)}
     for event in events:
         assert event.row not in last  # nothing after the end
         if event.reason is not None:
             last[event.row] = event
         if event.id is not None:
-            said[event.row].append(event.id)
+            generated[event.row].append(event.id)
     assert sorted(last) == list(range(16))
     assert {event.reason for event in last.values()} == {"end", "stop", "length", "context"}
     for row, event in last.items():
         assert (event.id is None) == (event.reason == "end")
         if event.reason == "context":
             assert row < 4
-            assert len(said[row]) == 3
+            assert len(generated[row]) == 3
         if event.reason == "length":
-            assert len(said[row]) == 6
+            assert len(generated[row]) == 6
         if event.reason == "stop":
             assert row >= 12
-            assert len(said[row]) == 2
-    assert not any({0, 1, 2} & set(row) for row in said.values())
+            assert len(generated[row]) == 2
+    assert not any({0, 1, 2} & set(row) for row in generated.values())
 
 
 def test_what_is_streamed_is_what_is_returned() -> None:
     model = gpt()
     for how in ({"seed": 1}, {"temperature": 0, "end": 3}, {"seed": 2, "samples": 2, "top_k": 4}):
-        said: dict[int, list[int]] = {row: [] for row in range(4 * how.get("samples", 1))}
+        generated: dict[int, list[int]] = {row: [] for row in range(4 * how.get("samples", 1))}
         for word in stream(model, PROMPTS, length=9, **how):
             if word.id is not None:
-                said[word.row].append(word.id)
-        assert list(said.values()) == generate(model, PROMPTS, length=9, **how)
+                generated[word.row].append(word.id)
+        assert list(generated.values()) == generate(model, PROMPTS, length=9, **how)
 
 
 def test_who_stops_listening_leaves_the_model_as_it_was() -> None:
@@ -139,7 +140,7 @@ def test_who_stops_listening_leaves_the_model_as_it_was() -> None:
 
 
 def test_a_wrong_question_is_refused_before_the_first_word() -> None:
-    with pytest.raises(ValueError, match="length: expected 1 word or more"):
+    with pytest.raises(ValueError, match="length: expected 1 token or more"):
         stream(gpt(), PROMPTS, length=0)  # not only when someone listens
 
 
@@ -147,7 +148,7 @@ def test_a_model_with_broken_weights_is_told() -> None:
     model = gpt()
     with torch.no_grad():
         model.embedding.token.weight[3] = float("nan")
-    with pytest.raises(ValueError, match="logits: a row has no likeliest word"):
+    with pytest.raises(ValueError, match="logits: a row has no likeliest token"):
         generate(model, [[1, 2], [3]], length=5)
 
 

@@ -34,13 +34,13 @@ def bert(tokenizer: Tokenizer, **changes: Any) -> BERT:
 
 def test_the_guesses_are_the_models_probabilities() -> None:
     model = bert(WORDS)  # in training mode, as it is made: a guess is made without dropout
-    found = fill(model, WORDS, "the [mask] sat on the [mask].", top=4)
+    actual = fill(model, WORDS, "the [mask] sat on the [mask].", top=4)
     ids = [2, *WORDS.encode("the"), 4, *WORDS.encode("sat on the"), 4, *WORDS.encode("."), 3]
     assert model.training
     with torch.no_grad():
         probability = model.eval()(torch.tensor([ids]))[0].double().softmax(-1)
-    for guesses, place in zip(found, (2, 6), strict=True):
-        expected, chosen = probability[place].topk(4)
+    for guesses, position in zip(actual, (2, 6), strict=True):
+        expected, chosen = probability[position].topk(4)
         assert [guess.id for guess in guesses] == chosen.tolist()
         assert [guess.probability for guess in guesses] == pytest.approx(
             expected.tolist(), rel=1e-5
@@ -66,8 +66,8 @@ def test_the_words_around_a_mask_are_those_of_the_whole_text(kind: Kind) -> None
     if kind == "characters":
         hidden = hidden[1:]
     ids = masked_ids(tokenizer, "the [mask] sat, the mice ran.")[1:-1]
-    place = ids.index(tokenizer.mask)
-    assert [*ids[:place], *hidden, *ids[place + 1 :]] == whole
+    position = ids.index(tokenizer.mask)
+    assert [*ids[:position], *hidden, *ids[position + 1 :]] == whole
 
 
 def test_berts_own_files(tmp_path: Path) -> None:

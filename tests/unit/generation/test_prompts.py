@@ -67,7 +67,7 @@ def test_texts_and_ids() -> None:
         (
             "x",
             TypeError,
-            "prompts: expected token ids, not text; encode it with tokenizer.encode(text), or use complete",
+            "prompts: expected token ids, not text; encode it with tokenizer.encode(text)",
         ),
         (["x", "y"], TypeError, "prompts: expected token ids, not text; "),
         (["x", [1]], TypeError, "prompts: expected token ids, not text; "),
@@ -197,20 +197,20 @@ def test_generate() -> None:
         assert generate(model, one, samples=2, **how) == [row, row]
     assert generate(model, [IDS], samples=1, **how) == [row]
     assert generate(model, torch.tensor([IDS]), **how) == [row]
-    assert [word.id for word in stream(model, IDS, **how)] == row
-    assert {word.row for word in stream(model, IDS, samples=2, **how)} == {0, 1}
+    assert [token.id for token in stream(model, IDS, **how)] == row
+    assert {token.row for token in stream(model, IDS, samples=2, **how)} == {0, 1}
 
 
 @pytest.mark.parametrize("make", [rnn, transformer])
 def test_translate(make: Any) -> None:
     model, how = make(), {"start": 1, "end": 2, "length": 4}
-    found = translate(model, torch.tensor([IDS, [5, 4, 3]]), **how)
-    assert translate(model, IDS, **how) == found[0]
-    assert translate(model, torch.tensor(IDS), **how) == found[0]
-    assert translate(model, torch.tensor(IDS), torch.ones(3).bool(), **how) == found[0]
-    assert translate(model, IDS, samples=2, **how) == [found[0], found[0]]
+    actual = translate(model, torch.tensor([IDS, [5, 4, 3]]), **how)
+    assert translate(model, IDS, **how) == actual[0]
+    assert translate(model, torch.tensor(IDS), **how) == actual[0]
+    assert translate(model, torch.tensor(IDS), torch.ones(3).bool(), **how) == actual[0]
+    assert translate(model, IDS, samples=2, **how) == [actual[0], actual[0]]
     longer = translate(model, [IDS, [5, 4, 3], [6] * 5], **how)
-    assert longer[:2] == found
+    assert longer[:2] == actual
     assert longer[2] == translate(model, [6] * 5, **how)
 
 
@@ -309,7 +309,7 @@ def test_translate_texts(tokenizer: Tokenizer) -> None:
     model = Transformer(TransformerConfig(**small(tokenizer))).eval()
     right = list(translate_texts([model], tokenizer, ["mice"]))
     assert list(translate_texts(model, tokenizer, "mice")) == right
-    assert [place for place, _ in right] == [0]
+    assert [position for position, _ in right] == [0]
     with pytest.raises(TypeError, match=r"^texts: number 1: expected one string, not 7"):
         translate_texts(model, tokenizer, ["mice", 7])  # type: ignore[list-item]
 

@@ -23,9 +23,9 @@ def logits_of(probability: Tensor) -> Tensor:
 
 
 def assert_distribution(expected: list[float], **choices: float | int) -> None:
-    found = distribution(logits_of(HALVES), **choices)[0]
-    assert_close(found, torch.tensor(expected, dtype=torch.float64))
-    assert [p > 0 for p in found.tolist()] == [
+    actual = distribution(logits_of(HALVES), **choices)[0]
+    assert_close(actual, torch.tensor(expected, dtype=torch.float64))
+    assert [p > 0 for p in actual.tolist()] == [
         p > 0 for p in expected
     ]  # out is out, not merely unlikely
 
@@ -45,9 +45,9 @@ def test_top_k_keeps_the_likeliest() -> None:
 
 
 def test_top_k_keeps_no_more_among_equals() -> None:
-    found = distribution(torch.zeros(3, 9), top_k=4)
-    assert (found > 0).sum(1).tolist() == [4, 4, 4]
-    assert_close(found.amax(1), torch.full((3,), 0.25, dtype=torch.float64))
+    actual = distribution(torch.zeros(3, 9), top_k=4)
+    assert (actual > 0).sum(1).tolist() == [4, 4, 4]
+    assert_close(actual.amax(1), torch.full((3,), 0.25, dtype=torch.float64))
 
 
 def test_top_p_keeps_the_fewest_that_reach_it() -> None:
@@ -77,18 +77,20 @@ def test_filters_are_what_they_say(
     logits: list[float], top_k: int, top_p: float, temperature: float
 ) -> None:
     scores = torch.tensor([logits], dtype=torch.float64)
-    found = distribution(scores, temperature=temperature, top_k=top_k, top_p=top_p)[0].tolist()
+    actual = distribution(scores, temperature=temperature, top_k=top_k, top_p=top_p)[0].tolist()
     powers = sorted((math.exp((x - max(logits)) / temperature) for x in logits), reverse=True)[
         :top_k
     ]
     sums = [sum(powers[:n]) / sum(powers) for n in range(1, len(powers) + 1)]
-    assume(all(abs(each - top_p) > 1e-9 for each in sums[:-1]))  # where rounding would decide
-    kept = powers[: 1 + sum(each < top_p for each in sums[:-1])]
-    expected = [power / sum(kept) for power in kept] + [0.0] * (len(logits) - len(kept))
-    assert sorted(found, reverse=True) == pytest.approx(
+    assume(all(abs(total - top_p) > 1e-9 for total in sums[:-1]))  # where rounding would decide
+    remaining = powers[: 1 + sum(total < top_p for total in sums[:-1])]
+    expected = [power / sum(remaining) for power in remaining] + [0.0] * (
+        len(logits) - len(remaining)
+    )
+    assert sorted(actual, reverse=True) == pytest.approx(
         expected
     )  # equal words may stand for each other
-    assert sum(p > 0 for p in found) == len(kept)
+    assert sum(p > 0 for p in actual) == len(remaining)
 
 
 def test_temperature_0_takes_the_likeliest_and_the_first_of_equals() -> None:
@@ -108,10 +110,10 @@ def test_temperature_0_takes_the_likeliest_and_the_first_of_equals() -> None:
 def test_the_chance_falls_on_a_word_as_long_as_it_is_likely() -> None:
     probability = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0], dtype=torch.float64)
     expected = {1e-300: 1, 0.25: 1, 0.2500001: 3, 0.75: 3, 0.7500001: 4, 1.0: 4}
-    found = draw(
+    actual = draw(
         probability.expand(len(expected), -1), torch.tensor(list(expected), dtype=torch.float64)
     )
-    assert found.tolist() == list(expected.values())
+    assert actual.tolist() == list(expected.values())
 
 
 def test_words_are_drawn_as_often_as_they_are_likely() -> None:
@@ -126,9 +128,9 @@ def test_words_are_drawn_as_often_as_they_are_likely() -> None:
             expected = rows * distribution(logits, **choice)[0]
             drawn = sample_tokens(logits.expand(rows, -1), uniform, SamplingParams(**choice))
             count = torch.bincount(drawn, minlength=size)
-            there = expected > 0
-            assert count[~there].sum() == 0
-            assert ((count - expected)[there] ** 2 / expected[there]).sum() < bound
+            present = expected > 0
+            assert count[~present].sum() == 0
+            assert ((count - expected)[present] ** 2 / expected[present]).sum() < bound
 
 
 def test_chances_of_words_and_rows_are_not_alike() -> None:
@@ -161,8 +163,8 @@ def test_a_row_depends_on_its_seed_alone() -> None:
         ({"min_p": 1.5}, "min_p: expected 0 to 1, not 1.5"),
         ({"repetition": 0.0}, "repetition: expected more than 0"),
         ({"presence": math.nan}, "presence: expected a number"),
-        ({"minimum": -1}, "minimum: expected 0 words or more, not -1"),
-        ({"forced": {-1: 3}}, "forced: expected places from 0"),
+        ({"minimum": -1}, "minimum: expected 0 tokens or more, not -1"),
+        ({"forced": {-1: 3}}, "forced: expected positions from 0"),
     ],
 )
 def test_a_choice_that_is_none_is_refused(choice: dict[str, float], message: str) -> None:
@@ -173,11 +175,11 @@ def test_a_choice_that_is_none_is_refused(choice: dict[str, float], message: str
 @pytest.mark.parametrize("row", [[math.nan, 0.0], [-math.inf, -math.inf], [math.inf, 0.0]])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_broken_logits_are_told_by_their_word(row: list[float], temperature: float) -> None:
-    words = sample_tokens(
+    tokens = sample_tokens(
         torch.tensor([[1.0, 2.0], row]), torch.ones(2), SamplingParams(temperature=temperature)
     )
-    assert words[0] != BROKEN
-    assert words[1] == BROKEN
+    assert tokens[0] != BROKEN
+    assert tokens[1] == BROKEN
 
 
 def test_seeds_that_are_none_are_refused() -> None:

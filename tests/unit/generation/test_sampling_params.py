@@ -20,44 +20,44 @@ from support.families import gpt, words
 V = 13
 
 
-def heard_of(prompt: list[list[int]], said: list[list[int]]) -> TokenCounts:
-    heard = TokenCounts(torch.tensor(prompt), None, V)
-    for step in zip(*said, strict=True):
-        heard.add(torch.tensor(step))
-    return heard
+def heard_of(prompt: list[list[int]], generated: list[list[int]]) -> TokenCounts:
+    calls = TokenCounts(torch.tensor(prompt), None, V)
+    for step in zip(*generated, strict=True):
+        calls.add(torch.tensor(step))
+    return calls
 
 
 def test_penalties_are_what_they_say() -> None:
     logits = torch.randn(2, V, dtype=torch.float64)
-    prompt, said = [[1, 2, 2], [3, 3, 4]], [[5, 5, 2, 7], [1, 1, 1, 1]]
+    prompt, generated = [[1, 2, 2], [3, 3, 4]], [[5, 5, 2, 7], [1, 1, 1, 1]]
     choice = SamplingParams(repetition=1.7, presence=0.3, frequency=0.2)
-    found = processed(logits, choice, heard_of(prompt, said), place=4, ends=())
+    actual = processed(logits, choice, heard_of(prompt, generated), position=4, ends=())
     for row in range(2):
-        for word in range(V):
-            expected = float(logits[row, word])
-            if word in prompt[row] + said[row]:
+        for token in range(V):
+            expected = float(logits[row, token])
+            if token in prompt[row] + generated[row]:
                 expected = expected / 1.7 if expected > 0 else expected * 1.7
-            times = said[row].count(word)  # the prompt does not count here
+            times = generated[row].count(token)  # the prompt does not count here
             expected -= 0.3 * (times > 0) + 0.2 * times
-            assert float(found[row, word]) == pytest.approx(expected)
+            assert float(actual[row, token]) == pytest.approx(expected)
 
 
 def test_padding_is_no_word_of_the_prompt() -> None:
-    heard = TokenCounts(torch.tensor([[0, 0, 4]]), torch.tensor([[False, False, True]]), V)
-    assert heard.read[0].nonzero().flatten().tolist() == [4]
+    calls = TokenCounts(torch.tensor([[0, 0, 4]]), torch.tensor([[False, False, True]]), V)
+    assert calls.read[0].nonzero().flatten().tolist() == [4]
 
 
 def test_repetition_is_that_of_transformers() -> None:
     from transformers import RepetitionPenaltyLogitsProcessor
 
     logits = torch.randn(3, V)
-    prompt, said = torch.randint(V, (3, 4)), torch.randint(V, (3, 5))
+    prompt, generated = torch.randint(V, (3, 4)), torch.randint(V, (3, 5))
     for penalty in (0.7, 1.2, 3.0):
         theirs = RepetitionPenaltyLogitsProcessor(penalty)(
-            torch.cat([prompt, said], dim=1), logits.clone()
+            torch.cat([prompt, generated], dim=1), logits.clone()
         )
-        heard = heard_of(prompt.tolist(), said.tolist())
-        assert_close(processed(logits, SamplingParams(repetition=penalty), heard, 5, ()), theirs)
+        calls = heard_of(prompt.tolist(), generated.tolist())
+        assert_close(processed(logits, SamplingParams(repetition=penalty), calls, 5, ()), theirs)
 
 
 @pytest.mark.parametrize(
@@ -140,21 +140,21 @@ def test_penalties_do_not_depend_on_neighbours() -> None:
         ({"forced": {0: -1}}, "forced: expected an id from 0 to 12, not -1"),
         (
             {"forced": {0: 3}, "forbidden": (3,)},
-            "forced: 3 at place 0 is forbidden at the same time",
+            "forced: 3 at position 0 is forbidden",
         ),
         (
             {"forced": {0: 3}, "end": 3, "minimum": 2},
-            "forced: place 0 ends the text, and minimum asks for 2 words",
+            "forced: position 0 ends the sequence",
         ),
-        ({"forbidden": tuple(range(13))}, "forbidden: no word is left"),
-        ({"forbidden": tuple(range(12)), "end": 12, "minimum": 1}, "forbidden: no word is left"),
+        ({"forbidden": tuple(range(13))}, "forbidden: no token is left"),
+        ({"forbidden": tuple(range(12)), "end": 12, "minimum": 1}, "forbidden: no token is left"),
         ({"samples": 0}, "samples: expected 1 or more, not 0"),
         (
             {"samples": 1_000_000},
             "samples: 1,000,000 of each of 2 prompts are more than 65,536 at once",
         ),
         ({"beyond": "cut"}, "beyond: expected refuse, slide or extend, not 'cut'"),
-        ({"choice": SamplingParams(), "top_k": 3}, "top_k: it is a field of choice"),
+        ({"sampling_params": SamplingParams(), "top_k": 3}, "top_k: .*field of sampling_params"),
         ({"presence": math.inf}, "presence: expected a number"),
     ],
 )

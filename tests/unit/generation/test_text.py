@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tokenizers import models, processors
 
 from qkv.generation import generate
-from qkv.generation.text import StopStringFilter, complete, overlap, prompt_ids, stream_text
+from qkv.generation.stop import StopStringFilter, overlap
+from qkv.generation.text import complete, prompt_ids, stream_text
 from qkv.models import GPT, GPTConfig
 from qkv.text import Tokenizer, train
 from qkv.text.tokenizer import beginning
@@ -49,7 +50,7 @@ def characters() -> Tokenizer:
 def test_what_is_streamed_is_what_is_returned_and_what_the_ids_say(tokenizer: Tokenizer) -> None:
     model, how = gpt(tokenizer), {"length": 30, "seed": 3, "samples": 2}
     prompts = [SENTENCES[0], "the cat sat on"]
-    said = generate(
+    generated = generate(
         model, [tokenizer.encode(prompt) for prompt in prompts], end=tokenizer.end, **how
     )
     texts = [""] * 4
@@ -61,7 +62,7 @@ def test_what_is_streamed_is_what_is_returned_and_what_the_ids_say(tokenizer: To
             ended.add(piece.row)
     assert ended == {0, 1, 2, 3}
     assert texts == complete(model, tokenizer, prompts, **how)
-    assert texts == [tokenizer.decode(ids) for ids in said]
+    assert texts == [tokenizer.decode(ids) for ids in generated]
 
 
 def test_a_prompt_of_ids(tokenizer: Tokenizer) -> None:
@@ -82,27 +83,27 @@ def test_stop_strings(characters: Tokenizer, data: st.DataObject) -> None:
     stops = data.draw(st.lists(st.text(alphabet="ab.", min_size=1, max_size=4), max_size=3))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     speaker = StopStringFilter(characters, stops)
-    said = []
+    generated = []
     for begin, end in pairwise([0, *cuts, len(text)]):
         if not speaker.stopped:
-            speaker.add(text[begin:end])
-            said.append(speaker.take())
+            speaker.add_text(text[begin:end])
+            generated.append(speaker.take())
     speaker.close()
-    said.append(speaker.take())
+    generated.append(speaker.take())
     ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
     expected = text[: min(ends)[1]] if ends else text
-    assert "".join(said) == expected
+    assert "".join(generated) == expected
     assert speaker.stopped == bool(ends)
 
 
 def test_nothing_that_may_begin_a_stop_string_is_said_too_early(characters: Tokenizer) -> None:
     speaker = StopStringFilter(characters, ["abc"])
-    said = []
+    generated = []
     for id in characters.encode("xababdab"):
-        speaker.hear(id)
-        said.append(speaker.take())
+        speaker.add_token(id)
+        generated.append(speaker.take())
     speaker.close()
-    assert said == ["x", "", "", "ab", "", "abd", "", ""]
+    assert generated == ["x", "", "", "ab", "", "abd", "", ""]
     assert speaker.take() == "ab"
 
 
@@ -182,12 +183,12 @@ def test_a_start_id_where_the_tokenizer_asks_for_one() -> None:
         ),
         (
             {"temperature": -1.0},
-            "temperature: expected 0 (always the likeliest word) or more, not -1.0",
+            "temperature: expected 0 (always the likeliest token) or more, not -1.0",
         ),
         ({"samples": 0}, "samples: expected 1 or more, not 0"),
         ({"samples": -3}, "samples: expected 1 or more, not -3"),
         ({"samples": 1_000_000}, "samples: 1,000,000 of each of 1 prompts are more than"),
-        ({"length": 0}, "length: expected 1 word or more, not 0"),
+        ({"length": 0}, "length: expected 1 token or more, not 0"),
         ({"prompts": [[1, 4000]]}, "4000"),
     ],
 )

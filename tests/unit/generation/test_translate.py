@@ -38,33 +38,33 @@ def model(kind: str = "transformer", seed: int = 0) -> Any:
 
 
 def translated(models: list[Any], texts: list[str], **how: Any) -> list[list[Any]]:
-    found = dict(translate_texts(models, TOKENIZER, texts, **how))
-    return [found[place] for place in range(len(texts))]
+    actual = dict(translate_texts(models, TOKENIZER, texts, **how))
+    return [actual[position] for position in range(len(texts))]
 
 
 @pytest.mark.parametrize("kind", ["transformer", "rnn"])
 def test_each_is_translated_as_if_alone(kind: str) -> None:
     together = translated([model(kind)], TEXTS, beams=3, n_best=2)
-    for text, found in zip(TEXTS, together, strict=True):
+    for text, actual in zip(TEXTS, together, strict=True):
         ((alone),) = translated([model(kind)], [text], beams=3, n_best=2)
-        assert [each.ids for each in alone] == [each.ids for each in found]
-        assert [each.score for each in alone] == pytest.approx(
-            [each.score for each in found], abs=1e-4
+        assert [item.ids for item in alone] == [item.ids for item in actual]
+        assert [item.score for item in alone] == pytest.approx(
+            [item.score for item in actual], abs=1e-4
         )
 
 
 def test_the_translations_are_those_of_beam_search() -> None:
     translator = model()
-    (found,) = translated([translator], ["cats chase mice"], beams=3, n_best=3, length=12)
+    (actual,) = translated([translator], ["cats chase mice"], beams=3, n_best=3, length=12)
     source = [[*TOKENIZER.encode("cats chase mice"), TOKENIZER.end]]
     (expected,) = beam_search(
         translator, source, start=2, end=3, length=12, beams=3, n_best=3, forbidden=(2,)
     )
-    assert [(each.ids, each.score) for each in found] == [
-        (each.ids, each.score) for each in expected
+    assert [(item.ids, item.score) for item in actual] == [
+        (item.ids, item.score) for item in expected
     ]
-    assert [each.text for each in found] == [TOKENIZER.decode(each.ids) for each in expected]
-    assert [each.score for each in found] == sorted((each.score for each in found), reverse=True)
+    assert [item.text for item in actual] == [TOKENIZER.decode(item.ids) for item in expected]
+    assert [item.score for item in actual] == sorted((item.score for item in actual), reverse=True)
 
 
 def test_sources_are_put_together_in_one_place() -> None:
@@ -80,7 +80,7 @@ def test_sources_are_put_together_in_one_place() -> None:
 
 
 def test_an_empty_line_stays_empty() -> None:
-    assert [[each.text for each in found] for found in translated([model()], ["", " "])] == [
+    assert [[item.text for item in actual] for actual in translated([model()], ["", " "])] == [
         [""],
         [""],
     ]
@@ -89,7 +89,7 @@ def test_an_empty_line_stays_empty() -> None:
 def test_several_models_translate_together() -> None:
     one, other = model(), model("rnn", seed=1)
     (alone,), (together,) = (
-        translated(each, ["cats chase mice"]) for each in ([one], [one, other])
+        translated(item, ["cats chase mice"]) for item in ([one], [one, other])
     )
     assert alone[0].score != together[0].score
 

@@ -16,8 +16,8 @@ from qkv.training.finetune.finetune_config import FinetuneConfig, FinetuneRunCon
 from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig
 
 DOCUMENTED = [
-    *CONFIGS.values(), StackConfig, RotaryScaling, AdapterConfig, HeadConfig, SamplingParams, DataConfig, OptimizerConfig,
-    RunConfig, FinetuneConfig, FinetuneRunConfig,
+    *CONFIGS.values(), StackConfig, RotaryScaling, AdapterConfig, HeadConfig, SamplingParams,
+    DataConfig, OptimizerConfig, RunConfig, FinetuneConfig, FinetuneRunConfig,
 ]  # fmt: skip
 
 
@@ -34,15 +34,14 @@ def test_every_field_is_explained_once(config: type[Any]) -> None:
 
 
 def test_an_inherited_field_has_the_inherited_meaning() -> None:
-    assert "width: Numbers in the vector of a word (E)." in str(
-        GPTConfig.__doc__
-    )  # it has another default
+    """GPTConfig overrides the default of width, not its meaning."""
+    assert "width: Model width: numbers in the vector of a token (E)." in str(GPTConfig.__doc__)
 
 
 def test_a_class_without_source_keeps_its_docstring() -> None:
-    made: dict[str, Any] = {"dataclass": dataclass}
+    built: dict[str, Any] = {"dataclass": dataclass}
     exec(
-        '@dataclass\nclass Made:\n    """Made here."""\n    x: int = 1\n    """Not to be found."""\n',
-        made,
+        '@dataclass\nclass Made:\n    """Made here."""\n    x: int = 1\n    """No source."""\n',
+        built,
     )
-    assert documented(made["Made"]).__doc__ == "Made here.\n\nAttributes:\n    x"
+    assert documented(built["Made"]).__doc__ == "Made here.\n\nAttributes:\n    x"

@@ -21,8 +21,8 @@ def test_word_and_position_are_joined(position: str, join: str) -> None:
     where = (
         embedding.position.weight[positions] if position == "learned" else sinusoidal(positions, E)
     )
-    words = embedding.token.weight[ids]
-    assert_close(embedding(ids, positions), words + where if join == "sum" else words * where)
+    tokens = embedding.token.weight[ids]
+    assert_close(embedding(ids, positions), tokens + where if join == "sum" else tokens * where)
 
 
 @pytest.mark.parametrize("position", ["learned", "sinusoidal"])
@@ -80,7 +80,7 @@ def test_a_norm_brings_vectors_to_one_scale() -> None:
 def test_dropout_in_training_only() -> None:
     embedding = Embedding(V, E, context=CONTEXT, position="none", dropout=0.5)
     dropped = embedding(ids, positions)
-    kept = dropped != 0
-    assert 0 < kept.sum() < kept.numel()
-    assert_close(dropped[kept], 2 * embedding.token.weight[ids][kept])
+    remaining = dropped != 0
+    assert 0 < remaining.sum() < remaining.numel()
+    assert_close(dropped[remaining], 2 * embedding.token.weight[ids][remaining])
     assert_close(embedding.eval()(ids, positions), embedding.token.weight[ids])

@@ -29,8 +29,8 @@ numbers = [-3.0, -0.5, 0.0, 0.3, 2.0]
 
 @pytest.mark.parametrize("kind", FORMULAS)
 def test_activations_are_their_formulas(kind: str) -> None:
-    found = activate(torch.tensor(numbers, dtype=torch.float64), kind)
-    assert found.tolist() == pytest.approx([FORMULAS[kind](x) for x in numbers])
+    actual = activate(torch.tensor(numbers, dtype=torch.float64), kind)
+    assert actual.tolist() == pytest.approx([FORMULAS[kind](x) for x in numbers])
 
 
 def test_swiglu_gates_one_half_with_the_other() -> None:

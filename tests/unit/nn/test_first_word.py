@@ -73,8 +73,8 @@ def test_who_listens_sees_every_word() -> None:
         )
     ).eval()
     spread_out(model)
-    ids, places = torch.randint(50, (2, 7)), torch.zeros(2, 1, dtype=torch.int64)
-    plain = model(ids, places=places)
-    with capture(model, "backbone.stack.blocks.2.attention.weights") as seen:
-        assert torch.allclose(model(ids, places=places), plain, atol=1e-5)
-    assert seen["backbone.stack.blocks.2.attention.weights"].shape == (2, 2, 7, 7)
+    ids, positions = torch.randint(50, (2, 7)), torch.zeros(2, 1, dtype=torch.int64)
+    plain = model(ids, positions=positions)
+    with capture(model, "backbone.stack.blocks.2.attention.weights") as captured:
+        assert torch.allclose(model(ids, positions=positions), plain, atol=1e-5)
+    assert captured["backbone.stack.blocks.2.attention.weights"].shape == (2, 2, 7, 7)

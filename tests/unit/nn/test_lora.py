@@ -15,10 +15,11 @@ from torch.testing import assert_close
 
 from qkv.generation import generate
 from qkv.models import group_key_value_heads, int8
+from qkv.nn import decode_block
 from qkv.nn.attention.multi_head import MultiHeadAttention
 from qkv.nn.cache import StaticCache
 from qkv.nn.feed_forward import FeedForward
-from qkv.nn.linear import decode_block
+from qkv.nn.linear import gemv
 from qkv.nn.linear.int8 import Int8Matrix
 from qkv.nn.linear.linear import Linear
 from qkv.nn.lora import (
@@ -57,19 +58,20 @@ def test_the_formula_forward_and_backward(rows: slice | None, names: tuple[str, 
     """Rows 0 to 8 are queries, 8 to 12 keys, 12 to 16 values."""
     layer, x = Linear(6, 16).double(), torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True)
     spans = {"query": (0, 8), "key": (8, 12), "value": (12, 16)}
-    given: dict[str, tuple[Tensor, Tensor]] = {}
+    call_args: dict[str, tuple[Tensor, Tensor]] = {}
     for name in names:
         first, last = spans[name]
-        given[name] = (
+        call_args[name] = (
             torch.randn(3, 6, dtype=torch.float64),
             torch.randn(last - first, 3, dtype=torch.float64),
         )
-        add(layer, name, *given[name], first, 0.7, 0.0)
+        add(layer, name, *call_args[name], first, 0.7, 0.0)
     weight = torch.randn_like(layer(x, rows))
     (layer(x, rows) * weight).sum().backward()
     y = x.detach().clone().requires_grad_()
     leaves = {
-        name: tuple(part.clone().requires_grad_() for part in pair) for name, pair in given.items()
+        name: tuple(part.clone().requires_grad_() for part in pair)
+        for name, pair in call_args.items()
     }
     added = torch.zeros(16, 6, dtype=torch.float64)
     for name, (A, B) in leaves.items():
@@ -121,13 +123,13 @@ def everywhere(family: str) -> tuple[Any, tuple[Tensor, ...]]:
     if family == "transformer":
         model: Any = transformer(kv_heads=2)
         return model, (sources(model.config, 2, 5), words(2, 6))
-    made = {
+    built = {
         "gpt": gpt,
         "llama": lambda: gpt(**LLAMA),
         "xl": lambda: gpt(position="relative", memory=4),
         "bert": bert,
     }
-    return made[family](), (words(2, 6),)
+    return built[family](), (words(2, 6),)
 
 
 @pytest.mark.parametrize("family", ["gpt", "llama", "xl", "bert", "transformer"])
@@ -275,13 +277,13 @@ def test_kernels_that_read_matrices_do_not_serve(
     state = StaticCache.__new__(StaticCache)
     state.capacity = 64
     monkeypatch.setattr(decode_block, "triton", object())
-    monkeypatch.setattr(decode_block, "serves_row", lambda *given: True)
+    monkeypatch.setattr(gemv, "supports", lambda *args: True)
     for layer in range(2):
-        assert decode_block.supports_block(model.stack.blocks[layer], torch.zeros(1, 1, 16), state)
+        assert decode_block.supports(model.stack.blocks[layer], torch.zeros(1, 1, 16), state)
     attach(model, AdapterConfig(projections=(projection,)))
-    assert not decode_block.supports_block(model.stack.blocks[0], torch.zeros(1, 1, 16), state)
+    assert not decode_block.supports(model.stack.blocks[0], torch.zeros(1, 1, 16), state)
     merge(model)
-    assert decode_block.supports_block(model.stack.blocks[0], torch.zeros(1, 1, 16), state)
+    assert decode_block.supports(model.stack.blocks[0], torch.zeros(1, 1, 16), state)
 
 
 @pytest.mark.usefixtures("qkv_unchecked", "fresh_compiler")
@@ -350,11 +352,11 @@ def test_places_cover_every_row_once() -> None:
         FeedForward(8, 12, "swiglu"),
         FeedForward(8, 12, "gelu"),
     ):
-        found: dict[int, list[int]] = {}
+        actual: dict[int, list[int]] = {}
         for layer, rows in adapter_sites(module).values():
-            found.setdefault(id(layer), []).extend(rows)
+            actual.setdefault(id(layer), []).extend(rows)
         layers = [layer for layer in module.modules() if isinstance(layer, Linear)]
-        assert {key: sorted(rows) for key, rows in found.items()} == {
+        assert {key: sorted(rows) for key, rows in actual.items()} == {
             id(layer): list(range(layer.out_features)) for layer in layers
         }
     assert not adapter_sites(Linear(2, 2))

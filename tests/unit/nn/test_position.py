@@ -27,8 +27,8 @@ def test_sinusoids_are_the_papers(width: int, order: str) -> None:
     table = sinusoidal(positions, width, order)
     assert table.shape == (2, 3, width)
     half = (width + 1) // 2
-    for place, p in zip(table.flatten(0, 1), positions.flatten().tolist(), strict=True):
-        for column, number in enumerate(place.tolist()):
+    for index, p in zip(table.flatten(0, 1), positions.flatten().tolist(), strict=True):
+        for column, number in enumerate(index.tolist()):
             i, wave = (
                 (column // 2, column % 2)
                 if order == "interleaved"
@@ -47,12 +47,12 @@ def test_a_sinusoid_of_the_next_position_is_a_rotation() -> None:
 
 
 def test_negative_distances_mirror_the_sines() -> None:
-    there, back = (
+    present, back = (
         sinusoidal(torch.tensor([3]), 6, "halves"),
         sinusoidal(torch.tensor([-3]), 6, "halves"),
     )
-    assert_close(there[:, 3:], back[:, 3:])
-    assert_close(there[:, :3], -back[:, :3])
+    assert_close(present[:, 3:], back[:, 3:])
+    assert_close(present[:, :3], -back[:, :3])
 
 
 @pytest.mark.parametrize("base", [100.0, 10000.0])
@@ -67,8 +67,8 @@ def test_rotary_is_multiplication_by_a_complex_number(base: float) -> None:
                 angle = cmath.exp(1j * int(positions[b, t]) * base ** (-2 * i / D))
                 for h in range(3):
                     right = complex(x[b, h, t, i], x[b, h, t, i + D // 2]) * angle
-                    found = complex(turned[b, h, t, i], turned[b, h, t, i + D // 2])
-                    assert abs(found - right) < 1e-4
+                    actual = complex(turned[b, h, t, i], turned[b, h, t, i + D // 2])
+                    assert abs(actual - right) < 1e-4
 
 
 def test_rotated_scores_depend_on_the_distance_alone() -> None:
@@ -92,9 +92,9 @@ def test_stretched_rotary_is_llama_3s() -> None:
     scaling = RotaryScaling(factor=8.0, low=1.0, high=4.0, original_context=8192)
     D, base = 128, 500000.0
     cos, sin = rotary_angles(torch.tensor([[1]]), D, base, scaling)
-    found = torch.atan2(sin, cos).flatten()[: D // 2].tolist()
+    actual = torch.atan2(sin, cos).flatten()[: D // 2].tolist()
     kinds = set()
-    for i, speed in enumerate(found):
+    for i, speed in enumerate(actual):
         right = base ** (-2 * i / D)
         wavelength = 2 * math.pi / right
         if wavelength > 8192 / 1.0:

@@ -1,6 +1,4 @@
-"""Fused kernels, which read parameters and call no module, take the place of unchanged modules
-alone.
-"""
+"""Fused kernels, which read parameters and call no module, replace only unchanged modules."""
 
 from __future__ import annotations
 
@@ -14,8 +12,9 @@ from torch import nn
 from qkv.models import BERT, GPT, BERTConfig, GPTConfig
 from qkv.nn import block as blocks
 from qkv.nn.attention.multi_head import MultiHeadAttention
-from qkv.nn.block import Block, fusable
+from qkv.nn.block import Block
 from qkv.nn.cache import PackedBatch, PagedCache, SequenceGroup
+from qkv.nn.decode_block import is_plain
 from qkv.nn.feed_forward import FeedForward
 from qkv.nn.linear.linear import Linear
 from qkv.nn.norm import LayerNorm
@@ -24,8 +23,8 @@ from qkv.training.systems.gradient_checkpointing import recompute_activations, r
 
 
 class OwnAttention(MultiHeadAttention):
-    def look(self, *given: Any, **how: Any) -> Any:
-        heads, weights = super().look(*given, **how)
+    def attend(self, *args: Any, **kwargs: Any) -> Any:
+        heads, weights = super().attend(*args, **kwargs)
         return torch.zeros_like(heads), weights
 
 
@@ -42,9 +41,9 @@ class OwnNorm(LayerNorm):
     pass
 
 
-def gpt(**choices: Any) -> GPT:
+def gpt(**fields: Any) -> GPT:
     torch.manual_seed(0)
-    return GPT(GPTConfig(vocabulary=11, context=16, width=16, depth=2, heads=2, **choices)).eval()
+    return GPT(GPTConfig(vocabulary=11, context=16, width=16, depth=2, heads=2, **fields)).eval()
 
 
 def own_attention(block: Block) -> None:
@@ -76,7 +75,7 @@ def unknown_activation(block: Block) -> None:
 
 
 def forward_of_an_instance(block: Block) -> None:
-    block.attention.forward = lambda x, *given, **how: (x, None)  # type: ignore[method-assign]
+    block.attention.forward = lambda x, *args, **kwargs: (x, None)  # type: ignore[method-assign]
 
 
 def method_of_an_instance(block: Block) -> None:
@@ -84,11 +83,11 @@ def method_of_an_instance(block: Block) -> None:
 
 
 def hook(block: Block) -> None:
-    block.attention.output.register_forward_hook(lambda *given: None)
+    block.attention.output.register_forward_hook(lambda *args: None)
 
 
 def pre_hook(block: Block) -> None:
-    block.feed_forward_residual.norm.register_forward_pre_hook(lambda *given: None)
+    block.feed_forward_residual.norm.register_forward_pre_hook(lambda *args: None)
 
 
 CHANGES: list[Callable[[Block], None]] = [
@@ -101,35 +100,35 @@ CHANGES: list[Callable[[Block], None]] = [
 def test_a_changed_block_is_not_fused(change: Callable[[Block], None]) -> None:
     model = gpt()
     first, second = model.stack.blocks
-    assert fusable(first)
+    assert is_plain(first)
     assert all_unchanged(model)
     change(first)
-    assert not fusable(first)
-    assert fusable(second)
-    if change is not unknown_activation:  # whose own module computes it, in a recording, too
+    assert not is_plain(first)
+    assert is_plain(second)
+    if change is not unknown_activation:  # whose own module computes it, also in a CUDA graph
         assert not all_unchanged(model)
 
 
 def test_a_changed_class_is_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = gpt()
-    monkeypatch.setattr(MultiHeadAttention, "look", OwnAttention.look)
-    assert not fusable(model.stack.blocks[0])
+    monkeypatch.setattr(MultiHeadAttention, "attend", OwnAttention.attend)
+    assert not is_plain(model.stack.blocks[0])
     monkeypatch.undo()
-    assert fusable(model.stack.blocks[0])
+    assert is_plain(model.stack.blocks[0])
 
 
 def test_a_hook_for_all_modules_is_called() -> None:
     model = gpt()
-    handle = nn.modules.module.register_module_forward_hook(lambda *given: None)
+    handle = nn.modules.module.register_module_forward_hook(lambda *args: None)
     try:
-        assert not fusable(model.stack.blocks[0])
+        assert not is_plain(model.stack.blocks[0])
         assert not all_unchanged(model)
     finally:
         handle.remove()
     assert all_unchanged(model)
 
 
-def test_a_subclass_of_a_model_is_not_recorded() -> None:
+def test_a_subclass_of_a_model_is_changed() -> None:
     class OwnGPT(GPT):
         pass
 
@@ -138,7 +137,7 @@ def test_a_subclass_of_a_model_is_not_recorded() -> None:
 
 def test_a_removed_hook_is_no_change() -> None:
     model = gpt()
-    handle = model.stack.register_forward_hook(lambda *given: None)
+    handle = model.stack.register_forward_hook(lambda *args: None)
     assert not all_unchanged(model)
     handle.remove()
     assert all_unchanged(model)
@@ -149,33 +148,38 @@ def test_what_computes_the_same_is_fused() -> None:
     recompute_activations(model)
     recompute_blocks(model)
     model.stack.blocks[1].compile()
-    assert all(map(fusable, model.stack.blocks))
+    assert all(map(is_plain, model.stack.blocks))
     assert all_unchanged(model)
     assert all_unchanged(torch.compile(model))  # type: ignore[arg-type]
 
 
-def test_pages_are_not_read_past_an_attentions_own_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel for pages computes what MultiHeadAttention.look does, which this attention
-    replaces.
-    """
-    asked: list[bool] = []
-    monkeypatch.setattr(
-        PackedBatch, "look", lambda self, layer, query, *given, plain: asked.append(plain) or query
-    )
+def test_the_paged_kernel_does_not_replace_an_overridden_attend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The paged kernel computes `MultiHeadAttention.attend`, which this attention overrides."""
+    plain_calls: list[bool] = []
+
+    def attend(self: Any, layer: int, query: Any, *args: Any, plain: bool) -> Any:
+        plain_calls.append(plain)
+        return query
+
+    monkeypatch.setattr(PackedBatch, "attend", attend)
     pages = PagedCache(4, 1, 4, depth=1, kv_heads=2, head_width=8, like=torch.zeros(1))
-    turn = PackedBatch(pages, [SequenceGroup(0, 1, 1, None)], torch.zeros(1, dtype=torch.int64))
+    batch = PackedBatch(pages, [SequenceGroup(0, 1, 1, None)], torch.zeros(1, dtype=torch.int64))
     for kind in (MultiHeadAttention, OwnAttention):
-        kind(16, 2)(torch.zeros(1, 1, 16), state=turn)
-    assert asked == [True, False]
+        kind(16, 2)(torch.zeros(1, 1, 16), state=batch)
+    assert plain_calls == [True, False]
 
 
-def test_the_first_word_alone_is_not_computed_past_a_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_tokens_are_computed_if_the_last_block_has_a_hook(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = BERT(BERTConfig(vocabulary=11, context=8, width=16, depth=1, heads=2)).eval()
     ids, shapes = torch.tensor([[1, 2, 3]]), []
-    assert model.stack.first_serves(None)
+    assert model.stack.can_skip_others(None)
     right = model.hidden(ids, first=True)
     model.stack.blocks[-1].register_forward_hook(
-        lambda block, given, found: shapes.append(tuple(found.shape))
+        lambda block, args, actual: shapes.append(tuple(actual.shape))
     )
     torch.testing.assert_close(model.hidden(ids, first=True), right)
     assert shapes == [(1, 3, 16)]
@@ -185,24 +189,20 @@ def test_the_first_word_alone_is_not_computed_past_a_hook(monkeypatch: pytest.Mo
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures(
-    "qkv_unchecked"
-)  # Triton cannot compile a function that the shape checks have rewritten
+@pytest.mark.usefixtures("qkv_unchecked")  # Triton cannot compile shape-checked functions
 @pytest.mark.parametrize("samples", [1, 3])
 def test_a_gpu_runs_an_own_attention(samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is generated with an overridden attention is what the plain path generates, and not the
-    stock model's.
-    """
-    from qkv.generation import generate
+    """A model with an overridden attention generates what the plain path generates."""
+    from qkv.generation import decode_cuda_graph, generate
     from qkv.models import GPT, GPTConfig
     from qkv.nn.attention.multi_head import MultiHeadAttention
 
     calls = []
 
     class Negated(MultiHeadAttention):
-        def forward(self, *given: Any, **how: Any) -> Any:
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
             calls.append(1)
-            heads, weights = super().forward(*given, **how)
+            heads, weights = super().forward(*args, **kwargs)
             return -heads, weights
 
     torch.manual_seed(0)
@@ -211,13 +211,13 @@ def test_a_gpu_runs_an_own_attention(samples: int, monkeypatch: pytest.MonkeyPat
         for parameter in model.parameters():
             parameter *= 8
     model.to("cuda", torch.bfloat16)
-    how: dict[str, Any] = {"length": 60, "temperature": 1.0, "seed": 0, "samples": samples}
-    stock = generate(model, [[1, 2, 3]], **how)
+    kwargs: dict[str, Any] = {"length": 60, "temperature": 1.0, "seed": 0, "samples": samples}
+    stock = generate(model, [[1, 2, 3]], **kwargs)
 
     for block in model.stack.blocks:
         block.attention.__class__ = Negated
-    found = generate(model, [[1, 2, 3]], **how)
+    actual = generate(model, [[1, 2, 3]], **kwargs)
     assert len(calls) >= 60 * 2
-    monkeypatch.setattr(generate.recorded, "serves", lambda model, talk: False)
-    assert found == generate(model, [[1, 2, 3]], **how)
-    assert found != stock
+    monkeypatch.setattr(decode_cuda_graph, "supports", lambda model, batch: False)
+    assert actual == generate(model, [[1, 2, 3]], **kwargs)
+    assert actual != stock

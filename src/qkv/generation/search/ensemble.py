@@ -1,4 +1,4 @@
-"""Several models that translate together: the mean of their probabilities, word by word."""
+"""Ensembles: several models translate together, by the mean of their probabilities."""
 
 from __future__ import annotations
 
@@ -15,43 +15,41 @@ from qkv.models.registry import Config
 
 
 class Ensemble(nn.Module):
-    """Models of one vocabulary, be they of different families."""
+    """Translators with the same vocabularies; they may be of different families."""
 
     def __init__(self, models: Sequence[Transformer | RNN]) -> None:
         super().__init__()
         if not models:
             raise ValueError("models: expected one or more")
 
-        for each in models:
-            if not isinstance(each, Transformer | RNN):
+        for model in models:
+            if not isinstance(model, Transformer | RNN):
                 raise TypeError(
-                    f"models: expected Transformers and RNNs, which translate, not {type(each).__name__}"
+                    "models: expected Transformers and RNNs, which translate, "
+                    f"not {type(model).__name__}"
                 )
 
-        for side, sizes in (
-            ("target", {each.config.vocabulary for each in models}),
-            (
-                "source",
-                {each.config.source_vocabulary or each.config.vocabulary for each in models},
-            ),
-        ):
-            if len(sizes) > 1:
-                found = " and ".join(map(str, sorted(sizes)))
-                raise ValueError(
-                    f"models: expected one {side} vocabulary for all, not {found} words"
-                )
-
+        configs = [model.config for model in models]
+        check_equal("target", {config.vocabulary for config in configs})
+        check_equal("source", {config.source_vocabulary or config.vocabulary for config in configs})
         self.models: Any = nn.ModuleList(models)
 
     @property
     def config(self) -> Config:
-        """The first one's: they agree in the vocabulary."""
+        """The config of the first model: all have its vocabularies."""
         return self.models[0].config
 
     def start(
         self, source: Int[Tensor, "B S"], padding_mask: Bool[Tensor, "B S"] | None = None
     ) -> EnsembleState:
-        return EnsembleState([each.start(source, padding_mask) for each in self.models])
+        """Read the source with every model."""
+        return EnsembleState([model.start(source, padding_mask) for model in self.models])
+
+
+def check_equal(side: str, sizes: set[int]) -> None:
+    if len(sizes) > 1:
+        different = " and ".join(map(str, sorted(sizes)))
+        raise ValueError(f"models: expected one {side} vocabulary for all, not {different} tokens")
 
 
 class EnsembleState:
@@ -65,11 +63,12 @@ class EnsembleState:
         return self.states[0].length
 
     def reorder(self, rows: Int[Tensor, "B"]) -> None:
+        """Let row i go on as the old row rows[i]."""
         for state in self.states:
             state.reorder(rows)
 
 
 def mean_of(logits: Sequence[Float[Tensor, "B V"]]) -> Float[Tensor, "B V"]:
     """The logarithm of the mean of the models' probabilities."""
-    each = torch.stack([one.log_softmax(-1) for one in logits])  # (N, B, V)
-    return each.logsumexp(0) - math.log(len(logits))
+    logprobs = torch.stack([scores.log_softmax(-1) for scores in logits])  # (N, B, V)
+    return logprobs.logsumexp(0) - math.log(len(logits))

@@ -1,14 +1,13 @@
-"""What every search over whole sequences shares: sentences side by side, several beams each, and
-leaving when done.
+"""The loop of every search over whole sequences: several beams of several sentences in one batch.
 
-A beam is a sequence so far. All beams of a sentence lie side by side in the batch, and a sentence
-whose search is over leaves it. What a sentence finds does not depend on its neighbours.
+A beam is a sequence so far. All beams of a sentence are side by side in the batch, and a sentence
+whose search is over leaves it. The result of a sentence does not depend on its neighbours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -16,13 +15,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from qkv.data.batches.paired import pad
-from qkv.generation.generate import as_ends
-from qkv.generation.generate import check as check_request
+from qkv.generation.generate import check as check_generation
 from qkv.generation.generate import limit_of, within, without_dropout
-from qkv.generation.prefill import read
+from qkv.generation.prefill import next_logits
 from qkv.generation.prompts import Prompts, token_rows
 from qkv.generation.sampling_params import SamplingParams
 from qkv.generation.search.ensemble import Ensemble
+from qkv.generation.stop import as_ends
 from qkv.models import GPT, RNN, Transformer
 from qkv.nn.linear.onednn import prepacking, small_enough
 
@@ -31,34 +30,40 @@ MANY = 4  # sentences for which it pays to pack the weights
 
 S = TypeVar("S")
 Advance = Callable[[Float[Tensor, "R V"], list[S], int], list[list[tuple[int, int]]]]
-"""From the logits of all beams, the sentences they are of, and how many words were said: for each
-sentence its beams that go on, each as the old beam and the new word; always as many of them, and
-none when its search is over."""
+"""From the logits of all beams, the sentences they belong to, and the number of tokens so far: for
+each sentence the beams that go on, each as the old beam and the new token; always the same number
+of them, and none when the search of the sentence is over."""
 
 
-def settle(
+def prepare(
     model: Any, source: Prompts, padding_mask: Tensor | None, start: int | None
 ) -> tuple[Any, list[list[int]], bool]:
-    """One model, the ids of each source or prompt, after a look whether they go together, and
-    whether one was given.
+    """One model, the ids of each source or prompt, and whether a single one was given.
+
+    Raises:
+        TypeError: If the model cannot generate.
+        ValueError: If the arguments do not go together.
     """
-    one = Ensemble(model) if isinstance(model, Sequence) else model
-    if isinstance(one, Ensemble) and len(one.models) == 1:
-        one = one.models[0]  # the logarithm of its probabilities would be taken twice
+    if isinstance(model, Sequence):
+        model = Ensemble(model)
 
-    if isinstance(one, GPT):
+    if isinstance(model, Ensemble) and len(model.models) == 1:
+        model = model.models[0]  # the logarithm of its probabilities would be taken twice
+
+    if isinstance(model, GPT):
         if start is not None or padding_mask is not None:
-            raise ValueError("start: a GPT goes on from its prompt; leave start and keep out")
-    elif not isinstance(one, Transformer | RNN | Ensemble):
-        raise TypeError(f"model: expected a Transformer, an RNN or a GPT, not {type(one).__name__}")
-    elif start is None or not 0 <= start < one.config.vocabulary:
-        raise ValueError(
-            f"start: expected an id from 0 to {one.config.vocabulary - 1}, not {start}"
+            raise ValueError("start: a GPT continues its prompt; leave out start and padding_mask")
+    elif not isinstance(model, Transformer | RNN | Ensemble):
+        raise TypeError(
+            f"model: expected a Transformer, an RNN or a GPT, not {type(model).__name__}"
         )
+    elif start is None or not 0 <= start < model.config.vocabulary:
+        last = model.config.vocabulary - 1
+        raise ValueError(f"start: expected an id from 0 to {last}, not {start}")
 
-    vocabulary = getattr(one.config, "source_vocabulary", None) or one.config.vocabulary
+    vocabulary = getattr(model.config, "source_vocabulary", None) or model.config.vocabulary
 
-    return one, *token_rows(source, vocabulary, "source", padding_mask)
+    return model, *token_rows(source, vocabulary, "source", padding_mask)
 
 
 def check(
@@ -70,13 +75,9 @@ def check(
     beams: int,
     name: str = "beams",
 ) -> None:
-    check_request(
-        model,
-        length,
-        as_ends(end),
-        SamplingParams(minimum=minimum, forbidden=tuple(forbidden)),
-    )
-
+    """Raise if an argument of a search is wrong; `name` is that of the number of beams."""
+    params = SamplingParams(minimum=minimum, forbidden=tuple(forbidden))
+    check_generation(model, length, as_ends(end), params)
     if not 1 <= beams <= MOST_BEAMS:
         raise ValueError(f"{name}: expected 1 to {MOST_BEAMS:,}, not {beams:,}")
 
@@ -84,26 +85,29 @@ def check(
 def batches(
     rows: Sequence[Sequence[int]], size: int, similar: int | None = None
 ) -> list[list[int]]:
-    """Rows that are read together, by their places, the longest first: at most `size` of nearly one
-    length. With `similar`, all their lengths lie in the same multiple of it; with 1 they are equal.
+    """The indices of rows that are read together, the longest first: at most `size` in a batch.
+
+    With `similar`, the lengths in a batch round up to the same multiple of it; with 1 they are
+    equal.
     """
     if size < 1:
         raise ValueError(f"batch: expected 1 sentence or more, not {size}")
 
-    kinds = [0 if similar is None else rounded(len(row), similar) for row in rows]
-    made: list[list[int]] = []
+    grouped: list[list[int]] = []
+    last_kind = -1
+    for index in sorted(range(len(rows)), key=lambda index: -len(rows[index])):
+        kind = 0 if similar is None else rounded(len(rows[index]), similar)
+        if not grouped or len(grouped[-1]) == size or kind != last_kind:
+            grouped.append([])
 
-    for at in sorted(range(len(rows)), key=lambda at: -len(rows[at])):
-        if not made or len(made[-1]) == size or kinds[made[-1][0]] != kinds[at]:
-            made.append([])
+        grouped[-1].append(index)
+        last_kind = kind
 
-        made[-1].append(at)
-
-    return made
+    return grouped
 
 
 def rounded(length: int, multiple: int) -> int:
-    """Up to a multiple."""
+    """Rounded up to a multiple."""
     return -(-length // multiple) * multiple
 
 
@@ -117,42 +121,54 @@ def search(
     begin: Callable[[int, int], S],
     advance: Advance[S],
 ) -> None:
-    """Search all rows, some at a time. `begin` makes the sentence of a row, given how many words
-    fit.
+    """Search all rows, `batch` at a time.
+
+    Args:
+        model: The model.
+        rows: Sources, or a GPT's prompts.
+        start: The id that a target begins with.
+        length: Tokens of a sequence at most.
+        batch: Sentences at a time.
+        begin: Makes the sentence of a row, from its index and the tokens that fit.
+        advance: Chooses the beams that go on after each token.
     """
     limit = limit_of(model, "refuse" if isinstance(model, GPT) else "extend")
-    if isinstance(model, GPT) and limit is not None:
-        rows = [within(row, limit, length, "refuse") for row in rows]
+    similar = None
+    if isinstance(model, GPT):
+        similar = 1
+        if limit is not None:
+            rows = [within(row, limit, length, "refuse") for row in rows]
 
-    device = next(model.parameters()).device
+    packing: AbstractContextManager[None] = nullcontext()
+    if len(rows) >= MANY and small_enough(model):
+        packing = prepacking()
 
-    with (
-        without_dropout(model),
-        prepacking() if len(rows) >= MANY and small_enough(model) else nullcontext(),
-    ):
-        for numbers in batches(rows, batch, similar=1 if isinstance(model, GPT) else None):
-            if isinstance(model, GPT):
-                state, ids = (
-                    model.start(),
-                    torch.tensor([rows[number] for number in numbers], device=device),
-                )
-            else:
-                assert start is not None
-                source, padding_mask = pad([rows[number] for number in numbers], 0)
-                source, padding_mask = (
-                    source.to(device),
-                    None if padding_mask is None else padding_mask.to(device),
-                )
-                state, ids = (
-                    model.start(source, padding_mask),
-                    source.new_full((len(numbers), 1), start),
-                )
-
+    with without_dropout(model), packing:
+        for indices in batches(rows, batch, similar=similar):
+            state, ids = read_sources(model, [rows[index] for index in indices], start)
             fits = length if limit is None else min(length, limit - ids.shape[1] + 1)
-            walk(model, ids, state, [begin(number, fits) for number in numbers], fits, advance)
+            sentences = [begin(index, fits) for index in indices]
+            search_batch(model, ids, state, sentences, fits, advance)
 
 
-def walk(
+def read_sources(
+    model: Any, rows: list[list[int]], start: int | None
+) -> tuple[Any, Int[Tensor, "B T"]]:
+    """The state before the first pass and its input: a GPT's prompts, or start ids."""
+    device = next(model.parameters()).device
+    if isinstance(model, GPT):
+        return model.start(), torch.tensor(rows, device=device)
+
+    assert start is not None
+    source, padding_mask = pad(rows, 0)
+    source = source.to(device)
+    if padding_mask is not None:
+        padding_mask = padding_mask.to(device)
+
+    return model.start(source, padding_mask), source.new_full((len(rows), 1), start)
+
+
+def search_batch(
     model: Any,
     ids: Int[Tensor, "B T"],
     state: Any,
@@ -160,20 +176,28 @@ def walk(
     length: int,
     advance: Advance[S],
 ) -> None:
-    """The loop: read what is new, and let each sentence choose which of its beams go on with which
-    word.
-    """
-    for said in range(length):
-        beams = ids.shape[0] // len(sentences)  # one of each sentence at first
-        going = advance(read(model, ids, state), sentences, said)
-        rows = [at * beams + beam for at, chosen in enumerate(going) for beam, _ in chosen]
+    """One pass per token: each sentence chooses which of its beams go on with which token."""
+    for step in range(length):
+        beams = ids.shape[0] // len(sentences)  # one per sentence at first
+        chosen = advance(next_logits(model, ids, state), sentences, step)
+
+        # The row of each beam that goes on, and its new token.
+        rows = []
+        tokens = []
+        open_sentences = []
+        for index, (sentence, continuations) in enumerate(zip(sentences, chosen, strict=True)):
+            if continuations:
+                open_sentences.append(sentence)
+
+            for beam, token in continuations:
+                rows.append(index * beams + beam)
+                tokens.append([token])
+
         if not rows:
             return
 
-        sentences = [sentence for sentence, chosen in zip(sentences, going, strict=True) if chosen]
+        sentences = open_sentences
         if rows != list(range(ids.shape[0])):
             state.reorder(torch.tensor(rows, device=ids.device))
 
-        ids = torch.tensor(
-            [[word] for chosen in going for _, word in chosen], device=ids.device
-        )  # (R, 1)
+        ids = torch.tensor(tokens, device=ids.device)  # (R, 1)

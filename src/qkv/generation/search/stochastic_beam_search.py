@@ -1,10 +1,9 @@
-"""Stochastic beam search (Kool, van Hoof, Welling 2019): n different sequences, drawn without
-replacement.
+"""Stochastic beam search (Kool, van Hoof, Welling 2019): n sequences without replacement.
 
-Add a Gumbel number to every sequence's log-probability, and the highest n are a draw without
+Add a Gumbel number to the log-probability of every sequence, and the highest n are a draw without
 replacement. There are too many sequences to do so, but the highest sum below a beginning can be
-drawn before what is below it: it is a Gumbel number around the beginning's own log-probability. So
-a beam search that ranks by these sums finds the highest n.
+drawn before those below it: it is a Gumbel number around the beginning's own log-probability. So a
+beam search that ranks by these sums finds the highest n.
 """
 
 from __future__ import annotations
@@ -22,13 +21,15 @@ from qkv.generation.generate import Translator
 from qkv.generation.prompts import Arrays, Prompts
 from qkv.generation.sampling import as_seeds
 from qkv.generation.sampling_params import NO_LIKELIEST
-from qkv.generation.search.beam_search import Hypothesis
-from qkv.generation.search.search_loop import check, search, settle
+from qkv.generation.search.beams import Hypothesis, by_score
+from qkv.generation.search.search_loop import check, prepare, search
 from qkv.generation.top_tokens import log_probabilities
 from qkv.models import GPT
 
 
 class DrawOptions(TypedDict, total=False):
+    """The keyword arguments of `stochastic_beam_search`, beside end, length and samples."""
+
     start: int | None
     temperature: float
     minimum: int
@@ -45,7 +46,7 @@ def stochastic_beam_search(
     end: int | None,
     length: int,
     samples: int,
-    **how: Unpack[DrawOptions],
+    **options: Unpack[DrawOptions],
 ) -> list[Hypothesis]: ...
 @overload
 def stochastic_beam_search(
@@ -55,7 +56,7 @@ def stochastic_beam_search(
     end: int | None,
     length: int,
     samples: int,
-    **how: Unpack[DrawOptions],
+    **options: Unpack[DrawOptions],
 ) -> list[list[Hypothesis]]: ...
 @overload
 def stochastic_beam_search(
@@ -66,7 +67,7 @@ def stochastic_beam_search(
     end: int | None,
     length: int,
     samples: int,
-    **how: Unpack[DrawOptions],
+    **options: Unpack[DrawOptions],
 ) -> list[Any]: ...
 def stochastic_beam_search(
     model: GPT | Translator,
@@ -83,106 +84,149 @@ def stochastic_beam_search(
     seed: int | Sequence[int] | None = None,
     batch: int = 16,
 ) -> list[Any]:
-    """`samples` different hypotheses of each row (fewer, if there are no more), in the order in
-    which they were drawn.
+    """Draw `samples` different hypotheses of each row, each by its probability among the rest.
 
-    Each next one is drawn by its probability among those that are left. The score is the
-    log-probability with its Gumbel number. A row's draw depends on its seed alone; a list has one
-    for each row. The rest is as in `beam_search`.
+    Args:
+        model: A translator, several of them, or a GPT.
+        source: What a translator reads, or a GPT's prompt: one row of ids, or several.
+        padding_mask: For a tensor, False for its padding.
+        start: The id that a target begins with; not for a GPT.
+        end: The id that ends a sequence.
+        length: Tokens of a sequence at most, including the end.
+        samples: Hypotheses of a row; there are fewer if no more exist.
+        temperature: Divides the logits; above 0.
+        minimum: Tokens before an end may come.
+        forbidden: Ids that are never generated.
+        seed: Makes the draw reproducible; a list has one seed per row.
+        batch: Rows that are searched at a time; the result does not depend on it.
+
+    Returns:
+        The hypotheses of the row, or of each of several rows, in the order in which they were
+        drawn. A score is the log-probability with its Gumbel number.
+
+    Raises:
+        ValueError: If an argument is wrong.
+
+    Example:
+        >>> from qkv.models import GPT, GPTConfig
+        >>> model = GPT(GPTConfig(vocabulary=16, context=8, width=8, depth=1, heads=2))
+        >>> len(stochastic_beam_search(model, [1, 2], end=0, length=3, samples=4, seed=0))
+        4
     """
-    one, rows, single = settle(model, source, padding_mask, start)
-    check(one, length, end, minimum, forbidden, samples, "samples")
-    if not 0 < temperature < math.inf:
-        raise ValueError(f"temperature: expected more than 0, not {temperature}")
-
+    model, rows, single = prepare(model, source, padding_mask, start)
+    check(model, length, end, minimum, forbidden, samples, "samples")
+    rule = DrawRule(samples, end, temperature, minimum, tuple(forbidden))
     seeds = as_seeds(seed, len(rows))
-    found: dict[int, Draw] = {}
+    draws: dict[int, Draw] = {}
 
-    def begin(number: int, length: int) -> Draw:
-        found[number] = Draw(samples, end, length, np.random.default_rng(seeds[number]))
-        return found[number]
+    def begin(row: int, fits: int) -> Draw:
+        draws[row] = Draw(rule, fits, np.random.default_rng(seeds[row]))
+        return draws[row]
+
+    search(model, rows, start, length, batch, begin, rule.advance)
+    drawn = [by_score(draws[row].ended) for row in range(len(rows))]
+    return drawn[0] if single else drawn
+
+
+@dataclass(frozen=True)
+class DrawRule:
+    """The parameters of a stochastic beam search."""
+
+    samples: int
+    end: int | None
+    temperature: float
+    minimum: int
+    forbidden: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature: expected more than 0, not {self.temperature}")
 
     def advance(
-        logits: Float[Tensor, "R V"], draws: list[Draw], said: int
+        self, logits: Float[Tensor, "R V"], draws: list[Draw], step: int
     ) -> list[list[tuple[int, int]]]:
-        never = [*forbidden, *([end] if end is not None and said < minimum else [])]
-        logits = logits.cpu().double() / temperature
-        logits[
-            :, never
-        ] = -math.inf  # what is left shares the probability: this is a draw, not a ranking
-        scores = log_probabilities(logits)  # (R, V)
-        if bool(scores.isnan().any()):
+        """The highest sums of every sentence after one more token."""
+        never = list(self.forbidden)
+        if self.end is not None and step < self.minimum:
+            never.append(self.end)
+
+        # The remaining tokens share the probability of those: this is a draw, not a ranking.
+        logits = logits.cpu().double() / self.temperature
+        logits[:, never] = -math.inf
+        logprobs = log_probabilities(logits)  # (R, V)
+        if bool(logprobs.isnan().any()):
             raise ValueError(NO_LIKELIEST)
 
-        by_draw = scores.numpy().reshape(len(draws), -1, scores.shape[1])
-
-        return [draw.advance(its) for draw, its in zip(draws, by_draw, strict=True)]
-
-    search(one, rows, start, length, batch, begin, advance)
-    drawn = [found[number].hypotheses() for number in range(len(rows))]
-
-    return drawn[0] if single else drawn
+        by_draw = logprobs.numpy().reshape(len(draws), -1, logprobs.shape[1])
+        return [draw.advance(scores) for draw, scores in zip(draws, by_draw, strict=True)]
 
 
 @dataclass
 class Draw:
     """The highest `samples` sums of one sentence so far, ended or open."""
 
-    samples: int
-    end: int | None
+    rule: DrawRule
     length: int
     random: np.random.Generator
     ended: list[Hypothesis] = field(default_factory=list)
     open: list[Hypothesis] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.open.append(
-            Hypothesis([], float(self.random.gumbel()), 0.0)
-        )  # the highest of all sums
+        highest = float(self.random.gumbel())  # of all sums
+        self.open.append(Hypothesis([], highest, 0.0))
 
     def advance(self, scores: Float64[np.ndarray, "R V"]) -> list[tuple[int, int]]:
-        """Every open beam's sum is handed down to its words; of all, the highest go on."""
-        totals = (
-            np.array([[beam.log_probability] for beam in self.open]) + scores[: len(self.open)]
-        )  # (R, V)
-        sums = handed_down(
-            np.array([[beam.score] for beam in self.open]),
-            totals + self.random.gumbel(size=totals.shape),
-        )
-        highest = np.argsort(-sums, axis=None, kind="stable")[: self.samples].tolist()
-        leaves, going = self.ended, []
+        """Draw the sums of every open beam's continuations; of all, the highest go on."""
+        samples = self.rule.samples
+        before = np.array([[beam.log_probability] for beam in self.open])
+        totals = before + scores[: len(self.open)]  # (R, V)
+        highest = np.array([[beam.score] for beam in self.open])
+        sums = conditioned(highest, totals + self.random.gumbel(size=totals.shape))
 
-        for at in highest:
-            old, word = divmod(at, scores.shape[1])
-            text, total = self.open[old].ids, float(totals.flat[at])
+        going: list[tuple[Hypothesis, int, int]] = []
+        for index in np.argsort(-sums, axis=None, kind="stable")[:samples].tolist():
+            total = float(totals.flat[index])
             if total == -math.inf:
                 continue
 
-            ids = text if word == self.end else [*text, word]
-            beam = Hypothesis(ids, float(sums.flat[at]), total)
-            if word == self.end or len(text) + 1 == self.length:
-                leaves.append(beam)
+            old, token = divmod(index, scores.shape[1])
+            ids = self.open[old].ids
+            is_last = token == self.rule.end or len(ids) + 1 == self.length
+            if token != self.rule.end:
+                ids = [*ids, token]
+
+            beam = Hypothesis(ids, float(sums.flat[index]), total)
+            if is_last:
+                self.ended.append(beam)
             else:
-                going.append((beam, old, word))
+                going.append((beam, old, token))
 
-        kept = sorted([each.score for each in leaves] + [beam.score for beam, _, _ in going])[
-            -self.samples :
-        ]
-        self.ended = [each for each in leaves if each.score >= kept[0]]
-        going = [each for each in going if each[0].score >= kept[0]]
-        self.open = [beam for beam, _, _ in going]
-        chosen = [(old, word) for _, old, word in going]
+        return self.keep_highest(going)
 
-        return chosen + [(0, 0)] * (self.samples - len(chosen)) if chosen else []
+    def keep_highest(self, going: list[tuple[Hypothesis, int, int]]) -> list[tuple[int, int]]:
+        """Keep the highest sums among ended and open beams; return the old beam and its token."""
+        samples = self.rule.samples
+        every = [*self.ended, *(beam for beam, _, _ in going)]
+        lowest = by_score(every)[:samples][-1].score
+        self.ended = [beam for beam in self.ended if beam.score >= lowest]
 
-    def hypotheses(self) -> list[Hypothesis]:
-        return sorted(self.ended, key=lambda each: -each.score)
+        self.open = []
+        chosen = []
+        for beam, old, token in going:
+            if beam.score >= lowest:
+                self.open.append(beam)
+                chosen.append((old, token))
+
+        if not chosen:
+            return []
+
+        return chosen + [(0, 0)] * (samples - len(chosen))
 
 
-def handed_down(
+def conditioned(
     highest: Float64[np.ndarray, "R 1"], sums: Float64[np.ndarray, "R V"]
 ) -> Float64[np.ndarray, "R V"]:
-    """Gumbel sums as they would be if the highest of each row were known to be this."""
+    """Gumbel sums, given that the highest of each row is `highest`."""
     with np.errstate(divide="ignore"):
         below = log_of_rest(sums - sums.max(1, keepdims=True))
 
@@ -191,5 +235,5 @@ def handed_down(
 
 
 def log_of_rest(x: Float64[np.ndarray, "R V"]) -> Float64[np.ndarray, "R V"]:
-    """log(1 - exp(x)) for x of 0 and less, without losing what is small."""
+    """log(1 - exp(x)) for x <= 0, without losing small numbers."""
     return np.where(x > -math.log(2), np.log(-np.expm1(x)), np.log1p(-np.exp(x)))

@@ -1,22 +1,19 @@
-"""Attention: a soft look-up. Start with lookup.py, then attend.py."""
+"""Attention: attend, its masks, biases and scores. Start with lookup.py, then attend.py."""
 
 from qkv.nn.attention.attend import attend
 from qkv.nn.attention.bias import Bias, Distance
 from qkv.nn.attention.mask import (
     All,
-    Blockwise,
     Causal,
-    Document,
     Explicit,
-    Fixed,
     Mask,
     Padding,
     Prefix,
-    Strided,
     Window,
     all_of,
 )
 from qkv.nn.attention.score import Additive, General, dot, scaled_dot
+from qkv.nn.attention.sparse_mask import Blockwise, Document, Fixed, Strided
 
 __all__ = [
     "Additive",

@@ -1,31 +1,75 @@
-"""THE equation: attend(Q, K, V) = softmax(score(Q, K)) V. Every attention in the system ends here.
+"""Attention, the one equation: attend(Q, K, V) = softmax(score(Q, K)) V.
 
-`eager` below is the definition. The other kernels are substitutes that give the same numbers,
-chosen by what the call asks for: PyTorch's `fused` kernels; FlexAttention (`flex`) and `blocked`,
-which skip what a sparse mask rules out; `single`, for one query a row.
+`eager` is its definition. The kernels in kernels/ are substitutes that give the same numbers, and
+`choose` takes the fastest one that can compute a call.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from qkv.nn.attention.arguments import check_arguments, with_heads, without_heads
 from qkv.nn.attention.bias import Bias, as_bias
 from qkv.nn.attention.kernels import block_sparse, decode, flex, sdpa
 from qkv.nn.attention.mask import Mask, as_mask
 from qkv.nn.attention.score import General, Score, dot, scaled_dot
-from qkv.nn.attention.shape import four_dimensions
 from qkv.nn.attention.softmax import softmax_or_zeros
 
-Kernel = Literal["eager", "fused", "blocked", "flex", "single"]
-KERNELS = get_args(Kernel)
-Listener = Callable[[Tensor], Tensor]
+Kernel = Literal["eager", "decode", "flex", "block_sparse", "sdpa"]
+KERNELS: tuple[Kernel, ...] = get_args(Kernel)
+OnValue = Callable[[Tensor], Tensor]
+"""Takes the scores or the weights, and returns what to use in their place."""
+
+
+def eager(
+    query: Float[Tensor, "B H T Q"],
+    key: Float[Tensor, "B K S P"],
+    value: Float[Tensor, "B K S X"],
+    mask: Mask | None,
+    score: Score,
+    bias: Bias | None,
+    dropout: float = 0.0,
+    on_scores: OnValue | None = None,
+    on_weights: OnValue | None = None,
+) -> tuple[Float[Tensor, "B H T X"], Float[Tensor, "B H T S"]]:
+    """The definition of attention, line by line; returns the output and the weights."""
+    T = query.shape[-2]
+    S = key.shape[-2]
+
+    # Grouped-query attention: each key head serves a group of query heads.
+    group = query.shape[1] // key.shape[1]
+    key = key.repeat_interleave(group, dim=1)  # (B, H, S, P)
+    value = value.repeat_interleave(group, dim=1)  # (B, H, S, X)
+
+    # How well does each query match each key?
+    scores = score(query, key)  # (B, H, T, S)
+    if bias is not None:
+        scores = scores + bias.materialise(T, S, query)
+
+    if mask is not None:
+        hidden = ~mask.materialise(T, S, query.device)
+        if bias is not None or score in (dot, scaled_dot):
+            scores.masked_fill_(hidden, -math.inf)  # the tensor is new, and ours to change
+        else:
+            scores = scores.masked_fill(hidden, -math.inf)
+
+    if on_scores is not None:
+        scores = on_scores(scores)
+
+    # The weights of a query sum to 1.
+    weights = softmax_or_zeros(scores)  # (B, H, T, S)
+    if on_weights is not None:
+        weights = on_weights(weights)
+
+    # The output is the weighted mean of the values.
+    dropped = F.dropout(weights, dropout) if dropout else weights
+    return dropped @ value, weights  # (B, H, T, X)
 
 
 def attend(
@@ -38,95 +82,124 @@ def attend(
     bias: Bias | Tensor | None = None,
     need_weights: bool = False,
     dropout: float = 0.0,
-    on_scores: Listener | None = None,
-    on_weights: Listener | None = None,
+    on_scores: OnValue | None = None,
+    on_weights: OnValue | None = None,
     kernel: Kernel | None = None,
 ) -> tuple[Float[Tensor, "*bq T X"], Float[Tensor, "*bq T S"] | None]:
-    """Look up `value` by the similarity of `query` and `key`.
+    """Look up `value` by the similarity of `query` and `key`: softmax(score(Q, K)) V.
 
-    query (B, H, T, D), key (B, K, S, D), value (B, K, S, X), where K divides H; or (B, T, D) or (T,
-    D) without heads. `mask` says who may look at whom, and a query that may look nowhere gets
-    zeros. `bias` is added to the scores. `need_weights` returns the weights too, else None.
-    `on_scores` and `on_weights` look at or replace theirs. `kernel` forces a substitute; it must be
-    able to do what is asked.
+    Args:
+        query: (B, H, T, D), or (B, T, D) or (T, D) without heads.
+        key: (B, K, S, D), where K divides H: fewer key heads are shared by groups of query heads.
+        value: (B, K, S, X).
+        mask: Which keys each query may attend to; a query without any gets zeros.
+        score: The similarity of a query and a key.
+        bias: Numbers added to the scores.
+        need_weights: Return the weights, too.
+        dropout: Probability to drop a weight.
+        on_scores: Called with the scores; returns what to use in their place.
+        on_weights: Called with the weights; returns what to use in their place.
+        kernel: The kernel to use; None chooses the fastest.
+
+    Returns:
+        The output (B, H, T, X), and the weights (B, H, T, S), or None without `need_weights`.
+
+    Raises:
+        TypeError: If the tensors have different or integer dtypes.
+        ValueError: If the shapes, mask or bias do not fit, or the kernel cannot compute the call.
+
+    Example:
+        >>> import torch
+        >>> from qkv.nn.attention import Causal
+        >>> output, weights = attend(*torch.ones(3, 2, 4), mask=Causal(), need_weights=True)
+        >>> weights
+        tensor([[1.0000, 0.0000],
+                [0.5000, 0.5000]])
     """
-    dims = query.dim()
-    query, key, value = with_heads(query), with_heads(key), with_heads(value)
+    heads = (with_heads(query), with_heads(key), with_heads(value))
     mask = None if mask is None else as_mask(mask)
     bias = None if bias is None else as_bias(bias)
-    check(query, key, value, mask, bias, score)
+    check_arguments(*heads, mask, bias, score)
+    calls = (on_scores, on_weights)
+    output, weights = compute(*heads, mask, score, bias, need_weights, dropout, calls, kernel)
+    if weights is not None:
+        weights = without_heads(weights, query.dim())
 
-    wants_weights = need_weights or on_scores is not None or on_weights is not None
-    if type(score) is General and not wants_weights:
-        query, key, score = score.A(query), score.B(key), dot
-
-    if kernel is not None and kernel not in KERNELS:
-        raise ValueError(f"kernel: expected one of {', '.join(KERNELS)}, not {kernel!r}")
-
-    kernel = kernel or choose(query, key, value, mask, score, bias, dropout, wants_weights)
-    weights = None
-    if kernel == "eager":
-        output, weights = eager(
-            query, key, value, mask, score, bias, dropout, on_scores, on_weights
-        )
-    elif wants_weights or score not in (dot, scaled_dot):
-        raise ValueError(
-            f"kernel {kernel} has no weights and knows no score but dot and scaled_dot: use eager"
-        )
-    else:
-        scale = 1 / math.sqrt(query.shape[-1]) if score is scaled_dot else 1.0
-        if kernel == "fused":
-            output = sdpa.attend(query, key, value, mask, bias, scale, dropout)
-        elif kernel == "blocked":
-            output = block_sparse.attend(query, key, value, mask, bias, scale, dropout)
-        elif kernel == "single":
-            output = decode.attend(query, key, value, mask, bias, scale, dropout)
-        else:
-            output = flex.attend(query, key, value, mask, bias, scale, dropout)
-
-    return without_heads(output, dims), without_heads(
-        weights, dims
-    ) if need_weights and weights is not None else None
+    return without_heads(output, query.dim()), weights
 
 
-def eager(
+def compute(
     query: Float[Tensor, "B H T Q"],
     key: Float[Tensor, "B K S P"],
     value: Float[Tensor, "B K S X"],
     mask: Mask | None,
     score: Score,
     bias: Bias | None,
-    dropout: float = 0.0,
-    on_scores: Listener | None = None,
-    on_weights: Listener | None = None,
-) -> tuple[Float[Tensor, "B H T X"], Float[Tensor, "B H T S"]]:
-    """The definition, line by line as on the board."""
-    T, S = query.shape[-2], key.shape[-2]
-    group = query.shape[1] // key.shape[1]
-    key = key.repeat_interleave(
-        group, dim=1
-    )  # (B, H, S, P): each key head serves a group of query heads
-    value = value.repeat_interleave(group, dim=1)  # (B, H, S, X)
+    need_weights: bool,
+    dropout: float,
+    calls: tuple[OnValue | None, OnValue | None],
+    kernel: Kernel | None,
+) -> tuple[Float[Tensor, "B H T X"], Float[Tensor, "B H T S"] | None]:
+    """Attention with heads: `eager`, or the kernel that replaces it."""
+    if kernel is not None and kernel not in KERNELS:
+        raise ValueError(f"kernel: expected one of {', '.join(KERNELS)}, not {kernel!r}")
 
-    scores = score(query, key)  # (B, H, T, S)
-    if bias is not None:
-        scores = scores + bias.materialise(T, S, query)
+    needs_scores = need_weights or calls != (None, None)
+    if type(score) is General and not needs_scores:
+        # <A q, B k> is the dot product of projected queries and keys, which every kernel knows.
+        query = score.A(query)
+        key = score.B(key)
+        score = dot
 
-    if mask is not None:
-        ours = bias is not None or score in (dot, scaled_dot)  # a tensor that nobody else holds
-        fill = scores.masked_fill_ if ours else scores.masked_fill
-        scores = fill(~mask.materialise(T, S, query.device), -math.inf)
+    kernel = kernel or choose(query, key, value, mask, score, bias, dropout, needs_scores)
+    if kernel == "eager":
+        output, weights = eager(query, key, value, mask, score, bias, dropout, *calls)
+        return output, weights if need_weights else None
 
-    if on_scores is not None:
-        scores = on_scores(scores)
+    if needs_scores or score not in (dot, scaled_dot):
+        raise ValueError(
+            f"kernel {kernel} has no weights and knows no score but dot and scaled_dot: use eager"
+        )
 
-    weights = softmax_or_zeros(scores)  # (B, H, T, S)
-    if on_weights is not None:
-        weights = on_weights(weights)
+    scale = 1 / math.sqrt(query.shape[-1]) if score is scaled_dot else 1.0
+    return SUBSTITUTES[kernel].attend(query, key, value, mask, bias, scale, dropout), None
 
-    dropped = F.dropout(weights, dropout) if dropout else weights
 
-    return dropped @ value, weights  # (B, H, T, X)
+# Choosing a kernel
+
+
+class KernelModule(Protocol):
+    """A module in kernels/: when it can replace `eager` and is worth it, and the computation."""
+
+    def supports(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask | None,
+        bias: Bias | None,
+        dropout: float,
+    ) -> bool: ...
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Mask | None,
+        bias: Bias | None,
+        scale: float,
+        dropout: float,
+    ) -> Tensor: ...
+
+
+SUBSTITUTES: dict[Kernel, KernelModule] = {
+    "decode": decode,  # one query per row against a KV cache, on a GPU
+    "flex": flex,  # FlexAttention: skips the tiles that a sparse mask leaves empty, on a GPU
+    "block_sparse": block_sparse,  # skips them on any device
+    "sdpa": sdpa,  # PyTorch's scaled_dot_product_attention: whatever is left
+}
+"""Kernels for dot and scaled_dot without weights; the first that supports a call is chosen."""
 
 
 def choose(
@@ -137,74 +210,15 @@ def choose(
     score: Score,
     bias: Bias | None,
     dropout: float,
-    wants_weights: bool,
+    needs_scores: bool,
 ) -> Kernel:
-    """The fastest kernel that can do what is asked."""
-    T, S = query.shape[-2], key.shape[-2]
-    if wants_weights or score not in (dot, scaled_dot) or T == 0 or S == 0:
+    """The fastest kernel that can compute the call."""
+    empty = query.shape[-2] == 0 or key.shape[-2] == 0
+    if needs_scores or score not in (dot, scaled_dot) or empty:
         return "eager"
-    if decode.supports(query, key, value, mask, bias, dropout):
-        return "single"
-    if flex.supports(mask, bias, dropout, query, S):
-        return "flex"
-    if mask is not None and block_sparse.supports(mask, T, S, query.device):
-        return "blocked"
 
-    return "fused"
+    for name, kernel in SUBSTITUTES.items():
+        if kernel.supports(query, key, value, mask, bias, dropout):
+            return name
 
-
-def with_heads(x: Tensor) -> Float[Tensor, "B H L D"]:
-    """(L, D) and (B, L, D) as (B, H, L, D)."""
-    if not 2 <= x.dim() <= 4:
-        raise ValueError(
-            f"expected (length, width), (B, length, width) or (B, heads, length, width), not {tuple(x.shape)}"
-        )
-
-    return four_dimensions(x)
-
-
-def without_heads(x: Tensor, dims: int) -> Tensor:
-    return x if dims == 4 else x.squeeze(1) if dims == 3 else x[0, 0]
-
-
-def check(
-    query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, bias: Bias | None, score: Score
-) -> None:
-    """One sentence for each way to call attention wrongly."""
-    if not callable(score):
-        raise TypeError(
-            f"score: expected dot, scaled_dot, General(...), Additive(...) or a function, not {score!r}"
-        )
-
-    dtypes = {query.dtype, key.dtype, value.dtype}
-    if not all(dtype.is_floating_point for dtype in dtypes):
-        raise TypeError(
-            f"query, key and value must be floating-point numbers, not {query.dtype}, {key.dtype}, {value.dtype}"
-        )
-    if len(dtypes) > 1 and not torch.is_autocast_enabled(query.device.type):
-        raise TypeError(
-            f"query, key and value must have one dtype, not {query.dtype}, {key.dtype}, {value.dtype}"
-        )
-
-    B, H, T, D = query.shape
-    K, S = key.shape[1:3]
-    if key.shape[0] != B or value.shape[0] != B:
-        raise ValueError(
-            f"batch: query has {B} rows, key {key.shape[0]}, value {value.shape[0]}; expected the same"
-        )
-    if value.shape[1:3] != key.shape[1:3]:
-        raise ValueError(
-            f"value: expected (kv_heads, length) = {tuple(key.shape[1:3])} as in key, not {tuple(value.shape[1:3])}"
-        )
-    if K == 0 or H % K:
-        raise ValueError(f"kv_heads: {K} key heads do not divide {H} query heads")
-    if score in (dot, scaled_dot) and key.shape[-1] != D:
-        raise ValueError(
-            f"key width: expected {D} as in query, not {key.shape[-1]}; General and Additive scores may differ"
-        )
-
-    if mask is not None:
-        mask.check(B, H, T, S)
-
-    if bias is not None:
-        bias.check(B, H, T, S)
+    return "eager"

@@ -1,11 +1,10 @@
-"""Multi-head attention: several small attentions side by side, each free to look for something
-else.
+"""Multi-head attention (MHA), with shared key and value heads (GQA, MQA) where there are fewer.
 
-kv_heads = heads      multi-head       q q q q q q q q        every query head has its own
+kv_heads = heads      multi-head       q q q q q q q q        each query head has its own
                                        k k k k k k k k        key and value head
 1 < kv_heads < heads  grouped-query    q q q q q q q q        a group of query heads shares one
                                         \\_|   |_/ ...
-kv_heads = 1          multi-query      q q q q q q q q        all of them share one
+kv_heads = 1          multi-query      q q q q q q q q        all query heads share one
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from qkv.nn.attention.bias import Bias
 from qkv.nn.attention.mask import Causal, Mask, all_of, as_mask
 from qkv.nn.attention.relative import RelativePosition
 from qkv.nn.cache import KeyValueCache, PackedBatch, SegmentMemory
-from qkv.nn.hooks import HookPoints
+from qkv.nn.hooks import TRANSFORMER_LENS, HookPoints
 from qkv.nn.linear.linear import Linear
 from qkv.nn.position import rotate
 from qkv.nn.stack_config import check_heads
@@ -28,6 +27,31 @@ from qkv.nn.unchanged import fused, unchanged
 
 @fused
 class MultiHeadAttention(nn.Module):
+    """Several attentions side by side, each in its own D = E / H dimensions.
+
+    Args:
+        width: Model width E.
+        heads: Query heads H.
+        kv_heads: Key and value heads K, which divide H; by default H.
+        head_width: Width D of a head; by default E / H.
+        qkv_bias: Biases of the query, key and value projections.
+        output_bias: Bias of the output projection.
+        dropout: Probability to drop an attention weight in training.
+        relative: Transformer-XL's relative positions.
+        layer: Number of the layer, under which it stores keys and values in a cache.
+
+    Raises:
+        ValueError: If the heads do not divide the width, or the key heads the heads.
+
+    Example:
+        >>> import torch
+        >>> from qkv.nn.attention import Causal
+        >>> attention = MultiHeadAttention(8, heads=4, kv_heads=2)
+        >>> output, weights = attention(torch.zeros(1, 3, 8), mask=Causal(), need_weights=True)
+        >>> output.shape, weights.shape
+        (torch.Size([1, 3, 8]), torch.Size([1, 4, 3, 3]))
+    """
+
     def __init__(
         self,
         width: int,
@@ -44,13 +68,18 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
         check_heads(width, heads, kv_heads, head_width)
-        self.heads, self.kv_heads, self.head_width = heads, kv_heads, head_width or width // heads
-        self.dropout, self.layer = dropout, layer
-        # One matrix makes queries, keys and values: the rows of Q first, then K, then V.
+        self.heads = heads
+        self.kv_heads = kv_heads
+        self.head_width = head_width or width // heads
+        self.dropout = dropout
+        self.layer = layer
+
+        # One matrix projects to queries, keys and values: the rows of Q first, then K, then V.
         self.qkv = Linear(width, (heads + 2 * kv_heads) * self.head_width, bias=qkv_bias)
         self.output = Linear(heads * self.head_width, width, bias=output_bias)
         self.relative = RelativePosition(width, heads, self.head_width) if relative else None
-        self.hooks = HookPoints("query", "key", "value", "scores", "weights", "heads")
+        names = ("query", "key", "value", "scores", "weights", "heads")
+        self.hooks = HookPoints(*names, aliases=TRANSFORMER_LENS)
 
     def forward(
         self,
@@ -63,38 +92,95 @@ class MultiHeadAttention(nn.Module):
         state: KeyValueCache | SegmentMemory | PackedBatch | None = None,
         need_weights: bool = False,
     ) -> tuple[Float[Tensor, "B T E"], Float[Tensor, "B H T S"] | None]:
-        """Self-attention, or cross-attention to `source`. `state` remembers keys and values of
-        earlier calls.
-        """
-        if x.dim() != 3:
-            raise ValueError(f"x: expected shape (B, T, E), not {tuple(x.shape)}")
-        if x.shape[-1] != self.qkv.in_features:
-            raise ValueError(
-                f"width: expected x of width {self.qkv.in_features}, not {x.shape[-1]}"
-            )
-        if source is not None and source.shape[-1] != self.qkv.in_features:
-            raise ValueError(
-                f"width: expected a source of width {self.qkv.in_features}, not {source.shape[-1]}"
-            )
+        """Self-attention, or cross-attention to `source`.
 
+        Args:
+            x: Where the queries come from, and without a source the keys and values.
+            source: Where keys and values come from in cross-attention.
+            mask: Which keys each query may attend to.
+            bias: Numbers added to the scores.
+            rotary: Cosines and sines of rotary positions.
+            state: Keys and values of earlier calls, to which this call appends its own.
+            need_weights: Return the weights, too.
+
+        Returns:
+            The output, and the weights (None without `need_weights`).
+
+        Raises:
+            ValueError: If the shape of x or of the source is wrong.
+        """
+        self.check_input(x, source)
+        weights = None
         if isinstance(state, PackedBatch):
-            heads, weights = self.of_several(x, mask, bias, rotary, state), None
+            heads = self.attend_packed(x, mask, bias, rotary, state)
         else:
-            query, key, value = self.project(
-                x, source, rotary, state
-            )  # (B, H, T, D), (B, K, S, D), (B, K, S, D)
-            query, key, value = (
-                self.hooks("query", query),
-                self.hooks("key", key),
-                self.hooks("value", value),
-            )
-            heads, weights = self.look(query, key, value, mask, bias, need_weights)
+            query, key, value = self.project(x, source, rotary, state)
+            query = self.hooks("query", query)  # (B, H, T, D)
+            key = self.hooks("key", key)  # (B, K, S, D)
+            value = self.hooks("value", value)  # (B, K, S, D)
+            heads, weights = self.attend(query, key, value, mask, bias, need_weights)
 
         heads = self.hooks("heads", heads)  # (B, H, T, D)
 
         return self.output(heads.transpose(1, 2).flatten(2)), weights  # (B, T, E)
 
-    def look(
+    def check_input(self, x: Tensor, source: Tensor | None) -> None:
+        width = self.qkv.in_features
+        if x.dim() != 3:
+            raise ValueError(f"x: expected shape (B, T, E), not {tuple(x.shape)}")
+        if x.shape[-1] != width:
+            raise ValueError(f"width: expected x of width {width}, not {x.shape[-1]}")
+        if source is not None and source.shape[-1] != width:
+            raise ValueError(f"width: expected a source of width {width}, not {source.shape[-1]}")
+
+    def project(
+        self,
+        x: Tensor,
+        source: Tensor | None,
+        rotary: Tensor | None,
+        state: KeyValueCache | SegmentMemory | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, and the keys and values of this and earlier calls."""
+        if isinstance(state, SegmentMemory):
+            # Transformer-XL attends to the hidden states of earlier segments and to this one's.
+            source = state.append(self.layer, x)  # (B, S, E)
+            state = None
+
+        if source is None:
+            query, key, value = self.split(self.qkv(x), self.heads, self.kv_heads, self.kv_heads)
+        else:
+            query = self.queries(x)
+            if state is not None and self.layer in state:
+                return query, *state.read(self.layer)  # a source is projected once
+
+            key, value = self.keys_and_values(source)
+
+        if rotary is not None:
+            query = rotate(query, rotary)
+            key = rotate(key, rotary)
+
+        if state is not None:
+            key, value = state.append(self.layer, key, value)
+
+        return query, key, value
+
+    def queries(self, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B H T D"]:
+        rows = slice(0, self.heads * self.head_width)
+        (query,) = self.split(self.qkv(x, rows), self.heads)
+        return query
+
+    def keys_and_values(self, source: Float[Tensor, "B S E"]) -> tuple[Tensor, Tensor]:
+        """The keys and the values of a source: (B, K, S, D) each."""
+        rows = slice(self.heads * self.head_width, None)
+        key, value = self.split(self.qkv(source, rows), self.kv_heads, self.kv_heads)
+        return key, value
+
+    def split(self, x: Float[Tensor, "B L R"], *heads: int) -> tuple[Tensor, ...]:
+        """(B, L, R) into one (B, heads, L, D) for each count of heads."""
+        parts = x.split([count * self.head_width for count in heads], dim=-1)
+        return tuple(part.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in parts)
+
+    def attend(
         self,
         query: Float[Tensor, "B H T D"],
         key: Float[Tensor, "B K S D"],
@@ -103,7 +189,7 @@ class MultiHeadAttention(nn.Module):
         bias: Bias | Tensor | None,
         need_weights: bool = False,
     ) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T S"] | None]:
-        """What each query finds."""
+        """The equation, with this layer's relative positions, dropout and hooks."""
         if self.relative is not None:
             query, bias = self.relative(query, key.shape[2])
 
@@ -119,82 +205,51 @@ class MultiHeadAttention(nn.Module):
             on_weights=self.hooks.heard("weights"),
         )
 
-    def of_several(
+    def attend_packed(
         self,
         x: Float[Tensor, "1 N E"],
         mask: Mask | Tensor | None,
         bias: Bias | Tensor | None,
         rotary: Tensor | None,
-        turn: PackedBatch,
+        batch: PackedBatch,
     ) -> Float[Tensor, "1 H N D"]:
-        """New words of several texts, one after the other: each looks at its own text, or at its
-        own source.
-        """
+        """New tokens of several sequences in one row: each attends to its sequence or source."""
         key = value = None
-        if turn.places is None:
-            (query,) = self.split(self.qkv(x, slice(0, self.heads * self.head_width)), self.heads)
+        if batch.slots is None:
+            query = self.queries(x)
         else:
             query, key, value = self.project(x, None, rotary, None)
-            key, value = self.hooks("key", key), self.hooks("value", value)
+            key = self.hooks("key", key)
+            value = self.hooks("value", value)
 
         query = self.hooks("query", query)
-        known = None if mask is None else as_mask(mask)
+        shared = None if mask is None else as_mask(mask)
 
         def attend_to(query: Tensor, key: Tensor, value: Tensor, padding: Mask | None) -> Tensor:
-            return self.look(query, key, value, all_of(known, padding), bias)[0]
+            heads, _ = self.attend(query, key, value, all_of(shared, padding), bias)
+            return heads
 
-        causal = known is None or isinstance(known, Causal)
-        heard = self.hooks.heard("scores") or self.hooks.heard("weights")
-        plain = causal and bias is None and self.relative is None and not heard
-        # Pages are read by a kernel of their own, in place of `look`.
+        # The paged kernel replaces `attend`, so nothing may be changed or hooked there.
+        causal = shared is None or isinstance(shared, Causal)
+        hooked = self.hooks.heard("scores") or self.hooks.heard("weights")
+        plain = causal and bias is None and self.relative is None and not hooked
         plain = plain and unchanged(self, MultiHeadAttention)
 
-        return turn.look(self.layer, query, key, value, attend_to, plain=plain)
-
-    def project(
-        self,
-        x: Tensor,
-        source: Tensor | None,
-        rotary: Tensor | None,
-        state: KeyValueCache | SegmentMemory | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        if isinstance(state, SegmentMemory):
-            source = state.append(self.layer, x)  # (B, S, E): the remembered segment, then this one
-            state = None
-
-        if source is None:
-            query, key, value = self.split(self.qkv(x), self.heads, self.kv_heads, self.kv_heads)
-        else:
-            rows = self.heads * self.head_width
-            (query,) = self.split(self.qkv(x, slice(0, rows)), self.heads)
-            if state is not None and self.layer in state:
-                return query, *state.read(self.layer)  # a source is projected once
-
-            key, value = self.keys_and_values(source)
-
-        if rotary is not None:
-            query, key = rotate(query, rotary), rotate(key, rotary)
-
-        if state is not None:
-            key, value = state.append(self.layer, key, value)
-
-        return query, key, value
-
-    def keys_and_values(self, source: Float[Tensor, "B S E"]) -> tuple[Tensor, Tensor]:
-        """What is looked at of a source: (B, K, S, D) each."""
-        rows = self.heads * self.head_width
-        key, value = self.split(self.qkv(source, slice(rows, None)), self.kv_heads, self.kv_heads)
-        return key, value
-
-    def split(self, x: Float[Tensor, "B L R"], *heads: int) -> tuple[Tensor, ...]:
-        """(B, L, rows) into (B, heads, L, D) for each count of heads asked for."""
-        parts = x.split([count * self.head_width for count in heads], dim=-1)
-        return tuple(part.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in parts)
+        return batch.attend(self.layer, query, key, value, attend_to, plain=plain)
 
 
 def group_heads(attention: MultiHeadAttention, kv_heads: int) -> MultiHeadAttention:
-    """The same attention with fewer key and value heads: each is the mean of a group of the old
-    ones.
+    """The same attention with fewer key and value heads: each is the mean of a group.
+
+    Args:
+        attention: Multi-head or grouped-query attention without adapters.
+        kv_heads: The new number of key and value heads, a divisor of the old one.
+
+    Returns:
+        A new module; the old one is unchanged.
+
+    Raises:
+        ValueError: If `kv_heads` is no divisor, or the attention has adapters.
     """
     old = attention
     if kv_heads < 1 or old.kv_heads % kv_heads:
@@ -217,12 +272,12 @@ def group_heads(attention: MultiHeadAttention, kv_heads: int) -> MultiHeadAttent
     ).to(old.qkv.weight)
 
     weights = dict(old.state_dict())
-
     for name in ("qkv.weight", "qkv.bias"):
         if name in weights:
             by_head = weights[name].unflatten(0, (-1, old.head_width))  # (H + 2K, D, ...)
             query, key, value = by_head.split([old.heads, old.kv_heads, old.kv_heads])
-            key, value = (x.unflatten(0, (kv_heads, -1)).mean(1) for x in (key, value))
+            key = key.unflatten(0, (kv_heads, -1)).mean(1)
+            value = value.unflatten(0, (kv_heads, -1)).mean(1)
             weights[name] = torch.cat([query, key, value]).flatten(0, 1)
 
     new.load_state_dict(weights)

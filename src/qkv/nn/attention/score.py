@@ -1,6 +1,7 @@
-"""Similarity of a query and a key: the one choice inside attention.
+"""Scores: the similarity of a query and a key.
 
-A score takes queries (..., T, D) and keys (..., S, D) and says how alike each pair is: (..., T, S).
+A score is a function from queries (..., T, D) and keys (..., S, D) to one number for each pair,
+(..., T, S). `dot` and `scaled_dot` have no weights; `General` and `Additive` learn theirs.
 """
 
 from __future__ import annotations
@@ -16,22 +17,58 @@ Score = Callable[[Tensor, Tensor], Tensor]
 
 
 def dot(query: Float[Tensor, "*q T D"], key: Float[Tensor, "*k S D"]) -> Float[Tensor, "*s T S"]:
-    """<q, k>"""
+    """The dot product <q, k>.
+
+    Args:
+        query: (..., T, D).
+        key: (..., S, D).
+
+    Returns:
+        One score for each pair: (..., T, S).
+
+    Example:
+        >>> import torch
+        >>> dot(torch.eye(2), torch.tensor([[3.0, 4.0]]))
+        tensor([[3.],
+                [4.]])
+    """
     return query @ key.transpose(-2, -1)
 
 
 def scaled_dot(
     query: Float[Tensor, "*q T D"], key: Float[Tensor, "*k S D"]
 ) -> Float[Tensor, "*s T S"]:
-    """<q, k> / sqrt(D): the variance of a sum of D products is D, and softmax saturates on large
-    numbers.
+    """The scaled dot product <q, k> / sqrt(D).
+
+    A sum of D products has a variance of D, and softmax saturates on large numbers.
+
+    Args:
+        query: (..., T, D).
+        key: (..., S, D).
+
+    Returns:
+        One score for each pair: (..., T, S).
+
+    Example:
+        >>> import torch
+        >>> scaled_dot(torch.ones(1, 4), torch.ones(2, 4))
+        tensor([[2., 2.]])
     """
     return dot(query / math.sqrt(query.shape[-1]), key)
 
 
 class General(nn.Module):
-    """<A q, B k> with learned A and B: queries and keys of different widths meet in `width`
-    dimensions.
+    """<A q, B k> with learned A and B, for queries and keys of different widths.
+
+    Args:
+        query_width: Width of a query.
+        key_width: Width of a key; by default that of a query.
+        width: Width in which they are compared; by default that of a query.
+
+    Example:
+        >>> import torch
+        >>> General(4, key_width=6)(torch.zeros(2, 4), torch.zeros(3, 6)).shape
+        torch.Size([2, 3])
     """
 
     def __init__(
@@ -49,9 +86,19 @@ class General(nn.Module):
 
 
 class Additive(nn.Module):
-    """v . tanh(W [q; k]): one hidden layer looks at both (Bahdanau et al. 2015).
+    """v . tanh(W [q; k]): a hidden layer compares query and key (Bahdanau et al. 2015).
 
-    W [q; k] is W_q q + W_k k, so a decoder that asks many times projects its keys once.
+    W [q; k] is W_q q + W_k k, so a decoder can project its keys once for all its queries.
+
+    Args:
+        query_width: Width of a query.
+        key_width: Width of a key; by default that of a query.
+        width: Width of the hidden layer; by default that of a query.
+
+    Example:
+        >>> import torch
+        >>> Additive(4, key_width=6)(torch.zeros(2, 4), torch.zeros(3, 6)).shape
+        torch.Size([2, 3])
     """
 
     def __init__(
@@ -69,7 +116,7 @@ class Additive(nn.Module):
         return self.with_projected_key(query, self.W_k(key))
 
     def with_projected_key(self, query: Tensor, projected: Tensor) -> Tensor:
-        hidden = torch.tanh(
-            self.W_q(query).unsqueeze(-2) + projected.unsqueeze(-3)
-        )  # (..., T, S, width)
-        return self.v(hidden).squeeze(-1)  # (..., T, S)
+        """The scores of keys that W_k has projected already: (..., T, S)."""
+        query = self.W_q(query).unsqueeze(-2)  # (..., T, 1, width)
+        hidden = torch.tanh(query + projected.unsqueeze(-3))  # (..., T, S, width)
+        return self.v(hidden).squeeze(-1)

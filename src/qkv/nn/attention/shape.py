@@ -1,4 +1,4 @@
-"""Shapes that attention accepts, and a clear sentence for those it does not."""
+"""Shape checks of masks and biases."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from torch import Tensor
 
 
 def four_dimensions(matrix: Tensor) -> Tensor:
-    """(T, S) or (B, T, S) as (B, H, T, S), with 1 for what is missing."""
+    """(T, S) or (B, T, S) as (B, H, T, S), with 1 for each missing dimension."""
     if matrix.dim() == 2:
         return matrix[None, None]
+    if matrix.dim() == 3:
+        return matrix.unsqueeze(1)
 
-    return matrix.unsqueeze(1) if matrix.dim() == 3 else matrix
+    return matrix
 
 
 def check_positive(mask: str, field: str, value: int) -> None:
@@ -37,10 +39,14 @@ def check_shape(mask: str, field: str, value: Tensor, shape: tuple[int, ...]) ->
 def check_fits_scores(
     name: str, value: Tensor, scores: tuple[int, int, int, int], may_be_one: str
 ) -> None:
-    """The value's shape is that of the scores, or 1 where it may be."""
-    for letter, size, given in zip("BHTS", scores, value.shape, strict=True):
-        if given != size and not (given == 1 and letter in may_be_one):
-            raise ValueError(
-                f"{name} of shape {tuple(value.shape)} does not fit scores (B, H, T, S) = {scores}: "
-                f"{letter} is {given}, expected {size}" + (" or 1" if letter in may_be_one else "")
-            )
+    """Raise unless each dimension is that of the scores, or 1 for a letter in `may_be_one`."""
+    for letter, expected, size in zip("BHTS", scores, value.shape, strict=True):
+        broadcasts = letter in may_be_one
+        if size == expected or (size == 1 and broadcasts):
+            continue
+
+        allowed = f"{expected} or 1" if broadcasts else f"{expected}"
+        raise ValueError(
+            f"{name} of shape {tuple(value.shape)} does not fit scores (B, H, T, S) = {scores}: "
+            f"{letter} is {size}, expected {allowed}"
+        )

@@ -1,14 +1,12 @@
-"""A memory for many texts that come and go: keys and values of all of them in one store of fixed
-size.
+"""The paged KV cache of serving: keys and values of all sequences in one store of fixed size.
 
-A cache gives each text a row, and a row has room for the longest text. Here a text has places
-wherever some are free, and a table says where each of its positions lies, as the pages of a book
-may lie anywhere if there is an index. So the bytes are chosen once, and nothing is moved when a
-text ends and another begins.
+A plain cache has a row for each sequence, as long as the longest may become. Here a sequence has
+slots wherever some are free, and a block table says in which slot each of its positions is. So the
+memory is allocated once, and nothing moves when a sequence ends and another begins.
 
-A `Turn` is the state of one forward pass over new words of several texts, laid one after the other
-in a single row: what every word does for itself (norms, feed-forward, projections) does not care
-whose word it is. Only attention does.
+A `PackedBatch` is the state of one forward pass over the new tokens of several sequences, laid one
+after the other in a single row. Norms, projections and the feed-forward layer treat each token by
+itself, so only attention needs to know which sequence a token belongs to.
 """
 
 from __future__ import annotations
@@ -17,27 +15,33 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from qkv.nn.attention.kernels.decode import look_at_pages, supports_pages
 from qkv.nn.attention.mask import Mask, Padding
 
 Attend = Callable[[Tensor, Tensor, Tensor, Mask | None], Tensor]
-"""From queries, keys and values of texts of one length (R, H, T, D), and who may not be looked at,
-to what is found.
-"""
+"""From queries (R, H, T, D), keys, values and a padding mask to the output of each head."""
 
 
 class PagedCache:
-    """The store: `places` for a key and a value each, in every layer, and for each of the running
-    texts an index.
+    """Slots for one key and one value each in every layer, and the sequences' block tables.
+
+    Args:
+        slots: Number of slots.
+        sequences: Sequences at a time.
+        longest: Positions of the longest sequence.
+        depth: Number of layers.
+        kv_heads: Key and value heads.
+        head_width: Width of a head.
+        like: A tensor with the dtype and device of the keys.
     """
 
     def __init__(
         self,
-        places: int,
-        texts: int,
+        slots: int,
+        sequences: int,
         longest: int,
         *,
         depth: int,
@@ -45,90 +49,94 @@ class PagedCache:
         head_width: int,
         like: Tensor,
     ) -> None:
-        shape = (places, kv_heads, head_width)
-        # Zeros: what is masked is multiplied by 0, and whatever else lay there could be no number.
+        shape = (slots, kv_heads, head_width)
+        # Zeros, because masked values are multiplied by 0, and uninitialised memory may hold NaN.
         self.keys = [like.new_zeros(shape) for _ in range(depth)]
         self.values = [like.new_zeros(shape) for _ in range(depth)]
-        self.at = torch.zeros(texts, longest, dtype=torch.int32, device=like.device)
-        """Of each text, the place of each of its positions."""
+        self.at = torch.zeros(sequences, longest, dtype=torch.int32, device=like.device)
+        """The block tables: the slot of each position of each sequence."""
         self.source_at = torch.zeros_like(self.at)
-        """The same for what a translator's decoder looks at beside its own words."""
+        """The same for the sources of an encoder-decoder."""
 
     @staticmethod
     def bytes_of_place(depth: int, kv_heads: int, head_width: int, like: Tensor) -> int:
+        """Bytes of a slot in all layers."""
         return 2 * depth * kv_heads * head_width * like.element_size()
 
     @property
     def nbytes(self) -> int:
-        return sum(each.nbytes for each in (*self.keys, *self.values))
+        return sum(store.nbytes for store in (*self.keys, *self.values))
 
     def write(
         self,
         layer: int,
-        places: Int[Tensor, "N"],
+        slots: Int[Tensor, "N"],
         key: Float[Tensor, "1 K N D"],
         value: Float[Tensor, "1 K N D"],
     ) -> None:
-        self.keys[layer].index_copy_(0, places, key[0].transpose(0, 1))  # (N, K, D)
-        self.values[layer].index_copy_(0, places, value[0].transpose(0, 1))
+        """Store keys and values of a layer in the given slots."""
+        self.keys[layer].index_copy_(0, slots, key[0].transpose(0, 1))  # (N, K, D)
+        self.values[layer].index_copy_(0, slots, value[0].transpose(0, 1))
 
     def read(
-        self, layer: int, at: Int[Tensor, "R S"]
+        self, layer: int, slots: Int[Tensor, "R S"]
     ) -> tuple[Float[Tensor, "R K S D"], Float[Tensor, "R K S D"]]:
-        R, S = at.shape
-        found = (
-            store[layer].index_select(0, at.flatten()).unflatten(0, (R, S))
-            for store in (self.keys, self.values)
-        )
-        key, value = (each.transpose(1, 2) for each in found)
-        return key, value
+        """The keys and values of a layer in the given slots."""
+        key = self.keys[layer].index_select(0, slots.flatten()).unflatten(0, slots.shape)
+        value = self.values[layer].index_select(0, slots.flatten()).unflatten(0, slots.shape)
+        return key.transpose(1, 2), value.transpose(1, 2)
 
     def copy(self, old: Int[Tensor, "N"], new: Int[Tensor, "N"]) -> None:
-        """What lies at some places, also at others: for a text that goes on in two ways."""
+        """Copy slots to others, in all layers: for a sequence that branches."""
         for store in (*self.keys, *self.values):
             store.index_copy_(0, new, store.index_select(0, old))
 
 
 class SequenceGroup(NamedTuple):
-    """Texts with as many new words each, side by side in the row: words begin to begin + texts *
-    words.
-    """
+    """Sequences with the same number of new tokens, side by side in the row from `begin` on."""
 
     begin: int
-    texts: int
-    words: int
-    slots: Int[Tensor, "R"] | None
-    """Which texts they are; None when they have no past: they look at their new words alone."""
+    sequences: int
+    tokens: int
+    """New tokens of each sequence."""
+    table_rows: Int[Tensor, "R"] | None
+    """Their rows in the block table; None for sequences without a past."""
     lengths: Int[Tensor, "R"] | None = None
-    """Their positions, those of the new words among them."""
+    """Their positions, including those of the new tokens."""
     longest: int = 0
     even: bool = True
-    """All are as long."""
+    """All have the same length."""
 
     @property
     def end(self) -> int:
-        return self.begin + self.texts * self.words
+        return self.begin + self.sequences * self.tokens
 
 
 class PackedBatch:
-    """New words of several texts in one row, as the state of a forward pass."""
+    """New tokens of several sequences in one row, as the state of a forward pass.
+
+    Args:
+        pages: The cache.
+        groups: The sequences, in the order of their tokens.
+        slots: Where the new keys and values go; None in cross-attention, whose keys and values
+            were written before.
+    """
 
     length = 0
 
     def __init__(
-        self, pages: PagedCache, groups: list[SequenceGroup], places: Int[Tensor, "N"] | None
+        self, pages: PagedCache, groups: list[SequenceGroup], slots: Int[Tensor, "N"] | None
     ) -> None:
-        """`places` is where the new words' keys and values go; None where a source is looked at,
-        which has its own.
-        """
-        self.pages, self.groups, self.places = pages, groups, places
+        self.pages = pages
+        self.groups = groups
+        self.slots = slots
         self.indices: dict[int, tuple[Tensor, Mask | None]] = {}
 
     @property
-    def at(self) -> Int[Tensor, "texts longest"]:
-        return self.pages.source_at if self.places is None else self.pages.at
+    def block_table(self) -> Int[Tensor, "N longest"]:
+        return self.pages.source_at if self.slots is None else self.pages.at
 
-    def look(
+    def attend(
         self,
         layer: int,
         query: Float[Tensor, "1 H N D"],
@@ -138,60 +146,78 @@ class PackedBatch:
         *,
         plain: bool,
     ) -> Float[Tensor, "1 H N D"]:
-        """Every word at its own text, up to itself. `plain`: nothing but that is asked of
-        attention.
+        """Let every token attend to its own sequence, up to itself.
+
+        Args:
+            layer: Number of the layer.
+            query: Queries of all new tokens.
+            key: Their keys; None in cross-attention.
+            value: Their values; None in cross-attention.
+            attend: Attention within one group.
+            plain: Attention has no bias, hooks or changes, so a paged kernel may replace it.
         """
-        if self.places is not None:
+        if self.slots is not None:
             assert key is not None
             assert value is not None
-            self.pages.write(layer, self.places, key, value)
+            self.pages.write(layer, self.slots, key, value)
 
-        found = []
-
+        outputs = []
         for number, group in enumerate(self.groups):
-            mine = by_text(query, group)  # (R, H, T, D)
-            if group.slots is None:
-                heads = attend(mine, by_text(key, group), by_text(value, group), None)
-            elif plain and group.lengths is not None and supports_pages(mine):
-                stores = self.pages.keys[layer], self.pages.values[layer]
+            queries = by_sequence(query, group)  # (R, H, T, D)
+            if group.table_rows is None:
+                keys = by_sequence(key, group)
+                heads = attend(queries, keys, by_sequence(value, group), None)
+            elif plain and group.lengths is not None and supports_pages(queries):
                 heads = look_at_pages(
-                    mine, *stores, self.at, group.slots, group.lengths, group.longest
+                    queries,
+                    self.pages.keys[layer],
+                    self.pages.values[layer],
+                    self.block_table,
+                    group.table_rows,
+                    group.lengths,
+                    group.longest,
                 )
             else:
-                at, padding_mask = self.index(number, group)
-                heads = attend(mine, *self.pages.read(layer, at), padding_mask)
+                slots, padding = self.index(number, group)
+                heads = attend(queries, *self.pages.read(layer, slots), padding)
 
-            found.append(heads.transpose(0, 1).flatten(1, 2))  # (H, R T, D)
+            outputs.append(heads.transpose(0, 1).flatten(1, 2))  # (H, R T, D)
 
-        return (found[0] if len(found) == 1 else torch.cat(found, dim=1)).unsqueeze(0)
+        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+        return joined.unsqueeze(0)
 
     def index(self, number: int, group: SequenceGroup) -> tuple[Int[Tensor, "R S"], Mask | None]:
-        """Where a group's texts lie, each to the right: so a query's distance to its keys is what
-        it is alone.
+        """The slots of a group's sequences and their padding mask, the same for all layers.
+
+        Padding is on the left: the distance of a query to its keys is the same without it.
         """
         if number not in self.indices:
-            assert group.slots is not None
+            assert group.table_rows is not None
             assert group.lengths is not None
             S = group.longest
-            position = torch.arange(S, device=self.at.device) - (
-                S - group.lengths.unsqueeze(1)
-            )  # (R, S)
-            at = self.at.index_select(0, group.slots).gather(1, position.clamp(min=0))
-            padding_mask: Bool[Tensor, "R S"] | None = None if group.even else position >= 0
-            self.indices[number] = (at, None if padding_mask is None else Padding(padding_mask))
+            first = S - group.lengths.unsqueeze(1)  # (R, 1)
+            position = torch.arange(S, device=self.block_table.device) - first  # (R, S)
+            table = self.block_table.index_select(0, group.table_rows)
+            slots = table.gather(1, position.clamp(min=0))
+            self.indices[number] = (slots, None if group.even else Padding(position >= 0))
 
         return self.indices[number]
 
 
 class PackedDecoderBatch:
-    """The same for a decoder with a source, which was written into the pages before."""
+    """The same for an encoder-decoder, whose sources were written into the pages before."""
 
     length = 0
 
     def __init__(self, target: PackedBatch, source: PackedBatch) -> None:
-        self.target, self.source = target, source
+        self.target = target
+        self.source = source
 
 
-def by_text(x: Float[Tensor, "1 H N D"] | None, group: SequenceGroup) -> Float[Tensor, "R H T D"]:
+def by_sequence(
+    x: Float[Tensor, "1 H N D"] | None, group: SequenceGroup
+) -> Float[Tensor, "R H T D"]:
+    """The part of a row that belongs to a group, one sequence per row."""
     assert x is not None
-    return x[0, :, group.begin : group.end].unflatten(1, (group.texts, group.words)).transpose(0, 1)
+    part = x[0, :, group.begin : group.end]  # (H, R T, D)
+    return part.unflatten(1, (group.sequences, group.tokens)).transpose(0, 1)

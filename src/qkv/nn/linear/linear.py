@@ -1,5 +1,4 @@
-"""A linear layer: x W^T + b. `F.linear` is the definition; others do the same faster where they
-can.
+"""A linear layer: x W^T + b. `F.linear` is the definition; the others give the same, faster.
 
 Decoding multiplies a few rows by every matrix of the model, so each matrix is read once for little
 work. On a CPU PyTorch's usual kernels then reach half the speed of memory; oneDNN's, on the very
@@ -8,24 +7,21 @@ same tensors, come near it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from qkv.nn.linear import decode_block
+from qkv.nn.linear import gemv
 from qkv.nn.linear.int8 import Int8Matrix
 from qkv.nn.linear.onednn import as_prepacked
 from qkv.nn.unchanged import fused
 
-if TYPE_CHECKING:
-    from qkv.nn.lora import Adapters
-
 Matrix = Tensor | Int8Matrix
 
-FEW_ROWS = 1024  # with more there is work enough for any kernel
+FEW_ROWS = 1024  # more rows are work enough for any kernel
 
 
 def linear(
@@ -44,10 +40,10 @@ def linear(
     if rows is not None:
         weight = weight[rows]
 
-    if decode_block.supports_row(x, weight):
-        return decode_block.times(x, weight, bias)
-    if wide_supports(x, weight):
-        return wide(x, weight, bias)
+    if gemv.supports(x, weight):
+        return gemv.linear_row(x, weight, bias)
+    if aligned_supports(x, weight):
+        return aligned_linear(x, weight, bias)
     if onednn_supports(x, weight):
         return torch.ops.mkldnn._linear_pointwise(x, as_prepacked(weight), bias, "none", [], "")
 
@@ -55,19 +51,12 @@ def linear(
 
 
 def onednn_supports(x: Tensor, weight: Tensor) -> bool:
-    """A few float32 rows on a CPU, and nobody asks for a gradient."""
-    if (
-        torch.compiler.is_compiling()
-        or torch.is_grad_enabled()
-        or not x.is_cpu
-        or not weight.is_cpu
-    ):
+    """True for a few float32 rows on a CPU, without autograd."""
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():
         return False
-    if (
-        x.dtype != torch.float32
-        or weight.dtype != torch.float32
-        or torch.is_autocast_enabled("cpu")
-    ):
+    if not x.is_cpu or not weight.is_cpu or torch.is_autocast_enabled("cpu"):
+        return False
+    if x.dtype != torch.float32 or weight.dtype != torch.float32:
         return False
     if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
         return False
@@ -75,43 +64,63 @@ def onednn_supports(x: Tensor, weight: Tensor) -> bool:
     return 0 < x.numel() <= FEW_ROWS * x.shape[-1] and weight.is_contiguous()
 
 
-def wide_supports(x: Tensor, weight: Tensor) -> bool:
-    """A vocabulary on a GPU whose size is no multiple of 8, and nobody asks for a gradient."""
-    if (
-        torch.compiler.is_compiling()
-        or torch.is_grad_enabled()
-        or torch.is_autocast_enabled("cuda")
-    ):
+def aligned_supports(x: Tensor, weight: Tensor) -> bool:
+    """True for a vocabulary on a GPU whose size is no multiple of 8, without autograd."""
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+        return False
+    if torch.is_autocast_enabled("cuda"):
         return False
 
     half = x.is_cuda and x.dtype == weight.dtype and x.dtype.itemsize == 2
     return half and weight.shape[0] > 1024 and weight.shape[0] % 8 != 0
 
 
-def wide(
+def aligned_linear(
     x: Float[Tensor, "*n E"], weight: Float[Tensor, "N E"], bias: Tensor | None
 ) -> Float[Tensor, "*n N"]:
-    """The most of its words, in a number that the fast kernels like, and the few others after them."""
-    rows, N = x.flatten(0, -2), weight.shape[0]  # (R, E)
-    output, most = x.new_empty(len(rows), -(-N // 64) * 64)[:, :N], N // 64 * 64
+    """Split the vocabulary at a multiple of 64, so that most of it uses an aligned GEMM."""
+    flat = x.flatten(0, -2)  # (M, E)
+    N = weight.shape[0]
+    output = x.new_empty(len(flat), -(-N // 64) * 64)[:, :N]
+    split = N // 64 * 64
+    for part in (slice(0, split), slice(split, N)):
+        torch.mm(flat, weight[part].t(), out=output[:, part])
 
-    for part in (slice(0, most), slice(most, N)):
-        torch.mm(rows, weight[part].t(), out=output[:, part])
+    if bias is not None:
+        output = output + bias
 
-    return (output if bias is None else output + bias).unflatten(0, x.shape[:-1])
+    return output.unflatten(0, x.shape[:-1])
+
+
+class LowRankAdapters(Protocol):
+    """The adapters of a layer, as `qkv.nn.lora.Adapters` defines them."""
+
+    def __call__(self, x: Tensor, y: Tensor, rows: range) -> Tensor: ...
+
+    def parts(self) -> list[tuple[str, Any]]: ...
 
 
 @fused
 class Linear(nn.Linear):
-    """A layer of a matrix and a bias, made and initialised as PyTorch's own; it may have low-rank
-    adapters.
+    """A linear layer, initialised as PyTorch's; it may have low-rank adapters (qkv.nn.lora).
+
+    Args:
+        inputs: Width of the input.
+        outputs: Width of the output.
+        bias: Add a learned bias.
+
+    Example:
+        >>> import torch
+        >>> Linear(4, 6)(torch.zeros(2, 4)).shape
+        torch.Size([2, 6])
     """
 
     def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
         super().__init__(inputs, outputs, bias)
-        self.adapters: Adapters | None = None
+        self.adapters: LowRankAdapters | None = None
 
     def forward(self, x: Float[Tensor, "*n E"], rows: slice | None = None) -> Float[Tensor, "*n R"]:
+        """x W^T + b, or only the given rows of W and b."""
         y = linear(x, self.weight, self.bias, rows)
         if self.adapters is None:
             return y

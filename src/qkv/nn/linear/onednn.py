@@ -1,5 +1,6 @@
-"""Matrices in the order in which a CPU's kernel reads them: worth the copy when one task uses them
-many times.
+"""oneDNN's prepacked weights: matrices in the memory order that a CPU's kernel reads.
+
+Packing copies a matrix, which pays when one task uses it many times.
 """
 
 from __future__ import annotations
@@ -13,38 +14,43 @@ from torch import Tensor, nn
 
 Key = tuple[int, ...]
 Prepacked = dict[Key, tuple[Tensor, Tensor]]
-"""What was packed, and of which matrix: that one stays, so that no other can lie in its place."""
+"""The source and the packed matrix by the source's address and version.
+
+Keeping the source alive prevents its address from being reused as a key.
+"""
 packed: ContextVar[Prepacked | None] = ContextVar("packed", default=None)
-LARGEST = 2**30  # bytes of a model of which there may be a second copy
+LARGEST = 2**30  # bytes of a model that may be in memory twice
 
 
 @contextmanager
 def prepacking(into: Prepacked | None = None) -> Iterator[None]:
-    """While the context is open every matrix is packed once and kept, `into` what is given or for
-    so long.
+    """Pack every matrix once while the context is open.
+
+    Args:
+        into: Where packed matrices are kept; by default only until the context closes.
     """
-    before = packed.set({} if into is None else into)
+    token = packed.set({} if into is None else into)
     try:
         yield
     finally:
-        packed.reset(before)
+        packed.reset(token)
 
 
 def small_enough(model: nn.Module) -> bool:
-    return sum(each.nbytes for each in model.parameters()) <= LARGEST
+    """True if a second copy of the weights is small enough to be kept."""
+    return sum(parameter.nbytes for parameter in model.parameters()) <= LARGEST
 
 
 def as_prepacked(weight: Tensor) -> Tensor:
-    """A float32 matrix for oneDNN's kernel: packed, where that was asked for."""
-    kept = packed.get()
-    if kept is None:
+    """A float32 matrix for oneDNN's kernel, packed inside a `prepacking` context."""
+    cache = packed.get()
+    if cache is None:
         return weight
 
-    changes = (
-        0 if weight.is_inference() else weight._version
-    )  # a weight that was trained since is another
-    key = (weight.data_ptr(), *weight.shape, changes)
-    if key not in kept:
-        kept[key] = (weight, torch.ops.mkldnn._reorder_linear_weight(weight, None))
+    # A weight that was trained since it was packed has another version.
+    version = 0 if weight.is_inference() else weight._version
+    key = (weight.data_ptr(), *weight.shape, version)
+    if key not in cache:
+        cache[key] = (weight, torch.ops.mkldnn._reorder_linear_weight(weight, None))
 
-    return kept[key][1]
+    return cache[key][1]

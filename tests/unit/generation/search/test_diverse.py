@@ -26,7 +26,7 @@ def diverse(
     width = beams // groups
     open_: list[list[tuple[float, list[int]]]] = [[(0.0, [])] for _ in range(groups)]
     ended: list[list[tuple[float, list[int]]]] = [[] for _ in range(groups)]
-    for said in range(1, length + 1):
+    for generated in range(1, length + 1):
         spoken: Counter[int] = Counter()
         for group in range(groups):
             if not open_[group]:
@@ -35,26 +35,26 @@ def diverse(
             with torch.no_grad(), unchecked():
                 table = model(source.expand(len(ids), -1), ids)[:, -1].log_softmax(-1).tolist()
             candidates = [
-                (total + value - diversity * spoken[word], total + value, text, word)
+                (total + value - diversity * spoken[token], total + value, text, token)
                 for (total, text), row in zip(open_[group], table, strict=True)
-                for word, value in enumerate(row)
+                for token, value in enumerate(row)
             ]
-            candidates.sort(key=lambda each: -each[0])
-            for _, total, text, word in candidates[:width]:
-                if word == END or said == length:
+            candidates.sort(key=lambda item: -item[0])
+            for _, total, text, token in candidates[:width]:
+                if token == END or generated == length:
                     ended[group].append(
-                        (divided(total, said), text if word == END else [*text, word])
+                        (divided(total, generated), text if token == END else [*text, token])
                     )
-            going = [(total, [*text, word]) for _, total, text, word in candidates if word != END][
-                :width
-            ]
-            open_[group] = [] if said == length else going
+            going = [
+                (total, [*text, token]) for _, total, text, token in candidates if token != END
+            ][:width]
+            open_[group] = [] if generated == length else going
             spoken.update(text[-1] for _, text in open_[group])
-    best = [each for group in ended for each in sorted(group, key=lambda each: -each[0])[:width]]
+    best = [item for group in ended for item in sorted(group, key=lambda item: -item[0])[:width]]
     return [
         list(text)
         for text in dict.fromkeys(
-            tuple(text) for _, text in sorted(best, key=lambda each: -each[0])
+            tuple(text) for _, text in sorted(best, key=lambda item: -item[0])
         )
     ]
 
@@ -70,13 +70,13 @@ def test_groups_find_what_a_naive_diverse_search_finds(groups: int, diversity: f
                 "diversity": diversity,
                 "length": 5,
             }
-            (found,) = beam_search(model, source, start=START, end=END, n_best=6, **how)
-            assert [each.ids for each in found] == diverse(model, source, **how)
+            (actual,) = beam_search(model, source, start=START, end=END, n_best=6, **how)
+            assert [item.ids for item in actual] == diverse(model, source, **how)
 
 
 def test_groups_that_mind_each_other_begin_differently() -> None:
     model, source = transformer(), words(5, 4)
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "start": START,
         "end": END,
         "length": 6,
@@ -84,9 +84,9 @@ def test_groups_that_mind_each_other_begin_differently() -> None:
         "groups": 4,
         "minimum": 1,
     }
-    alike = beam_search(model, source, **asked)
+    alike = beam_search(model, source, **options)
     assert {len(row) for row in alike} == {
         1
     }  # four groups of one beam that do not mind find one thing
-    apart = beam_search(model, source, diversity=100.0, **asked)
-    assert all(len({each.ids[0] for each in row}) == 4 for row in apart)
+    apart = beam_search(model, source, diversity=100.0, **options)
+    assert all(len({item.ids[0] for item in row}) == 4 for row in apart)

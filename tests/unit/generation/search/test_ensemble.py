@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from qkv.generation import translate
-from qkv.generation.prefill import read
+from qkv.generation.prefill import next_logits
 from qkv.generation.search.beam_search import beam_search
 from qkv.generation.search.ensemble import Ensemble
 from support.every_sequence import every_sequence, words_of
@@ -23,16 +23,17 @@ PADDING_MASK = torch.arange(6) < torch.tensor([[6], [2], [4]])
 def test_an_ensemble_of_one_is_the_model() -> None:
     source = words(3, 6)
     for model in (transformer(), rnn()):
-        asked: dict[str, Any] = {"start": START, "end": END, "length": 8}
-        assert translate([model], source, PADDING_MASK, **asked) == translate(
-            model, source, PADDING_MASK, **asked
+        options: dict[str, Any] = {"start": START, "end": END, "length": 8}
+        assert translate([model], source, PADDING_MASK, **options) == translate(
+            model, source, PADDING_MASK, **options
         )
         alone, among = (
-            beam_search(each, source, PADDING_MASK, n_best=4, **asked) for each in (model, [model])
+            beam_search(item, source, PADDING_MASK, n_best=4, **options)
+            for item in (model, [model])
         )
         for one, other in zip(alone, among, strict=True):
-            assert [each.ids for each in one] == [each.ids for each in other]
-            assert [each.score for each in one] == pytest.approx([each.score for each in other])
+            assert [item.ids for item in one] == [item.ids for item in other]
+            assert [item.score for item in one] == pytest.approx([item.score for item in other])
 
 
 def test_two_say_the_mean_of_their_probabilities_also_after_reordering() -> None:
@@ -41,47 +42,47 @@ def test_two_say_the_mean_of_their_probabilities_also_after_reordering() -> None
     state = ensemble.start(source, PADDING_MASK)
     with torch.no_grad():
         for t in range(4):
-            found = read(ensemble, target[:, t : t + 1], state)
+            actual = next_logits(ensemble, target[:, t : t + 1], state)
             whole = [
-                each(source, target[:, : t + 1], source_padding_mask=PADDING_MASK)[:, -1].softmax(
+                item(source, target[:, : t + 1], source_padding_mask=PADDING_MASK)[:, -1].softmax(
                     -1
                 )
-                for each in models
+                for item in models
             ]
-            assert_close(found.exp(), torch.stack(whole).mean(0))
+            assert_close(actual.exp(), torch.stack(whole).mean(0))
         assert state.length == 4
         rows = torch.tensor([2, 2, 0])
         state.reorder(rows)
-        found = read(ensemble, target[:, :1], state)
+        actual = next_logits(ensemble, target[:, :1], state)
         again = torch.cat([target[rows], target[:, :1]], dim=1)
         whole = [
-            each(source[rows], again, source_padding_mask=PADDING_MASK[rows])[:, -1].softmax(-1)
-            for each in models
+            item(source[rows], again, source_padding_mask=PADDING_MASK[rows])[:, -1].softmax(-1)
+            for item in models
         ]
-        assert_close(found.exp(), torch.stack(whole).mean(0))
+        assert_close(actual.exp(), torch.stack(whole).mean(0))
 
 
 def test_beam_search_on_an_ensemble_is_a_search_of_all_sequences() -> None:
     V, length = 4, 4
     models = [transformer(vocabulary=V), rnn(vocabulary=V)]
     source = words(2, 5, vocabulary=V)
-    found = beam_search(
+    actual = beam_search(
         models, source, start=START, end=END, length=length, beams=V**length, n_best=30
     )
-    for row, its in zip(source, found, strict=True):
+    for row, its in zip(source, actual, strict=True):
 
         def scores(ids: Tensor, row: Tensor = row) -> Tensor:
             with torch.no_grad():
-                each = [model(row.expand(len(ids), -1), ids)[:, -1].softmax(-1) for model in models]
-            return torch.stack(each).mean(0).log()
+                item = [model(row.expand(len(ids), -1), ids)[:, -1].softmax(-1) for model in models]
+            return torch.stack(item).mean(0).log()
 
         every = every_sequence(scores, [START], END, length, V)
         right = {
             text: total / ((5 + words_of(text, length)) / 6) ** 0.6 for text, total in every.items()
         }
         best = sorted(right, key=lambda text: -right[text])[:30]
-        assert [tuple(each.ids) for each in its] == best
-        assert [each.score for each in its] == pytest.approx([right[text] for text in best])
+        assert [tuple(item.ids) for item in its] == best
+        assert [item.score for item in its] == pytest.approx([right[text] for text in best])
 
 
 def test_the_shortest_context_is_everyones() -> None:
@@ -90,24 +91,22 @@ def test_the_shortest_context_is_everyones() -> None:
         rnn(),
         transformer(position="learned", context=9),
     ]
-    (found,) = beam_search(models, words(1, 4), start=START, end=END, length=20, minimum=20)
-    assert len(found[0].ids) == 7
+    (actual,) = beam_search(models, words(1, 4), start=START, end=END, length=20, minimum=20)
+    assert len(actual[0].ids) == 7
 
 
 @pytest.mark.usefixtures("without_shape_checks")
 def test_models_that_do_not_go_together_are_refused() -> None:
-    asked: dict[str, Any] = {"start": START, "end": END, "length": 3}
-    with pytest.raises(
-        ValueError, match="models: expected one target vocabulary for all, not 13 and 14 words"
-    ):
-        beam_search([transformer(), rnn(vocabulary=14)], words(1, 3), **asked)
+    options: dict[str, Any] = {"start": START, "end": END, "length": 3}
+    with pytest.raises(ValueError, match=r"models: .*target vocabulary.* 13 and 14"):
+        beam_search([transformer(), rnn(vocabulary=14)], words(1, 3), **options)
     with pytest.raises(
         ValueError, match="models: expected one source vocabulary for all, not 7 and 13 words"
     ):
-        translate([rnn(), rnn(source_vocabulary=7)], words(1, 3), **asked)
+        translate([rnn(), rnn(source_vocabulary=7)], words(1, 3), **options)
     with pytest.raises(ValueError, match="models: expected one or more"):
-        beam_search([], words(1, 3), **asked)
+        beam_search([], words(1, 3), **options)
     with pytest.raises(
         TypeError, match="models: expected Transformers and RNNs, which translate, not GPT"
     ):
-        beam_search([rnn(), gpt()], words(1, 3), **asked)
+        beam_search([rnn(), gpt()], words(1, 3), **options)

@@ -51,8 +51,8 @@ def test_what_is_dense_is_fused() -> None:
         Window(S),
         Blockwise(S),
     ):
-        assert chosen(mask) == "fused"
-        assert chosen(mask, score=dot) == "fused"
+        assert chosen(mask) == "sdpa"
+        assert chosen(mask, score=dot) == "sdpa"
 
 
 def test_what_is_sparse_is_blocked() -> None:
@@ -68,8 +68,8 @@ def test_what_is_sparse_is_blocked() -> None:
         Causal() & Fixed(32),
     ]
     for mask in sparse:
-        assert chosen(mask) == "blocked"
-        assert chosen(mask & Padding(padding_mask)) == "blocked"
+        assert chosen(mask) == "block_sparse"
+        assert chosen(mask & Padding(padding_mask)) == "block_sparse"
 
 
 class Work(TorchDispatchMode):
@@ -80,12 +80,12 @@ class Work(TorchDispatchMode):
         self.total = self.largest = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        found = func(*args, **(kwargs or {}))
-        for x in found if isinstance(found, tuple | list) else (found,):
+        actual = func(*args, **(kwargs or {}))
+        for x in actual if isinstance(actual, tuple | list) else (actual,):
             if isinstance(x, Tensor):
                 self.total += x.numel()
                 self.largest = max(self.largest, x.numel())
-        return found
+        return actual
 
 
 def work(mask, length: int, kernel: str | None = None) -> Work:

@@ -103,10 +103,10 @@ def test_the_first_three_steps_have_none_for_queries_and_keys(
     step: str, table: tuple[Tensor, Tensor, Tensor]
 ) -> None:
     query, key, value = (x.requires_grad_() for x in table)
-    found = torch.autograd.grad(
+    actual = torch.autograd.grad(
         STEPS[step](query, key, value).sum(), (query, key), allow_unused=True
     )
-    assert found == (None, None)
+    assert actual == (None, None)
 
 
 @pytest.mark.parametrize("step", ["weighted mean of top", "softmax"])

@@ -26,10 +26,10 @@ def sinusoid(distance: int) -> Tensor:
 
 
 def attention() -> MultiHeadAttention:
-    made = MultiHeadAttention(E, H, qkv_bias=False, output_bias=False, relative=True).double()
-    for parameter in made.parameters():
+    built = MultiHeadAttention(E, H, qkv_bias=False, output_bias=False, relative=True).double()
+    for parameter in built.parameters():
         nn.init.normal_(parameter, std=0.5)
-    return made
+    return built
 
 
 pytestmark = pytest.mark.usefixtures(
@@ -40,13 +40,13 @@ pytestmark = pytest.mark.usefixtures(
 @pytest.mark.parametrize("T", [1, 4])
 @pytest.mark.parametrize("causal", [True, False])
 def test_scores_are_the_sum_of_four_terms(T: int, causal: bool) -> None:
-    made = attention()
+    built = attention()
     x = torch.randn(B, T, E)
-    output, weights = made(x, mask=Causal() if causal else None, need_weights=True)
+    output, weights = built(x, mask=Causal() if causal else None, need_weights=True)
 
-    W_q, W_k, W_v = made.qkv.weight.view(3, H, D, E)
-    W_r = made.relative.r.weight.view(H, D, E)
-    u, v = made.relative.u[:, 0], made.relative.v[:, 0]
+    W_q, W_k, W_v = built.qkv.weight.view(3, H, D, E)
+    W_r = built.relative.r.weight.view(H, D, E)
+    u, v = built.relative.u[:, 0], built.relative.v[:, 0]
     for b in range(B):
         heads = torch.empty(T, H, D)
         for h in range(H):
@@ -59,7 +59,7 @@ def test_scores_are_the_sum_of_four_terms(T: int, causal: bool) -> None:
                 right = torch.stack(scores).softmax(0)
                 assert_close(weights[b, h, i, : len(scores)], right)
                 heads[i, h] = sum(right[j] * (W_v[h] @ x[b, j]) for j in range(len(scores)))
-        assert_close(output[b], heads.flatten(1) @ made.output.weight.T)
+        assert_close(output[b], heads.flatten(1) @ built.output.weight.T)
 
 
 @pytest.mark.parametrize(("T", "S"), [(1, 1), (1, 5), (3, 5), (5, 5), (5, 3)])

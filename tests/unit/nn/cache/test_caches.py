@@ -29,8 +29,8 @@ def test_a_cache_returns_all_it_was_given(lengths: list[int], capacity: int) -> 
     cache, given_so_far = KeyValueCache(capacity), []
     for piece in pieces(*lengths):
         given_so_far.append(piece)
-        found = cache.append(0, *piece)
-        assert_close(found, joined(given_so_far))
+        actual = cache.append(0, *piece)
+        assert_close(actual, joined(given_so_far))
         assert_close(cache.read(0), joined(given_so_far))
         assert cache.length == sum(key.shape[2] for key, _ in given_so_far)
 
@@ -88,21 +88,21 @@ def test_a_cache_refuses_another_number_of_rows(rows: int, capacity: int) -> Non
     """Whether or not its buffers would have to grow; one row is not taken for all."""
     cache = KeyValueCache(capacity)
     cache.append(0, *pieces(3)[0])
-    with pytest.raises(ValueError, match=f"state: it remembers 3 rows, and the input has {rows}"):
+    with pytest.raises(ValueError, match=f"state: it has 3 rows, and the input has {rows}"):
         cache.append(0, torch.randn(rows, K, 1, D), torch.randn(rows, K, 1, X))
 
 
 def test_a_cache_of_one_row_is_not_taken_for_many() -> None:
     cache = KeyValueCache(capacity=1)
     cache.append(0, torch.randn(1, K, 1, D), torch.randn(1, K, 1, X))
-    with pytest.raises(ValueError, match="state: it remembers 1 rows, and the input has 3"):
+    with pytest.raises(ValueError, match="state: it has 1 rows, and the input has 3"):
         cache.append(0, *pieces(1)[0])
 
 
 def test_a_segment_memory_refuses_another_number_of_rows() -> None:
     memory = SegmentMemory(4)
     memory.append(0, torch.randn(B, 2, E))
-    with pytest.raises(ValueError, match="state: it remembers 3 rows, and the input has 1"):
+    with pytest.raises(ValueError, match="state: it has 3 rows, and the input has 1"):
         memory.append(0, torch.randn(1, 2, E))
 
 
@@ -132,14 +132,14 @@ def test_a_decoder_state_is_as_long_as_its_target() -> None:
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(1, 7))
 def test_a_segment_memory_is_the_last_of_what_was_seen(lengths: list[int], size: int) -> None:
-    memory, seen = SegmentMemory(size), torch.empty(B, 0, E)
+    memory, captured = SegmentMemory(size), torch.empty(B, 0, E)
     for T in lengths:
         segment = torch.randn(B, T, E, requires_grad=True)
-        remembered = seen[:, max(0, seen.shape[1] - size) :]
+        remembered = captured[:, max(0, captured.shape[1] - size) :]
         both = memory.append(0, segment)
         assert_close(both, torch.cat([remembered, segment], dim=1))
-        seen = torch.cat([seen, segment.detach()], dim=1)
-        assert memory.length == seen.shape[1]
+        captured = torch.cat([captured, segment.detach()], dim=1)
+        assert memory.length == captured.shape[1]
         assert not memory.layers[0].requires_grad
 
 
@@ -198,17 +198,17 @@ def test_however_rows_are_reordered_each_has_its_own_source(
     cache.append(0, *first)
     of = list(range(B))
     for order in [[row for row in range(B) for _ in range(beams)], *orders]:
-        rows = [each % len(of) for each in order]
+        rows = [item % len(of) for item in order]
         of = [of[row] for row in rows]
         cache.reorder(torch.tensor(rows))
         assert cache.rows == len(of)
         assert cache.padding_mask is not None
-        for found, right in (
+        for actual, right in (
             (cache.source, source),
             (cache.padding_mask, padding_mask),
             (cache.read(0)[0], first[0]),
         ):
-            assert_close(found.repeat_interleave(cache.shared, 0), right[of])
+            assert_close(actual.repeat_interleave(cache.shared, 0), right[of])
 
 
 def test_beams_of_one_source_share_it() -> None:
@@ -229,10 +229,10 @@ def test_beams_of_one_source_share_it() -> None:
 def test_a_cache_reordered_in_place_is_as_one_reordered_anew(
     orders: list[list[int]], last: list[int]
 ) -> None:
-    cache, seen = KeyValueCache(capacity=8), torch.empty(5, K, 0, D)
+    cache, captured = KeyValueCache(capacity=8), torch.empty(5, K, 0, D)
     for order in [*orders, last]:
         key, value = torch.randn(5, K, 2, D), torch.randn(5, K, 2, X)
         cache.append(0, key, value)
-        seen = torch.cat([seen, key], dim=2)[order]
+        captured = torch.cat([captured, key], dim=2)[order]
         cache.reorder(torch.tensor(order))
-        assert_close(cache.read(0)[0], seen)
+        assert_close(cache.read(0)[0], captured)

@@ -1,0 +1,1 @@
+"""Attention kernels: substitutes for `attend.eager`, each with `supports` and `attend`."""

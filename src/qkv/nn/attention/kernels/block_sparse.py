@@ -1,9 +1,8 @@
-"""A substitute for the eager equation that computes only the pairs a sparse mask may allow, on any
-device.
+"""Block-sparse attention on any device: only the pairs that a sparse mask may allow are computed.
 
-A mask with a `reach` (window, block, documents): each run of queries meets one run of keys. The
-Sparse Transformer's patterns are in regrouped.py. Time grows with the number of pairs, forward and
-backward, memory with the length.
+A mask with a `reach` (window, blocks, documents): each block of queries meets one range of keys.
+The Sparse Transformer's patterns are in sparse_transformer.py. Time grows with the number of pairs,
+forward and backward, and memory with the length.
 """
 
 from __future__ import annotations
@@ -18,24 +17,35 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from qkv.nn.attention.bias import Bias
 from qkv.nn.attention.kernels import sdpa, sparse_transformer
-from qkv.nn.attention.mask import Document, Fixed, Mask, Strided
+from qkv.nn.attention.mask import Mask
+from qkv.nn.attention.sparse_mask import Document, Fixed, Strided
 
-SIZE = 128  # queries that share one run of keys
+SIZE = 128  # queries of a block, which share one range of keys
 
 
-def supports(mask: Mask, T: int, S: int, device: torch.device) -> bool:
-    """Worth it when less than half of what a causal mask allows is left."""
+def supports(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, bias: Bias | None, dropout: float
+) -> bool:
+    """True if less than half of the pairs of a causal mask are left."""
+    if mask is None:
+        return False
+
+    T = query.shape[2]
+    S = key.shape[2]
     pattern = sparse_pattern(mask)
     if pattern is not None:
         return T == S and 4 * pattern.stride < S
 
-    looks_at_ids = any(isinstance(part, Document) for part in mask.members)
-    if looks_at_ids and (device.type != "cpu" or torch.compiler.is_compiling()):
-        return False  # to know its reach, the host would have to wait for the device
+    # The reach of documents is in a tensor: reading it from a GPU would be a device sync.
+    unreadable = query.device.type != "cpu" or torch.compiler.is_compiling()
+    if unreadable and any(isinstance(part, Document) for part in mask.members):
+        return False
 
-    runs = runs_of_keys(mask, T, S)
+    ranges = key_ranges(mask, T, S)
+    if ranges is None:
+        return False
 
-    return runs is not None and sum((high - low) * min(SIZE, T) for low, high in runs) < T * S / 4
+    return sum((high - low) * min(SIZE, T) for low, high in ranges) < T * S / 4
 
 
 def attend(
@@ -47,44 +57,50 @@ def attend(
     scale: float,
     dropout: float,
 ) -> Float[Tensor, "B H T X"]:
-    T, S = query.shape[-2], key.shape[-2]
+    T = query.shape[-2]
+    S = key.shape[-2]
     if T == 0 or S == 0:  # nothing to cut into blocks
         return sdpa.attend(query, key, value, mask, bias, scale, dropout)
 
-    pattern = None if mask is None else sparse_pattern(mask)
-    if mask is not None and pattern is not None and T == S:
-        return sparse_transformer.attend(query, key, value, mask, pattern, bias, scale, dropout)
+    if mask is not None:
+        pattern = sparse_pattern(mask)
+        if pattern is not None and T == S:
+            return sparse_transformer.attend(query, key, value, mask, pattern, bias, scale, dropout)
 
-    runs = None if mask is None else runs_of_keys(mask, T, S)
-    if mask is not None and runs is not None:
-        return attend_runs(query, key, value, mask, bias, scale, dropout, runs)
+        ranges = key_ranges(mask, T, S)
+        if ranges is not None:
+            return attend_ranges(query, key, value, mask, bias, scale, dropout, ranges)
 
     raise ValueError(
-        "kernel blocked needs a sparse mask: Window, Block or Document, or Strided or Fixed with T = S"
+        "kernel block_sparse: expected a sparse mask: Window, Blockwise or Document, "
+        "or Strided or Fixed with T = S"
     )
 
 
 def sparse_pattern(mask: Mask) -> Strided | Fixed | None:
-    return next((part for part in mask.members if isinstance(part, Strided | Fixed)), None)
+    """The Sparse Transformer's pattern among the members of a mask."""
+    for part in mask.members:
+        if isinstance(part, Strided | Fixed):
+            return part
+
+    return None
 
 
-def runs_of_keys(mask: Mask, T: int, S: int) -> list[tuple[int, int]] | None:
-    """For each block of queries the keys [low, high) it can see, in whole blocks; None when the
-    mask does not know.
-    """
-    runs = []
+def key_ranges(mask: Mask, T: int, S: int) -> list[tuple[int, int]] | None:
+    """The keys [low, high) of each block of queries, in whole blocks; None without a reach."""
+    ranges = []
     for t in range(0, T, SIZE):
         reach = mask.reach(S - T + t, S - T + min(t + SIZE, T) - 1)
         if reach is None:
             return None
 
         low = max(0, reach[0]) // SIZE * SIZE
-        runs.append((low, max(low, min(S, -(-reach[1] // SIZE) * SIZE))))
+        ranges.append((low, max(low, min(S, -(-reach[1] // SIZE) * SIZE))))
 
-    return runs
+    return ranges
 
 
-def attend_runs(
+def attend_ranges(
     query: Float[Tensor, "B H T D"],
     key: Float[Tensor, "B K S D"],
     value: Float[Tensor, "B K S X"],
@@ -92,63 +108,70 @@ def attend_runs(
     bias: Bias | None,
     scale: float,
     dropout: float,
-    runs: list[tuple[int, int]],
+    ranges: list[tuple[int, int]],
 ) -> Float[Tensor, "B H T X"]:
-    T, S = query.shape[-2], key.shape[-2]
+    """Attention of each block of queries to its range of keys."""
+    T = query.shape[-2]
+    S = key.shape[-2]
     # Split once and join neighbours: the backward of a slice would fill a whole (S, D) tensor for
-    # every run.
-    queries, keys, values = (
-        query.split(SIZE, dim=2),
-        key.split(SIZE, dim=2),
-        value.split(SIZE, dim=2),
-    )
-    position, place = (
-        torch.arange(S, device=query.device),
-        torch.arange(S - T, S, device=query.device),
-    )
+    # every range.
+    queries = query.split(SIZE, dim=2)
+    keys = key.split(SIZE, dim=2)
+    values = value.split(SIZE, dim=2)
+    key_positions = torch.arange(S, device=query.device)
+    query_positions = torch.arange(S - T, S, device=query.device)
     outputs = []
 
-    for block, (q, (low, high)) in enumerate(zip(queries, runs, strict=True)):
+    for block, (q, (low, high)) in enumerate(zip(queries, ranges, strict=True)):
         pieces = slice(low // SIZE, -(-high // SIZE))
-        if not keys[pieces]:  # nothing to see
+        if not keys[pieces]:  # nothing is visible
             outputs.append(q.new_zeros(*q.shape[:-1], value.shape[-1]))
             continue
 
-        row = place[block * SIZE :][: q.shape[2]].unsqueeze(1)  # (t, 1)
-        column = position[low:high]  # (s,)
+        row = query_positions[block * SIZE :][: q.shape[2]].unsqueeze(1)  # (t, 1)
+        column = key_positions[low:high]  # (s,)
         allowed = mask.at(row, column)  # (B, H, t, s)
         added = None if bias is None else bias.tile(row, column, q)
-        k, v = torch.cat(keys[pieces], dim=2), torch.cat(values[pieces], dim=2)  # (B, K, s, D)
-        with keeping_pieces({k: keys[pieces], v: values[pieces]}):
-            outputs.append(sdpa.with_matrices(q, k, v, allowed, added, scale, dropout))
+        k = torch.cat(keys[pieces], dim=2)  # (B, K, s, D)
+        v = torch.cat(values[pieces], dim=2)  # (B, K, s, X)
+
+        with saving_pieces({k: keys[pieces], v: values[pieces]}):
+            outputs.append(sdpa.attend_with_matrices(q, k, v, allowed, added, scale, dropout))
 
     return torch.cat(outputs, dim=2)
 
 
-def keeping_pieces(joined: dict[Tensor, tuple[Tensor, ...]]) -> AbstractContextManager[object]:
-    """For the way back keep the pieces and join them again: else every block that sees a key would
-    keep a copy.
+def saving_pieces(joined: dict[Tensor, tuple[Tensor, ...]]) -> AbstractContextManager[object]:
+    """Save the pieces for the backward pass and join them again there.
+
+    Otherwise every block of queries that sees a key would save a copy of it.
     """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return nullcontext()
 
-    pieces_of = {
-        (x.data_ptr(), x.shape): tuple(piece.detach() for piece in pieces)
-        for x, pieces in joined.items()
-    }
-    versions = {key: [piece._version for piece in pieces] for key, pieces in pieces_of.items()}
+    pieces_of: dict[Any, tuple[Tensor, ...]] = {}
+    versions: dict[Any, list[int]] = {}
+    for x, pieces in joined.items():
+        pieces_of[key_of(x)] = tuple(piece.detach() for piece in pieces)
+        versions[key_of(x)] = [piece._version for piece in pieces]
 
     def pack(x: Tensor) -> Any:
-        return (x.data_ptr(), x.shape) if (x.data_ptr(), x.shape) in pieces_of else x
+        return key_of(x) if key_of(x) in pieces_of else x
 
-    def unpack(kept: Any) -> Tensor:
-        if isinstance(kept, Tensor):
-            return kept
-        if [piece._version for piece in pieces_of[kept]] != versions[kept]:
+    def unpack(saved: Any) -> Tensor:
+        if isinstance(saved, Tensor):
+            return saved
+        if [piece._version for piece in pieces_of[saved]] != versions[saved]:
             raise RuntimeError(
-                "a key or value needed for the gradient was changed in place after attention used it"
+                "a key or value needed for the gradient was changed in place "
+                "after attention used it"
             )
 
-        return torch.cat(pieces_of[kept], dim=2)
+        return torch.cat(pieces_of[saved], dim=2)
 
     return saved_tensors_hooks(pack, unpack)
+
+
+def key_of(x: Tensor) -> tuple[int, torch.Size]:
+    """Which tensor it is, while it is alive."""
+    return x.data_ptr(), x.shape

@@ -1,10 +1,9 @@
-"""A substitute for the eager equation on a GPU: one query a row against everything so far, as
-decoding asks it.
-"""
+"""Decode attention on a GPU (Triton): one query per row against its KV cache, plain or paged."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -16,43 +15,41 @@ from qkv.nn.attention.mask import Causal, Mask, Padding
 try:
     import triton
     import triton.language as tl
-except ImportError:  # it comes with PyTorch where there is a GPU to use it
+except ImportError:  # Triton comes with PyTorch's GPU builds
     triton = None
 
-PART = (
-    1024  # keys of one program: a longer memory is looked at by several, whose answers are joined
-)
+PART = 1024  # keys per program: a longer sequence is split, and the parts' outputs are combined
+HEAD_WIDTHS = (16, 32, 64, 128, 256)
 
 
 def supports(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, bias: Bias | None, dropout: float
 ) -> bool:
-    """The last position alone, which a causal mask hides nothing from; and nobody asks for a
-    gradient.
-    """
-    if (
-        triton is None
-        or not query.is_cuda
-        or query.shape[2] != 1
-        or bias is not None
-        or dropout > 0
-    ):
+    """True on a GPU for T = 1, where a causal mask hides nothing, and without autograd."""
+    if triton is None or not query.is_cuda or query.shape[2] != 1:
         return False
-    if (
-        query.dtype is torch.float64
-        or query.shape[3] not in (16, 32, 64, 128, 256)
-        or value.shape[3] != query.shape[3]
-    ):
+    if bias is not None or dropout > 0:
         return False
-    if torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value)):
+    if query.dtype is torch.float64 or query.shape[3] not in HEAD_WIDTHS:
+        return False
+    if value.shape[3] != query.shape[3]:
+        return False
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
         return False
 
-    parts = () if mask is None else mask.members
+    return mask is None or is_causal_or_padding(mask)
 
-    return (
-        all(isinstance(part, Causal | Padding) for part in parts)
-        and sum(isinstance(p, Padding) for p in parts) < 2
-    )
+
+def is_causal_or_padding(mask: Mask) -> bool:
+    """True for causal masks and at most one padding mask."""
+    paddings = 0
+    for part in mask.members:
+        if isinstance(part, Padding):
+            paddings += 1
+        elif not isinstance(part, Causal):
+            return False
+
+    return paddings < 2
 
 
 def attend(
@@ -66,62 +63,81 @@ def attend(
 ) -> Float[Tensor, "B H 1 D"]:
     if not supports(query, key, value, mask, bias, dropout):
         raise ValueError(
-            "kernel single: expected one query a row on a GPU, causal and padding masks, and no gradient"
+            "kernel decode: expected one query per row on a GPU, causal and padding masks, "
+            "and no gradient"
         )
 
-    padding_mask = next(
-        (
-            part.padding_mask
-            for part in (() if mask is None else mask.members)
-            if isinstance(part, Padding)
-        ),
-        None,
-    )
+    padding_mask = None
+    if mask is not None:
+        for part in mask.members:
+            if isinstance(part, Padding):
+                padding_mask = part.padding_mask
 
-    return look(query, key, value, padding_mask, scale)
+    return decode_attention(query, key, value, padding_mask, scale)
+
+
+SCHEMA = "(Tensor query, Tensor key, Tensor value, Tensor? padding_mask, float scale) -> Tensor"
+
+
+# A custom operator, so that torch.compile does not trace into it.
+@torch.library.custom_op("qkv::decode_attention", mutates_args=(), schema=SCHEMA)
+def decode_attention(
+    query: Tensor, key: Tensor, value: Tensor, padding_mask: Tensor | None, scale: float
+) -> Tensor:
+    if value.stride() != key.stride() or key.stride(3) != 1:
+        key = key.contiguous()
+        value = value.contiguous()
+
+    return launch(contiguous_heads(query), key, value, padding_mask, scale)
+
+
+@decode_attention.register_fake
+def _(
+    query: Tensor, key: Tensor, value: Tensor, padding_mask: Tensor | None, scale: float
+) -> Tensor:
+    return query.new_empty(query.shape)
+
+
+def contiguous_heads(query: Tensor) -> Tensor:
+    return query if query.stride(3) == 1 else query.contiguous()
+
+
+# Paged attention
+
+
+class Pages(NamedTuple):
+    """Where the keys of each row are in a paged cache."""
+
+    block_table: Int[Tensor, "N longest"]
+    table_rows: Int[Tensor, "R"]
+    lengths: Int[Tensor, "R"]
+    longest: int
 
 
 def supports_pages(query: Tensor) -> bool:
-    """The same, where the texts' keys lie in pages (nn/cache/paged.py)."""
+    """The same conditions for keys in a paged cache (nn/cache/paged.py)."""
     if triton is None or not query.is_cuda or query.shape[2] != 1 or torch.is_grad_enabled():
         return False
 
-    return query.dtype is not torch.float64 and query.shape[3] in (16, 32, 64, 128, 256)
+    return query.dtype is not torch.float64 and query.shape[3] in HEAD_WIDTHS
 
 
 def look_at_pages(
     query: Float[Tensor, "R H 1 D"],
     keys: Float[Tensor, "P K D"],
     values: Float[Tensor, "P K D"],
-    at: Int[Tensor, "texts longest"],
-    slots: Int[Tensor, "R"],
+    block_table: Int[Tensor, "N longest"],
+    table_rows: Int[Tensor, "R"],
     lengths: Int[Tensor, "R"],
     longest: int,
 ) -> Float[Tensor, "R H 1 D"]:
-    """One query of each text against all that it has: row r is the text `slots[r]`, whose places
-    `at` knows.
+    """Paged attention: one query of each sequence against all of its keys.
+
+    Row r is a sequence whose slots are in row `table_rows[r]` of `block_table`.
     """
-    query = query if query.stride(3) == 1 else query.contiguous()
-    return launch(
-        query, keys, values, None, 1 / math.sqrt(query.shape[3]), (at, slots, lengths, longest)
-    )
-
-
-SCHEMA = "(Tensor query, Tensor key, Tensor value, Tensor? keep, float scale) -> Tensor"
-
-
-@torch.library.custom_op(
-    "qkv::look", mutates_args=(), schema=SCHEMA
-)  # so that a compiler takes it as it is
-def look(
-    query: Tensor, key: Tensor, value: Tensor, padding_mask: Tensor | None, scale: float
-) -> Tensor:
-    if value.stride() != key.stride() or key.stride(3) != 1:
-        key, value = key.contiguous(), value.contiguous()
-
-    return launch(
-        query if query.stride(3) == 1 else query.contiguous(), key, value, padding_mask, scale
-    )
+    pages = Pages(block_table, table_rows, lengths, longest)
+    scale = 1 / math.sqrt(query.shape[3])
+    return launch(contiguous_heads(query), keys, values, None, scale, pages)
 
 
 def launch(
@@ -130,78 +146,79 @@ def launch(
     value: Tensor,
     padding_mask: Tensor | None,
     scale: float,
-    pages: tuple[Tensor, Tensor, Tensor, int] | None = None,
+    pages: Pages | None = None,
 ) -> Tensor:
+    """Run the kernel for every row, head and part of the keys, and combine the parts."""
     B, H, _, D = query.shape
-    at, slots, lengths, S = (None, None, None, key.shape[2]) if pages is None else pages
-    K, parts = key.shape[1], triton.cdiv(S, PART)
-    row, head, place = (
-        (key.stride(0), key.stride(1), key.stride(2))
-        if pages is None
-        else (0, key.stride(1), key.stride(0))
-    )
-    few = (
-        B * H < 128
-    )  # then each is to be quick; else they are many, and must not take all of the registers
-    tile, warps = (min(32768 // D, PART), 8) if few else (8192 // D, 2)
-    output = query.new_empty(B, H, parts, D, dtype=query.dtype if parts == 1 else torch.float32)
-    sums = query.new_empty(
-        2, B, H, parts, dtype=torch.float32
-    )  # the largest score, and the sum of the weights
-    look_at_part[(B, H, parts)](
-        query, key, value, padding_mask, at, slots, lengths, output, sums, S, scale * math.log2(math.e),
-        query.stride(0), query.stride(1), row, head, place,
-        0 if padding_mask is None else padding_mask.stride(0), 0 if at is None else at.stride(0), sums.stride(0),
-        GROUP=H // K, PARTS=parts, D=D, TILE=tile, PART=PART, PADDING_MASK=padding_mask is not None, PAGES=at is not None,
+    K = key.shape[1]
+
+    # Strides of the keys: from row to row, from head to head, from slot to slot.
+    if pages is None:
+        pages = Pages(None, None, None, key.shape[2])  # type: ignore[arg-type]
+        row, head, slot = key.stride()[:3]
+    else:
+        row = 0
+        slot, head = key.stride()[:2]
+
+    # Few programs must be quick; many must not use up the registers.
+    tile = 8192 // D
+    warps = 2
+    if B * H < 128:
+        tile = min(32768 // D, PART)
+        warps = 8
+
+    parts = triton.cdiv(pages.longest, PART)
+    output_dtype = query.dtype if parts == 1 else torch.float32
+    output = query.new_empty(B, H, parts, D, dtype=output_dtype)
+    # Of each part, the largest score and the sum of the exponentials.
+    sums = query.new_empty(2, B, H, parts, dtype=torch.float32)
+    attend_part[(B, H, parts)](
+        query, key, value, padding_mask, pages.block_table, pages.table_rows, pages.lengths,
+        output, sums, pages.longest, scale * math.log2(math.e),
+        query.stride(0), query.stride(1), row, head, slot,
+        row_stride(padding_mask), row_stride(pages.block_table), sums.stride(0),
+        GROUP=H // K, PARTS=parts, D=D, TILE=tile, PART=PART,
+        PADDING_MASK=padding_mask is not None, PAGES=pages.block_table is not None,
         num_warps=warps,
     )  # fmt: skip
 
-    if parts == 1:
-        return output
+    return output if parts == 1 else combine_parts(output, sums).to(query.dtype)
 
+
+def row_stride(matrix: Tensor | None) -> int:
+    return 0 if matrix is None else matrix.stride(0)
+
+
+def combine_parts(
+    output: Float[Tensor, "B H P D"], sums: Float[Tensor, "2 B H P"]
+) -> Float[Tensor, "B H 1 D"]:
+    """The parts' outputs, weighted by their shares of all exponentials."""
     top, total = sums  # (B, H, parts)
     weight = torch.exp2(top - top.amax(-1, keepdim=True)) * total
     weight = weight / weight.sum(-1, keepdim=True).clamp(min=1e-30)
 
-    return (
-        torch.einsum("bhp,bhpd->bhd", weight, output).unsqueeze(2).to(query.dtype)
-    )  # (B, H, 1, D)
+    return torch.einsum("bhp,bhpd->bhd", weight, output).unsqueeze(2)
 
 
-@look.register_fake
-def _(
-    query: Tensor, key: Tensor, value: Tensor, padding_mask: Tensor | None, scale: float
-) -> Tensor:
-    return query.new_empty(query.shape)
-
-
-def remember(
+def store_key_value(
     keys: Float[Tensor, "B K S D"],
     values: Float[Tensor, "B K S D"],
-    place: Int[Tensor, "1"],
+    slot: Int[Tensor, "1"],
     key: Float[Tensor, "B K 1 D"],
     value: Float[Tensor, "B K 1 D"],
 ) -> bool:
-    """Write a new key and value of each row to a place of its memory, both in one kernel; False
-    where it cannot.
-    """
-    D = key.shape[3]
-    fits = (
-        key.stride(3) == value.stride(3) == 1
-        and key.stride() == value.stride()
-        and keys.stride() == values.stride()
-    )
-    if (
-        triton is None
-        or not key.is_cuda
-        or torch.compiler.is_compiling()
-        or not fits
-        or value.shape[3] != D
-    ):
+    """Write one key and value per row to a slot of the cache in one kernel; False if it cannot."""
+    if triton is None or not key.is_cuda or torch.compiler.is_compiling():
         return False
 
-    write[(key.shape[0], key.shape[1])](
-        keys, values, place, key, value, keys.stride(0), keys.stride(1), keys.stride(2), key.stride(0), key.stride(1),
+    D = key.shape[3]
+    same_layout = key.stride() == value.stride() and keys.stride() == values.stride()
+    if not same_layout or key.stride(3) != 1 or value.shape[3] != D:
+        return False
+
+    store_row[(key.shape[0], key.shape[1])](
+        keys, values, slot, key, value,
+        keys.stride(0), keys.stride(1), keys.stride(2), key.stride(0), key.stride(1),
         D, LANES=triton.next_power_of_2(D), num_warps=1,
     )  # fmt: skip
 
@@ -211,26 +228,31 @@ def remember(
 if triton is not None:
 
     @triton.jit
-    def write(  # type: ignore[no-untyped-def]
-        keys, values, place, key, value, row, head, step, new_row, new_head, D, LANES: tl.constexpr
-    ):
-        b, h, d = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, LANES)
-        to = b * row + h * head + tl.load(place) * step + d
-        new = b * new_row + h * new_head + d
-        tl.store(keys + to, tl.load(key + new, mask=d < D), mask=d < D)
-        tl.store(values + to, tl.load(value + new, mask=d < D), mask=d < D)
+    def store_row(  # type: ignore[no-untyped-def]
+        keys, values, slot, key, value,
+        row_stride, head_stride, slot_stride, new_row_stride, new_head_stride,
+        D, LANES: tl.constexpr,
+    ):  # fmt: skip
+        """One head of one row."""
+        b = tl.program_id(0).to(tl.int64)
+        h = tl.program_id(1)
+        d = tl.arange(0, LANES)
+        target = b * row_stride + h * head_stride + tl.load(slot) * slot_stride + d
+        new = b * new_row_stride + h * new_head_stride + d
+        tl.store(keys + target, tl.load(key + new, mask=d < D), mask=d < D)
+        tl.store(values + target, tl.load(value + new, mask=d < D), mask=d < D)
 
     @triton.jit
-    def look_at_part(  # type: ignore[no-untyped-def]
-        query, key, value, padding_mask, at, slots, lengths, output, sums, S, scale,
-        query_row, query_head, key_row, key_head, key_place, keep_row, at_row, next_sum,
-        GROUP: tl.constexpr, PARTS: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr, PART: tl.constexpr,
-        PADDING_MASK: tl.constexpr, PAGES: tl.constexpr,
+    def attend_part(  # type: ignore[no-untyped-def]
+        query, key, value, padding_mask, block_table, table_rows, lengths, output, sums, S, scale,
+        query_row, query_head, key_row, key_head, key_slot, padding_row, table_row, next_sum,
+        GROUP: tl.constexpr, PARTS: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr,
+        PART: tl.constexpr, PADDING_MASK: tl.constexpr, PAGES: tl.constexpr,
     ):  # fmt: skip
-        """One head of one row: a tile of keys after the other, with the softmax corrected as larger
-        scores appear.
-        """
-        row, head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+        """Online softmax of one head of one row: tile by tile, rescaled as larger scores appear."""
+        row = tl.program_id(0).to(tl.int64)
+        head = tl.program_id(1)
+        part = tl.program_id(2)
         d = tl.arange(0, D)
         q = tl.load(query + row * query_row + head * query_head + d).to(tl.float32) * scale
         shift = row * key_row + (head // GROUP) * key_head
@@ -238,38 +260,38 @@ if triton is not None:
         value += shift
         if PAGES:
             S = tl.load(lengths + row).to(tl.int32)
-            at += tl.load(slots + row).to(tl.int64) * at_row
+            block_table += tl.load(table_rows + row).to(tl.int64) * table_row
 
         top = -1e30
         total = 0.0
-        found = tl.zeros((D,), tl.float32)
+        weighted = tl.zeros((D,), tl.float32)
 
         for first in range(part * PART, tl.minimum(part * PART + PART, S), TILE):
             s = first + tl.arange(0, TILE)
-            there = s < S
+            visible = s < S
             if PADDING_MASK:
-                there = there & (
-                    tl.load(padding_mask + row * keep_row + s, mask=there, other=0) != 0
-                )
+                padding = tl.load(padding_mask + row * padding_row + s, mask=visible, other=0)
+                visible = visible & (padding != 0)
 
-            place = s
+            slot = s
             if PAGES:
-                place = tl.load(at + s, mask=there, other=0)
+                slot = tl.load(block_table + s, mask=visible, other=0)
 
-            lies = place[:, None].to(tl.int64) * key_place + d[None, :]
-            k = tl.load(key + lies, mask=there[:, None], other=0.0).to(tl.float32)
-            v = tl.load(value + lies, mask=there[:, None], other=0.0).to(tl.float32)
-            score = tl.where(there, tl.sum(k * q[None, :], 1), -1e30)
-            higher = tl.maximum(top, tl.max(score, 0))
-            weight = tl.where(there, tl.exp2(score - higher), 0.0)
-            less = tl.exp2(top - higher)
-            found = found * less + tl.sum(v * weight[:, None], 0)
-            total = total * less + tl.sum(weight, 0)
-            top = higher
+            offset = slot[:, None].to(tl.int64) * key_slot + d[None, :]
+            k = tl.load(key + offset, mask=visible[:, None], other=0.0).to(tl.float32)
+            v = tl.load(value + offset, mask=visible[:, None], other=0.0).to(tl.float32)
+            score = tl.where(visible, tl.sum(k * q[None, :], 1), -1e30)
 
-        to = (row * tl.num_programs(1) + head) * PARTS + part
-        found = found / tl.where(total > 0, total, 1.0)  # one that may look nowhere gets zeros
-        tl.store(output + to * D + d, found.to(output.dtype.element_ty))
+            new_top = tl.maximum(top, tl.max(score, 0))
+            weight = tl.where(visible, tl.exp2(score - new_top), 0.0)
+            rescale = tl.exp2(top - new_top)
+            weighted = weighted * rescale + tl.sum(v * weight[:, None], 0)
+            total = total * rescale + tl.sum(weight, 0)
+            top = new_top
+
+        target = (row * tl.num_programs(1) + head) * PARTS + part
+        weighted = weighted / tl.where(total > 0, total, 1.0)  # zeros for a query without keys
+        tl.store(output + target * D + d, weighted.to(output.dtype.element_ty))
         if PARTS > 1:
-            tl.store(sums + to, top)
-            tl.store(sums + next_sum + to, total)
+            tl.store(sums + target, top)
+            tl.store(sums + next_sum + target, total)

@@ -1,6 +1,4 @@
-"""A substitute for the eager equation on a GPU: FlexAttention, told which tiles a sparse mask
-leaves empty.
-"""
+"""FlexAttention on a GPU, which skips the tiles that a sparse mask leaves empty."""
 
 from __future__ import annotations
 
@@ -15,25 +13,29 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from qkv.nn.attention.bias import Bias, Distance
-from qkv.nn.attention.mask import Blockwise, Document, Mask, Window
+from qkv.nn.attention.mask import Mask, Window
+from qkv.nn.attention.sparse_mask import Blockwise, Document
 
 SIZE = 128  # FlexAttention's tile
 HAS_TRITON = find_spec("triton") is not None
 
 
-def supports(mask: Mask | None, bias: Bias | None, dropout: float, query: Tensor, S: int) -> bool:
-    """On a GPU, where a mask leaves tiles empty or a bias need not be filled in."""
+def supports(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, bias: Bias | None, dropout: float
+) -> bool:
+    """On a GPU, if a mask leaves tiles empty or a bias need not be materialised."""
+    S = key.shape[2]
     if not (query.is_cuda and HAS_TRITON) or query.dtype is torch.float64 or dropout > 0:
-        return False  # it has none of these
+        return False  # FlexAttention has none of these
     if query.shape[2] < SIZE or S < 4 * SIZE or query.shape[3] < 16:
-        return False  # not worth it, and no head narrower than 16
+        return False  # not worth it, and heads have a width of 16 or more
 
-    distance = isinstance(bias, Distance) and not bias.slopes.requires_grad
-    leaves_tiles_empty = mask is not None and any(
-        isinstance(part, Window | Blockwise | Document) for part in mask.members
-    )
+    if bias is not None:
+        return isinstance(bias, Distance) and not bias.slopes.requires_grad
+    if mask is None:
+        return False
 
-    return distance or (bias is None and leaves_tiles_empty)
+    return any(isinstance(part, Window | Blockwise | Document) for part in mask.members)
 
 
 def attend(
@@ -46,9 +48,10 @@ def attend(
     dropout: float,
 ) -> Float[Tensor, "B H T X"]:
     if dropout:
-        raise ValueError("kernel flex has no dropout: leave the kernel to choose itself")
+        raise ValueError("kernel flex: it has no dropout; leave out kernel")
 
-    T, S = query.shape[-2], key.shape[-2]
+    T = query.shape[-2]
+    S = key.shape[-2]
     offset = S - T
 
     def add_bias(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -56,7 +59,10 @@ def attend(
         return score + bias.at(b, h, q + offset, k).to(score.dtype)
 
     compiling = torch.compiler.is_compiling()
-    kernel: Callable[..., Any] = compiled() if query.is_cuda and not compiling else flex_attention  # type: ignore[assignment]
+    kernel: Callable[..., Any] = flex_attention
+    if query.is_cuda and not compiling:
+        kernel = compiled()
+
     call: Callable[[], Tensor] = partial(
         kernel,
         query,
@@ -71,28 +77,28 @@ def attend(
     if compiling:
         return call()
 
-    # A kernel is compiled for each kind of mask; past its limit, torch.compile would fill (T, S)
-    # again without a word.
+    # A kernel is compiled for each kind of mask. Past its limit torch.compile would silently run
+    # FlexAttention uncompiled, which materialises all (T, S) scores.
     with torch._dynamo.config.patch(recompile_limit=256):
         return call()
 
 
 def block_mask(mask: Mask, T: int, S: int, device: torch.device) -> BlockMask:
-    """The mask as FlexAttention wants it: which tiles to visit, and the question to ask inside
-    them.
-    """
+    """The mask as FlexAttention takes it: the tiles to visit, and the question inside them."""
     if torch.compiler.is_compiling():
-        return describe(mask, T, S, device)
+        return new_block_mask(mask, T, S, device)
 
-    described = mask.__dict__.setdefault("block_masks", {})  # the layers of a model share one mask
-    if (T, S, device) not in described:
-        described[T, S, device] = describe(mask, T, S, device)
+    known = mask.__dict__.setdefault("block_masks", {})  # the layers of a model share one mask
+    if (T, S, device) not in known:
+        known[T, S, device] = new_block_mask(mask, T, S, device)
 
-    return described[T, S, device]
+    return known[T, S, device]
 
 
-def describe(mask: Mask, T: int, S: int, device: torch.device) -> BlockMask:
-    offset, rows, heads = S - T, mask.rows, mask.heads
+def new_block_mask(mask: Mask, T: int, S: int, device: torch.device) -> BlockMask:
+    offset = S - T
+    rows = mask.rows
+    heads = mask.heads
 
     def allows(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return mask.allows(b if rows > 1 else 0, h if heads > 1 else 0, q + offset, k)
@@ -101,10 +107,9 @@ def describe(mask: Mask, T: int, S: int, device: torch.device) -> BlockMask:
     if layout is None:
         layout = torch.ones(1, -(-T // SIZE), -(-S // SIZE), dtype=torch.bool, device=device)
 
+    # The number of tiles to visit in each row of tiles, and those tiles before all others.
     count = layout.sum(-1, dtype=torch.int32)  # (B, N)
-    order = (
-        layout.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
-    )  # visited tiles first
+    order = layout.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
 
     return BlockMask.from_kv_blocks(
         count.unsqueeze(1), order.unsqueeze(1), BLOCK_SIZE=SIZE, mask_mod=allows, seq_lengths=(T, S)

@@ -1,4 +1,4 @@
-"""A substitute for the eager equation: PyTorch's scaled_dot_product_attention."""
+"""PyTorch's scaled_dot_product_attention (SDPA: flash and memory-efficient kernels)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ from qkv.nn.attention.bias import Bias
 from qkv.nn.attention.mask import Causal, Mask
 
 
+def supports(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, bias: Bias | None, dropout: float
+) -> bool:
+    """Every call."""
+    return True
+
+
 def attend(
     query: Float[Tensor, "B H T D"],
     key: Float[Tensor, "B K S D"],
@@ -23,18 +30,21 @@ def attend(
     dropout: float,
 ) -> Float[Tensor, "B H T X"]:
     """A causal mask stays a description; any other becomes a matrix."""
-    T, S = query.shape[-2], key.shape[-2]
+    T = query.shape[-2]
+    S = key.shape[-2]
     if isinstance(mask, Causal) and T == 1:
-        mask = None  # the last position sees all
+        mask = None  # the last position sees everything
 
     causal = isinstance(mask, Causal) and T == S and bias is None
-    allowed = None if mask is None or causal else mask.materialise(T, S, query.device)
+    allowed = None
+    if mask is not None and not causal:
+        allowed = mask.materialise(T, S, query.device)
+
     added = None if bias is None else bias.materialise(T, S, query)
+    return attend_with_matrices(query, key, value, allowed, added, scale, dropout, causal)
 
-    return with_matrices(query, key, value, allowed, added, scale, dropout, causal)
 
-
-def with_matrices(
+def attend_with_matrices(
     query: Float[Tensor, "B H T D"],
     key: Float[Tensor, "B K S D"],
     value: Float[Tensor, "B K S X"],
@@ -44,24 +54,14 @@ def with_matrices(
     dropout: float,
     causal: bool = False,
 ) -> Float[Tensor, "B H T X"]:
-    matrix = (
-        allowed
-        if added is None
-        else added
-        if allowed is None
-        else added.masked_fill(~allowed, -math.inf)
-    )
+    """SDPA with a bool matrix of allowed pairs, a matrix of added numbers, both or neither."""
+    matrix = combine(allowed, added)
+    keyless = None
+    if matrix is not None and query.is_cuda:
+        # Not all CUDA kernels give zeros to a query without keys: let it attend, then clear it.
+        keyless = without_keys(matrix)  # (B, H, T, 1)
+        matrix = matrix.masked_fill(keyless, 1)
 
-    nowhere = None
-    if (
-        matrix is not None and query.is_cuda
-    ):  # its kernels do not all give zeros to a query that may look nowhere
-        nowhere = (~matrix if matrix.dtype == torch.bool else matrix.isneginf()).all(
-            -1, keepdim=True
-        )  # (B, H, T, 1)
-        matrix = matrix.masked_fill(nowhere, 1)
-
-    gqa = query.shape[1] != key.shape[1]
     output = F.scaled_dot_product_attention(
         query,
         key,
@@ -70,7 +70,23 @@ def with_matrices(
         dropout_p=dropout,
         is_causal=causal,
         scale=scale,
-        enable_gqa=gqa,
+        enable_gqa=query.shape[1] != key.shape[1],
     )
 
-    return output if nowhere is None else output.masked_fill(nowhere, 0)
+    return output if keyless is None else output.masked_fill(keyless, 0)
+
+
+def combine(allowed: Tensor | None, added: Tensor | None) -> Tensor | None:
+    """The attn_mask of SDPA: -inf where a pair is not allowed."""
+    if added is None:
+        return allowed
+    if allowed is None:
+        return added
+
+    return added.masked_fill(~allowed, -math.inf)
+
+
+def without_keys(matrix: Tensor) -> Bool[Tensor, "B H T 1"]:
+    """The queries that may attend to no key."""
+    hidden = ~matrix if matrix.dtype == torch.bool else matrix.isneginf()
+    return hidden.all(-1, keepdim=True)

@@ -1,0 +1,231 @@
+"""The beams of one sentence, and the rule by which beam search ranks and ends them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from qkv.generation.sampling_params import NO_LIKELIEST
+from qkv.generation.top_tokens import likeliest
+
+Penalty = Literal["paper", "power"]
+
+
+class Hypothesis(NamedTuple):
+    """A sequence that a search has found.
+
+    Example:
+        >>> Hypothesis(ids=[3, 5], score=-0.5, log_probability=-1.0).ids
+        [3, 5]
+    """
+
+    ids: list[int]
+    """Without the start and the end id."""
+    score: float
+    """What it is ranked by; higher is better."""
+    log_probability: float
+    """Of all its tokens and, unless it was cut off, its end."""
+
+
+class Continuation(NamedTuple):
+    """A beam that goes on with a token."""
+
+    beam: int
+    token: int
+    total: float
+    """The log-probability with the token; minus infinity fills up a group."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchRule:
+    """The parameters of a beam search."""
+
+    end: int | None
+    beams: int
+    n_best: int
+    alpha: float
+    penalty: Penalty
+    minimum: int
+    forbidden: tuple[int, ...]
+    groups: int
+    diversity: float
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n_best <= self.beams:
+            raise ValueError(
+                f"n_best: expected 1 to {self.beams}, the number of beams, not {self.n_best:,}"
+            )
+        if not -10 <= self.alpha <= 10:
+            raise ValueError(f"length_penalty: expected -10 to 10 (0 for none), not {self.alpha}")
+        if self.penalty not in ("paper", "power"):
+            raise ValueError(f"penalty: expected paper or power, not {self.penalty!r}")
+        if self.groups < 1 or self.beams % self.groups:
+            raise ValueError(
+                f"groups: expected a divisor of beams = {self.beams}, not {self.groups}"
+            )
+        if not 0 <= self.diversity < math.inf:
+            raise ValueError(f"diversity: expected 0 or more, not {self.diversity}")
+
+    @property
+    def width(self) -> int:
+        """Beams of a group."""
+        return self.beams // self.groups
+
+    @property
+    def group_best(self) -> int:
+        """Hypotheses of a group that can be among the n best."""
+        return min(self.n_best, self.width)
+
+    def divisor(self, tokens: int) -> float:
+        """What the log-probability of a sequence is divided by."""
+        base = (5 + tokens) / 6 if self.penalty == "paper" else tokens
+        return base**self.alpha
+
+    def advance(
+        self, logits: Float[Tensor, "R V"], sentences: list[SentenceBeams], step: int
+    ) -> list[list[tuple[int, int]]]:
+        """The best continuations of every sentence's beams by one token."""
+        never = set(self.forbidden)
+        if self.end is not None and step < self.minimum:
+            never.add(self.end)
+
+        # Twice as many as go on, because half of them may end; and more for each earlier group,
+        # whose tokens may cost too much.
+        count = (self.groups + 1) * self.width
+        top_values, top_ids = likeliest(logits, count, sorted(never))
+        by_sentence = (len(sentences), -1, top_values.shape[1])  # (B, beams, K)
+        values = top_values.cpu().double().numpy().reshape(by_sentence)
+        ids = top_ids.cpu().numpy().reshape(by_sentence)
+        if np.isnan(values).any():
+            raise ValueError(NO_LIKELIEST)
+
+        chosen = []
+        for sentence, its_values, its_ids in zip(sentences, values, ids, strict=True):
+            chosen.append(sentence.advance(its_values, its_ids))
+
+        return chosen
+
+
+class Beam(NamedTuple):
+    """A sequence so far; its total is minus infinity if it only fills up a group."""
+
+    ids: list[int]
+    total: float
+    """Its log-probability."""
+
+
+@dataclass
+class SentenceBeams:
+    """The open beams of one sentence, group after group, and each group's best hypotheses."""
+
+    rule: SearchRule
+    length: int
+    beams: list[Beam] = field(default_factory=lambda: [Beam([], 0.0)])
+    ended: list[list[Hypothesis]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ended = [[] for _ in range(self.rule.groups)]
+
+    def advance(
+        self, values: Float64[np.ndarray, "R K"], ids: Int64[np.ndarray, "R K"]
+    ) -> list[tuple[int, int]]:
+        """The beams that go on, each as the old beam and its token; none when the search is over.
+
+        Args:
+            values: Log-probabilities of the likeliest tokens of each beam.
+            ids: These tokens.
+        """
+        totals = values + np.array([[beam.total] for beam in self.beams])  # (R, K)
+        width = self.rule.width
+        chosen: list[Continuation] = []
+        used: Counter[int] = Counter()
+
+        for group in range(self.rule.groups):
+            first = 0 if len(self.beams) == 1 else group * width
+            last = 1 if len(self.beams) == 1 else first + width
+            best = self.choose(group, first, totals[first:last], ids[first:last], used)
+            used.update(going.token for going in best if going.total > -math.inf)
+            chosen += best
+
+        self.beams = [Beam([*self.beams[old].ids, token], total) for old, token, total in chosen]
+        if self.is_over():
+            return []
+
+        return [(going.beam, going.token) for going in chosen]
+
+    def choose(
+        self,
+        group: int,
+        first: int,
+        totals: Float64[np.ndarray, "W K"],
+        ids: Int64[np.ndarray, "W K"],
+        used: Counter[int],
+    ) -> list[Continuation]:
+        """A group's best continuations; those that end become hypotheses."""
+        rule = self.rule
+        ranked = totals
+        if rule.diversity and used:
+            counts = np.vectorize(used.__getitem__, otypes=[np.int64])(ids)
+            ranked = totals - rule.diversity * counts
+
+        best = np.argsort(-ranked, axis=None, kind="stable")[: 2 * rule.width].tolist()
+        going: list[Continuation] = []
+        for rank, index in enumerate(best):
+            beam = first + index // totals.shape[1]
+            token = int(ids.flat[index])
+            total = float(totals.flat[index])
+            if total == -math.inf:
+                continue
+
+            tokens = len(self.beams[beam].ids) + 1
+            if token == rule.end or tokens == self.length:
+                if rank < rule.width:
+                    self.add_hypothesis(group, Continuation(beam, token, total))
+            elif len(going) < rule.width:
+                going.append(Continuation(beam, token, total))
+
+        filler = Continuation(first, 0, -math.inf)
+        return going + [filler] * (rule.width - len(going))
+
+    def add_hypothesis(self, group: int, last: Continuation) -> None:
+        """End a beam with its last token, and keep it if it is among the group's best."""
+        ids = self.beams[last.beam].ids
+        score = last.total / self.rule.divisor(len(ids) + 1)
+        if last.token != self.rule.end:
+            ids = [*ids, last.token]
+
+        hypotheses = [*self.ended[group], Hypothesis(ids, score, last.total)]
+        self.ended[group] = by_score(hypotheses)[: self.rule.group_best]
+
+    def is_over(self) -> bool:
+        """True if no open beam of any group can still become one of its best hypotheses."""
+        rule = self.rule
+        tokens = len(self.beams[0].ids) + 1
+        largest = max(rule.divisor(tokens), rule.divisor(self.length))
+        for group, ended in enumerate(self.ended):
+            beams = self.beams[group * rule.width : (group + 1) * rule.width]
+            best = max(beam.total for beam in beams)
+            full = len(ended) == rule.group_best and best / largest <= ended[-1].score
+            if best > -math.inf and not full:
+                return False
+
+        return True
+
+    def best(self) -> list[Hypothesis]:
+        """The n best hypotheses; two groups may have found the same."""
+        distinct: dict[tuple[int, ...], Hypothesis] = {}
+        for ended in self.ended:
+            for hypothesis in ended:
+                distinct[tuple(hypothesis.ids)] = hypothesis
+
+        return by_score(list(distinct.values()))[: self.rule.n_best]
+
+
+def by_score(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)

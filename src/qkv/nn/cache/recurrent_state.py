@@ -1,0 +1,37 @@
+"""The decoding state of an RNN: its hidden vectors and, with attention, the encoder's outputs."""
+
+from __future__ import annotations
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from qkv.nn.cache.interface import reorder_optional
+
+
+class RecurrentState:
+    """An RNN decoder's hidden vectors (an LSTM's cells too), and what its attention reads."""
+
+    def __init__(
+        self,
+        hidden: tuple[Float[Tensor, "L B E"], ...],
+        source: Float[Tensor, "B S E"] | None = None,
+        key: Float[Tensor, "B S P"] | None = None,
+        padding_mask: Bool[Tensor, "B S"] | None = None,
+    ) -> None:
+        self.hidden = hidden
+        self.source = source
+        self.key = key
+        self.padding_mask = padding_mask
+        self.length = 0
+
+    def append(self, hidden: tuple[Float[Tensor, "L B E"], ...], count: int) -> None:
+        """Replace the hidden vectors by those after `count` more tokens."""
+        self.hidden = hidden
+        self.length += count
+
+    def reorder(self, rows: Int[Tensor, "B"]) -> None:
+        """Let row i go on as the old row rows[i]."""
+        self.hidden = tuple(h.index_select(1, rows) for h in self.hidden)
+        self.source = reorder_optional(self.source, rows)
+        self.key = reorder_optional(self.key, rows)
+        self.padding_mask = reorder_optional(self.padding_mask, rows)
