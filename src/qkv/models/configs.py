@@ -306,7 +306,7 @@ CONFIGS: dict[str, type[Any]] = {
     "bert": BERTConfig,
     "transformer": TransformerConfig,
     "rnn": RNNConfig,
-    "tuned": TaskModelConfig,
+    "task_model": TaskModelConfig,
 }
 
 

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv import storage
+from qkv.models import legacy
 from qkv.models.consistency import check_consistent
 from qkv.models.convert import hf_folder
 from qkv.models.convert.config_fields import Fields
@@ -375,7 +376,7 @@ def pairs_in(
     found: dict[tuple[str, str], Tensor] = {}
     for name, tensor in tensors.items():
         parsed = NAME.fullmatch(name)
-        module = names.of(parsed[1]) if parsed else ""
+        module = names.of(legacy.rename_weight(parsed[1])) if parsed else ""
         if not parsed or module not in names.spots or not names.spots[module].part:
             raise ValueError(
                 f"{origin}: {name}: there is no place for it in the model's attention and feed-forward"
