@@ -85,7 +85,7 @@ def test_every_head(choices: dict[str, Any], tmp_path: Path) -> None:
     assert isinstance(our_model, BERT)
     x = hidden(our_model, words)
     assert furthest(our_model.logits(x), answer.prediction_logits, PADDING_MASK) < 1e-4
-    assert furthest(our_model.follows(x), answer.seq_relationship_logits) < 1e-4
+    assert furthest(our_model.next_sentence_logits(x), answer.seq_relationship_logits) < 1e-4
 
     write_folder(our_model, tmp_path / "ours")
     assert same_files(tmp_path / "theirs", tmp_path / "ours")
@@ -125,7 +125,7 @@ def test_next_sentence_only(tmp_path: Path) -> None:
     our_model = read_folder(saved(their_model, tmp_path / "theirs"))
     words = ids(V)
     assert (
-        furthest(our_model.follows(hidden(our_model, words)), asked(their_model, words).logits)
+        furthest(our_model.next_sentence_logits(hidden(our_model, words)), asked(their_model, words).logits)
         < 1e-4
     )
     write_folder(our_model, tmp_path / "ours")
@@ -150,11 +150,11 @@ def test_our_weights_in_their_model(heads: dict[str, Any], kind: Any, tmp_path: 
     x, answer = hidden(our_model, words), asked(their_model, words)
     if kind is BertForPreTraining:
         assert furthest(our_model.logits(x), answer.prediction_logits, PADDING_MASK) < 1e-4
-        assert furthest(our_model.follows(x), answer.seq_relationship_logits) < 1e-4
+        assert furthest(our_model.next_sentence_logits(x), answer.seq_relationship_logits) < 1e-4
     elif kind is BertForMaskedLM:
         assert furthest(our_model.logits(x), answer.logits, PADDING_MASK) < 1e-4
     elif kind is BertForNextSentencePrediction:
-        assert furthest(our_model.follows(x), answer.logits) < 1e-4
+        assert furthest(our_model.next_sentence_logits(x), answer.logits) < 1e-4
     else:
         assert furthest(x, answer.last_hidden_state, PADDING_MASK) < 1e-4
         assert furthest(our_model.pool(x), answer.pooler_output) < 1e-4

@@ -29,7 +29,7 @@ def test_the_pooled_vector_is_tanh_of_a_layer_over_the_first_word() -> None:
     right = torch.tanh(hidden[:, 0] @ model.pooler.dense.weight.T + model.pooler.dense.bias)
     assert_close(model.pool(hidden), right)
     assert_close(
-        model.follows(hidden), right @ model.next_sentence.weight.T + model.next_sentence.bias
+        model.next_sentence_logits(hidden), right @ model.next_sentence.weight.T + model.next_sentence.bias
     )
 
 
@@ -56,7 +56,7 @@ def test_what_a_bert_does_not_have_it_says() -> None:
     with pytest.raises(ValueError, match="pooler: this BERT has none"):
         model.pool(hidden)
     with pytest.raises(ValueError, match="next_sentence: this BERT has no such layer"):
-        model.follows(hidden)
+        model.next_sentence_logits(hidden)
 
 
 def test_a_bert_without_segments_refuses_them() -> None:
