@@ -28,7 +28,7 @@ from transformers import (
 
 from qkv.models import BERT, GPT, Transformer
 from qkv.models.convert import read_folder
-from qkv.models.convert.detect_family import SIGNS, recognise
+from qkv.models.convert.detect_family import FAMILY_TENSORS, detect_family
 from support.tiny_transformers import (
     edit_config,
     furthest,
@@ -145,9 +145,9 @@ def test_names_that_tell_nothing_or_too_much() -> None:
     with pytest.raises(
         ValueError, match=r"model_type: .* are of none of gpt2, bert, llama, marian; add"
     ):
-        recognise({}, ["layer.0.weight"])
+        detect_family({}, ["layer.0.weight"])
     with pytest.raises(ValueError, match=r"model_type: .* are of none of"):
-        recognise({}, ["tokens_embed.weight", "h.0.attn.c_attn.weight"])  # GPT-1
+        detect_family({}, ["tokens_embed.weight", "h.0.attn.c_attn.weight"])  # GPT-1
     both = [
         "wte.weight",
         "h.0.attn.c_attn.weight",
@@ -155,5 +155,5 @@ def test_names_that_tell_nothing_or_too_much() -> None:
         "layers.0.self_attn.q_proj.weight",
     ]
     with pytest.raises(ValueError, match=r"model_type: .* could be gpt2 or llama; add"):
-        recognise({}, both)
-    assert list(SIGNS) == ["gpt2", "bert", "llama", "marian"]
+        detect_family({}, both)
+    assert list(FAMILY_TENSORS) == ["gpt2", "bert", "llama", "marian"]

@@ -57,7 +57,7 @@ def test_written_and_read(tokenizer: Tokenizer, tmp_path: Path) -> None:
     ):
         assert again.fingerprint == tokenizer.fingerprint
         assert again.encode_batch(SENTENCES + ODD) == tokenizer.encode_batch(SENTENCES + ODD)
-        assert again.roles == tokenizer.roles
+        assert again.special_tokens == tokenizer.special_tokens
 
 
 def test_a_written_file_is_the_same_every_time(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -263,13 +263,13 @@ def test_a_config_says_which_of_several_ends(tmp_path: Path) -> None:
     found = Tokenizer.read(tmp_path)
     assert (found.start, found.end, found.padding) == (1, 2, None)
     found.write(tmp_path / "again")
-    assert Tokenizer.read(tmp_path / "again").roles == found.roles
-    assert pickle.loads(pickle.dumps(found)).roles == found.roles
+    assert Tokenizer.read(tmp_path / "again").special_tokens == found.special_tokens
+    assert pickle.loads(pickle.dumps(found)).special_tokens == found.special_tokens
 
 
 def test_a_word_that_looks_special_is_none() -> None:
     inner = tokenizers.Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "?": 2}, unk_token="?"))
-    assert Tokenizer(inner).roles == dict.fromkeys(("padding", "unknown", "start", "end", "mask"))
+    assert Tokenizer(inner).special_tokens == dict.fromkeys(("padding", "unknown", "start", "end", "mask"))
 
 
 def test_ids_with_a_gap_are_all_counted() -> None:

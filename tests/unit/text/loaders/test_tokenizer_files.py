@@ -170,8 +170,8 @@ def test_a_real_vocabulary(minilm_folder: Path, tmp_path: Path) -> None:
     shutil.copy(minilm_folder / "vocab.txt", tmp_path)
     from_lines = Tokenizer.read(tmp_path)
     same(from_lines, theirs, BERT_TEXTS)
-    assert whole.roles == from_lines.roles
-    assert whole.roles == {"padding": 0, "unknown": 100, "start": 101, "end": 102, "mask": 103}
+    assert whole.special_tokens == from_lines.special_tokens
+    assert whole.special_tokens == {"padding": 0, "unknown": 100, "start": 101, "end": 102, "mask": 103}
     assert (whole.starts_word == from_lines.starts_word).all()
     pieces = [id for id in range(whole.vocabulary) if whole.token(id).startswith("##")]
     assert len(pieces) > 5000
