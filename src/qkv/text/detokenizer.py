@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from qkv.text.tokenizer import Tokenizer
 
-BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+A_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class IncrementalDetokenizer:
@@ -40,10 +40,10 @@ class IncrementalDetokenizer:
         self.only_byte_level = self.byte_level and tokenizer.decoders <= {"Sequence", "ByteLevel"}
         """Nothing remains to be done once the bytes are characters."""
         self.byte_fallback = "ByteFallback" in tokenizer.decoders
-        self.utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self.last: list[int] = []
+        self.characters = codecs.getincrementaldecoder("utf-8")("replace")
+        self.before: list[int] = []
         """The last id whose text was returned; the join to the next token depends on it alone."""
-        self.pending: list[int] = []
+        self.waiting: list[int] = []
         """Ids whose text is incomplete: part of a character, or a run of byte tokens."""
 
     def add(self, id: int) -> str:
@@ -54,13 +54,13 @@ class IncrementalDetokenizer:
 
         characters = ""
         if self.byte_level:
-            characters = self.utf8.decode(bytes_of(token))
+            characters = self.characters.decode(bytes_of(token))
         if self.only_byte_level:
             return characters
 
-        self.pending.append(id)
-        inside_character = bool(self.utf8.getstate()[0])
-        inside_bytes = self.byte_fallback and BYTE_TOKEN.fullmatch(token)
+        self.waiting.append(id)
+        inside_character = bool(self.characters.getstate()[0])
+        inside_bytes = self.byte_fallback and A_BYTE.fullmatch(token)
         if inside_character or inside_bytes:
             return ""
 
@@ -77,24 +77,24 @@ class IncrementalDetokenizer:
             if id not in self.skipped and token is not None:
                 encoded.append(bytes_of(token))
 
-        return self.utf8.decode(b"".join(encoded))
+        return self.characters.decode(b"".join(encoded))
 
     def close(self) -> str:
         """Return the text of all ids that are still pending."""
         if self.only_byte_level:
-            return self.utf8.decode(b"", final=True)
+            return self.characters.decode(b"", final=True)
 
         return self.decode_pending()
 
     def decode_pending(self) -> str:
-        if not self.pending:
+        if not self.waiting:
             return ""
 
         decode = self.tokenizer.decode
-        before = decode(self.last)
-        text = decode(self.last + self.pending)[len(before) :]
-        self.last = self.pending[-1:]
-        self.pending = []
+        prefix = decode(self.before)
+        text = decode(self.before + self.waiting)[len(prefix) :]
+        self.before = self.waiting[-1:]
+        self.waiting = []
 
         return text
 
