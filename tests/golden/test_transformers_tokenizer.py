@@ -133,18 +133,16 @@ def test_their_library_generates_what_ours_does(tmp_path: Path) -> None:
         for parameter in model.parameters():
             parameter *= 8
     write_folder(model, tmp_path / "theirs", tokenizer=tokenizer)
-    theirs, their_model = (
-        AutoTokenizer.from_pretrained(tmp_path / "theirs"),
-        loaded(AutoModelForCausalLM, tmp_path / "theirs"),
-    )
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    their_model = loaded(AutoModelForCausalLM, tmp_path / "theirs")
     assert their_model.generation_config.eos_token_id == tokenizer.end
     assert their_model.generation_config.bos_token_id == tokenizer.end  # what our texts begin after
-    asked = theirs("ROMEO:", return_tensors="pt")
-    said = their_model.generate(**asked, max_new_tokens=12, do_sample=False)[
-        0, asked["input_ids"].shape[1] :
+    requested = theirs("ROMEO:", return_tensors="pt")
+    output = their_model.generate(**requested, max_new_tokens=12, do_sample=False)[
+        0, requested["input_ids"].shape[1] :
     ]
     right = complete(model, tokenizer, "ROMEO:", length=12, temperature=0.0)
-    assert tokenizer.decode(said.tolist()) == right
+    assert tokenizer.decode(output.tolist()) == right
 
 
 @pytest.mark.parametrize("kind", ["words", "word-piece", "byte-pair", "bert's"])
@@ -157,7 +155,8 @@ def test_a_bert_reads_the_same_ids(kind: str, tmp_path: Path) -> None:
         assert ids_of(theirs, text, add_special_tokens=False) == tokenizer.encode(text)
         assert ids_of(theirs, text) == [*start, *tokenizer.encode(text), *end]
     pair = theirs("one", "two words")
-    first, second = [*start, *tokenizer.encode("one"), *end], [*tokenizer.encode("two words"), *end]
+    first = [*start, *tokenizer.encode("one"), *end]
+    second = [*tokenizer.encode("two words"), *end]
     assert pair["input_ids"] == first + second
     assert pair["token_type_ids"] == [0] * len(first) + [1] * len(second)
     if (
@@ -192,12 +191,12 @@ def test_marians(tmp_path: Path) -> None:
         assert [ids_of(theirs, text)] == source_ids([model], tokenizer, [text])
 
     their_model = loaded(AutoModelForSeq2SeqLM, tmp_path / "theirs")
-    asked = theirs(ENGLISH[0], return_tensors="pt")
-    said = their_model.generate(
-        **asked, max_new_tokens=9, num_beams=1, do_sample=False, forced_eos_token_id=None
+    requested = theirs(ENGLISH[0], return_tensors="pt")
+    output = their_model.generate(
+        **requested, max_new_tokens=9, num_beams=1, do_sample=False, forced_eos_token_id=None
     )
     ((_, (best,)),) = translate_texts([model], tokenizer, [ENGLISH[0]], length=9, beams=1)
-    assert theirs.decode(said[0], skip_special_tokens=True).strip() == best.text
+    assert theirs.decode(output[0], skip_special_tokens=True).strip() == best.text
 
 
 def test_a_chat_is_rendered_the_same(tmp_path: Path) -> None:
@@ -205,10 +204,10 @@ def test_a_chat_is_rendered_the_same(tmp_path: Path) -> None:
     write_folder(GPT(GPTConfig(**small(tokenizer))), tmp_path / "theirs", tokenizer=tokenizer)
     theirs = AutoTokenizer.from_pretrained(tmp_path / "theirs")
     assert theirs.chat_template == TEMPLATE
-    told = theirs.apply_chat_template(
+    described = theirs.apply_chat_template(
         [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
     )
-    assert told == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert described == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_files_that_are_no_tokenizer_json_are_written_as_one(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ from support import families
 
 
 class OwnAttention(MultiHeadAttention):
-    def forward(self, *given: Any, **how: Any) -> Any:
-        heads, weights = super().forward(*given, **how)
+    def forward(self, *inputs: Any, **how: Any) -> Any:
+        heads, weights = super().forward(*inputs, **how)
         return -heads, weights
 
 
@@ -89,11 +89,11 @@ def widen(model: GPT) -> None:
 
 
 CHANGES: dict[Callable[[GPT], None], str] = {
-    swap_attention: "model: stack.blocks.1.attention is a OwnAttention, not a MultiHeadAttention; config.json cannot",
+    swap_attention: "model: stack.blocks.1.attention is a OwnAttention, not a MultiHeadAttention; ",
     swap_norm: "model: stack.blocks.0.attention_residual.norm is a RMSNorm, not a LayerNorm; ",
     replace_forward: "model: stack.blocks.0.feed_forward.forward was replaced on this instance; ",
     replace_method: "model: stack.blocks.0.feed_forward.activate was replaced on this instance; ",
-    change_activation: "model: stack.blocks.1.feed_forward.activation is 'relu', not 'gelu' as in the config; ",
+    change_activation: "model: stack.blocks.1.feed_forward.activation is 'relu', not 'gelu'",
     change_epsilon: "model: stack.norm.epsilon is 0.5, not 1e-05 as in the config; ",
     change_config: "model: stack.config is GPTConfig(",
     add_module: "model: stack.blocks.0.memory, a Linear, was added; ",
@@ -153,8 +153,8 @@ def compile_in_place(model: GPT) -> None:
 
 
 def hook(model: GPT) -> None:
-    model.stack.blocks[0].register_forward_hook(lambda *given: None)
-    model.stack.register_forward_pre_hook(lambda *given: None)
+    model.stack.blocks[0].register_forward_hook(lambda *inputs: None)
+    model.stack.register_forward_pre_hook(lambda *inputs: None)
 
 
 def drop_less(model: GPT) -> None:
@@ -163,14 +163,21 @@ def drop_less(model: GPT) -> None:
 
 
 SAME: tuple[Callable[[Any], None], ...] = (
-    compile_part, compile_forward, compile_in_place, hook, drop_less, recompute_blocks, recompute_activations,
-)  # fmt: skip
+    compile_part,
+    compile_forward,
+    compile_in_place,
+    hook,
+    drop_less,
+    recompute_blocks,
+    recompute_activations,
+)
 
 
 @pytest.mark.usefixtures("without_shape_checks")  # what torch.compile returns is no GPT to them
 @pytest.mark.parametrize("change", SAME, ids=lambda change: change.__name__)
 def test_what_computes_the_same_is_written(change: Callable[[Model], None], tmp_path: Path) -> None:
-    model, ids = gpt(), torch.tensor([[1, 2, 3]])
+    model = gpt()
+    ids = torch.tensor([[1, 2, 3]])
     right = model(ids)
     change(model)
     qkv.save(torch.compile(model), tmp_path / "ours")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Weights that are NaN or infinite are refused by the tensor's name, whatever file they come from."""
+"""NaN and infinite weights raise with the tensor's name, in every kind of file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from qkv.models.registry import check_finite
 from qkv.nn.lora import AdapterConfig, attach
 from support.tiny_gguf import write_gguf
 
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
+INF = float("inf")
 TOKEN = torch.tensor([[1, 2, 3]])
 
 
@@ -71,17 +72,19 @@ def save_adapter(folder: Path) -> Path:
     qkv.save(model, folder / "base")
     attach(model, AdapterConfig(rank=9, projections=("up",)))
     with torch.no_grad():
-        model.stack.blocks[1].feed_forward.up.adapters["up"].A[:, 0] = NAN  # type: ignore[index,union-attr]
+        adapters = model.stack.blocks[1].feed_forward.up.adapters
+        assert adapters is not None
+        adapters["up"].A[:, 0] = NAN
     write_adapter(model, folder / "adapter", str(folder / "base"))
     return folder / "adapter"
 
 
 FILES: dict[Callable[[Path], Path], str] = {
-    save_ours: "model.safetensors: stack.blocks.1.feed_forward.up.weight: 9 of 256 numbers are NaN or infinite",
-    save_theirs: "model.safetensors: transformer.h.1.mlp.c_fc.weight: 9 of 256 numbers are NaN or infinite",
-    save_shards: "model.safetensors.index.json: transformer.h.1.mlp.c_fc.weight: 9 of 256 numbers are NaN or infinite",
-    save_gguf: "tiny.gguf: model.layers.1.mlp.down_proj.weight: 9 of 64 numbers are NaN or infinite",
-    save_adapter: "transformer.h.1.mlp.c_fc.lora_A.weight: 9 of 72 numbers are NaN or infinite",
+    save_ours: "model.safetensors: stack.blocks.1.feed_forward.up.weight: 9 of 256 numbers",
+    save_theirs: "model.safetensors: transformer.h.1.mlp.c_fc.weight: 9 of 256 numbers",
+    save_shards: "model.safetensors.index.json: transformer.h.1.mlp.c_fc.weight: 9 of 256 numbers",
+    save_gguf: "tiny.gguf: model.layers.1.mlp.down_proj.weight: 9 of 64 numbers",
+    save_adapter: "transformer.h.1.mlp.c_fc.lora_A.weight: 9 of 72 numbers",
 }
 
 
@@ -97,7 +100,7 @@ def test_broken_weights_are_refused_unless_allowed(
 
 
 def test_tied_weights_may_be_broken_in_the_same_places(tmp_path: Path) -> None:
-    """The output layer's copy of the embedding is compared with it, and NaN is not equal to itself."""
+    """The output layer's copy of the embedding counts as equal although NaN != NaN."""
     model = gpt()
     with torch.no_grad():
         model.embedding.token.weight[2, 3] = NAN
@@ -130,9 +133,9 @@ def test_one_broken_number_is_enough_and_large_ones_are_not_broken(dtype: torch.
         check_finite(torch.full((size,), largest, dtype=dtype), "weights")  # whose sum is infinite
         check_finite(torch.tensor([largest, -largest] * size, dtype=dtype), "weights")
         for value in (NAN, INF, -INF):
-            for place in {0, size // 2, size - 1}:
+            for position in {0, size // 2, size - 1}:
                 tensor = torch.full((size,), largest, dtype=dtype)
-                tensor[place] = value
+                tensor[position] = value
                 with pytest.raises(
                     ValueError, match=f"^weights: 1 of {size:,} numbers are NaN or infinite"
                 ):

@@ -26,13 +26,12 @@ LONGEST = 8
 
 def padded(texts: list[Tensor], left: bool) -> tuple[Tensor, Tensor]:
     """Rows of ids and what to keep of them; padding is filled with words, which must not matter."""
-    ids, padding_mask = (
-        words(len(texts), LONGEST, vocabulary=5),
-        torch.zeros(len(texts), LONGEST, dtype=torch.bool),
-    )
+    ids = words(len(texts), LONGEST, vocabulary=5)
+    padding_mask = torch.zeros(len(texts), LONGEST, dtype=torch.bool)
     for row, text in enumerate(texts):
-        place = slice(LONGEST - text.shape[1], None) if left else slice(0, text.shape[1])
-        ids[row, place], padding_mask[row, place] = text[0], True
+        position = slice(LONGEST - text.shape[1], None) if left else slice(0, text.shape[1])
+        ids[row, position] = text[0]
+        padding_mask[row, position] = True
     return ids, padding_mask
 
 
@@ -45,7 +44,8 @@ def alike(kind: str) -> bool:
 
 @pytest.mark.parametrize("kind", GPT_KINDS)
 def test_padded_gpt_equals_single(kind: str) -> None:
-    model, texts = gpt(**GPT_KINDS[kind]), [words(1, n) for n in LENGTHS]
+    model = gpt(**GPT_KINDS[kind])
+    texts = [words(1, n) for n in LENGTHS]
     for left in (False, True) if alike(kind) else (False,):
         ids, padding_mask = padded(texts, left)
         logits = model(ids, padding_mask=padding_mask)
@@ -56,7 +56,8 @@ def test_padded_gpt_equals_single(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", BERT_KINDS)
 def test_padded_bert_equals_single(kind: str) -> None:
-    model, texts = bert(**BERT_KINDS[kind]), [words(1, n) for n in LENGTHS]
+    model = bert(**BERT_KINDS[kind])
+    texts = [words(1, n) for n in LENGTHS]
     for left in (False, True) if alike(kind) else (False,):
         ids, padding_mask = padded(texts, left)
         hidden = model.hidden(ids, padding_mask=padding_mask)
@@ -109,20 +110,18 @@ def test_a_row_of_padding_alone_is_harmless() -> None:
     ids = words(2, 5)
     padding_mask = torch.tensor([[True] * 5, [False] * 5])
     for model in (gpt(), bert(), gpt(window=2)):
-        found = model(ids, padding_mask=padding_mask)
-        assert found.isfinite().all()
-        assert_close(found[:1], model(ids[:1]))
-        found.square().sum().backward()
+        actual = model(ids, padding_mask=padding_mask)
+        assert actual.isfinite().all()
+        assert_close(actual[:1], model(ids[:1]))
+        actual.square().sum().backward()
         assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in GPT_KINDS if alike(kind)])
 def test_packed_texts_equal_separate_texts(kind: str) -> None:
     """Their positions start again, and they do not see each other."""
-    model, texts = (
-        gpt(**GPT_KINDS[kind]),
-        [[words(1, n) for n in row] for row in ((3, 1, 5), (4, 4, 1))],
-    )
+    model = gpt(**GPT_KINDS[kind])
+    texts = [[words(1, n) for n in row] for row in ((3, 1, 5), (4, 4, 1))]
     ids = torch.stack([torch.cat(row, dim=1)[0] for row in texts])
     documents = torch.stack(
         [torch.cat([torch.full((t.shape[1],), i) for i, t in enumerate(row)]) for row in texts]
@@ -135,16 +134,18 @@ def test_packed_texts_equal_separate_texts(kind: str) -> None:
 
 def test_packed_texts_without_new_positions_are_told_apart_only_by_attention() -> None:
     """With learned positions that do not start again, the second text is another text."""
-    model, ids = gpt(position="learned"), words(1, 6)
+    model = gpt(position="learned")
+    ids = words(1, 6)
     documents = torch.tensor([[0, 0, 0, 1, 1, 1]])
-    found = model(ids, documents=documents)
-    assert_close(found[:, :3], model(ids[:, :3]))
-    assert not torch.allclose(found[:, 3:], model(ids[:, 3:]))
+    actual = model(ids, documents=documents)
+    assert_close(actual[:, :3], model(ids[:, :3]))
+    assert not torch.allclose(actual[:, 3:], model(ids[:, 3:]))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in BERT_KINDS if alike(kind)])
 def test_packed_bert_texts_equal_separate_texts(kind: str) -> None:
-    model, texts = bert(**BERT_KINDS[kind]), [words(1, n) for n in (3, 5)]
+    model = bert(**BERT_KINDS[kind])
+    texts = [words(1, n) for n in (3, 5)]
     documents = torch.tensor([[0] * 3 + [1] * 5])
     positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
     packed = model(torch.cat(texts, dim=1), documents=documents, positions=positions)

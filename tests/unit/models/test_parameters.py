@@ -51,7 +51,8 @@ def test_an_rnn_ties_its_output_layer_to_its_target_table() -> None:
 def test_a_tied_table_gets_the_gradient_of_both_its_uses() -> None:
     """Reading alone touches the rows of the words read; the output layer touches every row."""
     ids = torch.tensor([[1, 2, 1]])
-    tied, untied = gpt(), gpt(tied=False)
+    tied = gpt()
+    untied = gpt(tied=False)
     weights = tied.state_dict()
     untied.load_state_dict(weights | {"head.weight": weights["embedding.token.weight"]})
     for model in (tied, untied):
@@ -63,8 +64,10 @@ def test_a_tied_table_gets_the_gradient_of_both_its_uses() -> None:
 
 
 def test_three_tied_tables_get_the_gradient_of_all_three_uses() -> None:
-    source, target = torch.tensor([[1, 2]]), torch.tensor([[3, 4]])
-    three, none = transformer(tied="three"), transformer(tied="none")
+    source = torch.tensor([[1, 2]])
+    target = torch.tensor([[3, 4]])
+    three = transformer(tied="three")
+    none = transformer(tied="none")
     weights = three.state_dict()
     table = weights["embedding.token.weight"]
     none.load_state_dict(weights | {"head.weight": table, "source_embedding.token.weight": table})
@@ -201,8 +204,8 @@ def test_grouping_equal_heads_changes_nothing(family: str, kv_heads: int) -> Non
         if isinstance(module, MultiHeadAttention):
             with_equal_heads(module, kv_heads)
     grouped = group_key_value_heads(model, kv_heads)
-    given = (words(2, 5), words(2, 6)) if family == "transformer" else (words(2, 6),)
-    assert_close(grouped(*given), model(*given))
+    inputs = (words(2, 5), words(2, 6)) if family == "transformer" else (words(2, 6),)
+    assert_close(grouped(*inputs), model(*inputs))
     assert grouped.config == replace(model.config, kv_heads=kv_heads)
     assert not grouped.training
 
@@ -212,10 +215,8 @@ def test_a_grouped_head_is_the_mean_of_its_group() -> None:
     new = group_heads(old, 2)
     D = E // H
     for name in ("weight", "bias"):
-        was, now = (
-            getattr(old.qkv, name).unflatten(0, (-1, D)),
-            getattr(new.qkv, name).unflatten(0, (-1, D)),
-        )
+        was = getattr(old.qkv, name).unflatten(0, (-1, D))
+        now = getattr(new.qkv, name).unflatten(0, (-1, D))
         assert_close(now[:H], was[:H])
         assert_close(now[H], (was[H] + was[H + 1]) / 2)
         assert_close(now[H + 1], (was[H + 2] + was[H + 3]) / 2)
@@ -225,7 +226,8 @@ def test_a_grouped_head_is_the_mean_of_its_group() -> None:
 
 
 def test_a_grouped_model_can_be_grouped_again_and_decodes_with_a_smaller_cache() -> None:
-    model, ids = gpt(), words(2, 6)
+    model = gpt()
+    ids = words(2, 6)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     grouped = group_key_value_heads(group_key_value_heads(model, 2), 1)
     state = grouped.start()

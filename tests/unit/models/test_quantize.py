@@ -41,7 +41,7 @@ def pieces_of(numbers: Tensor, packed: Int8Matrix) -> list[Tensor]:
 def test_no_number_is_further_off_than_half_a_step(shape: tuple[int, int]) -> None:
     matrix = torch.randn(*shape) * torch.rand(shape[1]) * 10
     packed = Int8Matrix(matrix)
-    for right, found in zip(
+    for right, actual in zip(
         pieces_of(matrix, packed), pieces_of(packed.dequantised(), packed), strict=True
     ):
         # A last piece that is not full has zeros too, so its step may be wider.
@@ -51,7 +51,7 @@ def test_no_number_is_further_off_than_half_a_step(shape: tuple[int, int]) -> No
             else right.aminmax()
         )
         step = (most - least) / 255
-        assert (right - found).abs().max() <= step * 0.501
+        assert (right - actual).abs().max() <= step * 0.501
 
 
 def test_equal_numbers_are_kept() -> None:
@@ -98,14 +98,15 @@ def test_a_word_is_its_row() -> None:
 
 
 def test_a_gradient_goes_through_to_the_input() -> None:
-    packed, x = Int8Matrix(torch.randn(30, 8)), torch.randn(2, 8, requires_grad=True)
-    (found,) = torch.autograd.grad(packed.linear(x).square().sum(), x)
+    packed = Int8Matrix(torch.randn(30, 8))
+    x = torch.randn(2, 8, requires_grad=True)
+    (actual,) = torch.autograd.grad(packed.linear(x).square().sum(), x)
     (right,) = torch.autograd.grad(F.linear(x, packed.dequantised()).square().sum(), x)
-    assert_close(found, right)
+    assert_close(actual, right)
 
 
 def with_rounded_weights(model: Any, small: Any) -> Any:
-    """The float32 model with the numbers that the bytes stand for: what the int8 model must equal."""
+    """Return the float32 model with the dequantised weights, which the int8 model must equal."""
     parts = dict(small.named_modules())
     with torch.no_grad():
         for path, part in model.named_modules():
@@ -118,7 +119,8 @@ def with_rounded_weights(model: Any, small: Any) -> Any:
 
 @pytest.mark.parametrize("kind", GPT_KINDS)
 def test_every_gpt_equals_itself_with_rounded_weights(kind: str) -> None:
-    model, ids = gpt(**GPT_KINDS[kind]).float(), words(2, 9)
+    model = gpt(**GPT_KINDS[kind]).float()
+    ids = words(2, 9)
     small = int8(model)
     rounded = with_rounded_weights(model, small)
     assert_close(small(ids), rounded(ids), rtol=1e-4, atol=1e-4)
@@ -130,22 +132,25 @@ def test_every_gpt_equals_itself_with_rounded_weights(kind: str) -> None:
 @pytest.mark.parametrize("kind", TRANSFORMER_KINDS)
 def test_every_transformer_equals_itself_with_rounded_weights(kind: str) -> None:
     model = transformer(**TRANSFORMER_KINDS[kind]).float()
-    source, target = sources(model.config, 2, 6), words(2, 5)
+    source = sources(model.config, 2, 6)
+    target = words(2, 5)
     small = int8(model)
     rounded = with_rounded_weights(model, small)
     assert_close(small(source, target), rounded(source, target), rtol=1e-4, atol=1e-4)
-    said = translate(small, source, start=1, end=2, length=8)
-    assert said == translate(rounded, source, start=1, end=2, length=8)
+    output = translate(small, source, start=1, end=2, length=8)
+    assert output == translate(rounded, source, start=1, end=2, length=8)
 
 
 def test_a_bert_too() -> None:
-    model, ids = bert().float(), words(2, 9)
+    model = bert().float()
+    ids = words(2, 9)
     small = int8(model)
     assert_close(small(ids), with_rounded_weights(model, small)(ids), rtol=1e-4, atol=1e-4)
 
 
 def test_it_is_the_same_model_to_everyone() -> None:
-    model, ids = gpt().float(), words(2, 5)
+    model = gpt().float()
+    ids = words(2, 5)
     small = int8(model)
     assert type(small) is GPT
     assert small.config == model.config
@@ -153,16 +158,17 @@ def test_it_is_the_same_model_to_everyone() -> None:
     assert generate(small, ids, length=4, temperature=0) == generate(
         small, ids, length=4, temperature=0
     )
-    with capture(small, "stack.blocks.*.attention.weights") as seen:
+    with capture(small, "stack.blocks.*.attention.weights") as captured:
         small(ids)
-    assert len(seen) == model.config.depth
-    with capture(small, "logits") as seen:
+    assert len(captured) == model.config.depth
+    with capture(small, "logits") as captured:
         model(ids)  # whoever listens to one does not hear the other
-    assert not seen
+    assert not captured
 
 
 def test_the_old_model_is_not_changed() -> None:
-    model, ids = gpt().float().train(), words(2, 5)
+    model = gpt().float().train()
+    ids = words(2, 5)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     int8(model)(ids)
     assert model.training
@@ -214,5 +220,6 @@ def test_smollm2_reads_real_text_as_well_as_before() -> None:
         with torch.inference_mode():
             return F.cross_entropy(model(ids)[0, :-1], ids[0, 1:]).exp().item()
 
-    before, after = perplexity(loaded.model), perplexity(small)
+    before = perplexity(loaded.model)
+    after = perplexity(small)
     assert abs(after / before - 1) < 0.01

@@ -18,10 +18,12 @@ def test_old_words_stay_as_they_were(make: object) -> None:
     assert (grown.config.vocabulary, grown.training) == (V + 3, model.training)
     ids = words(2, 7)
     with torch.no_grad():
-        old, new = model(ids), grown(ids)
+        old = model(ids)
+        new = grown(ids)
     assert new.shape == (2, 7, V + 3)
     torch.testing.assert_close(new[..., :V], old, rtol=0, atol=1e-12)
-    before, after = model.state_dict(), grown.state_dict()
+    before = model.state_dict()
+    after = grown.state_dict()
     assert all(torch.equal(after[name][: len(before[name])], before[name]) for name in before)
 
 

@@ -10,7 +10,8 @@ from torch.testing import assert_close
 
 from support.families import E, rnn, words
 
-S, T = 5, 4
+S = 5
+T = 4
 
 
 @pytest.mark.parametrize("attention", ["additive", "dot", "scaled_dot", "general"])
@@ -19,11 +20,9 @@ def test_the_decoder_asks_before_every_word(attention: str, cell: str, depth: in
     """Its top layer's hidden vector asks; what it finds goes beside the word into the next step,
     and to the output.
     """
-    model, source, target = (
-        rnn(attention=attention, cell=cell, depth=depth),
-        words(1, S),
-        words(1, T),
-    )
+    model = rnn(attention=attention, cell=cell, depth=depth)
+    source = words(1, S)
+    target = words(1, T)
     outputs, last = model.encoder(model.source_embedding(source))
     state = tuple(torch.tanh(h @ model.bridge.weight.T + model.bridge.bias) for h in last)
     right = []
@@ -40,8 +39,8 @@ def test_the_decoder_asks_before_every_word(attention: str, cell: str, depth: in
                 scores.append(q @ k / (math.sqrt(E) if attention == "scaled_dot" else 1))
         weights = torch.stack(scores).softmax(0)
         context = sum(weights[s] * outputs[0, s] for s in range(S))
-        word = model.embedding.weight[target[0, t]]
-        step, state = model.decoder(torch.cat([word, context]).view(1, 1, -1), state)
+        token = model.embedding.weight[target[0, t]]
+        step, state = model.decoder(torch.cat([token, context]).view(1, 1, -1), state)
         joined = torch.tanh(
             model.combine.weight @ torch.cat([step[0, 0], context]) + model.combine.bias
         )
@@ -51,11 +50,9 @@ def test_the_decoder_asks_before_every_word(attention: str, cell: str, depth: in
 
 @pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
 def test_without_attention_the_source_is_one_vector(cell: str) -> None:
-    model, source, target = (
-        rnn(attention="none", cell=cell, bidirectional=False),
-        words(1, S),
-        words(1, T),
-    )
+    model = rnn(attention="none", cell=cell, bidirectional=False)
+    source = words(1, S)
+    target = words(1, T)
     _, last = model.encoder(model.source_embedding(source))
     outputs, _ = model.decoder(
         model.embedding(target), tuple(torch.tanh(model.bridge(h)) for h in last)
@@ -65,14 +62,17 @@ def test_without_attention_the_source_is_one_vector(cell: str) -> None:
 
 
 def test_keys_are_projected_once_a_source() -> None:
-    model, source = rnn(attention="additive"), words(2, S)
+    model = rnn(attention="additive")
+    source = words(2, S)
     state = model.start(source)
     assert_close(state.key, model.score.W_k(state.source))
     assert rnn(attention="none").start(source).source is None
 
 
 def test_a_tied_output_layer_is_the_target_embedding() -> None:
-    model, source, target = rnn(tied=True), words(1, S), words(1, T)
+    model = rnn(tied=True)
+    source = words(1, S)
+    target = words(1, T)
     hidden = model.hidden(target, model.start(source))
     assert_close(model(source, target), hidden @ model.embedding.weight.T)
     assert model.head is None

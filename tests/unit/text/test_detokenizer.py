@@ -22,7 +22,8 @@ KINDS = [*SIZES, "gguf", "marian", "bert", "byte-fallback", "no decoder", "bytes
 def tokenizer(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Tokenizer:
-    kind, folder = request.param, tmp_path_factory.mktemp("tokenizer")
+    kind = request.param
+    folder = tmp_path_factory.mktemp("tokenizer")
     if kind in SIZES:
         return train(kind, SENTENCES, SIZES[kind])
     if kind == "gguf":
@@ -55,9 +56,9 @@ def pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 def test_random_ids(tokenizer: Tokenizer, data: st.DataObject) -> None:
     """Also such as make no valid UTF-8, special ones, and those beyond the vocabulary."""
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocabulary + 2), max_size=40))
-    said = pieces(tokenizer, ids)
-    assert "".join(said) == tokenizer.decode(ids)
-    for piece in said:
+    output = pieces(tokenizer, ids)
+    assert "".join(output) == tokenizer.decode(ids)
+    for piece in output:
         piece.encode("utf-8")
 
 
@@ -103,7 +104,8 @@ def test_words_that_are_bytes_wait_for_their_run_to_end() -> None:
 def test_an_id_costs_the_same_wherever_it_stands(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    most, decode = 0, Tokenizer.decode
+    most = 0
+    decode = Tokenizer.decode
 
     def counted(self: Tokenizer, ids: list[int]) -> str:
         nonlocal most

@@ -70,11 +70,11 @@ def test_words_and_punctuation_come_back(kind: Kind, text: str) -> None:
     st.data(),
 )
 def test_words_with_punctuation_behind_them_come_back(
-    words: list[str], data: st.DataObject
+    sentence: list[str], data: st.DataObject
 ) -> None:
     text = " ".join(
-        word + data.draw(st.sampled_from(["", ",", ".", "!", "?", ";", ":", "...", ")"]))
-        for word in words
+        part + data.draw(st.sampled_from(["", ",", ".", "!", "?", ";", ":", "...", ")"]))
+        for part in sentence
     )
     tokenizer = train("words", [text], 100)
     assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -252,9 +252,11 @@ def test_a_long_text_gives_the_tokenizer_of_its_words() -> None:
 
 @given(st.lists(st.text(max_size=8), max_size=200), st.integers(200, 4000))
 def test_a_sample_is_evenly_spaced_and_fits(pieces: list[str], most: int) -> None:
-    kept = [piece.decode() for piece in sample(pieces, most)]
-    every = next(every for every in (1, 2, 4, 8, 16, 32, 64, 128, 256) if kept == pieces[::every])
-    assert sum(len(piece.encode()) + OVERHEAD for piece in kept) <= most
+    selected = [piece.decode() for piece in sample(pieces, most)]
+    every = next(
+        every for every in (1, 2, 4, 8, 16, 32, 64, 128, 256) if selected == pieces[::every]
+    )
+    assert sum(len(piece.encode()) + OVERHEAD for piece in selected) <= most
     if every > 1:
         assert sum(len(piece.encode()) + OVERHEAD for piece in pieces) > most
 
