@@ -88,7 +88,7 @@ def test_todays_configs_are_left_as_they_are() -> None:
 
 
 def test_a_state_dict_of_0_6_loads_into_a_task_model() -> None:
-    """As it did with torch.save(model.state_dict()) and load_state_dict."""
+    """A state dict that 0.6 saved with torch.save loads with load_state_dict."""
     expected = qkv.load(FOLDER / "classifier").model
     old = {
         name.replace("backbone.", "body."): tensor for name, tensor in expected.state_dict().items()

@@ -1,6 +1,6 @@
-"""Trained models as their makers published them: our numbers are those of `transformers`.
+"""Published models: our numbers are those of `transformers`.
 
-Both come as packages, installed without what they depend on, so they are found but never imported.
+Both models are packages that are installed without their dependencies; they are never imported.
 """
 
 from __future__ import annotations
@@ -55,9 +55,7 @@ def smollm(smollm_file: Path) -> GPT:
 
 @pytest.fixture(scope="module")
 def their_smollm(smollm_file: Path) -> Any:
-    """from_pretrained(gguf_file=...) insists on the package accelerate; what it calls to convert
-    does not.
-    """
+    """Load a GGUF with `transformers`; from_pretrained would need the package accelerate."""
     config = LlamaConfig(**load_gguf_checkpoint(str(smollm_file))["config"])
     with torch.device("meta"):
         skeleton = LlamaForCausalLM(config)
@@ -84,7 +82,7 @@ def test_smollm_quantised_by_llama_cpp(smollm: GPT, their_smollm: Any) -> None:
 
 
 def test_smollm_knows_the_capital_of_france(smollm: GPT, smollm_file: Path) -> None:
-    """A mistake made by both libraries alike would not pass this."""
+    """A mistake that both libraries share would fail here."""
     tokens = GGUFReader(smollm_file).fields["tokenizer.ggml.tokens"].contents()
     token_ids = torch.tensor(
         [[tokens.index(token) for token in ("The", "Ġcapital", "Ġof", "ĠFrance", "Ġis")]]
@@ -93,10 +91,10 @@ def test_smollm_knows_the_capital_of_france(smollm: GPT, smollm_file: Path) -> N
         assert tokens[int(smollm(token_ids)[0, -1].argmax())] == "ĠParis"
 
 
-def test_a_chat_with_smollm_word_for_word(
+def test_a_chat_with_smollm(
     smollm: GPT, their_smollm: Any, smollm_file: Path, tmp_path: Path
 ) -> None:
-    """Our text, from messages to the answer, is that of `transformers` on the same weights."""
+    """Our reply to a chat is that of `transformers` with the same weights."""
     tokenizer = Tokenizer.read(smollm_file)
     tokenizer.write(tmp_path)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
@@ -136,7 +134,7 @@ def minilm_folder() -> Path:
 
 @pytest.fixture(scope="module")
 def sentences(minilm_folder: Path) -> tuple[Tensor, Tensor]:
-    """Ids and which of them are words, for sentences of different lengths."""
+    """Return ids and padding mask of sentences of different lengths."""
     tokenizer = tokenizers.Tokenizer.from_file(str(minilm_folder / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.enable_padding(pad_id=0, pad_token="[PAD]")

@@ -14,7 +14,7 @@ B, T, S, E, H = 3, 5, 7, 12, 4
 
 
 def twins(bias: bool = True) -> tuple[MultiHeadAttention, nn.MultiheadAttention]:
-    """The same weights in both."""
+    """Return both modules with the same weights."""
     theirs = nn.MultiheadAttention(E, H, bias=bias, batch_first=True, dtype=torch.float64)
     ours = MultiHeadAttention(E, H, qkv_bias=bias, output_bias=bias).double()
     names = {

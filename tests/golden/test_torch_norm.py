@@ -1,4 +1,4 @@
-"""Norms against their formulas and PyTorch's."""
+"""Norms equal their formulas and PyTorch's."""
 
 from __future__ import annotations
 

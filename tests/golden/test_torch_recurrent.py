@@ -1,4 +1,4 @@
-"""The recurrent layers against their equations, written by hand one step at a time."""
+"""Recurrent layers equal their equations, written by hand one step at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ State = tuple[Tensor, ...]
 
 
 def step(cell: str, cells: nn.RNNBase, suffix: str, x: Tensor, state: State) -> State:
-    """One step of the cell; the gates lie one below the other in its matrices."""
+    """Return one step of the cell; the gates lie one below the other in its matrices."""
     W, U, b, c = (
         getattr(cells, f"{name}_{suffix}")
         for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -36,7 +36,7 @@ def step(cell: str, cells: nn.RNNBase, suffix: str, x: Tensor, state: State) -> 
 
 
 def run(cell: str, cells: nn.RNNBase, suffix: str, x: Tensor, state: State) -> tuple[Tensor, State]:
-    """Over (T, INPUT) of one row."""
+    """Run the cell over (T, INPUT) of one row."""
     outputs = []
     for token in x:
         state = step(cell, cells, suffix, token, state)
@@ -64,7 +64,7 @@ def test_two_layers_are_their_equations(cell: str) -> None:
 
 @pytest.mark.parametrize("cell", ["rnn", "lstm", "gru"])
 def test_two_directions_are_two_runs_side_by_side(cell: str) -> None:
-    """Each row by its own length: the backward run begins at the last word, not at the padding."""
+    """Rows have their own lengths: the backward run starts at the last token, not at padding."""
     layer = Recurrent(cell, INPUT, WIDTH, 1, bidirectional=True).double()
     x = torch.randn(B, T, INPUT, dtype=torch.float64)
     lengths = torch.tensor([5, 1, 3])

@@ -121,9 +121,7 @@ def test_stacks_equal_torch_transformer(norm_first: bool, activation: str, padde
 
 
 def test_whole_model_is_embedding_stacks_and_output_layer() -> None:
-    """Ids to logits: sqrt(E) times the embedding plus the sinusoid, the stacks, and the embedding
-    again.
-    """
+    """Logits are sqrt(E) times embedding plus sinusoid, through the stacks and the embedding."""
     ours, theirs = twins(False, "relu")
     source = torch.randint(11, (B, S))
     target = torch.randint(11, (B, T))

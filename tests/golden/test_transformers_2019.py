@@ -1,6 +1,4 @@
-"""Folders of 2019, whose config.json names neither a model_type nor a class: the tensors' names
-tell the family.
-"""
+"""Folders of 2019 without model_type and class: the tensors' names decide the family."""
 
 from __future__ import annotations
 
@@ -83,9 +81,7 @@ MARIAN = {
 
 
 def folder_2019(model: Any, config: dict[str, Any], path: Path, old_norms: bool = False) -> Path:
-    """The tensors as they are, or with LayerNorm's old names, and a config.json that has these
-    fields alone.
-    """
+    """Write tensors, maybe with LayerNorm's old names, and a config.json with only these fields."""
     saved(model, path)
     (path / "config.json").write_text(json.dumps(config))
     if old_norms:
@@ -144,7 +140,7 @@ def test_llama_and_marian(tmp_path: Path) -> None:
 
 
 def test_a_roberta_is_not_taken_for_a_bert(tmp_path: Path) -> None:
-    """Its tensors have the same names, and its positions begin at 2."""
+    """RoBERTa's tensors have the same names, but its positions start at 2."""
     config = BERT_2019 | {"type_vocab_size": 1, "max_position_embeddings": 18}
     folder = folder_2019(RobertaModel(RobertaConfig(**config)), config, tmp_path)
     with pytest.raises(

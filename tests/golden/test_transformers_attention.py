@@ -1,6 +1,4 @@
-"""The weights we capture are those that `transformers` gives with output_attentions, in every
-family it has.
-"""
+"""Captured attention weights are those of `transformers` with output_attentions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""BERT: our model and `transformers` agree on words, sentences and what follows what, whichever
-wrote the weights.
-"""
+"""BERT: our model and `transformers` agree on all heads, whichever wrote the weights."""
 
 from __future__ import annotations
 
@@ -110,7 +108,7 @@ def test_the_encoder_alone(pooler: bool, tmp_path: Path) -> None:
     assert same_files(tmp_path / "theirs", tmp_path / "ours")
 
 
-def test_masked_words_only(tmp_path: Path) -> None:
+def test_the_masked_token_head_only(tmp_path: Path) -> None:
     their_model = theirs(BertForMaskedLM)
     our_model = read_folder(saved(their_model, tmp_path / "theirs"))
     token_ids = ids(V)
@@ -169,7 +167,7 @@ def test_our_weights_in_their_model(heads: dict[str, Any], kind: Any, tmp_path: 
 
 
 def test_words_and_a_pooler_without_next_sentence(tmp_path: Path) -> None:
-    """None of their classes has both, but the file does, and each class finds its part in it."""
+    """None of their classes has both heads, but each class finds its part in the file."""
     our_model = randomised(BERT(BERTConfig(**OURS, next_sentence=False)))
     write_folder(our_model, tmp_path)
     token_ids = ids(V)

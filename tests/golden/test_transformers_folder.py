@@ -1,4 +1,4 @@
-"""The folder itself: shards, number formats, tokenizers."""
+"""Folders of `transformers`: shards, dtypes and tokenizers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""GGUF: a tiny Llama of `transformers`, laid out as llama.cpp does it, gives the same logits when
-we read it.
+"""GGUF: a tiny Llama, written as llama.cpp does, gives the logits of `transformers`.
 
 tests/golden/test_real_weights.py does the same with a published file.
 """
@@ -65,7 +64,7 @@ def test_their_weights_in_our_model(choices: dict[str, Any], tmp_path: Path) -> 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q5_1"])
 def test_quantised_tensors(kind: str, tmp_path: Path) -> None:
-    """Their model gets the rounded numbers too."""
+    """Their model gets the dequantised numbers too."""
     quantised = gguf.GGMLQuantizationType[kind]
     their_model = theirs(num_key_value_heads=2)
     with torch.no_grad():

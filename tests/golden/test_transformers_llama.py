@@ -116,7 +116,7 @@ def test_our_weights_in_their_model(choices: dict[str, Any], tmp_path: Path) -> 
 
 @pytest.mark.parametrize("rope", [{"rope_type": "default"}, STRETCHED])
 def test_far_positions(rope: dict[str, Any], tmp_path: Path) -> None:
-    """Where an error in the last digit of a wave's speed has grown a thousandfold."""
+    """At far positions, an error in a rotary frequency would have grown a thousandfold."""
     their_model = theirs(
         head_dim=32, max_position_embeddings=2000, rope_parameters=rope | {"rope_theta": 50000.0}
     )
@@ -139,7 +139,7 @@ def test_older_files_keep_rotary_settings_elsewhere(spelling: str, tmp_path: Pat
 
 
 def test_the_stretching_matters(tmp_path: Path) -> None:
-    """Or the tests above would prove nothing."""
+    """Rotary scaling changes the logits; otherwise the tests above would prove nothing."""
     saved(theirs(rope_parameters=STRETCHED | {"rope_theta": 100.0}), tmp_path)
     token_ids = ids(V, 2, 100)
     stretched = read_folder(tmp_path)(token_ids)

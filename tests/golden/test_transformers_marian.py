@@ -1,6 +1,4 @@
-"""Marian: our Transformer and `transformers` give the same logits, whichever of the two wrote the
-weights.
-"""
+"""Marian: our Transformer and `transformers` give the same logits, whichever wrote the weights."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`write_folder` with a tokenizer: AutoTokenizer gives the ids that our model reads, for every kind
-of tokenizer.
-"""
+"""`write_folder` with a tokenizer: AutoTokenizer gives the ids that our model reads."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ def own(kind: Any) -> Callable[[Path], Tokenizer]:
 
 
 def llama_with_start(folder: Path) -> Tokenizer:
-    """As Llama 2's: the rules put <s> before each text."""
+    """Return a tokenizer as Llama 2's, whose rules put <s> before each text."""
     inner = byte_fallback()
     inner.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 1)]
@@ -55,7 +53,7 @@ def llama_with_start(folder: Path) -> Tokenizer:
     return Tokenizer(inner, {"bos_token": "<s>", "eos_token": "</s>"})
 
 
-def llama_told_to_start(folder: Path) -> Tokenizer:
+def llama_with_add_bos_token(folder: Path) -> Tokenizer:
     return Tokenizer(
         byte_fallback(), {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True}
     )
@@ -77,7 +75,7 @@ KINDS: dict[str, Callable[[Path], Tokenizer]] = {
         gguf_file(folder / "tiny.gguf", ggml_add_bos_token=True)
     ),
     "llama with a start": llama_with_start,
-    "llama told to start": llama_told_to_start,
+    "llama told to start": llama_with_add_bos_token,
     "gpt-2's files": gpt2_files,
 }
 
@@ -124,9 +122,7 @@ def test_a_gpt_reads_the_same_ids(kind: str, tmp_path: Path) -> None:
 
 
 def test_their_library_generates_what_ours_does(tmp_path: Path) -> None:
-    """With no more than the folder: the prompt's ids, the end of the text and the text itself are
-    the same.
-    """
+    """From the folder alone, their generate() gives our prompt ids, end token and text."""
     tokenizer = KINDS["byte-pair"](tmp_path)
     model = GPT(GPTConfig(**small(tokenizer))).eval()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Every Transformer compiles into one graph, with padding and packing too, and says the same."""
+"""Every Transformer compiles into one graph, also with padding and packing, with equal logits."""
 
 from __future__ import annotations
 

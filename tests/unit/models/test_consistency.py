@@ -1,6 +1,4 @@
-"""A model that its config does not describe is not written as the stock model; what computes the
-same is.
-"""
+"""A model that its config does not describe is not saved; one that computes the same is."""
 
 from __future__ import annotations
 
@@ -186,7 +184,7 @@ def test_what_computes_the_same_is_written(change: Callable[[Model], None], tmp_
     assert torch.equal(read_folder(tmp_path / "theirs")(ids), right)
 
 
-def test_what_was_refused_before_is_refused_in_the_same_words(tmp_path: Path) -> None:
+def test_adapters_int8_and_rnns_have_their_own_errors(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="model: int8 weights are not saved"):
         qkv.save(int8(gpt()), tmp_path / "out")
     with pytest.raises(TypeError, match="model: int8 weights are not saved"):

@@ -1,4 +1,4 @@
-"""Decoding with a state is the same forward pass: what is remembered need not be computed again."""
+"""Decoding with a state equals the forward pass of the whole sequence."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_reordered_transformer_equals_reordered_rows(kind: str) -> None:
     assert_reordered_equals_reordered_rows(transformer(**TRANSFORMER_KINDS[kind]))
 
 
-def test_a_transformer_may_be_reordered_before_its_first_word() -> None:
+def test_a_transformer_may_be_reordered_before_its_first_token() -> None:
     model = transformer()
     source = words(B, S)
     target = words(len(REORDERED), 3)
@@ -110,7 +110,7 @@ def test_a_transformer_may_be_reordered_before_its_first_word() -> None:
 
 @pytest.mark.parametrize("kind", TRANSFORMER_KINDS)
 def test_rows_that_share_a_source_equal_rows_with_their_own(kind: str) -> None:
-    """Before the first word and after some, with words read one and several at a time."""
+    """Before the first token and later, with one or several tokens at a time."""
     model = transformer(**TRANSFORMER_KINDS[kind])
     source = sources(model.config, B, S)
     target = words(2 * B, 3)
@@ -150,7 +150,7 @@ def test_reordered_rnn_equals_reordered_rows(kind: str) -> None:
     "position", ["sinusoidal", "learned", "rotary", "alibi", "relative", "none"]
 )
 def test_cached_gpt_with_left_padding_equals_each_row_alone(position: str) -> None:
-    """The way prompts of different lengths are continued together."""
+    """This is how prompts of different lengths are continued in one batch."""
     model = gpt(position=position)
     lengths = [5, 2, 4]
     prompts = [words(1, n) for n in lengths]
@@ -173,7 +173,7 @@ def test_cached_gpt_with_left_padding_equals_each_row_alone(position: str) -> No
 
 @pytest.mark.parametrize("position", ["sinusoidal", "learned", "rotary", "alibi", "none"])
 def test_cached_transformer_with_left_padded_targets_equals_each_row_alone(position: str) -> None:
-    """The way translations that were begun differently are continued together."""
+    """This is how translations with different prefixes are continued in one batch."""
     model = transformer(position=position)
     source = words(B, S)
     target = words(B, T)
@@ -193,7 +193,7 @@ def test_cached_transformer_with_left_padded_targets_equals_each_row_alone(posit
 
 @pytest.mark.parametrize("window", [None, 3])
 def test_packed_texts_can_be_continued_from_a_state(window: int | None) -> None:
-    """`documents` and `positions` speak of all positions and of the new ones."""
+    """`documents` covers all positions so far, `positions` only the new ones."""
     model = gpt(window=window)
     ids = words(1, 8)
     documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]])
@@ -230,9 +230,7 @@ def test_a_memory_that_holds_all_equals_one_pass(norm_placement: str, window: in
 def test_a_short_memory_equals_a_pass_that_sees_as_far(
     memory: int, split: list[int], kind: dict[str, Any]
 ) -> None:
-    """In every layer, a word sees its own segment up to itself and `memory` positions before the
-    segment.
-    """
+    """In every layer, a token attends to its segment so far and `memory` positions before it."""
     model = gpt(position="relative", memory=memory, **kind)
     ids = words(B, T)
     allowed = torch.zeros(T, T, dtype=torch.bool)
@@ -262,7 +260,7 @@ def test_no_gradient_flows_into_the_memory() -> None:
     assert second.grad.any()
 
 
-def test_the_memory_changes_what_is_said() -> None:
+def test_the_memory_changes_the_logits() -> None:
     model = gpt(position="relative", memory=4)
     ids = words(B, T)
     other = ids.clone()
@@ -302,7 +300,7 @@ def test_left_padding_with_a_memory_equals_each_row_alone(memory: int) -> None:
 
 
 def test_a_pass_that_broke_off_does_not_count() -> None:
-    """Whatever stopped it half-way, the same words can be given again."""
+    """After an interrupted pass, the same tokens can be given again."""
     model = gpt(depth=3)
     ids = words(2, 6)
     state = model.start()

@@ -1,4 +1,4 @@
-"""Dropout belongs to training: in evaluation a model with it says what one without it says."""
+"""Dropout is active in training only."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_dropout_in_training_only(name: str, kind: str) -> None:
 
 
 def test_what_is_dropped_is_the_sublayers_output_and_not_the_residual_stream() -> None:
-    """With nearly everything dropped, what a block was given still comes through."""
+    """With nearly everything dropped, a block's input still passes through."""
     from qkv.nn.hooks import capture
 
     model = gpt(dropout=0.999, norm_placement="before").train()

@@ -1,6 +1,4 @@
-"""Who sees what: the future never reaches the past, a window sees no further, and a set has no
-order.
-"""
+"""Masks: no position depends on a later one, a window limits the past, and a set has no order."""
 
 from __future__ import annotations
 
@@ -25,8 +23,8 @@ from support.families import (
 B, T, S = 2, 8, 5
 
 
-def with_other_words(ids: Tensor, begin: int) -> Tensor:
-    """Every word from `begin` on is another one."""
+def with_other_tokens(ids: Tensor, begin: int) -> Tensor:
+    """Return the ids with every token from `begin` on replaced by another one."""
     other = ids.clone()
     other[:, begin:] = (other[:, begin:] + 1 + torch.arange(ids.shape[1] - begin) % (V - 1)) % V
     assert (other[:, begin:] != ids[:, begin:]).all()
@@ -34,38 +32,38 @@ def with_other_words(ids: Tensor, begin: int) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", GPT_KINDS)
-def test_a_future_word_never_changes_a_past_output_of_gpt(kind: str) -> None:
+def test_a_future_token_never_changes_a_past_output_of_gpt(kind: str) -> None:
     model = gpt(**GPT_KINDS[kind])
     ids = words(B, T)
     right = model(ids)
     for begin in range(1, T):
-        actual = model(with_other_words(ids, begin))
+        actual = model(with_other_tokens(ids, begin))
         assert_close(actual[:, :begin], right[:, :begin], rtol=0, atol=1e-12)
         assert not torch.isclose(actual[:, begin], right[:, begin]).all()
 
 
 @pytest.mark.parametrize("kind", TRANSFORMER_KINDS)
-def test_a_future_word_never_changes_a_past_output_of_the_decoder(kind: str) -> None:
+def test_a_future_token_never_changes_a_past_output_of_the_decoder(kind: str) -> None:
     model = transformer(**TRANSFORMER_KINDS[kind])
     source = sources(model.config, B, S)
     target = words(B, T)
     right = model(source, target)
     for begin in range(1, T):
-        actual = model(source, with_other_words(target, begin))
+        actual = model(source, with_other_tokens(target, begin))
         assert_close(actual[:, :begin], right[:, :begin], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", RNN_KINDS)
-def test_a_future_word_never_changes_a_past_output_of_an_rnn(kind: str) -> None:
+def test_a_future_token_never_changes_a_past_output_of_an_rnn(kind: str) -> None:
     model = rnn(**RNN_KINDS[kind])
     source = sources(model.config, B, S)
     target = words(B, T)
-    actual = model(source, with_other_words(target, 4))
+    actual = model(source, with_other_tokens(target, 4))
     assert_close(actual[:, :4], model(source, target)[:, :4], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("memory", [2, 8])
-def test_a_future_word_never_changes_a_past_output_of_transformer_xl(memory: int) -> None:
+def test_a_future_token_never_changes_a_past_output_of_transformer_xl(memory: int) -> None:
     model = gpt(position="relative", memory=memory)
     ids = words(B, T)
 
@@ -76,12 +74,12 @@ def test_a_future_word_never_changes_a_past_output_of_transformer_xl(memory: int
     right = run(ids)
     for begin in range(1, T):
         assert_close(
-            run(with_other_words(ids, begin))[:, :begin], right[:, :begin], rtol=0, atol=1e-12
+            run(with_other_tokens(ids, begin))[:, :begin], right[:, :begin], rtol=0, atol=1e-12
         )
 
 
-def test_every_source_word_reaches_every_target_word() -> None:
-    """The decoder is causal in the target alone."""
+def test_every_source_token_reaches_every_target_token() -> None:
+    """The decoder is causal in the target only."""
     for model in (transformer(), rnn()):
         source = words(1, S)
         target = words(1, 4)
@@ -106,7 +104,7 @@ def test_every_source_word_reaches_every_target_word() -> None:
     ids=["window", "strided", "fixed", "strided window"],
 )
 @pytest.mark.parametrize("position", ["rotary", "relative", "alibi", "none"])
-def test_one_sparse_layer_sees_what_its_pattern_allows_and_no_more(
+def test_one_sparse_layer_attends_to_what_its_pattern_allows_and_no_more(
     kind: dict, captured, position: str
 ) -> None:
     model = gpt(depth=1, position=position, **kind)
@@ -162,8 +160,8 @@ def test_with_positions_a_shuffled_text_is_another_text(position: str) -> None:
     assert not torch.allclose(model(ids[:, SHUFFLED]), model(ids)[:, SHUFFLED])
 
 
-def test_a_causal_model_without_positions_still_sees_a_set_in_what_came_before() -> None:
-    """The last word of a one-layer GPT does not know the order of the others."""
+def test_a_causal_model_without_positions_attends_to_a_set() -> None:
+    """The last token of a one-layer GPT does not know the order of the others."""
     model = gpt(position="none", depth=1)
     ids = words(B, 6)
     other = torch.cat([ids[:, [2, 4, 0, 1, 3]], ids[:, 5:]], dim=1)

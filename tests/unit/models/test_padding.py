@@ -1,4 +1,4 @@
-"""A text says the same alone and in a batch: padding and packing change nothing but the place."""
+"""A sequence gives the same logits alone and in a batch, with padding and with packing."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ LONGEST = 8
 
 
 def padded(texts: list[Tensor], left: bool) -> tuple[Tensor, Tensor]:
-    """Rows of ids and what to keep of them; padding is filled with words, which must not matter."""
+    """Return rows of ids and their padding mask; padding holds ids that must not matter."""
     ids = words(len(texts), LONGEST, vocabulary=5)
     padding_mask = torch.zeros(len(texts), LONGEST, dtype=torch.bool)
     for row, text in enumerate(texts):
-        position = slice(LONGEST - text.shape[1], None) if left else slice(0, text.shape[1])
-        ids[row, position] = text[0]
-        padding_mask[row, position] = True
+        columns = slice(0, text.shape[1])
+        if left:
+            columns = slice(LONGEST - text.shape[1], None)
+
+        ids[row, columns] = text[0]
+        padding_mask[row, columns] = True
     return ids, padding_mask
 
 
 def alike(kind: str) -> bool:
-    """A fixed pattern counts its blocks from the row's first place, so a text moved to the right is
-    another text.
-    """
+    """Return whether shifting a text keeps its logits; a fixed pattern counts from the start."""
     return not kind.startswith("fixed")
 
 
@@ -106,7 +107,7 @@ def test_padded_rnn_equals_single(kind: str) -> None:
 
 
 def test_a_row_of_padding_alone_is_harmless() -> None:
-    """It says something finite, disturbs no other row, and gives no NaN to any weight."""
+    """Its logits are finite, other rows are unaffected, and no gradient is NaN."""
     ids = words(2, 5)
     padding_mask = torch.tensor([[True] * 5, [False] * 5])
     for model in (gpt(), bert(), gpt(window=2)):
@@ -119,7 +120,7 @@ def test_a_row_of_padding_alone_is_harmless() -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in GPT_KINDS if alike(kind)])
 def test_packed_texts_equal_separate_texts(kind: str) -> None:
-    """Their positions start again, and they do not see each other."""
+    """Packed documents have their own positions and do not attend to each other."""
     model = gpt(**GPT_KINDS[kind])
     texts = [[words(1, n) for n in row] for row in ((3, 1, 5), (4, 4, 1))]
     ids = torch.stack([torch.cat(row, dim=1)[0] for row in texts])
@@ -132,8 +133,8 @@ def test_packed_texts_equal_separate_texts(kind: str) -> None:
         assert_close(packed[row], torch.cat([model(text)[0] for text in separate]))
 
 
-def test_packed_texts_without_new_positions_are_told_apart_only_by_attention() -> None:
-    """With learned positions that do not start again, the second text is another text."""
+def test_packed_texts_without_new_positions() -> None:
+    """With learned positions that do not restart, the second document gives other logits."""
     model = gpt(position="learned")
     ids = words(1, 6)
     documents = torch.tensor([[0, 0, 0, 1, 1, 1]])

@@ -1,6 +1,4 @@
-"""What a model learns: tied tables are one tensor, fresh weights have the papers' statistics, heads
-can be grouped.
-"""
+"""Parameters: tied embeddings, the papers' initialisation, and grouped heads."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ def test_an_rnn_ties_its_output_layer_to_its_target_table() -> None:
 
 
 def test_a_tied_table_gets_the_gradient_of_both_its_uses() -> None:
-    """Reading alone touches the rows of the words read; the output layer touches every row."""
+    """Reading touches only the rows of the ids; the output layer touches every row."""
     ids = torch.tensor([[1, 2, 1]])
     tied = gpt()
     untied = gpt(tied=False)
@@ -87,7 +85,7 @@ def test_three_tied_tables_get_the_gradient_of_all_three_uses() -> None:
     assert_close(three.embedding.token.weight.grad, sum(parts))
 
 
-def test_bert_guesses_words_with_its_own_table() -> None:
+def test_berts_output_layer_is_its_embedding() -> None:
     model = bert()
     hidden = model.hidden(words(2, 5))
     head = model.head
@@ -105,7 +103,7 @@ def deviation(x: Tensor) -> float:
     return float(x.detach().std())
 
 
-def test_gpt_begins_normal_and_quieter_where_it_adds_to_the_residual_stream() -> None:
+def test_gpt_begins_normal_and_smaller_in_residual_projections() -> None:
     model = build(GPTConfig(vocabulary=500, context=200, width=128, depth=8, heads=4, tied=False))
     assert deviation(model.embedding.token.weight) == pytest.approx(0.02, rel=0.05)
     assert deviation(model.embedding.position.weight) == pytest.approx(0.02, rel=0.05)
@@ -122,7 +120,7 @@ def test_gpt_begins_normal_and_quieter_where_it_adds_to_the_residual_stream() ->
     assert_norms_and_biases_begin_as_1_and_0(model)
 
 
-def test_a_fresh_gpt_finds_every_word_about_equally_likely() -> None:
+def test_a_fresh_gpt_predicts_all_tokens_about_equally() -> None:
     model = build(GPTConfig(vocabulary=100, width=64, depth=4, heads=4))
     loss = nn.functional.cross_entropy(model(words(4, 32)).flatten(0, 1), words(4, 32).flatten())
     assert loss.item() == pytest.approx(math.log(100), rel=0.02)
@@ -135,7 +133,7 @@ def test_relative_attention_begins_without_preferences() -> None:
     assert deviation(relative.r.weight) == pytest.approx(0.02, rel=0.2)
 
 
-def test_bert_begins_normal_and_cut_off() -> None:
+def test_bert_begins_with_a_truncated_normal() -> None:
     model = build(BERTConfig(vocabulary=500, context=200, width=128, depth=2, heads=4))
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding) and module.weight.numel() > 4000:
@@ -145,7 +143,7 @@ def test_bert_begins_normal_and_cut_off() -> None:
     assert_norms_and_biases_begin_as_1_and_0(model)
 
 
-def test_a_transformer_begins_with_glorots_uniform_and_words_of_variance_1() -> None:
+def test_a_transformer_begins_with_glorots_uniform_and_embeddings_of_variance_1() -> None:
     model = build(TransformerConfig(vocabulary=500, width=128, depth=2, heads=4, hidden=256))
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -158,7 +156,7 @@ def test_a_transformer_begins_with_glorots_uniform_and_words_of_variance_1() -> 
 
 
 @pytest.mark.parametrize("cell", ["rnn", "lstm", "gru"])
-def test_an_rnn_carries_with_orthogonal_matrices(cell: str) -> None:
+def test_an_rnns_recurrent_matrices_are_orthogonal(cell: str) -> None:
     model = build(RNNConfig(vocabulary=V, width=E, depth=2, cell=cell))
     carried = {name: weight for name, weight in model.named_parameters() if "weight_hh" in name}
     assert len(carried) == 2 * 2 + 2
@@ -183,7 +181,7 @@ def assert_norms_and_biases_begin_as_1_and_0(model: nn.Module) -> None:
 
 
 def with_equal_heads(attention: MultiHeadAttention, kv_heads: int) -> None:
-    """Make the key and value heads of each group the same."""
+    """Make the key and value heads of each group equal."""
     group = attention.kv_heads // kv_heads
     for parameter in (attention.qkv.weight, attention.qkv.bias):
         by_head = parameter.data.view(-1, attention.head_width, *parameter.shape[1:])

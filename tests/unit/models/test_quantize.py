@@ -1,6 +1,4 @@
-"""Int8: the bytes are near the numbers, products are those of the bytes' numbers, and texts stay as
-likely.
-"""
+"""Int8: rounding errors are bounded, products are exact, and perplexity stays the same."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ def pieces_of(numbers: Tensor, packed: Int8Matrix) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (64, 7), (200, 16), (384, 5), (500, 9)])
-def test_no_number_is_further_off_than_half_a_step(shape: tuple[int, int]) -> None:
+def test_rounding_errors_are_at_most_half_a_step(shape: tuple[int, int]) -> None:
     matrix = torch.randn(*shape) * torch.rand(shape[1]) * 10
     packed = Int8Matrix(matrix)
     for right, actual in zip(
@@ -69,7 +67,7 @@ def test_a_large_row_costs_the_others_nothing() -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, FEW_ROWS, FEW_ROWS + 1, 100])
 @pytest.mark.parametrize("shape", [(7, 5), (96, 32), (400, 48), (576, 64)])
-def test_a_product_is_that_of_the_bytes_numbers(rows: int, shape: tuple[int, int]) -> None:
+def test_a_product_equals_that_of_the_dequantised_matrix(rows: int, shape: tuple[int, int]) -> None:
     packed = Int8Matrix(torch.randn(*shape))
     x = torch.randn(rows, shape[1])
     exact = (x.double() @ packed.dequantised().double().T).float()
@@ -86,11 +84,11 @@ def test_a_product_is_that_of_the_bytes_numbers(rows: int, shape: tuple[int, int
         )
 
 
-def test_no_rows_make_no_product() -> None:
+def test_an_empty_batch() -> None:
     assert Int8Matrix(torch.randn(20, 4)).linear(torch.zeros(0, 3, 4)).shape == (0, 3, 20)
 
 
-def test_a_word_is_its_row() -> None:
+def test_a_token_is_its_row() -> None:
     packed = Int8Matrix(torch.randn(300, 8))
     ids = torch.randint(300, (4, 6))
     assert_close(Int8Embedding(packed)(ids), packed.dequantised()[ids])
@@ -141,14 +139,14 @@ def test_every_transformer_equals_itself_with_rounded_weights(kind: str) -> None
     assert output == translate(rounded, source, start=1, end=2, length=8)
 
 
-def test_a_bert_too() -> None:
+def test_bert_equals_itself_with_rounded_weights() -> None:
     model = bert().float()
     ids = words(2, 9)
     small = int8(model)
     assert_close(small(ids), with_rounded_weights(model, small)(ids), rtol=1e-4, atol=1e-4)
 
 
-def test_it_is_the_same_model_to_everyone() -> None:
+def test_class_config_and_hooks_stay_the_same() -> None:
     model = gpt().float()
     ids = words(2, 5)
     small = int8(model)
@@ -204,13 +202,13 @@ def test_a_quarter_of_the_memory() -> None:
         ),
     ],
 )
-def test_what_it_is_not_for(wrong: Any, sentence: str) -> None:
+def test_unsupported_models(wrong: Any, sentence: str) -> None:
     with pytest.raises((TypeError, ValueError), match=f"^{sentence}"):
         wrong()
 
 
 def test_smollm2_reads_real_text_as_well_as_before() -> None:
-    """Perplexity within 1 percent, on the documentation of Python's own library."""
+    """Perplexity stays within 1 percent on the documentation of Python's library."""
     loaded = qkv.load("smollm2")
     text = "".join(text for name, text in modules("valid") if name == "textwrap.py")
     ids = torch.tensor([loaded.tokenizer.encode(text)[:256]])

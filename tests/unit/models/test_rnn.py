@@ -1,4 +1,4 @@
-"""The RNN encoder-decoder, step by step as on the board."""
+"""The RNN encoder-decoder equals its equations, step by step."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ T = 4
 
 @pytest.mark.parametrize("attention", ["additive", "dot", "scaled_dot", "general"])
 @pytest.mark.parametrize(("cell", "depth"), [("gru", 1), ("gru", 2), ("lstm", 2)])
-def test_the_decoder_asks_before_every_word(attention: str, cell: str, depth: int) -> None:
-    """Its top layer's hidden vector asks; what it finds goes beside the word into the next step,
-    and to the output.
-    """
+def test_the_decoder_attends_before_every_token(attention: str, cell: str, depth: int) -> None:
+    """The top layer's hidden vector is the query; the context enters the next step and output."""
     model = rnn(attention=attention, cell=cell, depth=depth)
     source = words(1, S)
     target = words(1, T)
@@ -61,7 +59,7 @@ def test_without_attention_the_source_is_one_vector(cell: str) -> None:
     assert last[0].shape == (1, 1, E)
 
 
-def test_keys_are_projected_once_a_source() -> None:
+def test_keys_are_projected_once_per_source() -> None:
     model = rnn(attention="additive")
     source = words(2, S)
     state = model.start(source)
@@ -78,7 +76,7 @@ def test_a_tied_output_layer_is_the_target_embedding() -> None:
     assert model.head is None
 
 
-def test_no_words_have_no_outputs() -> None:
+def test_an_empty_target_has_no_outputs() -> None:
     for attention in ("none", "additive"):
         model = rnn(attention=attention)
         state = model.start(words(2, S))

@@ -111,7 +111,7 @@ def from_theirs(
     return built.double().eval()
 
 
-def test_a_class_of_a_text_as_bert_for_sequence_classification(tmp_path: Path) -> None:
+def test_classify_equals_bert_for_sequence_classification(tmp_path: Path) -> None:
     theirs = randomised(
         BertForSequenceClassification(BertConfig(**THEIR_SIZE, max_position_embeddings=16))
     )
@@ -130,7 +130,7 @@ def test_a_class_of_a_text_as_bert_for_sequence_classification(tmp_path: Path) -
     assert furthest(actual[:, 0], expected) < 1e-12
 
 
-def test_a_tag_of_each_word_as_bert_for_token_classification(tmp_path: Path) -> None:
+def test_tag_equals_bert_for_token_classification(tmp_path: Path) -> None:
     theirs = randomised(
         BertForTokenClassification(BertConfig(**THEIR_SIZE, max_position_embeddings=16))
     )
@@ -150,7 +150,7 @@ def test_a_tag_of_each_word_as_bert_for_token_classification(tmp_path: Path) -> 
     )
 
 
-def test_a_class_of_a_text_as_llama_for_sequence_classification(tmp_path: Path) -> None:
+def test_classify_equals_llama_for_sequence_classification(tmp_path: Path) -> None:
     config = LlamaConfig(
         **THEIR_SIZE, max_position_embeddings=64, pad_token_id=0, tie_word_embeddings=True
     )
@@ -173,18 +173,20 @@ def test_a_class_of_a_text_as_llama_for_sequence_classification(tmp_path: Path) 
 
 def alone(model: TaskModel, sequence: list[int]) -> Tensor:
     """Return the vector of one sequence in a batch of its own: (E,)"""
-    segments = torch.tensor(
-        [[int(position >= len(sequence) // 2) for position in range(len(sequence))]]
-    )
-    more = {"segments": segments} if isinstance(model.backbone, BERT) else {}
+    backbone = model.backbone
+    pooling = model.config.head.pooling
     with torch.no_grad():
-        token_ids = model.backbone.hidden(torch.tensor([sequence]), **more)[0]  # (T, E)
-        pooling = model.config.head.pooling
-        vector = (
-            token_ids.mean(0) if pooling == "mean" else token_ids[-1 if pooling == "last" else 0]
-        )
-        pooler = model.backbone.pooler if isinstance(model.backbone, BERT) else None
-        return vector if pooler is None else torch.tanh(pooler.dense(vector))
+        if isinstance(backbone, BERT):
+            segments = torch.arange(len(sequence)) >= len(sequence) // 2
+            hidden = backbone.hidden(torch.tensor([sequence]), segments=segments.long()[None])[0]
+        else:
+            hidden = backbone.hidden(torch.tensor([sequence]))[0]  # (T, E)
+
+        vector = {"mean": hidden.mean(0), "last": hidden[-1], "first": hidden[0]}[pooling]
+        if isinstance(backbone, BERT) and backbone.pooler is not None:
+            vector = torch.tanh(backbone.pooler.dense(vector))
+
+    return vector
 
 
 BACKBONES = [("gpt", "last"), ("gpt", "mean"), ("bert", "first"), ("bert", "mean")]

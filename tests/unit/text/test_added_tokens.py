@@ -45,7 +45,7 @@ def tokenizer_with(added: list[AddedToken], template: str = "") -> Tokenizer:
 
 
 def by_library(tokenizer: Tokenizer, text: str) -> list[int]:
-    """With special tokens found in the text."""
+    """Return the library's ids, with special tokens recognised in the text."""
     tokenizer.inner.encode_special_tokens = False
     try:
         return list(tokenizer.inner.encode(text, add_special_tokens=False).ids)
@@ -55,9 +55,7 @@ def by_library(tokenizer: Tokenizer, text: str) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_texts_with_random_tokens_have_the_ids_of_the_library(seed: int) -> None:
-    """Any mixture of lstrip, rstrip, single_word, normalized and special, with tokens that begin or
-    end alike.
-    """
+    """Any mixture of lstrip, rstrip, single_word, normalized and special, with shared prefixes."""
     rng = random.Random(seed)
 
     def flip() -> bool:
@@ -98,7 +96,7 @@ def test_white_space_is_that_of_unicode() -> None:
         )
 
 
-def test_markers_that_a_message_spells_are_not_found_between_quotes() -> None:
+def test_quoted_tokens_are_not_found() -> None:
     tokenizer = tokenizer_with(
         [AddedToken("<a>", lstrip=True, single_word=True), AddedToken("<b>")]
     )
@@ -114,9 +112,7 @@ def test_markers_that_a_message_spells_are_not_found_between_quotes() -> None:
 
 
 def test_a_run_of_spaces_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pattern repeats anything, so a search is linear; and the spaces beside markers sum up to
-    the text.
-    """
+    """No pattern repeats anything, so a search is linear in the text."""
     sizes: list[int] = []
     real = added_tokens.with_spaces
 
@@ -145,7 +141,7 @@ def repeats(pattern: str) -> bool:
     return any(sign in re.sub(r"\\.", "", pattern) for sign in "*+{")
 
 
-def test_thousands_of_markers_are_one_trie() -> None:
+def test_thousands_of_tokens_are_one_trie() -> None:
     names = [f"<unused{number}>" for number in range(3000)]
     rng = random.Random(0)
     pattern = re.compile(any_of(["[a]", "[ab]", "[a", *names]))
@@ -154,6 +150,6 @@ def test_thousands_of_markers_are_one_trie() -> None:
         assert pattern.findall(f"<<unused{name}[ab[a]") == [name, "[a", "[a]"]
 
 
-def test_a_marker_of_any_length_is_one_chain() -> None:
+def test_a_token_of_any_length_is_one_chain() -> None:
     long = "<" + "x" * 5000 + ">"
     assert re.fullmatch(any_of([long, long + "y"]), long + "y")

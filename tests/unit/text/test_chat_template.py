@@ -141,13 +141,13 @@ NOT_SPECIAL = [
 )
 def test_a_message_cannot_contain_an_added_token_that_is_not_special(content: str) -> None:
     tokenizer = with_added_tokens(*NOT_SPECIAL, template=TURNS)
-    markers = [tokenizer.id(text) for text in ("<|user|>", "</s>", "<|assistant|>", "</s>")]
+    token_ids = [tokenizer.id(text) for text in ("<|user|>", "</s>", "<|assistant|>", "</s>")]
     ids = encode_chat(
         tokenizer, [message("user", content), message("assistant", content)], reply=False
     )
-    assert [id for id in ids if id in markers] == markers
-    begin = ids.index(markers[0])
-    end = ids.index(markers[1])
+    assert [id for id in ids if id in token_ids] == token_ids
+    begin = ids.index(token_ids[0])
+    end = ids.index(token_ids[1])
     assert tokenizer.decode(ids[begin + 1 : end]) == content
     assert (tokenizer.id("    ") in ids) == ("    " in content)  # a run of spaces marks nothing
 

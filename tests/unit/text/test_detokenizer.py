@@ -1,4 +1,4 @@
-"""Text that comes piece by piece is the text of all ids, whatever the ids are."""
+"""The incremental detokenizer gives the text of all ids, whatever the ids are."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 
 @given(st.data())
 def test_random_ids(tokenizer: Tokenizer, data: st.DataObject) -> None:
-    """Also such as make no valid UTF-8, special ones, and those beyond the vocabulary."""
+    """Ids may form invalid UTF-8, be special, or lie outside the vocabulary."""
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocabulary + 2), max_size=40))
     output = pieces(tokenizer, ids)
     assert "".join(output) == tokenizer.decode(ids)
@@ -68,7 +68,7 @@ def test_texts(tokenizer: Tokenizer, text: str) -> None:
     assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids)
 
 
-def test_no_half_character_is_ever_said() -> None:
+def test_chunks_are_whole_characters() -> None:
     tokenizer = train("byte-pair", ["abc"], 261)  # no pairs: a token is a byte
     ids = tokenizer.encode("a👩é")
     assert len(ids) == 7
@@ -77,7 +77,7 @@ def test_no_half_character_is_ever_said() -> None:
     assert pieces(tokenizer, [*ids[:3], ids[0]]) == ["a", "", "", "\ufffda", ""]
 
 
-def test_nor_where_bytes_are_decoded_in_a_sequence() -> None:
+def test_chunks_are_whole_characters_in_a_sequence_of_decoders() -> None:
     for steps in ([decoders.ByteLevel()], [decoders.ByteLevel(), decoders.Strip(" ", 1, 0)]):
         tokenizer = bytes_in_a_sequence(*steps)
         ids = tokenizer.encode(" 👩é")
@@ -91,7 +91,7 @@ def test_bytes_that_never_become_a_character_do_not_wait() -> None:
     assert pieces(tokenizer, [lone] * 50) == ["\ufffd"] * 50 + [""]
 
 
-def test_words_that_are_bytes_wait_for_their_run_to_end() -> None:
+def test_byte_tokens_wait_until_their_run_ends() -> None:
     tokenizer = Tokenizer(byte_fallback())
     first, second, word = (tokenizer.id(token) for token in ("<0xC3>", "<0xA9>", "▁cat"))
     assert first is not None
@@ -101,7 +101,7 @@ def test_words_that_are_bytes_wait_for_their_run_to_end() -> None:
     assert pieces(tokenizer, [word, first, second, second]) == ["cat", "", "", "", "\ufffd" * 3]
 
 
-def test_an_id_costs_the_same_wherever_it_stands(
+def test_the_cost_of_an_id_is_constant(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most = 0
@@ -119,7 +119,7 @@ def test_an_id_costs_the_same_wherever_it_stands(
     assert most <= longest_run
 
 
-def test_a_words_joints_are_those_of_the_whole(tmp_path: Path) -> None:
+def test_tokens_are_joined_as_in_the_whole_text(tmp_path: Path) -> None:
     tokenizer = train("words", ['He said: "yes (and no)", don\'t!'], 50)
     ids = tokenizer.encode('He said: "yes (and no)", don\'t!')
     assert pieces(tokenizer, ids)[:5] == ["He", " said", ":", ' "', "yes"]

@@ -1,6 +1,4 @@
-"""What a tokenizer says of itself: its tokens, special ones, where words begin; written, read and
-sent elsewhere.
-"""
+"""The tokenizer: tokens, special tokens, word starts, saving and pickling."""
 
 from __future__ import annotations
 
@@ -122,7 +120,7 @@ def test_different_tokenizers_have_different_fingerprints() -> None:
 
 
 def groups(tokenizer: Tokenizer, text: str) -> list[str]:
-    """The text of the tokens between one start of a word and the next."""
+    """Return the texts of the tokens from one word start to the next."""
     ids = tokenizer.encode(text)
     starts = [
         0,
@@ -201,7 +199,7 @@ TEXT = "unfriendly cats, chasing 1234 mice: öğretmenlerin evi."
     ],
 )
 @pytest.mark.parametrize("size", [270, 300])
-def test_words_begin_where_they_do(kind: Kind, expected: list[str], size: int) -> None:
+def test_word_starts(kind: Kind, expected: list[str], size: int) -> None:
     tokenizer = train(kind, [TEXT], size)
     assert tokenizer.starts_word.shape == (tokenizer.vocabulary,)
     assert tokenizer.starts_word.dtype == bool
@@ -259,7 +257,7 @@ def test_special_tokens_by_known_names(names: list[str], expected: tuple[int | N
     assert (actual.padding, actual.unknown, actual.start, actual.end, actual.mask) == expected
 
 
-def test_a_config_says_which_of_several_ends(tmp_path: Path) -> None:
+def test_a_config_names_the_end_token(tmp_path: Path) -> None:
     inner = with_tokens("<|endoftext|>", "<|im_start|>", "<|im_end|>")
     inner.save(str(tmp_path / "tokenizer.json"))
     assert Tokenizer.read(tmp_path).end == 0
@@ -276,7 +274,7 @@ def test_a_config_says_which_of_several_ends(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(actual)).special_tokens == actual.special_tokens
 
 
-def test_a_word_that_looks_special_is_none() -> None:
+def test_a_word_that_looks_special_is_not() -> None:
     inner = tokenizers.Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "?": 2}, unk_token="?"))
     assert Tokenizer(inner).special_tokens == dict.fromkeys(
         ("padding", "unknown", "start", "end", "mask")

@@ -1,6 +1,4 @@
-"""The tokenizer inside a GGUF file: the ids are those of byte pairs merged by hand, and of
-`transformers`.
-"""
+"""Tokenizers in GGUF files: ids are those of byte pairs merged by hand and of `transformers`."""
 
 from __future__ import annotations
 
@@ -47,9 +45,7 @@ def smollm_file() -> Path:
 
 
 class ByHand:
-    """Byte pairs as the papers say: split into words, then the earliest pair is merged, until none
-    is left.
-    """
+    """Byte-pair encoding by hand: split into words, then merge the earliest pair repeatedly."""
 
     def __init__(self, file: Path) -> None:
         actual = read_metadata(file)
@@ -127,7 +123,7 @@ def test_smollm_on_any_text(smollm: tuple[Tokenizer, ByHand], text: str) -> None
     assert smollm[0].encode(text) == smollm[1].encode(text)
 
 
-def test_what_smollms_file_says_of_it(smollm: tuple[Tokenizer, ByHand]) -> None:
+def test_smollms_special_tokens(smollm: tuple[Tokenizer, ByHand]) -> None:
     tokenizer, _ = smollm
     assert tokenizer.vocabulary == 49152
     assert (
@@ -207,7 +203,7 @@ def test_it_is_written_and_read_again(tmp_path: Path) -> None:
 def llama_file(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[Path, sentencepiece.SentencePieceProcessor]:
-    """A file as llama.cpp makes it of a model of sentencepiece with a token for each byte."""
+    """Write a file as llama.cpp makes it from a SentencePiece model with byte tokens."""
     folder = tmp_path_factory.mktemp("llama")
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(SENTENCES * 4),
@@ -246,7 +242,7 @@ def test_llamas_ids_are_those_of_sentencepiece(llama_file: tuple[Path, Any], tex
             assert tokenizer.decode(tokenizer.encode(item)) == item
 
 
-def test_what_llamas_file_says_of_it(llama_file: tuple[Path, Any]) -> None:
+def test_llamas_special_tokens(llama_file: tuple[Path, Any]) -> None:
     tokenizer = Tokenizer.read(llama_file[0])
     assert (tokenizer.start, tokenizer.end, tokenizer.unknown, tokenizer.padding) == (1, 2, 0, None)
     assert tokenizer.starts_texts
@@ -274,7 +270,7 @@ def test_what_llamas_file_says_of_it(llama_file: tuple[Path, Any]) -> None:
         ({"ggml_pre": None}, "tokenizer.ggml.pre: ... split text"),
     ],
 )
-def test_kinds_that_are_not_read(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_unsupported_kinds(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     file = gguf_file(tmp_path / "tiny.gguf", **changes)
     with refused(f"{file}: {message}", UnknownKind):
         Tokenizer.read(file)

@@ -1,4 +1,4 @@
-"""Other makers' files: the ids and the text are those of `transformers` for the same files."""
+"""Tokenizer files of GPT-2 and BERT: ids and text are those of `transformers`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXTS = [*SENTENCES, *ODD]
 
 
 def ordinary(texts: list[str]) -> list[str]:
-    """Without the text that spells special tokens, which `transformers` takes at their word."""
+    """Return the texts without one that spells special tokens, which `transformers` recognises."""
     return [text for text in texts if "[CLS]" not in text]
 
 
