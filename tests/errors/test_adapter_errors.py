@@ -29,6 +29,7 @@ def adapter(tmp_path: Path) -> Path:
     attach(model, AdapterConfig(rank=2, alpha=4.0))
     for parameter in adapter_parameters(model):
         nn.init.normal_(parameter)
+
     write_adapter(model, tmp_path / "adapter", "base")
     edit_tensors(tmp_path / "adapter", lambda tensors: None)
     return tmp_path / "adapter"
@@ -80,6 +81,7 @@ def test_configs_that_are_refused(changes: dict[str, Any], message: str, adapter
     model = small("llama")
     with refused(message) as error:
         read_adapter(model, adapter)
+
     assert str(adapter) in str(error.value)
     assert not list(adapted(model))
 
@@ -147,6 +149,7 @@ def test_tensors_that_do_not_fit(
     model = small("llama")
     with refused(message) as error:
         read_adapter(model, adapter)
+
     assert str(adapter / WEIGHTS) in str(error.value)
     assert not list(adapted(model))
 
@@ -154,10 +157,13 @@ def test_tensors_that_do_not_fit(
 def test_the_wrong_model(adapter: Path) -> None:
     with refused("there is no place for it in the model's attention and feed-forward"):
         read_adapter(small("bert"), adapter)
+
     with refused("expected numbers in the shape (2, 16), not (2, 8)"):
         read_adapter(small("llama", width=16), adapter)
+
     with refused("model: ... no projections"):
         read_adapter(RNN(RNNConfig(vocabulary=5, width=4)), adapter)
+
     model = read_adapter(small("llama"), adapter)
     with refused("model: ... adapters already"):
         read_adapter(model, adapter)
@@ -167,9 +173,11 @@ def test_files_that_are_not_there(adapter: Path) -> None:
     (adapter / WEIGHTS).rename(adapter / "adapter_model.bin")
     with refused("adapter_model.bin: ... is a pickle"):
         read_adapter(small("llama"), adapter)
+
     (adapter / "adapter_model.bin").unlink()
     with refused(f"{WEIGHTS}: ... no such file"):
         read_adapter(small("llama"), adapter)
+
     (adapter / CONFIG).write_text("{")
     with refused(f"{CONFIG}: not valid JSON"):
         read_adapter(small("llama"), adapter)
@@ -189,6 +197,7 @@ def test_our_adapters_have_checksums(tmp_path: Path) -> None:
     other = small("llama")
     with refused("this adapter was trained on other weights"):
         read_adapter(other, tmp_path)
+
     assert not list(adapted(other))
     content = bytearray((tmp_path / WEIGHTS).read_bytes())
     content[-3] ^= 1
@@ -201,12 +210,15 @@ def test_writing(tmp_path: Path) -> None:
     model = small("llama")
     with refused("model: ... no adapters"):
         write_adapter(model, tmp_path)
+
     with refused("model: ... no projections"):
         write_adapter(RNN(RNNConfig(vocabulary=5, width=4)), tmp_path)
+
     attach(model, AdapterConfig(rank=2))
     write_adapter(model, tmp_path)
     with refused("adapter_config.json is already here; choose an empty folder"):
         write_adapter(model, tmp_path)
+
     write_adapter(model, tmp_path, "elsewhere", replace=True)
     assert json.loads((tmp_path / CONFIG).read_text())["base_model_name_or_path"] == "elsewhere"
     assert sorted(file.name for file in tmp_path.iterdir()) == [CONFIG, WEIGHTS]

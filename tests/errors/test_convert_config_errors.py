@@ -170,6 +170,7 @@ def test_an_unsupported_config(
     edit(tmp_path, **changes)
     with refused(message) as error:
         read_folder(tmp_path)
+
     assert str(error.value).startswith(str(tmp_path / "config.json"))
 
 
@@ -245,6 +246,7 @@ def test_a_model_that_no_format_can_express(
 ) -> None:
     with refused(message):
         write_folder(small(family, **choices), tmp_path / "model")
+
     assert not (tmp_path / "model").exists()
 
 
@@ -333,6 +335,7 @@ def test_no_field_is_lost(family: str, field: str, tmp_path: Path) -> None:
         value = "none"
     elif field == "tied":
         value = not config.tied
+
     choices = {field: value, **TOGETHER.get(field, {})}
 
     def there_and_back(path: Path) -> Model:

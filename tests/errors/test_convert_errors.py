@@ -58,6 +58,7 @@ def test_a_pickle_is_never_opened(name: str, folder: Path, bomb: bytes, tmp_path
     ):
         with refused(f"{name}: ... is a pickle, ... save_pretrained()"):
             read(path)
+
     assert not (tmp_path / "exploded").exists()
 
 
@@ -87,6 +88,7 @@ def test_no_folder(tmp_path: Path) -> None:
 def test_a_file_instead_of_its_folder(folder: Path, tmp_path: Path) -> None:
     with refused("model.safetensors: ... the folder of a model"):
         read_folder(folder / "model.safetensors")
+
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     with refused("a.gguf: ... the folder of a model"):
         read_folder(tmp_path / "a.gguf")
@@ -127,11 +129,13 @@ def test_damaged_bytes_are_refused_or_harmless(folder: Path) -> None:
         header = len(whole)
         if file.suffix == ".safetensors":
             header = 8 + int.from_bytes(whole[:8], "little")
+
         for _ in range(150):
             at = generator.randrange(header)
             file.write_bytes(whole[:at] + bytes([generator.randrange(256)]) + whole[at + 1 :])
             result = outcome(read_folder, folder)
             assert isinstance(result, GPT) or str(folder) in result
+
         file.write_bytes(whole)
 
 
@@ -247,12 +251,14 @@ def test_a_folder_that_holds_a_model_already(folder: Path) -> None:
     before = (folder / "config.json").read_bytes()
     with refused("config.json is already here; choose an empty folder"):
         write_folder(small("bert"), folder)
+
     assert (folder / "config.json").read_bytes() == before
 
 
 def test_a_tokenizer_that_is_not_there(tmp_path: Path) -> None:
     with refused("words.json: ... no such file"):
         write_folder(small("gpt2"), tmp_path / "model", tokenizer=tmp_path / "words.json")
+
     assert not (tmp_path / "model").exists()
 
 
@@ -265,6 +271,7 @@ def test_ids_outside_the_vocabulary(name: str, value: int, tmp_path: Path) -> No
 def test_shards_of_nothing(tmp_path: Path) -> None:
     with refused("max_shard_bytes: ... 1 or more"):
         write_folder(small("gpt2"), tmp_path, max_shard_bytes=0)
+
     assert not list(tmp_path.iterdir())
 
 
@@ -275,6 +282,7 @@ def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("qkv.models.convert.hf_folder.save_file", full)
     with refused("no space left on device", OSError):
         write_folder(small("gpt2"), tmp_path)
+
     assert not list(tmp_path.iterdir())
 
 

@@ -154,6 +154,7 @@ def test_an_unsupported_file(changes: dict[str, Any], message: str, tmp_path: Pa
     path = write_gguf(TINY, tmp_path / "tiny.gguf", **changes)
     with refused(message) as error:
         read_gguf(path)
+
     assert str(error.value).startswith(str(path))
 
 

@@ -61,6 +61,7 @@ def test_a_vocabulary_that_is_too_small(kind: Any, least: int, what: str) -> Non
     for vocabulary in (-1, 0, 5, least - 1):
         with refused(f"vocabulary: {vocabulary} ... {kind}: ... {least} or more, ... {what}"):
             train(kind, ["ab ?"], vocabulary)
+
     assert train(kind, ["ab ?"], least).vocabulary == least
 
 
@@ -118,6 +119,7 @@ def test_a_file_that_cannot_be_read(
     def denied(path: Path, most: int) -> bytes:
         if path.name == name:
             raise PermissionError(13, "Permission denied", str(path))
+
         return read(path, most)
 
     monkeypatch.setattr(storage, "read_file", denied)
@@ -178,11 +180,13 @@ def test_files_of_gpt2_and_bert(
 ) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(content)
+
     Tokenizer.read(tmp_path)
     for name, text in changes.items():
         if text is None:
             (tmp_path / name).unlink()
         else:
             (tmp_path / name).write_text(text)
+
     with refused(f"{tmp_path}/{message}"):
         Tokenizer.read(tmp_path)

@@ -131,8 +131,10 @@ def randomise(parameters: list[nn.Parameter]) -> None:
 def output_of(model: Any, token_ids: Tensor) -> Tensor:
     if isinstance(model, GPT):
         return model(token_ids)
+
     if isinstance(model, BERT):
         return model.hidden(token_ids)
+
     output = model(token_ids)
     return output.logits if hasattr(output, "logits") else output.last_hidden_state
 
@@ -292,6 +294,7 @@ def test_their_head(family: str, tmp_path: Path) -> None:
         match=r"(score|classifier): .*head of a task",
     ):
         read_adapter(backbone, tmp_path / "adapter")
+
     config = TaskModelConfig(
         backbone=backbone.config,
         head=head(pooling="last" if family == "llama" else "first", bias=family == "bert"),
@@ -328,6 +331,7 @@ def test_models_that_transformers_does_not_have(with_head: bool, tmp_path: Path)
     if not with_head:
         attach(model, AdapterConfig(rank=2, projections=("query", "key", "gate", "down")))
         randomise(adapter_parameters(model))
+
     write_adapter(model, tmp_path / "adapter")
     again = read_adapter(plain, tmp_path / "adapter")
     for one, other in ((again, model), (merged(again), merged(model))):

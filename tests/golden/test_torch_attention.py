@@ -25,6 +25,7 @@ def twins(bias: bool = True) -> tuple[MultiHeadAttention, nn.MultiheadAttention]
     }
     for parameter in theirs.parameters():
         nn.init.normal_(parameter, std=0.3)
+
     state = theirs.state_dict()
     ours.load_state_dict({our: state[their] for our, their in names.items() if their in state})
     return ours, theirs
@@ -99,6 +100,7 @@ def test_grouped_attention_equals_multi_head_attention_with_repeated_heads(kv_he
         value = by_head[H + kv_heads :]
         repeated = [torch.stack([x[h * kv_heads // H] for h in range(H)]) for x in (key, value)]
         state[name] = torch.cat([query, *repeated]).flatten(0, 1)
+
     full.load_state_dict(state)
     x = torch.randn(B, T, E, dtype=torch.float64)
     assert_close(grouped(x, mask=Causal())[0], full(x, mask=Causal())[0])

@@ -32,6 +32,7 @@ def test_norms_equal_torch_with_the_same_weights() -> None:
     rms = RMSNorm(8, 1e-3).double()
     for parameter in (layer.gain, layer.bias, rms.gain):
         nn.init.normal_(parameter)
+
     their_layer = nn.LayerNorm(8, 1e-3, dtype=torch.float64)
     their_rms = nn.RMSNorm(8, 1e-3, dtype=torch.float64)
     their_layer.load_state_dict({"weight": layer.gain, "bias": layer.bias})

@@ -24,10 +24,12 @@ def step(cell: str, cells: nn.RNNBase, suffix: str, x: Tensor, state: State) -> 
     selected = h @ U.T + c
     if cell == "rnn":
         return (torch.tanh(inputs + selected),)
+
     if cell == "lstm":
         i, f, g, o = (inputs + selected).chunk(4, dim=-1)
         memory = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
         return torch.sigmoid(o) * torch.tanh(memory), memory
+
     (r, z, n) = inputs.chunk(3, dim=-1)
     (r_kept, z_kept, n_kept) = selected.chunk(3, dim=-1)
     reset = torch.sigmoid(r + r_kept)
@@ -41,6 +43,7 @@ def run(cell: str, cells: nn.RNNBase, suffix: str, x: Tensor, state: State) -> t
     for token in x:
         state = step(cell, cells, suffix, token, state)
         outputs.append(state[0])
+
     return torch.stack(outputs), state
 
 

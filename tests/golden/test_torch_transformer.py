@@ -39,6 +39,7 @@ def our_name(name: str) -> str:
     name = name.replace(".layers.", ".blocks.")
     for their, our in (NAMES | NORMS[side]).items():
         name = name.replace(their, our)
+
     return name.replace("norm.weight", "norm.gain")
 
 
@@ -57,6 +58,7 @@ def twins(norm_first: bool, activation: str) -> tuple[Transformer, nn.Transforme
     )
     for parameter in theirs.parameters():
         nn.init.normal_(parameter, std=0.3)
+
     ours = Transformer(
         TransformerConfig(
             vocabulary=11,

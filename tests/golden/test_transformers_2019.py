@@ -93,6 +93,7 @@ def folder_2019(model: Any, config: dict[str, Any], path: Path, old_norms: bool 
         }
         assert any(name.endswith(".gamma") for name in renamed)
         replace_tensors(path, renamed)
+
     return path
 
 
@@ -156,6 +157,7 @@ def test_a_gemma_is_not_taken_for_a_llama(tmp_path: Path) -> None:
         ValueError, match=r"model_type: .* hidden_activation is not a field of its config; add"
     ):
         read_folder(folder)
+
     edit_config(folder, model_type="llama")
     read_folder(folder)
 
@@ -165,8 +167,10 @@ def test_names_that_tell_nothing_or_too_much() -> None:
         ValueError, match=r"model_type: .* are of none of gpt2, bert, llama, marian; add"
     ):
         detect_family({}, ["layer.0.weight"])
+
     with pytest.raises(ValueError, match=r"model_type: .* are of none of"):
         detect_family({}, ["tokens_embed.weight", "h.0.attn.c_attn.weight"])  # GPT-1
+
     both = [
         "wte.weight",
         "h.0.attn.c_attn.weight",
@@ -175,4 +179,5 @@ def test_names_that_tell_nothing_or_too_much() -> None:
     ]
     with pytest.raises(ValueError, match=r"model_type: .* could be gpt2 or llama; add"):
         detect_family({}, both)
+
     assert list(FAMILY_TENSORS) == ["gpt2", "bert", "llama", "marian"]

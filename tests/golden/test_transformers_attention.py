@@ -49,6 +49,7 @@ def test_self_attention(family: str, tmp_path: Path) -> None:
     token_ids = ids(V, 1, T)
     with torch.no_grad():
         expected = theirs(token_ids, output_attentions=True).attentions
+
     (actual,) = capture_attention(ours, reading(token_ids[0].tolist()))
     assert len(actual.layers) == len(expected) == 3
     for layer, weights in actual.layers.items():
@@ -76,6 +77,7 @@ def test_encoder_decoder_and_cross_attention(tmp_path: Path) -> None:
     target = ids(V - 1, 1, T)
     with torch.no_grad():
         output = theirs(source, decoder_input_ids=target, output_attentions=True)
+
     expected = {
         "encoder": output.encoder_attentions,
         "decoder": output.decoder_attentions,

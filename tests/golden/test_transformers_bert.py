@@ -98,6 +98,7 @@ def test_the_encoder_alone(pooler: bool, tmp_path: Path) -> None:
     assert furthest(hidden(our_model, token_ids), answer.last_hidden_state, PADDING_MASK) < 1e-4
     if pooler:
         assert furthest(our_model.pool(hidden(our_model, token_ids)), answer.pooler_output) < 1e-4
+
     assert (our_model.config.mlm_head, our_model.config.pooler, our_model.config.next_sentence) == (
         False,
         pooler,

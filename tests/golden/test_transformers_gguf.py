@@ -59,6 +59,7 @@ def test_their_weights_in_our_model(choices: dict[str, Any], tmp_path: Path) -> 
     assert furthest(our_model(token_ids), their_model(token_ids).logits) < 1e-4
     if choices.get("rope_parameters") is STRETCHED:
         assert our_model.config.rotary_scaling == RotaryScaling(8.0, 1.0, 4.0, 8192)
+
     assert our_model.config.tied == their_model.config.tie_word_embeddings
 
 
@@ -73,6 +74,7 @@ def test_quantised_tensors(kind: str, tmp_path: Path) -> None:
                 rounded = gguf.dequantize(gguf.quantize(parameter.numpy(), quantised), quantised)
                 assert not np.array_equal(rounded, parameter.numpy())
                 parameter.copy_(torch.from_numpy(rounded.copy()))
+
     our_model = read_gguf(write_gguf(their_model, tmp_path / "model.gguf", quantised))
     token_ids = ids(V)
     assert furthest(our_model(token_ids), their_model(token_ids).logits) < 1e-4

@@ -102,6 +102,7 @@ def test_old_files_hold_the_mask_and_the_tied_output_too(tmp_path: Path) -> None
     for layer in range(2):
         old[f"transformer.h.{layer}.attn.bias"] = torch.ones(1, 1, 16, 16)
         old[f"transformer.h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
+
     replace_tensors(tmp_path, old)
     edit_config(tmp_path, drop=("model_type", "n_inner", "tie_word_embeddings"))
     token_ids = ids(V)

@@ -163,6 +163,7 @@ def test_old_files_repeat_the_shared_embedding(tmp_path: Path) -> None:
     shared = new.pop("model.shared.weight")
     for name in ("lm_head", "model.encoder.embed_tokens", "model.decoder.embed_tokens"):
         new[f"{name}.weight"] = shared.clone()
+
     replace_tensors(tmp_path, new)
     edit_config(
         tmp_path, add_bias_logits=False, normalize_before=False, static_position_embeddings=True
@@ -178,6 +179,7 @@ def test_their_generate_begins_and_ends_where_we_say(tmp_path: Path) -> None:
         target = torch.full((2, 1), 5)
         for _ in range(6):
             target = torch.cat([target, our_model(source, target)[:, -1:].argmax(-1)], dim=1)
+
         generated = loaded(AutoModelForSeq2SeqLM, tmp_path).generate(
             source,
             attention_mask=torch.ones_like(source),
@@ -185,6 +187,7 @@ def test_their_generate_begins_and_ends_where_we_say(tmp_path: Path) -> None:
             num_beams=1,
             do_sample=False,
         )
+
     for mine, yours in zip(target.tolist(), generated.tolist(), strict=True):
         end = (
             yours.index(6) if 6 in yours[:-1] else len(yours) - 1

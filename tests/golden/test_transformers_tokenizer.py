@@ -107,9 +107,11 @@ def test_a_gpt_reads_the_same_ids(kind: str, tmp_path: Path) -> None:
         assert ids_of(theirs, text, add_special_tokens=False) == tokenizer.encode(text)
         if text:
             assert ids_of(theirs, text) == prompt_ids(tokenizer, text)
+
         assert theirs.decode(tokenizer.encode(text), skip_special_tokens=False) == tokenizer.decode(
             tokenizer.encode(text)
         )
+
     assert theirs.model_max_length == 64
     assert theirs.chat_template == tokenizer.chat_template
     assert (theirs.eos_token_id, theirs.pad_token_id) == (tokenizer.end, tokenizer.padding)
@@ -128,6 +130,7 @@ def test_their_library_generates_what_ours_does(tmp_path: Path) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter *= 8
+
     write_folder(model, tmp_path / "theirs", tokenizer=tokenizer)
     theirs = AutoTokenizer.from_pretrained(tmp_path / "theirs")
     their_model = loaded(AutoModelForCausalLM, tmp_path / "theirs")
@@ -150,6 +153,7 @@ def test_a_bert_reads_the_same_ids(kind: str, tmp_path: Path) -> None:
     for text in TEXTS:
         assert ids_of(theirs, text, add_special_tokens=False) == tokenizer.encode(text)
         assert ids_of(theirs, text) == [*start, *tokenizer.encode(text), *end]
+
     pair = theirs("one", "two words")
     first = [*start, *tokenizer.encode("one"), *end]
     second = [*tokenizer.encode("two words"), *end]
@@ -160,6 +164,7 @@ def test_a_bert_reads_the_same_ids(kind: str, tmp_path: Path) -> None:
     ):  # where a space before a mask belongs to the mask
         text = f"the {theirs.mask_token} sat"
         assert ids_of(theirs, text) == masked_ids(tokenizer, text)
+
     assert AutoConfig.from_pretrained(tmp_path / "theirs").pad_token_id == tokenizer.padding
 
 
@@ -170,6 +175,7 @@ def test_a_translator_of_ours(tmp_path: Path) -> None:
     theirs = AutoTokenizer.from_pretrained(tmp_path / "theirs")
     for text in TEXTS[:-1]:
         assert [ids_of(theirs, text)] == source_ids([model], tokenizer, [text])
+
     config = loaded(AutoModelForSeq2SeqLM, tmp_path / "theirs").generation_config
     assert config.decoder_start_token_id == tokenizer.start
     assert (config.eos_token_id, config.pad_token_id) == (tokenizer.end, tokenizer.padding)
@@ -219,6 +225,7 @@ def test_without_a_tokenizer_theirs_is_not_an_empty_one(tmp_path: Path) -> None:
     write_folder(GPT(GPTConfig(vocabulary=20, context=8, width=8, depth=1, heads=1)), tmp_path)
     with pytest.raises(ValueError, match="tokenizer"):
         AutoTokenizer.from_pretrained(tmp_path)
+
     assert qkv.load(tmp_path).tokenizer is None
 
 
@@ -229,6 +236,7 @@ def test_a_tokenizer_that_is_too_large(tmp_path: Path) -> None:
         ValueError, match=r"tokenizer: it has .* tokens, the model's vocabulary only 20"
     ):
         write_folder(model, tmp_path / "theirs", tokenizer=tokenizer)
+
     assert not (tmp_path / "theirs").exists()
 
 

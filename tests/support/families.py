@@ -119,6 +119,7 @@ def lively(config: Config) -> Any:
             nn.init.normal_(parameter, std=0.4)
         elif not name.endswith("gain"):
             nn.init.normal_(parameter, std=0.2)
+
     return model
 
 

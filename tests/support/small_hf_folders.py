@@ -22,10 +22,13 @@ def small(family: str, **choices: Any) -> Model:
     """Return a model of width 8 that `transformers` could load."""
     if family == "gpt2":
         return GPT(GPTConfig(**(SMALL | choices)))
+
     if family == "llama":
         return GPT(GPTConfig(**(SMALL | LLAMA | choices)))
+
     if family == "bert":
         return BERT(BERTConfig(**(SMALL | choices)))
+
     return Transformer(TransformerConfig(**(SMALL | choices)))
 
 

@@ -29,6 +29,7 @@ F32 = gguf.GGMLQuantizationType.F32
 def their_name(name: str) -> str:
     for long, short in PARTS.items():
         name = name.replace(long, short)
+
     return name.replace("model.layers.", "blk.")
 
 
@@ -59,6 +60,7 @@ def frequency_factors(rope: dict[str, Any], head_width: int) -> np.ndarray[Any, 
         else:
             smooth = (turns - low) / (high - low)
             factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+
     return np.array(factors, dtype=np.float32)
 
 
@@ -127,6 +129,7 @@ def add_tensors(
     arrays = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
     if config.tie_word_embeddings:
         del arrays["lm_head.weight"]
+
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, array in arrays.items():
         part = name.split(".")[-2]

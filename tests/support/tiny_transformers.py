@@ -27,7 +27,9 @@ def randomised(model: nn.Module) -> Any:
         for name, tensor in model.state_dict(keep_vars=True).items():
             if "embed_positions" in name:
                 continue  # sinusoids, not learned
+
             nn.init.normal_(tensor, mean=float(is_gain(name)), std=0.25)
+
     return model.eval()
 
 
@@ -46,6 +48,7 @@ def loaded(kind: Any, path: Path, **choices: Any) -> Any:
     model, report = kind.from_pretrained(path, output_loading_info=True, **choices)
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         assert not report[problem], f"{problem}: {report[problem]}"
+
     return model.eval()
 
 
@@ -102,6 +105,7 @@ def same_files(one: Path, other: Path, but: Set[str] = frozenset()) -> bool:
     second = tensors(other)
     if first.keys() - but != second.keys():
         return False
+
     return all(
         first[name].dtype == second[name].dtype and torch.equal(first[name], second[name])
         for name in second

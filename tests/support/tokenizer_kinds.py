@@ -60,6 +60,7 @@ def gguf_file(path: Path, **changes: Any) -> Path:
     for name, value in fields.items():
         if value is not None:
             add[type(value)](f"tokenizer.{name}", value)
+
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
@@ -92,6 +93,7 @@ def marian_folder(folder: Path, **training: Any) -> Path:
         (folder / f"{name}.vocab").unlink()
         actual = sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{name}.spm"))
         pieces |= dict.fromkeys(actual.id_to_piece(id) for id in range(3, actual.vocab_size()))
+
     tokens = ["</s>", "<unk>", *pieces, ">>tur<<", "<pad>"]
     ids = {token: id for id, token in enumerate(tokens)}
     (folder / "vocab.json").write_text(json.dumps(ids), encoding="utf-8")

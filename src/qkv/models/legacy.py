@@ -27,7 +27,7 @@ def rename_config_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         new_key = CONFIG_KEYS.get(key, key)
         if new_key in renamed:
-            raise ValueError(f"{key}: {new_key} is given twice, once by its old name; remove one")
+            raise ValueError(f"{new_key}: given twice, once by an old name; remove one")
 
         renamed[new_key] = value
 

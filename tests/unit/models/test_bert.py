@@ -59,8 +59,10 @@ def test_missing_heads_are_named() -> None:
     hidden = model.hidden(words(1, 3))
     with pytest.raises(ValueError, match=r"mlm_head: .*encoder only"):
         model.logits(hidden)
+
     with pytest.raises(ValueError, match="pooler: "):
         model.pool(hidden)
+
     with pytest.raises(ValueError, match="next_sentence: "):
         model.next_sentence_logits(hidden)
 

@@ -108,6 +108,7 @@ def test_a_changed_model_is_not_written(change: Callable[[GPT], None], tmp_path:
     for write in (qkv.save, write_folder):
         with pytest.raises(ValueError, match="^" + re.escape(CHANGES[change])):
             write(model, tmp_path / "out")
+
     assert not (tmp_path / "out").exists()
 
 
@@ -129,10 +130,13 @@ def test_an_adapter_of_a_changed_model_is_not_written(tmp_path: Path) -> None:
 def test_every_family_is_what_its_config_describes() -> None:
     for kind in families.GPT_KINDS.values():
         check_consistent(families.gpt(**kind))
+
     for kind in families.BERT_KINDS.values():
         check_consistent(families.bert(**kind))
+
     for kind in families.TRANSFORMER_KINDS.values():
         check_consistent(families.transformer(**kind))
+
     for kind in families.RNN_KINDS.values():
         check_consistent(families.rnn(**kind))
 
@@ -187,8 +191,10 @@ def test_what_computes_the_same_is_written(change: Callable[[Model], None], tmp_
 def test_adapters_int8_and_rnns_have_their_own_errors(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="model: int8 weights are not saved"):
         qkv.save(int8(gpt()), tmp_path / "out")
+
     with pytest.raises(TypeError, match="model: int8 weights are not saved"):
         write_folder(int8(gpt()), tmp_path / "out")
+
     model = gpt()
     attach(model, AdapterConfig())
     for write in (qkv.save, write_folder):

@@ -42,6 +42,7 @@ def test_cached_gpt_equals_uncached(kind: str) -> None:
         assert isinstance(state, KeyValueCache)
         with unchecked() if number else nullcontext():
             steps = [model.decode(piece, state) for piece in ids.split(split, dim=1)]
+
         assert_close(torch.cat(steps, dim=1), right)
         assert state.length == T
 
@@ -67,6 +68,7 @@ def assert_cached_equals_uncached(model: Transformer | RNN) -> None:
             state = model.start(source, source_padding_mask)
             with unchecked() if number else nullcontext():
                 steps = [model.decode(piece, state) for piece in target.split(split, dim=1)]
+
             assert_close(torch.cat(steps, dim=1), right)
             assert state.length == T
 
@@ -160,11 +162,13 @@ def test_cached_gpt_with_left_padding_equals_each_row_alone(position: str) -> No
     for row, prompt in enumerate(prompts):
         ids[row, 5 - lengths[row] :] = prompt
         padding_mask[row, 5 - lengths[row] :] = True
+
     state = model.start()
     steps = [model.decode(ids, state, padding_mask)]
     for token in more.split(1, dim=1):
         padding_mask = torch.cat([padding_mask, torch.ones(B, 1, dtype=torch.bool)], dim=1)
         steps.append(model.decode(token, state, padding_mask))
+
     actual = torch.cat(steps, dim=1)
     for row, prompt in enumerate(prompts):
         alone = model(torch.cat([prompt, more[row : row + 1]], dim=1))
@@ -238,6 +242,7 @@ def test_a_short_memory_equals_a_pass_that_sees_as_far(
     for length in split:
         for q in range(begin, begin + length):
             allowed[q, max(0, begin - memory) : q + 1] = True
+
         begin += length
 
     positions = torch.arange(T).unsqueeze(0)
@@ -293,6 +298,7 @@ def test_left_padding_with_a_memory_equals_each_row_alone(memory: int) -> None:
     for piece in ids.split([6, 1, 2], dim=1):
         captured += piece.shape[1]
         steps.append(model.decode(piece, state, padding_mask[:, :captured]))
+
     actual = torch.cat(steps, dim=1)
     for row, begin in enumerate([0, 2, 5]):
         split = [6 - begin, 1, 2]
@@ -314,13 +320,16 @@ def test_a_pass_that_broke_off_does_not_count() -> None:
             pytest.raises(KeyboardInterrupt),
         ):
             model.decode(ids[:, stop:], state)
+
         with (
             add_hook(model, "stack.blocks.1.feed_forward.hidden", fail),
             pytest.raises(KeyboardInterrupt),
         ):
             model.decode(ids[:, stop:], state)
+
         if stop == 0:
             model.decode(ids[:, :5], state)
+
     assert state.length == 5
     assert_close(model.decode(ids[:, 5:], state), model(ids)[:, 5:])
 
@@ -335,6 +344,7 @@ def test_a_memory_whose_pass_broke_off_is_refused() -> None:
 
     with add_hook(model, "stack.blocks.0.after", fail), pytest.raises(KeyboardInterrupt):
         model.decode(ids, state)
+
     with pytest.raises(
         ValueError, match="state: an earlier pass broke off half-way; begin again with a new state"
     ):

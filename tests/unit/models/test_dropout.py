@@ -52,5 +52,6 @@ def test_what_is_dropped_is_the_sublayers_output_and_not_the_residual_stream() -
     model.embedding.dropout.p = 0.0
     with capture(model, "stack.blocks.0.*") as captured:
         model(words(1, 4))
+
     same = torch.isclose(captured["stack.blocks.0.after"], captured["stack.blocks.0.before"])
     assert same.double().mean() > 0.9

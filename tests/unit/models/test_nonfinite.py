@@ -33,6 +33,7 @@ def broken() -> GPT:
     with torch.no_grad():
         model.stack.blocks[1].feed_forward.up.weight[3, 5] = NAN
         model.stack.blocks[1].feed_forward.up.weight[4, :] = -INF
+
     return model
 
 
@@ -64,6 +65,7 @@ def save_gguf(folder: Path) -> Path:
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight[:, 2] = INF
         model.model.layers[1].mlp.down_proj.weight[0, 3] = NAN
+
     return write_gguf(model, folder / "tiny.gguf")
 
 
@@ -75,6 +77,7 @@ def save_adapter(folder: Path) -> Path:
         adapters = model.stack.blocks[1].feed_forward.up.adapters
         assert adapters is not None
         adapters["up"].A[:, 0] = NAN
+
     write_adapter(model, folder / "adapter", str(folder / "base"))
     return folder / "adapter"
 
@@ -95,6 +98,7 @@ def test_broken_weights_are_refused_unless_allowed(
     path = save(tmp_path / "model")
     with pytest.raises(ValueError, match=re.escape(FILES[save]) + ".* allow_nonfinite=True"):
         qkv.load(path)
+
     model = qkv.load(path, allow_nonfinite=True).model
     assert not all(bool(torch.isfinite(weight).all()) for weight in model.parameters())
 
@@ -104,11 +108,13 @@ def test_tied_weights_may_be_broken_in_the_same_places(tmp_path: Path) -> None:
     model = gpt()
     with torch.no_grad():
         model.embedding.token.weight[2, 3] = NAN
+
     write_folder(model, tmp_path / "theirs")
     with pytest.raises(
         ValueError, match=r"transformer\.wte\.weight: 1 of 88 numbers are NaN or infinite"
     ):
         read_folder(tmp_path / "theirs")
+
     again = read_folder(tmp_path / "theirs", allow_nonfinite=True)
     assert int(again.embedding.token.weight.isnan().sum()) == 1  # type: ignore[union-attr]
 
@@ -117,6 +123,7 @@ def test_numbers_too_large_for_half_precision(tmp_path: Path) -> None:
     model = gpt()
     with torch.no_grad():
         model.stack.blocks[0].attention.output.bias[2] = 1e6
+
     write_folder(model, tmp_path)
     read_folder(tmp_path)
     with pytest.raises(
@@ -140,5 +147,6 @@ def test_one_broken_number_is_enough_and_large_ones_are_not_broken(dtype: torch.
                     ValueError, match=f"^weights: 1 of {size:,} numbers are NaN or infinite"
                 ):
                     check_finite(tensor, "weights")
+
     check_finite(torch.zeros(0, dtype=dtype), "weights")
     check_finite(torch.zeros(3, dtype=torch.int64), "weights")

@@ -35,6 +35,7 @@ def padded(texts: list[Tensor], left: bool) -> tuple[Tensor, Tensor]:
 
         ids[row, columns] = text[0]
         padding_mask[row, columns] = True
+
     return ids, padding_mask
 
 
@@ -65,6 +66,7 @@ def test_padded_bert_equals_single(kind: str) -> None:
         assert hidden.isfinite().all()
         for row, text in enumerate(texts):
             assert_close(hidden[row, padding_mask[row]], model.hidden(text)[0])
+
     assert_close(model(ids, padding_mask=padding_mask), model.logits(hidden))
 
 
@@ -83,6 +85,7 @@ def test_padded_transformer_equals_single(kind: str) -> None:
     )
     for row, (text, answer) in enumerate(zip(texts, answers, strict=True)):
         assert_close(logits[row, target_padding_mask[row]], model(text, answer)[0])
+
     assert_close(
         model(source, target, source_padding_mask=source_padding_mask)[target_padding_mask],
         logits[target_padding_mask],

@@ -55,6 +55,7 @@ def test_a_tied_table_gets_the_gradient_of_both_its_uses() -> None:
     untied.load_state_dict(weights | {"head.weight": weights["embedding.token.weight"]})
     for model in (tied, untied):
         model(ids).square().sum().backward()
+
     assert not untied.embedding.token.weight.grad[[0, 3, 4]].any()
     assert untied.embedding.token.weight.grad[[1, 2]].any()
     both = untied.embedding.token.weight.grad + untied.head.weight.grad
@@ -72,6 +73,7 @@ def test_three_tied_tables_get_the_gradient_of_all_three_uses() -> None:
     assert_close(three(source, target), none(source, target))
     for model in (three, none):
         model(source, target).square().sum().backward()
+
     parts = [
         none.source_embedding.token.weight.grad,
         none.embedding.token.weight.grad,
@@ -117,6 +119,7 @@ def test_gpt_begins_normal_and_smaller_in_residual_projections() -> None:
         assert deviation(block.feed_forward.down.weight) == pytest.approx(
             0.02 / math.sqrt(16), rel=0.05
         )
+
     assert_norms_and_biases_begin_as_1_and_0(model)
 
 
@@ -140,6 +143,7 @@ def test_bert_begins_with_a_truncated_normal() -> None:
             assert module.weight.abs().max().item() <= 0.04
             # Cut off at two deviations, a normal's deviation is 0.88 of what it was.
             assert deviation(module.weight) == pytest.approx(0.02 * 0.8796, rel=0.05)
+
     assert_norms_and_biases_begin_as_1_and_0(model)
 
 
@@ -150,6 +154,7 @@ def test_a_transformer_begins_with_glorots_uniform_and_embeddings_of_variance_1(
             bound = math.sqrt(6 / (module.in_features + module.out_features))
             assert bound * 0.99 < module.weight.abs().max().item() <= bound
             assert deviation(module.weight) == pytest.approx(bound / math.sqrt(3), rel=0.05)
+
     words_as_read = model.embedding.token.weight * math.sqrt(128)
     assert deviation(words_as_read) == pytest.approx(1, rel=0.05)
     assert_norms_and_biases_begin_as_1_and_0(model)
@@ -164,6 +169,7 @@ def test_an_rnns_recurrent_matrices_are_orthogonal(cell: str) -> None:
         n = weight.shape[1]
         for gate in weight.split(n):
             assert_close(gate @ gate.T, torch.eye(n), rtol=0, atol=1e-5)
+
     assert all(
         not parameter.any() for name, parameter in model.named_parameters() if "bias" in name
     )
@@ -201,6 +207,7 @@ def test_grouping_equal_heads_changes_nothing(family: str, kv_heads: int) -> Non
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):
             with_equal_heads(module, kv_heads)
+
     grouped = group_key_value_heads(model, kv_heads)
     inputs = (words(2, 5), words(2, 6)) if family == "transformer" else (words(2, 6),)
     assert_close(grouped(*inputs), model(*inputs))
@@ -244,6 +251,7 @@ def test_a_grouped_model_shares_nothing_with_the_old_one_and_learns() -> None:
     with torch.no_grad():
         for parameter in grouped.parameters():
             parameter.zero_()
+
     assert all(parameter.any() for parameter in model.parameters() if parameter.dim() > 1)
 
 

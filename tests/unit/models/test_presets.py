@@ -43,6 +43,7 @@ def test_counting_allocates_no_weights() -> None:
     """The largest preset has 175 billion parameters."""
     with torch.device("meta"):
         model = build(preset("gpt3-175b"))
+
     assert all(parameter.is_meta for parameter in model.parameters())
     assert sum(parameter.numel() for parameter in model.parameters()) > 174e9
 

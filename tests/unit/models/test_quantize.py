@@ -112,6 +112,7 @@ def with_rounded_weights(model: Any, small: Any) -> Any:
                 parts[path].weight, Int8Matrix
             ):
                 part.weight.copy_(parts[path].weight.dequantised())
+
     return model
 
 
@@ -158,9 +159,11 @@ def test_class_config_and_hooks_stay_the_same() -> None:
     )
     with capture(small, "stack.blocks.*.attention.weights") as captured:
         small(ids)
+
     assert len(captured) == model.config.depth
     with capture(small, "logits") as captured:
         model(ids)  # whoever listens to one does not hear the other
+
     assert not captured
 
 

@@ -20,6 +20,7 @@ def test_old_rows_stay_the_same(make: object) -> None:
     with torch.no_grad():
         old = model(ids)
         new = grown(ids)
+
     assert new.shape == (2, 7, V + 3)
     torch.testing.assert_close(new[..., :V], old, rtol=0, atol=1e-12)
     before = model.state_dict()

@@ -35,6 +35,7 @@ def test_the_decoder_attends_before_every_token(attention: str, cell: str, depth
                 scores.append((model.score.A.weight @ q) @ (model.score.B.weight @ k))
             else:
                 scores.append(q @ k / (math.sqrt(E) if attention == "scaled_dot" else 1))
+
         weights = torch.stack(scores).softmax(0)
         context = sum(weights[s] * outputs[0, s] for s in range(S))
         token = model.embedding.weight[target[0, t]]
@@ -43,6 +44,7 @@ def test_the_decoder_attends_before_every_token(attention: str, cell: str, depth
             model.combine.weight @ torch.cat([step[0, 0], context]) + model.combine.bias
         )
         right.append(model.head.weight @ joined + model.head.bias)
+
     assert_close(model(source, target)[0], torch.stack(right))
 
 

@@ -217,6 +217,7 @@ def test_similarity_is_the_sum_of_both_orders(family: str, pooling: str, numbers
     )
     if numbers:
         expected = 5.0 + 4.0 * expected  # in the units of the data
+
     torch.testing.assert_close(actual[:, 0], expected, rtol=0, atol=1e-12)
     turned = scores(model, batch_of(model, *(pair[::-1] for pair in pairs)))
     torch.testing.assert_close(turned, actual, rtol=0, atol=1e-12)
@@ -233,6 +234,7 @@ def test_choices_are_independent_and_an_absent_one_is_never_chosen(
     for row, sequences in enumerate(rows):
         expected = torch.cat([model.head(alone(model, sequence)) for sequence in sequences])
         torch.testing.assert_close(actual[row, 0, : len(sequences)], expected, rtol=0, atol=1e-12)
+
     assert actual[1, 0, 2] == -torch.inf
     assert actual.softmax(-1)[1, 0, 2] == 0
 
@@ -247,6 +249,7 @@ def test_a_tag_is_of_its_word(family: str) -> None:
         expected = model.head(
             model.backbone.hidden(torch.tensor([ROWS[0]]), **segments)[0]
         )  # (T, C)
+
     written = [
         TokenizedExample([row], [len(row)], target_positions, False, 0)
         for row, target_positions in zip(ROWS, [[1, 3], [1], [2]], strict=True)
@@ -320,14 +323,18 @@ def test_a_backbone_that_does_not_fit() -> None:
     backbone = GPTConfig(**SMALL)
     with pytest.raises(ValueError, match=r"^pooling: .*causal"):
         TaskModelConfig(backbone=backbone, head=head("classify", pooling="first"))
+
     with pytest.raises(ValueError, match=r"^memory: "):
         TaskModelConfig(
             backbone=replace(backbone, memory=8, position="relative"), head=head("classify")
         )
+
     with pytest.raises(ValueError, match=f"^head: .*vocabulary's {V}"):
         TaskModelConfig(backbone=backbone, head=head("classify", extract=V))
+
     values = to_json(TaskModelConfig(backbone=backbone, head=head("classify")))
     with pytest.raises(ValueError, match=r"^backbone: .*rnn"):
         from_json(values | {"backbone": {"family": "rnn", "vocabulary": 9}})
+
     with pytest.raises(ValueError, match=r"^poling: .*pooling"):
         from_json(values | {"head": {"poling": "last"}})

@@ -81,6 +81,7 @@ def test_random_texts_with_random_tokens_have_the_ids_of_the_library(seed: int) 
         expected = by_library(tokenizer, text)
         assert encode_chat(tokenizer, [Message(role="user", content="")]) == expected, (text, added)
         actual += len(added_tokens_of(tokenizer).find(text))
+
     assert actual > 10
 
 

@@ -246,6 +246,7 @@ def test_the_end_of_a_turn_where_a_reply_opens_with_a_thought() -> None:
             tokenizer.id("<|im_end|>"),
             tokenizer.id("<|endoftext|>"),
         ]
+
     without_turns = with_added_tokens(
         *added, template="{{ messages | length }}", config={"eos_token": "<|endoftext|>"}
     )

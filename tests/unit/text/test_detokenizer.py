@@ -26,16 +26,21 @@ def tokenizer(
     folder = tmp_path_factory.mktemp("tokenizer")
     if kind in SIZES:
         return train(kind, SENTENCES, SIZES[kind])
+
     if kind == "gguf":
         return Tokenizer.read(gguf_file(folder / "tiny.gguf"))
+
     if kind == "marian":
         return Tokenizer.read(marian_folder(folder))
+
     if kind == "bytes in a sequence":
         return bytes_in_a_sequence(decoders.ByteLevel(), decoders.Replace("é", "e"))
+
     if kind == "no decoder":
         return Tokenizer(
             tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
         )
+
     return Tokenizer(wordpiece_of_bert() if kind == "bert" else byte_fallback())
 
 

@@ -113,8 +113,10 @@ def test_every_rendering_starts_with_all_steps() -> None:
     loop = "{% for a in range(n) %}{% endfor %}done"
     for _ in range(3):
         assert rendered(loop, n=9_990) == "done"
+
     with pytest.raises(ValueError, match=STEPS):
         rendered(loop + loop, n=9_990)
+
     assert rendered(loop, n=9_990) == "done"
 
 

@@ -33,6 +33,7 @@ def test_a_batch_is_its_texts(tokenizer: Tokenizer) -> None:
 def test_tokens_and_ids(tokenizer: Tokenizer) -> None:
     for id in range(tokenizer.vocabulary):
         assert tokenizer.id(tokenizer.token(id)) == id
+
     assert tokenizer.id("no such token") is None
     ids = tokenizer.encode(SENTENCES[1])
     assert tokenizer.decode(np.array(ids)) == tokenizer.decode(ids)
@@ -77,6 +78,7 @@ def test_other_libraries_read_it(tokenizer: Tokenizer, tmp_path: Path) -> None:
         for theirs in (fast, auto):
             assert theirs(text)["input_ids"] == ids
             assert theirs.decode(ids) == tokenizer.decode(ids)
+
     assert len(fast) == len(auto) == tokenizer.vocabulary
     assert (
         auto.pad_token_id,
@@ -103,6 +105,7 @@ def test_a_full_disk_leaves_the_old_file(tokenizer: Tokenizer, tmp_path: Path) -
         )
         with pytest.raises(OSError, match=r"no room on the disk: tokenizer\.json needs"):
             train("characters", ["abc"], 10).write(file)
+
     assert file.read_bytes() == before
     assert list(tmp_path.iterdir()) == [file]
 

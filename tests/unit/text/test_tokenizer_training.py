@@ -231,6 +231,7 @@ def test_pieces_make_up_the_text(text: str, longest: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("qkv.text.training_sample.LONGEST_PIECE", longest)
         pieces = list(cut([text, text]))
+
     assert "".join(pieces) == text + text
     assert all(0 < len(piece) <= 2 * longest for piece in pieces)
 

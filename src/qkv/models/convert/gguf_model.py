@@ -128,7 +128,7 @@ def checked_reader(gguf: Any) -> Any:
     ARRAY = gguf.GGUFValueType.ARRAY
     STRING = gguf.GGUFValueType.STRING
 
-    class Reader(gguf.GGUFReader):  # type: ignore[misc]
+    class Reader(gguf.GGUFReader):
         """Raises for data past the end of the file, which GGUFReader silently cuts short.
 
         It also skips lists: they are the tokenizer's, and an array for every token takes seconds.

