@@ -1,6 +1,4 @@
-"""What one side's config says and the other's cannot is refused by the name of the field, and
-nothing else is lost.
-"""
+"""Configs that the other side cannot express raise with the field's name; nothing else is lost."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from support.small_hf_folders import edit, outcome, refused, small
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")
 
-# their configs
+# Their configs
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
@@ -35,17 +33,17 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
         (
             "gpt2",
             {"model_type": None, "architectures": ["Own"]},
-            "architectures: expected one of GPT2LMHeadModel, ",
+            "architectures: ... GPT2LMHeadModel",
         ),
         (
             "gpt2",
             {"model_type": None, "architectures": [{}]},
-            "architectures: expected one of GPT2LMHeadModel, ",
+            "architectures: ... GPT2LMHeadModel",
         ),
         (
             "gpt2",
             {"architectures": ["GPT2ForSequenceClassification"]},
-            "architectures: expected one of GPT2LMHeadModel",
+            "architectures: ... GPT2LMHeadModel",
         ),
         ("gpt2", {"architectures": "GPT2LMHeadModel"}, "architectures: expected a list"),
         ("gpt2", {"activation_function": "mish"}, "activation_function: expected one of relu,"),
@@ -57,37 +55,37 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
         ),
         ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights: expected True"),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention: expected False"),
-        ("gpt2", {"n_layer": "two"}, "n_layer: expected a whole number, not 'two'"),
-        ("gpt2", {"n_layer": -1}, "n_layer: expected a whole number, not -1"),
+        ("gpt2", {"n_layer": "two"}, "n_layer: ... whole number"),
+        ("gpt2", {"n_layer": -1}, "n_layer: ... whole number"),
         ("gpt2", {"n_layer": 0}, "depth: expected 1 or more, not 0"),
         ("gpt2", {"n_layer": 10**12}, "1000000000000 layers, but"),
         ("gpt2", {"n_head": 3}, "heads: 3 heads do not divide width 8"),
         ("gpt2", {"n_head": 0}, "heads: expected 1 or more, not 0"),
-        ("gpt2", {"n_embd": True}, "n_embd: expected a whole number, not True"),
+        ("gpt2", {"n_embd": True}, "n_embd: ... whole number"),
         (
             "gpt2",
             {"layer_norm_epsilon": "small"},
-            "layer_norm_epsilon: expected a number, not 'small'",
+            "layer_norm_epsilon: ... a number",
         ),
         (
             "gpt2",
             {"layer_norm_epsilon": float("nan")},
-            "layer_norm_epsilon: expected a number, not nan",
+            "layer_norm_epsilon: ... a number",
         ),
-        ("gpt2", {"tie_word_embeddings": 1}, "tie_word_embeddings: expected true or false, not 1"),
+        ("gpt2", {"tie_word_embeddings": 1}, "tie_word_embeddings: ... true or false"),
         ("gpt2", {"quantization_config": {"bits": 4}}, "quantization_config: not supported"),
         ("gpt2", {"pruned_heads": {"0": [1]}}, "pruned_heads: not supported"),
         ("llama", {"per_layer_config": {"0": {"head_dim": 2}}}, "per_layer_config: not supported"),
         (
             "llama",
             {"auto_map": {"AutoModelForCausalLM": "own.Own"}},
-            "auto_map: this model runs code of its own",
+            "auto_map: ... code of its own",
         ),
         ("llama", {"hidden_act": "gelu"}, "hidden_act: expected silu"),
         (
             "llama",
             {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
-            "rope_scaling: rope_type: expected default or",
+            "rope_scaling: rope_type: ... default or",
         ),
         (
             "llama",
@@ -97,12 +95,12 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
         (
             "llama",
             {"rope_parameters": {"rope_type": "dynamic"}},
-            "rope_parameters: rope_type: expected default or",
+            "rope_parameters: rope_type: ... default or",
         ),
         (
             "llama",
             {"rope_parameters": "llama3"},
-            "rope_parameters: expected fields in braces, not 'llama3'",
+            "rope_parameters: ... fields in braces",
         ),
         (
             "llama",
@@ -112,7 +110,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
         (
             "llama",
             {"rope_parameters": LLAMA3 | {"factor": "2"}},
-            "rope_parameters: factor: expected a number, not '2'",
+            "rope_parameters: factor: ... a number",
         ),
         (
             "llama",
@@ -125,7 +123,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
             "partial_rotary_factor: expected 1.0",
         ),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected 1.0"),
-        ("llama", {"num_key_value_heads": 3}, "kv_heads: expected a divisor of heads = 2, not 3"),
+        ("llama", {"num_key_value_heads": 3}, "kv_heads: ... a divisor"),
         (
             "bert",
             {"position_embedding_type": "relative_key"},
@@ -137,17 +135,17 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
         (
             "bert",
             {"architectures": ["BertForTokenClassification"]},
-            "architectures: expected one of BertModel",
+            "architectures: ... BertModel",
         ),
         (
             "marian",
             {"decoder_ffn_dim": 16},
-            "decoder_ffn_dim: expected the same as encoder_ffn_dim, 32, not 16",
+            "decoder_ffn_dim: ... same as",
         ),
         (
             "marian",
             {"decoder_attention_heads": 4},
-            "decoder_attention_heads: expected the same as encoder_attention",
+            "decoder_attention_heads: ... same as",
         ),
         (
             "marian",
@@ -165,13 +163,14 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
         ("marian", {"vocab_size": 12}, "tied: three ways needs one vocabulary"),
     ],
 )
-def test_a_config_we_cannot_compute(
+def test_an_unsupported_config(
     family: str, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     write_folder(small(family), tmp_path)
     edit(tmp_path, **changes)
     with refused(message) as error:
         read_folder(tmp_path)
+
     assert str(error.value).startswith(str(tmp_path / "config.json"))
 
 
@@ -194,7 +193,7 @@ def test_fields_that_change_nothing_are_fine(tmp_path: Path) -> None:
     assert isinstance(read_folder(tmp_path), GPT)
 
 
-# our configs
+# Our configs
 
 
 @pytest.mark.parametrize(
@@ -203,50 +202,51 @@ def test_fields_that_change_nothing_are_fine(tmp_path: Path) -> None:
         (
             "gpt2",
             {"position": "alibi"},
-            "position: expected learned (GPT-2) or rotary (Llama), not alibi",
+            "position: ... learned (GPT-2)",
         ),
         (
             "gpt2",
             {"position": "sinusoidal"},
-            "position: expected learned (GPT-2) or rotary (Llama), not sinusoidal",
+            "position: ... learned (GPT-2)",
         ),
-        ("gpt2", {"activation": "swiglu"}, "activation: GPT-2's format can say relu, relu2"),
-        ("gpt2", {"norm": "rms"}, "norm: GPT-2's format can only say 'layer', not 'rms'"),
-        ("gpt2", {"head_width": 6}, "head_width: GPT-2's format can only say width / heads, not 6"),
+        ("gpt2", {"activation": "swiglu"}, "activation: ... can say"),
+        ("gpt2", {"norm": "rms"}, "norm: ... can only say"),
+        ("gpt2", {"head_width": 6}, "head_width: ... can only say"),
         (
             "llama",
             {"activation": "relu2"},
-            "activation: Llama's format can only say 'swiglu', not 'relu2'",
+            "activation: ... can only say",
         ),
         (
             "llama",
             {"output_bias": False},
-            "output_bias: Llama's format needs qkv_bias = True, not False",
+            "output_bias: ... format needs",
         ),
         (
             "llama",
             {"heads": 3, "kv_heads": 1, "head_width": 4},
-            "heads: Llama's format needs a divisor of width 8",
+            "heads: ... a divisor",
         ),
-        ("bert", {"segments": 0}, "segments: BERT's format needs 1 or more, not 0"),
-        ("bert", {"final_norm": True}, "final_norm: BERT's format can only say False, not True"),
+        ("bert", {"segments": 0}, "segments: ... 1 or more"),
+        ("bert", {"final_norm": True}, "final_norm: ... can only say"),
         (
             "marian",
             {"position": "learned"},
-            "position: Marian's format can only say 'sinusoidal', not 'learned'",
+            "position: ... can only say",
         ),
         (
             "marian",
             {"norm_epsilon": 1e-6},
-            "norm_epsilon: Marian's format can only say 1e-05, not 1e-06",
+            "norm_epsilon: ... can only say",
         ),
     ],
 )
-def test_a_model_that_no_format_holds(
+def test_a_model_that_no_format_can_express(
     family: str, choices: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with refused(message):
         write_folder(small(family, **choices), tmp_path / "model")
+
     assert not (tmp_path / "model").exists()
 
 
@@ -255,7 +255,7 @@ def test_an_rnn_has_no_format(tmp_path: Path) -> None:
         write_folder(RNN(RNNConfig(vocabulary=13, width=8)), tmp_path / "model")
 
 
-# One other value of every field: it must be refused, or come back. A new field must be added here.
+# Another value for every field: writing it must raise, or reading must give it back.
 OTHERS: dict[str, Any] = {
     "width": 16,
     "depth": 2,
@@ -303,7 +303,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "pooler": {"next_sentence": False},
     "kv_heads": {"heads": 4},
 }
-UNUSED = {  # what a config may say without any effect on the numbers
+UNUSED = {  # fields without any effect on the numbers
     ("gpt2", "rotary_base"),
     ("gpt2", "rotary_scaling"),
     ("gpt2", "position_width"),
@@ -326,13 +326,16 @@ def test_no_field_is_lost(family: str, field: str, tmp_path: Path) -> None:
     config = small(family).config
     value = OTHERS[field]
     if field == "norm_placement":
-        value = "after" if config.norm_placement == "before" else "before"
+        value = {"before": "after", "after": "before"}[config.norm_placement]
     elif field == "final_norm":
         value = config.norm_placement == "after"
     elif field == "scaled_embedding":
         value = not config.scaled_embedding
+    elif field == "tied" and family == "marian":
+        value = "none"
     elif field == "tied":
-        value = "none" if family == "marian" else not config.tied
+        value = not config.tied
+
     choices = {field: value, **TOGETHER.get(field, {})}
 
     def there_and_back(path: Path) -> Model:

@@ -1,6 +1,4 @@
-"""A damaged, dangerous or unknown file of another library gets one clear sentence, never a wrong
-number.
-"""
+"""Errors of `transformers` folders: damaged, dangerous or unsupported files never load."""
 
 from __future__ import annotations
 
@@ -24,13 +22,13 @@ pytestmark = pytest.mark.usefixtures("without_shape_checks")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A GPT-2 that can be read, to be damaged."""
+    """A readable GPT-2, for tests that damage it."""
     write_folder(small("gpt2"), tmp_path / "model")
     assert read_folder(tmp_path / "model")
     return tmp_path / "model"
 
 
-# pickles
+# Pickles
 
 
 class Bomb:
@@ -43,7 +41,7 @@ class Bomb:
 
 @pytest.fixture
 def bomb(tmp_path: Path) -> bytes:
-    """A pickle that leaves a mark on the disk of whoever loads it."""
+    """A pickle that creates a file when it is loaded."""
     return pickle.dumps(Bomb(tmp_path / "exploded"))
 
 
@@ -58,19 +56,16 @@ def test_a_pickle_is_never_opened(name: str, folder: Path, bomb: bytes, tmp_path
         (read_folder, folder / name),
         (read_gguf, folder / name),
     ):
-        with pytest.raises(
-            ValueError, match=r"is a pickle, which can run any code when it is loaded"
-        ) as error:
+        with refused(f"{name}: ... is a pickle, ... save_pretrained()"):
             read(path)
-        assert name in str(error.value)
-        assert "save_pretrained()" in str(error.value)
+
     assert not (tmp_path / "exploded").exists()
 
 
 def test_a_folder_of_one_pickle(bomb: bytes, tmp_path: Path) -> None:
     (tmp_path / "only").mkdir()
     (tmp_path / "only" / "pytorch_model.bin").write_bytes(bomb)
-    with refused("pytorch_model.bin: this file is a pickle"):
+    with refused("pytorch_model.bin: ... is a pickle"):
         read_folder(tmp_path / "only")
 
 
@@ -82,7 +77,7 @@ def test_a_pickle_beside_safetensors_is_left_alone(
     assert not (tmp_path / "exploded").exists()
 
 
-# files
+# Files
 
 
 def test_no_folder(tmp_path: Path) -> None:
@@ -91,16 +86,17 @@ def test_no_folder(tmp_path: Path) -> None:
 
 
 def test_a_file_instead_of_its_folder(folder: Path, tmp_path: Path) -> None:
-    with refused("model.safetensors: expected the folder of a model, not a file"):
+    with refused("model.safetensors: ... the folder of a model"):
         read_folder(folder / "model.safetensors")
+
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
-    with refused("a.gguf: expected the folder of a model, not a file; read_gguf reads it"):
+    with refused("a.gguf: ... the folder of a model"):
         read_folder(tmp_path / "a.gguf")
 
 
 def test_no_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    with refused("model: no weights; expected model.safetensors, or model.safetensors.index.json"):
+    with refused("model: no weights"):
         read_folder(folder)
 
 
@@ -113,31 +109,33 @@ def test_a_config_that_is_not_json(text: str, folder: Path) -> None:
 
 def test_a_config_that_is_a_list(folder: Path) -> None:
     (folder / "config.json").write_text("[1, 2]")
-    with refused("config.json: expected fields in braces, not a list"):
+    with refused("config.json: ... fields in braces"):
         read_folder(folder)
 
 
-@pytest.mark.parametrize("padding_mask", [0, 1, 7, 8, 100, 1000, -1])
-def test_a_cut_off_weight_file(padding_mask: int, folder: Path) -> None:
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 100, 1000, -1])
+def test_a_cut_off_weight_file(length: int, folder: Path) -> None:
     file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:padding_mask])
-    with refused("model.safetensors: not a whole safetensors file"):
+    file.write_bytes(file.read_bytes()[:length])
+    with refused("model.safetensors: ... safetensors file"):
         read_folder(folder)
 
 
 def test_damaged_bytes_are_refused_or_harmless(folder: Path) -> None:
-    """Whatever byte is wrong before the numbers begin, there is one sentence, or a model of the
-    right shape.
-    """
-    chance = random.Random(0)
+    """Whatever byte of the header is wrong, reading gives a ValueError or a model."""
+    generator = random.Random(0)
     for file in (folder / "model.safetensors", folder / "config.json"):
         whole = file.read_bytes()
-        header = len(whole) if file.suffix == ".json" else 8 + int.from_bytes(whole[:8], "little")
+        header = len(whole)
+        if file.suffix == ".safetensors":
+            header = 8 + int.from_bytes(whole[:8], "little")
+
         for _ in range(150):
-            at = chance.randrange(header)
-            file.write_bytes(whole[:at] + bytes([chance.randrange(256)]) + whole[at + 1 :])
+            at = generator.randrange(header)
+            file.write_bytes(whole[:at] + bytes([generator.randrange(256)]) + whole[at + 1 :])
             result = outcome(read_folder, folder)
             assert isinstance(result, GPT) or str(folder) in result
+
         file.write_bytes(whole)
 
 
@@ -148,48 +146,46 @@ def shards(tmp_path: Path) -> Path:
 
 
 def test_a_missing_shard(shards: Path) -> None:
-    lost = sorted(shards.glob("model-*"))[1]
-    lost.unlink()
-    with pytest.raises(
-        ValueError, match=rf"{lost.name}: this shard is missing; it holds \d+ tensors of the model"
-    ):
+    shard = sorted(shards.glob("model-*"))[1]
+    shard.unlink()
+    with refused(f"{shard.name}: ... is missing; it holds ... tensors"):
         read_folder(shards)
 
 
 def test_a_cut_off_shard(shards: Path) -> None:
-    hurt = sorted(shards.glob("model-*"))[1]
-    hurt.write_bytes(hurt.read_bytes()[:-3])
-    with refused(f"{hurt.name}: not a whole safetensors file"):
+    shard = sorted(shards.glob("model-*"))[1]
+    shard.write_bytes(shard.read_bytes()[:-3])
+    with refused(f"{shard.name}: ... safetensors file"):
         read_folder(shards)
 
 
 @pytest.mark.parametrize(
-    ("places", "message"),
+    ("weight_map", "message"),
     [
-        (None, "weight_map: expected the file of every tensor"),
-        ({"a": 3}, "weight_map: expected the file of every tensor"),
+        (None, "weight_map: ... file of every tensor"),
+        ({"a": 3}, "weight_map: ... file of every tensor"),
         (
             {"a": "../../secret.safetensors"},
-            "weight_map: expected the name of a file beside it, not '../../secret",
+            "weight_map: ... a file beside it",
         ),
     ],
 )
-def test_a_wrong_index(places: Any, message: str, shards: Path) -> None:
-    (shards / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+def test_a_wrong_index(weight_map: Any, message: str, shards: Path) -> None:
+    (shards / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     with refused(message):
         read_folder(shards)
 
 
-def test_an_index_that_does_not_know_its_shards(shards: Path) -> None:
+def test_an_index_that_lists_the_wrong_shard(shards: Path) -> None:
     index = shards / "model.safetensors.index.json"
-    places = json.loads(index.read_text())["weight_map"]
-    first = next(iter(places.values()))
-    index.write_text(json.dumps({"weight_map": dict.fromkeys(places, first)}))
-    with refused("is not in this shard, although the index says so"):
+    weight_map = json.loads(index.read_text())["weight_map"]
+    first = next(iter(weight_map.values()))
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(weight_map, first)}))
+    with refused(f"{first}: ... is not in this shard"):
         read_folder(shards)
 
 
-# tensors
+# Tensors
 
 
 def test_a_missing_tensor(folder: Path) -> None:
@@ -200,9 +196,7 @@ def test_a_missing_tensor(folder: Path) -> None:
 
 def test_a_tensor_too_many(folder: Path) -> None:
     edit_tensors(folder, **{"transformer.h.0.crossattention.c_attn.weight": torch.zeros(2)})
-    with refused(
-        "1 tensors have no place in the model that the config describes, the first is transformer.h.0.cross"
-    ):
+    with refused("1 tensors have no place ... the first is transformer.h.0.cross"):
         read_folder(folder)
 
 
@@ -239,36 +233,32 @@ def test_the_same_tensor_under_two_names(folder: Path) -> None:
 def test_a_context_that_fits_no_memory(tmp_path: Path) -> None:
     write_folder(small("marian"), tmp_path)
     edit(tmp_path, max_position_embeddings=10**12)
-    with refused(
-        "embed_positions: the file stores positions that are not the 1000000000000 sinusoids expected"
-    ):
+    with refused("embed_positions: ... sinusoids"):
         read_folder(tmp_path)
 
 
 def test_positions_that_are_no_sinusoids(tmp_path: Path) -> None:
     write_folder(small("marian"), tmp_path)
     edit_tensors(tmp_path, **{"model.encoder.embed_positions.weight": torch.randn(8, 8)})
-    with refused(
-        "embed_positions: the file stores positions that are not the 8 sinusoids expected"
-    ):
+    with refused("embed_positions: ... sinusoids"):
         read_folder(tmp_path)
 
 
-# what is asked of write_folder
+# Writing
 
 
 def test_a_folder_that_holds_a_model_already(folder: Path) -> None:
     before = (folder / "config.json").read_bytes()
     with refused("config.json is already here; choose an empty folder"):
         write_folder(small("bert"), folder)
+
     assert (folder / "config.json").read_bytes() == before
 
 
 def test_a_tokenizer_that_is_not_there(tmp_path: Path) -> None:
-    with refused(
-        "words.json: there is no such file or folder; expected tokenizer.json, or a folder with it"
-    ):
+    with refused("words.json: ... no such file"):
         write_folder(small("gpt2"), tmp_path / "model", tokenizer=tmp_path / "words.json")
+
     assert not (tmp_path / "model").exists()
 
 
@@ -279,8 +269,9 @@ def test_ids_outside_the_vocabulary(name: str, value: int, tmp_path: Path) -> No
 
 
 def test_shards_of_nothing(tmp_path: Path) -> None:
-    with refused("max_shard_bytes: expected 1 or more, not 0"):
+    with refused("max_shard_bytes: ... 1 or more"):
         write_folder(small("gpt2"), tmp_path, max_shard_bytes=0)
+
     assert not list(tmp_path.iterdir())
 
 
@@ -291,6 +282,7 @@ def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("qkv.models.convert.hf_folder.save_file", full)
     with refused("no space left on device", OSError):
         write_folder(small("gpt2"), tmp_path)
+
     assert not list(tmp_path.iterdir())
 
 

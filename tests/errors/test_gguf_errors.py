@@ -1,9 +1,8 @@
-"""A damaged or unknown GGUF file gets one clear sentence, never a wrong number."""
+"""Errors of GGUF files: damaged or unsupported ones raise and never load as another model."""
 
 from __future__ import annotations
 
 import random
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -35,14 +34,14 @@ TINY = LlamaForCausalLM(
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A file that can be read, to be damaged."""
+    """A readable file, for tests that damage it."""
     path = write_gguf(TINY, tmp_path / "tiny.gguf")
     assert isinstance(read_gguf(path), GPT)
     return path
 
 
 def test_no_file(tmp_path: Path) -> None:
-    with refused("nothing.gguf: there is no such file; expected a GGUF file"):
+    with refused("nothing.gguf: ... no such file"):
         read_gguf(tmp_path / "nothing.gguf")
 
 
@@ -54,42 +53,38 @@ def test_another_kind_of_file(tmp_path: Path) -> None:
 
 def test_a_cut_off_file(file: Path) -> None:
     whole = file.read_bytes()
-    for padding_mask in {
-        *range(0, len(whole), 97),
-        len(whole) - 33,
-    }:  # the last bytes only fill up to 32
-        file.write_bytes(whole[:padding_mask])
+    for length in {*range(0, len(whole), 97), len(whole) - 33}:  # the last 32 bytes are padding
+        file.write_bytes(whole[:length])
         with refused("tiny.gguf: not a whole GGUF file"):
             read_gguf(file)
 
 
 def test_damaged_bytes_are_refused_or_harmless(file: Path) -> None:
-    """Whatever byte is wrong before the numbers begin, there is one sentence, or a model."""
+    """Whatever byte of the header is wrong, reading gives a ValueError or a model."""
     whole = file.read_bytes()
     header = gguf.GGUFReader(file).data_offset
-    chance = random.Random(0)
+    generator = random.Random(0)
     for _ in range(400):
-        at = chance.randrange(header)
-        file.write_bytes(whole[:at] + bytes([chance.randrange(256)]) + whole[at + 1 :])
+        at = generator.randrange(header)
+        file.write_bytes(whole[:at] + bytes([generator.randrange(256)]) + whole[at + 1 :])
         result = outcome(read_gguf, file)
         assert isinstance(result, GPT) or str(file) in result
 
 
 def test_a_list_of_impossible_length(file: Path) -> None:
-    """It must not be gone through member by member."""
+    """The list is refused at once and not read member by member."""
     whole = file.read_bytes()
     at = whole.index(b"tokenizer.ggml.token_type") + len("tokenizer.ggml.token_type") + 8
     assert int.from_bytes(whole[at : at + 8], "little") == 13
     file.write_bytes(whole[:at] + (2**50).to_bytes(8, "little") + whole[at + 8 :])
-    with refused("tiny.gguf: not a whole GGUF file (the file is cut off)"):
+    with refused("tiny.gguf: ... (the file is cut off)"):
         read_gguf(file)
 
 
-def test_a_tensor_in_the_place_of_another(file: Path) -> None:
+def test_a_tensor_with_the_offset_of_another(file: Path) -> None:
     whole = file.read_bytes()
-    at = (
-        whole.index(b"blk.0.attn_k.weight") + len("blk.0.attn_k.weight") + 4 + 2 * 8 + 4
-    )  # after axes, shape and type
+    name = b"blk.0.attn_k.weight"
+    at = whole.index(name) + len(name) + 4 + 2 * 8 + 4  # after the axes, the shape and the type
     assert int.from_bytes(whole[at : at + 8], "little") > 0
     file.write_bytes(whole[:at] + bytes(8) + whole[at + 8 :])
     with refused("tiny.gguf: blk.0.attn_k.weight lies at byte"):
@@ -98,7 +93,7 @@ def test_a_tensor_in_the_place_of_another(file: Path) -> None:
 
 def test_the_other_byte_order(tmp_path: Path) -> None:
     path = write_gguf(TINY, tmp_path / "big.gguf", endianess=gguf.GGUFEndian.BIG)
-    with refused("big.gguf: written for machines of the other byte order"):
+    with refused("big.gguf: ... byte order"):
         read_gguf(path)
 
 
@@ -106,8 +101,8 @@ def test_the_other_byte_order(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"architecture": "qwen2"}, "general.architecture: expected llama, not 'qwen2'"),
-        ({"drop": ("block_count",)}, "llama.block_count: this field is missing"),
-        ({"drop": ("token_embd.weight",)}, "token_embd.weight: this tensor is missing"),
+        ({"drop": ("block_count",)}, "llama.block_count: ... is missing"),
+        ({"drop": ("token_embd.weight",)}, "token_embd.weight: ... is missing"),
         (
             {"drop": ("blk.0.attn_q.weight",)},
             "the first is model.layers.0.self_attn.q_proj.weight",
@@ -119,20 +114,20 @@ def test_the_other_byte_order(tmp_path: Path) -> None:
         ({"tensors": {"blk.0.attn_q.bias": np.ones(8, np.float32)}}, "3 tensors are missing"),
         (
             {"tensors": {"rope_freqs.weight": np.array([1, 3], np.float32)}},
-            "rope_freqs.weight: expected the factors of Llama 3",
+            "rope_freqs.weight: ... Llama 3",
         ),
-        ({"fields": {"expert_count": 8}}, "llama.expert_count: 8 is not supported here"),
+        ({"fields": {"expert_count": 8}}, "llama.expert_count: ... not supported"),
         (
             {"fields": {"rope.scaling.type": "yarn"}},
-            "llama.rope.scaling.type: 'yarn' is not supported",
+            "llama.rope.scaling.type: ... not supported",
         ),
         (
             {"fields": {"rope.scaling.factor": 4.0}},
-            "llama.rope.scaling.factor: 4.0 is not supported here; expected 1.0",
+            "llama.rope.scaling.factor: ... not supported",
         ),
         (
             {"fields": {"rope.dimension_count": 2}},
-            "llama.rope.dimension_count: 2 is not supported here; expected 4",
+            "llama.rope.dimension_count: ... not supported",
         ),
         (
             {"fields": {"attention.value_length": 8}},
@@ -140,25 +135,26 @@ def test_the_other_byte_order(tmp_path: Path) -> None:
         ),
         (
             {"fields": {"attention.sliding_window": 9}},
-            "llama.attention.sliding_window: 9 is not supported here",
+            "llama.attention.sliding_window: ... not supported",
         ),
         (
             {"fields": {"feed_forward_length": [12, 24]}},
-            "intermediate_size: expected a whole number, not 'a list'",
+            "intermediate_size: ... whole number",
         ),
         ({"fields": {"attention.head_count": 0}}, "heads: expected 1 or more, not 0"),
         (
             {"fields": {"attention.head_count": 3}},
-            "kv_heads: expected a divisor of heads = 3, not 2",
+            "kv_heads: ... a divisor",
         ),
         ({"fields": {"feed_forward_length": 24}}, "has shape (12, 8), expected (24, 8)"),
         ({"fields": {"block_count": 10**9}}, "1000000000 layers, but"),
     ],
 )
-def test_what_we_cannot_compute(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_an_unsupported_file(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = write_gguf(TINY, tmp_path / "tiny.gguf", **changes)
-    with pytest.raises(ValueError, match=re.escape(message)) as error:
+    with refused(message) as error:
         read_gguf(path)
+
     assert str(error.value).startswith(str(path))
 
 
@@ -177,7 +173,7 @@ def test_fields_that_change_nothing_are_fine(tmp_path: Path) -> None:
 
 def test_a_file_in_parts(tmp_path: Path) -> None:
     path = write_gguf(TINY, tmp_path / "tiny.gguf", split=2)
-    with refused("split.count: expected a file that is not split, not 2 parts"):
+    with refused("split.count: ... not split"):
         read_gguf(path)
 
 

@@ -1,8 +1,7 @@
-"""What cannot be read or learned is refused in one sentence that names the file or the field."""
+"""Errors of tokenizers: texts to train on, and files, are refused by the name of the field."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,12 @@ import pytest
 
 from qkv import storage
 from qkv.text import Tokenizer, train
+from support.small_hf_folders import refused
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")
 
 
-def refused(message: str, kind: type[Exception] = ValueError):
-    return pytest.raises(kind, match=re.escape(message))
-
-
-def test_a_kind_that_is_none() -> None:
+def test_an_unknown_kind() -> None:
     with refused("kind: expected one of characters, words, byte-pair, word-piece, not 'bpe'"):
         train("bpe", ["a"], 100)  # type: ignore[arg-type]
 
@@ -26,29 +22,29 @@ def test_a_kind_that_is_none() -> None:
 @pytest.mark.parametrize("kind", ["characters", "words", "byte-pair", "word-piece"])
 @pytest.mark.parametrize("texts", [[], [""], ["", ""]])
 def test_no_text(kind: Any, texts: list[str]) -> None:
-    with refused("texts: they are empty; a tokenizer needs some text to learn from"):
+    with refused("texts: ... are empty"):
         train(kind, iter(texts), 1000)
 
 
 @pytest.mark.parametrize("kind", ["words", "word-piece"])
 def test_no_word(kind: Any) -> None:
-    with refused("texts: there is no word in them, only spaces"):
+    with refused("texts: ... no word"):
         train(kind, [" \n", "\t"], 1000)
 
 
 def test_one_string() -> None:
-    with refused("texts: expected several texts, not one string; put it into a list", TypeError):
+    with refused("texts: ... several texts", TypeError):
         train("words", "a text", 100)
 
 
-def test_a_text_that_is_none() -> None:
-    with refused("texts: expected strings, but number 1 is a bytes", TypeError):
+def test_a_text_that_is_not_a_string() -> None:
+    with refused("texts: ... strings", TypeError):
         train("characters", ["a", b"b"], 100)  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("vocabulary", [1.5, True, "100"])
-def test_a_vocabulary_that_is_no_number(vocabulary: Any) -> None:
-    with refused(f"vocabulary: expected a whole number, not {vocabulary!r}", TypeError):
+def test_a_vocabulary_that_is_not_a_number(vocabulary: Any) -> None:
+    with refused("vocabulary: ... whole number", TypeError):
         train("words", ["a"], vocabulary)
 
 
@@ -63,9 +59,9 @@ def test_a_vocabulary_that_is_no_number(vocabulary: Any) -> None:
 )
 def test_a_vocabulary_that_is_too_small(kind: Any, least: int, what: str) -> None:
     for vocabulary in (-1, 0, 5, least - 1):
-        message = f"vocabulary: {vocabulary} is too small for {kind}: expected {least} or more, 5 special tokens and {what}"
-        with refused(message):
+        with refused(f"vocabulary: {vocabulary} ... {kind}: ... {least} or more, ... {what}"):
             train(kind, ["ab ?"], vocabulary)
+
     assert train(kind, ["ab ?"], least).vocabulary == least
 
 
@@ -75,7 +71,7 @@ def test_negative_ids() -> None:
 
 
 @pytest.mark.parametrize("id", [-1, 8, 1000])
-def test_an_id_that_is_not_there(id: int) -> None:
+def test_an_id_outside_the_vocabulary(id: int) -> None:
     with refused(f"id: expected one of the vocabulary's 8, not {id}"):
         train("characters", ["abc"], 10).token(id)
 
@@ -84,23 +80,20 @@ def test_an_id_that_is_not_there(id: int) -> None:
 
 
 def test_a_path_that_is_not_there(tmp_path: Path) -> None:
-    with refused(f"{tmp_path / 'none'}: there is no such file or folder; expected tokenizer.json"):
+    with refused(f"{tmp_path / 'none'}: ... no such file"):
         Tokenizer.read(tmp_path / "none")
 
 
 def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"sentencepiece")
-    with refused(
-        f"{tmp_path}: no tokenizer in this folder; looked for tokenizer.json, vocab.json with merges.txt or "
-        "source.spm, and vocab.txt"
-    ):
+    with refused(f"{tmp_path}: no tokenizer in this folder; looked for tokenizer.json, "):
         Tokenizer.read(tmp_path)
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[1]", b'{"model": 1}', b'{"version": "1.0"}', b"\xff\xfe"]
 )
-def test_a_file_that_is_no_tokenizer(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_tokenizer(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
     with refused(f"{tmp_path / 'tokenizer.json'}: not "):
         Tokenizer.read(tmp_path)
@@ -126,10 +119,11 @@ def test_a_file_that_cannot_be_read(
     def denied(path: Path, most: int) -> bytes:
         if path.name == name:
             raise PermissionError(13, "Permission denied", str(path))
+
         return read(path, most)
 
     monkeypatch.setattr(storage, "read_file", denied)
-    with refused(f"{tmp_path / name}: cannot be read (Permission denied)"):
+    with refused(f"{tmp_path / name}: cannot be read"):
         Tokenizer.read(tmp_path)
 
 
@@ -143,54 +137,56 @@ BERT = {"vocab.txt": "[UNK]\na\n"}
         (
             GPT2,
             {"merges.txt": None},
-            "merges.txt: there is no such file; vocab.json needs it beside it",
+            "merges.txt: ... no such file",
         ),
         (GPT2, {"vocab.json": "{"}, "vocab.json: not valid JSON ("),
-        (GPT2, {"vocab.json": "[]"}, "vocab.json: expected fields in braces, not a list"),
+        (GPT2, {"vocab.json": "[]"}, "vocab.json: ... fields in braces"),
         (
             GPT2,
             {"vocab.json": '{"a": "x"}'},
-            "vocab.json: 'a': expected an id of 0 or more, not 'x'",
+            "vocab.json: 'a': ... 0 or more",
         ),
         (GPT2, {"vocab.json": '{"a": 0, "b": 0}'}, "vocab.json: two tokens have the same id"),
         (
             GPT2,
             {"merges.txt": "a b\na c\n"},
-            "merges.txt:2: expected two tokens of vocab.json to merge, not 'a c'",
+            "merges.txt:2: ... two tokens of",
         ),
         (
             GPT2,
             {"merges.txt": "\nab\n"},
-            "merges.txt:2: expected two tokens of vocab.json to merge, not 'ab'",
+            "merges.txt:2: ... two tokens of",
         ),
         (
             GPT2,
             {"added_tokens.json": '{"c": 9}'},
-            "added_tokens.json: 'c' has id 9; expected 3, the next free one",
+            "added_tokens.json: ... next free",
         ),
         (
             BERT,
             {"vocab.txt": ""},
-            "vocab.txt: [UNK] is not in it; expected BERT's vocabulary, one token a line",
+            "vocab.txt: ... one token a line",
         ),
         (BERT, {"tokenizer_config.json": "no"}, "tokenizer_config.json: not valid JSON ("),
         (
             BERT,
             {"tokenizer_config.json": '{"do_lower_case": "yes"}'},
-            "tokenizer_config.json: do_lower_case: expected true or false, not 'yes'",
+            "tokenizer_config.json: do_lower_case: ... true or false",
         ),
     ],
 )
-def test_other_makers_files(
+def test_files_of_gpt2_and_bert(
     files: dict[str, str], changes: dict[str, str | None], message: str, tmp_path: Path
 ) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(content)
+
     Tokenizer.read(tmp_path)
     for name, text in changes.items():
         if text is None:
             (tmp_path / name).unlink()
         else:
             (tmp_path / name).write_text(text)
+
     with refused(f"{tmp_path}/{message}"):
         Tokenizer.read(tmp_path)

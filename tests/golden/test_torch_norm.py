@@ -1,4 +1,4 @@
-"""Norms against their formulas and PyTorch's."""
+"""Norms equal their formulas and PyTorch's."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ def test_rms_norm_is_its_formula() -> None:
 
 
 def test_norms_equal_torch_with_the_same_weights() -> None:
-    layer, rms = LayerNorm(8, 1e-3).double(), RMSNorm(8, 1e-3).double()
+    layer = LayerNorm(8, 1e-3).double()
+    rms = RMSNorm(8, 1e-3).double()
     for parameter in (layer.gain, layer.bias, rms.gain):
         nn.init.normal_(parameter)
-    their_layer, their_rms = (
-        nn.LayerNorm(8, 1e-3, dtype=torch.float64),
-        nn.RMSNorm(8, 1e-3, dtype=torch.float64),
-    )
+
+    their_layer = nn.LayerNorm(8, 1e-3, dtype=torch.float64)
+    their_rms = nn.RMSNorm(8, 1e-3, dtype=torch.float64)
     their_layer.load_state_dict({"weight": layer.gain, "bias": layer.bias})
     their_rms.load_state_dict({"weight": rms.gain})
     for ours, theirs in ((layer, their_layer), (rms, their_rms)):
-        one, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+        one = x.clone().requires_grad_()
+        other = x.clone().requires_grad_()
         assert_close(ours(one), theirs(other))
         ours(one).square().sum().backward()
         theirs(other).square().sum().backward()

@@ -1,4 +1,4 @@
-"""The recurrent layers against their equations, written by hand one step at a time."""
+"""Recurrent layers equal their equations, written by hand one step at a time."""
 
 from __future__ import annotations
 
@@ -14,30 +14,36 @@ State = tuple[Tensor, ...]
 
 
 def step(cell: str, cells: nn.RNNBase, suffix: str, x: Tensor, state: State) -> State:
-    """One step of the cell; the gates lie one below the other in its matrices."""
+    """Return one step of the cell; the gates lie one below the other in its matrices."""
     W, U, b, c = (
         getattr(cells, f"{name}_{suffix}")
         for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     )
     h = state[0]
-    given, kept = x @ W.T + b, h @ U.T + c
+    inputs = x @ W.T + b
+    selected = h @ U.T + c
     if cell == "rnn":
-        return (torch.tanh(given + kept),)
+        return (torch.tanh(inputs + selected),)
+
     if cell == "lstm":
-        i, f, g, o = (given + kept).chunk(4, dim=-1)
+        i, f, g, o = (inputs + selected).chunk(4, dim=-1)
         memory = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
         return torch.sigmoid(o) * torch.tanh(memory), memory
-    (r, z, n), (r_kept, z_kept, n_kept) = given.chunk(3, dim=-1), kept.chunk(3, dim=-1)
-    reset, update = torch.sigmoid(r + r_kept), torch.sigmoid(z + z_kept)
+
+    (r, z, n) = inputs.chunk(3, dim=-1)
+    (r_kept, z_kept, n_kept) = selected.chunk(3, dim=-1)
+    reset = torch.sigmoid(r + r_kept)
+    update = torch.sigmoid(z + z_kept)
     return ((1 - update) * torch.tanh(n + reset * n_kept) + update * h,)
 
 
 def run(cell: str, cells: nn.RNNBase, suffix: str, x: Tensor, state: State) -> tuple[Tensor, State]:
-    """Over (T, INPUT) of one row."""
+    """Run the cell over (T, INPUT) of one row."""
     outputs = []
-    for word in x:
-        state = step(cell, cells, suffix, word, state)
+    for token in x:
+        state = step(cell, cells, suffix, token, state)
         outputs.append(state[0])
+
     return torch.stack(outputs), state
 
 
@@ -55,25 +61,25 @@ def test_two_layers_are_their_equations(cell: str) -> None:
         between, low = run(cell, layer.cells, "l0", x[b], tuple(h[0, b] for h in first))
         right, high = run(cell, layer.cells, "l1", between, tuple(h[1, b] for h in first))
         assert_close(outputs[b], right)
-        for found, below, above in zip(last, low, high, strict=True):
-            assert_close(found[:, b], torch.stack([below, above]))
+        for actual, below, above in zip(last, low, high, strict=True):
+            assert_close(actual[:, b], torch.stack([below, above]))
 
 
 @pytest.mark.parametrize("cell", ["rnn", "lstm", "gru"])
 def test_two_directions_are_two_runs_side_by_side(cell: str) -> None:
-    """Each row by its own length: the backward run begins at the last word, not at the padding."""
+    """Rows have their own lengths: the backward run starts at the last token, not at padding."""
     layer = Recurrent(cell, INPUT, WIDTH, 1, bidirectional=True).double()
     x = torch.randn(B, T, INPUT, dtype=torch.float64)
     lengths = torch.tensor([5, 1, 3])
     zero = tuple(torch.zeros(WIDTH // 2, dtype=torch.float64) for _ in range(parts(cell)))
     outputs, last = layer(x, lengths=lengths)
     for b, length in enumerate(lengths.tolist()):
-        there, after = run(cell, layer.cells, "l0", x[b, :length], zero)
+        present, after = run(cell, layer.cells, "l0", x[b, :length], zero)
         back, before = run(cell, layer.cells, "l0_reverse", x[b, :length].flip(0), zero)
-        assert_close(outputs[b, :length], torch.cat([there, back.flip(0)], dim=-1))
+        assert_close(outputs[b, :length], torch.cat([present, back.flip(0)], dim=-1))
         assert not outputs[b, length:].any()
-        for found, end, begin in zip(last, after, before, strict=True):
-            assert_close(found[0, b], torch.cat([end, begin]))
+        for actual, end, begin in zip(last, after, before, strict=True):
+            assert_close(actual[0, b], torch.cat([end, begin]))
 
 
 @pytest.mark.parametrize("cell", ["rnn", "lstm", "gru"])
@@ -81,7 +87,8 @@ def test_two_directions_are_two_runs_side_by_side(cell: str) -> None:
 def test_equal_lengths_equal_no_lengths(cell: str, bidirectional: bool) -> None:
     layer = Recurrent(cell, INPUT, WIDTH, 2, bidirectional=bidirectional).double()
     x = torch.randn(B, T, INPUT, dtype=torch.float64)
-    (with_lengths, last), (without, same) = layer(x, lengths=torch.full((B,), T)), layer(x)
+    (with_lengths, last) = layer(x, lengths=torch.full((B,), T))
+    (without, same) = layer(x)
     assert_close(with_lengths, without)
     assert_close(last, same)
     assert last[0].shape == (2, B, WIDTH)

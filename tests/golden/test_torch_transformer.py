@@ -39,6 +39,7 @@ def our_name(name: str) -> str:
     name = name.replace(".layers.", ".blocks.")
     for their, our in (NAMES | NORMS[side]).items():
         name = name.replace(their, our)
+
     return name.replace("norm.weight", "norm.gain")
 
 
@@ -57,6 +58,7 @@ def twins(norm_first: bool, activation: str) -> tuple[Transformer, nn.Transforme
     )
     for parameter in theirs.parameters():
         nn.init.normal_(parameter, std=0.3)
+
     ours = Transformer(
         TransformerConfig(
             vocabulary=11,
@@ -98,34 +100,33 @@ def test_stacks_equal_torch_transformer(norm_first: bool, activation: str, padde
         memory_key_padding_mask=~SOURCE_PADDING_MASK if padded else None,
         tgt_key_padding_mask=~TARGET_PADDING_MASK if padded else None,
     )
-    seen = Padding(SOURCE_PADDING_MASK) if padded else None
-    encoded = ours.encoder(source, torch.arange(S).unsqueeze(0), mask=seen)
-    found = ours.decoder(
+    captured = Padding(SOURCE_PADDING_MASK) if padded else None
+    encoded = ours.encoder(source, torch.arange(S).unsqueeze(0), mask=captured)
+    actual = ours.decoder(
         target,
         torch.arange(T).unsqueeze(0),
         mask=Causal() & Padding(TARGET_PADDING_MASK) if padded else Causal(),
         source=encoded,
-        source_mask=seen,
+        source_mask=captured,
     )
-    assert_close(found, right)
+    assert_close(actual, right)
 
     ask = torch.randn_like(right)
     pairs = {our_name(name): parameter for name, parameter in theirs.named_parameters()}
     our_parameters = dict(ours.named_parameters())
     expected = torch.autograd.grad(right, [source, target, *pairs.values()], ask)
     computed = torch.autograd.grad(
-        found, [source, target, *(our_parameters[name] for name in pairs)], ask
+        actual, [source, target, *(our_parameters[name] for name in pairs)], ask
     )
     for name, one, other in zip(["source", "target", *pairs], computed, expected, strict=True):
         assert_close(one, other, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def test_whole_model_is_embedding_stacks_and_output_layer() -> None:
-    """Ids to logits: sqrt(E) times the embedding plus the sinusoid, the stacks, and the embedding
-    again.
-    """
+    """Logits are sqrt(E) times embedding plus sinusoid, through the stacks and the embedding."""
     ours, theirs = twins(False, "relu")
-    source, target = torch.randint(11, (B, S)), torch.randint(11, (B, T))
+    source = torch.randint(11, (B, S))
+    target = torch.randint(11, (B, T))
 
     def embed(ids: Tensor) -> Tensor:
         position = torch.arange(ids.shape[1]).unsqueeze(1)

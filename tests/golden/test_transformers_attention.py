@@ -1,6 +1,4 @@
-"""The weights we capture are those that `transformers` gives with output_attentions, in every
-family it has.
-"""
+"""Captured attention weights are those of `transformers` with output_attentions."""
 
 from __future__ import annotations
 
@@ -48,34 +46,46 @@ MODELS: dict[str, Any] = {
 def test_self_attention(family: str, tmp_path: Path) -> None:
     theirs = randomised(MODELS[family]())
     ours = read_folder(saved(theirs, tmp_path / "model")).eval()
-    words = ids(V, 1, T)
+    token_ids = ids(V, 1, T)
     with torch.no_grad():
-        expected = theirs(words, output_attentions=True).attentions
-    (found,) = capture_attention(ours, reading(words[0].tolist()))
-    assert len(found.layers) == len(expected) == 3
-    for layer, weights in found.layers.items():
+        expected = theirs(token_ids, output_attentions=True).attentions
+
+    (actual,) = capture_attention(ours, reading(token_ids[0].tolist()))
+    assert len(actual.layers) == len(expected) == 3
+    for layer, weights in actual.layers.items():
         assert_close(weights, expected[layer][0], rtol=0, atol=2e-6)
 
 
 def test_encoder_decoder_and_cross_attention(tmp_path: Path) -> None:
     config = MarianConfig(
-        vocab_size=V, d_model=32, encoder_layers=2, decoder_layers=3, encoder_attention_heads=4,
-        decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, pad_token_id=V - 1,
-        decoder_start_token_id=V - 1, max_position_embeddings=64, **EAGER,
-    )  # fmt: skip
+        vocab_size=V,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=3,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=48,
+        decoder_ffn_dim=48,
+        pad_token_id=V - 1,
+        decoder_start_token_id=V - 1,
+        max_position_embeddings=64,
+        **EAGER,
+    )
     theirs = randomised(MarianMTModel(config))
     ours = read_folder(saved(theirs, tmp_path / "model")).eval()
-    source, target = ids(V - 1, 1, S), ids(V - 1, 1, T)
+    source = ids(V - 1, 1, S)
+    target = ids(V - 1, 1, T)
     with torch.no_grad():
-        said = theirs(source, decoder_input_ids=target, output_attentions=True)
+        output = theirs(source, decoder_input_ids=target, output_attentions=True)
+
     expected = {
-        "encoder": said.encoder_attentions,
-        "decoder": said.decoder_attentions,
-        "cross": said.cross_attentions,
+        "encoder": output.encoder_attentions,
+        "decoder": output.decoder_attentions,
+        "cross": output.cross_attentions,
     }
-    found = capture_attention(ours, reading(target[0].tolist(), source[0].tolist()))
-    assert [each.kind for each in found] == list(expected)
-    for each in found:
-        assert len(each.layers) == len(expected[each.kind])
-        for layer, weights in each.layers.items():
-            assert_close(weights, expected[each.kind][layer][0], rtol=0, atol=2e-6)
+    actual = capture_attention(ours, reading(target[0].tolist(), source[0].tolist()))
+    assert [item.kind for item in actual] == list(expected)
+    for item in actual:
+        assert len(item.layers) == len(expected[item.kind])
+        for layer, weights in item.layers.items():
+            assert_close(weights, expected[item.kind][layer][0], rtol=0, atol=2e-6)

@@ -1,6 +1,4 @@
-"""BERT: our model and `transformers` agree on words, sentences and what follows what, whichever
-wrote the weights.
-"""
+"""BERT: our model and `transformers` agree on all heads, whichever wrote the weights."""
 
 from __future__ import annotations
 
@@ -61,12 +59,12 @@ def two_sentences() -> torch.Tensor:
     return (torch.arange(PADDING_MASK.shape[1]) > 4).long().expand(PADDING_MASK.shape)
 
 
-def asked(model: Any, words: torch.Tensor) -> Any:
-    return model(words, attention_mask=PADDING_MASK.long(), token_type_ids=two_sentences())
+def asked(model: Any, token_ids: torch.Tensor) -> Any:
+    return model(token_ids, attention_mask=PADDING_MASK.long(), token_type_ids=two_sentences())
 
 
-def hidden(model: BERT, words: torch.Tensor) -> torch.Tensor:
-    return model.hidden(words, padding_mask=PADDING_MASK, segments=two_sentences())
+def hidden(model: BERT, token_ids: torch.Tensor) -> torch.Tensor:
+    return model.hidden(token_ids, padding_mask=PADDING_MASK, segments=two_sentences())
 
 
 @pytest.mark.parametrize(
@@ -80,12 +78,12 @@ def hidden(model: BERT, words: torch.Tensor) -> torch.Tensor:
 def test_every_head(choices: dict[str, Any], tmp_path: Path) -> None:
     their_model = theirs(BertForPreTraining, **choices)
     our_model = read_folder(saved(their_model, tmp_path / "theirs"))
-    words = ids(V)
-    answer = asked(their_model, words)
+    token_ids = ids(V)
+    answer = asked(their_model, token_ids)
     assert isinstance(our_model, BERT)
-    x = hidden(our_model, words)
+    x = hidden(our_model, token_ids)
     assert furthest(our_model.logits(x), answer.prediction_logits, PADDING_MASK) < 1e-4
-    assert furthest(our_model.follows(x), answer.seq_relationship_logits) < 1e-4
+    assert furthest(our_model.next_sentence_logits(x), answer.seq_relationship_logits) < 1e-4
 
     write_folder(our_model, tmp_path / "ours")
     assert same_files(tmp_path / "theirs", tmp_path / "ours")
@@ -95,11 +93,12 @@ def test_every_head(choices: dict[str, Any], tmp_path: Path) -> None:
 def test_the_encoder_alone(pooler: bool, tmp_path: Path) -> None:
     their_model = theirs(BertModel, pooler)
     our_model = read_folder(saved(their_model, tmp_path / "theirs"))
-    words = ids(V)
-    answer = asked(their_model, words)
-    assert furthest(hidden(our_model, words), answer.last_hidden_state, PADDING_MASK) < 1e-4
+    token_ids = ids(V)
+    answer = asked(their_model, token_ids)
+    assert furthest(hidden(our_model, token_ids), answer.last_hidden_state, PADDING_MASK) < 1e-4
     if pooler:
-        assert furthest(our_model.pool(hidden(our_model, words)), answer.pooler_output) < 1e-4
+        assert furthest(our_model.pool(hidden(our_model, token_ids)), answer.pooler_output) < 1e-4
+
     assert (our_model.config.mlm_head, our_model.config.pooler, our_model.config.next_sentence) == (
         False,
         pooler,
@@ -110,12 +109,12 @@ def test_the_encoder_alone(pooler: bool, tmp_path: Path) -> None:
     assert same_files(tmp_path / "theirs", tmp_path / "ours")
 
 
-def test_masked_words_only(tmp_path: Path) -> None:
+def test_the_masked_token_head_only(tmp_path: Path) -> None:
     their_model = theirs(BertForMaskedLM)
     our_model = read_folder(saved(their_model, tmp_path / "theirs"))
-    words = ids(V)
-    ours = our_model(words, padding_mask=PADDING_MASK, segments=two_sentences())
-    assert furthest(ours, asked(their_model, words).logits, PADDING_MASK) < 1e-4
+    token_ids = ids(V)
+    ours = our_model(token_ids, padding_mask=PADDING_MASK, segments=two_sentences())
+    assert furthest(ours, asked(their_model, token_ids).logits, PADDING_MASK) < 1e-4
     write_folder(our_model, tmp_path / "ours")
     assert same_files(tmp_path / "theirs", tmp_path / "ours")
 
@@ -123,9 +122,12 @@ def test_masked_words_only(tmp_path: Path) -> None:
 def test_next_sentence_only(tmp_path: Path) -> None:
     their_model = theirs(BertForNextSentencePrediction)
     our_model = read_folder(saved(their_model, tmp_path / "theirs"))
-    words = ids(V)
+    token_ids = ids(V)
     assert (
-        furthest(our_model.follows(hidden(our_model, words)), asked(their_model, words).logits)
+        furthest(
+            our_model.next_sentence_logits(hidden(our_model, token_ids)),
+            asked(their_model, token_ids).logits,
+        )
         < 1e-4
     )
     write_folder(our_model, tmp_path / "ours")
@@ -146,15 +148,16 @@ def test_our_weights_in_their_model(heads: dict[str, Any], kind: Any, tmp_path: 
     write_folder(our_model, tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [kind.__name__]
     their_model = loaded(kind, tmp_path)
-    words = ids(V)
-    x, answer = hidden(our_model, words), asked(their_model, words)
+    token_ids = ids(V)
+    x = hidden(our_model, token_ids)
+    answer = asked(their_model, token_ids)
     if kind is BertForPreTraining:
         assert furthest(our_model.logits(x), answer.prediction_logits, PADDING_MASK) < 1e-4
-        assert furthest(our_model.follows(x), answer.seq_relationship_logits) < 1e-4
+        assert furthest(our_model.next_sentence_logits(x), answer.seq_relationship_logits) < 1e-4
     elif kind is BertForMaskedLM:
         assert furthest(our_model.logits(x), answer.logits, PADDING_MASK) < 1e-4
     elif kind is BertForNextSentencePrediction:
-        assert furthest(our_model.follows(x), answer.logits) < 1e-4
+        assert furthest(our_model.next_sentence_logits(x), answer.logits) < 1e-4
     else:
         assert furthest(x, answer.last_hidden_state, PADDING_MASK) < 1e-4
         assert furthest(our_model.pool(x), answer.pooler_output) < 1e-4
@@ -165,15 +168,15 @@ def test_our_weights_in_their_model(heads: dict[str, Any], kind: Any, tmp_path: 
 
 
 def test_words_and_a_pooler_without_next_sentence(tmp_path: Path) -> None:
-    """None of their classes has both, but the file does, and each class finds its part in it."""
+    """None of their classes has both heads, but each class finds its part in the file."""
     our_model = randomised(BERT(BERTConfig(**OURS, next_sentence=False)))
     write_folder(our_model, tmp_path)
-    words = ids(V)
-    x = hidden(our_model, words)
+    token_ids = ids(V)
+    x = hidden(our_model, token_ids)
     masked = BertForMaskedLM.from_pretrained(tmp_path).eval()
     encoder = BertModel.from_pretrained(tmp_path).eval()
-    assert furthest(our_model.logits(x), asked(masked, words).logits, PADDING_MASK) < 1e-4
-    assert furthest(our_model.pool(x), asked(encoder, words).pooler_output) < 1e-4
+    assert furthest(our_model.logits(x), asked(masked, token_ids).logits, PADDING_MASK) < 1e-4
+    assert furthest(our_model.pool(x), asked(encoder, token_ids).pooler_output) < 1e-4
     assert same_weights(read_folder(tmp_path), our_model)
 
 
@@ -191,7 +194,7 @@ def test_old_names_and_copies(tmp_path: Path) -> None:
     old["cls.predictions.decoder.bias"] = old.pop("cls.predictions.bias")
     old["bert.embeddings.position_ids"] = torch.arange(16).unsqueeze(0)
     replace_tensors(tmp_path, old)
-    words = ids(V)
+    token_ids = ids(V)
     our_model = read_folder(tmp_path)
-    logits = our_model.logits(hidden(our_model, words))
-    assert furthest(logits, asked(their_model, words).prediction_logits, PADDING_MASK) < 1e-4
+    logits = our_model.logits(hidden(our_model, token_ids))
+    assert furthest(logits, asked(their_model, token_ids).prediction_logits, PADDING_MASK) < 1e-4

@@ -1,4 +1,4 @@
-"""The folder itself: shards, number formats, tokenizers."""
+"""Folders of `transformers`: shards, dtypes and tokenizers."""
 
 from __future__ import annotations
 
@@ -78,8 +78,11 @@ def test_our_shards(tmp_path: Path) -> None:
         "no two shards would fit into one"
     )
 
-    words = ids(V)
-    assert furthest(our_model(words), loaded(AutoModelForCausalLM, tmp_path)(words).logits) < 1e-4
+    token_ids = ids(V)
+    assert (
+        furthest(our_model(token_ids), loaded(AutoModelForCausalLM, tmp_path)(token_ids).logits)
+        < 1e-4
+    )
     assert same_weights(read_folder(tmp_path), our_model)
 
 
@@ -92,12 +95,13 @@ def test_a_tensor_larger_than_a_shard_has_one_of_its_own(tmp_path: Path) -> None
 
 def test_numbers_are_float32_unless_the_file_s_own_are_asked_for(tmp_path: Path) -> None:
     saved(llama().bfloat16(), tmp_path / "theirs")
-    wide, narrow = read_folder(tmp_path / "theirs"), read_folder(tmp_path / "theirs", dtype=None)
+    wide = read_folder(tmp_path / "theirs")
+    narrow = read_folder(tmp_path / "theirs", dtype=None)
     assert {parameter.dtype for parameter in wide.parameters()} == {torch.float32}
     assert {parameter.dtype for parameter in narrow.parameters()} == {torch.bfloat16}
-    words = ids(V)
+    token_ids = ids(V)
     their_model = loaded(AutoModelForCausalLM, tmp_path / "theirs", dtype=torch.float32)
-    assert furthest(wide(words), their_model(words).logits) < 1e-4
+    assert furthest(wide(token_ids), their_model(token_ids).logits) < 1e-4
 
     write_folder(narrow, tmp_path / "ours")
     assert {tensor.dtype for tensor in tensors(tmp_path / "ours").values()} == {torch.bfloat16}
@@ -132,20 +136,20 @@ MODELS = {
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Path:
-    words = Tokenizer(WordLevel({"[UNK]": 0, "the": 1, "cat": 2, "sat": 3}, unk_token="[UNK]"))
-    words.pre_tokenizer = Whitespace()
+    token_ids = Tokenizer(WordLevel({"[UNK]": 0, "the": 1, "cat": 2, "sat": 3}, unk_token="[UNK]"))
+    token_ids.pre_tokenizer = Whitespace()
     (tmp_path / "words").mkdir()
-    words.save(str(tmp_path / "words" / "tokenizer.json"))
+    token_ids.save(str(tmp_path / "words" / "tokenizer.json"))
     return tmp_path / "words"
 
 
 @pytest.mark.parametrize("family", MODELS)
-@pytest.mark.parametrize("given", ["file", "folder"])
-def test_a_tokenizer_comes_along(family: str, given: str, tokenizer: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("inputs", ["file", "folder"])
+def test_a_tokenizer_comes_along(family: str, inputs: str, tokenizer: Path, tmp_path: Path) -> None:
     write_folder(
         MODELS[family](),
         tmp_path / "model",
-        tokenizer=tokenizer / "tokenizer.json" if given == "file" else tokenizer,
+        tokenizer=tokenizer / "tokenizer.json" if inputs == "file" else tokenizer,
     )
     their_tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     assert their_tokenizer("the cat sat there", add_special_tokens=False)["input_ids"] == [

@@ -1,5 +1,4 @@
-"""GGUF: a tiny Llama of `transformers`, laid out as llama.cpp does it, gives the same logits when
-we read it.
+"""GGUF: a tiny Llama, written as llama.cpp does, gives the logits of `transformers`.
 
 tests/golden/test_real_weights.py does the same with a published file.
 """
@@ -56,16 +55,17 @@ def theirs(**choices: Any) -> Any:
 def test_their_weights_in_our_model(choices: dict[str, Any], tmp_path: Path) -> None:
     their_model = theirs(**choices)
     our_model = read_gguf(write_gguf(their_model, tmp_path / "model.gguf"))
-    words = ids(V, 2, 100)
-    assert furthest(our_model(words), their_model(words).logits) < 1e-4
+    token_ids = ids(V, 2, 100)
+    assert furthest(our_model(token_ids), their_model(token_ids).logits) < 1e-4
     if choices.get("rope_parameters") is STRETCHED:
         assert our_model.config.rotary_scaling == RotaryScaling(8.0, 1.0, 4.0, 8192)
+
     assert our_model.config.tied == their_model.config.tie_word_embeddings
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q5_1"])
 def test_quantised_tensors(kind: str, tmp_path: Path) -> None:
-    """Their model gets the rounded numbers too."""
+    """Their model gets the dequantised numbers too."""
     quantised = gguf.GGMLQuantizationType[kind]
     their_model = theirs(num_key_value_heads=2)
     with torch.no_grad():
@@ -74,9 +74,10 @@ def test_quantised_tensors(kind: str, tmp_path: Path) -> None:
                 rounded = gguf.dequantize(gguf.quantize(parameter.numpy(), quantised), quantised)
                 assert not np.array_equal(rounded, parameter.numpy())
                 parameter.copy_(torch.from_numpy(rounded.copy()))
+
     our_model = read_gguf(write_gguf(their_model, tmp_path / "model.gguf", quantised))
-    words = ids(V)
-    assert furthest(our_model(words), their_model(words).logits) < 1e-4
+    token_ids = ids(V)
+    assert furthest(our_model(token_ids), their_model(token_ids).logits) < 1e-4
     assert {parameter.dtype for parameter in our_model.parameters()} == {torch.float32}
     narrow = read_gguf(tmp_path / "model.gguf", dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in narrow.parameters()} == {torch.bfloat16}

@@ -1,4 +1,4 @@
-"""GPT-2: our GPT and `transformers` give the same logits, whichever of the two wrote the weights."""
+"""GPT-2: our GPT and `transformers` give the same logits, whichever wrote the weights."""
 
 from __future__ import annotations
 
@@ -54,12 +54,13 @@ def theirs(**choices: Any) -> Any:
 def test_their_weights_in_our_model(choices: dict[str, Any], tmp_path: Path) -> None:
     their_model = theirs(**choices)
     our_model = read_folder(saved(their_model, tmp_path / "theirs"))
-    words, padding_mask = ids(V), padding()
+    token_ids = ids(V)
+    padding_mask = padding()
     assert isinstance(our_model, GPT)
     assert not our_model.training
-    assert furthest(our_model(words), their_model(words).logits) < 1e-4
-    padded = their_model(words, attention_mask=padding_mask.long()).logits
-    assert furthest(our_model(words, padding_mask=padding_mask), padded, padding_mask) < 1e-4
+    assert furthest(our_model(token_ids), their_model(token_ids).logits) < 1e-4
+    padded = their_model(token_ids, attention_mask=padding_mask.long()).logits
+    assert furthest(our_model(token_ids, padding_mask=padding_mask), padded, padding_mask) < 1e-4
 
     write_folder(our_model, tmp_path / "ours")
     assert same_files(tmp_path / "theirs", tmp_path / "ours")
@@ -77,8 +78,8 @@ def test_our_weights_in_their_model(choices: dict[str, Any], tmp_path: Path) -> 
     our_model = randomised(GPT(GPTConfig(**OURS, **choices)))
     write_folder(our_model, tmp_path, end_id=3)
     their_model = loaded(AutoModelForCausalLM, tmp_path)
-    words = ids(V)
-    assert furthest(our_model(words), their_model(words).logits) < 1e-4
+    token_ids = ids(V)
+    assert furthest(our_model(token_ids), their_model(token_ids).logits) < 1e-4
     assert their_model.config.eos_token_id == 3
 
     back = read_folder(tmp_path)
@@ -89,8 +90,8 @@ def test_our_weights_in_their_model(choices: dict[str, Any], tmp_path: Path) -> 
 def test_the_inner_model_alone_has_no_prefix(tmp_path: Path) -> None:
     inner = randomised(GPT2Model(GPT2Config(**SMALL, **NO_IDS)))
     our_model = read_folder(saved(inner, tmp_path))
-    words = ids(V)
-    assert furthest(our_model.hidden(words), inner(words).last_hidden_state) < 1e-4
+    token_ids = ids(V)
+    assert furthest(our_model.hidden(token_ids), inner(token_ids).last_hidden_state) < 1e-4
 
 
 def test_old_files_hold_the_mask_and_the_tied_output_too(tmp_path: Path) -> None:
@@ -101,7 +102,8 @@ def test_old_files_hold_the_mask_and_the_tied_output_too(tmp_path: Path) -> None
     for layer in range(2):
         old[f"transformer.h.{layer}.attn.bias"] = torch.ones(1, 1, 16, 16)
         old[f"transformer.h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
+
     replace_tensors(tmp_path, old)
     edit_config(tmp_path, drop=("model_type", "n_inner", "tie_word_embeddings"))
-    words = ids(V)
-    assert furthest(read_folder(tmp_path)(words), their_model(words).logits) < 1e-4
+    token_ids = ids(V)
+    assert furthest(read_folder(tmp_path)(token_ids), their_model(token_ids).logits) < 1e-4

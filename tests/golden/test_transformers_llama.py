@@ -1,4 +1,4 @@
-"""Llama: our GPT and `transformers` give the same logits, whichever of the two wrote the weights."""
+"""Llama: our GPT and `transformers` give the same logits, whichever wrote the weights."""
 
 from __future__ import annotations
 
@@ -75,14 +75,16 @@ def theirs(**choices: Any) -> Any:
 def test_their_weights_in_our_model(choices: dict[str, Any], tmp_path: Path) -> None:
     their_model = theirs(**choices)
     our_model = read_folder(saved(their_model, tmp_path / "theirs"))
-    words = ids(V, 2, 100)
+    token_ids = ids(V, 2, 100)
     assert isinstance(our_model, GPT)
-    assert furthest(our_model(words), their_model(words).logits) < 1e-4
-    words = ids(V)
+    assert furthest(our_model(token_ids), their_model(token_ids).logits) < 1e-4
+    token_ids = ids(V)
     for side in ("right", "left"):
         padding_mask = padding(side)
-        padded = their_model(words, attention_mask=padding_mask.long()).logits
-        assert furthest(our_model(words, padding_mask=padding_mask), padded, padding_mask) < 1e-4
+        padded = their_model(token_ids, attention_mask=padding_mask.long()).logits
+        assert (
+            furthest(our_model(token_ids, padding_mask=padding_mask), padded, padding_mask) < 1e-4
+        )
 
     write_folder(our_model, tmp_path / "ours")
     assert same_files(tmp_path / "theirs", tmp_path / "ours")
@@ -104,8 +106,8 @@ def test_our_weights_in_their_model(choices: dict[str, Any], tmp_path: Path) -> 
     our_model = randomised(GPT(GPTConfig(**({"hidden": 128} | OURS | choices))))
     write_folder(our_model, tmp_path)
     their_model = loaded(AutoModelForCausalLM, tmp_path)
-    words = ids(V, 2, 100)
-    assert furthest(our_model(words), their_model(words).logits) < 1e-4
+    token_ids = ids(V, 2, 100)
+    assert furthest(our_model(token_ids), their_model(token_ids).logits) < 1e-4
 
     back = read_folder(tmp_path)
     assert back.config == our_model.config
@@ -114,14 +116,14 @@ def test_our_weights_in_their_model(choices: dict[str, Any], tmp_path: Path) -> 
 
 @pytest.mark.parametrize("rope", [{"rope_type": "default"}, STRETCHED])
 def test_far_positions(rope: dict[str, Any], tmp_path: Path) -> None:
-    """Where an error in the last digit of a wave's speed has grown a thousandfold."""
+    """At far positions, an error in a rotary frequency would have grown a thousandfold."""
     their_model = theirs(
         head_dim=32, max_position_embeddings=2000, rope_parameters=rope | {"rope_theta": 50000.0}
     )
     our_model = read_folder(saved(their_model, tmp_path))
-    words = ids(V, 1, 2000)
+    token_ids = ids(V, 1, 2000)
     with torch.inference_mode():
-        assert furthest(our_model(words), their_model(words).logits) < 1e-4
+        assert furthest(our_model(token_ids), their_model(token_ids).logits) < 1e-4
 
 
 @pytest.mark.parametrize("spelling", ["rope_type", "type"])
@@ -132,17 +134,17 @@ def test_older_files_keep_rotary_settings_elsewhere(spelling: str, tmp_path: Pat
     edit_config(
         tmp_path, drop=("rope_parameters", "head_dim"), rope_theta=100.0, rope_scaling=older
     )
-    words = ids(V, 2, 100)
-    assert furthest(read_folder(tmp_path)(words), their_model(words).logits) < 1e-4
+    token_ids = ids(V, 2, 100)
+    assert furthest(read_folder(tmp_path)(token_ids), their_model(token_ids).logits) < 1e-4
 
 
 def test_the_stretching_matters(tmp_path: Path) -> None:
-    """Or the tests above would prove nothing."""
+    """Rotary scaling changes the logits; otherwise the tests above would prove nothing."""
     saved(theirs(rope_parameters=STRETCHED | {"rope_theta": 100.0}), tmp_path)
-    words = ids(V, 2, 100)
-    stretched = read_folder(tmp_path)(words)
+    token_ids = ids(V, 2, 100)
+    stretched = read_folder(tmp_path)(token_ids)
     edit_config(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 100.0})
-    assert furthest(read_folder(tmp_path)(words), stretched) > 0.1
+    assert furthest(read_folder(tmp_path)(token_ids), stretched) > 0.1
 
 
 def test_both_layouts_of_rotary_settings_are_written(tmp_path: Path) -> None:
@@ -160,5 +162,5 @@ def test_old_buffers_and_the_tied_output_are_passed_over(tmp_path: Path) -> None
     old["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
     old["lm_head.weight"] = old["model.embed_tokens.weight"].clone()
     replace_tensors(tmp_path, old)
-    words = ids(V)
-    assert furthest(read_folder(tmp_path)(words), their_model(words).logits) < 1e-4
+    token_ids = ids(V)
+    assert furthest(read_folder(tmp_path)(token_ids), their_model(token_ids).logits) < 1e-4

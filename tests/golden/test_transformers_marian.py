@@ -1,6 +1,4 @@
-"""Marian: our Transformer and `transformers` give the same logits, whichever of the two wrote the
-weights.
-"""
+"""Marian: our Transformer and `transformers` give the same logits, whichever wrote the weights."""
 
 from __future__ import annotations
 
@@ -27,7 +25,8 @@ from support.tiny_transformers import (
     tensors,
 )
 
-V, SOURCE_V = 31, 29
+V = 31
+SOURCE_V = 29
 SMALL: dict[str, Any] = {
     "d_model": 32,
     "encoder_layers": 2,
@@ -63,8 +62,10 @@ def theirs(**choices: Any) -> Any:
 
 
 def differences(ours: Any, their_model: Any, source_vocabulary: int) -> list[float]:
-    source, target = ids(source_vocabulary), ids(V)
-    padding_mask, target_padding_mask = padding(), padding().roll(1, 0)
+    source = ids(source_vocabulary)
+    target = ids(V)
+    padding_mask = padding()
+    target_padding_mask = padding().roll(1, 0)
     plain = furthest(ours(source, target), their_model(source, decoder_input_ids=target).logits)
     padded = furthest(
         ours(
@@ -105,7 +106,8 @@ def test_their_weights_in_our_model(choices: dict[str, Any], tied: str, tmp_path
     assert max(differences(our_model, their_model, choices["vocab_size"])) < 1e-4
 
     write_folder(our_model, tmp_path / "ours")
-    before, after = tensors(tmp_path / "theirs"), tensors(tmp_path / "ours")
+    before = tensors(tmp_path / "theirs")
+    after = tensors(tmp_path / "ours")
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert {name.split(".")[2] for name in after.keys() - before.keys()} == {"embed_positions"}
 
@@ -161,6 +163,7 @@ def test_old_files_repeat_the_shared_embedding(tmp_path: Path) -> None:
     shared = new.pop("model.shared.weight")
     for name in ("lm_head", "model.encoder.embed_tokens", "model.decoder.embed_tokens"):
         new[f"{name}.weight"] = shared.clone()
+
     replace_tensors(tmp_path, new)
     edit_config(
         tmp_path, add_bias_logits=False, normalize_before=False, static_position_embeddings=True
@@ -176,6 +179,7 @@ def test_their_generate_begins_and_ends_where_we_say(tmp_path: Path) -> None:
         target = torch.full((2, 1), 5)
         for _ in range(6):
             target = torch.cat([target, our_model(source, target)[:, -1:].argmax(-1)], dim=1)
+
         generated = loaded(AutoModelForSeq2SeqLM, tmp_path).generate(
             source,
             attention_mask=torch.ones_like(source),
@@ -183,6 +187,7 @@ def test_their_generate_begins_and_ends_where_we_say(tmp_path: Path) -> None:
             num_beams=1,
             do_sample=False,
         )
+
     for mine, yours in zip(target.tolist(), generated.tolist(), strict=True):
         end = (
             yours.index(6) if 6 in yours[:-1] else len(yours) - 1

@@ -1,6 +1,4 @@
-"""`write_folder` with a tokenizer: AutoTokenizer gives the ids that our model reads, for every kind
-of tokenizer.
-"""
+"""`write_folder` with a tokenizer: AutoTokenizer gives the ids that our model reads."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ def own(kind: Any) -> Callable[[Path], Tokenizer]:
 
 
 def llama_with_start(folder: Path) -> Tokenizer:
-    """As Llama 2's: the rules put <s> before each text."""
+    """Return a tokenizer as Llama 2's, whose rules put <s> before each text."""
     inner = byte_fallback()
     inner.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 1)]
@@ -55,7 +53,7 @@ def llama_with_start(folder: Path) -> Tokenizer:
     return Tokenizer(inner, {"bos_token": "<s>", "eos_token": "</s>"})
 
 
-def llama_told_to_start(folder: Path) -> Tokenizer:
+def llama_with_add_bos_token(folder: Path) -> Tokenizer:
     return Tokenizer(
         byte_fallback(), {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True}
     )
@@ -77,7 +75,7 @@ KINDS: dict[str, Callable[[Path], Tokenizer]] = {
         gguf_file(folder / "tiny.gguf", ggml_add_bos_token=True)
     ),
     "llama with a start": llama_with_start,
-    "llama told to start": llama_told_to_start,
+    "llama told to start": llama_with_add_bos_token,
     "gpt-2's files": gpt2_files,
 }
 
@@ -109,9 +107,11 @@ def test_a_gpt_reads_the_same_ids(kind: str, tmp_path: Path) -> None:
         assert ids_of(theirs, text, add_special_tokens=False) == tokenizer.encode(text)
         if text:
             assert ids_of(theirs, text) == prompt_ids(tokenizer, text)
+
         assert theirs.decode(tokenizer.encode(text), skip_special_tokens=False) == tokenizer.decode(
             tokenizer.encode(text)
         )
+
     assert theirs.model_max_length == 64
     assert theirs.chat_template == tokenizer.chat_template
     assert (theirs.eos_token_id, theirs.pad_token_id) == (tokenizer.end, tokenizer.padding)
@@ -119,32 +119,29 @@ def test_a_gpt_reads_the_same_ids(kind: str, tmp_path: Path) -> None:
     again = qkv.load(tmp_path / "theirs").tokenizer
     assert again is not None
     assert [again.encode(text) for text in TEXTS] == [tokenizer.encode(text) for text in TEXTS]
-    assert again.roles == tokenizer.roles
+    assert again.special_tokens == tokenizer.special_tokens
     assert prompt_ids(again, "ROMEO:") == prompt_ids(tokenizer, "ROMEO:")
 
 
 def test_their_library_generates_what_ours_does(tmp_path: Path) -> None:
-    """With no more than the folder: the prompt's ids, the end of the text and the text itself are
-    the same.
-    """
+    """From the folder alone, their generate() gives our prompt ids, end token and text."""
     tokenizer = KINDS["byte-pair"](tmp_path)
     model = GPT(GPTConfig(**small(tokenizer))).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter *= 8
+
     write_folder(model, tmp_path / "theirs", tokenizer=tokenizer)
-    theirs, their_model = (
-        AutoTokenizer.from_pretrained(tmp_path / "theirs"),
-        loaded(AutoModelForCausalLM, tmp_path / "theirs"),
-    )
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    their_model = loaded(AutoModelForCausalLM, tmp_path / "theirs")
     assert their_model.generation_config.eos_token_id == tokenizer.end
     assert their_model.generation_config.bos_token_id == tokenizer.end  # what our texts begin after
-    asked = theirs("ROMEO:", return_tensors="pt")
-    said = their_model.generate(**asked, max_new_tokens=12, do_sample=False)[
-        0, asked["input_ids"].shape[1] :
+    requested = theirs("ROMEO:", return_tensors="pt")
+    output = their_model.generate(**requested, max_new_tokens=12, do_sample=False)[
+        0, requested["input_ids"].shape[1] :
     ]
     right = complete(model, tokenizer, "ROMEO:", length=12, temperature=0.0)
-    assert tokenizer.decode(said.tolist()) == right
+    assert tokenizer.decode(output.tolist()) == right
 
 
 @pytest.mark.parametrize("kind", ["words", "word-piece", "byte-pair", "bert's"])
@@ -156,8 +153,10 @@ def test_a_bert_reads_the_same_ids(kind: str, tmp_path: Path) -> None:
     for text in TEXTS:
         assert ids_of(theirs, text, add_special_tokens=False) == tokenizer.encode(text)
         assert ids_of(theirs, text) == [*start, *tokenizer.encode(text), *end]
+
     pair = theirs("one", "two words")
-    first, second = [*start, *tokenizer.encode("one"), *end], [*tokenizer.encode("two words"), *end]
+    first = [*start, *tokenizer.encode("one"), *end]
+    second = [*tokenizer.encode("two words"), *end]
     assert pair["input_ids"] == first + second
     assert pair["token_type_ids"] == [0] * len(first) + [1] * len(second)
     if (
@@ -165,6 +164,7 @@ def test_a_bert_reads_the_same_ids(kind: str, tmp_path: Path) -> None:
     ):  # where a space before a mask belongs to the mask
         text = f"the {theirs.mask_token} sat"
         assert ids_of(theirs, text) == masked_ids(tokenizer, text)
+
     assert AutoConfig.from_pretrained(tmp_path / "theirs").pad_token_id == tokenizer.padding
 
 
@@ -175,6 +175,7 @@ def test_a_translator_of_ours(tmp_path: Path) -> None:
     theirs = AutoTokenizer.from_pretrained(tmp_path / "theirs")
     for text in TEXTS[:-1]:
         assert [ids_of(theirs, text)] == source_ids([model], tokenizer, [text])
+
     config = loaded(AutoModelForSeq2SeqLM, tmp_path / "theirs").generation_config
     assert config.decoder_start_token_id == tokenizer.start
     assert (config.eos_token_id, config.pad_token_id) == (tokenizer.end, tokenizer.padding)
@@ -192,12 +193,12 @@ def test_marians(tmp_path: Path) -> None:
         assert [ids_of(theirs, text)] == source_ids([model], tokenizer, [text])
 
     their_model = loaded(AutoModelForSeq2SeqLM, tmp_path / "theirs")
-    asked = theirs(ENGLISH[0], return_tensors="pt")
-    said = their_model.generate(
-        **asked, max_new_tokens=9, num_beams=1, do_sample=False, forced_eos_token_id=None
+    requested = theirs(ENGLISH[0], return_tensors="pt")
+    output = their_model.generate(
+        **requested, max_new_tokens=9, num_beams=1, do_sample=False, forced_eos_token_id=None
     )
     ((_, (best,)),) = translate_texts([model], tokenizer, [ENGLISH[0]], length=9, beams=1)
-    assert theirs.decode(said[0], skip_special_tokens=True).strip() == best.text
+    assert theirs.decode(output[0], skip_special_tokens=True).strip() == best.text
 
 
 def test_a_chat_is_rendered_the_same(tmp_path: Path) -> None:
@@ -205,10 +206,10 @@ def test_a_chat_is_rendered_the_same(tmp_path: Path) -> None:
     write_folder(GPT(GPTConfig(**small(tokenizer))), tmp_path / "theirs", tokenizer=tokenizer)
     theirs = AutoTokenizer.from_pretrained(tmp_path / "theirs")
     assert theirs.chat_template == TEMPLATE
-    told = theirs.apply_chat_template(
+    described = theirs.apply_chat_template(
         [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
     )
-    assert told == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert described == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_files_that_are_no_tokenizer_json_are_written_as_one(tmp_path: Path) -> None:
@@ -224,6 +225,7 @@ def test_without_a_tokenizer_theirs_is_not_an_empty_one(tmp_path: Path) -> None:
     write_folder(GPT(GPTConfig(vocabulary=20, context=8, width=8, depth=1, heads=1)), tmp_path)
     with pytest.raises(ValueError, match="tokenizer"):
         AutoTokenizer.from_pretrained(tmp_path)
+
     assert qkv.load(tmp_path).tokenizer is None
 
 
@@ -234,6 +236,7 @@ def test_a_tokenizer_that_is_too_large(tmp_path: Path) -> None:
         ValueError, match=r"tokenizer: it has .* tokens, the model's vocabulary only 20"
     ):
         write_folder(model, tmp_path / "theirs", tokenizer=tokenizer)
+
     assert not (tmp_path / "theirs").exists()
 
 

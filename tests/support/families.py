@@ -1,4 +1,4 @@
-"""Small models of every family and every kind, in float64, with weights large enough to matter."""
+"""Small models of every family and kind, in float64, with weights large enough to matter."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ GPT_KINDS = KINDS | {
     "position relative": {"position": "relative"},
     "relative window": {"position": "relative", "window": 3},
     "untied": {"tied": False},
-    "words scaled": {"scaled_embedding": True, "position": "sinusoidal"},
+    "embedding scaled": {"scaled_embedding": True, "position": "sinusoidal"},
     "learned beside": {"join": "concatenate", "position": "learned", "tied": False},
     "sinusoidal beside": {
         "join": "concatenate",
@@ -83,7 +83,7 @@ GPT_KINDS = KINDS | {
     },
 }
 BERT_KINDS = KINDS | {
-    "one kind of sentence": {"segments": 0},
+    "no segments": {"segments": 0},
     "no heads": {"pooler": False, "next_sentence": False},
 }
 TRANSFORMER_KINDS = KINDS | {
@@ -92,7 +92,7 @@ TRANSFORMER_KINDS = KINDS | {
     "no tie": {"tied": "none", "source_vocabulary": 7, "logit_bias": True},
     "learned beside": {"join": "concatenate", "position": "learned", "tied": "none"},
     "halves": {"sinusoid": "halves", "position": "sinusoidal"},
-    "words not scaled": {"scaled_embedding": False},
+    "embedding not scaled": {"scaled_embedding": False},
 }
 RNN_KINDS: dict[str, dict[str, Any]] = {
     **{
@@ -112,15 +112,14 @@ RNN_KINDS: dict[str, dict[str, Any]] = {
 
 
 def lively(config: Config) -> Any:
-    """A model in float64 in eval mode whose every weight matters: fresh weights are so small that
-    much would hide.
-    """
+    """Return a model in float64 and eval mode, with weights so large that every part matters."""
     model = build(config).double().eval()
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.4)
         elif not name.endswith("gain"):
             nn.init.normal_(parameter, std=0.2)
+
     return model
 
 
@@ -141,8 +140,10 @@ def rnn(**choices: Any) -> RNN:
 
 
 def words(*shape: int, vocabulary: int = V) -> Tensor:
+    """Return random token ids."""
     return torch.randint(vocabulary, shape)
 
 
 def sources(config: Config, *shape: int) -> Tensor:
+    """Return random token ids of the source vocabulary."""
     return words(*shape, vocabulary=getattr(config, "source_vocabulary", None) or V)

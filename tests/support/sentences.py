@@ -1,4 +1,4 @@
-"""Some text of each sort that a tokenizer meets."""
+"""Texts of many kinds for tokenizer tests."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ ODD = [
 ]
 
 SIZES: dict[Kind, int] = {"characters": 200, "words": 200, "byte-pair": 320, "word-piece": 250}
-"""Every kind, with a vocabulary that the sentences fill and do not always fit in."""
+"""A vocabulary size for each kind, which the sentences fill or exceed."""

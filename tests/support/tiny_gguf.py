@@ -1,4 +1,4 @@
-"""A Llama of `transformers` written as llama.cpp writes it."""
+"""Write a Llama of `transformers` as a GGUF file, as llama.cpp does."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ F32 = gguf.GGMLQuantizationType.F32
 def their_name(name: str) -> str:
     for long, short in PARTS.items():
         name = name.replace(long, short)
+
     return name.replace("model.layers.", "blk.")
 
 
@@ -44,13 +45,14 @@ def pairs_side_by_side(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any
     return rows[order]
 
 
-def stretching(rope: dict[str, Any], head_width: int) -> np.ndarray[Any, Any]:
-    """How much slower each rotary wave turns."""
+def frequency_factors(rope: dict[str, Any], head_width: int) -> np.ndarray[Any, Any]:
+    """Return the factor by which each rotary frequency is divided."""
     factors = []
     for i in range(0, head_width, 2):
         wave = 2 * math.pi * rope["rope_theta"] ** (i / head_width)
         turns = rope["original_max_position_embeddings"] / wave
-        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        low = rope["low_freq_factor"]
+        high = rope["high_freq_factor"]
         if turns > high:
             factors.append(1.0)
         elif turns < low:
@@ -58,6 +60,7 @@ def stretching(rope: dict[str, Any], head_width: int) -> np.ndarray[Any, Any]:
         else:
             smooth = (turns - low) / (high - low)
             factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+
     return np.array(factors, dtype=np.float32)
 
 
@@ -94,31 +97,52 @@ def write_gguf(
         "rope.dimension_count": config.head_dim,
         "rope.freq_base": rope["rope_theta"],
     } | (fields or {})
+    add = {
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
     for name, value in values.items():
         if name not in drop:
-            add = {
-                int: writer.add_uint32,
-                float: writer.add_float32,
-                str: writer.add_string,
-                list: writer.add_array,
-            }
             add[type(value)](f"{architecture}.{name}", value)
-    arrays = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
-    if config.tie_word_embeddings:
-        del arrays["lm_head.weight"]
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    for name, array in arrays.items():
-        part = name.split(".")[-2]
-        array = pairs_side_by_side(array, heads[part]) if part in heads else array
-        kind = matrices if array.ndim == 2 else F32
-        if their_name(name) not in drop:
-            writer.add_tensor(their_name(name), gguf.quantize(array, kind), raw_dtype=kind)
-    if rope["rope_type"] == "llama3":
-        writer.add_tensor("rope_freqs.weight", stretching(rope, config.head_dim))
+
+    add_tensors(writer, model, matrices, drop)
     for name, array in (tensors or {}).items():
         writer.add_tensor(name, array)
+
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def add_tensors(
+    writer: gguf.GGUFWriter,
+    model: Any,
+    matrices: gguf.GGMLQuantizationType,
+    drop: tuple[str, ...],
+) -> None:
+    """Add the weights under llama.cpp's names, matrices quantised, rotary pairs side by side."""
+    config = model.config
+    arrays = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        del arrays["lm_head.weight"]
+
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for name, array in arrays.items():
+        part = name.split(".")[-2]
+        if part in heads:
+            array = pairs_side_by_side(array, heads[part])
+
+        kind = F32
+        if array.ndim == 2:
+            kind = matrices
+
+        if their_name(name) not in drop:
+            writer.add_tensor(their_name(name), gguf.quantize(array, kind), raw_dtype=kind)
+
+    rope = config.rope_parameters
+    if rope["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", frequency_factors(rope, config.head_dim))

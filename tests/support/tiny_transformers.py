@@ -1,4 +1,4 @@
-"""Tiny models of `transformers` whose every number matters, and the way there and back."""
+"""Tiny models of `transformers` with random weights, and helpers to save, load and compare."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from qkv.models import Model
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
-B, T = 3, 11
+B = 3
+T = 11
 
 
 def randomised(model: nn.Module) -> Any:
-    """Biases and norms too: what begins as 0 or 1 would hide a mistake."""
+    """Randomise all weights: biases and norms of 0 and 1 would hide a mistake."""
     with torch.no_grad():
         for name, tensor in model.state_dict(keep_vars=True).items():
             if "embed_positions" in name:
                 continue  # sinusoids, not learned
-            nn.init.normal_(tensor, mean=1.0 if is_gain(name) else 0.0, std=0.25)
+
+            nn.init.normal_(tensor, mean=float(is_gain(name)), std=0.25)
+
     return model.eval()
 
 
@@ -41,10 +44,11 @@ def saved(model: Any, path: Path, **choices: Any) -> Path:
 
 
 def loaded(kind: Any, path: Path, **choices: Any) -> Any:
-    """Their model from a folder of ours, which must hold exactly its tensors."""
+    """Load their model from our folder, which must hold exactly its tensors."""
     model, report = kind.from_pretrained(path, output_loading_info=True, **choices)
-    for complaint in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        assert not report[complaint], f"{complaint}: {report[complaint]}"
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        assert not report[problem], f"{problem}: {report[problem]}"
+
     return model.eval()
 
 
@@ -53,20 +57,28 @@ def ids(vocabulary: int, *shape: int) -> Tensor:
 
 
 def padding(side: str = "right") -> Tensor:
-    """False for padding: rows of T, T - 3 and T - 7 words."""
+    """Return a padding mask for rows of T, T - 3 and T - 7 tokens."""
     padding_mask = torch.arange(T) < torch.tensor([[T], [T - 3], [T - 7]])
-    return padding_mask if side == "right" else padding_mask.flip(1)
+    if side == "left":
+        padding_mask = padding_mask.flip(1)
+
+    return padding_mask
 
 
 def furthest(ours: Tensor, theirs: Tensor, padding_mask: Tensor | None = None) -> float:
+    """Return the largest absolute difference, at tokens only if there is a padding mask."""
     assert ours.shape == theirs.shape
     assert theirs.abs().max() > 0.1, "numbers this small would hide a mistake"
-    apart = (ours - theirs).abs().detach()
-    return float((apart if padding_mask is None else apart[padding_mask]).max())
+    difference = (ours - theirs).abs().detach()
+    if padding_mask is not None:
+        difference = difference[padding_mask]
+
+    return float(difference.max())
 
 
 def same_weights(ours: Model, others: Model) -> bool:
-    mine, yours = ours.state_dict(), others.state_dict()
+    mine = ours.state_dict()
+    yours = others.state_dict()
     return mine.keys() == yours.keys() and all(
         torch.equal(mine[name], yours[name]) for name in mine
     )
@@ -80,7 +92,7 @@ def edit_config(path: Path, drop: tuple[str, ...] = (), **changes: Any) -> None:
 
 
 def tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a folder, from one file or from shards."""
+    """Return all tensors of a folder, from one file or from shards."""
     return {
         name: tensor
         for file in sorted(path.glob("*.safetensors"))
@@ -89,9 +101,11 @@ def tensors(path: Path) -> dict[str, Tensor]:
 
 
 def same_files(one: Path, other: Path, but: Set[str] = frozenset()) -> bool:
-    first, second = tensors(one), tensors(other)
+    first = tensors(one)
+    second = tensors(other)
     if first.keys() - but != second.keys():
         return False
+
     return all(
         first[name].dtype == second[name].dtype and torch.equal(first[name], second[name])
         for name in second

@@ -1,4 +1,4 @@
-"""Small tokenizers of kinds that are read from other makers' files."""
+"""Small tokenizers in the files of llama.cpp, Marian, BERT and Llama."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from qkv.data.sources.source import open_pairs
 from support.sentences import SENTENCES
 
 TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
 def byte_pairs() -> dict[str, Any]:
-    """The vocabulary and merges of byte pairs, as tokenizer.json has them."""
+    """Return vocabulary and merges of byte-pair encoding, as tokenizer.json has them."""
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -32,7 +33,7 @@ def byte_pairs() -> dict[str, Any]:
 
 
 def gguf_file(path: Path, **changes: Any) -> Path:
-    """A file without weights, as llama.cpp writes it; a change of None leaves a field out."""
+    """Write a file without weights, as llama.cpp does; a change of None leaves a field out."""
     model = byte_pairs()
     tokens = [*CONTROL, *sorted(model["vocab"], key=model["vocab"].__getitem__), "<tag>"]
     writer = gguf.GGUFWriter(path, "llama")
@@ -59,6 +60,7 @@ def gguf_file(path: Path, **changes: Any) -> Path:
     for name, value in fields.items():
         if value is not None:
             add[type(value)](f"tokenizer.{name}", value)
+
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
@@ -75,7 +77,7 @@ TURKISH = [*(turkish for _, turkish in PAIRS), "değil mi?", "12 (veya 1/2) bal�
 
 
 def marian_folder(folder: Path, **training: Any) -> Path:
-    """source.spm, target.spm and vocab.json as an opus-mt model has them: </s> first, <pad> last."""
+    """Write source.spm, target.spm and vocab.json as opus-mt has them: </s> first, <pad> last."""
     pieces: dict[str, None] = {}
     for name, texts in (("source", ENGLISH), ("target", TURKISH)):
         sentencepiece.SentencePieceTrainer.train(
@@ -89,8 +91,9 @@ def marian_folder(folder: Path, **training: Any) -> Path:
         )
         (folder / f"{name}.model").rename(folder / f"{name}.spm")
         (folder / f"{name}.vocab").unlink()
-        found = sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{name}.spm"))
-        pieces |= dict.fromkeys(found.id_to_piece(id) for id in range(3, found.vocab_size()))
+        actual = sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{name}.spm"))
+        pieces |= dict.fromkeys(actual.id_to_piece(id) for id in range(3, actual.vocab_size()))
+
     tokens = ["</s>", "<unk>", *pieces, ">>tur<<", "<pad>"]
     ids = {token: id for id, token in enumerate(tokens)}
     (folder / "vocab.json").write_text(json.dumps(ids), encoding="utf-8")
@@ -120,18 +123,16 @@ def wordpiece_of_bert() -> tokenizers.Tokenizer:
     inner = tokenizers.Tokenizer(
         models.WordPiece({token: id for id, token in enumerate(tokens)}, unk_token="[UNK]")
     )
-    inner.pre_tokenizer, inner.decoder = (
-        pre_tokenizers.BertPreTokenizer(),
-        decoders.WordPiece(cleanup=True),
-    )
+    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    inner.decoder = decoders.WordPiece(cleanup=True)
     inner.add_special_tokens(["[UNK]", "[PAD]", "[MASK]"])
     return inner
 
 
 def byte_fallback() -> tokenizers.Tokenizer:
-    """As Llama's: words with ▁ before them, and a word for each byte of what is none of them."""
-    words = ["<unk>", "<s>", "</s>", "▁", "▁cat", "s", "▁the", *"abcdefghijklmnopqrstuvwxyz"]
-    tokens = list(dict.fromkeys([*words, *(f"<0x{byte:02X}>" for byte in range(256))]))
+    """Return Llama's kind: tokens with ▁ for a space, and a token for each byte of other text."""
+    pieces = ["<unk>", "<s>", "</s>", "▁", "▁cat", "s", "▁the", *"abcdefghijklmnopqrstuvwxyz"]
+    tokens = list(dict.fromkeys([*pieces, *(f"<0x{byte:02X}>" for byte in range(256))]))
     vocabulary = {token: id for id, token in enumerate(tokens)}
     inner = tokenizers.Tokenizer(
         models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True)

@@ -1,4 +1,4 @@
-"""The models of the lectures, one a file; their configs are in config.py, which needs no torch."""
+"""Models: GPT, BERT, Transformer, RNN and task models; their configs need no torch (configs.py)."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""BERT: a stack of blocks that see both ways and guess masked words."""
+"""BERT: a stack of bidirectional blocks that predicts masked tokens."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from qkv.models.heads import MaskedTokenHead, Pooler
 from qkv.models.input_checks import (
     check_ids,
     check_range,
+    check_sparse_padding,
+    learned_context,
     positions_of,
-    refuse_padding_before_tokens,
 )
 from qkv.nn.attention import Document, Mask, Padding, all_of
 from qkv.nn.block import Stack
@@ -21,13 +22,33 @@ from qkv.nn.linear.linear import Linear, Matrix, linear
 
 
 class BERT(nn.Module):
-    """Guesses masked words, seeing both ways: `bert(ids)` gives (B, T, V), `bert.hidden(ids)` the
-    words in context.
+    """A bidirectional encoder: it predicts masked tokens and gives vectors of tokens and texts.
+
+    `bert(ids)` returns logits, `bert.hidden(ids)` the contextual vectors of the tokens, and
+    `bert.pool(hidden)` one vector for the whole text.
+
+    Args:
+        config: Sizes and choices; `qkv.models.preset` has the published ones.
+
+    Example:
+        >>> import torch
+        >>> from qkv.models import BERT, BERTConfig
+        >>> bert = BERT(BERTConfig(vocabulary=10, context=8, width=8, depth=1, heads=2))
+        >>> ids = torch.tensor([[1, 2, 3]])
+        >>> bert(ids).shape  # (B, T, V)
+        torch.Size([1, 3, 10])
+        >>> bert.pool(bert.hidden(ids)).shape  # (B, E)
+        torch.Size([1, 8])
     """
 
     def __init__(self, config: BERTConfig) -> None:
         super().__init__()
         self.config = config
+
+        embedding_norm = None  # post-norm BERT also normalises its embeddings
+        if config.norm_placement == "after":
+            embedding_norm = config.norm_epsilon
+
         self.embedding = Embedding(
             config.vocabulary,
             config.width,
@@ -35,19 +56,26 @@ class BERT(nn.Module):
             position=config.position,
             join=config.join,
             segments=config.segments,
-            norm_epsilon=config.norm_epsilon if config.norm_placement == "after" else None,
+            norm_epsilon=embedding_norm,
             dropout=config.dropout,
         )
-
         self.stack = Stack(config)
-        self.head = (
-            MaskedTokenHead(config.width, config.vocabulary, config.activation, config.norm_epsilon)
-            if config.mlm_head
-            else None
-        )
-        self.pooler = Pooler(config.width) if config.pooler else None
-        self.next_sentence = Linear(config.width, 2) if config.next_sentence else None
-        self.hooks = HookPoints("logits") if config.mlm_head else HookPoints()
+
+        # The heads of pre-training; the hook point "logits" exists only with the first.
+        self.head: MaskedTokenHead | None = None
+        self.pooler: Pooler | None = None
+        self.next_sentence: Linear | None = None
+        self.hooks = HookPoints()
+        if config.mlm_head:
+            self.head = MaskedTokenHead(
+                config.width, config.vocabulary, config.activation, config.norm_epsilon
+            )
+            self.hooks = HookPoints("logits")
+        if config.pooler:
+            self.pooler = Pooler(config.width)
+        if config.next_sentence:
+            self.next_sentence = Linear(config.width, 2)
+
         initialise(self)
 
     def forward(
@@ -59,21 +87,31 @@ class BERT(nn.Module):
         documents: Int[Tensor, "B T"] | None = None,
         positions: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T V"]:
-        """Scores of every word at every place.
+        """Return the logits of the token at every position.
 
-        `padding_mask` is False for padding, `segments` says which sentence a word is from (0 or 1),
-        `documents` numbers the texts packed into a row, and `positions` are 0, 1, 2, ... unless
-        given.
+        Args:
+            ids: Token ids, (B, T), some of them [MASK].
+            padding_mask: True for tokens, False for padding, (B, T).
+            segments: 0 for tokens of the first sentence and 1 for the second, (B, T).
+            documents: The number of the document each position belongs to, where several are
+                packed into a row; attention stays inside a document.
+            positions: Positions of the ids; by default 0, 1, 2, ... without the padding.
+
+        Returns:
+            Logits, (B, T, V).
+
+        Raises:
+            ValueError: If the inputs do not fit the config, or there is no masked-token head.
+            TypeError: If the ids are not integers or the padding mask is not bool.
         """
-        return self.logits(
-            self.hidden(
-                ids,
-                padding_mask=padding_mask,
-                segments=segments,
-                documents=documents,
-                positions=positions,
-            )
+        hidden = self.hidden(
+            ids,
+            padding_mask=padding_mask,
+            segments=segments,
+            documents=documents,
+            positions=positions,
         )
+        return self.logits(hidden)
 
     def hidden(
         self,
@@ -85,74 +123,84 @@ class BERT(nn.Module):
         positions: Int[Tensor, "B T"] | None = None,
         first: bool = False,
     ) -> Float[Tensor, "B W E"]:
-        """The words in context (W = T); with `first` only the first one (W = 1), less work for the
-        last block.
+        """Return the contextual vectors of all tokens (W = T), or with `first` of [CLS] (W = 1).
+
+        With `first`, the last block computes only the first position.
         """
-        limit = self.config.context if self.config.position == "learned" else None
-        check_ids(ids, self.config.vocabulary, 0, limit)
-        positions = positions_of(ids, padding_mask, 0, positions, limit)
-        if self.config.sparse == "fixed":
-            refuse_padding_before_tokens(padding_mask)
+        context = learned_context(self.config)
+        check_ids(ids, self.config.vocabulary, 0, context)
+        positions = positions_of(ids, padding_mask, 0, positions, context)
+        check_sparse_padding(self.config, padding_mask)
+        self.check_segments(segments)
 
-        if segments is not None:
-            if not self.config.segments:
-                raise ValueError(
-                    "segments: this BERT tells no sentences apart (its config has segments = 0)"
-                )
-
-            check_range("segments", segments, self.config.segments, "segments")
-
-        x = self.embedding(ids, positions, segments)
-
+        x = self.embedding(ids, positions, segments)  # (B, T, E)
         return self.stack(x, positions, mask=self.mask(padding_mask, documents), first=first)
 
-    def mask(self, padding_mask: Tensor | None, documents: Tensor | None) -> Mask | None:
-        return all_of(
-            self.config.sparsity(),
-            None if documents is None else Document(documents),
-            None if padding_mask is None else Padding(padding_mask),
-        )
+    def mask(
+        self, padding_mask: Bool[Tensor, "B T"] | None, documents: Int[Tensor, "B T"] | None
+    ) -> Mask | None:
+        """Return the attention mask: sparse as configured, no padding, one document."""
+        masks: list[Mask | None] = [self.config.sparsity()]
+        if documents is not None:
+            masks.append(Document(documents))
+        if padding_mask is not None:
+            masks.append(Padding(padding_mask))
+
+        return all_of(*masks)
 
     def logits(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
+        """Apply the masked-token head and the output layer to hidden states."""
         return self.hooks("logits", linear(self.features(hidden), *self.output_layer))
 
     def features(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
-        """What the output layer reads."""
+        """Return what the output layer multiplies: hidden states through the head's transform."""
         return self.mlm_head(hidden)
 
     @property
     def output_layer(self) -> tuple[Matrix, Tensor]:
-        """Its matrix and its bias; a loss may apply it piece by piece."""
+        """Matrix and bias of the output layer; a loss can apply them chunk by chunk."""
         return self.embedding.token.weight, self.mlm_head.bias
 
     @property
     def mlm_head(self) -> MaskedTokenHead:
+        """The masked-token head; raises ValueError if this BERT is an encoder only."""
         if self.head is None:
             raise ValueError(
-                "mlm_head: this BERT is an encoder only and guesses no words; use hidden() or pool()"
+                "mlm_head: this BERT is an encoder only and cannot predict tokens; "
+                "use hidden() or pool()"
             )
 
         return self.head
 
     def pool(self, hidden: Float[Tensor, "B T E"]) -> Float[Tensor, "B E"]:
-        """The sentence as one vector."""
+        """Return one vector per text, from its [CLS] token."""
         if self.pooler is None:
             raise ValueError(
-                "pooler: this BERT has none; take hidden()[:, 0] or the mean over the words"
+                "pooler: this BERT has none; take hidden()[:, 0] or the mean over the tokens"
             )
 
         return self.pooler(hidden)
 
-    def follows(self, hidden: Float[Tensor, "B T E"]) -> Float[Tensor, "B 2"]:
-        """Scores of (the second sentence follows, it does not)."""
+    def next_sentence_logits(self, hidden: Float[Tensor, "B T E"]) -> Float[Tensor, "B 2"]:
+        """Return the logits of (the second sentence follows the first, it does not)."""
         if self.next_sentence is None:
             raise ValueError("next_sentence: this BERT has no such layer")
 
         return self.next_sentence(self.pool(hidden))
 
+    def check_segments(self, segments: Tensor | None) -> None:
+        if segments is None:
+            return
+        if not self.config.segments:
+            raise ValueError(
+                "segments: this BERT does not distinguish sentences (its config has segments = 0)"
+            )
+
+        check_range("segments", segments, self.config.segments, "segments")
+
 
 def initialise(model: BERT) -> None:
-    """Every matrix normal with deviation 0.02, cut off at two deviations; biases 0."""
+    """Initialise matrices from a normal with std 0.02, truncated at two deviations; biases 0."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.trunc_normal_(module.weight, std=0.02, a=-0.04, b=0.04)

@@ -1,6 +1,4 @@
-"""The config of every family of models. Nothing here imports torch, so that the command line starts
-at once.
-"""
+"""The config of every model family; nothing here imports torch, so the command line starts fast."""
 
 from __future__ import annotations
 
@@ -27,7 +25,16 @@ Pooling = Literal["last", "first", "mean"]
 @documented
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig(StackConfig):
-    """A decoder-only Transformer that predicts the next token: GPT, Llama, Transformer-XL."""
+    """A decoder-only Transformer that predicts the next token: GPT, Llama, Transformer-XL.
+
+    Raises:
+        ValueError: If a field has a wrong value, or two fields contradict each other.
+
+    Example:
+        >>> from qkv.models import GPTConfig
+        >>> GPTConfig(width=64, depth=2, heads=4, position="rotary").vocabulary
+        50257
+    """
 
     vocabulary: int = 50257
     """Number of different tokens (V)."""
@@ -37,17 +44,17 @@ class GPTConfig(StackConfig):
     depth: int = 12
     heads: int = 12
     join: Join = "sum"
-    """How a learned or sinusoidal position joins its word."""
+    """How a learned or sinusoidal position vector joins the token's."""
     position_width: int | None = None
-    """With join = concatenate: how much of the width the position gets; half unless given."""
+    """With join = concatenate: the part of the width that the position gets; None for half."""
     scaled_embedding: bool = False
-    """Word embeddings times sqrt(width), as in the first Transformer: else sinusoidal positions
-    drown the words.
+    """Token embeddings times sqrt(width), as in the first Transformer: sinusoidal positions would
+    otherwise dominate them.
     """
     tied: bool = True
-    """The output layer is the word embedding itself."""
+    """The output layer is the token embedding itself."""
     memory: int = 0
-    """Transformer-XL: how many positions of earlier segments each layer remembers."""
+    """Transformer-XL: positions of earlier segments that each layer remembers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,18 +66,29 @@ class GPTConfig(StackConfig):
             )
         if self.memory and self.sparse == "fixed":
             raise ValueError(
-                "sparse: a fixed pattern counts from the first position, which a memory forgets; use strided"
+                "sparse: a fixed pattern counts from the first position, which a memory forgets; "
+                "use strided"
             )
         if self.tied and self.join == "concatenate" and self.position in ("learned", "sinusoidal"):
             raise ValueError(
-                "tied: with join = concatenate the word embedding is narrower than the model; use tied = False"
+                "tied: with join = concatenate the token embedding is narrower than the model; "
+                "use tied = False"
             )
 
 
 @documented
 @dataclass(frozen=True, kw_only=True)
 class BERTConfig(StackConfig):
-    """A bidirectional encoder that predicts masked tokens."""
+    """A bidirectional encoder that predicts masked tokens.
+
+    Raises:
+        ValueError: If a field has a wrong value, or two fields contradict each other.
+
+    Example:
+        >>> from qkv.models import BERTConfig
+        >>> BERTConfig(width=64, depth=2, heads=4).norm_placement
+        'after'
+    """
 
     vocabulary: int = 30522
     """Number of different tokens (V)."""
@@ -82,15 +100,15 @@ class BERTConfig(StackConfig):
     norm_placement: NormPlacement = "after"
     norm_epsilon: float = 1e-12
     join: Join = "sum"
-    """How a learned or sinusoidal position joins its word."""
+    """How a learned or sinusoidal position vector joins the token's."""
     segments: int = 2
-    """Kinds of sentence told apart by an embedding of their own (first, second); 0 for none."""
+    """Segment embeddings (first sentence, second sentence); 0 for none."""
     mlm_head: bool = True
-    """The layer that guesses masked words."""
+    """The layer that predicts masked tokens."""
     pooler: bool = True
-    """The layer that makes a sentence's vector from its first word."""
+    """The layer that makes a text's vector from its first token, [CLS]."""
     next_sentence: bool = True
-    """The layer that says whether the second sentence followed the first; needs the pooler."""
+    """The layer that predicts whether the second sentence followed the first; needs the pooler."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,35 +119,44 @@ class BERTConfig(StackConfig):
             raise ValueError("next_sentence: it reads the pooler's vector, so pooler must be True")
         if self.join == "concatenate" and self.position in ("learned", "sinusoidal"):
             raise ValueError(
-                "join: BERT's output layer is its word embedding, so expected sum or product"
+                "join: BERT's output layer is its token embedding, so expected sum or product"
             )
 
 
 @documented
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(StackConfig):
-    """An encoder-decoder Transformer."""
+    """An encoder-decoder Transformer.
+
+    Raises:
+        ValueError: If a field has a wrong value, or two fields contradict each other.
+
+    Example:
+        >>> from qkv.models import TransformerConfig
+        >>> TransformerConfig(width=64, depth=2, heads=4).position
+        'sinusoidal'
+    """
 
     vocabulary: int = 37000
     """Number of different target tokens (V)."""
     source_vocabulary: int | None = None
-    """Number of different source tokens; the target's unless given."""
+    """Number of different source tokens; None for the target's."""
     context: int = 512
-    """Longest text, in tokens; only learned positions end there."""
+    """Longest text, in tokens; a limit only for learned positions."""
     decoder_depth: int | None = None
-    """Blocks of the decoder; as many as the encoder's (depth) unless given."""
+    """Blocks of the decoder; None for as many as the encoder's (depth)."""
     norm_placement: NormPlacement = "after"
     position: Position = "sinusoidal"
     sinusoid: Sinusoid = "interleaved"
-    """Order of the sinusoidal position's numbers."""
+    """Order of sines and cosines in a sinusoidal position."""
     join: Join = "sum"
-    """How a learned or sinusoidal position joins its word."""
+    """How a learned or sinusoidal position vector joins the token's."""
     activation: Activation = "relu"
     dropout: float = 0.1
     tied: Tied = "three"
     """three: source embedding = target embedding = output layer; two: the last two; none."""
     scaled_embedding: bool = True
-    """Word embeddings times sqrt(width)."""
+    """Token embeddings times sqrt(width)."""
     logit_bias: bool = False
     """A bias on the output layer."""
 
@@ -138,8 +165,8 @@ class TransformerConfig(StackConfig):
         check_at_least_one(self, "vocabulary", "source_vocabulary", "context", "decoder_depth")
         if self.tied == "three" and self.source_vocabulary not in (None, self.vocabulary):
             raise ValueError(
-                f"tied: three ways needs one vocabulary, and source_vocabulary {self.source_vocabulary} is not "
-                f"vocabulary {self.vocabulary}; use tied = two"
+                "tied: three ways needs one vocabulary, and source_vocabulary "
+                f"{self.source_vocabulary} is not vocabulary {self.vocabulary}; use tied = two"
             )
         if self.position == "relative":
             raise ValueError("position: relative positions are for causal models; expected another")
@@ -149,32 +176,41 @@ class TransformerConfig(StackConfig):
             and self.position in ("learned", "sinusoidal")
         ):
             raise ValueError(
-                "tied: with join = concatenate the word embedding is narrower than the model; use tied = none"
+                "tied: with join = concatenate the token embedding is narrower than the model; "
+                "use tied = none"
             )
 
 
 @documented
 @dataclass(frozen=True, kw_only=True)
 class RNNConfig:
-    """A recurrent encoder-decoder, with or without attention."""
+    """A recurrent encoder-decoder, with or without attention.
+
+    Raises:
+        ValueError: If a field has a wrong value, or two fields contradict each other.
+
+    Example:
+        >>> from qkv.models import RNNConfig
+        >>> RNNConfig(width=64, cell="lstm", attention="none").bidirectional
+        True
+    """
 
     vocabulary: int = 8000
     """Number of different target tokens (V)."""
     source_vocabulary: int | None = None
-    """Number of different source tokens; the target's unless given."""
+    """Number of different source tokens; None for the target's."""
     width: int = 512
-    """Numbers in the vector of a word and in a hidden vector (E)."""
+    """Numbers in the vector of a token and in a hidden vector (E)."""
     depth: int = 1
-    """Recurrent layers on top of each other, in encoder and decoder each."""
+    """Recurrent layers of the encoder, and of the decoder."""
     cell: Cell = "gru"
     """Plain RNN, LSTM or GRU."""
     attention: AttentionScore = "additive"
-    """How the decoder compares its hidden vector with the encoder's outputs; none for no attention.
-    """
+    """Score between the decoder's hidden vector and the encoder's outputs; none: no attention."""
     bidirectional: bool = True
-    """The encoder reads both ways, half of the width each."""
+    """The encoder reads in both directions, with half of the width each."""
     tied: bool = False
-    """The output layer is the target word embedding itself."""
+    """The output layer is the target token embedding itself."""
     dropout: float = 0.1
     """Probability to drop a number of an embedding or between layers, in training."""
 
@@ -189,36 +225,45 @@ class RNNConfig:
 @documented
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """The head that fine-tuning puts on a model, and how texts become its rows of tokens."""
+    """The task head that fine-tuning puts on a model, and how texts become rows of tokens.
+
+    Raises:
+        ValueError: If a field has a wrong value, or the labels do not fit the task.
+
+    Example:
+        >>> from qkv.models import HeadConfig
+        >>> labels = ("bad", "good")
+        >>> head = HeadConfig(task="classify", labels=labels, delimiter=1, extract=1, padding=0)
+        >>> head.outputs
+        2
+    """
 
     task: HeadTask
-    """What is asked."""
+    """The kind of task."""
     labels: tuple[str, ...] = ()
-    """The classes by name, in the order of their ids; none where the answer is a number or a
-    choice.
-    """
+    """The names of the classes, by id; empty if the answer is a number or a choice."""
     pooling: Pooling = "last"
-    """The vector of a text: its last word's (a GPT's, which has read all of it), its first word's,
-    or the mean.
+    """The vector of a text: that of its last token (for a GPT), of its first token, or the mean
+    over all.
     """
     dropout: float = 0.1
     """Probability to drop a number of that vector in training."""
     bias: bool = False
-    """GPT-1's head has none, BERT's has one."""
+    """Whether the head has a bias: GPT-1's has none, BERT's has one."""
     start: int | None = None
-    """The id that a text begins with, if any."""
+    """The id that a row starts with; None for no such token."""
     delimiter: int
     """The id between two texts."""
     extract: int
-    """The id at the end."""
+    """The id at the end of a row."""
     padding: int
-    """The id that fills shorter rows up; it is never looked at."""
+    """The id that fills shorter rows; it is never attended to."""
     context: int | None = None
-    """The longest row, marks included; the body's unless given."""
+    """The longest row, with its special tokens; None for the backbone's context."""
     offset: float = 0.0
-    """Of numbers: what 0 stands for in the data."""
+    """For numbers: the value in the data that an output of 0 stands for."""
     scale: float = 1.0
-    """Of numbers: what 1 stands for beyond that."""
+    """For numbers: the difference in the data that an output of 1 adds."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", tuple(self.labels))  # JSON has lists
@@ -247,7 +292,18 @@ class HeadConfig:
 @documented
 @dataclass(frozen=True, kw_only=True)
 class TaskModelConfig:
-    """A pre-trained body and the head of a task."""
+    """A pre-trained backbone and the head of a task.
+
+    Raises:
+        ValueError: If backbone and head do not fit together.
+
+    Example:
+        >>> from qkv.models import GPTConfig, HeadConfig, TaskModelConfig
+        >>> backbone = GPTConfig(vocabulary=10, context=8, width=8, depth=1, heads=2)
+        >>> head = HeadConfig(task="regress", delimiter=1, extract=2, padding=0)
+        >>> TaskModelConfig(backbone=backbone, head=head).context
+        8
+    """
 
     backbone: GPTConfig | BERTConfig
     """The pre-trained model."""
@@ -257,17 +313,20 @@ class TaskModelConfig:
     def __post_init__(self) -> None:
         if isinstance(self.backbone, GPTConfig) and self.backbone.memory:
             raise ValueError(
-                "memory: a model that reads on from text to text cannot carry a head; expected 0"
+                "memory: a model with a memory across texts cannot have a task head; expected 0"
             )
         if isinstance(self.backbone, GPTConfig) and self.head.pooling == "first":
             raise ValueError(
-                "pooling: the first word of a causal model has read nothing; expected last or mean"
+                "pooling: the first token of a causal model attends to nothing else; "
+                "expected last or mean"
             )
 
-        marks = (self.head.start or 0, self.head.delimiter, self.head.extract, self.head.padding)
-        if not all(0 <= mark < self.backbone.vocabulary for mark in marks):
+        head = self.head
+        special_ids = (head.start or 0, head.delimiter, head.extract, head.padding)
+        if not 0 <= min(special_ids) <= max(special_ids) < self.backbone.vocabulary:
             raise ValueError(
-                f"head: its marks must be ids below the vocabulary's {self.backbone.vocabulary:,}, not {marks}"
+                "head: its special tokens must be ids below the vocabulary's "
+                f"{self.backbone.vocabulary:,}, not {special_ids}"
             )
 
     @property
@@ -276,7 +335,7 @@ class TaskModelConfig:
 
     @property
     def context(self) -> int:
-        """Longest text in tokens, marks included."""
+        """Longest text in tokens, special tokens included."""
         return min(self.head.context or self.backbone.context, self.backbone.context)
 
     @property
@@ -289,13 +348,15 @@ class TaskModelConfig:
 
     @property
     def frame(self) -> dict[str, Any]:
-        """How texts become rows: what data.labelled.Frame is made from."""
-        head, backbone = self.head, self.backbone
-        segments = isinstance(backbone, BERTConfig) and backbone.segments > 1
-        names = ("task", "start", "delimiter", "extract", "padding", "pooling")
-
-        return {name: getattr(head, name) for name in names} | {
-            "segments": segments,
+        """The fields of data.batches.labelled.Frame: how texts become rows of tokens."""
+        return {
+            "task": self.head.task,
+            "start": self.head.start,
+            "delimiter": self.head.delimiter,
+            "extract": self.head.extract,
+            "padding": self.head.padding,
+            "pooling": self.head.pooling,
+            "segments": isinstance(self.backbone, BERTConfig) and self.backbone.segments > 1,
             "context": self.context,
         }
 
@@ -306,11 +367,12 @@ CONFIGS: dict[str, type[Any]] = {
     "bert": BERTConfig,
     "transformer": TransformerConfig,
     "rnn": RNNConfig,
-    "tuned": TaskModelConfig,
+    "task_model": TaskModelConfig,
 }
 
 
 def family(config: Config) -> str:
+    """Return the family name of a config, as config.json has it."""
     for name, kind in CONFIGS.items():
         if type(config) is kind:
             return name

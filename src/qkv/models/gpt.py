@@ -1,6 +1,4 @@
-"""GPT: a stack of causal blocks that predicts the next word. Llama and Transformer-XL are configs
-of it.
-"""
+"""GPT: causal blocks that predict the next token; Llama and Transformer-XL are configs of it."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from qkv.models.configs import GPTConfig
-from qkv.models.input_checks import check_ids, positions_of, refuse_padding_before_tokens
+from qkv.models.input_checks import check_ids, check_sparse_padding, learned_context, positions_of
 from qkv.nn.attention import Causal, Document, Mask, Padding, all_of
 from qkv.nn.block import Stack
 from qkv.nn.cache import KeyValueCache, PackedBatch, SegmentMemory
@@ -20,8 +18,24 @@ from qkv.nn.linear.linear import Linear, Matrix, linear
 
 
 class GPT(nn.Module):
-    """Predicts the next word after each word: `gpt(ids)` gives (B, T, V), `start` and `decode` go
-    on word by word.
+    """A decoder-only language model: it predicts the next token at every position.
+
+    `gpt(ids)` returns the logits of a whole sequence. `start` and `decode` generate token by
+    token with a KV cache.
+
+    Args:
+        config: Sizes and choices; `qkv.models.preset` has the published ones.
+
+    Example:
+        >>> import torch
+        >>> from qkv.models import GPT, GPTConfig
+        >>> gpt = GPT(GPTConfig(vocabulary=10, context=8, width=8, depth=1, heads=2))
+        >>> gpt(torch.tensor([[1, 2, 3]])).shape  # (B, T, V)
+        torch.Size([1, 3, 10])
+        >>> state = gpt.start()
+        >>> logits = gpt.decode(torch.tensor([[1, 2]]), state)
+        >>> gpt.decode(torch.tensor([[3]]), state).shape
+        torch.Size([1, 1, 10])
     """
 
     def __init__(self, config: GPTConfig) -> None:
@@ -37,9 +51,12 @@ class GPT(nn.Module):
             scaled=config.scaled_embedding,
             dropout=config.dropout,
         )
-
         self.stack = Stack(config)
-        self.head = None if config.tied else Linear(config.width, config.vocabulary, bias=False)
+
+        self.head: Linear | None = None
+        if not config.tied:
+            self.head = Linear(config.width, config.vocabulary, bias=False)
+
         self.hooks = HookPoints("logits")
         initialise(self)
 
@@ -52,21 +69,30 @@ class GPT(nn.Module):
         positions: Int[Tensor, "B T"] | None = None,
         state: KeyValueCache | SegmentMemory | PackedBatch | None = None,
     ) -> Float[Tensor, "B T V"]:
-        """Scores of the next word after each word.
+        """Return the logits of the next token at every position.
 
-        `padding_mask` is False for padding and `documents` numbers the texts packed into a row;
-        both speak of all S positions so far, the earlier ones first. `state` remembers earlier
-        words, so that only new ones need be given.
+        Args:
+            ids: Token ids, (B, T); with a state only the new ones.
+            padding_mask: True for tokens, False for padding, for all S positions so far.
+            documents: The number of the document each of the S positions belongs to, where
+                several are packed into a row; attention stays inside a document.
+            positions: Positions of the ids; by default 0, 1, 2, ... without the padding.
+            state: The KV cache (or Transformer-XL's memory) of the positions before; it is
+                updated in place.
+
+        Returns:
+            Logits, (B, T, V).
+
+        Raises:
+            ValueError: If ids, positions or masks do not fit the vocabulary, the context or
+                each other.
+            TypeError: If the ids are not integers, the padding mask is not bool, or the state
+                belongs to another kind of model.
         """
-        return self.logits(
-            self.hidden(
-                ids,
-                padding_mask=padding_mask,
-                documents=documents,
-                positions=positions,
-                state=state,
-            )
+        hidden = self.hidden(
+            ids, padding_mask=padding_mask, documents=documents, positions=positions, state=state
         )
+        return self.logits(hidden)
 
     def hidden(
         self,
@@ -77,63 +103,67 @@ class GPT(nn.Module):
         positions: Int[Tensor, "B T"] | None = None,
         state: KeyValueCache | SegmentMemory | PackedBatch | None = None,
     ) -> Float[Tensor, "B T E"]:
-        """What the last block says: the logits before the output layer."""
-        config = self.config
-        expected: tuple[type, ...] = (
-            (SegmentMemory,) if config.memory else (KeyValueCache, PackedBatch)
-        )
-        if state is not None and not isinstance(state, expected):
-            raise TypeError(
-                f"state: expected the {expected[0].__name__} that start() gives, not {type(state).__name__}"
-            )
+        """Return the last block's hidden states, which the output layer turns into logits."""
+        self.check_state(state)
+        past = 0
+        if state is not None:
+            past = state.length
 
-        before = 0 if state is None else state.length
-        limit = config.context if config.position == "learned" else None
-        several = isinstance(
-            state, PackedBatch
-        )  # texts in one row, each no longer than the context
-        check_ids(ids, config.vocabulary, before, None if several else limit)
-        positions = positions_of(ids, padding_mask, before, positions, limit)
-        if config.sparse == "fixed":
-            refuse_padding_before_tokens(padding_mask)
+        # A packed batch holds several sequences in one row, each within the context.
+        context = learned_context(self.config)
+        row_context = context
+        if isinstance(state, PackedBatch):
+            row_context = None
 
-        x = self.embedding(ids, positions)
-        if isinstance(state, SegmentMemory):  # attention sees no further back than the memory
-            first = max(0, before - state.size)
-            padding_mask, documents = (
-                None if each is None else each[:, first:] for each in (padding_mask, documents)
-            )
+        check_ids(ids, self.config.vocabulary, past, row_context)
+        positions = positions_of(ids, padding_mask, past, positions, context)
+        check_sparse_padding(self.config, padding_mask)
+        x = self.embedding(ids, positions)  # (B, T, E)
+
+        # Attention reaches no further back than Transformer-XL's memory.
+        if isinstance(state, SegmentMemory):
+            first = max(0, past - state.size)
+            if padding_mask is not None:
+                padding_mask = padding_mask[:, first:]
+            if documents is not None:
+                documents = documents[:, first:]
 
         return self.stack(x, positions, mask=self.mask(padding_mask, documents), state=state)
 
-    def mask(self, padding_mask: Tensor | None, documents: Tensor | None) -> Mask | None:
-        return all_of(
-            Causal(),
-            self.config.sparsity(),
-            None if documents is None else Document(documents),
-            None if padding_mask is None else Padding(padding_mask),
-        )
+    def mask(
+        self, padding_mask: Bool[Tensor, "B S"] | None, documents: Int[Tensor, "B S"] | None
+    ) -> Mask | None:
+        """Return the attention mask: causal, sparse as configured, no padding, one document."""
+        masks: list[Mask | None] = [Causal(), self.config.sparsity()]
+        if documents is not None:
+            masks.append(Document(documents))
+        if padding_mask is not None:
+            masks.append(Padding(padding_mask))
+
+        return all_of(*masks)
 
     def logits(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
+        """Apply the output layer to hidden states."""
         return self.hooks("logits", linear(self.features(hidden), *self.output_layer))
 
     def features(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
-        """What the output layer reads."""
+        """Return what the output layer multiplies: a GPT's hidden states as they are."""
         return hidden
 
     @property
     def output_layer(self) -> tuple[Matrix, None]:
-        """Its matrix and its bias; a loss may apply it piece by piece."""
-        return self.embedding.token.weight if self.head is None else self.head.weight, None
+        """Matrix and bias of the output layer; a loss can apply them chunk by chunk."""
+        if self.head is None:
+            return self.embedding.token.weight, None
+
+        return self.head.weight, None
 
     def start(self) -> KeyValueCache | SegmentMemory:
-        """The state before the first word."""
-        config = self.config
-        return (
-            SegmentMemory(config.memory, config.depth)
-            if config.memory
-            else KeyValueCache(depth=config.depth)
-        )
+        """Return an empty KV cache, or with `memory` an empty Transformer-XL memory."""
+        if self.config.memory:
+            return SegmentMemory(self.config.memory, self.config.depth)
+
+        return KeyValueCache(depth=self.config.depth)
 
     def decode(
         self,
@@ -141,21 +171,32 @@ class GPT(nn.Module):
         state: KeyValueCache | SegmentMemory,
         padding_mask: Bool[Tensor, "B S"] | None = None,
     ) -> Float[Tensor, "B T V"]:
-        """Go on from a state: the same forward pass, of the new words alone."""
+        """Run one prefill or decode step: the forward pass of the new tokens only."""
         return self(ids, padding_mask=padding_mask, state=state)
+
+    def check_state(self, state: KeyValueCache | SegmentMemory | PackedBatch | None) -> None:
+        expected: tuple[type, ...] = (KeyValueCache, PackedBatch)
+        if self.config.memory:
+            expected = (SegmentMemory,)
+
+        if state is not None and not isinstance(state, expected):
+            raise TypeError(
+                f"state: expected the {expected[0].__name__} that start() gives, "
+                f"not {type(state).__name__}"
+            )
 
 
 def initialise(model: GPT) -> None:
-    """GPT-2's: normal with deviation 0.02, and less, the deeper the stack, for what is added to the
-    residual stream.
-    """
+    """Initialise as GPT-2: normal, std 0.02, scaled down with depth for residual projections."""
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2 or name.endswith((".u", ".v")):
-            continue  # norms begin as 1 and 0, and Transformer-XL's u and v as 0
+            continue  # norms start as 1 and 0, Transformer-XL's u and v as 0
 
-        added_to_residual = name.endswith(("attention.output.weight", "down.weight"))
-        deviation = 0.02 / math.sqrt(2 * model.config.depth) if added_to_residual else 0.02
-        nn.init.normal_(parameter, std=deviation)
+        std = 0.02
+        if name.endswith(("attention.output.weight", "down.weight")):
+            std /= math.sqrt(2 * model.config.depth)
+
+        nn.init.normal_(parameter, std=std)
 
     for module in model.modules():
         if isinstance(module, nn.Linear) and module.bias is not None:

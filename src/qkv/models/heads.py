@@ -1,15 +1,16 @@
-"""What a task puts on top of a model's hidden states.
+"""Heads on top of a model's hidden states: masked tokens, the pooler, and pooling for tasks.
 
-pre-training       guess a word                 features x word embedding classify           one
-text     -> a class      [start] text [extract]              extract's vector x W pair
-two texts    -> a class      [start] a [delimiter] b [extract]   extract's vector x W similarity
-two texts    -> a class      (a, b) and (b, a): both vectors added, x W or a number choice
-a context, n -> one of n     (context, choice 1) ... (context, choice n): a score each, softmax tag
-words        -> a class each every word's vector x W regress            a text       -> a number
-extract's vector x w
+    task           input                    answer         sequences and what the head reads
+    pre-training   tokens                   a token        features x token embedding
+    classify       one text                 a class        [start] text [extract]: extract's vector
+    pair           two texts                a class        [start] a [delimiter] b [extract]
+    similarity     two texts                class, number  (a, b) and (b, a): sum of both vectors
+    choice         a context and n endings  one of n       (context, ending i): one score each
+    tag            words                    a class each   every word's vector
+    regress        one text                 a number       [start] text [extract]: extract's vector
 
-The marks are GPT-1's. A BERT reads [CLS] a [SEP] b [SEP], and its first word, or the mean of all,
-is the text's vector.
+The special tokens are GPT-1's. A BERT reads [CLS] a [SEP] b [SEP], and its first token, or the mean
+of all, is the text's vector.
 """
 
 from __future__ import annotations
@@ -27,15 +28,17 @@ from qkv.nn.stack_config import Activation
 
 
 class MaskedTokenHead(nn.Module):
-    """BERT's transform before the word embedding is used as the output layer, and the output's
-    bias.
-    """
+    """BERT's transform of hidden states before the (tied) output layer, and that layer's bias."""
 
     def __init__(
         self, width: int, vocabulary: int, activation: Activation, norm_epsilon: float
     ) -> None:
         super().__init__()
-        self.dense = Linear(width, 2 * width if activation == "swiglu" else width)
+        outputs = width
+        if activation == "swiglu":  # one half is the gate of the other
+            outputs = 2 * width
+
+        self.dense = Linear(width, outputs)
         self.norm = LayerNorm(width, norm_epsilon)
         self.bias = nn.Parameter(torch.zeros(vocabulary))
         self.activation: Activation = activation
@@ -45,7 +48,7 @@ class MaskedTokenHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """A sentence's vector: tanh of a layer over its first word, [CLS]."""
+    """BERT's vector of a text: tanh of a linear layer over its first token, [CLS]."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -61,14 +64,12 @@ def pooled(
     target_positions: Int[Tensor, "R"],
     padding_mask: Bool[Tensor, "R T"] | None,
 ) -> Float[Tensor, "R E"]:
-    """A vector for each text: that of the word at its place, or the mean of its words."""
+    """Return one vector per text: that at its target position, or the mean over its tokens."""
     if pooling != "mean":
-        return hidden[
-            torch.arange(len(hidden), device=hidden.device), target_positions.clamp(min=0)
-        ]
+        rows = torch.arange(len(hidden), device=hidden.device)
+        return hidden[rows, target_positions.clamp(min=0)]
     if padding_mask is None:
         return hidden.mean(1)
 
-    kept = padding_mask.unsqueeze(-1).to(hidden.dtype)  # (R, T, 1)
-
-    return (hidden * kept).sum(1) / kept.sum(1).clamp(min=1)
+    weights = padding_mask.unsqueeze(-1).to(hidden.dtype)  # (R, T, 1)
+    return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)

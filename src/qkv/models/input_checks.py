@@ -1,4 +1,4 @@
-"""Checks and positions that every model needs for the ids it is given."""
+"""Checks of token ids, padding masks and positions, shared by all models."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from qkv.nn.stack_config import StackConfig
 
-def check_ids(ids: Tensor, vocabulary: int, before: int = 0, context: int | None = None) -> None:
-    """A clear sentence instead of an index error deep inside."""
+
+def check_ids(ids: Tensor, vocabulary: int, past: int = 0, context: int | None = None) -> None:
+    """Raise if the ids cannot be looked up, instead of an index error deep inside the model.
+
+    `past` counts the positions before these ids, and `context` limits both together.
+    """
     if ids.dim() != 2:
         raise ValueError(f"ids: expected shape (B, T), not {tuple(ids.shape)}")
     if ids.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"ids: expected whole numbers of dtype int64 or int32, not {ids.dtype}")
-    if context is not None and before + ids.shape[1] > context:
+    if context is not None and past + ids.shape[1] > context:
         raise ValueError(
-            f"context: {before + ids.shape[1]} positions are more than the model's {context}"
+            f"context: {past + ids.shape[1]} positions are more than the model's {context}"
         )
 
     check_range("ids", ids, vocabulary, "vocabulary")
@@ -26,74 +31,102 @@ def check_rows(target: Tensor, rows: int) -> None:
         raise ValueError(f"target: expected {rows} rows as the source has, not {target.shape[0]}")
 
 
-def check_range(name: str, numbers: Tensor, count: int, of: str) -> None:
-    """Each is a row of a table of `count`."""
-    # On another device the look would make the host wait.
-    if numbers.device.type == "cpu" and numbers.numel() and not torch.compiler.is_compiling():
-        low, high = torch.aminmax(numbers)
-        if low < 0 or high >= count:
-            wrong = int(low) if low < 0 else int(high)
-            raise ValueError(f"{name}: expected 0 to {count - 1} ({of} {count}), found {wrong}")
+def check_range(name: str, indices: Tensor, count: int, size_name: str) -> None:
+    """Raise if an index is outside a table of `count` rows; `size_name` is the field with count.
+
+    Only on the CPU: reading the values of a GPU tensor would force a device sync.
+    """
+    if indices.device.type != "cpu" or not indices.numel() or torch.compiler.is_compiling():
+        return
+
+    low, high = torch.aminmax(indices)
+    wrong = None
+    if low < 0:
+        wrong = int(low)
+    elif high >= count:
+        wrong = int(high)
+
+    if wrong is not None:
+        raise ValueError(f"{name}: expected 0 to {count - 1} ({size_name} {count}), found {wrong}")
 
 
 def check_padding_mask(padding_mask: Tensor, shape: tuple[int, int]) -> None:
     if padding_mask.dtype != torch.bool:
         raise TypeError(
-            f"padding_mask: expected bool, True for a word and False for padding, not {padding_mask.dtype}"
+            "padding_mask: expected bool, True for a token and False for padding, "
+            f"not {padding_mask.dtype}"
         )
     if tuple(padding_mask.shape) != shape:
         raise ValueError(
-            f"padding_mask: expected shape {shape} for all positions, not {tuple(padding_mask.shape)}"
+            f"padding_mask: expected shape {shape} for all positions, "
+            f"not {tuple(padding_mask.shape)}"
         )
 
 
 def positions_of(
     ids: Int[Tensor, "B T"],
     padding_mask: Bool[Tensor, "B S"] | None,
-    before: int = 0,
-    given: Int[Tensor, "#B T"] | None = None,
+    past: int = 0,
+    positions: Int[Tensor, "#B T"] | None = None,
     context: int | None = None,
 ) -> Int[Tensor, "#B T"]:
-    """0, 1, 2, ... after what came before. Padding is not counted: a text has the same positions
-    wherever it lies.
+    """Return the checked `positions`, or else past, past + 1, ... for every row.
+
+    Padding is not counted, so a sequence has the same positions wherever it lies in a row.
     """
     B, T = ids.shape
     if padding_mask is not None:
-        check_padding_mask(padding_mask, (B, before + T))
+        check_padding_mask(padding_mask, (B, past + T))
 
-    if given is not None:
-        if given.dtype not in (torch.int64, torch.int32):
-            raise TypeError(
-                f"positions: expected whole numbers of dtype int64 or int32, not {given.dtype}"
-            )
-        if tuple(given.shape) not in ((B, T), (1, T)):
-            raise ValueError(
-                f"positions: expected shape {(B, T)} as the ids, not {tuple(given.shape)}"
-            )
-
-        if context is not None:
-            check_range("positions", given, context, "context")
-
-        return given
+    if positions is not None:
+        check_positions(positions, (B, T), context)
+        return positions
 
     if padding_mask is None:
-        return torch.arange(before, before + T, device=ids.device).unsqueeze(0)
+        return torch.arange(past, past + T, device=ids.device).unsqueeze(0)
 
-    return (padding_mask.cumsum(1) - 1).clamp(min=0)[:, before:]
+    return (padding_mask.cumsum(1) - 1).clamp(min=0)[:, past:]
+
+
+def check_positions(positions: Tensor, shape: tuple[int, int], context: int | None) -> None:
+    if positions.dtype not in (torch.int64, torch.int32):
+        raise TypeError(
+            f"positions: expected whole numbers of dtype int64 or int32, not {positions.dtype}"
+        )
+    if tuple(positions.shape) not in (shape, (1, shape[1])):
+        raise ValueError(
+            f"positions: expected shape {shape} as the ids, not {tuple(positions.shape)}"
+        )
+
+    if context is not None:
+        check_range("positions", positions, context, "context")
+
+
+def learned_context(config: StackConfig) -> int | None:
+    """Return the longest sequence if positions are learned; other kinds have no limit."""
+    if config.position == "learned":
+        return int(config.context)  # type: ignore[attr-defined]
+
+    return None
 
 
 def padding_before_tokens(padding_mask: Bool[Tensor, "B S"]) -> bool:
+    """Return whether a token follows padding in any row."""
     return bool((padding_mask[:, 1:] & ~padding_mask[:, :-1]).any())
 
 
-def refuse_padding_before_tokens(padding_mask: Tensor | None) -> None:
-    """For what counts from the row's first place, as the fixed pattern does: shifted, a text would
-    be another text.
+def check_sparse_padding(config: StackConfig, padding_mask: Tensor | None) -> None:
+    """Raise for left padding with sparse = fixed, whose pattern counts from the row's start.
+
+    Only on the CPU: reading the values of a GPU tensor would force a device sync.
     """
-    # On another device the look would make the host wait.
-    if padding_mask is None or padding_mask.device.type != "cpu" or torch.compiler.is_compiling():
+    if config.sparse != "fixed" or padding_mask is None:
         return
+    if padding_mask.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+
     if padding_before_tokens(padding_mask):
         raise ValueError(
-            "padding_mask: with sparse = fixed, padding must come after the words of a row; or use strided"
+            "padding_mask: with sparse = fixed, padding must come after the tokens of a row; "
+            "or use strided"
         )

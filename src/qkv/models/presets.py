@@ -1,6 +1,4 @@
-"""The published models, by name. `published` is the number of parameters their papers or cards
-state.
-"""
+"""The published models by name, with the number of parameters that their papers or cards state."""
 
 from __future__ import annotations
 
@@ -13,6 +11,8 @@ from qkv.nn.stack_config import RotaryScaling
 
 @dataclass(frozen=True)
 class Preset:
+    """A named config and where it comes from."""
+
     config: Config
     published: float | None
     """Parameters as stated by the source, in millions; None where it states none."""
@@ -60,7 +60,7 @@ ATTENTION = "Vaswani et al. 2017, table 3"
 GPT3_PAPER = "Brown et al. 2020, table 2.1"
 
 PRESETS: dict[str, Preset] = {
-    # To train oneself: tiny in minutes on a laptop, small in minutes on a GPU.
+    # For training on one's machine: tiny in minutes on a laptop, small in minutes on a GPU.
     "gpt-tiny": Preset(
         GPTConfig(vocabulary=4096, context=128, width=128, depth=4, heads=4), None, "for a laptop"
     ),
@@ -107,8 +107,8 @@ PRESETS: dict[str, Preset] = {
     "rnn-small": Preset(RNNConfig(vocabulary=8192, width=256), None, "for one GPU"),
     "rnn": Preset(RNNConfig(attention="none"), None, "Cho et al. 2014, small"),
     "rnn-attention": Preset(RNNConfig(), None, "Bahdanau et al. 2015, small"),
-    # The sizes that the paper states give 63 million with 37,000 shared words; it does not say what
-    # else it counted.
+    # The paper's sizes give 63 million parameters with 37,000 shared tokens; the paper does not say
+    # how it counts 65.
     "transformer-base": Preset(
         TransformerConfig(width=512, depth=6, heads=8, hidden=2048, attention_dropout=0.1),
         65,
@@ -229,21 +229,32 @@ PARAMETERS: dict[str, int] = {
     "llama3.2-1b": 1_235_814_400,
     "llama3.2-3b": 3_212_749_824,
 }
-"""Parameters of each preset, as counted in the built model: building all of them only to list them
-takes seconds.
-"""
+"""Parameters of each preset, as counted in the built model; counting them anew takes seconds."""
 
 
 def preset(name: str) -> Config:
-    """The config of a published model."""
-    if name not in PRESETS:
-        name = str(name)
-        close = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.5)
-        hint = (
-            f"did you mean {' or '.join(close)}?"
-            if close
-            else f"expected one of {', '.join(PRESETS)}"
-        )
-        raise ValueError(f"preset: there is no {name!r}; {hint}")
+    """Return the config of a published model.
 
-    return PRESETS[name].config
+    Args:
+        name: One of `PRESETS`, for example "gpt2" or "bert-base".
+
+    Returns:
+        A frozen config; `dataclasses.replace` makes a variant of it.
+
+    Raises:
+        ValueError: If there is no preset of that name; the message suggests similar ones.
+
+    Example:
+        >>> from qkv.models import preset
+        >>> preset("gpt2").depth
+        12
+    """
+    if name in PRESETS:
+        return PRESETS[name].config
+
+    name = str(name)
+    hint = f"expected one of {', '.join(PRESETS)}"
+    if similar := difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.5):
+        hint = f"did you mean {' or '.join(similar)}?"
+
+    raise ValueError(f"preset: there is no {name!r}; {hint}")

@@ -1,4 +1,4 @@
-"""A model with a larger vocabulary: rows for new words, the old ones as they were."""
+"""Grow a model's vocabulary: rows for new tokens, with the old rows unchanged."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from qkv.models.bert import BERT
 from qkv.models.gpt import GPT
 from qkv.models.registry import with_weights
 
+VOCABULARY_WEIGHTS = ("embedding.token.weight", "head.weight", "head.bias")
+
 
 def with_vocabulary(model: GPT | BERT, vocabulary: int, seed: int = 0) -> GPT | BERT:
-    """New words begin near the mean of the old ones, as far from it as those are: no word is far
-    likelier at first.
+    """Return the model with a larger vocabulary.
+
+    New rows are drawn around the mean of the old ones, with their spread, so that no new token is
+    much likelier than the others at first.
     """
     old = model.config.vocabulary
     if vocabulary < old:
@@ -26,13 +30,8 @@ def with_vocabulary(model: GPT | BERT, vocabulary: int, seed: int = 0) -> GPT | 
     weights: dict[str, Tensor] = {}
 
     for name, tensor in model.state_dict().items():
-        if name in ("embedding.token.weight", "head.weight", "head.bias"):
-            new = tensor.new_zeros(vocabulary - old, *tensor.shape[1:])
-            if tensor.dim() == 2:
-                drawn = torch.randn(new.shape, generator=generator).to(tensor)
-                new = tensor.mean(0) + drawn * tensor.std()
-
-            tensor = torch.cat([tensor, new])
+        if name in VOCABULARY_WEIGHTS:
+            tensor = torch.cat([tensor, new_rows(tensor, vocabulary - old, generator)])
 
         weights[name] = tensor.detach().clone()
 
@@ -40,3 +39,12 @@ def with_vocabulary(model: GPT | BERT, vocabulary: int, seed: int = 0) -> GPT | 
     assert isinstance(grown, GPT | BERT)
 
     return grown.train(model.training)
+
+
+def new_rows(tensor: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    rows = tensor.new_zeros(count, *tensor.shape[1:])
+    if tensor.dim() == 1:  # a bias
+        return rows
+
+    noise = torch.randn(rows.shape, generator=generator).to(tensor)
+    return tensor.mean(0) + noise * tensor.std()

@@ -1,9 +1,8 @@
-"""The RNN encoder-decoder, without attention (Sutskever et al. 2014) and with it (Bahdanau et al.
-2015).
+"""The RNN encoder-decoder, without attention (Sutskever 2014) and with it (Bahdanau 2015).
 
-Without attention the whole source must pass through one vector. With it, before each target word
-the decoder asks the encoder's outputs with its last hidden vector, and what it finds goes into its
-next step.
+Without attention the whole source must pass through one vector. With attention, before each target
+token the decoder's last hidden vector is the query, the encoder's outputs are keys and values, and
+the result (the context vector) enters the decoder's next step.
 """
 
 from __future__ import annotations
@@ -23,14 +22,33 @@ from qkv.nn.recurrent import Recurrent
 
 
 class RNN(nn.Module):
-    """Source in, target out: `model(source, target)` gives (B, T, V), `start` and `decode` go on
-    word by word.
+    """A recurrent encoder-decoder: it reads a source and predicts the next target token.
+
+    `model(source, target)` returns the logits of a whole target (teacher forcing). `start` and
+    `decode` translate token by token.
+
+    Args:
+        config: Sizes, the cell (rnn, lstm, gru) and the attention score.
+
+    Example:
+        >>> import torch
+        >>> from qkv.models import RNN, RNNConfig
+        >>> model = RNN(RNNConfig(vocabulary=10, width=8))
+        >>> source = torch.tensor([[1, 2, 3]])
+        >>> model(source, torch.tensor([[4, 5]])).shape  # (B, T, V)
+        torch.Size([1, 2, 10])
+        >>> state = model.start(source)
+        >>> model.decode(torch.tensor([[4]]), state).shape
+        torch.Size([1, 1, 10])
     """
 
     def __init__(self, config: RNNConfig) -> None:
         super().__init__()
         self.config = config
-        E, has_attention = config.width, config.attention != "none"
+        E = config.width
+        has_attention = config.attention != "none"
+
+        # The encoder, and a layer from its last state to the decoder's first.
         self.source_embedding = nn.Embedding(config.source_vocabulary or config.vocabulary, E)
         self.embedding = nn.Embedding(config.vocabulary, E)
         self.dropout = nn.Dropout(config.dropout)
@@ -42,21 +60,34 @@ class RNN(nn.Module):
             bidirectional=config.bidirectional,
             dropout=config.dropout,
         )
+        self.bridge = nn.Linear(E, E)
 
-        self.bridge = nn.Linear(E, E)  # from the encoder's last state to the decoder's first
+        # Attention, if its score has weights.
         self.score: nn.Module | None = None
         if config.attention == "additive":
             self.score = Additive(E)
         elif config.attention == "general":
             self.score = General(E)
 
+        # The decoder reads the token and, with attention, the context vector beside it.
+        decoder_input = E
+        if has_attention:
+            decoder_input = 2 * E
+
         self.decoder = Recurrent(
-            config.cell, 2 * E if has_attention else E, E, config.depth, dropout=config.dropout
+            config.cell, decoder_input, E, config.depth, dropout=config.dropout
         )
-        self.combine = nn.Linear(2 * E, E) if has_attention else None
-        self.head = None if config.tied else nn.Linear(E, config.vocabulary)
-        asked = ("scores", "weights", "context") if has_attention else ()
-        self.hooks = HookPoints("encoder", *asked, "hidden", "logits")
+        self.combine: nn.Linear | None = None
+        attention_hooks: tuple[str, ...] = ()
+        if has_attention:
+            self.combine = nn.Linear(2 * E, E)
+            attention_hooks = ("scores", "weights", "context")
+
+        self.head: nn.Linear | None = None
+        if not config.tied:
+            self.head = nn.Linear(E, config.vocabulary)
+
+        self.hooks = HookPoints("encoder", *attention_hooks, "hidden", "logits")
         initialise(self)
 
     def forward(
@@ -67,19 +98,30 @@ class RNN(nn.Module):
         source_padding_mask: Bool[Tensor, "B S"] | None = None,
         target_padding_mask: Bool[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T V"]:
-        """Scores of the next target word after each target word (teacher forcing).
+        """Return the logits of the next target token at every target position.
 
-        `padding_mask` is False for padding, which comes after the words; the target's changes
-        nothing before it.
+        Args:
+            source: Token ids of the source, (B, S).
+            target: Token ids of the target so far, (B, T).
+            source_padding_mask: True for tokens, False for the padding after them, (B, S).
+            target_padding_mask: The same for the target, (B, T). It is only checked: padding
+                after the tokens changes nothing before it.
+
+        Returns:
+            Logits, (B, T, V).
+
+        Raises:
+            ValueError: If ids or masks do not fit the vocabularies or each other, a source is
+                empty, or padding comes before tokens.
+            TypeError: If the ids are not integers or a padding mask is not bool.
         """
-        return self.logits(
-            self.forced(
-                source,
-                target,
-                source_padding_mask=source_padding_mask,
-                target_padding_mask=target_padding_mask,
-            )
+        hidden = self.forced(
+            source,
+            target,
+            source_padding_mask=source_padding_mask,
+            target_padding_mask=target_padding_mask,
         )
+        return self.logits(hidden)
 
     def forced(
         self,
@@ -89,133 +131,148 @@ class RNN(nn.Module):
         source_padding_mask: Bool[Tensor, "B S"] | None = None,
         target_padding_mask: Bool[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T E"]:
-        """Teacher forcing: what the decoder says when it is given the true words, before the output
-        layer.
-        """
+        """Return the decoder's hidden states under teacher forcing, before the output layer."""
         if target_padding_mask is not None:
             check_padding_mask(target_padding_mask, (target.shape[0], target.shape[1]))
-            refuse_padding_first(target_padding_mask)
+            check_padding_after_tokens(target_padding_mask)
 
         return self.hidden(target, self.start(source, source_padding_mask))
 
     def start(
         self, source: Int[Tensor, "B S"], padding_mask: Bool[Tensor, "B S"] | None = None
     ) -> RecurrentState:
-        """Read the source; the state before the first target word."""
+        """Encode the source and return the decoder's state before the first target token."""
         config = self.config
         check_ids(source, config.source_vocabulary or config.vocabulary)
         if source.shape[1] == 0:
-            raise ValueError("source: every row needs at least one word")
+            raise ValueError("source: every row needs at least one token")
 
         lengths = None
         if padding_mask is not None:
             check_padding_mask(padding_mask, (source.shape[0], source.shape[1]))
-            lengths = words_first(padding_mask.cpu())  # where PyTorch's packing wants them
+            lengths = row_lengths(padding_mask.cpu())  # PyTorch's packing wants them on the CPU
 
-        outputs, last = self.encoder(self.dropout(self.source_embedding(source)), lengths=lengths)
+        x = self.dropout(self.source_embedding(source))  # (B, S, E)
+        outputs, last = self.encoder(x, lengths=lengths)
         outputs = self.hooks("encoder", outputs)  # (B, S, E)
         hidden = tuple(torch.tanh(self.bridge(h)) for h in last)  # each (L, B, E)
         if config.attention == "none":
             return RecurrentState(hidden)
 
-        key = self.score.W_k(outputs) if isinstance(self.score, Additive) else outputs
+        # The additive score projects the keys once, not at every decode step.
+        keys = outputs
+        if isinstance(self.score, Additive):
+            keys = self.score.W_k(outputs)
 
-        return RecurrentState(hidden, outputs, key, padding_mask)
+        return RecurrentState(hidden, outputs, keys, padding_mask)
 
     def decode(self, target: Int[Tensor, "B T"], state: RecurrentState) -> Float[Tensor, "B T V"]:
-        """Go on from a state with the next target words."""
+        """Run one decode step: the decoder's forward pass of the new target tokens only."""
         return self.logits(self.hidden(target, state))
 
     def hidden(self, target: Int[Tensor, "B T"], state: RecurrentState) -> Float[Tensor, "B T E"]:
+        """Return the decoder's hidden states, before the output layer; updates the state."""
         check_ids(target, self.config.vocabulary)
         check_rows(target, state.hidden[0].shape[1])
-        words = self.dropout(self.embedding(target))  # (B, T, E)
+        x = self.dropout(self.embedding(target))  # (B, T, E)
         if target.shape[1] == 0:
-            return self.hooks("hidden", words)
+            return self.hooks("hidden", x)
 
+        # Without attention all tokens are one call of the recurrent layers.
         if self.combine is None:
-            outputs, hidden = self.decoder(words, state.hidden)
+            outputs, hidden = self.decoder(x, state.hidden)
             state.append(hidden, target.shape[1])
             return self.hooks("hidden", outputs)
 
+        # With attention the query is the hidden vector after the token before.
         steps = []
-
-        for word in words.split(1, dim=1):  # (B, 1, E)
-            context = self.look(state)
-            output, hidden = self.decoder(torch.cat([word, context], dim=-1), state.hidden)
+        for token in x.split(1, dim=1):  # (B, 1, E)
+            context = self.attend_to_source(state)  # (B, 1, E)
+            output, hidden = self.decoder(torch.cat([token, context], dim=-1), state.hidden)
             state.append(hidden, 1)
             steps.append(torch.tanh(self.combine(torch.cat([output, context], dim=-1))))
 
         return self.hooks("hidden", torch.cat(steps, dim=1))
 
-    def look(self, state: RecurrentState) -> Float[Tensor, "B 1 E"]:
-        """What the decoder's last hidden vector finds in the source."""
-        query = state.hidden[0][-1].unsqueeze(1)  # (B, 1, E)
+    def attend_to_source(self, state: RecurrentState) -> Float[Tensor, "B 1 E"]:
+        """Return the context vector: the source attended to by the last hidden vector."""
         assert state.key is not None
         assert state.source is not None
+        query = state.hidden[0][-1].unsqueeze(1)  # (B, 1, E)
+        mask = None
+        if state.padding_mask is not None:
+            mask = Padding(state.padding_mask)
+
         context, _ = attend(
             query,
             state.key,
             state.source,
-            mask=None if state.padding_mask is None else Padding(state.padding_mask),
-            score=self.similarity(),
+            mask=mask,
+            score=self.score_function(),
             on_scores=self.hooks.heard("scores"),
             on_weights=self.hooks.heard("weights"),
         )
 
         return self.hooks("context", context)
 
-    def similarity(self) -> Score:
+    def score_function(self) -> Score:
         if isinstance(self.score, Additive):
             return self.score.with_projected_key
+        if self.score is not None:
+            return self.score
+        if self.config.attention == "scaled_dot":
+            return scaled_dot
 
-        return self.score or (scaled_dot if self.config.attention == "scaled_dot" else dot)
+        return dot
 
     def logits(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
+        """Apply the output layer to hidden states."""
         return self.hooks("logits", linear(self.features(hidden), *self.output_layer))
 
     def features(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
-        """What the output layer reads."""
+        """Return what the output layer multiplies: the hidden states as they are."""
         return hidden
 
     @property
     def output_layer(self) -> tuple[Tensor, Tensor | None]:
-        """Its matrix and its bias; a loss may apply it piece by piece."""
-        return (
-            (self.embedding.weight, None)
-            if self.head is None
-            else (self.head.weight, self.head.bias)
-        )
+        """Matrix and bias of the output layer; a loss can apply them chunk by chunk."""
+        if self.head is None:
+            return self.embedding.weight, None
+
+        return self.head.weight, self.head.bias
 
 
-def words_first(padding_mask: Bool[Tensor, "B S"]) -> Int[Tensor, "B"]:
-    """How many words each row has; an RNN needs them before the padding, and at least one."""
-    refuse_padding_first(padding_mask)
+def row_lengths(padding_mask: Bool[Tensor, "B S"]) -> Int[Tensor, "B"]:
+    """Return the number of tokens in each row; they must come before the padding."""
+    check_padding_after_tokens(padding_mask)
     lengths = padding_mask.sum(1)
     if bool((lengths == 0).any()):
-        raise ValueError("padding_mask: every row needs at least one word")
+        raise ValueError("padding_mask: every row needs at least one token")
 
     return lengths
 
 
-def refuse_padding_first(padding_mask: Bool[Tensor, "B S"]) -> None:
-    # On another device the look would make the host wait.
+def check_padding_after_tokens(padding_mask: Bool[Tensor, "B S"]) -> None:
+    """Raise for left padding; only on the CPU, since reading a GPU tensor forces a device sync."""
     if padding_mask.device.type == "cpu" and padding_before_tokens(padding_mask):
-        raise ValueError("padding_mask: an RNN's padding must come after the words of a row")
+        raise ValueError("padding_mask: an RNN's padding must come after the tokens of a row")
 
 
 def initialise(model: RNN) -> None:
-    """Recurrent matrices orthogonal, so that what is carried neither grows nor fades; the rest
-    Glorot's uniform.
-    """
+    """Initialise recurrent matrices as orthogonal (states keep their norm), others by Glorot."""
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2:
             nn.init.zeros_(parameter)
         elif "weight_hh" in name:
-            for gate in parameter.chunk(parameter.shape[0] // parameter.shape[1]):
-                if not gate.is_meta:
-                    nn.init.orthogonal_(gate)
+            initialise_recurrent(parameter)
         elif "embedding" in name:
             nn.init.normal_(parameter, std=model.config.width**-0.5)
         else:
             nn.init.xavier_uniform_(parameter)
+
+
+def initialise_recurrent(weight: Tensor) -> None:
+    """Make every gate's square matrix orthogonal; one weight holds the gates below each other."""
+    for gate in weight.chunk(weight.shape[0] // weight.shape[1]):
+        if not gate.is_meta:
+            nn.init.orthogonal_(gate)

@@ -1,8 +1,7 @@
-"""Ids one by one become text piece by piece: each piece is whole characters, and none is taken
-back.
+"""Incremental detokenizer: token ids arrive one by one, text comes out in whole characters.
 
-All pieces together are `tokenizer.decode` of all ids, as long as how a word is joined depends on
-the word before it alone; and an id costs the same wherever it stands.
+The chunks together are `tokenizer.decode` of all ids, provided that the join between two tokens
+depends only on these two. Text is never taken back, and the cost per id is constant.
 """
 
 from __future__ import annotations
@@ -18,88 +17,112 @@ A_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class IncrementalDetokenizer:
-    """`add` an id and get the text that is settled by it, be it none; `close` gives what was still
-    waiting.
+    """`add` returns the text that an id completes (perhaps none), `close` returns the rest.
+
+    Args:
+        tokenizer: The tokenizer of the ids.
+
+    Example:
+        >>> from qkv.text import train
+        >>> from qkv.text.detokenizer import IncrementalDetokenizer
+        >>> tokenizer = train("characters", ["the cat"], 20)
+        >>> detokenizer = IncrementalDetokenizer(tokenizer)
+        >>> [detokenizer.add(id) for id in tokenizer.encode("cat")]
+        ['c', 'a', 't']
+        >>> detokenizer.close()
+        ''
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.silent = tokenizer.special - {tokenizer.unknown}
+        self.skipped = tokenizer.special - {tokenizer.unknown}
         self.byte_level = "ByteLevel" in tokenizer.decoders
-        self.bytes_alone = tokenizer.decoders <= {"Sequence", "ByteLevel"} and self.byte_level
-        """There is nothing to do after the bytes have become characters."""
+        self.only_byte_level = self.byte_level and tokenizer.decoders <= {"Sequence", "ByteLevel"}
+        """Nothing remains to be done once the bytes are characters."""
+        self.byte_fallback = "ByteFallback" in tokenizer.decoders
         self.characters = codecs.getincrementaldecoder("utf-8")("replace")
-        self.bytes_as_words = "ByteFallback" in tokenizer.decoders
         self.before: list[int] = []
-        """The last id whose text is out: how a word is joined to the one before it depends on that
-        one alone.
-        """
+        """The last id whose text was returned; the join to the next token depends on it alone."""
         self.waiting: list[int] = []
-        """Words whose characters are not whole: part of one, or a run of words that stand for
-        bytes, until it ends.
-        """
+        """Ids whose text is incomplete: part of a character, or a run of byte tokens."""
 
     def add(self, id: int) -> str:
+        """Return the text that this id completes."""
         token = self.tokenizer.inner.id_to_token(id)
-        if id in self.silent or token is None:
+        if id in self.skipped or token is None:
             return ""
 
-        characters = self.characters.decode(bytes_of(token)) if self.byte_level else ""
-        if self.bytes_alone:
+        characters = ""
+        if self.byte_level:
+            characters = self.characters.decode(bytes_of(token))
+        if self.only_byte_level:
             return characters
 
         self.waiting.append(id)
-        half = bool(self.characters.getstate()[0]) or (
-            self.bytes_as_words and A_BYTE.fullmatch(token)
-        )
+        inside_character = bool(self.characters.getstate()[0])
+        inside_bytes = self.byte_fallback and A_BYTE.fullmatch(token)
+        if inside_character or inside_bytes:
+            return ""
 
-        return "" if half else self.settle()
+        return self.decode_pending()
 
     def add_all(self, ids: Iterable[int]) -> str:
-        """The same of several at once, which is quicker."""
-        if not self.bytes_alone:
+        """Return the text that these ids complete; faster than one `add` for each."""
+        if not self.only_byte_level:
             return "".join(map(self.add, ids))
 
-        tokens = map(self.tokenizer.inner.id_to_token, (id for id in ids if id not in self.silent))
-        return self.characters.decode(
-            b"".join(bytes_of(token) for token in tokens if token is not None)
-        )
+        encoded = []
+        for id in ids:
+            token = self.tokenizer.inner.id_to_token(id)
+            if id not in self.skipped and token is not None:
+                encoded.append(bytes_of(token))
+
+        return self.characters.decode(b"".join(encoded))
 
     def close(self) -> str:
-        return self.characters.decode(b"", final=True) if self.bytes_alone else self.settle()
+        """Return the text of all ids that are still pending."""
+        if self.only_byte_level:
+            return self.characters.decode(b"", final=True)
 
-    def settle(self) -> str:
+        return self.decode_pending()
+
+    def decode_pending(self) -> str:
         if not self.waiting:
             return ""
 
         decode = self.tokenizer.decode
-        text = decode(self.before + self.waiting)[len(decode(self.before)) :]
-        self.before, self.waiting = self.waiting[-1:], []
+        prefix = decode(self.before)
+        text = decode(self.before + self.waiting)[len(prefix) :]
+        self.before = self.waiting[-1:]
+        self.waiting = []
 
         return text
 
 
 @lru_cache(maxsize=1 << 16)
 def bytes_of(token: str) -> bytes:
-    """What a byte-level token stands for: a byte for each sign, unless it was added as plain text."""
-    signs = byte_of_sign()
-    if all(sign in signs for sign in token):
-        return bytes(signs[sign] for sign in token)
+    """Return the bytes of a byte-level token; one that was added as plain text is in UTF-8."""
+    byte_of = byte_of_sign()
+    if all(sign in byte_of for sign in token):
+        return bytes(byte_of[sign] for sign in token)
 
     return token.encode()
 
 
 @lru_cache(maxsize=1)
 def byte_of_sign() -> dict[str, int]:
-    """GPT-2 writes each byte as a sign that can be printed: as itself, or else one of those from Ā
-    on.
-    """
+    """Return GPT-2's alphabet: printable bytes stand for themselves, others start at Ā."""
     printed = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),
         *range(ord("®"), ord("ÿ") + 1),
     ]
-    others = [byte for byte in range(256) if byte not in printed]
-    return {chr(byte): byte for byte in printed} | {
-        chr(256 + place): byte for place, byte in enumerate(others)
-    }
+    signs = {chr(byte): byte for byte in printed}
+
+    next_sign = 256
+    for byte in range(256):
+        if byte not in printed:
+            signs[chr(next_sign)] = byte
+            next_sign += 1
+
+    return signs

@@ -1,7 +1,7 @@
-"""Panics of the Rust library `tokenizers` as ordinary exceptions.
+"""Turn panics of the Rust library `tokenizers` into ordinary exceptions.
 
 PyO3 raises a Rust panic as `PanicException`, which derives from BaseException: `except Exception`
-does not catch it, and it would end the thread that it happens in.
+does not catch it, and it would end the thread in which it happens.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ R = TypeVar("R")
 
 
 class TokenizerPanic(RuntimeError):
-    """The library `tokenizers` panicked on one text or one list of ids; other calls are not
-    affected.
-    """
+    """The library `tokenizers` panicked on this input; other calls are not affected."""
 
 
 def panics_as_errors(function: Callable[P, R]) -> Callable[P, R]:
-    """Raise TokenizerPanic where `function` panics."""
+    """Decorate a function so that it raises TokenizerPanic instead of PanicException."""
 
     @wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -33,8 +31,8 @@ def panics_as_errors(function: Callable[P, R]) -> Callable[P, R]:
 
             reason = " ".join(str(error).split())
             raise TokenizerPanic(
-                f"tokenizer: the library `tokenizers` panicked on this input ({reason}); check the rules in the "
-                "tokenizer's files"
+                f"tokenizer: the library `tokenizers` panicked on this input ({reason}); "
+                "check the rules in the tokenizer's files"
             ) from None
 
     return guarded

@@ -1,4 +1,4 @@
-"""Tokens that stand for no text: which of a tokenizer's tokens pads, which ends, and so on."""
+"""Special tokens: which of a tokenizer's tokens is padding, start, end, mask or unknown."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ KNOWN: dict[Role, tuple[str, ...]] = {
     ),
     "mask": ("[MASK]", "<mask>", "<|mask|>"),
 }
-"""What others call them, the most telling name first."""
+"""Names in other vocabularies. If a vocabulary has several, the first is the most specific."""
 
 FIELDS: dict[Role, tuple[str, ...]] = {
     "padding": ("pad_token",),
@@ -50,67 +50,90 @@ FIELDS: dict[Role, tuple[str, ...]] = {
     "end": ("eos_token", "sep_token"),
     "mask": ("mask_token",),
 }
-"""Where tokenizer_config.json names them. It is not asked for unknown: it names one even where
-every text is known.
-"""
-
+"""Fields of tokenizer_config.json that name them. Not unk_token: many files name one although the
+tokenizer never produces it."""
 
 LARGEST = 512 << 20
-"""Bytes of a tokenizer's file; those of the largest vocabularies have some 40 MiB."""
+"""Largest tokenizer file that is read, in bytes; those of large vocabularies have some 40 MiB."""
 
 
 class UnknownKind(ValueError):
-    """A tokenizer that is there, but of a kind that is not read here. The model beside it can be
-    used all the same.
-    """
+    """A tokenizer whose kind is not supported; the model beside it can still be used."""
 
 
 def is_special(name: str, config: Mapping[str, Any]) -> bool:
-    """Whether a token of this name stands for no text: a known name, or one that
-    tokenizer_config.json lists.
-    """
-    listed = config.get("additional_special_tokens")
-    named = [config.get(field) for fields in FIELDS.values() for field in fields]
-    named += listed if isinstance(listed, list) else []
-    known = (name for names in KNOWN.values() for name in names)
+    """Return whether a token stands for no text: by a known name, or by tokenizer_config.json."""
+    if name in OURS.values():
+        return True
+    if any(name in names for names in KNOWN.values()):
+        return True
 
-    return name in (*OURS.values(), *known, *map(token_text, named))
+    listed: list[Any] = []
+    for fields in FIELDS.values():
+        listed += [config.get(field) for field in fields]
+
+    additional = config.get("additional_special_tokens")
+    if isinstance(additional, list):
+        listed += additional
+
+    return name in map(token_text, listed)
 
 
 def special_ids(inner: tokenizers.Tokenizer) -> dict[str, int]:
-    """The special tokens by name; Marian's are spelled with a space before it."""
-    return {
-        added.content.strip(): id
-        for id, added in inner.get_added_tokens_decoder().items()
-        if added.special
-    }
+    """Return the ids of the special tokens by name, without the space before Marian's."""
+    ids = {}
+    for id, added in inner.get_added_tokens_decoder().items():
+        if added.special:
+            ids[added.content.strip()] = id
+
+    return ids
 
 
-def find_roles(inner: tokenizers.Tokenizer, config: Mapping[str, Any]) -> dict[Role, int | None]:
-    """The id of each role: as tokenizer_config.json says, else by the names that are known."""
-    special = special_ids(inner)
-    return {role: find_role(role, special, config) for role in ROLES}
+def find_special_tokens(
+    inner: tokenizers.Tokenizer, config: Mapping[str, Any]
+) -> dict[Role, int | None]:
+    """Return the id of each role, from tokenizer_config.json or else by the known names."""
+    ids = special_ids(inner)
+    return {role: find_special_token(role, ids, config) for role in ROLES}
 
 
-def find_role(role: Role, special: Mapping[str, int], config: Mapping[str, Any]) -> int | None:
-    named = [token_text(config.get(field)) for field in FIELDS.get(role, ())]
-    names = [name.strip() for name in named if isinstance(name, str)]
-    return next(
-        (special[name] for name in (*names, OURS[role], *KNOWN[role]) if name in special), None
-    )
+def find_special_token(role: Role, ids: Mapping[str, int], config: Mapping[str, Any]) -> int | None:
+    names = []
+    for field in FIELDS.get(role, ()):
+        name = token_text(config.get(field))
+        if isinstance(name, str):
+            names.append(name.strip())
+
+    for name in (*names, OURS[role], *KNOWN[role]):
+        if name in ids:
+            return ids[name]
+
+    return None
 
 
 def token_text(value: Any) -> Any:
-    """Their configs write a token as a string, or as fields of which one is its content."""
-    return value.get("content") if isinstance(value, dict) else value
+    """Return a token of a config: a string, or the content of an object with options."""
+    if isinstance(value, dict):
+        return value.get("content")
+
+    return value
 
 
 def find_chat_template(config: Mapping[str, Any]) -> str | None:
-    """The template of chats in tokenizer_config.json; of several, the one that is called default."""
-    found = config.get("chat_template")
-    if isinstance(found, list):
-        found = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+    """Return the chat template of tokenizer_config.json; of several, the one named default."""
+    template = config.get("chat_template")
+    if isinstance(template, list):  # objects with a name and a template
+        by_name = {}
+        for entry in template:
+            if isinstance(entry, dict):
+                by_name[entry.get("name")] = entry.get("template")
 
-    found = found.get("default") if isinstance(found, dict) else found
+        template = by_name
 
-    return found if isinstance(found, str) else None
+    if isinstance(template, dict):
+        template = template.get("default")
+
+    if isinstance(template, str):
+        return template
+
+    return None

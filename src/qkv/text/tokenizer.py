@@ -1,6 +1,4 @@
-"""A tokenizer: text to ids and ids to text, over the library `tokenizers`, which holds its
-vocabulary and its rules.
-"""
+"""Tokenizer: text to token ids and back, over the library `tokenizers`."""
 
 from __future__ import annotations
 
@@ -22,108 +20,132 @@ from tokenizers import AddedToken
 from qkv import storage
 from qkv.text.loaders.tokenizer_files import CONFIG, WHOLE, read_files
 from qkv.text.rust_panics import panics_as_errors
-from qkv.text.special_tokens import FIELDS, OURS, ROLES, find_chat_template, find_roles, special_ids
+from qkv.text.special_tokens import (
+    FIELDS,
+    OURS,
+    find_chat_template,
+    find_special_tokens,
+    special_ids,
+)
 
 
 class Tokenizer:
-    """`encode` and `decode` between text and ids; `padding`, `start`, `end` ... are the ids of
-    special tokens, if any.
+    """`encode` text into token ids and `decode` them.
 
-    No special token is looked for in a text: one that spells "[end]" gets the ids of those signs.
-    Three things are not promised. Tokens that were added without being special are found, as their
-    makers want it; and a special token that is a single sign, or that a vocabulary of words or
-    unigrams has as a word, may be found as such. `encode_as_text` promises more, for what a person
-    says to a model of chats.
+    `padding`, `unknown`, `start`, `end` and `mask` are the ids of special tokens, or None.
+
+    Special tokens in a text are not recognised: a text that spells "[end]" gets the ids of these
+    characters. There are three exceptions: added tokens that are not special are recognised, as
+    their authors intend; and a special token that is a single character, or that a word or unigram
+    vocabulary has as a word, may be recognised as such. `encode_as_text` has no exceptions; chats
+    use it for messages.
+
+    Args:
+        inner: A tokenizer of the library `tokenizers`.
+        config: The contents of tokenizer_config.json, which names the special tokens.
+
+    Example:
+        >>> from qkv.text import train
+        >>> tokenizer = train("characters", ["the cat sat"], 20)
+        >>> tokenizer.decode(tokenizer.encode("the cat"))
+        'the cat'
+        >>> tokenizer.end
+        3
     """
 
     def __init__(
         self, inner: tokenizers.Tokenizer, config: Mapping[str, Any] | None = None
     ) -> None:
-        """`config` is what a tokenizer_config.json says of the special tokens."""
+        config = config or {}
         self.inner = inner
-        self.inner.encode_special_tokens = (
-            True  # in the library's words: spelled out, as any other text
-        )
-        self.roles = find_roles(inner, config or {})
-        self.padding, self.unknown, self.start, self.end, self.mask = (
-            self.roles[role] for role in ROLES
-        )
-        self.chat_template = find_chat_template(config or {})
-        """Jinja's, from messages to the text that a model of chats was trained on; see chat.py."""
-        self.told_to_start = (config or {}).get("add_bos_token")
+        self.inner.encode_special_tokens = True  # in the library's words: as any other text
+
+        self.special_tokens = find_special_tokens(inner, config)
+        self.padding = self.special_tokens["padding"]
+        self.unknown = self.special_tokens["unknown"]
+        self.start = self.special_tokens["start"]
+        self.end = self.special_tokens["end"]
+        self.mask = self.special_tokens["mask"]
+
+        self.chat_template = find_chat_template(config)
+        """A Jinja template from messages to the text that a chat model was trained on, or None."""
+        self.add_bos_token = config.get("add_bos_token")
+
+    # Files
 
     @classmethod
     @panics_as_errors
     def read(cls, path: Path | str) -> Tokenizer:
-        """From tokenizer.json, GPT-2's vocab.json and merges.txt, Marian's with source.spm, or
-        BERT's vocab.txt: the file, or its folder. Or from inside a GGUF file."""
+        """Read a tokenizer from a file or its folder.
+
+        Args:
+            path: tokenizer.json, GPT-2's vocab.json and merges.txt, Marian's with source.spm,
+                BERT's vocab.txt, a folder with one of these, or a GGUF file.
+
+        Returns:
+            The tokenizer.
+
+        Raises:
+            ValueError: If there is no tokenizer, or its files are damaged or not supported.
+        """
         return cls(*read_files(Path(path)))
 
     def write(self, path: Path | str) -> None:
-        """Into a .json file; into a folder, as tokenizer.json with the tokenizer_config.json of
-        `transformers`.
-        """
+        """Write the tokenizer into a .json file, or a folder with its tokenizer_config.json."""
         path = Path(path)
         if path.is_dir() or path.suffix != ".json":
-            storage.write_text(
-                path / CONFIG, json.dumps(self.config, indent=2, ensure_ascii=False) + "\n"
-            )
+            config = json.dumps(self.config, indent=2, ensure_ascii=False) + "\n"
+            storage.write_text(path / CONFIG, config)
             path = path / WHOLE
 
         storage.write_text(path, self.inner.to_str(pretty=True))
 
-    def with_special(self, names: Sequence[str], *, chat_template: str | None = None) -> Tokenizer:
-        """A copy that also has these special tokens, with new ids after all others, and another
-        template of chats.
-        """
-        if isinstance(names, str):
-            raise TypeError("names: expected a list of names, not one string")
-
-        inner = tokenizers.Tokenizer.from_str(self.inner.to_str())
-        inner.add_special_tokens(
-            [AddedToken(name, special=True, normalized=False) for name in names]
-        )
-        config = (
-            self.config
-            if chat_template is None
-            else {**self.config, "chat_template": chat_template}
-        )
-
-        return Tokenizer(inner, config)
-
     @property
     def config(self) -> dict[str, Any]:
-        """What tokenizer_config.json says: the special tokens by role, and the template of chats."""
-        ids = {field: self.roles[role] for role, fields in FIELDS.items() for field in fields}
+        """The contents of tokenizer_config.json: special tokens by field, and the chat template."""
+        ids = {}
+        for role, fields in FIELDS.items():
+            for field in fields:
+                ids[field] = self.special_tokens[role]
+
         ids["unk_token"] = self.unknown
-        names = {field: self.token(id) for field, id in ids.items() if id is not None}
-        told = {"add_bos_token": self.told_to_start, "chat_template": self.chat_template}
-        said = {field: value for field, value in told.items() if value is not None}
+        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        for field, id in ids.items():
+            if id is not None:
+                config[field] = self.token(id)
 
-        return {"tokenizer_class": "PreTrainedTokenizerFast", **names, **said}
+        if self.add_bos_token is not None:
+            config["add_bos_token"] = self.add_bos_token
+        if self.chat_template is not None:
+            config["chat_template"] = self.chat_template
 
-    @cached_property
-    @panics_as_errors
-    def starts_texts(self) -> bool:
-        """Whether a text that is read begins with the start id: as the config says, else as the
-        rules do it.
-        """
-        if self.start is None or self.told_to_start is not None:
-            return self.start is not None and self.told_to_start is True
-
-        return self.inner.encode("", add_special_tokens=True).ids[:1] == [self.start]
+        return config
 
     @cached_property
-    def vocabulary(self) -> int:
-        """Number of ids (V); ids that stand for nothing are counted, if a file left any out."""
-        return max(self.inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    def fingerprint(self) -> str:
+        """A hash of the rules, the vocabulary and the special tokens."""
+        content = json.dumps([self.inner.to_str(), self.special_tokens])
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    # Text to ids
 
     def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text, without special tokens.
+
+        Args:
+            text: Any text.
+
+        Returns:
+            Token ids.
+
+        Raises:
+            TypeError: If `text` is not a string.
+        """
         return self.encode_batch([text])[0]
 
     @panics_as_errors
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, all cores at work; no special tokens are added."""
+        """Return the token ids of each text, without special tokens, on all CPU cores."""
         if isinstance(texts, str):
             raise TypeError(
                 "texts: expected a list of strings, not one string; encode(text) takes one"
@@ -133,73 +155,63 @@ class Tokenizer:
             if not isinstance(text, str):
                 raise TypeError(f"text: expected a string, not {text!r:.80}")
 
-        return [
-            found.ids for found in self.inner.encode_batch_fast(texts, add_special_tokens=False)
-        ]
+        encodings = self.inner.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     @panics_as_errors
     def encode_as_text(self, text: str) -> list[int]:
-        """The ids of a text without any marker, special or not. A marker that the vocabulary has as
-        a word is cut into its signs; a single sign that is a marker becomes the unknown token, or
-        is left out where there is none."""
-        found = self.without_markers.encode(text, add_special_tokens=False)
-        never = {id for id, _ in self.markers.values()} - {self.unknown}
-        if never.isdisjoint(found.ids):
-            return list(found.ids)
+        """Return the token ids of a text without any added token, special or not.
+
+        An added token that the vocabulary also has as a word is split into its characters. A
+        single character that is an added token becomes the unknown token, or is left out.
+        """
+        encoding = self.inner_without_added.encode(text, add_special_tokens=False)
+        forbidden = {id for id, _ in self.added_tokens.values()} - {self.unknown}
+        if forbidden.isdisjoint(encoding.ids):
+            return list(encoding.ids)
 
         ids: list[int] = []
-
-        for id, (begin, end) in zip(found.ids, found.offsets, strict=True):
-            if id not in never:
+        for id, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if id not in forbidden:
                 ids.append(id)
             elif end - begin > 1:
-                ids += [each for sign in text[begin:end] for each in self.encode_as_text(sign)]
+                for character in text[begin:end]:
+                    ids += self.encode_as_text(character)
             elif self.unknown is not None:
                 ids.append(self.unknown)
 
         return ids
 
-    @cached_property
-    def markers(self) -> dict[str, tuple[int, AddedToken]]:
-        """Added tokens that may mark something, by their spelling: all but runs of spaces that are
-        not special.
-        """
-        added = self.inner.get_added_tokens_decoder().items()
-        return {
-            each.content: (id, each)
-            for id, each in added
-            if each.special or each.content.strip(" \t\n\r▁")
-        }
-
-    @cached_property
     @panics_as_errors
-    def without_markers(self) -> tokenizers.Tokenizer:
-        """The same rules, but for the library every marker is special, which it then does not look
-        for.
-        """
-        if all(token.special for _, token in self.markers.values()):
-            return self.inner
+    def unknown_in(self, text: str) -> list[str]:
+        """Return the parts of a text that are not in the vocabulary."""
+        if self.unknown is None:
+            return []
 
-        values = json.loads(self.inner.to_str())
+        encoding = self.inner.encode(text, add_special_tokens=False)
+        parts = []
+        for id, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if id == self.unknown:
+                parts.append(text[begin:end])
 
-        for added in values["added_tokens"]:
-            added["special"] = added["content"] in self.markers
+        return parts
 
-        inner = tokenizers.Tokenizer.from_str(json.dumps(values))
-        inner.encode_special_tokens = True
-
-        return inner
-
-    @cached_property
-    def decoders(self) -> frozenset[str]:
-        """The kinds of the decoder, by the library's names; in a sequence there are several."""
-        state = b"" if self.inner.decoder is None else self.inner.decoder.__getstate__()
-        return frozenset(re.findall(r'"type":\s*"(\w+)"', state.decode()))
+    # Ids to text
 
     @panics_as_errors
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        """The text of ids. Special tokens are left out, but not the one of unknown words: something
-        was said there.
+        """Return the text of token ids.
+
+        Args:
+            ids: Token ids. Special tokens are left out, except the unknown token, which stands for
+                text.
+
+        Returns:
+            The text.
+
+        Raises:
+            TypeError: If the ids are not integers.
+            ValueError: If an id is negative.
         """
         try:
             numbers = [index(id) for id in ids]
@@ -211,69 +223,134 @@ class Tokenizer:
         if numbers and min(numbers) < 0:
             raise ValueError(f"ids: expected 0 or more, found {min(numbers)}")
 
-        silent = self.special - {self.unknown}
+        skipped = self.special - {self.unknown}
+        shown = [id for id in numbers if id not in skipped]
+        return self.inner.decode(shown, skip_special_tokens=False)
 
-        return self.inner.decode(
-            [id for id in numbers if id not in silent], skip_special_tokens=False
-        )
+    @cached_property
+    def decoders(self) -> frozenset[str]:
+        """The library's names of the decoders, of which a sequence has several."""
+        if self.inner.decoder is None:
+            return frozenset()
 
-    @panics_as_errors
-    def unknown_in(self, text: str) -> list[str]:
-        """The parts of a text that the vocabulary does not have."""
-        if self.unknown is None:
-            return []
+        state = self.inner.decoder.__getstate__().decode()
+        return frozenset(re.findall(r'"type":\s*"(\w+)"', state))
 
-        found = self.inner.encode(text, add_special_tokens=False)
-        places = zip(found.ids, found.offsets, strict=True)
-
-        return [text[begin:stop] for id, (begin, stop) in places if id == self.unknown]
+    # Special and added tokens
 
     @cached_property
     def special(self) -> frozenset[int]:
-        """The ids that are no words."""
+        """The ids of all special tokens, which stand for no text."""
         return frozenset(special_ids(self.inner).values())
 
+    @cached_property
+    @panics_as_errors
+    def starts_texts(self) -> bool:
+        """Whether a text starts with the start token, by the config or else by the rules."""
+        if self.start is None:
+            return False
+        if self.add_bos_token is not None:
+            return self.add_bos_token is True
+
+        return self.inner.encode("", add_special_tokens=True).ids[:1] == [self.start]
+
+    def with_special(self, names: Sequence[str], *, chat_template: str | None = None) -> Tokenizer:
+        """Return a copy with more special tokens, whose ids follow all others.
+
+        Args:
+            names: The new special tokens, such as "<|im_start|>".
+            chat_template: A new chat template; None keeps the old one.
+
+        Returns:
+            The new tokenizer.
+
+        Raises:
+            TypeError: If `names` is one string.
+        """
+        if isinstance(names, str):
+            raise TypeError("names: expected a list of names, not one string")
+
+        inner = tokenizers.Tokenizer.from_str(self.inner.to_str())
+        tokens = [AddedToken(name, special=True, normalized=False) for name in names]
+        inner.add_special_tokens(tokens)
+
+        config = self.config
+        if chat_template is not None:
+            config["chat_template"] = chat_template
+
+        return Tokenizer(inner, config)
+
+    @cached_property
+    def added_tokens(self) -> dict[str, tuple[int, AddedToken]]:
+        """Special and other added tokens by spelling; runs of spaces only if they are special."""
+        tokens = {}
+        for id, token in self.inner.get_added_tokens_decoder().items():
+            if token.special or token.content.strip(" \t\n\r▁"):
+                tokens[token.content] = (id, token)
+
+        return tokens
+
+    @cached_property
+    @panics_as_errors
+    def inner_without_added(self) -> tokenizers.Tokenizer:
+        """The same rules with every added token special, so that the library never matches one."""
+        if all(token.special for _, token in self.added_tokens.values()):
+            return self.inner
+
+        values = json.loads(self.inner.to_str())
+        for added in values["added_tokens"]:
+            added["special"] = added["content"] in self.added_tokens
+
+        inner = tokenizers.Tokenizer.from_str(json.dumps(values))
+        inner.encode_special_tokens = True
+
+        return inner
+
+    # The vocabulary
+
+    @cached_property
+    def vocabulary(self) -> int:
+        """Number of ids (V), with those that a file left unused."""
+        return max(self.inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
     def token(self, id: int) -> str:
-        """An id's token as the vocabulary writes it, such as ##ing or Ġthe."""
-        token = self.inner.id_to_token(id) if 0 <= id < self.vocabulary else None
+        """Return an id's token as the vocabulary spells it, such as ##ing or Ġthe."""
+        token = None
+        if 0 <= id < self.vocabulary:
+            token = self.inner.id_to_token(id)
+
         if token is None:
             raise ValueError(f"id: expected one of the vocabulary's {self.vocabulary}, not {id}")
 
         return token
 
     def id(self, token: str) -> int | None:
-        """The id of a token as the vocabulary writes it, if it is there."""
+        """Return the id of a token as the vocabulary spells it, or None."""
         return self.inner.token_to_id(token)
 
     @cached_property
     def starts_word(self) -> Bool[np.ndarray, "V"]:
-        """Which tokens begin a word, for masking whole words. A special token stands alone, so it
-        begins one too; and the first token of a text always does, whatever is said here."""
-        begins = np.ones(self.vocabulary, dtype=bool)
-        for token, id in self.inner.get_vocab(with_added_tokens=True).items():
-            begins[id] = id in self.special or not self.continues(token)
+        """Which tokens start a word, for whole-word masking; special tokens count as words.
 
-        return begins
+        The first token of a text always starts one, whatever its entry here.
+        """
+        starts = np.ones(self.vocabulary, dtype=bool)
+        for token, id in self.inner.get_vocab(with_added_tokens=True).items():
+            starts[id] = id in self.special or not self.continues_word(token)
+
+        return starts
 
     @panics_as_errors
-    def continues(self, token: str) -> bool:
-        """Whether a token goes on the word before it: marked so, as ##ing, or when its text after a
-        letter does.
-        """
-        mark = getattr(self.inner.model, "continuing_subword_prefix", None)
-        if mark:
-            return token.startswith(mark)
+    def continues_word(self, token: str) -> bool:
+        """Return whether a token continues the word before it, by its prefix or by its text."""
+        prefix = getattr(self.inner.model, "continuing_subword_prefix", None)
+        if prefix:  # such as ##
+            return token.startswith(prefix)
+        if self.inner.decoder is None:
+            return False
 
-        decoder = self.inner.decoder
-
-        return decoder is not None and goes_on_a_word(decoder.decode(["x", token])[1:2])
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Equal for tokenizers that do the same: a hash of the rules, the vocabulary and the
-        special tokens.
-        """
-        return hashlib.sha256(json.dumps([self.inner.to_str(), self.roles]).encode()).hexdigest()
+        after_a_letter = self.inner.decoder.decode(["x", token])[1:2]
+        return is_word_character(after_a_letter)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.inner, self.config)
@@ -283,16 +360,28 @@ class Tokenizer:
 
 
 def beginning(tokenizer: Tokenizer) -> int | None:
-    """The id that a text begins after. In what is trained here that is the end of the text before."""
-    ours = tokenizer.start is not None and tokenizer.token(tokenizer.start) == OURS["start"]
-    first, second = (tokenizer.end, tokenizer.start) if ours else (tokenizer.start, tokenizer.end)
-    return second if first is None else first
+    """Return the id before the first token of a text.
+
+    Models that are trained here read texts one after another, so it is the end token of the text
+    before; others have a start token.
+    """
+    candidates = (tokenizer.start, tokenizer.end)
+    if tokenizer.start is not None and tokenizer.token(tokenizer.start) == OURS["start"]:
+        candidates = (tokenizer.end, tokenizer.start)
+
+    first, second = candidates
+    if first is None:
+        return second
+
+    return first
 
 
-def goes_on_a_word(character: str) -> bool:
-    """A letter, digit or accent does; so does a part of a letter, which is what � stands for."""
-    return (
-        character.isalnum()
-        or character in ("_", "\ufffd")
-        or unicodedata.category(character or " ")[0] == "M"
-    )
+def is_word_character(character: str) -> bool:
+    """Return whether a character is inside words: a letter, digit, accent, or part of a letter.
+
+    The replacement character � stands for a part of a letter.
+    """
+    if character.isalnum() or character in ("_", "\ufffd"):
+        return True
+
+    return unicodedata.category(character or " ")[0] == "M"

@@ -1,4 +1,4 @@
-"""Learning a tokenizer from text: its characters, its words, byte pairs, or pieces of words."""
+"""Train a tokenizer on text: characters, words, byte-pair encoding or WordPiece."""
 
 from __future__ import annotations
 
@@ -18,15 +18,32 @@ from qkv.text.training_sample import cut, sample
 Kind = Literal["characters", "words", "byte-pair", "word-piece"]
 
 SPECIAL = list(OURS.values())
-SAMPLE = 50_000_000  # bytes; training then takes about 250 MB
+SAMPLE = 50_000_000
+"""Bytes of text to train on; training then takes about 250 MB of memory."""
 
 
 def train(kind: Kind, texts: Iterable[str], vocabulary: int, *, most: int = SAMPLE) -> Tokenizer:
-    """A tokenizer of at most `vocabulary` tokens, fewer where the texts do not have as many. The
-    same texts give the same tokenizer.
+    """Train a tokenizer on texts; the same texts give the same tokenizer.
 
-    The texts are read once and need not fit in memory: of more than `most` bytes, words, byte-pair
-    and word-piece learn from evenly spaced pieces that together have as many.
+    Args:
+        kind: characters, words, byte-pair (as GPT-2) or word-piece (as BERT).
+        texts: Texts, read once; they need not fit in memory.
+        vocabulary: Most tokens (V); fewer if the texts do not have as many.
+        most: Bytes to train on. From longer texts, all kinds but characters use evenly spaced
+            pieces of this total size.
+
+    Returns:
+        The tokenizer; its special tokens have the ids 0 to 4.
+
+    Raises:
+        TypeError: If `texts` is one string, or not strings.
+        ValueError: If the kind is unknown, the texts are empty, or the vocabulary is too small.
+
+    Example:
+        >>> from qkv.text import train
+        >>> tokenizer = train("byte-pair", ["the cat sat on the mat"], 270)
+        >>> tokenizer.decode(tokenizer.encode("the cat"))
+        'the cat'
     """
     if kind not in get_args(Kind):
         raise ValueError(f"kind: expected one of {', '.join(get_args(Kind))}, not {kind!r}")
@@ -40,12 +57,16 @@ def train(kind: Kind, texts: Iterable[str], vocabulary: int, *, most: int = SAMP
         return Tokenizer(characters(texts, vocabulary))
 
     pieces = sample(cut(texts), most)
-    learn = {"words": whole_words, "byte-pair": byte_pairs, "word-piece": word_pieces}[kind]
+    if kind == "words":
+        return Tokenizer(whole_words(pieces, vocabulary))
+    if kind == "byte-pair":
+        return Tokenizer(byte_pairs(pieces, vocabulary))
 
-    return Tokenizer(learn(pieces, vocabulary))
+    return Tokenizer(word_pieces(pieces, vocabulary))
 
 
 def checked(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the texts; raise if one is not a string, or at the end if all are empty."""
     empty = True
     for number, text in enumerate(texts):
         if not isinstance(text, str):
@@ -60,7 +81,7 @@ def checked(texts: Iterable[str]) -> Iterator[str]:
         raise ValueError("texts: they are empty; a tokenizer needs some text to learn from")
 
 
-def check_room(kind: Kind, vocabulary: int, least: int, what: str) -> None:
+def check_vocabulary(kind: Kind, vocabulary: int, least: int, what: str) -> None:
     if vocabulary < least:
         raise ValueError(
             f"vocabulary: {vocabulary} is too small for {kind}: expected {least} or more, "
@@ -69,10 +90,8 @@ def check_room(kind: Kind, vocabulary: int, least: int, what: str) -> None:
 
 
 def characters(texts: Iterable[str], vocabulary: int) -> tokenizers.Tokenizer:
-    """The most frequent characters. Byte-pair encoding with nothing to merge leaves each character
-    alone.
-    """
-    check_room("characters", vocabulary, len(SPECIAL) + 1, "a character")
+    """Train on the most frequent characters, as byte-pair encoding without merges."""
+    check_vocabulary("characters", vocabulary, len(SPECIAL) + 1, "a character")
     counts: Counter[str] = Counter()
 
     for text in texts:
@@ -80,14 +99,8 @@ def characters(texts: Iterable[str], vocabulary: int) -> tokenizers.Tokenizer:
 
     frequent = sorted(counts, key=lambda character: (-counts[character], character))
     tokens = SPECIAL + frequent[: vocabulary - len(SPECIAL)]
-    inner = tokenizers.Tokenizer(
-        models.BPE(
-            vocab={token: id for id, token in enumerate(tokens)},
-            merges=[],
-            unk_token=OURS["unknown"],
-        )
-    )
-
+    ids = {token: id for id, token in enumerate(tokens)}
+    inner = tokenizers.Tokenizer(models.BPE(vocab=ids, merges=[], unk_token=OURS["unknown"]))
     inner.decoder = decoders.Fuse()
     inner.add_special_tokens(SPECIAL)
 
@@ -95,9 +108,9 @@ def characters(texts: Iterable[str], vocabulary: int) -> tokenizers.Tokenizer:
 
 
 def whole_words(pieces: list[bytes], vocabulary: int) -> tokenizers.Tokenizer:
-    """The most frequent words and signs; any other word is unknown."""
-    check_room("words", vocabulary, len(SPECIAL) + 1, "a word")
-    inner = of_words(models.WordLevel(unk_token=OURS["unknown"]))
+    """Train on the most frequent words and punctuation marks; any other word is unknown."""
+    check_vocabulary("words", vocabulary, len(SPECIAL) + 1, "a word")
+    inner = word_tokenizer(models.WordLevel(unk_token=OURS["unknown"]))
     trainer = trainers.WordLevelTrainer(
         vocab_size=vocabulary, special_tokens=SPECIAL, show_progress=False
     )
@@ -109,11 +122,11 @@ def whole_words(pieces: list[bytes], vocabulary: int) -> tokenizers.Tokenizer:
 
 
 def byte_pairs(pieces: list[bytes], vocabulary: int) -> tokenizers.Tokenizer:
-    """GPT-2's: text in bytes, split as GPT-2 does, the most frequent pairs merged. No text is
-    unknown.
-    """
+    """Train GPT-2's byte-pair encoding: pairs of bytes are merged, and no text is unknown."""
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    check_room("byte-pair", vocabulary, len(SPECIAL) + len(alphabet), f"{len(alphabet)} bytes")
+    check_vocabulary(
+        "byte-pair", vocabulary, len(SPECIAL) + len(alphabet), f"{len(alphabet)} bytes"
+    )
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
@@ -131,19 +144,18 @@ def byte_pairs(pieces: list[bytes], vocabulary: int) -> tokenizers.Tokenizer:
 
 
 def word_pieces(pieces: list[bytes], vocabulary: int) -> tokenizers.Tokenizer:
-    """BERT's: words, the rarer ones in pieces, of which all but the first are written with ##
-    before them.
-    """
-    inner = of_words(models.WordPiece(unk_token=OURS["unknown"]))
+    """Train BERT's WordPiece: rare words in pieces; all pieces but the first start with ##."""
+    inner = word_tokenizer(models.WordPiece(unk_token=OURS["unknown"]))
     alphabet = alphabet_of(inner, pieces)
     if not alphabet:
         raise ValueError("texts: there is no word in them, only spaces")
 
     what = f"{len(alphabet)} characters, counted apart at the start of a word and inside"
-    check_room("word-piece", vocabulary, len(SPECIAL) + len(alphabet), what)
-    # The trainer numbers characters inside words as it meets them, in an order that differs from
-    # run to run, and breaks ties by number. Named as special tokens they are numbered before; that
-    # they are special is taken back after.
+    check_vocabulary("word-piece", vocabulary, len(SPECIAL) + len(alphabet), what)
+
+    # The trainer numbers characters inside words in an order that differs from run to run, and
+    # breaks ties by number. As special tokens they are numbered first; afterwards they become
+    # ordinary tokens again.
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocabulary,
         special_tokens=SPECIAL + alphabet,
@@ -159,25 +171,26 @@ def word_pieces(pieces: list[bytes], vocabulary: int) -> tokenizers.Tokenizer:
 
 
 def alphabet_of(inner: tokenizers.Tokenizer, pieces: list[bytes]) -> list[str]:
-    """Every character at the start of a word, and with ## those that can be inside one."""
-    seen: set[str] = set()
+    """Return every character that starts a word, and with ## those that can be inside one."""
+    characters: set[str] = set()
     for piece in pieces:
-        seen.update(inner.normalizer.normalize_str(piece.decode()))
+        characters.update(inner.normalizer.normalize_str(piece.decode()))
 
     split = inner.pre_tokenizer.pre_tokenize_str
-    first = sorted(character for character in seen if split(character))
-    inside = [
-        character for character in first if any(len(split(f"{a}{character}{a}")) == 1 for a in "a1")
-    ]
+    first = sorted(character for character in characters if split(character))
+    inside = []
+    for character in first:
+        between_letters = len(split(f"a{character}a")) == 1
+        between_digits = len(split(f"1{character}1")) == 1
+        if between_letters or between_digits:
+            inside.append(word_splitting.CONTINUES + character)
 
-    return first + [word_splitting.CONTINUES + character for character in inside]
+    return first + inside
 
 
-def of_words(model: models.Model) -> tokenizers.Tokenizer:
+def word_tokenizer(model: models.Model) -> tokenizers.Tokenizer:
     inner = tokenizers.Tokenizer(model)
-    inner.normalizer, inner.pre_tokenizer, inner.decoder = (
-        word_splitting.normalizer(),
-        word_splitting.splitter(),
-        word_splitting.joiner(),
-    )
+    inner.normalizer = word_splitting.normalizer()
+    inner.pre_tokenizer = word_splitting.splitter()
+    inner.decoder = word_splitting.joiner()
     return inner

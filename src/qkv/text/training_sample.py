@@ -1,28 +1,28 @@
-"""Enough of a text to learn a tokenizer from, however long the text: evenly spaced pieces that fit
-in memory.
-"""
+"""Sample text to train a tokenizer on: evenly spaced pieces that fit in memory."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
 
-LONGEST_PIECE = 1 << 14  # characters; the library's trainers hold 256 pieces at once
-OVERHEAD = 64  # bytes that a piece costs besides its text
+LONGEST_PIECE = 1 << 14
+"""In characters; the library's trainers hold 256 pieces at once."""
+OVERHEAD = 64
+"""Bytes that a piece costs besides its text."""
 
 BETWEEN_WORDS = re.compile(r"(?<=\S)\s(?=\S)")
 
 
 def cut(texts: Iterable[str]) -> Iterator[str]:
-    """The texts in pieces of bounded length, cut before a space between two words where there is
-    one.
-    """
+    """Yield the texts in pieces of bounded length, cut at a space between words if possible."""
     for text in texts:
         start = 0
         while len(text) - start > 2 * LONGEST_PIECE:
-            latest = start + 2 * LONGEST_PIECE
-            space = BETWEEN_WORDS.search(text, start + LONGEST_PIECE, latest)
-            stop = space.start() if space else latest
+            stop = start + 2 * LONGEST_PIECE
+            space = BETWEEN_WORDS.search(text, start + LONGEST_PIECE, stop)
+            if space:
+                stop = space.start()
+
             yield text[start:stop]
             start = stop
 
@@ -31,21 +31,20 @@ def cut(texts: Iterable[str]) -> Iterator[str]:
 
 
 def sample(pieces: Iterable[str], most: int) -> list[bytes]:
-    """All pieces if they fit in `most` bytes; else every second, fourth, eighth ... of them, first
-    to last.
-    """
-    kept: list[bytes] = []
-    size, every = 0, 1
+    """Return all pieces if they fit in `most` bytes, or else every second, fourth, eighth, ..."""
+    sampled: list[bytes] = []
+    size = 0
+    every = 1
 
     for number, piece in enumerate(pieces):
         if number % every:
             continue
 
-        kept.append(piece.encode())
-        size += len(kept[-1]) + OVERHEAD
-        while size > most and len(kept) > 1:
-            del kept[1::2]
+        sampled.append(piece.encode())
+        size += len(sampled[-1]) + OVERHEAD
+        while size > most and len(sampled) > 1:
+            del sampled[1::2]
             every *= 2
-            size = sum(map(len, kept)) + OVERHEAD * len(kept)
+            size = sum(map(len, sampled)) + OVERHEAD * len(sampled)
 
-    return kept
+    return sampled

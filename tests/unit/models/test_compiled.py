@@ -1,4 +1,4 @@
-"""Every Transformer compiles into one graph, with padding and packing too, and says the same."""
+"""Every Transformer compiles into one graph, also with padding and packing, with equal logits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch.testing import assert_close
 pytestmark = pytest.mark.usefixtures("qkv_unchecked", "fresh_compiler")
 
 SMALL: dict[str, Any] = {"vocabulary": 13, "context": 16, "width": 16, "depth": 1, "heads": 4}
-B, T = 2, 6
+B = 2
+T = 6
 PADDING_MASK = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
 KINDS = {
     "learned": {"position": "learned"},
@@ -35,28 +36,27 @@ def test_gpt(kind: str) -> None:
 
     model = GPT(GPTConfig(**SMALL, **KINDS[kind])).eval()
     documents = torch.tensor([[0, 0, 0, 1, 1, 1], [0, 1, 1, 2, 2, 2]])
-    given = ids()
+    inputs = ids()
     for options in ({}, {"padding_mask": PADDING_MASK}, {"documents": documents}):
-        assert_close(compiled(model)(given, **options), model(given, **options))
+        assert_close(compiled(model)(inputs, **options), model(inputs, **options))
 
 
 @pytest.mark.parametrize("kind", ["learned", "rotary, window"])
 def test_bert(kind: str) -> None:
     from qkv.models import BERT, BERTConfig
 
-    model, given = BERT(BERTConfig(**SMALL, **KINDS[kind])).eval(), ids()
+    model = BERT(BERTConfig(**SMALL, **KINDS[kind])).eval()
+    inputs = ids()
     for options in ({}, {"padding_mask": PADDING_MASK}):
-        assert_close(compiled(model)(given, **options), model(given, **options))
+        assert_close(compiled(model)(inputs, **options), model(inputs, **options))
 
 
 @pytest.mark.parametrize("kind", ["learned", "rotary, window"])
 def test_transformer(kind: str) -> None:
     from qkv.models import Transformer, TransformerConfig
 
-    model, source, target = (
-        Transformer(TransformerConfig(**SMALL, **KINDS[kind])).eval(),
-        ids(),
-        ids(),
-    )
+    model = Transformer(TransformerConfig(**SMALL, **KINDS[kind])).eval()
+    source = ids()
+    target = ids()
     for options in ({}, {"source_padding_mask": PADDING_MASK, "target_padding_mask": PADDING_MASK}):
         assert_close(compiled(model)(source, target, **options), model(source, target, **options))

@@ -1,6 +1,4 @@
-"""A model that its config does not describe is not written as the stock model; what computes the
-same is.
-"""
+"""A model that its config does not describe is not saved; one that computes the same is."""
 
 from __future__ import annotations
 
@@ -29,8 +27,8 @@ from support import families
 
 
 class OwnAttention(MultiHeadAttention):
-    def forward(self, *given: Any, **how: Any) -> Any:
-        heads, weights = super().forward(*given, **how)
+    def forward(self, *inputs: Any, **how: Any) -> Any:
+        heads, weights = super().forward(*inputs, **how)
         return -heads, weights
 
 
@@ -89,11 +87,11 @@ def widen(model: GPT) -> None:
 
 
 CHANGES: dict[Callable[[GPT], None], str] = {
-    swap_attention: "model: stack.blocks.1.attention is a OwnAttention, not a MultiHeadAttention; config.json cannot",
+    swap_attention: "model: stack.blocks.1.attention is a OwnAttention, not a MultiHeadAttention; ",
     swap_norm: "model: stack.blocks.0.attention_residual.norm is a RMSNorm, not a LayerNorm; ",
     replace_forward: "model: stack.blocks.0.feed_forward.forward was replaced on this instance; ",
     replace_method: "model: stack.blocks.0.feed_forward.activate was replaced on this instance; ",
-    change_activation: "model: stack.blocks.1.feed_forward.activation is 'relu', not 'gelu' as in the config; ",
+    change_activation: "model: stack.blocks.1.feed_forward.activation is 'relu', not 'gelu'",
     change_epsilon: "model: stack.norm.epsilon is 0.5, not 1e-05 as in the config; ",
     change_config: "model: stack.config is GPTConfig(",
     add_module: "model: stack.blocks.0.memory, a Linear, was added; ",
@@ -110,6 +108,7 @@ def test_a_changed_model_is_not_written(change: Callable[[GPT], None], tmp_path:
     for write in (qkv.save, write_folder):
         with pytest.raises(ValueError, match="^" + re.escape(CHANGES[change])):
             write(model, tmp_path / "out")
+
     assert not (tmp_path / "out").exists()
 
 
@@ -131,10 +130,13 @@ def test_an_adapter_of_a_changed_model_is_not_written(tmp_path: Path) -> None:
 def test_every_family_is_what_its_config_describes() -> None:
     for kind in families.GPT_KINDS.values():
         check_consistent(families.gpt(**kind))
+
     for kind in families.BERT_KINDS.values():
         check_consistent(families.bert(**kind))
+
     for kind in families.TRANSFORMER_KINDS.values():
         check_consistent(families.transformer(**kind))
+
     for kind in families.RNN_KINDS.values():
         check_consistent(families.rnn(**kind))
 
@@ -153,8 +155,8 @@ def compile_in_place(model: GPT) -> None:
 
 
 def hook(model: GPT) -> None:
-    model.stack.blocks[0].register_forward_hook(lambda *given: None)
-    model.stack.register_forward_pre_hook(lambda *given: None)
+    model.stack.blocks[0].register_forward_hook(lambda *inputs: None)
+    model.stack.register_forward_pre_hook(lambda *inputs: None)
 
 
 def drop_less(model: GPT) -> None:
@@ -163,14 +165,21 @@ def drop_less(model: GPT) -> None:
 
 
 SAME: tuple[Callable[[Any], None], ...] = (
-    compile_part, compile_forward, compile_in_place, hook, drop_less, recompute_blocks, recompute_activations,
-)  # fmt: skip
+    compile_part,
+    compile_forward,
+    compile_in_place,
+    hook,
+    drop_less,
+    recompute_blocks,
+    recompute_activations,
+)
 
 
 @pytest.mark.usefixtures("without_shape_checks")  # what torch.compile returns is no GPT to them
 @pytest.mark.parametrize("change", SAME, ids=lambda change: change.__name__)
 def test_what_computes_the_same_is_written(change: Callable[[Model], None], tmp_path: Path) -> None:
-    model, ids = gpt(), torch.tensor([[1, 2, 3]])
+    model = gpt()
+    ids = torch.tensor([[1, 2, 3]])
     right = model(ids)
     change(model)
     qkv.save(torch.compile(model), tmp_path / "ours")  # type: ignore[arg-type]
@@ -179,11 +188,13 @@ def test_what_computes_the_same_is_written(change: Callable[[Model], None], tmp_
     assert torch.equal(read_folder(tmp_path / "theirs")(ids), right)
 
 
-def test_what_was_refused_before_is_refused_in_the_same_words(tmp_path: Path) -> None:
+def test_adapters_int8_and_rnns_have_their_own_errors(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="model: int8 weights are not saved"):
         qkv.save(int8(gpt()), tmp_path / "out")
+
     with pytest.raises(TypeError, match="model: int8 weights are not saved"):
         write_folder(int8(gpt()), tmp_path / "out")
+
     model = gpt()
     attach(model, AdapterConfig())
     for write in (qkv.save, write_folder):

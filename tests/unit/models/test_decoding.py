@@ -1,4 +1,4 @@
-"""Decoding with a state is the same forward pass: what is remembered need not be computed again."""
+"""Decoding with a state equals the forward pass of the whole sequence."""
 
 from __future__ import annotations
 
@@ -34,20 +34,23 @@ REORDERED = torch.tensor([2, 0, 0, 1])
 
 @pytest.mark.parametrize("kind", GPT_KINDS)
 def test_cached_gpt_equals_uncached(kind: str) -> None:
-    model, ids = gpt(**GPT_KINDS[kind]), words(B, T)
+    model = gpt(**GPT_KINDS[kind])
+    ids = words(B, T)
     right = model(ids)
     for number, split in enumerate(SPLITS):
         state = model.start()
         assert isinstance(state, KeyValueCache)
         with unchecked() if number else nullcontext():
             steps = [model.decode(piece, state) for piece in ids.split(split, dim=1)]
+
         assert_close(torch.cat(steps, dim=1), right)
         assert state.length == T
 
 
 @pytest.mark.parametrize("kind", GPT_KINDS)
 def test_reordered_gpt_equals_reordered_rows(kind: str) -> None:
-    model, ids = gpt(**GPT_KINDS[kind]), words(B, 5)
+    model = gpt(**GPT_KINDS[kind])
+    ids = words(B, 5)
     more = words(len(REORDERED), 3)
     state = model.start()
     model.decode(ids, state)
@@ -56,7 +59,8 @@ def test_reordered_gpt_equals_reordered_rows(kind: str) -> None:
 
 
 def assert_cached_equals_uncached(model: Transformer | RNN) -> None:
-    source, target = sources(model.config, B, S), words(B, T)
+    source = sources(model.config, B, S)
+    target = words(B, T)
     padding_mask = torch.arange(S) < torch.tensor([[6], [2], [4]])
     for source_padding_mask in (None, padding_mask):
         right = model(source, target, source_padding_mask=source_padding_mask)
@@ -64,12 +68,15 @@ def assert_cached_equals_uncached(model: Transformer | RNN) -> None:
             state = model.start(source, source_padding_mask)
             with unchecked() if number else nullcontext():
                 steps = [model.decode(piece, state) for piece in target.split(split, dim=1)]
+
             assert_close(torch.cat(steps, dim=1), right)
             assert state.length == T
 
 
 def assert_reordered_equals_reordered_rows(model: Transformer | RNN) -> None:
-    source, target, more = sources(model.config, B, S), words(B, 5), words(len(REORDERED), 3)
+    source = sources(model.config, B, S)
+    target = words(B, 5)
+    more = words(len(REORDERED), 3)
     padding_mask = torch.arange(S) < torch.tensor([[6], [2], [4]])
     state = model.start(source, padding_mask)
     model.decode(target, state)
@@ -92,8 +99,10 @@ def test_reordered_transformer_equals_reordered_rows(kind: str) -> None:
     assert_reordered_equals_reordered_rows(transformer(**TRANSFORMER_KINDS[kind]))
 
 
-def test_a_transformer_may_be_reordered_before_its_first_word() -> None:
-    model, source, target = transformer(), words(B, S), words(len(REORDERED), 3)
+def test_a_transformer_may_be_reordered_before_its_first_token() -> None:
+    model = transformer()
+    source = words(B, S)
+    target = words(len(REORDERED), 3)
     padding_mask = torch.arange(S) < torch.tensor([[6], [2], [4]])
     state = model.start(source, padding_mask)
     state.reorder(REORDERED)
@@ -103,11 +112,14 @@ def test_a_transformer_may_be_reordered_before_its_first_word() -> None:
 
 @pytest.mark.parametrize("kind", TRANSFORMER_KINDS)
 def test_rows_that_share_a_source_equal_rows_with_their_own(kind: str) -> None:
-    """Before the first word and after some, with words read one and several at a time."""
+    """Before the first token and later, with one or several tokens at a time."""
     model = transformer(**TRANSFORMER_KINDS[kind])
-    source, target, more = sources(model.config, B, S), words(2 * B, 3), words(2 * B, 2)
+    source = sources(model.config, B, S)
+    target = words(2 * B, 3)
+    more = words(2 * B, 2)
     padding_mask = torch.arange(S) < torch.tensor([[6], [2], [4]])
-    rows, moved = torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([1, 0, 3, 3, 4, 5])
+    rows = torch.tensor([0, 0, 1, 1, 2, 2])
+    moved = torch.tensor([1, 0, 3, 3, 4, 5])
     state = model.start(source, padding_mask)
     state.reorder(rows)
     assert state.source.shared == 2
@@ -122,7 +134,7 @@ def test_rows_that_share_a_source_equal_rows_with_their_own(kind: str) -> None:
         source_padding_mask=padding_mask[rows],
     )[:, 3:]
     assert_close(
-        torch.cat([model.decode(word, state) for word in more.split(1, dim=1)], dim=1), right
+        torch.cat([model.decode(token, state) for token in more.split(1, dim=1)], dim=1), right
     )
 
 
@@ -140,30 +152,35 @@ def test_reordered_rnn_equals_reordered_rows(kind: str) -> None:
     "position", ["sinusoidal", "learned", "rotary", "alibi", "relative", "none"]
 )
 def test_cached_gpt_with_left_padding_equals_each_row_alone(position: str) -> None:
-    """The way prompts of different lengths are continued together."""
+    """This is how prompts of different lengths are continued in one batch."""
     model = gpt(position=position)
     lengths = [5, 2, 4]
-    prompts, more = [words(1, n) for n in lengths], words(B, 3)
-    ids, padding_mask = torch.zeros(B, 5, dtype=torch.long), torch.zeros(B, 5, dtype=torch.bool)
+    prompts = [words(1, n) for n in lengths]
+    more = words(B, 3)
+    ids = torch.zeros(B, 5, dtype=torch.long)
+    padding_mask = torch.zeros(B, 5, dtype=torch.bool)
     for row, prompt in enumerate(prompts):
         ids[row, 5 - lengths[row] :] = prompt
         padding_mask[row, 5 - lengths[row] :] = True
+
     state = model.start()
     steps = [model.decode(ids, state, padding_mask)]
-    for word in more.split(1, dim=1):
+    for token in more.split(1, dim=1):
         padding_mask = torch.cat([padding_mask, torch.ones(B, 1, dtype=torch.bool)], dim=1)
-        steps.append(model.decode(word, state, padding_mask))
-    found = torch.cat(steps, dim=1)
+        steps.append(model.decode(token, state, padding_mask))
+
+    actual = torch.cat(steps, dim=1)
     for row, prompt in enumerate(prompts):
         alone = model(torch.cat([prompt, more[row : row + 1]], dim=1))
-        assert_close(found[row, 5 - lengths[row] :], alone[0])
+        assert_close(actual[row, 5 - lengths[row] :], alone[0])
 
 
 @pytest.mark.parametrize("position", ["sinusoidal", "learned", "rotary", "alibi", "none"])
 def test_cached_transformer_with_left_padded_targets_equals_each_row_alone(position: str) -> None:
-    """The way translations that were begun differently are continued together."""
+    """This is how translations with different prefixes are continued in one batch."""
     model = transformer(position=position)
-    source, target = words(B, S), words(B, T)
+    source = words(B, S)
+    target = words(B, T)
     begins = [0, 3, 1]
     padding_mask = torch.arange(T) >= torch.tensor(begins).unsqueeze(1)
     state = model.start(source)
@@ -171,16 +188,16 @@ def test_cached_transformer_with_left_padded_targets_equals_each_row_alone(posit
     steps += [
         model.decode(target[:, t : t + 1], state, padding_mask[:, : t + 1]) for t in range(5, T)
     ]
-    found = torch.cat(steps, dim=1)
+    actual = torch.cat(steps, dim=1)
     for row, begin in enumerate(begins):
         assert_close(
-            found[row, begin:], model(source[row : row + 1], target[row : row + 1, begin:])[0]
+            actual[row, begin:], model(source[row : row + 1], target[row : row + 1, begin:])[0]
         )
 
 
 @pytest.mark.parametrize("window", [None, 3])
 def test_packed_texts_can_be_continued_from_a_state(window: int | None) -> None:
-    """`documents` and `positions` speak of all positions and of the new ones."""
+    """`documents` covers all positions so far, `positions` only the new ones."""
     model = gpt(window=window)
     ids = words(1, 8)
     documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]])
@@ -204,10 +221,8 @@ def in_segments(model, ids: torch.Tensor, split: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("norm_placement", ["before", "after"])
 @pytest.mark.parametrize("window", [None, 4])
 def test_a_memory_that_holds_all_equals_one_pass(norm_placement: str, window: int | None) -> None:
-    model, ids = (
-        gpt(position="relative", memory=T, norm_placement=norm_placement, window=window),
-        words(B, T),
-    )
+    model = gpt(position="relative", memory=T, norm_placement=norm_placement, window=window)
+    ids = words(B, T)
     right = model(ids)
     for split in SPLITS:
         assert_close(in_segments(model, ids, split), right)
@@ -219,15 +234,15 @@ def test_a_memory_that_holds_all_equals_one_pass(norm_placement: str, window: in
 def test_a_short_memory_equals_a_pass_that_sees_as_far(
     memory: int, split: list[int], kind: dict[str, Any]
 ) -> None:
-    """In every layer, a word sees its own segment up to itself and `memory` positions before the
-    segment.
-    """
-    model, ids = gpt(position="relative", memory=memory, **kind), words(B, T)
+    """In every layer, a token attends to its segment so far and `memory` positions before it."""
+    model = gpt(position="relative", memory=memory, **kind)
+    ids = words(B, T)
     allowed = torch.zeros(T, T, dtype=torch.bool)
     begin = 0
     for length in split:
         for q in range(begin, begin + length):
             allowed[q, max(0, begin - memory) : q + 1] = True
+
         begin += length
 
     positions = torch.arange(T).unsqueeze(0)
@@ -237,7 +252,8 @@ def test_a_short_memory_equals_a_pass_that_sees_as_far(
 
 
 def test_no_gradient_flows_into_the_memory() -> None:
-    model, ids = gpt(position="relative", memory=4), words(B, T)
+    model = gpt(position="relative", memory=4)
+    ids = words(B, T)
     state = model.start()
     first = model.embedding(ids[:, :4], torch.arange(4).unsqueeze(0)).detach().requires_grad_()
     positions = torch.arange(T).unsqueeze(0)
@@ -249,17 +265,22 @@ def test_no_gradient_flows_into_the_memory() -> None:
     assert second.grad.any()
 
 
-def test_the_memory_changes_what_is_said() -> None:
-    model, ids = gpt(position="relative", memory=4), words(B, T)
+def test_the_memory_changes_the_logits() -> None:
+    model = gpt(position="relative", memory=4)
+    ids = words(B, T)
     other = ids.clone()
     other[:, 2] = (other[:, 2] + 1) % 13
-    one, two = in_segments(model, ids, [4, 5]), in_segments(model, other, [4, 5])
+    one = in_segments(model, ids, [4, 5])
+    two = in_segments(model, other, [4, 5])
     assert not torch.allclose(one[:, 4:], two[:, 4:])
 
 
 def test_reordered_memory_equals_reordered_rows() -> None:
-    model, ids, more = gpt(position="relative", memory=3), words(B, 5), words(len(REORDERED), 3)
-    state, fresh = model.start(), model.start()
+    model = gpt(position="relative", memory=3)
+    ids = words(B, 5)
+    more = words(len(REORDERED), 3)
+    state = model.start()
+    fresh = model.start()
     model.decode(ids, state)
     state.reorder(REORDERED)
     model.decode(ids[REORDERED], fresh)
@@ -272,19 +293,22 @@ def test_left_padding_with_a_memory_equals_each_row_alone(memory: int) -> None:
     padding_mask = torch.arange(T) >= torch.tensor([[0], [2], [5]])
     ids = words(B, T)
     state = model.start()
-    steps, seen = [], 0
+    steps = []
+    captured = 0
     for piece in ids.split([6, 1, 2], dim=1):
-        seen += piece.shape[1]
-        steps.append(model.decode(piece, state, padding_mask[:, :seen]))
-    found = torch.cat(steps, dim=1)
+        captured += piece.shape[1]
+        steps.append(model.decode(piece, state, padding_mask[:, :captured]))
+
+    actual = torch.cat(steps, dim=1)
     for row, begin in enumerate([0, 2, 5]):
         split = [6 - begin, 1, 2]
-        assert_close(found[row, begin:], in_segments(model, ids[row : row + 1, begin:], split)[0])
+        assert_close(actual[row, begin:], in_segments(model, ids[row : row + 1, begin:], split)[0])
 
 
 def test_a_pass_that_broke_off_does_not_count() -> None:
-    """Whatever stopped it half-way, the same words can be given again."""
-    model, ids = gpt(depth=3), words(2, 6)
+    """After an interrupted pass, the same tokens can be given again."""
+    model = gpt(depth=3)
+    ids = words(2, 6)
     state = model.start()
     for stop in (0, 5):  # before anything is remembered, and later
 
@@ -296,19 +320,23 @@ def test_a_pass_that_broke_off_does_not_count() -> None:
             pytest.raises(KeyboardInterrupt),
         ):
             model.decode(ids[:, stop:], state)
+
         with (
             add_hook(model, "stack.blocks.1.feed_forward.hidden", fail),
             pytest.raises(KeyboardInterrupt),
         ):
             model.decode(ids[:, stop:], state)
+
         if stop == 0:
             model.decode(ids[:, :5], state)
+
     assert state.length == 5
     assert_close(model.decode(ids[:, 5:], state), model(ids)[:, 5:])
 
 
 def test_a_memory_whose_pass_broke_off_is_refused() -> None:
-    model, ids = gpt(depth=2, position="relative", memory=4), words(1, 3)
+    model = gpt(depth=2, position="relative", memory=4)
+    ids = words(1, 3)
     state = model.start()
 
     def fail(value: torch.Tensor, name: str) -> None:
@@ -316,6 +344,7 @@ def test_a_memory_whose_pass_broke_off_is_refused() -> None:
 
     with add_hook(model, "stack.blocks.0.after", fail), pytest.raises(KeyboardInterrupt):
         model.decode(ids, state)
+
     with pytest.raises(
         ValueError, match="state: an earlier pass broke off half-way; begin again with a new state"
     ):

@@ -1,4 +1,4 @@
-"""Dropout belongs to training: in evaluation a model with it says what one without it says."""
+"""Dropout is active in training only."""
 
 from __future__ import annotations
 
@@ -33,23 +33,25 @@ def test_dropout_in_training_only(name: str, kind: str) -> None:
     model: Any = make(**{"dropout": 0.0, kind: 0.3})
     plain: Any = build(replace(model.config, **{kind: 0.0})).double().eval()
     plain.load_state_dict(model.state_dict())
-    given = [words(2, 6) for _ in range(texts)]
-    right = plain(*given)
-    assert_close(model.eval()(*given), right)
+    inputs = [words(2, 6) for _ in range(texts)]
+    right = plain(*inputs)
+    assert_close(model.eval()(*inputs), right)
     model.train()
-    once, again = model(*given), model(*given)
+    once = model(*inputs)
+    again = model(*inputs)
     assert not torch.allclose(once, right)
     assert not torch.allclose(once, again)
-    assert_close(plain.train()(*given), right)
+    assert_close(plain.train()(*inputs), right)
 
 
 def test_what_is_dropped_is_the_sublayers_output_and_not_the_residual_stream() -> None:
-    """With nearly everything dropped, what a block was given still comes through."""
+    """With nearly everything dropped, a block's input still passes through."""
     from qkv.nn.hooks import capture
 
     model = gpt(dropout=0.999, norm_placement="before").train()
     model.embedding.dropout.p = 0.0
-    with capture(model, "stack.blocks.0.*") as seen:
+    with capture(model, "stack.blocks.0.*") as captured:
         model(words(1, 4))
-    same = torch.isclose(seen["stack.blocks.0.after"], seen["stack.blocks.0.before"])
+
+    same = torch.isclose(captured["stack.blocks.0.after"], captured["stack.blocks.0.before"])
     assert same.double().mean() > 0.9

@@ -1,4 +1,4 @@
-"""Weights that are NaN or infinite are refused by the tensor's name, whatever file they come from."""
+"""NaN and infinite weights raise with the tensor's name, in every kind of file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from qkv.models.registry import check_finite
 from qkv.nn.lora import AdapterConfig, attach
 from support.tiny_gguf import write_gguf
 
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
+INF = float("inf")
 TOKEN = torch.tensor([[1, 2, 3]])
 
 
@@ -32,6 +33,7 @@ def broken() -> GPT:
     with torch.no_grad():
         model.stack.blocks[1].feed_forward.up.weight[3, 5] = NAN
         model.stack.blocks[1].feed_forward.up.weight[4, :] = -INF
+
     return model
 
 
@@ -63,6 +65,7 @@ def save_gguf(folder: Path) -> Path:
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight[:, 2] = INF
         model.model.layers[1].mlp.down_proj.weight[0, 3] = NAN
+
     return write_gguf(model, folder / "tiny.gguf")
 
 
@@ -71,17 +74,20 @@ def save_adapter(folder: Path) -> Path:
     qkv.save(model, folder / "base")
     attach(model, AdapterConfig(rank=9, projections=("up",)))
     with torch.no_grad():
-        model.stack.blocks[1].feed_forward.up.adapters["up"].A[:, 0] = NAN  # type: ignore[index,union-attr]
+        adapters = model.stack.blocks[1].feed_forward.up.adapters
+        assert adapters is not None
+        adapters["up"].A[:, 0] = NAN
+
     write_adapter(model, folder / "adapter", str(folder / "base"))
     return folder / "adapter"
 
 
 FILES: dict[Callable[[Path], Path], str] = {
-    save_ours: "model.safetensors: stack.blocks.1.feed_forward.up.weight: 9 of 256 numbers are NaN or infinite",
-    save_theirs: "model.safetensors: transformer.h.1.mlp.c_fc.weight: 9 of 256 numbers are NaN or infinite",
-    save_shards: "model.safetensors.index.json: transformer.h.1.mlp.c_fc.weight: 9 of 256 numbers are NaN or infinite",
-    save_gguf: "tiny.gguf: model.layers.1.mlp.down_proj.weight: 9 of 64 numbers are NaN or infinite",
-    save_adapter: "transformer.h.1.mlp.c_fc.lora_A.weight: 9 of 72 numbers are NaN or infinite",
+    save_ours: "model.safetensors: stack.blocks.1.feed_forward.up.weight: 9 of 256 numbers",
+    save_theirs: "model.safetensors: transformer.h.1.mlp.c_fc.weight: 9 of 256 numbers",
+    save_shards: "model.safetensors.index.json: transformer.h.1.mlp.c_fc.weight: 9 of 256 numbers",
+    save_gguf: "tiny.gguf: model.layers.1.mlp.down_proj.weight: 9 of 64 numbers",
+    save_adapter: "transformer.h.1.mlp.c_fc.lora_A.weight: 9 of 72 numbers",
 }
 
 
@@ -92,20 +98,23 @@ def test_broken_weights_are_refused_unless_allowed(
     path = save(tmp_path / "model")
     with pytest.raises(ValueError, match=re.escape(FILES[save]) + ".* allow_nonfinite=True"):
         qkv.load(path)
+
     model = qkv.load(path, allow_nonfinite=True).model
     assert not all(bool(torch.isfinite(weight).all()) for weight in model.parameters())
 
 
 def test_tied_weights_may_be_broken_in_the_same_places(tmp_path: Path) -> None:
-    """The output layer's copy of the embedding is compared with it, and NaN is not equal to itself."""
+    """The output layer's copy of the embedding counts as equal although NaN != NaN."""
     model = gpt()
     with torch.no_grad():
         model.embedding.token.weight[2, 3] = NAN
+
     write_folder(model, tmp_path / "theirs")
     with pytest.raises(
         ValueError, match=r"transformer\.wte\.weight: 1 of 88 numbers are NaN or infinite"
     ):
         read_folder(tmp_path / "theirs")
+
     again = read_folder(tmp_path / "theirs", allow_nonfinite=True)
     assert int(again.embedding.token.weight.isnan().sum()) == 1  # type: ignore[union-attr]
 
@@ -114,6 +123,7 @@ def test_numbers_too_large_for_half_precision(tmp_path: Path) -> None:
     model = gpt()
     with torch.no_grad():
         model.stack.blocks[0].attention.output.bias[2] = 1e6
+
     write_folder(model, tmp_path)
     read_folder(tmp_path)
     with pytest.raises(
@@ -130,12 +140,13 @@ def test_one_broken_number_is_enough_and_large_ones_are_not_broken(dtype: torch.
         check_finite(torch.full((size,), largest, dtype=dtype), "weights")  # whose sum is infinite
         check_finite(torch.tensor([largest, -largest] * size, dtype=dtype), "weights")
         for value in (NAN, INF, -INF):
-            for place in {0, size // 2, size - 1}:
+            for position in {0, size // 2, size - 1}:
                 tensor = torch.full((size,), largest, dtype=dtype)
-                tensor[place] = value
+                tensor[position] = value
                 with pytest.raises(
                     ValueError, match=f"^weights: 1 of {size:,} numbers are NaN or infinite"
                 ):
                     check_finite(tensor, "weights")
+
     check_finite(torch.zeros(0, dtype=dtype), "weights")
     check_finite(torch.zeros(3, dtype=torch.int64), "weights")

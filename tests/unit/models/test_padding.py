@@ -1,4 +1,4 @@
-"""A text says the same alone and in a batch: padding and packing change nothing but the place."""
+"""A sequence gives the same logits alone and in a batch, with padding and with packing."""
 
 from __future__ import annotations
 
@@ -25,27 +25,29 @@ LONGEST = 8
 
 
 def padded(texts: list[Tensor], left: bool) -> tuple[Tensor, Tensor]:
-    """Rows of ids and what to keep of them; padding is filled with words, which must not matter."""
-    ids, padding_mask = (
-        words(len(texts), LONGEST, vocabulary=5),
-        torch.zeros(len(texts), LONGEST, dtype=torch.bool),
-    )
+    """Return rows of ids and their padding mask; padding holds ids that must not matter."""
+    ids = words(len(texts), LONGEST, vocabulary=5)
+    padding_mask = torch.zeros(len(texts), LONGEST, dtype=torch.bool)
     for row, text in enumerate(texts):
-        place = slice(LONGEST - text.shape[1], None) if left else slice(0, text.shape[1])
-        ids[row, place], padding_mask[row, place] = text[0], True
+        columns = slice(0, text.shape[1])
+        if left:
+            columns = slice(LONGEST - text.shape[1], None)
+
+        ids[row, columns] = text[0]
+        padding_mask[row, columns] = True
+
     return ids, padding_mask
 
 
 def alike(kind: str) -> bool:
-    """A fixed pattern counts its blocks from the row's first place, so a text moved to the right is
-    another text.
-    """
+    """Return whether shifting a text keeps its logits; a fixed pattern counts from the start."""
     return not kind.startswith("fixed")
 
 
 @pytest.mark.parametrize("kind", GPT_KINDS)
 def test_padded_gpt_equals_single(kind: str) -> None:
-    model, texts = gpt(**GPT_KINDS[kind]), [words(1, n) for n in LENGTHS]
+    model = gpt(**GPT_KINDS[kind])
+    texts = [words(1, n) for n in LENGTHS]
     for left in (False, True) if alike(kind) else (False,):
         ids, padding_mask = padded(texts, left)
         logits = model(ids, padding_mask=padding_mask)
@@ -56,13 +58,15 @@ def test_padded_gpt_equals_single(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", BERT_KINDS)
 def test_padded_bert_equals_single(kind: str) -> None:
-    model, texts = bert(**BERT_KINDS[kind]), [words(1, n) for n in LENGTHS]
+    model = bert(**BERT_KINDS[kind])
+    texts = [words(1, n) for n in LENGTHS]
     for left in (False, True) if alike(kind) else (False,):
         ids, padding_mask = padded(texts, left)
         hidden = model.hidden(ids, padding_mask=padding_mask)
         assert hidden.isfinite().all()
         for row, text in enumerate(texts):
             assert_close(hidden[row, padding_mask[row]], model.hidden(text)[0])
+
     assert_close(model(ids, padding_mask=padding_mask), model.logits(hidden))
 
 
@@ -81,6 +85,7 @@ def test_padded_transformer_equals_single(kind: str) -> None:
     )
     for row, (text, answer) in enumerate(zip(texts, answers, strict=True)):
         assert_close(logits[row, target_padding_mask[row]], model(text, answer)[0])
+
     assert_close(
         model(source, target, source_padding_mask=source_padding_mask)[target_padding_mask],
         logits[target_padding_mask],
@@ -105,24 +110,22 @@ def test_padded_rnn_equals_single(kind: str) -> None:
 
 
 def test_a_row_of_padding_alone_is_harmless() -> None:
-    """It says something finite, disturbs no other row, and gives no NaN to any weight."""
+    """Its logits are finite, other rows are unaffected, and no gradient is NaN."""
     ids = words(2, 5)
     padding_mask = torch.tensor([[True] * 5, [False] * 5])
     for model in (gpt(), bert(), gpt(window=2)):
-        found = model(ids, padding_mask=padding_mask)
-        assert found.isfinite().all()
-        assert_close(found[:1], model(ids[:1]))
-        found.square().sum().backward()
+        actual = model(ids, padding_mask=padding_mask)
+        assert actual.isfinite().all()
+        assert_close(actual[:1], model(ids[:1]))
+        actual.square().sum().backward()
         assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in GPT_KINDS if alike(kind)])
 def test_packed_texts_equal_separate_texts(kind: str) -> None:
-    """Their positions start again, and they do not see each other."""
-    model, texts = (
-        gpt(**GPT_KINDS[kind]),
-        [[words(1, n) for n in row] for row in ((3, 1, 5), (4, 4, 1))],
-    )
+    """Packed documents have their own positions and do not attend to each other."""
+    model = gpt(**GPT_KINDS[kind])
+    texts = [[words(1, n) for n in row] for row in ((3, 1, 5), (4, 4, 1))]
     ids = torch.stack([torch.cat(row, dim=1)[0] for row in texts])
     documents = torch.stack(
         [torch.cat([torch.full((t.shape[1],), i) for i, t in enumerate(row)]) for row in texts]
@@ -133,18 +136,20 @@ def test_packed_texts_equal_separate_texts(kind: str) -> None:
         assert_close(packed[row], torch.cat([model(text)[0] for text in separate]))
 
 
-def test_packed_texts_without_new_positions_are_told_apart_only_by_attention() -> None:
-    """With learned positions that do not start again, the second text is another text."""
-    model, ids = gpt(position="learned"), words(1, 6)
+def test_packed_texts_without_new_positions() -> None:
+    """With learned positions that do not restart, the second document gives other logits."""
+    model = gpt(position="learned")
+    ids = words(1, 6)
     documents = torch.tensor([[0, 0, 0, 1, 1, 1]])
-    found = model(ids, documents=documents)
-    assert_close(found[:, :3], model(ids[:, :3]))
-    assert not torch.allclose(found[:, 3:], model(ids[:, 3:]))
+    actual = model(ids, documents=documents)
+    assert_close(actual[:, :3], model(ids[:, :3]))
+    assert not torch.allclose(actual[:, 3:], model(ids[:, 3:]))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in BERT_KINDS if alike(kind)])
 def test_packed_bert_texts_equal_separate_texts(kind: str) -> None:
-    model, texts = bert(**BERT_KINDS[kind]), [words(1, n) for n in (3, 5)]
+    model = bert(**BERT_KINDS[kind])
+    texts = [words(1, n) for n in (3, 5)]
     documents = torch.tensor([[0] * 3 + [1] * 5])
     positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
     packed = model(torch.cat(texts, dim=1), documents=documents, positions=positions)

@@ -1,4 +1,4 @@
-"""The published models have the published sizes, and a config survives being written down."""
+"""Presets have the published sizes, and configs survive JSON."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ def test_the_listed_parameter_counts_are_those_of_the_built_models() -> None:
     assert {name: count(preset(name)) for name in PRESETS} == PARAMETERS
 
 
-def test_counting_makes_no_numbers() -> None:
-    """The largest has 175 billion."""
+def test_counting_allocates_no_weights() -> None:
+    """The largest preset has 175 billion parameters."""
     with torch.device("meta"):
         model = build(preset("gpt3-175b"))
+
     assert all(parameter.is_meta for parameter in model.parameters())
     assert sum(parameter.numel() for parameter in model.parameters()) > 174e9
 
@@ -58,5 +59,5 @@ def test_a_config_needs_only_what_differs_from_the_defaults() -> None:
     assert config == type(config)(depth=3)
 
 
-def test_every_preset_says_where_it_is_from() -> None:
+def test_every_preset_has_a_source() -> None:
     assert all(p.source for p in PRESETS.values())

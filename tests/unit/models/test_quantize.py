@@ -1,6 +1,4 @@
-"""Int8: the bytes are near the numbers, products are those of the bytes' numbers, and texts stay as
-likely.
-"""
+"""Int8: rounding errors are bounded, products are exact, and perplexity stays the same."""
 
 from __future__ import annotations
 
@@ -38,10 +36,10 @@ def pieces_of(numbers: Tensor, packed: Int8Matrix) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (64, 7), (200, 16), (384, 5), (500, 9)])
-def test_no_number_is_further_off_than_half_a_step(shape: tuple[int, int]) -> None:
+def test_rounding_errors_are_at_most_half_a_step(shape: tuple[int, int]) -> None:
     matrix = torch.randn(*shape) * torch.rand(shape[1]) * 10
     packed = Int8Matrix(matrix)
-    for right, found in zip(
+    for right, actual in zip(
         pieces_of(matrix, packed), pieces_of(packed.dequantised(), packed), strict=True
     ):
         # A last piece that is not full has zeros too, so its step may be wider.
@@ -51,7 +49,7 @@ def test_no_number_is_further_off_than_half_a_step(shape: tuple[int, int]) -> No
             else right.aminmax()
         )
         step = (most - least) / 255
-        assert (right - found).abs().max() <= step * 0.501
+        assert (right - actual).abs().max() <= step * 0.501
 
 
 def test_equal_numbers_are_kept() -> None:
@@ -69,7 +67,7 @@ def test_a_large_row_costs_the_others_nothing() -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, FEW_ROWS, FEW_ROWS + 1, 100])
 @pytest.mark.parametrize("shape", [(7, 5), (96, 32), (400, 48), (576, 64)])
-def test_a_product_is_that_of_the_bytes_numbers(rows: int, shape: tuple[int, int]) -> None:
+def test_a_product_equals_that_of_the_dequantised_matrix(rows: int, shape: tuple[int, int]) -> None:
     packed = Int8Matrix(torch.randn(*shape))
     x = torch.randn(rows, shape[1])
     exact = (x.double() @ packed.dequantised().double().T).float()
@@ -86,11 +84,11 @@ def test_a_product_is_that_of_the_bytes_numbers(rows: int, shape: tuple[int, int
         )
 
 
-def test_no_rows_make_no_product() -> None:
+def test_an_empty_batch() -> None:
     assert Int8Matrix(torch.randn(20, 4)).linear(torch.zeros(0, 3, 4)).shape == (0, 3, 20)
 
 
-def test_a_word_is_its_row() -> None:
+def test_a_token_is_its_row() -> None:
     packed = Int8Matrix(torch.randn(300, 8))
     ids = torch.randint(300, (4, 6))
     assert_close(Int8Embedding(packed)(ids), packed.dequantised()[ids])
@@ -98,14 +96,15 @@ def test_a_word_is_its_row() -> None:
 
 
 def test_a_gradient_goes_through_to_the_input() -> None:
-    packed, x = Int8Matrix(torch.randn(30, 8)), torch.randn(2, 8, requires_grad=True)
-    (found,) = torch.autograd.grad(packed.linear(x).square().sum(), x)
+    packed = Int8Matrix(torch.randn(30, 8))
+    x = torch.randn(2, 8, requires_grad=True)
+    (actual,) = torch.autograd.grad(packed.linear(x).square().sum(), x)
     (right,) = torch.autograd.grad(F.linear(x, packed.dequantised()).square().sum(), x)
-    assert_close(found, right)
+    assert_close(actual, right)
 
 
 def with_rounded_weights(model: Any, small: Any) -> Any:
-    """The float32 model with the numbers that the bytes stand for: what the int8 model must equal."""
+    """Return the float32 model with the dequantised weights, which the int8 model must equal."""
     parts = dict(small.named_modules())
     with torch.no_grad():
         for path, part in model.named_modules():
@@ -113,12 +112,14 @@ def with_rounded_weights(model: Any, small: Any) -> Any:
                 parts[path].weight, Int8Matrix
             ):
                 part.weight.copy_(parts[path].weight.dequantised())
+
     return model
 
 
 @pytest.mark.parametrize("kind", GPT_KINDS)
 def test_every_gpt_equals_itself_with_rounded_weights(kind: str) -> None:
-    model, ids = gpt(**GPT_KINDS[kind]).float(), words(2, 9)
+    model = gpt(**GPT_KINDS[kind]).float()
+    ids = words(2, 9)
     small = int8(model)
     rounded = with_rounded_weights(model, small)
     assert_close(small(ids), rounded(ids), rtol=1e-4, atol=1e-4)
@@ -130,22 +131,25 @@ def test_every_gpt_equals_itself_with_rounded_weights(kind: str) -> None:
 @pytest.mark.parametrize("kind", TRANSFORMER_KINDS)
 def test_every_transformer_equals_itself_with_rounded_weights(kind: str) -> None:
     model = transformer(**TRANSFORMER_KINDS[kind]).float()
-    source, target = sources(model.config, 2, 6), words(2, 5)
+    source = sources(model.config, 2, 6)
+    target = words(2, 5)
     small = int8(model)
     rounded = with_rounded_weights(model, small)
     assert_close(small(source, target), rounded(source, target), rtol=1e-4, atol=1e-4)
-    said = translate(small, source, start=1, end=2, length=8)
-    assert said == translate(rounded, source, start=1, end=2, length=8)
+    output = translate(small, source, start=1, end=2, length=8)
+    assert output == translate(rounded, source, start=1, end=2, length=8)
 
 
-def test_a_bert_too() -> None:
-    model, ids = bert().float(), words(2, 9)
+def test_bert_equals_itself_with_rounded_weights() -> None:
+    model = bert().float()
+    ids = words(2, 9)
     small = int8(model)
     assert_close(small(ids), with_rounded_weights(model, small)(ids), rtol=1e-4, atol=1e-4)
 
 
-def test_it_is_the_same_model_to_everyone() -> None:
-    model, ids = gpt().float(), words(2, 5)
+def test_class_config_and_hooks_stay_the_same() -> None:
+    model = gpt().float()
+    ids = words(2, 5)
     small = int8(model)
     assert type(small) is GPT
     assert small.config == model.config
@@ -153,16 +157,19 @@ def test_it_is_the_same_model_to_everyone() -> None:
     assert generate(small, ids, length=4, temperature=0) == generate(
         small, ids, length=4, temperature=0
     )
-    with capture(small, "stack.blocks.*.attention.weights") as seen:
+    with capture(small, "stack.blocks.*.attention.weights") as captured:
         small(ids)
-    assert len(seen) == model.config.depth
-    with capture(small, "logits") as seen:
+
+    assert len(captured) == model.config.depth
+    with capture(small, "logits") as captured:
         model(ids)  # whoever listens to one does not hear the other
-    assert not seen
+
+    assert not captured
 
 
 def test_the_old_model_is_not_changed() -> None:
-    model, ids = gpt().float().train(), words(2, 5)
+    model = gpt().float().train()
+    ids = words(2, 5)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     int8(model)(ids)
     assert model.training
@@ -198,13 +205,13 @@ def test_a_quarter_of_the_memory() -> None:
         ),
     ],
 )
-def test_what_it_is_not_for(wrong: Any, sentence: str) -> None:
+def test_unsupported_models(wrong: Any, sentence: str) -> None:
     with pytest.raises((TypeError, ValueError), match=f"^{sentence}"):
         wrong()
 
 
 def test_smollm2_reads_real_text_as_well_as_before() -> None:
-    """Perplexity within 1 percent, on the documentation of Python's own library."""
+    """Perplexity stays within 1 percent on the documentation of Python's library."""
     loaded = qkv.load("smollm2")
     text = "".join(text for name, text in modules("valid") if name == "textwrap.py")
     ids = torch.tensor([loaded.tokenizer.encode(text)[:256]])
@@ -214,5 +221,6 @@ def test_smollm2_reads_real_text_as_well_as_before() -> None:
         with torch.inference_mode():
             return F.cross_entropy(model(ids)[0, :-1], ids[0, 1:]).exp().item()
 
-    before, after = perplexity(loaded.model), perplexity(small)
+    before = perplexity(loaded.model)
+    after = perplexity(small)
     assert abs(after / before - 1) < 0.01

@@ -1,4 +1,4 @@
-"""A larger vocabulary: the old words stay as they were, to the bit."""
+"""A larger vocabulary leaves the rows of the old tokens unchanged, to the bit."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from support.families import V, bert, gpt, words
 @pytest.mark.parametrize(
     "make", [gpt, lambda: gpt(tied=False), bert], ids=["gpt", "untied", "bert"]
 )
-def test_old_words_stay_as_they_were(make: object) -> None:
+def test_old_rows_stay_the_same(make: object) -> None:
     model = make()  # type: ignore[operator]
     grown = with_vocabulary(model, V + 3)
     assert (grown.config.vocabulary, grown.training) == (V + 3, model.training)
     ids = words(2, 7)
     with torch.no_grad():
-        old, new = model(ids), grown(ids)
+        old = model(ids)
+        new = grown(ids)
+
     assert new.shape == (2, 7, V + 3)
     torch.testing.assert_close(new[..., :V], old, rtol=0, atol=1e-12)
-    before, after = model.state_dict(), grown.state_dict()
+    before = model.state_dict()
+    after = grown.state_dict()
     assert all(torch.equal(after[name][: len(before[name])], before[name]) for name in before)
 
 
-def test_new_words_are_like_the_old_ones_and_not_alike() -> None:
+def test_new_rows_have_the_statistics_of_the_old_ones() -> None:
     model = gpt(width=64, head_width=16)
     rows = with_vocabulary(model, V + 200).embedding.token.weight[V:]
     old = model.embedding.token.weight
@@ -34,7 +37,7 @@ def test_new_words_are_like_the_old_ones_and_not_alike() -> None:
     assert torch.cdist(rows, rows).fill_diagonal_(1).min() > 0.1
 
 
-def test_the_seed_draws_them() -> None:
+def test_the_seed_decides_the_new_rows() -> None:
     model = gpt()
     one, same, other = (
         with_vocabulary(model, V + 1, seed).embedding.token.weight for seed in (0, 0, 1)

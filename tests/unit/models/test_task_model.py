@@ -1,6 +1,4 @@
-"""A body with a head: equal to `transformers`, to plain code, and the same whatever stands beside a
-text.
-"""
+"""Task models equal `transformers` and plain code, whatever else is in the batch."""
 
 from __future__ import annotations
 
@@ -34,9 +32,13 @@ from support.tiny_transformers import furthest, ids, padding, randomised, saved
 
 LABELS = ("bad", "good", "so so")
 THEIR_SIZE: dict[str, Any] = {
-    "vocab_size": 41, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+    "vocab_size": 41,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
     "num_labels": 3,
-}  # fmt: skip
+}
 PADDING_MASK = padding()
 LAST = PADDING_MASK.sum(1, keepdim=True) - 1  # (B, 1)
 
@@ -52,7 +54,7 @@ def head(task: str, **choices: Any) -> HeadConfig:
     return HeadConfig(task=task, **(usual | choices))  # type: ignore[arg-type]
 
 
-def tuned(family: str, task: str, **choices: Any) -> TaskModel:
+def task_model(family: str, task: str, **choices: Any) -> TaskModel:
     pooling = choices.setdefault("pooling", "first" if family == "bert" else "last")
     config = BERTConfig(**SMALL) if family == "bert" else GPTConfig(**SMALL)
     backbone = backbone_for(config, pooler=pooling == "first" and task != "tag")
@@ -64,7 +66,7 @@ def tuned(family: str, task: str, **choices: Any) -> TaskModel:
 
 
 def batch_of(model: TaskModel, *rows: list[list[int]]) -> Batch:
-    """Rows of whole sequences, marks and all."""
+    """Return a batch of whole sequences, with their special tokens."""
     last = model.config.head.pooling == "last"
     written = [
         TokenizedExample(
@@ -94,57 +96,61 @@ def scores(model: TaskModel, batch: Batch) -> Tensor:
 # Equal to transformers
 
 
-def of_theirs(
-    their_body: Any, config: HeadConfig, classifier: torch.nn.Linear, folder: Path
+def from_theirs(
+    their_backbone: Any, config: HeadConfig, classifier: torch.nn.Linear, folder: Path
 ) -> TaskModel:
-    backbone = read_folder(saved(their_body, folder))
+    backbone = read_folder(saved(their_backbone, folder))
     inner = backbone_for(backbone.config, pooler=config.pooling == "first" and config.task != "tag")  # type: ignore[arg-type]
     weights = {f"backbone.{name}": tensor for name, tensor in backbone.state_dict().items()}
-    kept = {f"backbone.{name}" for name in qkv.models.build(inner).state_dict()}
-    own = {f"head.{name}": tensor for name, tensor in classifier.state_dict().items()}
-    made = with_weights(
-        TaskModelConfig(backbone=inner, head=config), {n: weights[n] for n in kept} | own
+    selected = {f"backbone.{name}" for name in qkv.models.build(inner).state_dict()}
+    separate = {f"head.{name}": tensor for name, tensor in classifier.state_dict().items()}
+    built = with_weights(
+        TaskModelConfig(backbone=inner, head=config), {n: weights[n] for n in selected} | separate
     )
-    assert isinstance(made, TaskModel)
-    return made.double().eval()
+    assert isinstance(built, TaskModel)
+    return built.double().eval()
 
 
-def test_a_class_of_a_text_as_bert_for_sequence_classification(tmp_path: Path) -> None:
+def test_classify_equals_bert_for_sequence_classification(tmp_path: Path) -> None:
     theirs = randomised(
         BertForSequenceClassification(BertConfig(**THEIR_SIZE, max_position_embeddings=16))
     )
     config = head("pair", pooling="first", bias=True, start=1)
-    ours, theirs = of_theirs(theirs.bert, config, theirs.classifier, tmp_path), theirs.double()
-    words, segments = ids(41), (torch.arange(11) > 4).long().expand(3, 11)
-    found = ours(
-        words,
+    ours = from_theirs(theirs.bert, config, theirs.classifier, tmp_path)
+    theirs = theirs.double()
+    token_ids = ids(41)
+    segments = (torch.arange(11) > 4).long().expand(3, 11)
+    actual = ours(
+        token_ids,
         target_positions=torch.zeros(3, 1, dtype=torch.long),
         padding_mask=PADDING_MASK,
         segments=segments,
     )
-    expected = theirs(words, attention_mask=PADDING_MASK.long(), token_type_ids=segments).logits
-    assert furthest(found[:, 0], expected) < 1e-12
+    expected = theirs(token_ids, attention_mask=PADDING_MASK.long(), token_type_ids=segments).logits
+    assert furthest(actual[:, 0], expected) < 1e-12
 
 
-def test_a_tag_of_each_word_as_bert_for_token_classification(tmp_path: Path) -> None:
+def test_tag_equals_bert_for_token_classification(tmp_path: Path) -> None:
     theirs = randomised(
         BertForTokenClassification(BertConfig(**THEIR_SIZE, max_position_embeddings=16))
     )
     config = head("tag", pooling="first", bias=True, start=1)
-    ours, theirs = of_theirs(theirs.bert, config, theirs.classifier, tmp_path), theirs.double()
-    words, target_positions = ids(41), torch.tensor([[0, 4, 10], [2, 7, 0], [3, 1, 0]])
-    found = ours(words, target_positions=target_positions, padding_mask=PADDING_MASK)
-    expected = theirs(words, attention_mask=PADDING_MASK.long()).logits
+    ours = from_theirs(theirs.bert, config, theirs.classifier, tmp_path)
+    theirs = theirs.double()
+    token_ids = ids(41)
+    target_positions = torch.tensor([[0, 4, 10], [2, 7, 0], [3, 1, 0]])
+    actual = ours(token_ids, target_positions=target_positions, padding_mask=PADDING_MASK)
+    expected = theirs(token_ids, attention_mask=PADDING_MASK.long()).logits
     assert (
         furthest(
-            found,
+            actual,
             torch.stack([row[at] for row, at in zip(expected, target_positions, strict=True)]),
         )
         < 1e-12
     )
 
 
-def test_a_class_of_a_text_as_llama_for_sequence_classification(tmp_path: Path) -> None:
+def test_classify_equals_llama_for_sequence_classification(tmp_path: Path) -> None:
     config = LlamaConfig(
         **THEIR_SIZE, max_position_embeddings=64, pad_token_id=0, tie_word_embeddings=True
     )
@@ -152,11 +158,12 @@ def test_a_class_of_a_text_as_llama_for_sequence_classification(tmp_path: Path) 
     causal = LlamaForCausalLM(config)
     causal.model = theirs.model
     causal.tie_weights()
-    ours, theirs = of_theirs(causal, head("classify"), theirs.score, tmp_path), theirs.double()
-    words = (1 + ids(40)).where(PADDING_MASK, 0)
-    expected = theirs(words, attention_mask=PADDING_MASK.long()).logits
+    ours = from_theirs(causal, head("classify"), theirs.score, tmp_path)
+    theirs = theirs.double()
+    token_ids = (1 + ids(40)).where(PADDING_MASK, 0)
+    expected = theirs(token_ids, attention_mask=PADDING_MASK.long()).logits
     assert (
-        furthest(ours(words, target_positions=LAST, padding_mask=PADDING_MASK)[:, 0], expected)
+        furthest(ours(token_ids, target_positions=LAST, padding_mask=PADDING_MASK)[:, 0], expected)
         < 1e-6
     )  # their angles are float32
 
@@ -165,26 +172,30 @@ def test_a_class_of_a_text_as_llama_for_sequence_classification(tmp_path: Path) 
 
 
 def alone(model: TaskModel, sequence: list[int]) -> Tensor:
-    """The vector of one sequence with nothing beside it: (E,)"""
-    segments = torch.tensor([[int(place >= len(sequence) // 2) for place in range(len(sequence))]])
-    more = {"segments": segments} if isinstance(model.backbone, BERT) else {}
+    """Return the vector of one sequence in a batch of its own: (E,)"""
+    backbone = model.backbone
+    pooling = model.config.head.pooling
     with torch.no_grad():
-        words = model.backbone.hidden(torch.tensor([sequence]), **more)[0]  # (T, E)
-        pooling = model.config.head.pooling
-        vector = words.mean(0) if pooling == "mean" else words[-1 if pooling == "last" else 0]
-        pooler = model.backbone.pooler if isinstance(model.backbone, BERT) else None
-        return vector if pooler is None else torch.tanh(pooler.dense(vector))
+        if isinstance(backbone, BERT):
+            segments = torch.arange(len(sequence)) >= len(sequence) // 2
+            hidden = backbone.hidden(torch.tensor([sequence]), segments=segments.long()[None])[0]
+        else:
+            hidden = backbone.hidden(torch.tensor([sequence]))[0]  # (T, E)
+
+        vector = {"mean": hidden.mean(0), "last": hidden[-1], "first": hidden[0]}[pooling]
+        if isinstance(backbone, BERT) and backbone.pooler is not None:
+            vector = torch.tanh(backbone.pooler.dense(vector))
+
+    return vector
 
 
-BODIES = [("gpt", "last"), ("gpt", "mean"), ("bert", "first"), ("bert", "mean")]
+BACKBONES = [("gpt", "last"), ("gpt", "mean"), ("bert", "first"), ("bert", "mean")]
 ROWS = [[1, 5, 6, 7, 2, 8, 3], [1, 9, 2, 10, 3], [1, 11, 12, 2, 4, 5, 6, 7, 8, 3]]
 
 
-@pytest.mark.parametrize(("family", "pooling"), BODIES)
-def test_a_class_is_of_the_vector_of_its_text_whatever_stands_beside_it(
-    family: str, pooling: str
-) -> None:
-    model = tuned(family, "classify", pooling=pooling)
+@pytest.mark.parametrize(("family", "pooling"), BACKBONES)
+def test_a_class_depends_only_on_its_own_text(family: str, pooling: str) -> None:
+    model = task_model(family, "classify", pooling=pooling)
     batch = batch_of(model, *([row] for row in ROWS))
     assert batch.padding_mask is not None, "there is padding"
     expected = torch.stack([model.head(alone(model, row)) for row in ROWS])
@@ -193,40 +204,44 @@ def test_a_class_is_of_the_vector_of_its_text_whatever_stands_beside_it(
     assert torch.equal(scores(model, changed), scores(model, batch)), "padding is never read"
 
 
-@pytest.mark.parametrize(("family", "pooling"), BODIES)
+@pytest.mark.parametrize(("family", "pooling"), BACKBONES)
 @pytest.mark.parametrize("numbers", [False, True])
 def test_similarity_is_the_sum_of_both_orders(family: str, pooling: str, numbers: bool) -> None:
-    model = tuned(family, "similarity", pooling=pooling, numbers=numbers, offset=5.0, scale=4.0)
+    model = task_model(
+        family, "similarity", pooling=pooling, numbers=numbers, offset=5.0, scale=4.0
+    )
     pairs = [[ROWS[0], [1, 8, 2, 5, 6, 7, 3]], [ROWS[1], [1, 10, 2, 9, 3]]]
-    found = scores(model, batch_of(model, *pairs))
+    actual = scores(model, batch_of(model, *pairs))
     expected = torch.stack(
         [model.head(alone(model, one) + alone(model, other)) for one, other in pairs]
     )
     if numbers:
         expected = 5.0 + 4.0 * expected  # in the units of the data
-    torch.testing.assert_close(found[:, 0], expected, rtol=0, atol=1e-12)
+
+    torch.testing.assert_close(actual[:, 0], expected, rtol=0, atol=1e-12)
     turned = scores(model, batch_of(model, *(pair[::-1] for pair in pairs)))
-    torch.testing.assert_close(turned, found, rtol=0, atol=1e-12)
+    torch.testing.assert_close(turned, actual, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("family", "pooling"), BODIES)
-def test_each_choice_is_read_alone_and_an_absent_one_is_never_chosen(
+@pytest.mark.parametrize(("family", "pooling"), BACKBONES)
+def test_choices_are_independent_and_an_absent_one_is_never_chosen(
     family: str, pooling: str
 ) -> None:
-    model = tuned(family, "choice", pooling=pooling)
+    model = task_model(family, "choice", pooling=pooling)
     rows = [[ROWS[0], ROWS[1], ROWS[2]], [ROWS[2], ROWS[0]]]
-    found = scores(model, batch_of(model, *rows))
-    assert found.shape == (2, 1, 3)
+    actual = scores(model, batch_of(model, *rows))
+    assert actual.shape == (2, 1, 3)
     for row, sequences in enumerate(rows):
         expected = torch.cat([model.head(alone(model, sequence)) for sequence in sequences])
-        torch.testing.assert_close(found[row, 0, : len(sequences)], expected, rtol=0, atol=1e-12)
-    assert found[1, 0, 2] == -torch.inf
-    assert found.softmax(-1)[1, 0, 2] == 0
+        torch.testing.assert_close(actual[row, 0, : len(sequences)], expected, rtol=0, atol=1e-12)
+
+    assert actual[1, 0, 2] == -torch.inf
+    assert actual.softmax(-1)[1, 0, 2] == 0
 
 
 @pytest.mark.parametrize("family", ["gpt", "bert"])
 def test_a_tag_is_of_its_word(family: str) -> None:
-    model = tuned(family, "tag")
+    model = task_model(family, "tag")
     segments = (
         {"segments": torch.zeros(1, len(ROWS[0]), dtype=torch.long)} if family == "bert" else {}
     )
@@ -234,27 +249,28 @@ def test_a_tag_is_of_its_word(family: str) -> None:
         expected = model.head(
             model.backbone.hidden(torch.tensor([ROWS[0]]), **segments)[0]
         )  # (T, C)
+
     written = [
         TokenizedExample([row], [len(row)], target_positions, False, 0)
         for row, target_positions in zip(ROWS, [[1, 3], [1], [2]], strict=True)
     ]
-    found = scores(model, join(list(Framed(written)), Frame(**model.config.frame)))
-    torch.testing.assert_close(found[0, :2], expected[[1, 3]], rtol=0, atol=1e-12)
+    actual = scores(model, join(list(Framed(written)), Frame(**model.config.frame)))
+    torch.testing.assert_close(actual[0, :2], expected[[1, 3]], rtol=0, atol=1e-12)
 
 
 def test_a_number_is_in_the_units_of_the_data() -> None:
-    model = tuned("gpt", "regress", offset=-3.0, scale=0.5)
-    found = scores(model, batch_of(model, *([row] for row in ROWS)))
+    model = task_model("gpt", "regress", offset=-3.0, scale=0.5)
+    actual = scores(model, batch_of(model, *([row] for row in ROWS)))
     expected = torch.stack([-3.0 + 0.5 * model.head(alone(model, row)) for row in ROWS])
-    torch.testing.assert_close(found[:, 0], expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(actual[:, 0], expected, rtol=0, atol=1e-12)
     assert (
         model.float()(torch.tensor([ROWS[0]]), target_positions=torch.tensor([[6]])).dtype
         == torch.float64
     )
 
 
-def test_the_head_drops_numbers_in_training_alone() -> None:
-    model = tuned("gpt", "classify", dropout=0.5)
+def test_the_head_has_dropout_in_training_only() -> None:
+    model = task_model("gpt", "classify", dropout=0.5)
     batch = batch_of(model, [ROWS[0]])
     model.train()
     assert not torch.equal(scores(model, batch), scores(model, batch))
@@ -262,62 +278,63 @@ def test_the_head_drops_numbers_in_training_alone() -> None:
     assert torch.equal(scores(model, batch), scores(model, batch))
 
 
-# There and back
+# Saving
 
 
 @pytest.mark.parametrize("family", ["gpt", "bert"])
 @pytest.mark.parametrize("task", ["classify", "similarity", "choice", "tag", "regress"])
 def test_saved_and_loaded_it_is_the_same(family: str, task: str, tmp_path: Path) -> None:
-    model = tuned(family, task, offset=1.5, scale=2.0).float()
+    model = task_model(family, task, offset=1.5, scale=2.0).float()
     assert from_json(to_json(model.config)) == model.config
     qkv.save(model, tmp_path / "model")
     again = qkv.load(tmp_path / "model").model
     assert isinstance(again, TaskModel)
     assert again.config == model.config
-    mine, theirs = model.state_dict(), again.state_dict()
+    mine = model.state_dict()
+    theirs = again.state_dict()
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
-# What cannot be
+# Errors
 
 
 @pytest.mark.parametrize(
-    ("choices", "said"),
+    ("choices", "output"),
     [
-        ({"labels": ("a",)}, "labels: classify expects two classes or more, not 1"),
-        ({"labels": ("a", "a")}, "labels: a class is named twice"),
+        ({"labels": ("a",)}, "labels: .*two classes"),
+        ({"labels": ("a", "a")}, "labels: .*twice"),
         ({"dropout": 1.5}, "dropout: "),
         (
             {"task": "regress", "labels": ("a", "b")},
-            "labels: regress has no classes; leave them out",
+            "labels: .*no classes",
         ),
         ({"task": "sing"}, "task: "),
     ],
 )
 @pytest.mark.usefixtures("without_shape_checks")
-def test_a_head_that_cannot_be(choices: dict[str, Any], said: str) -> None:
+def test_a_wrong_head_config(choices: dict[str, Any], output: str) -> None:
     usual = {"task": "classify", "labels": LABELS, "delimiter": 2, "extract": 3, "padding": 0}
-    with pytest.raises(ValueError, match=f"^{said}"):
+    with pytest.raises(ValueError, match=f"^{output}"):
         HeadConfig(**(usual | choices))
 
 
-def test_a_body_that_cannot_carry_it() -> None:
+def test_a_backbone_that_does_not_fit() -> None:
     backbone = GPTConfig(**SMALL)
-    with pytest.raises(
-        ValueError, match=r"^pooling: the first word of a causal model has read nothing"
-    ):
+    with pytest.raises(ValueError, match=r"^pooling: .*causal"):
         TaskModelConfig(backbone=backbone, head=head("classify", pooling="first"))
-    with pytest.raises(ValueError, match=r"^memory: a model that reads on from text to text"):
+
+    with pytest.raises(ValueError, match=r"^memory: "):
         TaskModelConfig(
             backbone=replace(backbone, memory=8, position="relative"), head=head("classify")
         )
-    with pytest.raises(
-        ValueError, match=rf"^head: its marks must be ids below the vocabulary's {V}"
-    ):
+
+    with pytest.raises(ValueError, match=f"^head: .*vocabulary's {V}"):
         TaskModelConfig(backbone=backbone, head=head("classify", extract=V))
+
     values = to_json(TaskModelConfig(backbone=backbone, head=head("classify")))
-    with pytest.raises(ValueError, match=r"^body: expected a gpt or a bert, not a rnn"):
+    with pytest.raises(ValueError, match=r"^backbone: .*rnn"):
         from_json(values | {"backbone": {"family": "rnn", "vocabulary": 9}})
-    with pytest.raises(ValueError, match=r"^poling: head has no such key; did you mean pooling"):
+
+    with pytest.raises(ValueError, match=r"^poling: .*pooling"):
         from_json(values | {"head": {"poling": "last"}})

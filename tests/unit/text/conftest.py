@@ -1,4 +1,4 @@
-"""No test asks the network: `transformers` reads this when it is imported."""
+"""No test uses the network: `transformers` reads this variable when it is imported."""
 
 import os
 

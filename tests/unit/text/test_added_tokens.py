@@ -1,4 +1,4 @@
-"""Markers are found where the library `tokenizers` finds added tokens, in time linear in the text."""
+"""Added tokens are found where the library `tokenizers` finds them, in linear time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def tokenizer_with(added: list[AddedToken], template: str = "") -> Tokenizer:
 
 
 def by_library(tokenizer: Tokenizer, text: str) -> list[int]:
-    """With special tokens found in the text."""
+    """Return the library's ids, with special tokens recognised in the text."""
     tokenizer.inner.encode_special_tokens = False
     try:
         return list(tokenizer.inner.encode(text, add_special_tokens=False).ids)
@@ -55,9 +55,7 @@ def by_library(tokenizer: Tokenizer, text: str) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_texts_with_random_tokens_have_the_ids_of_the_library(seed: int) -> None:
-    """Any mixture of lstrip, rstrip, single_word, normalized and special, with tokens that begin or
-    end alike.
-    """
+    """Any mixture of lstrip, rstrip, single_word, normalized and special, with shared prefixes."""
     rng = random.Random(seed)
 
     def flip() -> bool:
@@ -75,14 +73,16 @@ def test_random_texts_with_random_tokens_have_the_ids_of_the_library(seed: int) 
         )
         for name in names
     ]
-    found, inner = 0, tokenizer_with(added).inner
+    actual = 0
+    inner = tokenizer_with(added).inner
     for _ in range(40):
         text = "".join(rng.choices(PARTS, k=rng.randrange(1, 12)))
         tokenizer = Tokenizer(inner, {"chat_template": "{{ " + json.dumps(text) + " }}"})
         expected = by_library(tokenizer, text)
         assert encode_chat(tokenizer, [Message(role="user", content="")]) == expected, (text, added)
-        found += len(added_tokens_of(tokenizer).find(text))
-    assert found > 10
+        actual += len(added_tokens_of(tokenizer).find(text))
+
+    assert actual > 10
 
 
 def test_white_space_is_that_of_unicode() -> None:
@@ -97,14 +97,15 @@ def test_white_space_is_that_of_unicode() -> None:
         )
 
 
-def test_markers_that_a_message_spells_are_not_found_between_quotes() -> None:
+def test_quoted_tokens_are_not_found() -> None:
     tokenizer = tokenizer_with(
         [AddedToken("<a>", lstrip=True, single_word=True), AddedToken("<b>")]
     )
-    known, quotes = added_tokens_of(tokenizer), ("\ufdd0", "\ufdd1")
+    known = added_tokens_of(tokenizer)
+    quotes = ("\ufdd0", "\ufdd1")
     text = known.quoted("x <a> <b>", quotes) + " <a>"
     assert text == "x \ufdd0<a>\ufdd1 \ufdd0<b>\ufdd1 <a>"
-    assert [(text[each.begin : each.end], each.id) for each in known.find(text, quotes)] == [
+    assert [(text[item.begin : item.end], item.id) for item in known.find(text, quotes)] == [
         (" <a>", tokenizer.id("<a>"))
     ]
     after_a_word = "x\ufdd1<a>"  # the quote is no part of the text
@@ -112,9 +113,7 @@ def test_markers_that_a_message_spells_are_not_found_between_quotes() -> None:
 
 
 def test_a_run_of_spaces_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pattern repeats anything, so a search is linear; and the spaces beside markers sum up to
-    the text.
-    """
+    """No pattern repeats anything, so a search is linear in the text."""
     sizes: list[int] = []
     real = added_tokens.with_spaces
 
@@ -143,14 +142,15 @@ def repeats(pattern: str) -> bool:
     return any(sign in re.sub(r"\\.", "", pattern) for sign in "*+{")
 
 
-def test_thousands_of_markers_are_one_trie() -> None:
+def test_thousands_of_tokens_are_one_trie() -> None:
     names = [f"<unused{number}>" for number in range(3000)]
-    rng, pattern = random.Random(0), re.compile(any_of(["[a]", "[ab]", "[a", *names]))
+    rng = random.Random(0)
+    pattern = re.compile(any_of(["[a]", "[ab]", "[a", *names]))
     assert pattern.pattern.count("<") == 1
     for name in rng.sample(names, 50):
         assert pattern.findall(f"<<unused{name}[ab[a]") == [name, "[a", "[a]"]
 
 
-def test_a_marker_of_any_length_is_one_chain() -> None:
+def test_a_token_of_any_length_is_one_chain() -> None:
     long = "<" + "x" * 5000 + ">"
     assert re.fullmatch(any_of([long, long + "y"]), long + "y")

@@ -1,4 +1,4 @@
-"""Text that comes piece by piece is the text of all ids, whatever the ids are."""
+"""The incremental detokenizer gives the text of all ids, whatever the ids are."""
 
 from __future__ import annotations
 
@@ -22,19 +22,25 @@ KINDS = [*SIZES, "gguf", "marian", "bert", "byte-fallback", "no decoder", "bytes
 def tokenizer(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Tokenizer:
-    kind, folder = request.param, tmp_path_factory.mktemp("tokenizer")
+    kind = request.param
+    folder = tmp_path_factory.mktemp("tokenizer")
     if kind in SIZES:
         return train(kind, SENTENCES, SIZES[kind])
+
     if kind == "gguf":
         return Tokenizer.read(gguf_file(folder / "tiny.gguf"))
+
     if kind == "marian":
         return Tokenizer.read(marian_folder(folder))
+
     if kind == "bytes in a sequence":
         return bytes_in_a_sequence(decoders.ByteLevel(), decoders.Replace("é", "e"))
+
     if kind == "no decoder":
         return Tokenizer(
             tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
         )
+
     return Tokenizer(wordpiece_of_bert() if kind == "bert" else byte_fallback())
 
 
@@ -53,11 +59,11 @@ def pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 
 @given(st.data())
 def test_random_ids(tokenizer: Tokenizer, data: st.DataObject) -> None:
-    """Also such as make no valid UTF-8, special ones, and those beyond the vocabulary."""
+    """Ids may form invalid UTF-8, be special, or lie outside the vocabulary."""
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocabulary + 2), max_size=40))
-    said = pieces(tokenizer, ids)
-    assert "".join(said) == tokenizer.decode(ids)
-    for piece in said:
+    output = pieces(tokenizer, ids)
+    assert "".join(output) == tokenizer.decode(ids)
+    for piece in output:
         piece.encode("utf-8")
 
 
@@ -67,7 +73,7 @@ def test_texts(tokenizer: Tokenizer, text: str) -> None:
     assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids)
 
 
-def test_no_half_character_is_ever_said() -> None:
+def test_chunks_are_whole_characters() -> None:
     tokenizer = train("byte-pair", ["abc"], 261)  # no pairs: a token is a byte
     ids = tokenizer.encode("a👩é")
     assert len(ids) == 7
@@ -76,7 +82,7 @@ def test_no_half_character_is_ever_said() -> None:
     assert pieces(tokenizer, [*ids[:3], ids[0]]) == ["a", "", "", "\ufffda", ""]
 
 
-def test_nor_where_bytes_are_decoded_in_a_sequence() -> None:
+def test_chunks_are_whole_characters_in_a_sequence_of_decoders() -> None:
     for steps in ([decoders.ByteLevel()], [decoders.ByteLevel(), decoders.Strip(" ", 1, 0)]):
         tokenizer = bytes_in_a_sequence(*steps)
         ids = tokenizer.encode(" 👩é")
@@ -90,7 +96,7 @@ def test_bytes_that_never_become_a_character_do_not_wait() -> None:
     assert pieces(tokenizer, [lone] * 50) == ["\ufffd"] * 50 + [""]
 
 
-def test_words_that_are_bytes_wait_for_their_run_to_end() -> None:
+def test_byte_tokens_wait_until_their_run_ends() -> None:
     tokenizer = Tokenizer(byte_fallback())
     first, second, word = (tokenizer.id(token) for token in ("<0xC3>", "<0xA9>", "▁cat"))
     assert first is not None
@@ -100,10 +106,11 @@ def test_words_that_are_bytes_wait_for_their_run_to_end() -> None:
     assert pieces(tokenizer, [word, first, second, second]) == ["cat", "", "", "", "\ufffd" * 3]
 
 
-def test_an_id_costs_the_same_wherever_it_stands(
+def test_the_cost_of_an_id_is_constant(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    most, decode = 0, Tokenizer.decode
+    most = 0
+    decode = Tokenizer.decode
 
     def counted(self: Tokenizer, ids: list[int]) -> str:
         nonlocal most
@@ -117,7 +124,7 @@ def test_an_id_costs_the_same_wherever_it_stands(
     assert most <= longest_run
 
 
-def test_a_words_joints_are_those_of_the_whole(tmp_path: Path) -> None:
+def test_tokens_are_joined_as_in_the_whole_text(tmp_path: Path) -> None:
     tokenizer = train("words", ['He said: "yes (and no)", don\'t!'], 50)
     ids = tokenizer.encode('He said: "yes (and no)", don\'t!')
     assert pieces(tokenizer, ids)[:5] == ["He", " said", ":", ' "', "yes"]

@@ -5,11 +5,11 @@ from rich.cells import cell_len
 from qkv.text.printable import printable, shortened
 
 
-def test_signs_that_command_a_terminal_are_shown_as_unknown() -> None:
+def test_control_characters_are_replaced() -> None:
     assert printable("a\x1b[31mred\x07\x9b2J\tb\n") == "a\ufffd[31mred\ufffd\ufffd2J\tb\n"
 
 
-def test_a_text_is_cut_by_the_room_it_takes() -> None:
+def test_a_text_is_cut_by_its_width_in_cells() -> None:
     assert shortened(" two\n lines ", 20) == "two lines"
     assert shortened("abcdef", 6) == "abcdef"
     assert shortened("abcdefg", 6) == "abcde…"
@@ -17,7 +17,7 @@ def test_a_text_is_cut_by_the_room_it_takes() -> None:
     assert cell_len(shortened("東" * 10_000, 7)) == 7
 
 
-def test_what_turns_the_direction_or_cannot_be_written_is_shown_as_unknown() -> None:
+def test_directional_marks_and_surrogates_are_replaced() -> None:
     turning = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
     for sign in (*turning, "\u2028", "\u2029", "\ud800", "\udfff", "\ufffe", "\uffff"):
         assert printable(f"a{sign}b") == "a\ufffdb"
@@ -25,9 +25,7 @@ def test_what_turns_the_direction_or_cannot_be_written_is_shown_as_unknown() -> 
 
 
 def test_every_language_stays_as_it_is() -> None:
-    """Joiners of Persian and of emoji, spaces of French and Chinese, marks, and signs newer than
-    this Python.
-    """
+    """Joiners of Persian and emoji, spaces of French and Chinese, combining marks, and others."""
     for text in (
         "می\u200cخواهم",
         "\U0001f469\u200d\U0001f680",

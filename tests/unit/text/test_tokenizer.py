@@ -1,6 +1,4 @@
-"""What a tokenizer says of itself: its tokens, special ones, where words begin; written, read and
-sent elsewhere.
-"""
+"""The tokenizer: tokens, special tokens, word starts, saving and pickling."""
 
 from __future__ import annotations
 
@@ -35,6 +33,7 @@ def test_a_batch_is_its_texts(tokenizer: Tokenizer) -> None:
 def test_tokens_and_ids(tokenizer: Tokenizer) -> None:
     for id in range(tokenizer.vocabulary):
         assert tokenizer.id(tokenizer.token(id)) == id
+
     assert tokenizer.id("no such token") is None
     ids = tokenizer.encode(SENTENCES[1])
     assert tokenizer.decode(np.array(ids)) == tokenizer.decode(ids)
@@ -57,7 +56,7 @@ def test_written_and_read(tokenizer: Tokenizer, tmp_path: Path) -> None:
     ):
         assert again.fingerprint == tokenizer.fingerprint
         assert again.encode_batch(SENTENCES + ODD) == tokenizer.encode_batch(SENTENCES + ODD)
-        assert again.roles == tokenizer.roles
+        assert again.special_tokens == tokenizer.special_tokens
 
 
 def test_a_written_file_is_the_same_every_time(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -70,10 +69,8 @@ def test_other_libraries_read_it(tokenizer: Tokenizer, tmp_path: Path) -> None:
     tokenizer.write(tmp_path)
     file = str(tmp_path / "tokenizer.json")
     bare = tokenizers.Tokenizer.from_file(file)
-    fast, auto = (
-        PreTrainedTokenizerFast(tokenizer_file=file),
-        AutoTokenizer.from_pretrained(tmp_path),
-    )
+    fast = PreTrainedTokenizerFast(tokenizer_file=file)
+    auto = AutoTokenizer.from_pretrained(tmp_path)
     for text in [*SENTENCES, *ODD[:5], "I do not know ; it is ' s ."]:
         ids = tokenizer.encode(text)
         assert bare.encode(text).ids == ids
@@ -81,10 +78,21 @@ def test_other_libraries_read_it(tokenizer: Tokenizer, tmp_path: Path) -> None:
         for theirs in (fast, auto):
             assert theirs(text)["input_ids"] == ids
             assert theirs.decode(ids) == tokenizer.decode(ids)
+
     assert len(fast) == len(auto) == tokenizer.vocabulary
-    assert (auto.pad_token_id, auto.unk_token_id, auto.bos_token_id, auto.eos_token_id, auto.mask_token_id) == (
-        0, 1, 2, 3, 4,
-    )  # fmt: skip
+    assert (
+        auto.pad_token_id,
+        auto.unk_token_id,
+        auto.bos_token_id,
+        auto.eos_token_id,
+        auto.mask_token_id,
+    ) == (
+        0,
+        1,
+        2,
+        3,
+        4,
+    )
 
 
 def test_a_full_disk_leaves_the_old_file(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -97,12 +105,14 @@ def test_a_full_disk_leaves_the_old_file(tokenizer: Tokenizer, tmp_path: Path) -
         )
         with pytest.raises(OSError, match=r"no room on the disk: tokenizer\.json needs"):
             train("characters", ["abc"], 10).write(file)
+
     assert file.read_bytes() == before
     assert list(tmp_path.iterdir()) == [file]
 
 
 def test_different_tokenizers_have_different_fingerprints() -> None:
-    one, other = train("words", ["a b"], 10), train("words", ["a c"], 10)
+    one = train("words", ["a b"], 10)
+    other = train("words", ["a c"], 10)
     assert one.fingerprint != other.fingerprint
     elsewhere = Tokenizer(one.inner, {"eos_token": "[mask]"})
     assert elsewhere.end == 4
@@ -113,11 +123,11 @@ def test_different_tokenizers_have_different_fingerprints() -> None:
 
 
 def groups(tokenizer: Tokenizer, text: str) -> list[str]:
-    """The text of the tokens between one start of a word and the next."""
+    """Return the texts of the tokens from one word start to the next."""
     ids = tokenizer.encode(text)
     starts = [
         0,
-        *(place for place in range(1, len(ids)) if tokenizer.starts_word[ids[place]]),
+        *(position for position in range(1, len(ids)) if tokenizer.starts_word[ids[position]]),
         len(ids),
     ]
     return [tokenizer.decode(ids[a:b]) for a, b in pairwise(starts)]
@@ -192,7 +202,7 @@ TEXT = "unfriendly cats, chasing 1234 mice: öğretmenlerin evi."
     ],
 )
 @pytest.mark.parametrize("size", [270, 300])
-def test_words_begin_where_they_do(kind: Kind, expected: list[str], size: int) -> None:
+def test_word_starts(kind: Kind, expected: list[str], size: int) -> None:
     tokenizer = train(kind, [TEXT], size)
     assert tokenizer.starts_word.shape == (tokenizer.vocabulary,)
     assert tokenizer.starts_word.dtype == bool
@@ -207,10 +217,10 @@ def test_a_piece_with_an_apostrophe_goes_on_its_word() -> None:
 
 def test_words_begin_with_sentencepieces_mark_too() -> None:
     inner = tokenizers.Tokenizer(models.BPE())
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    inner.pre_tokenizer = pre_tokenizers.Metaspace()
+    inner.decoder = decoders.Metaspace()
     inner.train_from_iterator([TEXT], trainers.BpeTrainer(vocab_size=40, show_progress=False))
-    words = groups(Tokenizer(inner), TEXT)
-    assert words == [
+    assert groups(Tokenizer(inner), TEXT) == [
         "unfriendly",
         "cats",
         ",",
@@ -246,11 +256,11 @@ def with_tokens(*names: str) -> tokenizers.Tokenizer:
     ],
 )
 def test_special_tokens_by_known_names(names: list[str], expected: tuple[int | None, ...]) -> None:
-    found = Tokenizer(with_tokens(*names))
-    assert (found.padding, found.unknown, found.start, found.end, found.mask) == expected
+    actual = Tokenizer(with_tokens(*names))
+    assert (actual.padding, actual.unknown, actual.start, actual.end, actual.mask) == expected
 
 
-def test_a_config_says_which_of_several_ends(tmp_path: Path) -> None:
+def test_a_config_names_the_end_token(tmp_path: Path) -> None:
     inner = with_tokens("<|endoftext|>", "<|im_start|>", "<|im_end|>")
     inner.save(str(tmp_path / "tokenizer.json"))
     assert Tokenizer.read(tmp_path).end == 0
@@ -260,16 +270,18 @@ def test_a_config_says_which_of_several_ends(tmp_path: Path) -> None:
         "pad_token": "not there",
     }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    found = Tokenizer.read(tmp_path)
-    assert (found.start, found.end, found.padding) == (1, 2, None)
-    found.write(tmp_path / "again")
-    assert Tokenizer.read(tmp_path / "again").roles == found.roles
-    assert pickle.loads(pickle.dumps(found)).roles == found.roles
+    actual = Tokenizer.read(tmp_path)
+    assert (actual.start, actual.end, actual.padding) == (1, 2, None)
+    actual.write(tmp_path / "again")
+    assert Tokenizer.read(tmp_path / "again").special_tokens == actual.special_tokens
+    assert pickle.loads(pickle.dumps(actual)).special_tokens == actual.special_tokens
 
 
-def test_a_word_that_looks_special_is_none() -> None:
+def test_a_word_that_looks_special_is_not() -> None:
     inner = tokenizers.Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "?": 2}, unk_token="?"))
-    assert Tokenizer(inner).roles == dict.fromkeys(("padding", "unknown", "start", "end", "mask"))
+    assert Tokenizer(inner).special_tokens == dict.fromkeys(
+        ("padding", "unknown", "start", "end", "mask")
+    )
 
 
 def test_ids_with_a_gap_are_all_counted() -> None:
@@ -286,8 +298,8 @@ def test_ids_with_a_gap_are_all_counted() -> None:
 
 
 def test_unknown_words_are_named() -> None:
-    words = train("words", ["cats chase mice"], 20)
-    assert words.unknown_in("cats chase xyzzy, don't") == ["xyzzy", ",", "don't"]
-    assert words.unknown_in("mice") == words.unknown_in("") == []
+    tokenizer = train("words", ["cats chase mice"], 20)
+    assert tokenizer.unknown_in("cats chase xyzzy, don't") == ["xyzzy", ",", "don't"]
+    assert tokenizer.unknown_in("mice") == tokenizer.unknown_in("") == []
     assert train("characters", ["abc"], 20).unknown_in("abxc") == ["x"]
     assert train("byte-pair", ["abc"], 300).unknown_in("abxc 中") == []

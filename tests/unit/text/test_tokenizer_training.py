@@ -1,6 +1,4 @@
-"""Tokenizers learned from text: what comes back, which tokens come first, and that nothing is left
-to chance.
-"""
+"""Training tokenizers: round trips, the order of tokens, and the same result every time."""
 
 from __future__ import annotations
 
@@ -70,11 +68,11 @@ def test_words_and_punctuation_come_back(kind: Kind, text: str) -> None:
     st.data(),
 )
 def test_words_with_punctuation_behind_them_come_back(
-    words: list[str], data: st.DataObject
+    sentence: list[str], data: st.DataObject
 ) -> None:
     text = " ".join(
-        word + data.draw(st.sampled_from(["", ",", ".", "!", "?", ";", ":", "...", ")"]))
-        for word in words
+        part + data.draw(st.sampled_from(["", ",", ".", "!", "?", ";", ":", "...", ")"]))
+        for part in sentence
     )
     tokenizer = train("words", [text], 100)
     assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -129,9 +127,7 @@ def test_byte_pairs_merge_the_most_frequent_pair_first() -> None:
 
 
 def test_byte_pairs_stay_within_gpt2s_words() -> None:
-    """Letters, digits and signs are never merged with each other, nor is a space at the end of a
-    word.
-    """
+    """Letters, digits and punctuation are not merged with each other, nor a trailing space."""
     tokenizer = train("byte-pair", ["abc123!? abc123!? abc123!? it's it's"] * 20, 400)
     tokens = [tokenizer.token(id) for id in tokenizer.encode("abc123!? it's")]
     assert tokens == ["abc", "123", "!?", "Ġit", "'s"]
@@ -153,7 +149,7 @@ def test_word_pieces_of_a_word() -> None:
 
 
 def test_every_letter_can_go_on_a_word() -> None:
-    """A letter that only ever began a word in the text is still known inside one."""
+    """A letter that only starts words in the text is still known inside a word."""
     tokenizer = train("word-piece", ["Kedi Ev"] * 3, 100)
     assert tokenizer.unknown not in tokenizer.encode("EvK dEKi")
 
@@ -220,7 +216,7 @@ class Counted(str):
 
 
 @pytest.mark.parametrize("kind", SIZES)
-def test_texts_are_let_go_as_they_are_read(kind: Kind) -> None:
+def test_texts_are_released_as_they_are_read(kind: Kind) -> None:
     def texts() -> Iterator[str]:
         for number in range(200):
             yield Counted(f"{SENTENCES[number % 5]} " * 3)
@@ -235,12 +231,13 @@ def test_pieces_make_up_the_text(text: str, longest: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("qkv.text.training_sample.LONGEST_PIECE", longest)
         pieces = list(cut([text, text]))
+
     assert "".join(pieces) == text + text
     assert all(0 < len(piece) <= 2 * longest for piece in pieces)
 
 
 def test_a_long_text_gives_the_tokenizer_of_its_words() -> None:
-    """Cuts fall between words, so one long text teaches what many short ones do."""
+    """Cuts fall between words, so one long text gives what many short ones do."""
     text = "the quick brown fox jumps over the lazy dog again, and again. " * 3000
     assert len(text) > 8 * LONGEST_PIECE
     pieces = list(cut([text]))
@@ -252,14 +249,16 @@ def test_a_long_text_gives_the_tokenizer_of_its_words() -> None:
 
 @given(st.lists(st.text(max_size=8), max_size=200), st.integers(200, 4000))
 def test_a_sample_is_evenly_spaced_and_fits(pieces: list[str], most: int) -> None:
-    kept = [piece.decode() for piece in sample(pieces, most)]
-    every = next(every for every in (1, 2, 4, 8, 16, 32, 64, 128, 256) if kept == pieces[::every])
-    assert sum(len(piece.encode()) + OVERHEAD for piece in kept) <= most
+    selected = [piece.decode() for piece in sample(pieces, most)]
+    every = next(
+        every for every in (1, 2, 4, 8, 16, 32, 64, 128, 256) if selected == pieces[::every]
+    )
+    assert sum(len(piece.encode()) + OVERHEAD for piece in selected) <= most
     if every > 1:
         assert sum(len(piece.encode()) + OVERHEAD for piece in pieces) > most
 
 
-def test_a_sample_sees_the_end_of_the_text() -> None:
+def test_a_sample_contains_the_end_of_the_text() -> None:
     texts = ["early words"] * 1000 + ["late words"] * 1000
     tokenizer = train("words", texts, 8, most=20_000)
     assert {tokenizer.token(id) for id in (5, 6, 7)} == {"early", "late", "words"}

@@ -15,7 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from qkv.data.batches.paired import pad
-from qkv.generation.generate import check as check_generation
+from qkv.generation.generate import as_ends
+from qkv.generation.generate import check as check_request
 from qkv.generation.generate import limit_of, within, without_dropout
 from qkv.generation.prefill import next_logits
 from qkv.generation.prompts import Prompts, token_rows
@@ -75,9 +76,13 @@ def check(
     beams: int,
     name: str = "beams",
 ) -> None:
-    """Raise if an argument of a search is wrong; `name` is that of the number of beams."""
-    params = SamplingParams(minimum=minimum, forbidden=tuple(forbidden))
-    check_generation(model, length, as_ends(end), params)
+    check_request(
+        model,
+        length,
+        as_ends(end),
+        SamplingParams(minimum=minimum, forbidden=tuple(forbidden)),
+    )
+
     if not 1 <= beams <= MOST_BEAMS:
         raise ValueError(f"{name}: expected 1 to {MOST_BEAMS:,}, not {beams:,}")
 

@@ -1,6 +1,4 @@
-"""Configs, theirs and ours, checked field by field: what one side cannot express is refused by
-name.
-"""
+"""Read fields of a `transformers` config, and check what each side's config cannot express."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from typing import Any
 
 from qkv.nn.stack_config import Activation, StackConfig
 
-ACTIVATIONS_IN: dict[str, Activation] = {
+ACTIVATIONS_FROM_HF: dict[str, Activation] = {
     "relu": "relu",
     "relu2": "relu2",
     "gelu": "gelu",
@@ -22,7 +20,7 @@ ACTIVATIONS_IN: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
 }
-ACTIVATIONS_OUT: dict[Activation, str] = {
+ACTIVATIONS_TO_HF: dict[Activation, str] = {
     "relu": "relu",
     "relu2": "relu2",
     "gelu": "gelu",
@@ -33,7 +31,7 @@ ACTIVATIONS_OUT: dict[Activation, str] = {
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids that other libraries keep in the model's config; ours belong to the tokenizer."""
+    """Special token ids that `transformers` keeps in the model's config; ours has the tokenizer."""
 
     begin: int | None = None
     end: int | None = None
@@ -45,26 +43,32 @@ class SpecialIds:
             if value is not None and not 0 <= value < vocabulary:
                 raise ValueError(f"{name}_id: expected 0 to {vocabulary - 1}, not {value}")
 
-    def out(self) -> dict[str, int | None]:
+    def to_hf(self) -> dict[str, int | None]:
         return {"bos_token_id": self.begin, "eos_token_id": self.end, "pad_token_id": self.pad}
 
 
 class Fields:
-    """Their config. A field that is absent or null has the default that their library gives it."""
+    """Checked access to their config; an absent or null field has their library's default."""
 
-    def __init__(self, values: Mapping[str, Any], origin: str, inside: str = "") -> None:
-        self.values, self.origin, self.inside = values, origin, inside
+    def __init__(self, values: Mapping[str, Any], origin: str, prefix: str = "") -> None:
+        self.values = values
+        self.origin = origin
+        self.prefix = prefix
+        """The names of the fields around these, for error messages."""
 
     def whole(self, name: str, default: int) -> int:
         value = self.whole_or_none(name)
-        return default if value is None else value
+        if value is None:
+            return default
+
+        return value
 
     def whole_or_none(self, name: str) -> int | None:
         value = self.values.get(name)
         if value is None:
             return None
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise ValueError(f"{self.inside}{name}: expected a whole number, not {value!r}")
+            raise ValueError(f"{self.prefix}{name}: expected a whole number, not {value!r}")
 
         return value
 
@@ -72,12 +76,10 @@ class Fields:
         value = self.values.get(name)
         if value is None:
             return default
-        if (
-            not isinstance(value, int | float)
-            or isinstance(value, bool)
-            or not math.isfinite(value)
-        ):
-            raise ValueError(f"{self.inside}{name}: expected a number, not {value!r}")
+
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value):
+            raise ValueError(f"{self.prefix}{name}: expected a number, not {value!r}")
 
         return float(value)
 
@@ -86,69 +88,73 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise ValueError(f"{self.inside}{name}: expected true or false, not {value!r}")
+            raise ValueError(f"{self.prefix}{name}: expected true or false, not {value!r}")
 
         return value
 
     def activation(self, name: str, default: str) -> Activation:
         value = self.values.get(name)
-        value = default if value is None else value
-        if not isinstance(value, str) or value not in ACTIVATIONS_IN:
+        if value is None:
+            value = default
+
+        if not isinstance(value, str) or value not in ACTIVATIONS_FROM_HF:
             raise ValueError(
-                f"{self.inside}{name}: expected one of {', '.join(ACTIVATIONS_IN)}, not {value!r}"
+                f"{self.prefix}{name}: expected one of {', '.join(ACTIVATIONS_FROM_HF)}, "
+                f"not {value!r}"
             )
 
-        return ACTIVATIONS_IN[value]
+        return ACTIVATIONS_FROM_HF[value]
 
     def within(self, name: str) -> Fields:
-        """The fields inside this one; none if it is absent."""
+        """Return the fields of a nested object; empty if it is absent."""
         value = self.values.get(name)
         if value is not None and not isinstance(value, dict):
-            raise ValueError(f"{self.inside}{name}: expected fields in braces, not {value!r}")
+            raise ValueError(f"{self.prefix}{name}: expected fields in braces, not {value!r}")
 
-        return Fields(value or {}, self.origin, f"{self.inside}{name}: ")
+        return Fields(value or {}, self.origin, f"{self.prefix}{name}: ")
 
     def only(self, **allowed: Any) -> None:
-        """Fields that would change the computation in a way we do not have; absent, null or as
-        allowed is fine.
-        """
-        for name, value in allowed.items():
-            found = self.values.get(name)
-            if found is not None and found != value:
+        """Raise if a field has another value than the supported one; absent or null is fine."""
+        for name, supported in allowed.items():
+            value = self.values.get(name)
+            if value is not None and value != supported:
                 raise ValueError(
-                    f"{self.inside}{name}: expected {value!r}, the only value supported here, not {found!r}"
+                    f"{self.prefix}{name}: expected {supported!r}, the only value supported here, "
+                    f"not {value!r}"
                 )
 
-    def no_surprises(self) -> None:
-        """What any config may ask for and we never do."""
+    def refuse_unsupported(self) -> None:
+        """Raise for fields of any family that change the model in a way we never support."""
         for name in ("quantization_config", "pruned_heads", "per_layer_config"):
             if self.values.get(name):
                 raise ValueError(
                     f"{name}: not supported; expected plain weights, the same layout in every layer"
                 )
 
-        if any(str(key).startswith("AutoModel") for key in self.within("auto_map").values):
-            raise ValueError(
-                "auto_map: this model runs code of its own, which is never executed here"
-            )
+        for key in self.within("auto_map").values:
+            if str(key).startswith("AutoModel"):
+                raise ValueError(
+                    "auto_map: this model runs code of its own, which is never executed here"
+                )
 
 
-def expect(format: str, config: StackConfig, **wanted: Any) -> None:
-    """Our config must have these values, or the format cannot hold the model."""
-    for name, value in wanted.items():
+def expect(format: str, config: StackConfig, **required: Any) -> None:
+    """Raise if our config differs from these values, the only ones that the format can express."""
+    for name, value in required.items():
         if getattr(config, name) != value:
             flag = f"--{name.replace('_', '-')} {value}"
             raise ValueError(
-                f"{name}: {format}'s format can only say {value!r}, not {getattr(config, name)!r}; qkv.save keeps "
-                f"such a model, and one trained with {flag} can be exported"
+                f"{name}: {format}'s format can only say {value!r}, not {getattr(config, name)!r}; "
+                f"qkv.save keeps such a model, and one trained with {flag} can be exported"
             )
 
 
 def expect_plain_heads(format: str, config: StackConfig) -> None:
-    """As many key and value heads as heads, which together are as wide as the model."""
+    """Raise for grouped key-value heads, and for heads that are not width / heads wide."""
     if config.kv_heads not in (None, config.heads):
         raise ValueError(
-            f"kv_heads: {format}'s format can only say heads = {config.heads}, not {config.kv_heads}"
+            f"kv_heads: {format}'s format can only say heads = {config.heads}, "
+            f"not {config.kv_heads}"
         )
     if config.width_of_head * config.heads != config.width:
         raise ValueError(
@@ -163,10 +169,11 @@ def expect_final_norm(format: str, config: StackConfig, present: bool) -> None:
         )
 
 
-def activation_out(format: str, config: StackConfig) -> str:
-    if config.activation not in ACTIVATIONS_OUT:
+def activation_to_hf(format: str, config: StackConfig) -> str:
+    if config.activation not in ACTIVATIONS_TO_HF:
         raise ValueError(
-            f"activation: {format}'s format can say {', '.join(ACTIVATIONS_OUT)}, but not {config.activation}"
+            f"activation: {format}'s format can say {', '.join(ACTIVATIONS_TO_HF)}, "
+            f"but not {config.activation}"
         )
 
-    return ACTIVATIONS_OUT[config.activation]
+    return ACTIVATIONS_TO_HF[config.activation]

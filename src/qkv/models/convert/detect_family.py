@@ -1,9 +1,8 @@
-"""Which family a folder holds whose config.json names none, as those of 2019 do not: its tensors'
-names tell.
+"""Detect the family of a folder whose config.json has no model_type, from its tensors' names.
 
-Several families share names: RoBERTa is a BERT whose positions begin at 2, and many later models
-are Llamas with another norm or scale. So where the names do not decide, the config must have no
-field that the family would not have.
+Folders of 2019 have no model_type. Several families share names: RoBERTa is a BERT whose positions
+start at 2, and many later models are Llamas with another norm or scale. So where the names do not
+decide, the config must have no field that the family does not have.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-SIGNS = {
+FAMILY_TENSORS = {
     "gpt2": (r"(transformer\.)?wte\.weight", r"(transformer\.)?h\.0\.attn\.c_attn\.weight"),
     "bert": (
         r"(bert\.)?embeddings\.word_embeddings\.weight",
@@ -25,36 +24,52 @@ SIGNS = {
         r"model\.decoder\.layers\.0\.encoder_attn\.q_proj\.weight",
     ),
 }
-"""Names, one of each kind, that all files of a family have."""
+"""Patterns of names that all files of a family have."""
 
-GENERAL = {
-    "architectures", "attention_bias", "attention_dropout", "bos_token_id", "dtype", "eos_token_id", "hidden_act",
-    "initializer_range", "pad_token_id", "tie_word_embeddings", "torch_dtype", "transformers_version", "use_cache",
+COMMON_FIELDS = {
+    "architectures",
+    "attention_bias",
+    "attention_dropout",
+    "bos_token_id",
+    "dtype",
+    "eos_token_id",
+    "hidden_act",
+    "initializer_range",
+    "pad_token_id",
+    "tie_word_embeddings",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
     "vocab_size",
-}  # fmt: skip
-LLAMA = GENERAL | {
-    "head_dim", "hidden_size", "intermediate_size", "max_position_embeddings", "mlp_bias", "num_attention_heads",
-    "num_hidden_layers", "num_key_value_heads", "pretraining_tp", "rms_norm_eps", "rope_parameters", "rope_scaling",
+}
+LLAMA_FIELDS = COMMON_FIELDS | {
+    "head_dim",
+    "hidden_size",
+    "intermediate_size",
+    "max_position_embeddings",
+    "mlp_bias",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "pretraining_tp",
+    "rms_norm_eps",
+    "rope_parameters",
+    "rope_scaling",
     "rope_theta",
-}  # fmt: skip
-"""What a Llama's config may say; a Gemma's or a Granite's, whose tensors have the same names, says
-more.
-"""
+}
+"""Fields of a Llama's config; Gemma and Granite, with the same tensor names, have more."""
 NAME_IT = 'add "model_type" to the file, which says which it is'
 
 
-def recognise(values: Mapping[str, Any], names: Iterable[str]) -> str:
-    """The model_type that the names of the tensors, and the config's fields, leave."""
+def detect_family(values: Mapping[str, Any], names: Iterable[str]) -> str:
+    """Return the only model_type that fits the tensors' names and the config's fields."""
     names = set(names)
-    matching = [
-        family for family, signs in SIGNS.items() if all(holds(names, sign) for sign in signs)
-    ]
+    matching = [family for family in FAMILY_TENSORS if has_tensors_of(family, names)]
     if len(matching) != 1:
-        what = (
-            f"could be {' or '.join(matching)}"
-            if matching
-            else f"are of none of {', '.join(SIGNS)}"
-        )
+        what = f"are of none of {', '.join(FAMILY_TENSORS)}"
+        if matching:
+            what = f"could be {' or '.join(matching)}"
+
         raise ValueError(
             f"model_type: it is missing, and the names of the tensors {what}; {NAME_IT}"
         )
@@ -65,14 +80,19 @@ def recognise(values: Mapping[str, Any], names: Iterable[str]) -> str:
         raise ValueError(
             f"model_type: it is missing, and the model could be a BERT or a RoBERTa; {NAME_IT}"
         )
-    if family == "llama" and (strange := sorted(values.keys() - LLAMA)):
+
+    if family == "llama" and (unknown := sorted(values.keys() - LLAMA_FIELDS)):
         raise ValueError(
-            f"model_type: it is missing, and though the tensors have a Llama's names, {strange[0]} is not a field of "
-            f"its config; {NAME_IT}"
+            "model_type: it is missing, and though the tensors have a Llama's names, "
+            f"{unknown[0]} is not a field of its config; {NAME_IT}"
         )
 
     return family
 
 
-def holds(names: set[str], pattern: str) -> bool:
-    return any(re.fullmatch(pattern, name) for name in names)
+def has_tensors_of(family: str, names: set[str]) -> bool:
+    for pattern in FAMILY_TENSORS[family]:
+        if not any(re.fullmatch(pattern, name) for name in names):
+            return False
+
+    return True

@@ -1,8 +1,6 @@
-"""GGUF, the one-file format of hf_llama.cpp, for the Llama architecture; quantised tensors become
-ordinary ones.
+"""GGUF, the one-file format of llama.cpp, for the Llama architecture; tensors are dequantised.
 
-A file is read as Llama in other words: its fields and tensors get the names of hf_llama.py and take
-the same way.
+Fields and tensors get the names that `transformers` has for a Llama, and hf_llama.py reads them.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from qkv import storage
 from qkv.models.convert import hf_llama
 from qkv.models.convert.config_fields import Fields
 from qkv.models.convert.hf_folder import refuse_pickle
-from qkv.models.convert.weight_rules import Weights, assemble
+from qkv.models.convert.weight_rules import Weights, model_from_hf
 from qkv.models.registry import Model
 from qkv.nn.position import RotaryScaling, stretch
 
@@ -63,26 +61,35 @@ ROTARY_FACTORS = "rope_freqs.weight"
 def read_gguf(
     path: Path | str, *, dtype: torch.dtype = torch.float32, allow_nonfinite: bool = False
 ) -> Model:
-    """A Llama from a GGUF file. Dropout is off; weights that are NaN or infinite are refused unless
-    allowed.
+    """Read a Llama from a GGUF file.
+
+    Args:
+        path: The file.
+        dtype: The dtype of the weights.
+        allow_nonfinite: Load NaN and infinite weights instead of raising.
+
+    Returns:
+        The model in evaluation mode (dropout off).
+
+    Raises:
+        ValueError: If the file is damaged, or holds a model that is not supported.
+        ImportError: If the package gguf is not installed.
     """
     path = Path(path)
     reader = open_gguf(path)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
+    metadata = {name: value_of(field) for name, field in reader.fields.items()}
 
     try:
-        fields = Fields(
-            config_of({name: value_of(field) for name, field in reader.fields.items()}, tensors),
-            str(path),
-        )
-        weights = weights_of(fields, tensors, allow_nonfinite)
+        fields = Fields(config_to_hf(metadata, tensors), str(path))
+        weights = weights_to_hf(fields, tensors, allow_nonfinite)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
-    return assemble(hf_llama.FORMAT, fields, weights, dtype)
+    return model_from_hf(hf_llama.FORMAT, fields, weights, dtype)
 
 
-def library() -> Any:
+def gguf_library() -> Any:
     try:
         import gguf
     except ImportError:
@@ -92,20 +99,39 @@ def library() -> Any:
 
 
 def open_gguf(path: Path) -> Any:
+    """Open a file with a checked GGUFReader; every failure is a ValueError that names the file."""
     refuse_pickle(path)
     storage.check_regular(path)
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file; expected a GGUF file")
 
-    gguf = library()
-    ARRAY, STRING = gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.STRING
+    reader_class = checked_reader(gguf_library())
+    try:
+        reader = reader_class(path)
+    except Exception as error:  # a damaged file raises many kinds of error in the library
+        raise ValueError(
+            f"{path}: not a whole GGUF file ({error}); copy or download it again"
+        ) from error
 
-    class Reader(gguf.GGUFReader):  # type: ignore[name-defined]
-        """Refuses what lies past the end of the file, where its parent would go on with fewer
-        numbers than it was told.
+    if reader.byte_order != "I":
+        raise ValueError(
+            f"{path}: written for machines of the other byte order; convert it with llama.cpp"
+        )
 
-        It also passes over lists. They are the tokenizer's, and to make an array of every token
-        takes seconds.
+    check_offsets(path, reader)
+
+    return reader
+
+
+def checked_reader(gguf: Any) -> Any:
+    """Return a subclass of GGUFReader that checks sizes and skips lists."""
+    ARRAY = gguf.GGUFValueType.ARRAY
+    STRING = gguf.GGUFValueType.STRING
+
+    class Reader(gguf.GGUFReader):
+        """Raises for data past the end of the file, which GGUFReader silently cuts short.
+
+        It also skips lists: they are the tokenizer's, and an array for every token takes seconds.
         """
 
         def _get(self, offset: Any, dtype: Any, count: Any = 1, *rest: Any, **named: Any) -> Any:
@@ -120,37 +146,30 @@ def open_gguf(path: Path) -> Any:
 
             member = gguf.GGUFValueType(self._get(offset, np.uint32)[0])
             count = int(self._get(offset + 4, np.uint64)[0])
-            size = 12
             if member == STRING:
-                data, length = memoryview(self.data), "<Q" if self.byte_order == "I" else ">Q"
-                for _ in range(count):
-                    size += 8 + struct.unpack_from(length, data, int(offset) + size)[0]
+                size = self._size_of_strings(int(offset) + 12, count)
             else:
-                size += count * np.dtype(self.gguf_scalar_to_np[member]).itemsize
+                size = count * np.dtype(self.gguf_scalar_to_np[member]).itemsize
 
-            return size, [], [], [ARRAY]
+            return 12 + size, [], [], [ARRAY]
 
-    try:
-        reader = Reader(path)
-    except Exception as error:  # the library lets many kinds of error through for a damaged file
-        raise ValueError(
-            f"{path}: not a whole GGUF file ({error}); copy or download it again"
-        ) from error
+        def _size_of_strings(self, first: int, count: int) -> int:
+            data = memoryview(self.data)
+            length_format = "<Q"
+            if self.byte_order != "I":
+                length_format = ">Q"
 
-    if reader.byte_order != "I":
-        raise ValueError(
-            f"{path}: written for machines of the other byte order; convert it with hf_llama.cpp"
-        )
+            size = 0
+            for _ in range(count):
+                size += 8 + struct.unpack_from(length_format, data, first + size)[0]
 
-    check_places(path, reader)
+            return size
 
-    return reader
+    return Reader
 
 
-def check_places(path: Path, reader: Any) -> None:
-    """Tensors follow each other without gaps; a damaged place would give a tensor the numbers of
-    another.
-    """
+def check_offsets(path: Path, reader: Any) -> None:
+    """Raise if tensors do not follow each other: a damaged offset points into another tensor."""
     expected = int(reader.data_offset)
     for tensor in reader.tensors:
         if tensor.data_offset != expected:
@@ -163,83 +182,89 @@ def check_places(path: Path, reader: Any) -> None:
 
 def value_of(field: Any) -> Any:
     kind = field.types[0].name
-    if kind == "ARRAY":
-        # of tokens, merges or sizes that differ from layer to layer: never a value we use
+    if kind == "ARRAY":  # tokens, merges or sizes per layer: no value that is used here
         return "a list"
 
     part = field.parts[field.data[0]]
-    return bytes(part).decode("utf-8", "replace") if kind == "STRING" else part.tolist()[0]
+    if kind == "STRING":
+        return bytes(part).decode("utf-8", "replace")
+
+    return part.tolist()[0]
 
 
-def config_of(found: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
-    """The file's fields in the words of `transformers`."""
-    if found.get("general.architecture") != "llama":
-        raise ValueError(
-            f"general.architecture: expected llama, not {found.get('general.architecture')!r}"
-        )
-    if found.get("split.count", 1) not in (0, 1):
-        raise ValueError(
-            f"split.count: expected a file that is not split, not {found['split.count']} parts"
-        )
+def config_to_hf(metadata: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
+    """Return the file's fields as `transformers` names them."""
+    check_kind(metadata, tensors)
+    llama = {}
+    for name, value in metadata.items():
+        if name.startswith("llama."):
+            llama[name.removeprefix("llama.")] = value
 
-    found = {
-        name.removeprefix("llama."): value
-        for name, value in found.items()
-        if name.startswith("llama.")
-    }
-
-    for name in ("token_embd.weight", "output_norm.weight"):
-        if name not in tensors:
-            raise ValueError(f"{name}: this tensor is missing")
-
-    if missing := sorted(FIELDS.keys() - found.keys()):
+    if missing := sorted(FIELDS.keys() - llama.keys()):
         raise ValueError(f"llama.{missing[0]}: this field is missing")
 
-    values = {
-        theirs: found[name]
-        for name, theirs in {**FIELDS, **OPTIONAL_FIELDS}.items()
-        if name in found
-    }
+    values: dict[str, Any] = {}
+    for name, their_name in {**FIELDS, **OPTIONAL_FIELDS}.items():
+        if name in llama:
+            values[their_name] = llama[name]
+
+    # What a GGUF file states by its tensors.
     values["vocab_size"] = int(tensors["token_embd.weight"].shape[-1])
     values["tie_word_embeddings"] = "output.weight" not in tensors
     values["attention_bias"] = "blk.0.attn_q.bias" in tensors
     values["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
 
     fields = Fields(values, "")
-    head_width = fields.whole(
-        "head_dim", fields.whole("hidden_size", 0) // max(1, fields.whole("num_attention_heads", 1))
-    )
-    neutral = {**NEUTRAL, "rope.dimension_count": head_width, "attention.value_length": head_width}
-
-    for name, value in found.items():
-        if name in {**FIELDS, **OPTIONAL_FIELDS} or name in HARMLESS_FIELDS or not value:
-            continue
-        if value != neutral.get(name):
-            raise ValueError(
-                f"llama.{name}: {value!r} is not supported here; expected {neutral.get(name, 'no such field')}"
-            )
+    heads = max(1, fields.whole("num_attention_heads", 1))
+    head_width = fields.whole("head_dim", fields.whole("hidden_size", 0) // heads)
+    check_other_fields(llama, head_width)
 
     if ROTARY_FACTORS in tensors:
-        factors = numbers(tensors[ROTARY_FACTORS])
-        values["rope_parameters"] = rotary_of(
-            factors, fields.number("rope_theta", 10000.0), head_width
-        )
+        factors = dequantized(tensors[ROTARY_FACTORS])
+        base = fields.number("rope_theta", 10000.0)
+        values["rope_parameters"] = rotary_to_hf(factors, base, head_width)
 
     return values
 
 
-def rotary_of(factors: Tensor, base: float, head_width: int) -> dict[str, Any]:
-    """llama.cpp stores how much slower each wave turns; only Llama 3's way of stretching is known
-    to us.
-    """
+def check_kind(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
+    architecture = metadata.get("general.architecture")
+    if architecture != "llama":
+        raise ValueError(f"general.architecture: expected llama, not {architecture!r}")
+
+    files = metadata.get("split.count", 1)
+    if files not in (0, 1):
+        raise ValueError(f"split.count: expected a file that is not split, not {files} parts")
+
+    for name in ("token_embd.weight", "output_norm.weight"):
+        if name not in tensors:
+            raise ValueError(f"{name}: this tensor is missing")
+
+
+def check_other_fields(llama: dict[str, Any], head_width: int) -> None:
+    """Raise for a field that changes the computation in a way that is not supported."""
+    known = {*FIELDS, *OPTIONAL_FIELDS, *HARMLESS_FIELDS}
+    neutral = {**NEUTRAL, "rope.dimension_count": head_width, "attention.value_length": head_width}
+
+    for name, value in llama.items():
+        if name in known or not value or value == neutral.get(name):
+            continue
+
+        raise ValueError(
+            f"llama.{name}: {value!r} is not supported here; "
+            f"expected {neutral.get(name, 'no such field')}"
+        )
+
+
+def rotary_to_hf(factors: Tensor, base: float, head_width: int) -> dict[str, Any]:
+    """Return rope_parameters for the frequency factors of llama.cpp; only Llama 3's are known."""
     if bool((factors == 1).all()):
         return {}
 
     scaling = RotaryScaling(factor=float(factors.max()))
-    speed = 1.0 / base ** (torch.arange(0, head_width, 2) / head_width)
-    if factors.shape != speed.shape or not torch.allclose(
-        speed / stretch(speed, scaling), factors, rtol=1e-4
-    ):
+    frequencies = 1.0 / base ** (torch.arange(0, head_width, 2) / head_width)
+    expected = frequencies / stretch(frequencies, scaling)
+    if factors.shape != expected.shape or not torch.allclose(expected, factors, rtol=1e-4):
         raise ValueError(
             f"{ROTARY_FACTORS}: expected the factors of Llama 3's stretched rotary positions"
         )
@@ -253,47 +278,46 @@ def rotary_of(factors: Tensor, base: float, head_width: int) -> dict[str, Any]:
     }
 
 
-def weights_of(fields: Fields, tensors: dict[str, Any], allow_nonfinite: bool) -> Weights:
+def weights_to_hf(fields: Fields, tensors: dict[str, Any], allow_nonfinite: bool) -> Weights:
+    """Return the tensors under the names of `transformers`; each is dequantised when read."""
     heads = fields.whole("num_attention_heads", 1)
-    turned = {"attn_q": heads, "attn_k": fields.whole("num_key_value_heads", heads)}
+    rotary_heads = {"attn_q": heads, "attn_k": fields.whole("num_key_value_heads", heads)}
     read = {}
 
     for name, tensor in tensors.items():
-        if name == ROTARY_FACTORS:
-            continue
-
-        stem, _, kind = name.rpartition(".")
-        *block, part = stem.split(".")
-        if block[:1] == ["blk"] and len(block) == 2 and part in BLOCK_NAMES:
-            new = f"model.layers.{block[1]}.{BLOCK_NAMES[part]}.{kind}"
-        elif not block and part in NAMES:
-            new = f"{NAMES[part]}.{kind}"
-        else:
-            raise ValueError(f"{name}: a Llama has no such tensor")
-
-        read[new] = partial(numbers, tensor, turned.get(part, 0))
+        if name != ROTARY_FACTORS:
+            module = name.rpartition(".")[0].rpartition(".")[2]  # attn_q of blk.0.attn_q.weight
+            read[name_to_hf(name)] = partial(dequantized, tensor, rotary_heads.get(module, 0))
 
     return Weights(read, fields.origin, allow_nonfinite=allow_nonfinite)
 
 
-def numbers(tensor: Any, turned_heads: int = 0) -> Tensor:
-    """The tensor as float32; the rows of queries and keys brought back into our order."""
+def name_to_hf(name: str) -> str:
+    stem, _, kind = name.rpartition(".")
+    *block, part = stem.split(".")
+    if len(block) == 2 and block[0] == "blk" and part in BLOCK_NAMES:
+        return f"model.layers.{block[1]}.{BLOCK_NAMES[part]}.{kind}"
+    if not block and part in NAMES:
+        return f"{NAMES[part]}.{kind}"
+
+    raise ValueError(f"{name}: a Llama has no such tensor")
+
+
+def dequantized(tensor: Any, permuted_heads: int = 0) -> Tensor:
+    """Return the tensor as float32, with the rows of queries and keys in our order."""
+    plain = np.asarray(tensor.data)  # every view of a numpy.memmap is slow
     try:
-        plain = np.asarray(
-            tensor.data
-        )  # not a numpy.memmap, each of whose views costs as much as its numbers
-        array = library().dequantize(plain, tensor.tensor_type)
+        array = gguf_library().dequantize(plain, tensor.tensor_type)
     except NotImplementedError as error:
         raise ValueError(f"{tensor.tensor_type.name} numbers cannot be read ({error})") from error
 
-    x = torch.from_numpy(
-        np.array(array, dtype=np.float32)
-    )  # a copy: the array may be a view of the file
-    if not turned_heads:
+    x = torch.from_numpy(np.array(array, dtype=np.float32))  # a copy, not a view of the file
+    if not permuted_heads:
         return x
-    if x.shape[0] % (2 * turned_heads):
-        raise ValueError(f"expected pairs of rows for {turned_heads} heads, not {x.shape[0]} rows")
+    if x.shape[0] % (2 * permuted_heads):
+        raise ValueError(
+            f"expected pairs of rows for {permuted_heads} heads, not {x.shape[0]} rows"
+        )
 
-    # hf_llama.cpp puts the two dimensions of a rotary pair side by side; ours are half a head
-    # apart.
-    return x.unflatten(0, (turned_heads, -1, 2)).transpose(1, 2).flatten(0, 2)  # (rows, ...)
+    # llama.cpp puts the two dimensions of a rotary pair side by side; ours are half a head apart.
+    return x.unflatten(0, (permuted_heads, -1, 2)).transpose(1, 2).flatten(0, 2)  # (rows, ...)

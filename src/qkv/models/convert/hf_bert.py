@@ -1,4 +1,4 @@
-"""BERT as `transformers` stores it: the encoder alone, or with the heads it was trained with."""
+"""BERT as `transformers` stores it: the encoder alone, or with the heads of pre-training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from qkv.models.bert import BERTConfig
 from qkv.models.convert.config_fields import (
     Fields,
     SpecialIds,
-    activation_out,
+    activation_to_hf,
     expect,
     expect_final_norm,
     expect_plain_heads,
@@ -16,8 +16,8 @@ from qkv.models.convert.config_fields import (
 from qkv.models.convert.weight_rules import Format, WeightRule, Weights, layer_norm, linear, stacked
 
 
-def config_in(fields: Fields, weights: Weights) -> BERTConfig:
-    """What a file holds decides: some that call themselves masked language models have every head."""
+def config_from_hf(fields: Fields, weights: Weights) -> BERTConfig:
+    """Return our config; the tensors decide which heads there are, not the class that is named."""
     fields.only(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
     mlm_head = any(name.startswith("cls.predictions.") for name in weights)
     if mlm_head:
@@ -41,7 +41,7 @@ def config_in(fields: Fields, weights: Weights) -> BERTConfig:
     )
 
 
-def config_out(config: BERTConfig, ids: SpecialIds) -> dict[str, Any]:
+def config_to_hf(config: BERTConfig, ids: SpecialIds) -> dict[str, Any]:
     expect("BERT", config, position="learned", join="sum", norm="layer", norm_placement="after")
     expect("BERT", config, window=None, sparse="none")
     expect("BERT", config, qkv_bias=True, output_bias=True, feed_forward_bias=True)
@@ -60,27 +60,35 @@ def config_out(config: BERTConfig, ids: SpecialIds) -> dict[str, Any]:
         "num_attention_heads": config.heads,
         "intermediate_size": config.width_of_hidden,
         "type_vocab_size": config.segments,
-        "hidden_act": activation_out("BERT", config),
+        "hidden_act": activation_to_hf("BERT", config),
         "layer_norm_eps": config.norm_epsilon,
         "hidden_dropout_prob": config.dropout,
         "attention_probs_dropout_prob": config.attention_dropout,
         "tie_word_embeddings": True,
-        **ids.out(),
+        **ids.to_hf(),
     }
 
 
 def architecture(config: BERTConfig) -> str:
+    """Return their class with the same heads."""
+    if config.next_sentence and config.mlm_head:
+        return "BertForPreTraining"
     if config.next_sentence:
-        return "BertForPreTraining" if config.mlm_head else "BertForNextSentencePrediction"
+        return "BertForNextSentencePrediction"
+    if config.mlm_head:
+        return "BertForMaskedLM"
 
-    return "BertForMaskedLM" if config.mlm_head else "BertModel"
+    return "BertModel"
 
 
 def rules(config: BERTConfig) -> list[WeightRule]:
-    shared = ("cls.predictions.decoder.weight",) if config.mlm_head else ()
+    copies: tuple[str, ...] = ()
+    if config.mlm_head:  # the output layer is tied to the embedding
+        copies = ("cls.predictions.decoder.weight",)
+
     table = [
         WeightRule(
-            "embedding.token.weight", ("bert.embeddings.word_embeddings.weight",), copies=shared
+            "embedding.token.weight", ("bert.embeddings.word_embeddings.weight",), copies=copies
         ),
         WeightRule("embedding.position.weight", ("bert.embeddings.position_embeddings.weight",)),
         WeightRule("embedding.segment.weight", ("bert.embeddings.token_type_embeddings.weight",)),
@@ -88,9 +96,12 @@ def rules(config: BERTConfig) -> list[WeightRule]:
     ]
 
     for layer in range(config.depth):
-        ours, theirs = f"stack.blocks.{layer}", f"bert.encoder.layer.{layer}"
-        query_key_value = tuple(
-            f"{theirs}.attention.self.{name}" for name in ("query", "key", "value")
+        ours = f"stack.blocks.{layer}"
+        theirs = f"bert.encoder.layer.{layer}"
+        query_key_value = (
+            f"{theirs}.attention.self.query",
+            f"{theirs}.attention.self.key",
+            f"{theirs}.attention.self.value",
         )
         table += stacked(f"{ours}.attention.qkv", query_key_value, (config.width,) * 3)
         table += linear(f"{ours}.attention.output", f"{theirs}.attention.output.dense")
@@ -127,8 +138,8 @@ FORMAT = Format(
         "BertForPreTraining",
         "BertForNextSentencePrediction",
     ),
-    config_in=config_in,
-    config_out=config_out,
+    config_from_hf=config_from_hf,
+    config_to_hf=config_to_hf,
     rules=rules,
     prefix="bert.",
     heads=("cls.",),

@@ -1,5 +1,4 @@
-"""The folder format of `transformers`: config.json, safetensors in one file or several,
-tokenizer.json.
+"""Folders of `transformers`: config.json, safetensors in one file or shards, tokenizer.json.
 
 Nothing here unpickles: a .bin, .pt or .ckpt file can run any code on the machine that loads it.
 """
@@ -7,10 +6,11 @@ Nothing here unpickles: a .bin, .pt or .ckpt file can run any code on the machin
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,12 +20,10 @@ from torch import Tensor
 from qkv import storage
 from qkv.models.convert.weight_rules import Weights
 
-CONFIG, SINGLE, INDEX, TOKENIZER = (
-    "config.json",
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "tokenizer.json",
-)
+CONFIG = "config.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+TOKENIZER = "tokenizer.json"
 REPLACEMENT = ".replacement"
 BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 FORMAT = {"format": "pt"}
@@ -33,16 +31,16 @@ SHARD_BYTES = 5_000_000_000
 CHECKSUM = "sha256 of "
 TENSORS = CHECKSUM + "tensors"
 LARGEST_JSON = 256 << 20
-"""Bytes of a JSON file; the largest index of a model's tensors has a few MiB."""
+"""Largest JSON file that is read, in bytes; the largest index of a model has a few MiB."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
 def refuse_pickle(path: Path) -> None:
     if path.suffix.lower() in PICKLES:
         raise ValueError(
-            f"{path}: this file is a pickle, which can run any code when it is loaded, so it is never opened here. "
-            "Convert it to safetensors: in an environment you trust, load it with transformers and call "
-            "save_pretrained()"
+            f"{path}: this file is a pickle, which can run any code when it is loaded, so it is "
+            "never opened here. Convert it to safetensors: in an environment you trust, load it "
+            "with transformers and call save_pretrained()"
         )
 
 
@@ -52,13 +50,19 @@ def refuse_pickles_in(folder: Path) -> None:
 
 
 def current(folder: Path) -> Path:
-    """Where the files are: here, or in the folder that was about to replace them when its process
-    was killed.
+    """Return the folder that holds the newest complete files.
+
+    A process that was killed while it replaced them leaves them in a folder inside.
     """
-    return folder / REPLACEMENT if (folder / REPLACEMENT).is_dir() else folder
+    replacement = folder / REPLACEMENT
+    if replacement.is_dir():
+        return replacement
+
+    return folder
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; every failure is a ValueError that names the file."""
     try:
         values = json.loads(storage.read_file(path, LARGEST_JSON).decode("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -68,7 +72,8 @@ def read_json(path: Path) -> dict[str, Any]:
             ) from None
 
         raise ValueError(
-            f"{path}: there is no such file; expected a folder with {CONFIG} and {SINGLE} (nothing is downloaded)"
+            f"{path}: there is no such file; expected a folder with {CONFIG} and {SINGLE} "
+            "(nothing is downloaded)"
         ) from None
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
@@ -82,14 +87,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def open_config(folder: Path) -> dict[str, Any]:
-    """What config.json says, after a look whether this is a folder that we can read at all."""
+    """Read config.json, after checking that this is a folder that can be read at all."""
     refuse_pickle(folder)
     if folder.is_file():
-        hint = (
-            "; read_gguf reads it"
-            if folder.suffix.lower() == ".gguf"
-            else f"; it holds {CONFIG} and {SINGLE}"
-        )
+        hint = f"; it holds {CONFIG} and {SINGLE}"
+        if folder.suffix.lower() == ".gguf":
+            hint = "; read_gguf reads it"
+
         raise ValueError(f"{folder}: expected the folder of a model, not a file{hint}")
 
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
@@ -99,22 +103,21 @@ def open_config(folder: Path) -> dict[str, Any]:
 
 
 def open_weights(folder: Path, *, allow_nonfinite: bool = False) -> Weights:
-    """The tensors of a folder, from one file or from the shards that an index lists."""
+    """Open the tensors of a folder, from one file or from the shards that an index lists."""
     folder = current(folder)
-    if (folder / SINGLE).exists():
-        return Weights(
-            open_file(folder / SINGLE), str(folder / SINGLE), allow_nonfinite=allow_nonfinite
-        )
-    if (folder / INDEX).exists():
-        return Weights(
-            open_shards(folder / INDEX), str(folder / INDEX), allow_nonfinite=allow_nonfinite
-        )
+    single = folder / SINGLE
+    index = folder / INDEX
+    if single.exists():
+        return Weights(open_file(single), str(single), allow_nonfinite=allow_nonfinite)
+    if index.exists():
+        return Weights(open_shards(index), str(index), allow_nonfinite=allow_nonfinite)
 
     refuse_pickles_in(folder)
     raise ValueError(f"{folder}: no weights; expected {SINGLE}, or {INDEX} and the files it lists")
 
 
 def open_file(path: Path) -> dict[str, Callable[[], Tensor]]:
+    """Return a function for each tensor of a safetensors file that reads it."""
     file = open_safetensors(path)
     return {name: partial(file.get_tensor, name) for name in file.keys()}  # noqa: SIM118 - no mapping
 
@@ -134,35 +137,44 @@ def open_safetensors(path: Path) -> safe_open:
 
 
 def open_shards(index: Path) -> dict[str, Callable[[], Tensor]]:
-    target_positions = read_json(index).get("weight_map")
-    if not isinstance(target_positions, dict) or not all(
-        isinstance(name, str) for name in target_positions.values()
-    ):
+    """Return a function for each tensor of the shards that an index file lists."""
+    weight_map = read_json(index).get("weight_map")
+    if not is_weight_map(weight_map):
         raise ValueError(f"{index}: weight_map: expected the file of every tensor")
 
     shards: dict[str, dict[str, Callable[[], Tensor]]] = {}
-
-    for name in sorted(set(target_positions.values())):
-        if Path(name).name != name:
+    for shard, count in sorted(Counter(weight_map.values()).items()):
+        if Path(shard).name != shard:
             raise ValueError(
-                f"{index}: weight_map: expected the name of a file beside it, not {name!r}"
+                f"{index}: weight_map: expected the name of a file beside it, not {shard!r}"
             )
 
-        if not (index.parent / name).is_file():
-            count = sum(place == name for place in target_positions.values())
+        path = index.parent / shard
+        if not path.is_file():
             raise ValueError(
-                f"{index.parent / name}: this shard is missing; it holds {count} tensors of the model"
+                f"{path}: this shard is missing; it holds {count} tensors of the model"
             )
 
-        shards[name] = open_file(index.parent / name)
+        shards[shard] = open_file(path)
 
-    for tensor, name in target_positions.items():
-        if tensor not in shards[name]:
+    tensors = {}
+    for name, shard in weight_map.items():
+        if name not in shards[shard]:
             raise ValueError(
-                f"{index.parent / name}: {tensor} is not in this shard, although the index says so"
+                f"{index.parent / shard}: {name} is not in this shard, although the index lists it"
             )
 
-    return {tensor: shards[name][tensor] for tensor, name in target_positions.items()}
+        tensors[name] = shards[shard][name]
+
+    return tensors
+
+
+def is_weight_map(value: Any) -> TypeGuard[dict[str, str]]:
+    return isinstance(value, dict) and all(isinstance(shard, str) for shard in value.values())
+
+
+def no_tokenizer(folder: Path) -> None:
+    """Write no tokenizer files."""
 
 
 def write(
@@ -170,76 +182,82 @@ def write(
     config: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     *,
-    tokenizer: Callable[[Path], None] = lambda made: None,
+    write_tokenizer: Callable[[Path], None] = no_tokenizer,
     max_shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Everything is made beside its place and moved at the end, the config last: no half-written
-    model is ever seen.
+    """Write a model into a staging folder and move it into place, config.json last.
 
-    `tokenizer` writes the tokenizer's files into the folder that it is given.
+    A reader never sees a half-written model. `write_tokenizer` writes the tokenizer's files into
+    the folder that it gets.
     """
     refuse_taken(folder)
     size = sum(tensor.nbytes for tensor in tensors.values())
 
-    with storage.staging(folder, size, "the model") as made:
-        write_json(made / CONFIG, config)
-        write_shards(made, tensors, max_shard_bytes)
-        tokenizer(made)
-        for path in sorted(made.iterdir(), key=lambda path: path.name == CONFIG):
+    with storage.staging(folder, size, "the model") as staged:
+        write_json(staged / CONFIG, config)
+        write_shards(staged, tensors, max_shard_bytes)
+        write_tokenizer(staged)
+        for path in sorted(staged.iterdir(), key=lambda path: path.name == CONFIG):
             storage.flush(path)
             storage.move(path, folder / path.name)
 
 
 def refuse_taken(folder: Path) -> None:
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+    """Raise if the folder holds a model already."""
+    if not folder.is_dir():
+        return
+
+    for path in sorted(folder.iterdir()):
         if path.name in (CONFIG, INDEX) or path.suffix == ".safetensors":
             raise ValueError(f"{folder}: {path.name} is already here; choose an empty folder")
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], max_shard_bytes: int) -> None:
     shards = shard(tensors, max_shard_bytes)
-    target_positions: dict[str, str] = {}
+    if len(shards) == 1:
+        write_tensors(folder / SINGLE, tensors)
+        return
+
+    weight_map: dict[str, str] = {}
     for number, names in enumerate(shards, start=1):
-        file = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        target_positions.update(dict.fromkeys(names, file))
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        weight_map.update(dict.fromkeys(names, file))
         write_tensors(folder / file, {name: tensors[name] for name in names})
 
-    if len(shards) > 1:
-        size = sum(tensor.nbytes for tensor in tensors.values())
-        write_json(
-            folder / INDEX, {"metadata": {"total_size": size}, "weight_map": target_positions}
-        )
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": weight_map})
 
 
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] = FORMAT
 ) -> None:
-    """One safetensors file, of tensors on any device; two names of one tensor are written twice."""
+    """Write one safetensors file from tensors on any device; shared memory is written twice."""
     if "__metadata__" in tensors:
         raise ValueError(
-            "__metadata__: a safetensors file keeps this name for itself; give the tensor another one"
+            "__metadata__: safetensors reserves this name; give the tensor another one"
         )
 
-    own: dict[str, Tensor] = {}
-    seen: set[int] = set()
-
+    # safetensors refuses two tensors in one memory.
+    separate: dict[str, Tensor] = {}
+    addresses: set[int] = set()
     for name, tensor in tensors.items():
         tensor = tensor.detach().cpu().contiguous()
-        memory = tensor.untyped_storage().data_ptr()
-        own[name] = tensor.clone() if memory in seen else tensor
-        seen.add(memory)
+        address = tensor.untyped_storage().data_ptr()
+        if address in addresses:
+            tensor = tensor.clone()
+
+        separate[name] = tensor
+        addresses.add(address)
 
     path.touch()
     mode = path.stat().st_mode
-    save_file(own, path, metadata=dict(metadata))
-    path.chmod(mode)  # safetensors lets only its owner read a file
+    save_file(separate, path, metadata=dict(metadata))
+    path.chmod(mode)  # safetensors makes files that only their owner can read
     sort_metadata(path)
 
 
 def sort_metadata(path: Path) -> None:
-    """The library writes metadata in an order that differs from time to time; sorted, equal models
-    are equal files.
-    """
+    """Sort a file's metadata, which the library orders randomly: equal models are equal files."""
     with path.open("r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
@@ -253,9 +271,7 @@ def sort_metadata(path: Path) -> None:
 
 
 def shard(tensors: Mapping[str, Tensor], max_shard_bytes: int) -> list[list[str]]:
-    """Names in groups that fit a file each; a tensor larger than a file is allowed to be has one of
-    its own.
-    """
+    """Group names so that each group fits into a file; a larger tensor gets a file of its own."""
     if max_shard_bytes < 1:
         raise ValueError(f"max_shard_bytes: expected 1 or more, not {max_shard_bytes}")
 
@@ -274,17 +290,23 @@ def shard(tensors: Mapping[str, Tensor], max_shard_bytes: int) -> list[list[str]
 
 
 def tokenizer_files(path: Path) -> dict[str, Path]:
-    """The files to copy: tokenizer.json, given itself or by its folder, and what lies beside it.
-    None where it is not there: tokenizers of other files are written anew."""
-    file = path / TOKENIZER if path.is_dir() else path
+    """Return the files to copy: tokenizer.json, given by itself or by its folder, and its configs.
+
+    Empty if there is no tokenizer.json: tokenizers from other files are written anew.
+    """
+    file = path
+    if path.is_dir():
+        file = path / TOKENIZER
+
     if file.suffix != ".json" or file.name == "vocab.json" or not file.is_file():
         return {}
 
-    beside = {
-        name: file.parent / name for name in BESIDE_TOKENIZER if (file.parent / name).is_file()
-    }
+    files = {TOKENIZER: file}
+    for name in BESIDE_TOKENIZER:
+        if (file.parent / name).is_file():
+            files[name] = file.parent / name
 
-    return {TOKENIZER: file, **beside}
+    return files
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -292,7 +314,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:
-    """Of names, dtypes, shapes and numbers, whatever their order in the file."""
+    """Hash names, dtypes, shapes and numbers, in an order that does not depend on the file."""
 
     def chunks() -> Iterator[Any]:
         for name, tensor in sorted(tensors.items()):

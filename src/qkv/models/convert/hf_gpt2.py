@@ -1,4 +1,4 @@
-"""GPT-2 as `transformers` stores it: matrices transposed, query, key and value in one."""
+"""GPT-2 as `transformers` stores it: matrices transposed; query, key and value in one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from qkv.models.convert.config_fields import (
     Fields,
     SpecialIds,
-    activation_out,
+    activation_to_hf,
     expect,
     expect_final_norm,
     expect_plain_heads,
@@ -16,7 +16,7 @@ from qkv.models.convert.weight_rules import Format, WeightRule, Weights, layer_n
 from qkv.models.gpt import GPTConfig
 
 
-def config_in(fields: Fields, weights: Weights) -> GPTConfig:
+def config_from_hf(fields: Fields, weights: Weights) -> GPTConfig:
     fields.only(
         scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False
     )
@@ -30,13 +30,13 @@ def config_in(fields: Fields, weights: Weights) -> GPTConfig:
         activation=fields.activation("activation_function", "gelu_new"),
         norm_epsilon=fields.number("layer_norm_epsilon", 1e-5),
         tied=fields.truth("tie_word_embeddings", True),
-        # Theirs may differ from embd_pdrop; ours is one, and dropout is off in use.
+        # Their embd_pdrop may differ; ours has one dropout, and inference uses none.
         dropout=fields.number("resid_pdrop", 0.1),
         attention_dropout=fields.number("attn_pdrop", 0.1),
     )
 
 
-def config_out(config: GPTConfig, ids: SpecialIds) -> dict[str, Any]:
+def config_to_hf(config: GPTConfig, ids: SpecialIds) -> dict[str, Any]:
     expect("GPT-2", config, position="learned", join="sum", norm="layer", norm_placement="before")
     expect("GPT-2", config, window=None, sparse="none", scaled_embedding=False)
     expect("GPT-2", config, qkv_bias=True, output_bias=True, feed_forward_bias=True)
@@ -52,14 +52,22 @@ def config_out(config: GPTConfig, ids: SpecialIds) -> dict[str, Any]:
         "n_layer": config.depth,
         "n_head": config.heads,
         "n_inner": config.hidden,
-        "activation_function": activation_out("GPT-2", config),
+        "activation_function": activation_to_hf("GPT-2", config),
         "layer_norm_epsilon": config.norm_epsilon,
         "tie_word_embeddings": config.tied,
         "resid_pdrop": config.dropout,
         "embd_pdrop": config.dropout,
         "attn_pdrop": config.attention_dropout,
-        **ids.out(),
+        **ids.to_hf(),
     }
+
+
+def tied_copies(config: GPTConfig) -> tuple[str, ...]:
+    """Return the names under which a file may repeat the embedding as the output layer."""
+    if config.tied:
+        return ("lm_head.weight",)
+
+    return ()
 
 
 def rules(config: GPTConfig) -> list[WeightRule]:
@@ -67,7 +75,7 @@ def rules(config: GPTConfig) -> list[WeightRule]:
         WeightRule(
             "embedding.token.weight",
             ("transformer.wte.weight",),
-            copies=("lm_head.weight",) if config.tied else (),
+            copies=tied_copies(config),
         ),
         WeightRule("embedding.position.weight", ("transformer.wpe.weight",)),
         *layer_norm("stack.norm", "transformer.ln_f"),
@@ -77,7 +85,8 @@ def rules(config: GPTConfig) -> list[WeightRule]:
         table += linear("head", "lm_head", bias=False)
 
     for layer in range(config.depth):
-        ours, theirs = f"stack.blocks.{layer}", f"transformer.h.{layer}"
+        ours = f"stack.blocks.{layer}"
+        theirs = f"transformer.h.{layer}"
         table += layer_norm(f"{ours}.attention_residual.norm", f"{theirs}.ln_1")
         table += linear(f"{ours}.attention.qkv", f"{theirs}.attn.c_attn", transposed=True)
         table += linear(f"{ours}.attention.output", f"{theirs}.attn.c_proj", transposed=True)
@@ -91,8 +100,8 @@ def rules(config: GPTConfig) -> list[WeightRule]:
 FORMAT = Format(
     name="GPT-2",
     architectures=("GPT2LMHeadModel", "GPT2Model"),
-    config_in=config_in,
-    config_out=config_out,
+    config_from_hf=config_from_hf,
+    config_to_hf=config_to_hf,
     rules=rules,
     prefix="transformer.",
     heads=("lm_head.",),

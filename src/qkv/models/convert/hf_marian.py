@@ -1,6 +1,4 @@
-"""Marian's translators as `transformers` stores them: the Transformer of 2017 with its sinusoids in
-halves.
-"""
+"""Marian's translators as `transformers` stores them: a Transformer with sinusoids in halves."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from qkv.models.configs import Tied, TransformerConfig
 from qkv.models.convert.config_fields import (
     Fields,
     SpecialIds,
-    activation_out,
+    activation_to_hf,
     expect,
     expect_final_norm,
     expect_plain_heads,
@@ -25,7 +23,7 @@ from qkv.nn.stack_config import Sinusoid
 POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 
 
-def config_in(fields: Fields, weights: Weights) -> TransformerConfig:
+def config_from_hf(fields: Fields, weights: Weights) -> TransformerConfig:
     fields.only(is_encoder_decoder=True, is_decoder=False, static_position_embeddings=True)
     fields.only(
         normalize_before=False,
@@ -38,21 +36,22 @@ def config_in(fields: Fields, weights: Weights) -> TransformerConfig:
     context = fields.whole("max_position_embeddings", 1024)
     source_vocabulary = fields.whole("vocab_size", 58101)
     vocabulary = fields.whole("decoder_vocab_size", source_vocabulary) or source_vocabulary
-    depth, decoder_depth = fields.whole("encoder_layers", 12), fields.whole("decoder_layers", 12)
+    depth = fields.whole("encoder_layers", 12)
+    decoder_depth = fields.whole("decoder_layers", 12)
 
     return TransformerConfig(
         vocabulary=vocabulary,
-        source_vocabulary=None if source_vocabulary == vocabulary else source_vocabulary,
+        source_vocabulary=none_if_equal(source_vocabulary, vocabulary),
         context=context,
         width=width,
         depth=depth,
-        decoder_depth=None if decoder_depth == depth else decoder_depth,
-        heads=the_same(fields, "encoder_attention_heads", "decoder_attention_heads", 16),
-        hidden=the_same(fields, "encoder_ffn_dim", "decoder_ffn_dim", 4096),
+        decoder_depth=none_if_equal(decoder_depth, depth),
+        heads=same_in_both(fields, "encoder_attention_heads", "decoder_attention_heads", 16),
+        hidden=same_in_both(fields, "encoder_ffn_dim", "decoder_ffn_dim", 4096),
         activation=fields.activation("activation_function", "gelu"),
         norm_epsilon=1e-5,
-        sinusoid=order_of(weights, context, width),
-        tied=tied_in(fields),
+        sinusoid=sinusoid_of(weights, context, width),
+        tied=tied_from_hf(fields),
         scaled_embedding=fields.truth("scale_embedding", False),
         logit_bias="final_logits_bias" in weights,
         dropout=fields.number("dropout", 0.1),
@@ -60,18 +59,33 @@ def config_in(fields: Fields, weights: Weights) -> TransformerConfig:
     )
 
 
-def the_same(fields: Fields, encoder: str, decoder: str, default: int) -> int:
-    ours, theirs = fields.whole(encoder, default), fields.whole(decoder, default)
-    if ours != theirs:
-        raise ValueError(f"{decoder}: expected the same as {encoder}, {ours}, not {theirs}")
+def same_in_both(fields: Fields, encoder: str, decoder: str, default: int) -> int:
+    """Return a size that encoder and decoder must share, as ours do."""
+    encoder_size = fields.whole(encoder, default)
+    decoder_size = fields.whole(decoder, default)
+    if encoder_size != decoder_size:
+        raise ValueError(
+            f"{decoder}: expected the same as {encoder}, {encoder_size}, not {decoder_size}"
+        )
 
-    return ours
+    return encoder_size
 
 
-def tied_in(fields: Fields) -> Tied:
+def none_if_equal(value: int, default: int) -> int | None:
+    """Return None, our spelling of the default, for a value that equals it."""
+    if value == default:
+        return None
+
+    return value
+
+
+def tied_from_hf(fields: Fields) -> Tied:
     shared = fields.truth("share_encoder_decoder_embeddings", True)
-    if fields.truth("tie_word_embeddings", True):
-        return "three" if shared else "two"
+    tied = fields.truth("tie_word_embeddings", True)
+    if tied and shared:
+        return "three"
+    if tied:
+        return "two"
     if shared:  # versions of their library disagree on what is then shared
         raise ValueError(
             "tie_word_embeddings: expected true when share_encoder_decoder_embeddings is true"
@@ -80,8 +94,8 @@ def tied_in(fields: Fields) -> Tied:
     return "none"
 
 
-def order_of(weights: Weights, context: int, width: int) -> Sinusoid:
-    """Files may store the positions; then they must be sinusoids, in one order or the other."""
+def sinusoid_of(weights: Weights, context: int, width: int) -> Sinusoid:
+    """Return the order of sines and cosines; positions stored in a file must be sinusoids."""
     orders: list[Sinusoid] = ["halves", "interleaved"]
     for name in POSITIONS:
         if name in weights:
@@ -90,7 +104,8 @@ def order_of(weights: Weights, context: int, width: int) -> Sinusoid:
 
     if not orders:
         raise ValueError(
-            f"embed_positions: the file stores positions that are not the {context} sinusoids expected"
+            "embed_positions: the file stores positions that are not the "
+            f"{context} sinusoids expected"
         )
 
     return orders[0]
@@ -101,43 +116,35 @@ def is_sinusoidal(table: Tensor, context: int, width: int, order: Sinusoid) -> b
         return False
 
     expected = sinusoidal(torch.arange(context), width, order)
-    rounding = 1e-5 if table.dtype in (torch.float32, torch.float64) else 4e-3
+    rounding = 4e-3
+    if table.dtype in (torch.float32, torch.float64):
+        rounding = 1e-5
+
     return torch.allclose(table.to(expected.dtype), expected, rtol=0.0, atol=rounding)
 
 
 def make_positions(config: TransformerConfig) -> dict[str, Tensor]:
-    """The positions are written too, because an interleaved order can be said in no other way."""
-    return {
-        name: sinusoidal(torch.arange(config.context), config.width, config.sinusoid)
-        for name in POSITIONS
-    }
+    """Return the position tensors; their config cannot express an interleaved order otherwise."""
+    table = sinusoidal(torch.arange(config.context), config.width, config.sinusoid)
+    return dict.fromkeys(POSITIONS, table)
 
 
-def config_out(config: TransformerConfig, ids: SpecialIds) -> dict[str, Any]:
-    expect(
-        "Marian",
-        config,
-        position="sinusoidal",
-        join="sum",
-        norm="layer",
-        norm_placement="after",
-        norm_epsilon=1e-5,
-    )
-
-    expect(
-        "Marian",
-        config,
-        qkv_bias=True,
-        output_bias=True,
-        feed_forward_bias=True,
-        window=None,
-        sparse="none",
-    )
-
+def config_to_hf(config: TransformerConfig, ids: SpecialIds) -> dict[str, Any]:
+    expect("Marian", config, position="sinusoidal", join="sum", norm="layer")
+    expect("Marian", config, norm_placement="after", norm_epsilon=1e-5)
+    expect("Marian", config, qkv_bias=True, output_bias=True, feed_forward_bias=True)
+    expect("Marian", config, window=None, sparse="none")
     expect_final_norm("Marian", config, False)
     expect_plain_heads("Marian", config)
+
     source_vocabulary = config.source_vocabulary or config.vocabulary
-    pad = min(source_vocabulary, config.vocabulary) - 1 if ids.pad is None else ids.pad
+    pad = ids.pad
+    if pad is None:
+        pad = min(source_vocabulary, config.vocabulary) - 1
+
+    begin = ids.begin
+    if begin is None:
+        begin = pad
 
     return {
         "architectures": ["MarianMTModel"],
@@ -153,35 +160,35 @@ def config_out(config: TransformerConfig, ids: SpecialIds) -> dict[str, Any]:
         "decoder_attention_heads": config.heads,
         "encoder_ffn_dim": config.width_of_hidden,
         "decoder_ffn_dim": config.width_of_hidden,
-        "activation_function": activation_out("Marian", config),
+        "activation_function": activation_to_hf("Marian", config),
         "scale_embedding": config.scaled_embedding,
         "share_encoder_decoder_embeddings": config.tied == "three",
         "tie_word_embeddings": config.tied != "none",
         "dropout": config.dropout,
         "attention_dropout": config.attention_dropout,
-        **ids.out(),
+        **ids.to_hf(),
         "pad_token_id": pad,
-        "decoder_start_token_id": pad if ids.begin is None else ids.begin,
+        "decoder_start_token_id": begin,
         "forced_eos_token_id": ids.end,
     }
 
 
 def rules(config: TransformerConfig) -> list[WeightRule]:
-    source, target, output = (
-        "model.encoder.embed_tokens.weight",
-        "model.decoder.embed_tokens.weight",
-        "lm_head.weight",
-    )
+    source = "model.encoder.embed_tokens.weight"
+    target = "model.decoder.embed_tokens.weight"
+    output = "lm_head.weight"
+
+    # The embeddings, tied three ways, two ways or not at all.
+    token = "embedding.token.weight"
+    source_token = "source_embedding.token.weight"
     if config.tied == "three":
-        table = [
-            WeightRule(
-                "embedding.token.weight", ("model.shared.weight",), copies=(source, target, output)
-            )
-        ]
+        copies = (source, target, output)
+        table = [WeightRule(token, ("model.shared.weight",), copies=copies)]
+    elif config.tied == "two":
+        table = [WeightRule(token, (target,), copies=(output,))]
+        table.append(WeightRule(source_token, (source,)))
     else:
-        copies = (output,) if config.tied == "two" else ()
-        table = [WeightRule("embedding.token.weight", (target,), copies=copies)]
-        table.append(WeightRule("source_embedding.token.weight", (source,)))
+        table = [WeightRule(token, (target,)), WeightRule(source_token, (source,))]
 
     if config.tied == "none":
         table.append(WeightRule("head.weight", (output,)))
@@ -193,7 +200,8 @@ def rules(config: TransformerConfig) -> list[WeightRule]:
         table += block(config, f"encoder.blocks.{layer}", f"model.encoder.layers.{layer}")
 
     for layer in range(config.decoder_depth or config.depth):
-        ours, theirs = f"decoder.blocks.{layer}", f"model.decoder.layers.{layer}"
+        ours = f"decoder.blocks.{layer}"
+        theirs = f"model.decoder.layers.{layer}"
         table += block(config, ours, theirs)
         table += attention(config, f"{ours}.cross_attention", f"{theirs}.encoder_attn")
 
@@ -210,7 +218,7 @@ def block(config: TransformerConfig, ours: str, theirs: str) -> list[WeightRule]
 
 
 def attention(config: TransformerConfig, ours: str, theirs: str) -> list[WeightRule]:
-    query_key_value = tuple(f"{theirs}.{name}_proj" for name in "qkv")
+    query_key_value = (f"{theirs}.q_proj", f"{theirs}.k_proj", f"{theirs}.v_proj")
     return [
         *stacked(f"{ours}.qkv", query_key_value, (config.width,) * 3),
         *linear(f"{ours}.output", f"{theirs}.out_proj"),
@@ -221,8 +229,8 @@ def attention(config: TransformerConfig, ours: str, theirs: str) -> list[WeightR
 FORMAT = Format(
     name="Marian",
     architectures=("MarianMTModel",),
-    config_in=config_in,
-    config_out=config_out,
+    config_from_hf=config_from_hf,
+    config_to_hf=config_to_hf,
     rules=rules,
     prefix="model.",
     heads=("lm_head.", "final_logits_bias"),

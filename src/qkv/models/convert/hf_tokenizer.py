@@ -1,10 +1,9 @@
-"""A tokenizer for `transformers`: AutoTokenizer gives the ids that our model reads.
+"""Write a tokenizer for `transformers`: AutoTokenizer then gives the ids that our model reads.
 
-Without special tokens (add_special_tokens=False) these are the ids of `Tokenizer.encode`. With
-them, which is its default, they are framed as our models are trained: [start] text [end] for a
-BERT, text [end] for a translator's source, and the start token before a GPT's prompt where the
-tokenizer asks for it. As everywhere in that library, special tokens that are spelled in a text are
-found there.
+With add_special_tokens=False these are the ids of `Tokenizer.encode`. By default special tokens
+frame them as our models are trained: [start] text [end] for a BERT, text [end] for a translator's
+source, and the start token before a GPT's prompt if the tokenizer adds one. As everywhere in that
+library, special tokens that are spelled out in a text are recognised there.
 """
 
 from __future__ import annotations
@@ -25,73 +24,80 @@ from qkv.text.tokenizer import Tokenizer, beginning
 
 TOKENIZER_CONFIG = hf_folder.BESIDE_TOKENIZER[0]
 BY_FILE = {"tokenizer_class": "PreTrainedTokenizerFast"}
-"""Without it their library chooses a tokenizer by the model's family, whatever tokenizer.json says.
-Where there is no tokenizer.json, that would be one with an empty vocabulary; with it, there is an
-error that says what is missing."""
+"""Without it their library chooses a tokenizer by the model's family, whatever tokenizer.json
+contains; without a tokenizer.json, one with an empty vocabulary. With it, a missing file is an
+error that names the file."""
 
 
-class TokenizerOut:
-    """What a folder for `transformers` gets: the files of a tokenizer, or a Tokenizer written as
-    such, or none.
-    """
+class TokenizerExport:
+    """The tokenizer of a folder for `transformers`: files to copy, a Tokenizer, or none."""
 
-    def __init__(self, given: Tokenizer | Path | str | None, config: Config) -> None:
-        self.config, self.files = config, {}
-        if isinstance(given, str | Path):
-            self.files = hf_folder.tokenizer_files(Path(given))
-            given = Tokenizer.read(given)
+    def __init__(self, tokenizer: Tokenizer | Path | str | None, config: Config) -> None:
+        self.config = config
+        self.files: dict[str, Path] = {}
+        if isinstance(tokenizer, str | Path):
+            self.files = hf_folder.tokenizer_files(Path(tokenizer))
+            tokenizer = Tokenizer.read(tokenizer)
 
-        self.tokenizer = given
-        if given is not None and given.vocabulary > config.vocabulary:
+        self.tokenizer = tokenizer
+        if tokenizer is not None and tokenizer.vocabulary > config.vocabulary:
             raise ValueError(
-                f"tokenizer: it has {given.vocabulary} tokens, the model's vocabulary only {config.vocabulary}"
+                f"tokenizer: it has {tokenizer.vocabulary} tokens, "
+                f"the model's vocabulary only {config.vocabulary}"
             )
 
-    def ids(self, given: SpecialIds) -> SpecialIds:
-        """The ids that were given, and the tokenizer's where none was."""
+    def special_ids(self, ids: SpecialIds) -> SpecialIds:
+        """Return these ids, with the tokenizer's in place of those that are None."""
         if self.tokenizer is None:
-            return given
+            return ids
 
-        start = (
-            self.tokenizer.start
-            if isinstance(self.config, TransformerConfig)
-            else beginning(self.tokenizer)
-        )
-        return SpecialIds(
-            start if given.begin is None else given.begin,
-            self.tokenizer.end if given.end is None else given.end,
-            self.tokenizer.padding if given.pad is None else given.pad,
-        )
+        begin = ids.begin
+        if begin is None and isinstance(self.config, TransformerConfig):
+            begin = self.tokenizer.start
+        elif begin is None:
+            begin = beginning(self.tokenizer)
 
-    def write(self, made: Path) -> None:
+        end = ids.end
+        if end is None:
+            end = self.tokenizer.end
+
+        pad = ids.pad
+        if pad is None:
+            pad = self.tokenizer.padding
+
+        return SpecialIds(begin, end, pad)
+
+    def write(self, folder: Path) -> None:
         for name, source in self.files.items():
-            shutil.copyfile(source, made / name)
+            shutil.copyfile(source, folder / name)
 
         if self.tokenizer is not None and not self.files:
-            hf_folder.write_json(
-                made / TOKENIZER_CONFIG, {**self.tokenizer.config, **BY_FILE, **self.hints()}
-            )
-            inner = framed(self.tokenizer, *self.frame())
-            (made / hf_folder.TOKENIZER).write_text(inner.to_str(pretty=True), encoding="utf-8")
-        elif not (made / TOKENIZER_CONFIG).exists():
-            hf_folder.write_json(made / TOKENIZER_CONFIG, BY_FILE)
+            config = {**self.tokenizer.config, **BY_FILE, **self.config_hints()}
+            hf_folder.write_json(folder / TOKENIZER_CONFIG, config)
+            inner = with_frame(self.tokenizer, *self.frame())
+            (folder / hf_folder.TOKENIZER).write_text(inner.to_str(pretty=True), encoding="utf-8")
+        elif not (folder / TOKENIZER_CONFIG).exists():
+            hf_folder.write_json(folder / TOKENIZER_CONFIG, BY_FILE)
 
     def frame(self) -> tuple[list[int], list[int]]:
-        """The ids before and after a text."""
+        """Return the ids before and after a text."""
         assert self.tokenizer is not None
-        start, end = (
-            [] if id is None else [id] for id in (self.tokenizer.start, self.tokenizer.end)
-        )
+        start = as_list(self.tokenizer.start)
+        end = as_list(self.tokenizer.end)
         if isinstance(self.config, BERTConfig):
             return start, end
         if isinstance(self.config, TransformerConfig):
             return [], end
+        if self.tokenizer.starts_texts:
+            return start, []
 
-        return start if self.tokenizer.starts_texts else [], []
+        return [], []
 
-    def hints(self) -> dict[str, Any]:
-        two = isinstance(self.config, BERTConfig) and self.config.segments > 1
-        inputs = ["input_ids", *(["token_type_ids"] if two else []), "attention_mask"]
+    def config_hints(self) -> dict[str, Any]:
+        inputs = ["input_ids", "attention_mask"]
+        if isinstance(self.config, BERTConfig) and self.config.segments > 1:
+            inputs.insert(1, "token_type_ids")
+
         return {
             "model_input_names": inputs,
             "model_max_length": self.config.context,  # type: ignore[union-attr]
@@ -99,35 +105,48 @@ class TokenizerOut:
         }
 
 
-def framed(tokenizer: Tokenizer, before: list[int], after: list[int]) -> tokenizers.Tokenizer:
-    """A copy whose rules put these ids around a text; if its rules add ids already, they stay as
-    they are.
-    """
+def as_list(id: int | None) -> list[int]:
+    if id is None:
+        return []
+
+    return [id]
+
+
+def with_frame(tokenizer: Tokenizer, before: list[int], after: list[int]) -> tokenizers.Tokenizer:
+    """Return a copy that puts these ids around a text, if it adds no special tokens already."""
     inner = tokenizers.Tokenizer.from_str(tokenizer.inner.to_str())
     added = inner.encode("", add_special_tokens=True).ids
     if added or not before + after:
         return inner
 
-    frame = template(tokenizer, before, after)
-    inner.post_processor = (
-        frame if inner.post_processor is None else Sequence([inner.post_processor, frame])
-    )
+    frame = frame_template(tokenizer, before, after)
+    if inner.post_processor is not None:
+        frame = Sequence([inner.post_processor, frame])
 
+    inner.post_processor = frame
     return inner
 
 
-def template(tokenizer: Tokenizer, before: list[int], after: list[int]) -> PostProcessor:
-    named = {"before": before, "after": after}
-    special = [
-        {"id": name, "ids": ids, "tokens": [tokenizer.token(id) for id in ids]}
-        for name, ids in named.items()
-        if ids
-    ]
-    first, last = ([name] if ids else [] for name, ids in named.items())
-    second = [f"{name}:1" for name in last]
+def frame_template(tokenizer: Tokenizer, before: list[int], after: list[int]) -> PostProcessor:
+    """Return a post-processor for `before text after` and `before text after text after`."""
+    special = []
+    first = []
+    last = []
+    second = []
+    if before:
+        special.append(special_token(tokenizer, "before", before))
+        first = ["before"]
+    if after:
+        special.append(special_token(tokenizer, "after", after))
+        last = ["after"]
+        second = ["after:1"]
 
     return TemplateProcessing(
         single=[*first, "$A", *last],
         pair=[*first, "$A", *last, "$B:1", *second],
         special_tokens=special,
     )
+
+
+def special_token(tokenizer: Tokenizer, name: str, ids: list[int]) -> dict[str, Any]:
+    return {"id": name, "ids": ids, "tokens": [tokenizer.token(id) for id in ids]}

@@ -1,8 +1,8 @@
-"""Which of our rows each module of theirs is: the rules that translate whole models say it for
-adapters, too.
+"""The modules that `peft` adapts, by the names that `transformers` has for them.
 
-`peft` has an adapter for each module. A Llama's q_proj is our query, but GPT-2's c_attn is query,
-key and value in one. A model that no format can spell keeps our own names.
+`peft` has one adapter per module. A Llama's q_proj is our query, but GPT-2's c_attn is query, key
+and value in one; the weight rules of the formats tell which of our rows each module is. A model
+that no format can express keeps our own names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from qkv.models.bert import BERTConfig
-from qkv.models.convert import format_out
+from qkv.models.convert import format_for
 from qkv.models.convert.config_fields import SpecialIds
 from qkv.models.convert.weight_rules import Format, WeightRule, linear
 from qkv.models.gpt import GPTConfig
@@ -25,117 +25,137 @@ from qkv.nn.linear.linear import Linear
 from qkv.nn.lora import adapter_sites
 
 HEADS = {"Llama": "score", "GPT-2": "score", "BERT": "classifier"}
-"""What `transformers` calls the layer that a task puts on top."""
+"""The name that `transformers` has for a task's head."""
 
 
-class Spot(NamedTuple):
-    """Where a module of theirs lies in our model."""
+class PeftModule(NamedTuple):
+    """A module of theirs: rows of one of our linear layers."""
 
     layer: Linear
     rows: range
-    part: str
-    """The projection it is; "whole" where it is several, and nothing where it is none that can be
-    adapted.
-    """
+    projection: str
+    """The projection, "whole" for several together, or empty if it cannot be adapted."""
 
 
-class Names(NamedTuple):
-    spots: dict[str, Spot]
-    """Our linear layers, by their names."""
+class PeftModules(NamedTuple):
+    """All modules of a model under their names."""
+
+    modules: dict[str, PeftModule]
     head: str
     """Their name of a task's head."""
     prefix: str
-    """What a file of the inner model alone leaves out."""
+    """The prefix that a file of the inner model alone leaves out."""
     transposed: bool
 
-    def of(self, name: str) -> str:
-        """A module as we know it, be it of the inner model alone or of a whole one."""
-        longer, shorter = self.prefix + name, name.removeprefix(self.prefix)
-        return next((each for each in (name, longer, shorter) if each in self.spots), name)
+    def canonical_name(self, name: str) -> str:
+        """Return the name as in `modules`, for a name with or without the prefix."""
+        for candidate in (name, self.prefix + name, name.removeprefix(self.prefix)):
+            if candidate in self.modules:
+                return candidate
+
+        return name
 
 
-def names_of(model: Model) -> Names:
+def peft_modules(model: Model) -> PeftModules:
+    """Return the modules of a model that a `peft` adapter can name."""
     if isinstance(model, RNN):
         raise ValueError("model: an RNN has no projections to adapt")
 
     backbone = backbone_of(model)
-    format, bare = spelled(backbone.config)
+    format, bare = format_and_bare(backbone.config)
     if format is None:
-        rules = [rule for path in layers_of(model) for rule in linear(path, path, bias=False)]
-        return Names(dict(spots(model, rules)), "head", "", False)
+        rules = []
+        for path in linear_layers(model):
+            rules += linear(path, path, bias=False)
+
+        return PeftModules(dict(modules_of(model, rules)), "head", "", False)
 
     rules = format.rules(backbone.config)
-    found = dict(spots(backbone, rules))
+    modules = dict(modules_of(backbone, rules))
     if bare and not isinstance(model, TaskModel):
-        found = {name.removeprefix(format.prefix): spot for name, spot in found.items()}
+        modules = {name.removeprefix(format.prefix): module for name, module in modules.items()}
 
     transposed = any(rule.transposed for rule in rules)
 
-    return Names(found, HEADS.get(format.name, "head"), format.prefix, transposed)
+    return PeftModules(modules, HEADS.get(format.name, "head"), format.prefix, transposed)
 
 
-def spelled(config: Config) -> tuple[Format[Any] | None, bool]:
-    """The format that can say all of a config, and whether it is written as the inner model alone."""
+def format_and_bare(config: Config) -> tuple[Format[Any] | None, bool]:
+    """Return the format that can express a config, and whether it is written without the prefix."""
     try:
-        format = format_out(config)
-        values = format.config_out(config, SpecialIds())
+        format = format_for(config)
+        values = format.config_to_hf(config, SpecialIds())
     except ValueError:
         return None, False
 
     return format, values["architectures"][0] in format.bare
 
 
-def layers_of(model: nn.Module) -> dict[str, Linear]:
-    """By their names, which a part that was compiled for itself does not change."""
-    found = {path.replace("_orig_mod.", ""): module for path, module in model.named_modules()}
-    return {path: module for path, module in found.items() if isinstance(module, Linear)}
+def linear_layers(model: nn.Module) -> dict[str, Linear]:
+    """Return the linear layers by path, as if no part of the model were compiled."""
+    layers = {}
+    for path, module in model.named_modules():
+        if isinstance(module, Linear):
+            layers[path.replace("_orig_mod.", "")] = module
+
+    return layers
 
 
-def spots(model: nn.Module, rules: list[WeightRule]) -> Iterator[tuple[str, Spot]]:
+def modules_of(model: nn.Module, rules: list[WeightRule]) -> Iterator[tuple[str, PeftModule]]:
+    """Yield the name and the rows of every module of theirs that the rules name."""
     projections: dict[int, dict[range, str]] = {}
     for module in model.modules():
-        for projection, place in adapter_sites(module).items():
-            projections.setdefault(id(place.layer), {})[place.rows] = projection
+        for projection, site in adapter_sites(module).items():
+            projections.setdefault(id(site.layer), {})[site.rows] = projection
 
-    layers = layers_of(model)
+    layers = linear_layers(model)
 
     for rule in rules:
         layer = layers.get(rule.ours.removesuffix(".weight"))
         if layer is None or not rule.ours.endswith(".weight"):
             continue
 
-        known, first = projections.get(id(layer), {}), 0
+        known = projections.get(id(layer), {})
+        other = ""
+        if known:
+            other = "whole"
+
+        first = 0
         for name, size in zip(rule.theirs, rule.sizes or (layer.out_features,), strict=True):
             rows = range(first, first + size)
-            part = known.get(rows, "whole" if known else "")
-            yield name.removesuffix(".weight"), Spot(layer, rows, part)
+            yield name.removesuffix(".weight"), PeftModule(layer, rows, known.get(rows, other))
             first += size
 
 
-def endings(wanted: Collection[str], every: Collection[str]) -> list[str]:
-    """The shortest ends of names that no other name has: q_proj for the q_proj of all layers."""
-    others, found = [f".{name}" for name in every if name not in wanted], []
-    for name in wanted:
-        words = name.split(".")
-        ends = (".".join(words[first:]) for first in range(len(words) - 1, -1, -1))
-        found.append(
-            next(end for end in ends if not any(other.endswith(f".{end}") for other in others))
-        )
+def unique_endings(names: Collection[str], all_names: Collection[str]) -> list[str]:
+    """Return the shortest endings that fit only `names`: q_proj for the q_proj of all layers."""
+    others = [f".{name}" for name in all_names if name not in names]
+    endings = set()
+    for name in names:
+        parts = name.split(".")
+        for first in range(len(parts) - 1, -1, -1):
+            ending = ".".join(parts[first:])
+            if not any(other.endswith(f".{ending}") for other in others):
+                endings.add(ending)
+                break
 
-    return sorted(set(found))
+    return sorted(endings)
 
 
 def task_type(model: Model) -> str | None:
-    """What `peft` calls the model's task."""
+    """Return `peft`'s name for the model's task; None for a choice, which it has no name for."""
     if isinstance(model, TaskModel):
         if model.config.head.task == "choice":
-            return None  # they have none for it
+            return None
+        if model.config.head.task == "tag":
+            return "TOKEN_CLS"
 
-        return "TOKEN_CLS" if model.config.head.task == "tag" else "SEQ_CLS"
+        return "SEQ_CLS"
 
     if isinstance(model.config, TransformerConfig):
         return "SEQ_2_SEQ_LM"
+    if isinstance(model.config, GPTConfig):
+        return "CAUSAL_LM"
 
-    assert isinstance(model.config, GPTConfig | BERTConfig)
-
-    return "CAUSAL_LM" if isinstance(model.config, GPTConfig) else "FEATURE_EXTRACTION"
+    assert isinstance(model.config, BERTConfig)
+    return "FEATURE_EXTRACTION"

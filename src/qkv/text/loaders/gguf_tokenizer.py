@@ -1,7 +1,6 @@
-"""The tokenizer inside a GGUF file: byte pairs, GPT-2's or sentencepiece's, as the file's metadata
-lists them.
+"""The tokenizer inside a GGUF file: byte-pair encoding of GPT-2's or SentencePiece's kind.
 
-Only the metadata is read, never the weights, and of it only what begins with `tokenizer.`.
+Only the metadata is read, never the weights, and of it only fields that start with `tokenizer.`.
 """
 
 from __future__ import annotations
@@ -32,13 +31,16 @@ SCALARS = {
     11: "q",
     12: "d",
 }
-STRING, ARRAY = 8, 9
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED = (
-    1,
-    2,
-    3,
-    4,
-)  # types of tokens; control is what stands for no text
+"""Formats of `struct` by the number of a type."""
+STRING = 8
+ARRAY = 9
+
+# Types of tokens; a control token stands for no text.
+NORMAL = 1
+UNKNOWN = 2
+CONTROL = 3
+USER_DEFINED = 4
+
 SPACE = "▁"
 
 ONE_DIGIT_EACH = ("smollm", "starcoder", "refact", "codeshell")
@@ -57,107 +59,125 @@ FIELDS = {
 
 
 def read_gguf_tokenizer(file: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """The tokenizer of a GGUF file, and what a tokenizer_config.json would say of it."""
-    found = read_metadata(file)
-    kind = found.get("tokenizer.ggml.model")
+    """Return the tokenizer of a GGUF file, and the contents of a tokenizer_config.json for it."""
+    metadata = read_metadata(file)
+    kind = metadata.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
-        what = "there is none" if kind is None else f"{kind!r} is of another"
+        what = f"{kind!r} is of another"
+        if kind is None:
+            what = "there is none"
+
         raise UnknownKind(
-            f"{file}: tokenizer.ggml.model: expected byte pairs, gpt2 or llama in the words of llama.cpp; {what}"
+            f"{file}: tokenizer.ggml.model: expected byte pairs, which llama.cpp calls "
+            f"gpt2 or llama; {what}"
         )
 
-    tokens = strings(found, "tokenizer.ggml.tokens", file)
+    tokens = string_list(metadata, "tokenizer.ggml.tokens", file)
     if len(set(tokens)) < len(tokens):
         raise ValueError(f"{file}: tokenizer.ggml.tokens: two tokens are the same")
 
-    types = found.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
+    types = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise ValueError(
             f"{file}: tokenizer.ggml.token_type: expected {len(tokens)}, one of each token"
         )
 
-    inner = (
-        byte_level(found, tokens, file)
-        if kind == "gpt2"
-        else sentence_pieces(found, tokens, types, file)
-    )
+    if kind == "gpt2":
+        inner = byte_level(metadata, tokens, file)
+    else:
+        inner = sentence_pieces(metadata, tokens, types, file)
 
-    for wanted in (CONTROL, UNKNOWN, USER_DEFINED):
-        named = [token for token, type in zip(tokens, types, strict=True) if type == wanted]
+    for added_type in (CONTROL, UNKNOWN, USER_DEFINED):
+        special = added_type != USER_DEFINED
         inner.add_tokens(
-            [AddedToken(token, special=wanted != USER_DEFINED, normalized=False) for token in named]
+            [
+                AddedToken(token, special=special, normalized=False)
+                for token in tokens_of_type(added_type, tokens, types)
+            ]
         )
 
-    return inner, config_of(found, tokens, file)
+    return inner, config_of(metadata, tokens, file)
 
 
-def byte_level(found: dict[str, Any], tokens: list[str], file: Path) -> tokenizers.Tokenizer:
-    """GPT-2's byte pairs: a text's bytes, split into words, merged in the order that the file
-    lists.
-    """
+def tokens_of_type(wanted: int, tokens: list[str], types: list[int]) -> list[str]:
+    return [token for token, type in zip(tokens, types, strict=True) if type == wanted]
+
+
+def byte_level(metadata: dict[str, Any], tokens: list[str], file: Path) -> tokenizers.Tokenizer:
+    """Return GPT-2's byte-pair encoding: bytes of words, merged in the order that the file has."""
     vocabulary = {token: id for id, token in enumerate(tokens)}
-    split = found.get("tokenizer.ggml.pre")
-    inner = tokenizers.Tokenizer(
-        models.BPE(
-            vocab=vocabulary,
-            merges=pairs(strings(found, "tokenizer.ggml.merges", file), vocabulary, file),
-            ignore_merges=split in AS_LLAMA3,  # a word that is a token is that token
-        )
-    )
+    splitting = metadata.get("tokenizer.ggml.pre")
+    merges = parse_merges(string_list(metadata, "tokenizer.ggml.merges", file), vocabulary, file)
+    ignore_merges = splitting in AS_LLAMA3  # a word that is a token becomes that token at once
 
-    inner.pre_tokenizer = splitter(split, file)
+    inner = tokenizers.Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, ignore_merges=ignore_merges)
+    )
+    inner.pre_tokenizer = splitter(splitting, file)
     inner.decoder = decoders.ByteLevel()
 
     return inner
 
 
 def sentence_pieces(
-    found: dict[str, Any], tokens: list[str], types: list[int], file: Path
+    metadata: dict[str, Any], tokens: list[str], types: list[int], file: Path
 ) -> tokenizers.Tokenizer:
-    """Sentencepiece's byte pairs, as Llama 1 and 2 have them: of all pairs, the one that makes the
-    piece of the highest score is merged first. What is no piece in the end is said byte by byte."""
-    scores = found.get("tokenizer.ggml.scores")
+    """Return SentencePiece's byte-pair encoding, as in Llama 1 and 2.
+
+    Of all pairs, the one whose piece has the highest score is merged first. Text that is no piece
+    at the end is encoded byte by byte.
+    """
+    scores = metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(tokens):
         raise ValueError(
             f"{file}: tokenizer.ggml.scores: expected {len(tokens)}, one of each token"
         )
 
-    pieces = {
-        token for token, type in zip(tokens, types, strict=True) if type in (NORMAL, USER_DEFINED)
-    }
-    best_first = sorted(range(len(tokens)), key=lambda id: -scores[id])
-    merges = [
-        (token[:cut], token[cut:])
-        for token in (tokens[id] for id in best_first)
-        if token in pieces
-        for cut in range(1, len(token))
-        if token[:cut] in pieces and token[cut:] in pieces
-    ]
+    unknown = None
+    if unknown_tokens := tokens_of_type(UNKNOWN, tokens, types):
+        unknown = unknown_tokens[0]
 
     vocabulary = {token: id for id, token in enumerate(tokens)}
-    unknown = next(
-        (token for token, type in zip(tokens, types, strict=True) if type == UNKNOWN), None
-    )
+    merges = merges_by_score(tokens, types, scores)
     inner = tokenizers.Tokenizer(
         models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
-    prefix = found.get("tokenizer.ggml.add_space_prefix", True)
-    visible = normalizers.Replace(" ", SPACE)
-    inner.normalizer = (
-        normalizers.Sequence([normalizers.Prepend(SPACE), visible]) if prefix else visible
-    )
-    strip = [decoders.Strip(" ", 1, 0)] if prefix else []
-    inner.decoder = decoders.Sequence(
-        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
-    )
+
+    # Spaces are visible marks inside, and most files prepend one to a text.
+    inner.normalizer = normalizers.Replace(" ", SPACE)
+    steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if metadata.get("tokenizer.ggml.add_space_prefix", True):
+        inner.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), inner.normalizer])
+        steps.append(decoders.Strip(" ", 1, 0))
+
+    inner.decoder = decoders.Sequence(steps)
 
     return inner
 
 
+def merges_by_score(
+    tokens: list[str], types: list[int], scores: list[float]
+) -> list[tuple[str, str]]:
+    """Return all pairs of pieces that make a piece, those of the highest score first."""
+    pieces = {
+        *tokens_of_type(NORMAL, tokens, types),
+        *tokens_of_type(USER_DEFINED, tokens, types),
+    }
+    merges = []
+    for id in sorted(range(len(tokens)), key=lambda id: -scores[id]):
+        token = tokens[id]
+        if token not in pieces:
+            continue
+
+        for cut in range(1, len(token)):
+            if token[:cut] in pieces and token[cut:] in pieces:
+                merges.append((token[:cut], token[cut:]))
+
+    return merges
+
+
 def splitter(kind: Any, file: Path) -> PreTokenizer:
-    """How text is split into words before pairs are merged; each library of tokenizers has its own
-    way.
-    """
+    """Return the pre-tokenizer, which splits text into words before pairs are merged."""
     as_gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
     if kind in ONE_DIGIT_EACH:
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), as_gpt2])
@@ -165,36 +185,40 @@ def splitter(kind: Any, file: Path) -> PreTokenizer:
         return as_gpt2
 
     if kind in AS_LLAMA3:
+        split_words = pre_tokenizers.Split(Regex(LLAMA3_WORD), behavior="isolated")
         bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        return pre_tokenizers.Sequence(
-            [pre_tokenizers.Split(Regex(LLAMA3_WORD), behavior="isolated"), bytes_only]
-        )
+        return pre_tokenizers.Sequence([split_words, bytes_only])
+
+    what = f"not {kind!r}"
+    if kind is None:
+        what = "there is none"
 
     known = ", ".join((*ONE_DIGIT_EACH, *AS_GPT2, *AS_LLAMA3))
-    what = "there is none" if kind is None else f"not {kind!r}"
     raise UnknownKind(
-        f"{file}: tokenizer.ggml.pre: expected a way to split text that is known here ({known}); {what}"
+        f"{file}: tokenizer.ggml.pre: expected a way to split text that is known here "
+        f"({known}); {what}"
     )
 
 
-def pairs(merges: list[str], vocabulary: dict[str, int], file: Path) -> list[tuple[str, str]]:
-    made = []
-    for merge in merges:
-        left, _, right = merge.partition(" ")
+def parse_merges(lines: list[str], vocabulary: dict[str, int], file: Path) -> list[tuple[str, str]]:
+    merges = []
+    for line in lines:
+        left, _, right = line.partition(" ")
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
             raise ValueError(
-                f"{file}: tokenizer.ggml.merges: expected two tokens to merge, not {merge!r}"
+                f"{file}: tokenizer.ggml.merges: expected two tokens to merge, not {line!r}"
             )
 
-        made.append((left, right))
+        merges.append((left, right))
 
-    return made
+    return merges
 
 
-def config_of(found: dict[str, Any], tokens: list[str], file: Path) -> dict[str, Any]:
+def config_of(metadata: dict[str, Any], tokens: list[str], file: Path) -> dict[str, Any]:
+    """Return the fields of tokenizer_config.json: special tokens and the chat template."""
     config: dict[str, Any] = {}
     for field, name in FIELDS.items():
-        id = found.get(field)
+        id = metadata.get(field)
         if id is None:
             continue
         if not isinstance(id, int) or not 0 <= id < len(tokens):
@@ -204,32 +228,34 @@ def config_of(found: dict[str, Any], tokens: list[str], file: Path) -> dict[str,
 
         config[name] = tokens[id]
 
-    usual = (
-        found["tokenizer.ggml.model"] == "llama" or found.get("tokenizer.ggml.pre") in AS_LLAMA3
-    )  # as in llama.cpp
-    starts = found.get("tokenizer.ggml.add_bos_token", usual or None)
-    if isinstance(starts, bool):
-        config["add_bos_token"] = starts
+    # llama.cpp's default for SentencePiece and Llama 3; otherwise the rules decide.
+    adds_start = metadata.get("tokenizer.ggml.add_bos_token")
+    is_llama = metadata["tokenizer.ggml.model"] == "llama"
+    if "tokenizer.ggml.add_bos_token" not in metadata:
+        adds_start = is_llama or metadata.get("tokenizer.ggml.pre") in AS_LLAMA3 or None
+    if isinstance(adds_start, bool):
+        config["add_bos_token"] = adds_start
 
-    if isinstance(found.get("tokenizer.chat_template"), str):
-        config["chat_template"] = found["tokenizer.chat_template"]
+    template = metadata.get("tokenizer.chat_template")
+    if isinstance(template, str):
+        config["chat_template"] = template
 
     return config
 
 
-def strings(found: dict[str, Any], field: str, file: Path) -> list[str]:
-    value = found.get(field)
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+def string_list(metadata: dict[str, Any], field: str, file: Path) -> list[str]:
+    value = metadata.get(field)
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
         raise ValueError(f"{file}: {field}: expected a list of strings")
 
     return value
 
 
-# The format
+# The file format
 
 
 def read_metadata(file: Path) -> dict[str, Any]:
-    """Every field that begins with `tokenizer.`; the others are passed over."""
+    """Return every field that starts with `tokenizer.`; other values are skipped."""
     storage.check_regular(file)
     with file.open("rb") as opened:
         if opened.read(4) != MAGIC:
@@ -252,52 +278,56 @@ def read_metadata(file: Path) -> dict[str, Any]:
 
 
 class GGUFMetadataReader:
-    """Values one after another, from the place where the last one ended."""
+    """Reads values one after another, each from the offset where the last one ended."""
 
     def __init__(self, data: mmap.mmap) -> None:
-        self.data, self.place = data, len(MAGIC)
+        self.data = data
+        self.offset = len(MAGIC)
 
     def fields(self) -> dict[str, Any]:
-        self.number("I")  # the version
-        self.number("Q")  # how many tensors
-        found = {}
+        self.number("I")  # version
+        self.number("Q")  # number of tensors
+        fields = {}
 
         for _ in range(self.number("Q")):
             name = self.string()
-            value = self.value(self.number("I"), wanted=name.startswith("tokenizer."))
-            if name.startswith("tokenizer."):
-                found[name] = value
+            wanted = name.startswith("tokenizer.")
+            value = self.value(self.number("I"), wanted=wanted)
+            if wanted:
+                fields[name] = value
 
-        return found
+        return fields
 
-    def number(self, form: str) -> Any:
-        (value,) = struct.unpack_from("<" + form, self.data, self.place)
-        self.place += struct.calcsize("<" + form)
+    def number(self, format: str) -> Any:
+        (value,) = struct.unpack_from("<" + format, self.data, self.offset)
+        self.offset += struct.calcsize("<" + format)
         return value
 
     def string(self) -> str:
         size = self.number("Q")
-        if self.place + size > len(self.data):
+        if self.offset + size > len(self.data):
             raise struct.error("it is cut off")
 
-        self.place += size
-        return self.data[self.place - size : self.place].decode("utf-8")
+        self.offset += size
+        return self.data[self.offset - size : self.offset].decode("utf-8")
 
     def value(self, kind: int, wanted: bool) -> Any:
+        """Read a value; an array of numbers that is not wanted is skipped."""
         if kind == STRING:
             return self.string()
         if kind != ARRAY:
             return self.number(SCALARS[kind])
 
-        kind, count = self.number("I"), self.number("Q")
-        if kind in SCALARS and not wanted:
-            self.place += count * struct.calcsize("<" + SCALARS[kind])
+        member = self.number("I")
+        count = self.number("Q")
+        if member not in SCALARS:
+            return [self.value(member, wanted) for _ in range(count)]
+
+        if not wanted:
+            self.offset += count * struct.calcsize("<" + SCALARS[member])
             return None
 
-        if kind in SCALARS:
-            form = f"<{count}{SCALARS[kind]}"
-            values = struct.unpack_from(form, self.data, self.place)
-            self.place += struct.calcsize(form)
-            return list(values)
-
-        return [self.value(kind, wanted) for _ in range(count)]
+        format = f"<{count}{SCALARS[member]}"
+        values = struct.unpack_from(format, self.data, self.offset)
+        self.offset += struct.calcsize(format)
+        return list(values)

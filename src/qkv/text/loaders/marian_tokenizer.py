@@ -1,9 +1,8 @@
-"""Marian's tokenizer: source.spm and target.spm are sentencepiece's files, vocab.json has the ids
-of both languages.
+"""Marian's tokenizer: SentencePiece files source.spm and target.spm, and vocab.json with all ids.
 
-A source text is cut into the pieces of source.spm alone, while ids of both languages become text
-again. So a piece that no source text may become, of the target or special, is spelled with a space
-before it: once a text's spaces are written as ▁, as sentencepiece does, there is none left in it.
+A source text is split into pieces of source.spm only, while ids of both languages are decoded. So
+tokens that no source text may become (those of the target, and special ones) are spelled with a
+space before them: after SentencePiece has replaced spaces by ▁, a text contains none.
 """
 
 from __future__ import annotations
@@ -19,37 +18,69 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers
 from qkv import storage
 from qkv.text.special_tokens import LARGEST, UnknownKind
 
-SOURCE, TARGET, VOCABULARY, TARGET_VOCABULARY = (
-    "source.spm",
-    "target.spm",
-    "vocab.json",
-    "target_vocab.json",
-)
+SOURCE = "source.spm"
+TARGET = "target.spm"
+VOCABULARY = "vocab.json"
+TARGET_VOCABULARY = "target_vocab.json"
 SPACE = "▁"
-UNIGRAM = 1  # the kind of model
-NORMAL, USER_DEFINED = 1, 4  # kinds of pieces
+UNIGRAM = 1
+"""The kind of SentencePiece model that Marian has."""
+NORMAL = 1
+"""The type of a piece that is learned."""
+USER_DEFINED = 4
+"""The type of a piece that is given; it is always preferred."""
 SPECIAL = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
 class SentencePieces(NamedTuple):
-    """What a .spm file says: each piece's score, and how a text is written before it is cut."""
+    """The contents of a .spm file: the score of each piece, and how text is normalised."""
 
     scores: dict[str, float]
     characters: bytes
-    """The map of characters, in sentencepiece's own compact form."""
+    """The character map, in SentencePiece's compact form."""
     space_before: bool
+    """Whether a space is prepended to a text."""
     single_spaces: bool
+    """Whether runs of spaces become one."""
 
 
 def read_marian(
     folder: Path, vocabulary: dict[str, int], config: dict[str, Any]
 ) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """The tokenizer with the ids of vocab.json, and which of its tokens ends, pads and starts:
-    padding does both.
+    """Return the tokenizer with the ids of vocab.json, and its special tokens by config field.
+
+    The padding token also starts a target text.
     """
+    check_vocabulary(folder, vocabulary, config)
+    pieces = read_pieces(folder / SOURCE)
+
+    # Tokens such as >>deu<< name the target language; SentencePiece keeps them whole.
+    languages = [token for token in vocabulary if token.startswith(">>") and token.endswith("<<")]
+    scores = piece_scores(pieces, vocabulary, languages)
+    entries = []
+    for token in sorted(vocabulary, key=vocabulary.__getitem__):
+        if token in scores:
+            entries.append((token, scores[token]))
+        else:
+            entries.append((hidden(token), 0.0))
+
+    inner = tokenizers.Tokenizer(models.Unigram(entries, unk_id=vocabulary[SPECIAL["unk_token"]]))
+    inner.normalizer = normalizer_of(pieces)
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace(" ", ""), decoders.Metaspace(replacement=SPACE)]
+    )
+    inner.add_special_tokens([hidden(token) for token in SPECIAL.values()])
+    inner.add_tokens([AddedToken(token, normalized=False) for token in languages])
+
+    names = {field: hidden(token) for field, token in SPECIAL.items()}
+    return inner, {**names, "bos_token": names["pad_token"]}
+
+
+def check_vocabulary(folder: Path, vocabulary: dict[str, int], config: dict[str, Any]) -> None:
     if config.get("separate_vocabs") or (folder / TARGET_VOCABULARY).is_file():
         raise UnknownKind(
-            f"{folder / TARGET_VOCABULARY}: one vocabulary for both languages is expected here, not two"
+            f"{folder / TARGET_VOCABULARY}: one vocabulary for both languages is expected here, "
+            "not two"
         )
     if sorted(vocabulary.values()) != list(range(len(vocabulary))):
         raise ValueError(
@@ -62,40 +93,27 @@ def read_marian(
                 f"{folder / VOCABULARY}: {token} is not in it; expected Marian's vocabulary"
             )
 
-    pieces = read_pieces(folder / SOURCE)
-    # Sentencepiece never finds these in a text, but takes them at their word: they name the
-    # language to translate into.
-    named = [token for token in vocabulary if token.startswith(">>") and token.endswith("<<")]
-    # A character that source.spm does not know is looked up in vocab.json all the same: the target
-    # may have it. (Of several in a row Marian makes one unknown word; here each keeps its own id.)
-    least = min(pieces.scores.values())
-    scores = (
-        {token: least for token in vocabulary if len(token) == 1}
-        | dict.fromkeys(named, 0.0)
-        | pieces.scores
-    )
-    scored = [
-        (token if token in scores else hidden(token), scores.get(token, 0.0))
-        for token in sorted(vocabulary, key=vocabulary.__getitem__)
-    ]
-    inner = tokenizers.Tokenizer(models.Unigram(scored, unk_id=vocabulary[SPECIAL["unk_token"]]))
-    inner.normalizer = writer(pieces)
-    inner.decoder = decoders.Sequence(
-        [decoders.Replace(" ", ""), decoders.Metaspace(replacement=SPACE)]
-    )
-    inner.add_special_tokens([hidden(token) for token in SPECIAL.values()])
-    inner.add_tokens([AddedToken(token, normalized=False) for token in named])
-    names = {field: hidden(token) for field, token in SPECIAL.items()}
 
-    return inner, {**names, "bos_token": names["pad_token"]}
+def piece_scores(
+    pieces: SentencePieces, vocabulary: dict[str, int], languages: list[str]
+) -> dict[str, float]:
+    """Return the scores of all tokens that a source text may become.
+
+    A character that source.spm does not know is still looked up in vocab.json, since the target may
+    have it. (Marian makes one unknown token of several in a row; here each keeps its id.)
+    """
+    least = min(pieces.scores.values())
+    scores = {token: least for token in vocabulary if len(token) == 1}
+    return scores | dict.fromkeys(languages, 0.0) | pieces.scores
 
 
 def hidden(token: str) -> str:
+    """Return a spelling that no source text can contain."""
     return " " + token
 
 
-def writer(pieces: SentencePieces) -> normalizers.Normalizer:
-    """A text as sentencepiece writes it: characters mapped, spaces tidied and then visible."""
+def normalizer_of(pieces: SentencePieces) -> normalizers.Normalizer:
+    """Return SentencePiece's normalizer: characters mapped, spaces reduced and made visible."""
     steps: list[normalizers.Normalizer] = []
     if pieces.characters:
         steps.append(normalizers.Precompiled(pieces.characters))
@@ -110,38 +128,25 @@ def writer(pieces: SentencePieces) -> normalizers.Normalizer:
     return normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
 
 
-# Sentencepiece's files are protocol buffers: fields with a number, each a whole number, four bytes,
-# or a run of bytes.
+# SentencePiece files are protocol buffers: each field has a number, and a value that is a varint,
+# four or eight bytes, or a byte string.
+
+DAMAGED = (AttributeError, IndexError, KeyError, TypeError, UnicodeDecodeError, struct.error)
+"""What reading a damaged file raises."""
 
 
 def read_pieces(file: Path) -> SentencePieces:
     try:
         model = list(fields(storage.read_file(file, LARGEST)))
-        kind = dict(fields(dict(model).get(2, b""))).get(3, UNIGRAM)
+        trainer = dict(fields(dict(model).get(2, b"")))
         rules = dict(fields(dict(model).get(3, b"")))
-        scores = {}
-        for number, value in model:
-            if number != 1:
-                continue
-
-            piece = dict(fields(value))
-            text, type = piece[1].decode("utf-8"), piece.get(3, NORMAL)
-            if type == NORMAL:
-                scores[text] = decimal(piece[2]) if 2 in piece else 0.0
-            elif type == USER_DEFINED:
-                scores[text] = 0.0  # no other way to write it is likelier
-    except (
-        AttributeError,
-        IndexError,
-        KeyError,
-        TypeError,
-        UnicodeDecodeError,
-        struct.error,
-    ) as error:
+        scores = scores_in(model)
+    except DAMAGED as error:
         raise ValueError(
             f"{file}: not a whole file of sentencepiece ({error}); copy or download it again"
         ) from error
 
+    kind = trainer.get(3, UNIGRAM)
     if not scores:
         raise ValueError(f"{file}: there are no pieces in it; expected a file of sentencepiece")
     if kind != UNIGRAM:
@@ -150,51 +155,73 @@ def read_pieces(file: Path) -> SentencePieces:
         )
 
     return SentencePieces(
-        scores, bytes(rules.get(2, b"")), bool(rules.get(3, 1)), bool(rules.get(4, 1))
+        scores=scores,
+        characters=bytes(rules.get(2, b"")),
+        space_before=bool(rules.get(3, 1)),
+        single_spaces=bool(rules.get(4, 1)),
     )
 
 
+def scores_in(model: list[tuple[int, Any]]) -> dict[str, float]:
+    """Return the score of every piece, field 1 of the model; other kinds of pieces have none."""
+    scores = {}
+    for number, value in model:
+        if number != 1:
+            continue
+
+        piece = dict(fields(value))
+        text = piece[1].decode("utf-8")
+        type = piece.get(3, NORMAL)
+        if type == USER_DEFINED or (type == NORMAL and 2 not in piece):
+            scores[text] = 0.0  # the highest score
+        elif type == NORMAL:
+            scores[text] = decimal(piece[2])
+
+    return scores
+
+
 def decimal(number: bytes) -> float:
-    """A float of four bytes with as many digits as it has, so that tokenizer.json gives the same
-    number back.
-    """
+    """Return a 4-byte float rounded to its digits, so that tokenizer.json keeps it exactly."""
     (value,) = struct.unpack("<f", number)
     return float(f"{value:.9g}")
 
 
 def fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """The number and the value of each field."""
-    place = 0
-    while place < len(message):
-        key, place = whole_number(message, place)
-        number, form = key >> 3, key & 7
-        if form == 0:
-            value, place = whole_number(message, place)
+    """Yield the number and the value of each field of a protocol buffer."""
+    offset = 0
+    while offset < len(message):
+        key, offset = varint(message, offset)
+        number = key >> 3
+        wire_type = key & 7
+        if wire_type == 0:
+            value, offset = varint(message, offset)
             yield number, value
             continue
 
-        if form == 2:
-            size, place = whole_number(message, place)
-        elif form in (1, 5):
-            size = 8 if form == 1 else 4
+        if wire_type == 2:
+            size, offset = varint(message, offset)
+        elif wire_type == 1:
+            size = 8
+        elif wire_type == 5:
+            size = 4
         else:
-            raise IndexError(f"a field of form {form}")
+            raise IndexError(f"a field of form {wire_type}")
 
-        if place + size > len(message):
+        if offset + size > len(message):
             raise IndexError("it is cut off")
 
-        yield number, message[place : place + size]
-        place += size
+        yield number, message[offset : offset + size]
+        offset += size
 
 
-def whole_number(message: bytes, place: int) -> tuple[int, int]:
-    """Seven bits a byte, the lowest first; the highest bit says that another byte follows. And the
-    place after it.
-    """
-    value = shift = 0
+def varint(message: bytes, offset: int) -> tuple[int, int]:
+    """Return a varint and the offset after it: seven bits a byte, the lowest first."""
+    value = 0
+    shift = 0
     while True:
-        byte = message[place]
+        byte = message[offset]
         value |= (byte & 0x7F) << shift
-        place, shift = place + 1, shift + 7
-        if byte < 0x80:
-            return value, place
+        offset += 1
+        shift += 7
+        if byte < 0x80:  # the highest bit is set while more bytes follow
+            return value, offset

@@ -1,6 +1,6 @@
-"""Tokenizers from files: tokenizer.json, GPT-2's vocab.json with merges.txt, BERT's vocab.txt.
+"""Read tokenizers from files: tokenizer.json, GPT-2's vocab.json and merges.txt, BERT's vocab.txt.
 
-Those of GGUF files and Marian's, of several files each, have rooms of their own.
+GGUF files and Marian's tokenizers have modules of their own beside this one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,12 @@ from qkv.text.loaders.marian_tokenizer import read_marian
 from qkv.text.rust_panics import panics_as_errors
 from qkv.text.special_tokens import LARGEST, is_special, token_text
 
-WHOLE, CONFIG, CHAT = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-GPT2_VOCABULARY, GPT2_MERGES, BERT_VOCABULARY = "vocab.json", "merges.txt", "vocab.txt"
+WHOLE = "tokenizer.json"
+CONFIG = "tokenizer_config.json"
+CHAT = "chat_template.jinja"
+GPT2_VOCABULARY = "vocab.json"
+GPT2_MERGES = "merges.txt"
+BERT_VOCABULARY = "vocab.txt"
 ADDED = "added_tokens.json"
 GPT2_SPECIAL = "<|endoftext|>"
 BERT_SPECIAL = {
@@ -33,7 +37,7 @@ BERT_SPECIAL = {
 
 
 def read_files(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """The tokenizer of a file or folder, and what the tokenizer_config.json beside it says."""
+    """Return the tokenizer of a file or folder, and the contents of its tokenizer_config.json."""
     file = find_file(path)
     try:
         if file.suffix.lower() == ".gguf":
@@ -53,34 +57,39 @@ def read_files(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """What tokenizer_config.json says; the template of chats may be a file of its own beside it."""
-    config = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
-    return (
-        {**config, "chat_template": read_text(folder / CHAT)}
-        if (folder / CHAT).exists()
-        else config
-    )
+    """Return tokenizer_config.json, with the chat template of a separate file if there is one."""
+    config: dict[str, Any] = {}
+    if (folder / CONFIG).exists():
+        config = read_json(folder / CONFIG)
+    if (folder / CHAT).exists():
+        config["chat_template"] = read_text(folder / CHAT)
+
+    return config
 
 
 def find_file(path: Path) -> Path:
-    """The one file that says most, of those that a folder may have."""
+    """Return the main file of a tokenizer, given by itself, a file beside it or its folder."""
     if path.is_dir():
         for name in (WHOLE, GPT2_VOCABULARY, BERT_VOCABULARY):
             if (path / name).exists():
                 return path / name
 
         raise ValueError(
-            f"{path}: no tokenizer in this folder; looked for {WHOLE}, {GPT2_VOCABULARY} with {GPT2_MERGES} or "
-            f"{MARIAN_SOURCE}, and {BERT_VOCABULARY}"
+            f"{path}: no tokenizer in this folder; looked for {WHOLE}, {GPT2_VOCABULARY} "
+            f"with {GPT2_MERGES} or {MARIAN_SOURCE}, and {BERT_VOCABULARY}"
         )
 
     if not path.exists():
         raise ValueError(
-            f"{path}: there is no such file or folder; expected {WHOLE}, or a folder with it, with {GPT2_VOCABULARY} "
-            f"and {GPT2_MERGES} or {MARIAN_SOURCE}, or with {BERT_VOCABULARY} (nothing is downloaded)"
+            f"{path}: there is no such file or folder; expected {WHOLE}, or a folder with it, "
+            f"with {GPT2_VOCABULARY} and {GPT2_MERGES} or {MARIAN_SOURCE}, "
+            f"or with {BERT_VOCABULARY} (nothing is downloaded)"
         )
 
-    return path.parent / GPT2_VOCABULARY if path.name in (GPT2_MERGES, MARIAN_SOURCE) else path
+    if path.name in (GPT2_MERGES, MARIAN_SOURCE):
+        return path.parent / GPT2_VOCABULARY
+
+    return path
 
 
 def read_whole(file: Path) -> tokenizers.Tokenizer:
@@ -90,48 +99,53 @@ def read_whole(file: Path) -> tokenizers.Tokenizer:
     except Exception as error:  # the library raises nothing more precise
         raise ValueError(f"{file}: not a {WHOLE} of the library `tokenizers` ({error})") from error
 
-    inner.no_truncation()  # a text's length is for the data to decide, not for the tokenizer
+    inner.no_truncation()  # the data code limits lengths and pads, not the tokenizer
     inner.no_padding()
 
     return inner
 
 
 def read_gpt2(file: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
-    merges = file.parent / GPT2_MERGES
-    if not merges.is_file():
-        raise ValueError(f"{merges}: there is no such file; {GPT2_VOCABULARY} needs it beside it")
-
     vocabulary = read_ids(file)
-    pairs: list[tuple[str, str]] = []
-
-    for number, line in enumerate(read_text(merges).split("\n"), start=1):
-        line = line.removesuffix("\r")
-        if not line or (number == 1 and line.startswith("#version")):
-            continue
-
-        left, space, right = line.partition(" ")
-        for token in (left, right, left + right):
-            if not space or token not in vocabulary:
-                raise ValueError(
-                    f"{merges}:{number}: expected two tokens of {GPT2_VOCABULARY} to merge, not {line!r}"
-                )
-
-        pairs.append((left, right))
-
-    inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
+    merges = read_merges(file.parent / GPT2_MERGES, vocabulary)
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     prefix = flag(config, "add_prefix_space", False, file)
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(prefix))
     inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([token for token in (GPT2_SPECIAL,) if token in vocabulary])
+    if GPT2_SPECIAL in vocabulary:
+        inner.add_special_tokens([GPT2_SPECIAL])
+
     add_tokens(inner, file.parent / ADDED, config)
 
     return inner
 
 
+def read_merges(file: Path, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+    """Return the pairs of merges.txt, one a line, of tokens in the vocabulary."""
+    if not file.is_file():
+        raise ValueError(f"{file}: there is no such file; {GPT2_VOCABULARY} needs it beside it")
+
+    merges: list[tuple[str, str]] = []
+    for number, line in enumerate(read_text(file).split("\n"), start=1):
+        line = line.removesuffix("\r")
+        if not line or (number == 1 and line.startswith("#version")):
+            continue
+
+        left, space, right = line.partition(" ")
+        if not space or not {left, right, left + right} <= vocabulary.keys():
+            raise ValueError(
+                f"{file}:{number}: expected two tokens of {GPT2_VOCABULARY} to merge, not {line!r}"
+            )
+
+        merges.append((left, right))
+
+    return merges
+
+
 def read_bert(file: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
     lines = read_text(file).removesuffix("\n").split("\n")
     vocabulary = {line.removesuffix("\r"): id for id, line in enumerate(lines)}
-    names = {field: name_in(config, field, usual) for field, usual in BERT_SPECIAL.items()}
+    names = {field: token_of(config, field, usual) for field, usual in BERT_SPECIAL.items()}
     unknown = names["unk_token"]
     if unknown not in vocabulary:
         raise ValueError(
@@ -153,7 +167,7 @@ def read_bert(file: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def add_tokens(inner: tokenizers.Tokenizer, file: Path, config: dict[str, Any]) -> None:
-    """Tokens that a person added to a finished vocabulary, at the ids they were given."""
+    """Add the tokens of added_tokens.json, which must have the next free ids."""
     if not file.is_file():
         return
 
@@ -161,11 +175,13 @@ def add_tokens(inner: tokenizers.Tokenizer, file: Path, config: dict[str, Any]) 
         inner.add_tokens([AddedToken(token, special=is_special(token, config), normalized=False)])
         if inner.token_to_id(token) != id:
             raise ValueError(
-                f"{file}: {token!r} has id {id}; expected {inner.token_to_id(token)}, the next free one"
+                f"{file}: {token!r} has id {id}; "
+                f"expected {inner.token_to_id(token)}, the next free one"
             )
 
 
 def read_ids(file: Path) -> dict[str, int]:
+    """Read a JSON object from tokens to ids."""
     values = read_json(file)
     for token, id in values.items():
         if not isinstance(id, int) or isinstance(id, bool) or id < 0:
@@ -198,14 +214,19 @@ def read_text(file: Path) -> str:
         ) from error
 
 
-def name_in(config: dict[str, Any], field: str, usual: str) -> str:
+def token_of(config: dict[str, Any], field: str, usual: str) -> str:
     value = token_text(config.get(field))
-    return value if isinstance(value, str) else usual
+    if isinstance(value, str):
+        return value
+
+    return usual
 
 
 def flag(config: dict[str, Any], field: str, usual: bool | None, file: Path) -> bool | None:
-    value = config.get(field, usual)
-    value = usual if value is None else value
+    value = config.get(field)
+    if value is None:
+        value = usual
+
     if not isinstance(value, bool | None):
         raise ValueError(f"{file.parent / CONFIG}: {field}: expected true or false, not {value!r}")
 

@@ -1,4 +1,4 @@
-"""Marian's two files of sentencepiece and one vocabulary: the ids are those of `transformers`."""
+"""Marian's tokenizer of two SentencePiece files: the ids are those of `transformers`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def both(folder: Path) -> tuple[Tokenizer, Any]:
 
 
 def pieces_in_vocabulary(theirs: Any, text: str) -> bool:
-    """Of several unknown characters in a row they make one unknown word, and we one each."""
+    """Compare token by token: Marian makes one unknown token of several unknown characters."""
     return all(
         len(piece) == 1 or piece in theirs.encoder
         for piece in theirs.spm_source.encode(text, out_type=str)
@@ -85,7 +85,7 @@ def test_any_ids_are_read_back(both: tuple[Tokenizer, Any], data: st.DataObject)
 
 
 def test_special_tokens(both: tuple[Tokenizer, Any]) -> None:
-    """</s> ends the source, and the target begins with padding."""
+    """</s> ends the source, and the target starts with padding."""
     ours, theirs = both
     assert (ours.end, ours.padding, ours.unknown) == (
         theirs.eos_token_id,
@@ -125,7 +125,7 @@ def test_it_is_written_and_read_again(both: tuple[Tokenizer, Any], tmp_path: Pat
     ours.write(tmp_path)
     again = Tokenizer.read(tmp_path)
     assert again.fingerprint == ours.fingerprint
-    assert again.roles == ours.roles
+    assert again.special_tokens == ours.special_tokens
     fast = AutoTokenizer.from_pretrained(tmp_path)
     assert [fast(text)["input_ids"] for text in ENGLISH] == [again.encode(text) for text in ENGLISH]
     assert (fast.eos_token_id, fast.pad_token_id) == (ours.end, ours.padding)
@@ -142,7 +142,8 @@ def test_it_is_written_and_read_again(both: tuple[Tokenizer, Any], tmp_path: Pat
 )
 def test_other_rules(rules: dict[str, Any], tmp_path: Path) -> None:
     folder = marian_folder(tmp_path, **rules)
-    ours, theirs = Tokenizer.read(folder), theirs_of(folder)
+    ours = Tokenizer.read(folder)
+    theirs = theirs_of(folder)
     for text in [*ENGLISH[-20:], "  two  spaces ", "Cats ﬁsh ½", "cats<sep>mice"]:
         if pieces_in_vocabulary(theirs, text):
             assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"], text
@@ -151,13 +152,14 @@ def test_other_rules(rules: dict[str, Any], tmp_path: Path) -> None:
 # Bad files
 
 
-def test_kinds_that_are_not_read(tmp_path: Path) -> None:
+def test_unsupported_kinds(tmp_path: Path) -> None:
     folder = marian_folder(tmp_path, model_type="bpe")
     with pytest.raises(
         UnknownKind,
         match=r"source\.spm: expected a unigram model of sentencepiece, not one of kind 2",
     ):
         Tokenizer.read(folder)
+
     (folder / "target_vocab.json").write_text("{}")
     with pytest.raises(
         UnknownKind, match="one vocabulary for both languages is expected here, not two"
@@ -172,7 +174,7 @@ def test_kinds_that_are_not_read(tmp_path: Path) -> None:
         ({"<pad>": None}, "vocab.json: <pad> is not in it; expected Marian's vocabulary"),
     ],
 )
-def test_a_vocabulary_that_is_none(
+def test_a_wrong_vocabulary(
     folder: Path, change: dict[str, int | None], message: str, tmp_path: Path
 ) -> None:
     ids = json.loads((folder / "vocab.json").read_text()) | change
@@ -187,7 +189,7 @@ def test_a_vocabulary_that_is_none(
 @pytest.mark.parametrize(
     "content", [b"", b"\x00", b"\xff" * 20, b"\x0a\x7f", b"\x0a\x02\x08\x01", b"text, no pieces"]
 )
-def test_a_file_that_is_no_sentencepiece(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_not_sentencepiece(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "source.spm").write_bytes(content)
     with pytest.raises(
         ValueError, match=r"source\.spm: (not a whole file of|there are no pieces in it)"
@@ -196,7 +198,7 @@ def test_a_file_that_is_no_sentencepiece(content: bytes, tmp_path: Path) -> None
 
 
 def test_the_wire_format() -> None:
-    """The example of the format's own documentation, and each form of value."""
+    """The example of the protobuf documentation, and each wire type."""
     assert list(fields(b"\x08\x96\x01")) == [(1, 150)]
     assert list(fields(b"\x12\x07testing")) == [(2, b"testing")]
     assert list(fields(b"\x1d\x00\x00\x80\x3f\x21" + bytes(8))) == [

