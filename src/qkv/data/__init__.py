@@ -1,4 +1,4 @@
-"""From texts, pairs and labelled rows to batches of ids: sources, preparing, order, objectives."""
+"""Data: reading texts, pairs and examples (sources), token ids on disk (tokens), training batches."""
 
 from qkv.data.sources.examples import Example, open_examples
 from qkv.data.sources.source import DocumentPart, PairSource, TextSource, open_pairs, open_texts

@@ -25,7 +25,7 @@ from qkv.data.tokens.token_arrays import Tokens
 from qkv.storage import DiskFull
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.tokenizer_training import Kind, train
-from support.made_data import made_texts
+from support.made_data import make_texts
 
 POEM = """The cat, the mouse\nand the  dog:
 \n    all of them\n\n\n  chase.\tCats chase mice;\nmice run!\n çok güzel\nkedi 1234567\n"""
@@ -129,7 +129,7 @@ def test_reads_cross_the_borders_of_shards_and_splits(
     ids = list(range(sum(lengths)))
     ends = np.cumsum(lengths).tolist()
     texts = [ids[end - length : end] for end, length in zip(ends, lengths, strict=True)]
-    tokens = made_texts(texts, shard=shard)
+    tokens = make_texts(texts, shard=shard)
     parts = [(tokens, ids, 0)]
     if len(ids) > 1:
         train_part, validation = tokens.split(0.5)
@@ -425,7 +425,7 @@ def test_a_pair_of_which_one_side_has_no_words(
 
 
 def test_a_fraction_that_holds_out_nothing(tmp_path: Path) -> None:
-    tokens = made_texts([[5, 6, 7]])
+    tokens = make_texts([[5, 6, 7]])
     with pytest.raises(
         ValueError, match=r"held_out: 0.1 of 3 tokens leaves 0 to validate on; give more data"
     ):
