@@ -1,4 +1,4 @@
-"""Data: reading texts, pairs and examples (sources), token ids on disk (tokens), training batches."""
+"""Data: texts, pairs and examples from files, token ids on disk, and training batches."""
 
 from qkv.data.sources.examples import Example, open_examples
 from qkv.data.sources.source import DocumentPart, PairSource, TextSource, open_pairs, open_texts
