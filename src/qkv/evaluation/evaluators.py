@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from qkv.data.sources.source import open_pairs, open_texts
@@ -85,7 +86,7 @@ def evaluate_likelihoods(
     requests = encode_requests(subject.tokenizer, pairs)
     fitting, truncated = truncate_requests(requests, model)
     results = iter(likelihoods(model, fitting, progress=progress))
-    answers = [[next(results) for _ in question.continuations] for question in questions]
+    answers = [list(islice(results, len(question.continuations))) for question in questions]
 
     notes, facts = describe_requests(subject, model, requests, truncated)
     notes = (*examples_note(protocol), *notes)
@@ -137,10 +138,13 @@ def describe_requests(
 
 def last_word_scores(answers: Sequence[Sequence[Likelihood]], seed: int) -> tuple[Score, Score]:
     """Accuracy and perplexity of last words; the perplexity is per word, as in the literature."""
-    correct = [answer.greedy for (answer,) in answers]
-    words = [(answer.log_likelihood,) for (answer,) in answers]
+    correct: list[bool] = []
+    word_logprobs: list[tuple[float]] = []
+    for (answer,) in answers:
+        correct.append(answer.greedy)
+        word_logprobs.append((answer.log_likelihood,))
 
-    return accuracy(correct), perplexity_score(words, seed=seed)
+    return accuracy(correct), perplexity_score(word_logprobs, seed=seed)
 
 
 def choice_scores(
@@ -207,8 +211,7 @@ def evaluate_lines(
     require_gpt(task, subject)
     rows = rows_of(task, data, protocol.limit)
     questions = few_shot_questions(task, rows, data, protocol)
-    prompts = [question.context for question in questions]
-    lines = list(generate_lines(subject, prompts, progress))
+    lines = list(generate_lines(subject, questions, progress))
     correct = [
         is_accepted(line, question.choices) for line, question in zip(lines, questions, strict=True)
     ]
@@ -228,21 +231,23 @@ def is_accepted(line: str, accepted: Sequence[str]) -> bool:
     return line.casefold() in map(str.casefold, accepted)
 
 
-def generate_lines(subject: Subject, prompts: Sequence[str], progress: Progress) -> Iterator[str]:
+def generate_lines(
+    subject: Subject, questions: Sequence[Question], progress: Progress
+) -> Iterator[str]:
     """The greedy continuation of each prompt up to the end of the line, stripped."""
     assert isinstance(subject.model, GPT)
-    for start in range(0, len(prompts), BATCH):
-        batch = prompts[start : start + BATCH]
+    for start in range(0, len(questions), BATCH):
+        batch = questions[start : start + BATCH]
         lines = complete(
             subject.model,
             subject.tokenizer,
-            batch,
+            [question.context for question in batch],
             length=LONGEST_LINE,
             stop=["\n"],
             temperature=0.0,
         )
         yield from map(str.strip, lines)
-        progress(start + len(batch), len(prompts))
+        progress(start + len(batch), len(questions))
 
 
 # Perplexity
@@ -374,8 +379,7 @@ def evaluate_translations(
     if isinstance(model, GPT):
         require_prompt(task, name)
         questions = few_shot_questions(task, rows, data, protocol)
-        prompts = [question.context for question in questions]
-        hypotheses = list(generate_lines(subject, prompts, progress))
+        hypotheses = list(generate_lines(subject, questions, progress))
         decoding = ", ".join((*examples_note(protocol), "greedy, to the end of the line"))
         return scored(hypotheses, references, protocol.seed, decoding)
 

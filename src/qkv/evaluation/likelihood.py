@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import copy_context
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -224,7 +225,10 @@ def can_share_contexts(model: GPT) -> bool:
 
 def longest_batch(model: GPT) -> float:
     """The longest stem plus branch, padding included; only learned positions have a limit."""
-    return model.config.context if model.config.position == "learned" else math.inf
+    if model.config.position == "learned":
+        return model.config.context
+
+    return math.inf
 
 
 def batch_rows(
@@ -323,7 +327,10 @@ def read_batch(
         branches += [(number, branch) for branch in row.branches]
 
     # Stems
-    state = model.start() if branches or model.config.memory else None
+    state = None
+    if branches or model.config.memory:
+        state = model.start()
+
     stem_hidden = read_stems(model, ids, state)  # (B, T, E)
     flat = stem_hidden.flatten(0, 1)  # (B T, E)
     width = ids.shape[1]
@@ -331,9 +338,10 @@ def read_batch(
         return flat, {}, width
 
     # Branches, each after a copy of its stem's cache
-    rows = torch.tensor([number for number, _ in branches], device=device)
+    numbers, branch_tokens = zip(*branches, strict=True)
+    rows = torch.tensor(numbers, device=device)
     state.reorder(rows)
-    branch_ids, branch_mask = pad_right([branch for _, branch in branches], device)
+    branch_ids, branch_mask = pad_right(branch_tokens, device)
     branch_hidden = model.hidden(
         branch_ids, padding_mask=torch.cat([padding_mask[rows], branch_mask], dim=1), state=state
     )  # (b, t, E)
@@ -379,10 +387,10 @@ def pad_right(
     sequences: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
     """Ids padded on the right, and their padding mask."""
-    lengths = torch.tensor([len(sequence) for sequence in sequences])
+    lengths = torch.tensor(list(map(len, sequences)))
     padding_mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)  # (B, T)
     ids = torch.zeros(padding_mask.shape, dtype=torch.int64)
-    ids[padding_mask] = torch.tensor([id for sequence in sequences for id in sequence])
+    ids[padding_mask] = torch.tensor(list(chain.from_iterable(sequences)))
 
     return ids.to(device), padding_mask.to(device)
 

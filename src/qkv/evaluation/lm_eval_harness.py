@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -116,7 +117,7 @@ class Harness(LM):
         context = self.model.config.context
         texts = self.tokenizer.encode_batch([request.args[0] for request in requests])
         windows_of_texts = [windows([start, *ids], context, context) for ids in texts]
-        results = iter(self.score([window for text in windows_of_texts for window in text]))
+        results = iter(self.score(list(chain.from_iterable(windows_of_texts))))
         sums: list[float] = []
 
         for request, text in zip(requests, windows_of_texts, strict=True):

@@ -98,9 +98,9 @@ def masked_accuracy(
     if not scored:
         raise ValueError(f"data: {texts.name} has no word that could be masked")
 
-    masked = sum(len(row.logprobs) for row in scored)
+    scores, masked = masked_scores(scored, seed)
 
-    return MaskedAccuracy(masked_scores(scored, seed), count, len(tokens), masked, unknown)
+    return MaskedAccuracy(scores, count, len(tokens), masked, unknown)
 
 
 @torch.no_grad()
@@ -123,8 +123,15 @@ def score_rows(model: BERT, batch: Batch) -> list[RowScores]:
     ]
 
 
-def masked_scores(rows: list[RowScores], seed: int) -> tuple[Score, Score]:
-    """Accuracy and perplexity; the bootstrap draws rows."""
-    units = np.array([[row.correct, len(row.logprobs)] for row in rows], dtype=np.float64)
+def masked_scores(rows: list[RowScores], seed: int) -> tuple[tuple[Score, Score], int]:
+    """Accuracy and perplexity of the masked tokens, and their number; the bootstrap draws rows."""
+    counts: list[tuple[int, int]] = []
+    logprobs: list[list[float]] = []
+    for row in rows:
+        counts.append((row.correct, len(row.logprobs)))
+        logprobs.append(row.logprobs)
+
+    units = np.array(counts, dtype=np.float64)
     accuracy = bootstrap_score("accuracy", units, ratio, percent=True, seed=seed)
-    return accuracy, perplexity([row.logprobs for row in rows], seed=seed)
+
+    return (accuracy, perplexity(logprobs, seed=seed)), int(units[:, 1].sum())

@@ -93,11 +93,14 @@ def rows_of(task: EvaluationTask, data: Sequence[str], limit: int | None = None)
     if task.kind != "translation":
         return read_first(open_rows(data, task.columns), limit)
 
-    columns = task.columns if len(task.columns) == 2 else ("source", "target")
-    named = None if columns == ("source", "target") else (columns[0], columns[1])
-    pairs = read_first(open_pairs(data, columns=named), limit)
+    usual = ("source", "target")
+    columns = usual
+    if len(task.columns) == 2:
+        columns = (task.columns[0], task.columns[1])
 
-    return [dict(zip(columns, pair, strict=True)) for pair in pairs]
+    pairs = open_pairs(data, columns=None if columns == usual else columns)
+
+    return [dict(zip(columns, pair, strict=True)) for pair in read_first(pairs, limit)]
 
 
 def read_first(source: Source[Any], limit: int | None) -> list[Any]:
@@ -143,4 +146,7 @@ def unknown_note(tokenizer: Tokenizer, unknown: int, tokens: int) -> tuple[str, 
 
 def examples_note(protocol: Protocol) -> tuple[str, ...]:
     """A note on the choice of few-shot examples."""
-    return (f"examples chosen by seed {protocol.seed}",) if protocol.shots else ()
+    if not protocol.shots:
+        return ()
+
+    return (f"examples chosen by seed {protocol.seed}",)

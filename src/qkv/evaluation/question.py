@@ -147,7 +147,10 @@ def accepted_answers(task: EvaluationTask, row: Row, where: str) -> tuple[str, .
 
 def text_list(value: Any, where: str) -> tuple[str, ...]:
     """A list of texts, stripped. A string is split at |, as in the Children's Book Test."""
-    texts = value.split("|") if isinstance(value, str) else value
+    texts = value
+    if isinstance(value, str):
+        texts = value.split("|")
+
     if not isinstance(texts, list) or not texts:
         raise ValueError(f"{where}: expected a list of texts, not {texts!r}")
 
@@ -155,7 +158,7 @@ def text_list(value: Any, where: str) -> tuple[str, ...]:
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"{where}: expected a list of texts, not {texts!r}")
 
-    return tuple(text.strip() for text in texts)
+    return tuple(map(str.strip, texts))
 
 
 def read_answer(task: EvaluationTask, row: Row) -> str | int:
@@ -226,7 +229,10 @@ def with_examples(
         questions.append(question(task, row, f"{name}, row {number + 1}"))
 
     for number, row in enumerate(rows):
-        prompt = [task.description] if task.description else []
+        prompt: list[str] = []
+        if task.description:
+            prompt.append(task.description)
+
         for chosen in draw_examples(row, pool, pool_name, shots, (seed, number)):
             if chosen not in answered:
                 example = question(task, pool[chosen], f"{pool_name}, row {chosen + 1}")
@@ -308,8 +314,10 @@ def encode_requests(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> l
                 "so it cannot be scored"
             )
 
-        start = [first_token(tokenizer)] if tokenizer.starts_texts or not context_ids else []
         continuation_ids = tuple(ids[whole][len(context_ids) :])
-        requests.append(Request((*start, *context_ids), continuation_ids))
+        if tokenizer.starts_texts or not context_ids:
+            context_ids = [first_token(tokenizer), *context_ids]
+
+        requests.append(Request(tuple(context_ids), continuation_ids))
 
     return requests

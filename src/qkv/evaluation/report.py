@@ -99,18 +99,19 @@ def score_cells(
     score: Score, by_model: Mapping[str, EvaluationResult], models: Sequence[str]
 ) -> list[Text]:
     """The cells of one score, a model each; - where a model has no such score."""
-    found: dict[str, Score] = {}
+    entries: dict[str, Score] = {}
+    values: list[float] = []
     for model, result in by_model.items():
         for candidate in result.scores:
-            if candidate.name == score.name:
-                found.setdefault(model, candidate)
+            if candidate.name == score.name and model not in entries:
+                entries[model] = candidate
+                values.append(candidate.value)
 
-    values = [entry.value for entry in found.values()]
     best = max(values) if score.higher_is_better else min(values)
     cells: list[Text] = []
 
     for model in models:
-        entry = found.get(model)
+        entry = entries.get(model)
         if entry is None:
             cells.append(Text("-"))
             continue

@@ -217,7 +217,10 @@ def check_field_names(values: Mapping[str, Any], origin: str) -> None:
     for name in values:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"expected {', '.join(known)}"
+            hint = f"expected {', '.join(known)}"
+            if close:
+                hint = f"did you mean {close[0]}?"
+
             raise ValueError(f"{origin}: {name}: there is no such field; {hint}")
 
     for name, field in known.items():

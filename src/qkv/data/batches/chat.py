@@ -79,9 +79,10 @@ def choose_column(names: list[str], where: str) -> tuple[str, ...]:
 def read_row(row: list[Any], where: str) -> Iterator[Conversation]:
     """The conversation of a row, checked: a user's message precedes every answer."""
     values = row[0]
+    if values == []:
+        raise ValueError(f"{where}: the messages: expected a list, not an empty one")
     if not isinstance(values, list | tuple) or not values:
-        found = "an empty one" if values == [] else kind(values)
-        raise ValueError(f"{where}: the messages: expected a list, not {found}")
+        raise ValueError(f"{where}: the messages: expected a list, not {kind(values)}")
 
     messages: list[Message] = []
     for number, message in enumerate(values, 1):
@@ -103,7 +104,10 @@ def read_message(message: Any, where: str) -> Message:
     if not isinstance(message, dict):
         raise ValueError(f"{where}: expected an object with role and content, not {kind(message)}")
 
-    names = ("from", "value") if "from" in message else ("role", "content")
+    names = ("role", "content")
+    if "from" in message:
+        names = ("from", "value")
+
     for name in names:
         if name not in message:
             raise ValueError(

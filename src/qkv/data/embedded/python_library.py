@@ -81,10 +81,11 @@ def names(folder: Path) -> list[str]:
         folders[:] = filter(is_package, folders)  # os.walk enters only these
         for file in files:
             path = (inside / file).as_posix()
-            if file.endswith(".py") and path not in LEFT_OUT:
+            is_generated = path.startswith("_sysconfigdata")
+            if file.endswith(".py") and path not in LEFT_OUT and not is_generated:
                 paths.append(path)
 
-    return sorted(path for path in paths if not path.startswith("_sysconfigdata"))
+    return sorted(paths)
 
 
 def is_package(folder: str) -> bool:

@@ -170,7 +170,10 @@ class ExampleColumns(NamedTuple):
                     "name the one that is the text (--text)"
                 )
 
-        return (one,) if self.pair is None else (one, self.pair)
+        if self.pair is None:
+            return (one,)
+
+        return (one, self.pair)
 
     def choose_label(self, names: list[str]) -> str:
         """The column of the label."""
@@ -211,7 +214,9 @@ class ExampleColumns(NamedTuple):
         if len(texts) < 2:
             raise ValueError(f"{where}: expected two choices or more, not {len(texts)}")
 
-        label = str(as_answer(row[2], texts, where)) if self.labelled else None
+        label = None
+        if self.labelled:
+            label = str(as_answer(row[2], texts, where))
 
         return iter([Example((context, *texts), label, where)])
 
@@ -360,7 +365,7 @@ def in_line(line: str, task: str, where: str) -> Example:
     else:
         texts = [line]
 
-    texts = [text.strip() for text in texts]
+    texts = list(map(str.strip, texts))
     if not texts or not all(texts):
         raise ValueError(f"{where}: the text is empty; leave the line out")
     if task in TWO_TEXTS and len(texts) != 2:

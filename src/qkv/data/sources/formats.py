@@ -33,9 +33,10 @@ def read_rows(file: File, choose: Choose) -> Iterator[Row]:
             f"{file.name}: CoNLL-U holds tagged words (finetune --task tag), not texts or a table"
         )
 
-    records = tsv_records(file) if file.format == "tsv" else csv_records(file)
+    if file.format == "tsv":
+        return table_rows(file, tsv_records(file), choose)
 
-    return table_rows(file, records, choose)
+    return table_rows(file, csv_records(file), choose)
 
 
 # Tables
@@ -50,16 +51,16 @@ def table_rows(
         return
 
     top, header = first
-    names = [name.strip() for name in header]
+    names = list(map(str.strip, header))
     wanted = choose(names, file.at(top))
     columns = columns_of(wanted, names, file.at(top))
 
     # Numbered columns mean that there is no header: the first record is a row.
-    if all(name.isdigit() for name in wanted):
+    if all(map(str.isdigit, wanted)):
         records = chain([first], records)
         indices = [int(name) - 1 for name in wanted]
     else:
-        indices = [names.index(column) for column in columns]
+        indices = list(map(names.index, columns))
 
     for number, fields in records:
         if len(fields) != len(names):
@@ -175,9 +176,10 @@ def parquet_rows(file: File, choose: Choose) -> Iterator[Row]:
 
 def rows_per_batch(metadata: Any) -> int:
     """The number of rows that take about four megabytes."""
-    size = sum(
-        metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)
-    )
+    size = 0
+    for group in range(metadata.num_row_groups):
+        size += metadata.row_group(group).total_byte_size
+
     return max(1, min(4096, (4 << 20) * metadata.num_rows // max(size, 1)))
 
 
@@ -286,7 +288,11 @@ def kind(value: Any) -> str:
 
 
 def shortened(name: str) -> str:
-    return name if len(name) <= 40 else name[:39] + "…"
+    """A name of at most 40 characters, for errors."""
+    if len(name) <= 40:
+        return name
+
+    return name[:39] + "…"
 
 
 def first_line(error: BaseException) -> str:

@@ -148,7 +148,11 @@ def library_part(split: str) -> Part[DocumentPart]:
 
 def turkish_part(split: str) -> Part[tuple[str, str]]:
     """The sentence pairs of the English-Turkish grammar."""
-    return embedded_part(f"turkish:{split}", lambda: iter(turkish.pairs(split)))  # type: ignore[arg-type]
+
+    def read() -> Iterator[tuple[str, str]]:
+        return iter(turkish.pairs(split))  # type: ignore[arg-type]
+
+    return embedded_part(f"turkish:{split}", read)
 
 
 def embedded_part(name: str, read: Callable[[], Iterator[Item]]) -> Part[Item]:

@@ -104,7 +104,10 @@ class Pairs:
         return self.sources.fingerprint
 
     def __len__(self) -> int:
-        return len(self.sources.ends) if self.chosen is None else len(self.chosen)
+        if self.chosen is None:
+            return len(self.sources.ends)
+
+        return len(self.chosen)
 
     def source(self, i: int) -> Int[np.ndarray, "S"]:
         """The ids of a source."""
@@ -115,7 +118,10 @@ class Pairs:
         return self.text(self.targets, i)
 
     def text(self, side: Tokens, i: int) -> Int[np.ndarray, "N"]:
-        number = i if self.chosen is None else int(self.chosen[i])
+        number = i
+        if self.chosen is not None:
+            number = int(self.chosen[i])
+
         start = int(side.ends[number - 1]) if number else 0
         return side.read(start, int(side.ends[number]))
 
@@ -129,7 +135,10 @@ class Pairs:
 
     def lengths(self, side: Tokens) -> Int[np.ndarray, "pairs"]:
         lengths = np.diff(side.ends, prepend=0)
-        return lengths if self.chosen is None else lengths[self.chosen]
+        if self.chosen is None:
+            return lengths
+
+        return lengths[self.chosen]
 
     def split(self, held_out: float) -> tuple[Pairs, Pairs]:
         """Training pairs, and a random fraction for validation that is always the same."""
