@@ -1,10 +1,9 @@
-"""Lets `lm_eval --model qkv` find us: the harness knows only its own models, and asks no package
-for more.
+"""Registers `qkv` as a model of the lm-evaluation-harness, which has no plugin mechanism itself.
 
-PyTorch calls `register` when it is imported, by its entry point for extensions (torch.backends in
-pyproject.toml), and the harness imports PyTorch before it looks for its model. Every other program
-that imports PyTorch comes by here, too: so this module stands alone, imports nothing, and does
-nothing unless the harness is there.
+PyTorch calls `register` when it is imported, through its entry point for extensions
+(torch.backends in pyproject.toml), and the harness imports PyTorch before it looks for its model.
+Every other program that imports PyTorch calls it, too: so this module imports nothing at the top
+and does nothing unless the harness is loaded.
 """
 
 from __future__ import annotations
@@ -13,14 +12,16 @@ import sys
 
 
 def register() -> None:
+    """Register the model if the harness is loaded; never raises."""
     if "lm_eval" not in sys.modules:
         return
 
     try:
-        import lm_eval.models  # noqa: F401 - its own models first: it lists them only while no other is there
+        # The harness lists its own models only while the registry is empty: load them first.
+        import lm_eval.models  # noqa: F401
         from lm_eval.api.registry import model_registry
 
         if "qkv" not in model_registry:
             model_registry.register("qkv", target="qkv.evaluation.lm_eval_harness:Harness")
-    except Exception:  # whatever harness that is: `import torch` is not the place to fail for it
+    except Exception:  # an unknown version of the harness must not break `import torch`
         return

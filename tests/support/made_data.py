@@ -1,4 +1,4 @@
-"""Prepared data made in memory, for tests that need no files, and batches compared."""
+"""Token arrays in memory for tests without files, and comparisons of batches."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from qkv.data.batches.batch import IGNORE, Batch
 from qkv.data.tokens.token_arrays import Pairs, Tokens
 
 
-def made_tokens(ids: Sequence[int], ends: Sequence[int] | None = None, shard: int = 7) -> Tokens:
-    """In small shards, so that most reads cross a border. One text unless ends are given."""
+def make_tokens(ids: Sequence[int], ends: Sequence[int] | None = None, shard: int = 7) -> Tokens:
+    """Tokens in small shards, so that most reads cross a border; by default one document."""
     array = np.array(ids, dtype=np.uint16)
     shards = [array[first : first + shard] for first in range(0, len(array), shard)]
     return Tokens(shards, np.array([len(ids)] if ends is None else ends, dtype=np.int64), "made")
 
 
-def made_texts(texts: Sequence[Sequence[int]], shard: int = 7) -> Tokens:
+def make_texts(texts: Sequence[Sequence[int]], shard: int = 7) -> Tokens:
     ends = np.cumsum([len(text) for text in texts]).tolist()
-    return made_tokens([word for text in texts for word in text], ends, shard)
+    return make_tokens([id for text in texts for id in text], ends, shard)
 
 
-def made_pairs(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Pairs:
+def make_pairs(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Pairs:
     sources, targets = zip(*pairs, strict=True)
-    return Pairs(made_texts(sources), made_texts(targets))
+    return Pairs(make_texts(sources), make_texts(targets))
 
 
-def same(one: Batch, other: Batch) -> bool:
+def same_batch(one: Batch, other: Batch) -> bool:
     values = [(getattr(one, field.name), getattr(other, field.name)) for field in fields(one)]
     return all(
         torch.equal(a, b)
@@ -39,14 +39,16 @@ def same(one: Batch, other: Batch) -> bool:
     )
 
 
-def rows_of(batch: Batch) -> list[tuple[list[int], ...]]:
-    """Every row without its padding."""
+def unpadded_rows(batch: Batch) -> list[tuple[list[int], ...]]:
+    """The ids, targets and source of every row, without padding."""
     rows = []
     for row in range(batch.rows):
         padding_mask = slice(None) if batch.padding_mask is None else batch.padding_mask[row]
-        asked = batch.targets[row][batch.targets[row] != IGNORE]
+        targets = batch.targets[row][batch.targets[row] != IGNORE]
         source = [] if batch.source is None else batch.source[row]
         if batch.source is not None and batch.source_padding_mask is not None:
             source = batch.source[row][batch.source_padding_mask[row]]
-        rows.append((batch.ids[row][padding_mask].tolist(), asked.tolist(), list(map(int, source))))
+        rows.append(
+            (batch.ids[row][padding_mask].tolist(), targets.tolist(), list(map(int, source)))
+        )
     return rows

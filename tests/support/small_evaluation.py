@@ -1,4 +1,4 @@
-"""A small GPT with a tokenizer of characters, so that tests of evaluation have somebody to ask."""
+"""A small GPT and its tokenizer for tests of evaluation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def small_tokenizer() -> Tokenizer:
 
 
 def small_gpt(vocabulary: int, **fields: Any) -> GPT:
-    """Surprised by every text in its own way: larger weights than at the beginning of a training."""
+    """A random GPT with large weights, so that its predictions differ between texts."""
     config = {"context": 48, "width": 32, "depth": 2, "heads": 4, "dropout": 0.1} | fields
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocabulary=vocabulary, **config)).eval()
@@ -37,8 +37,8 @@ def small_gpt(vocabulary: int, **fields: Any) -> GPT:
     return model
 
 
-def taught(model: GPT, tokenizer: Tokenizer, steps: int = 60) -> GPT:
-    """So that it guesses some words of TEXT right."""
+def trained_briefly(model: GPT, tokenizer: Tokenizer, steps: int = 60) -> GPT:
+    """The model after a few steps on TEXT, so that it predicts some of its tokens."""
     ids = torch.tensor(tokenizer.encode(TEXT))[None, : model.config.context]
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     with unchecked():
@@ -52,6 +52,8 @@ def taught(model: GPT, tokenizer: Tokenizer, steps: int = 60) -> GPT:
 def small_folder(path: Path, **fields: Any) -> Path:
     tokenizer = small_tokenizer()
     qkv.save(
-        taught(small_gpt(tokenizer.vocabulary, **fields), tokenizer), path, tokenizer=tokenizer
+        trained_briefly(small_gpt(tokenizer.vocabulary, **fields), tokenizer),
+        path,
+        tokenizer=tokenizer,
     )
     return path

@@ -1,4 +1,4 @@
-"""From texts, pairs and labelled rows to batches of ids: sources, preparing, order, objectives."""
+"""Data: texts, pairs and examples from files, token ids on disk, and training batches."""
 
 from qkv.data.sources.examples import Example, open_examples
 from qkv.data.sources.source import DocumentPart, PairSource, TextSource, open_pairs, open_texts

@@ -1,5 +1,44 @@
-"""Numbers that compare with the literature."""
+"""Evaluation: perplexity, BLEU, few-shot tasks and their confidence intervals."""
 
-from qkv.evaluation.bleu import TranslationScores, bleu
+from typing import TYPE_CHECKING
 
-__all__ = ["TranslationScores", "bleu"]
+if TYPE_CHECKING:
+    from qkv.evaluation.bleu import TranslationScores, bleu
+    from qkv.evaluation.evaluate import EvaluationResult, evaluate
+    from qkv.evaluation.intervals import Score
+    from qkv.evaluation.perplexity import Perplexity, text_perplexity, translation_perplexity
+    from qkv.evaluation.protocol import Protocol, Subject
+    from qkv.evaluation.task_file import EvaluationTask, read_task
+else:
+    from qkv.lazy_imports import attach
+
+    attach(
+        __name__,
+        {
+            "qkv.evaluation.bleu": ("TranslationScores", "bleu"),
+            "qkv.evaluation.evaluate": ("EvaluationResult", "evaluate"),
+            "qkv.evaluation.intervals": ("Score",),
+            "qkv.evaluation.perplexity": (
+                "Perplexity",
+                "text_perplexity",
+                "translation_perplexity",
+            ),
+            "qkv.evaluation.protocol": ("Protocol", "Subject"),
+            "qkv.evaluation.task_file": ("EvaluationTask", "read_task"),
+        },
+    )
+
+__all__ = [
+    "EvaluationResult",
+    "EvaluationTask",
+    "Perplexity",
+    "Protocol",
+    "Score",
+    "Subject",
+    "TranslationScores",
+    "bleu",
+    "evaluate",
+    "read_task",
+    "text_perplexity",
+    "translation_perplexity",
+]

@@ -1,4 +1,4 @@
-"""How near translations are to their references: BLEU and chrF as sacrebleu counts them."""
+"""BLEU and chrF of translations, as sacrebleu counts them, with bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -6,67 +6,105 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Float
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from qkv.bootstrap import bootstrap
 from qkv.evaluation.intervals import Score
+from qkv.nn.config import documented
 
 
+@documented
 @dataclass(frozen=True)
 class TranslationScores:
-    bleu: float
-    """0 to 100: how many runs of 1 to 4 words are the reference's."""
-    chrf: float
-    """0 to 100: the same for runs of 1 to 6 characters, of which the reference's must be found too.
+    """BLEU and chrF of a corpus, with sacrebleu's signature.
+
+    Example:
+        >>> TranslationScores(bleu=31.4, chrf=56.2, signature="BLEU|nrefs:1").bleu
+        31.4
     """
+
+    bleu: float
+    """0 to 100: precision of word n-grams up to 4, with a brevity penalty."""
+    chrf: float
+    """0 to 100: F-score of character n-grams up to 6."""
     signature: str
-    """How it was counted: two scores compare only if theirs are the same."""
+    """The settings of sacrebleu; scores are comparable only if their signatures are equal."""
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> TranslationScores:
-    """Of the whole corpus, one reference each; both are plain texts, as a person writes them."""
-    check(hypotheses, references)
-    words, characters = BLEU(), CHRF()
-    found = {
-        metric: metric.corpus_score(hypotheses, [references]).score
-        for metric in (words, characters)
-    }
-    signature = f"BLEU|{words.get_signature()} chrF2|{characters.get_signature()}"
+    """BLEU and chrF of a corpus of translations, with one reference each.
 
-    return TranslationScores(bleu=found[words], chrf=found[characters], signature=signature)
+    Args:
+        hypotheses: The translations, detokenised.
+        references: The reference translations, detokenised, in the same order.
 
+    Returns:
+        The corpus scores from 0 to 100, and the signature of their settings.
 
-def intervals(
-    near: TranslationScores, hypotheses: Sequence[str], references: Sequence[str], *, seed: int = 0
-) -> list[Score]:
-    """What `bleu` found, each with its interval: sentences are drawn anew, and their counts summed
-    as in the corpus.
+    Raises:
+        TypeError: If one string is given instead of a list.
+        ValueError: If the lists are empty or differ in length.
+
+    Example:
+        >>> result = bleu(["the cat sat on the mat"], ["the cat sat on the mat"])
+        >>> round(result.bleu), round(result.chrf)
+        (100, 100)
     """
-    scores = []
-    for name, value, metric in (("BLEU", near.bleu, BLEU()), ("chrF", near.chrf, CHRF())):
-        counts = np.array(
-            metric._extract_corpus_statistics(hypotheses, [references]), dtype=np.float64
-        )
+    check(hypotheses, references)
+    word_metric = BLEU()
+    character_metric = CHRF()
+    word_score = word_metric.corpus_score(hypotheses, [references]).score
+    character_score = character_metric.corpus_score(hypotheses, [references]).score
+    signature = f"BLEU|{word_metric.get_signature()} chrF2|{character_metric.get_signature()}"
 
-        def total(sums: np.ndarray, metric: BLEU | CHRF = metric) -> float:
-            return metric._compute_score_from_stats(
-                [round(number) for number in sums.tolist()]
-            ).score
+    return TranslationScores(bleu=word_score, chrf=character_score, signature=signature)
 
-        scores.append(Score(name, value, *bootstrap(counts, total, seed=seed)))
 
-    return scores
+def with_intervals(
+    scores: TranslationScores,
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    seed: int = 0,
+) -> list[Score]:
+    """The scores of `bleu` with confidence intervals from a bootstrap over sentences."""
+    return [
+        metric_score("BLEU", scores.bleu, BLEU(), hypotheses, references, seed),
+        metric_score("chrF", scores.chrf, CHRF(), hypotheses, references, seed),
+    ]
+
+
+def metric_score(
+    name: str,
+    value: float,
+    metric: BLEU | CHRF,
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    seed: int,
+) -> Score:
+    """A corpus score with its interval; the counts of resampled sentences are summed."""
+    counts = np.array(metric._extract_corpus_statistics(hypotheses, [references]), dtype=np.float64)
+
+    def corpus_score(sums: Float[np.ndarray, "k"]) -> float:
+        return metric._compute_score_from_stats([round(count) for count in sums.tolist()]).score
+
+    low, high = bootstrap(counts, corpus_score, seed=seed)
+
+    return Score(name, value, low, high)
 
 
 def check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+    """Raise if hypotheses and references cannot be compared."""
     for name, texts in (("hypotheses", hypotheses), ("references", references)):
         if isinstance(texts, str):
             raise TypeError(f"{name}: expected a list of texts, not one text")
 
     if len(hypotheses) != len(references):
         raise ValueError(
-            f"references: expected {len(hypotheses)} as there are hypotheses, not {len(references)}"
+            f"references: expected {len(hypotheses)}, one for each hypothesis, "
+            f"not {len(references)}"
         )
     if not hypotheses:
         raise ValueError("hypotheses: there is nothing to score")

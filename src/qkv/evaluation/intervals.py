@@ -1,6 +1,4 @@
-"""How far a score may be off because the test is only a sample: intervals that hold the truth 95
-times in 100.
-"""
+"""Scores with 95% confidence intervals: Wilson's interval of accuracies, bootstrap for the rest."""
 
 from __future__ import annotations
 
@@ -12,51 +10,65 @@ import numpy as np
 from jaxtyping import Float
 
 from qkv.bootstrap import bootstrap
+from qkv.nn.config import documented
 
-DEVIATIONS = 1.959963984540054  # of a normal: so far from its mean it lies 95 times in 100
+Z = 1.959963984540054
+"""The 97.5% quantile of the standard normal distribution."""
 
 
+@documented
 @dataclass(frozen=True)
 class Score:
-    """A named number with its interval."""
+    """A named number with its confidence interval.
+
+    Example:
+        >>> score = Score("perplexity", 12.5, 11.9, 13.2, higher_is_better=False)
+        >>> score.low <= score.value <= score.high
+        True
+    """
 
     name: str
     value: float
     low: float | None
+    """Lower end of the interval; None if there are too few units for one."""
     high: float | None
-    """None where the test has too few units for an interval."""
+    """Upper end of the interval; None if there are too few units for one."""
     higher_is_better: bool = True
     percent: bool = False
-    """A part of 1, to be shown in percent."""
+    """True if the value is a fraction that is shown in percent."""
 
 
-def accuracy(right: Sequence[bool], name: str = "accuracy") -> Score:
-    low, high = wilson(sum(right), len(right))
-    return Score(name, sum(right) / len(right), low, high, percent=True)
+def accuracy(correct: Sequence[bool], name: str = "accuracy") -> Score:
+    """The fraction of correct answers with Wilson's interval."""
+    hits = sum(correct)
+    low, high = wilson(hits, len(correct))
+    return Score(name, hits / len(correct), low, high, percent=True)
 
 
 def wilson(successes: int | float, trials: int) -> tuple[float, float]:
-    """Wilson's interval of a proportion: all p that are not further from what was found than 1.96
-    of their deviations.
+    """Wilson's 95% confidence interval of a proportion.
 
-    Unlike mean plus or minus, it stays within 0 and 1 and says something where all were right, or
-    none. A mean over several runs may have a part of a success.
+    It holds every p from which the observed proportion is at most 1.96 standard deviations away.
+    Unlike the normal approximation it stays within 0 and 1 and is meaningful if all or no trials
+    succeed. A mean over several runs may have fractional successes.
     """
     if not 0 <= successes <= trials or trials < 1:
         raise ValueError(f"successes: expected 0 to {trials} of 1 trial or more, not {successes}")
 
-    z, p = DEVIATIONS, successes / trials
-    middle = (p + z * z / (2 * trials)) / (1 + z * z / trials)
-    reach = (
-        z / (1 + z * z / trials) * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials))
-    )
-    low = 0.0 if successes == 0 else middle - reach  # exactly, whatever rounding would say
-    high = 1.0 if successes == trials else middle + reach
+    p = successes / trials
+    shrink = 1 + Z * Z / trials
+    centre = (p + Z * Z / (2 * trials)) / shrink
+    variance = p * (1 - p) / trials + Z * Z / (4 * trials * trials)
+    half_width = Z / shrink * math.sqrt(variance)
+
+    # Exact ends, free of rounding
+    low = 0.0 if successes == 0 else centre - half_width
+    high = 1.0 if successes == trials else centre + half_width
 
     return low, high
 
 
-def of_sums(
+def bootstrap_score(
     name: str,
     units: Float[np.ndarray, "n k"],
     score: Callable[[Float[np.ndarray, "k"]], float],
@@ -65,26 +77,26 @@ def of_sums(
     higher_is_better: bool = True,
     seed: int = 0,
 ) -> Score:
-    """A score that is a function of sums over units, with its interval."""
+    """A score that is a function of sums over units, with its bootstrap interval."""
     low, high = bootstrap(units, score, seed=seed)
     return Score(name, score(units.sum(0)), low, high, higher_is_better, percent)
 
 
 def ratio(sums: Float[np.ndarray, "2"]) -> float:
-    """Such as right answers by all answers, where those of one unit are right or wrong together."""
+    """The quotient of two sums, such as correct answers over all answers."""
     return float(sums[0] / max(sums[1], 1))
 
 
 def perplexity(
     log_probabilities: Sequence[Sequence[float]], *, seed: int = 0, name: str = "perplexity"
 ) -> Score:
-    """exp of the mean surprise of a word; each unit brings the log-probabilities of some words."""
+    """exp of the mean negative log-probability; the bootstrap draws the given units of tokens."""
     units = np.array([[math.fsum(unit), len(unit)] for unit in log_probabilities])
     low, high = bootstrap(units, exp_mean, seed=seed)
     return Score(name, exp_mean(units.sum(0)), low, high, higher_is_better=False)
 
 
 def exp_mean(sums: Float[np.ndarray, "2"]) -> float:
-    """Infinite where a number would overflow: a model may find a text almost impossible."""
+    """exp of the negative mean, infinite instead of an overflow."""
     mean = -sums[0] / sums[1]
     return math.exp(mean) if mean < 700 else math.inf

@@ -1,4 +1,4 @@
-"""How well a fine-tuned model's answers agree with the labels that people gave."""
+"""Scores of a fine-tuned model against gold labels: accuracy, correlation, confusion matrix."""
 
 from __future__ import annotations
 
@@ -8,95 +8,106 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from qkv.data.sources.examples import Example, as_number
-from qkv.evaluation.intervals import Score, accuracy, of_sums, ratio
+from qkv.evaluation.intervals import Score, accuracy, bootstrap_score, ratio
 from qkv.generation.classify import Answer
 from qkv.models.configs import HeadConfig
 from qkv.training.finetune.task_metrics import correlation
 
 
 def check_label(head: HeadConfig, example: Example) -> None:
-    """Whether the model could say it at all. Of tags, an unknown one is a word that is tagged
-    wrongly.
-    """
+    """Raise if the model cannot predict an example's label; an unknown tag only counts as wrong."""
     if head.numbers:
         as_number(str(example.label), example.where)
     elif head.labels and head.task != "tag" and example.label not in head.labels:
         known = ", ".join(head.labels)
         raise ValueError(
-            f"{example.where}: the label {example.label!r} is none of the model's: {known}"
+            f"{example.where}: the label {example.label!r} is not one of the model's: {known}"
         )
 
 
 def scores_of(
-    head: HeadConfig, examples: Sequence[Example], found: Sequence[Answer]
+    head: HeadConfig, examples: Sequence[Example], answers: Sequence[Answer]
 ) -> list[Score]:
-    """Accuracy; of tags, that of a word; of numbers, Pearson's correlation and the mean distance."""
+    """The scores of answers: accuracy, or for numbers Pearson correlation and mean absolute error.
+
+    The accuracy of tags is per word.
+    """
     if head.numbers:
-        x = np.array([each.number for each in found])
-        y = np.array([as_number(str(each.label), each.where) for each in examples])
-        return [pearson(x, y), mean_error(x, y)]
+        predicted = np.array([answer.number for answer in answers])
+        gold = np.array([as_number(str(item.label), item.where) for item in examples])
+        return [pearson(predicted, gold), mean_error(predicted, gold)]
 
     if head.task == "tag":
-        # The words of a sentence are right or wrong together, so sentences are what is drawn for
-        # the interval.
-        rows = [
-            (sum(true == said for true, said in pairs), len(pairs))
-            for pairs in tagged(examples, found)
-        ]
-        return [of_sums("accuracy", np.array(rows, dtype=np.float64), ratio, percent=True)]
+        return [tag_accuracy(examples, answers)]
 
-    said = [str(each.choice) if head.task == "choice" else each.label for each in found]
+    correct: list[bool] = []
+    for example, answer in zip(examples, answers, strict=True):
+        prediction = str(answer.choice) if head.task == "choice" else answer.label
+        correct.append(example.label == prediction)
 
-    return [accuracy([each.label == label for each, label in zip(examples, said, strict=True)])]
+    return [accuracy(correct)]
+
+
+def tag_accuracy(examples: Sequence[Example], answers: Sequence[Answer]) -> Score:
+    """The accuracy per word; the bootstrap draws sentences, whose words are correlated."""
+    counts: list[tuple[int, int]] = []
+    for pairs in tag_pairs(examples, answers):
+        hits = sum(gold == predicted for gold, predicted in pairs)
+        counts.append((hits, len(pairs)))
+
+    return bootstrap_score("accuracy", np.array(counts, dtype=np.float64), ratio, percent=True)
 
 
 def confusion_of(
-    head: HeadConfig, examples: Sequence[Example], found: Sequence[Answer]
+    head: HeadConfig, examples: Sequence[Example], answers: Sequence[Answer]
 ) -> Int[np.ndarray, "C C"]:
-    """How often each class (row) was said to be each (column); tags that the model does not know
-    are left out.
+    """The confusion matrix: gold classes as rows, predicted ones as columns.
+
+    Gold tags that the model does not have are left out.
     """
+    pairs: list[tuple[str, str]] = []
     if head.task == "tag":
-        pairs = [pair for each in tagged(examples, found) for pair in each]
+        for sentence in tag_pairs(examples, answers):
+            pairs += sentence
     else:
-        pairs = [
-            (str(each.label), str(said.label)) for each, said in zip(examples, found, strict=True)
-        ]
+        for example, answer in zip(examples, answers, strict=True):
+            pairs.append((str(example.label), str(answer.label)))
 
     ids = {label: id for id, label in enumerate(head.labels)}
     counts = np.zeros((len(ids), len(ids)), dtype=np.int64)
 
-    for true, said in pairs:
-        if true in ids:
-            counts[ids[true], ids[said]] += 1
+    for gold, predicted in pairs:
+        if gold in ids:
+            counts[ids[gold], ids[predicted]] += 1
 
     return counts
 
 
-def tagged(examples: Sequence[Example], found: Sequence[Answer]) -> list[list[tuple[str, str]]]:
-    """The true tag and the one that was said, of each word that was read."""
-    made = []
-    for example, answer in zip(examples, found, strict=True):
+def tag_pairs(
+    examples: Sequence[Example], answers: Sequence[Answer]
+) -> list[list[tuple[str, str]]]:
+    """The gold and the predicted tag of each word within the context, by sentence."""
+    sentences: list[list[tuple[str, str]]] = []
+    for example, answer in zip(examples, answers, strict=True):
         assert isinstance(example.label, tuple)
-        made.append(
-            [
-                (true, tag)
-                for true, (_, tag, _) in zip(example.label, answer.tags or [], strict=False)
-            ]
-        )
+        predicted = [tag for _, tag, _ in answer.tags or []]
+        sentences.append(list(zip(example.label, predicted, strict=False)))
 
-    return made
+    return sentences
 
 
 # Numbers
 
 
-def pearson(said: Float[np.ndarray, "n"], true: Float[np.ndarray, "n"]) -> Score:
-    x, y = said - said.mean(), true - true.mean()  # so that sums of squares keep their digits
+def pearson(predicted: Float[np.ndarray, "n"], gold: Float[np.ndarray, "n"]) -> Score:
+    """The Pearson correlation with its bootstrap interval."""
+    x = predicted - predicted.mean()  # centred, so that sums of squares keep their precision
+    y = gold - gold.mean()
     sums = np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=1)
-    return of_sums("pearson", sums, lambda drawn: correlation(*drawn.tolist()))
+    return bootstrap_score("pearson", sums, lambda drawn: correlation(*drawn.tolist()))
 
 
-def mean_error(said: Float[np.ndarray, "n"], true: Float[np.ndarray, "n"]) -> Score:
-    units = np.stack([np.abs(said - true), np.ones_like(said)], axis=1)
-    return of_sums("mean absolute error", units, ratio, higher_is_better=False)
+def mean_error(predicted: Float[np.ndarray, "n"], gold: Float[np.ndarray, "n"]) -> Score:
+    """The mean absolute error with its bootstrap interval."""
+    units = np.stack([np.abs(predicted - gold), np.ones_like(predicted)], axis=1)
+    return bootstrap_score("mean absolute error", units, ratio, higher_is_better=False)

@@ -1,9 +1,8 @@
-"""How likely a model finds given words: the one core under every task that compares texts.
+"""Log-likelihoods of continuations under a GPT: the core of every task that compares texts.
 
-Only the places that predict a continuation get logits. What several requests share is read once:
-equal inputs are one row, and the choices of one question go on from the same state. Rows are read
-in the order of their lengths, so that little is padding; padding comes last, where a causal model
-never looks.
+Only positions that predict a continuation get logits. Shared work is done once: equal inputs are
+one row, and the options of one question branch off the same KV cache. Rows are sorted by length to
+keep padding low; padding comes last, where causal attention never reads it.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import copy_context
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -24,67 +24,80 @@ from qkv.models import BERT, GPT, RNN, Transformer
 from qkv.nn.cache import KeyValueCache, SegmentMemory
 from qkv.nn.linear.onednn import prepacking, small_enough
 
-LOGITS, LOGITS_ON_GPU = (
-    2**23,
-    2**27,
-)  # so many at once are no burden, on a CPU for each of its cores
-TOKENS, TOKENS_ON_GPU = 2**9, 2**15  # of one pass
+LOGITS = 2**23
+"""Logits computed at once on a CPU, per core."""
+LOGITS_ON_GPU = 2**27
+TOKENS = 2**9
+"""Tokens of one forward pass on a CPU."""
+TOKENS_ON_GPU = 2**15
+
+Progress = Callable[[int, int], None]
+"""Called with the number of finished items and the total."""
+
+
+def ignore_progress(done: int, total: int) -> None:
+    """A progress callback that does nothing."""
 
 
 class Request(NamedTuple):
-    """How likely is the continuation after the context?"""
+    """A continuation to score after a context."""
 
     context: tuple[int, ...]
     continuation: tuple[int, ...]
 
 
 class Likelihood(NamedTuple):
-    words: tuple[float, ...]
-    """The log-probability of each word of the continuation."""
+    """The log-probabilities of one continuation."""
+
+    token_logprobs: tuple[float, ...]
+    """The log-probability of each token of the continuation."""
     greedy: bool
-    """Each was the likeliest one at its place."""
+    """True if greedy decoding would produce the continuation."""
 
     @property
-    def log_probability(self) -> float:
-        return math.fsum(self.words)
+    def log_likelihood(self) -> float:
+        return math.fsum(self.token_logprobs)
 
 
 class Row(NamedTuple):
-    """What is read together: a stem, ways on from it, and the requests that both of them answer."""
+    """One row of a batch: a stem, the branches that continue it, and the requests they answer."""
 
     stem: tuple[int, ...]
     branches: tuple[tuple[int, ...], ...]
     requests: tuple[Request, ...]
 
 
-def shortened(requests: Sequence[Request], model: GPT) -> tuple[list[Request], int]:
-    """Requests that fit the model's context: cut from the left, as the literature does; and how
-    many were cut.
+def truncate_requests(requests: Sequence[Request], model: GPT) -> tuple[list[Request], int]:
+    """Requests that fit the model's context, and the number that were truncated.
 
-    Transformer-XL needs no cut: it reads in segments.
+    Contexts are truncated from the left, as in the literature. Transformer-XL reads in segments and
+    needs no truncation.
     """
     for request in requests:
         if not request.context or not request.continuation:
             raise ValueError(
-                "requests: expected one word or more in the context and in the continuation"
+                "requests: expected one token or more in the context and in the continuation"
             )
 
     if model.config.memory:
         return list(requests), 0
 
-    limit, cut, kept = model.config.context, 0, []
+    limit = model.config.context
+    fitting: list[Request] = []
+    truncated = 0
 
     for context, continuation in requests:
-        room = limit + 1 - len(continuation)  # the last word is predicted and not read
+        room = limit + 1 - len(continuation)  # the last token is predicted and never read
         if room < 1:
             raise ValueError(
-                f"context: a continuation of {len(continuation)} words leaves no room in the model's {limit} positions"
+                f"context: a continuation of {len(continuation)} tokens leaves no room "
+                f"in the model's {limit} positions"
             )
 
-        cut += len(context) > room
-        kept.append(Request(context[-room:], continuation))
+        truncated += len(context) > room
+        fitting.append(Request(context[-room:], continuation))
 
-    return kept, cut
+    return fitting, truncated
 
 
 def likelihoods(
@@ -92,101 +105,116 @@ def likelihoods(
     requests: Sequence[Request],
     *,
     batch_tokens: int | None = None,
-    progress: Callable[[int, int], None] = lambda done, all: None,
+    progress: Progress = ignore_progress,
 ) -> list[Likelihood]:
-    """Of each request, in order. `progress` hears after each pass how many distinct ones are
-    answered, of how many.
+    """The likelihood of each request, in order.
 
-    The model's own dtype is computed with; softmax is in float32, or finer where the model is.
+    The model runs in its own dtype; the softmax is in float32, or in the model's dtype if that is
+    more precise. `progress` is called after each pass with the number of distinct requests answered
+    and their total.
     """
     if not isinstance(model, GPT):
         raise TypeError(
-            f"model: expected a GPT, which predicts the next word, not {type(model).__name__}"
+            f"model: expected a GPT, which predicts the next token, not {type(model).__name__}"
         )
 
     device = next(model.parameters()).device
-    batch_tokens = batch_tokens or (TOKENS_ON_GPU if device.type == "cuda" else TOKENS)
-    found: dict[Request, Likelihood] = {}
+    batch_tokens = batch_tokens or tokens_per_pass(device)
+    rows = build_rows(requests, share_contexts=can_share_contexts(model))
+    batches = list(batch_rows(rows, batch_tokens, longest_batch(model)))
+    results: dict[Request, Likelihood] = {}
     distinct = len(set(requests))
-    made = list(
-        batches(rows_of(requests, shares=shares_state(model)), batch_tokens, furthest(model))
-    )
 
-    with without_dropout(model), prepacking() if worth_packing(model, made) else nullcontext():
-        for answers in side_by_side(lambda batch: read(model, batch, device), made, device):
-            found |= answers
-            progress(len(found), distinct)
+    packing = prepacking() if worth_prepacking(model, batches) else nullcontext()
+    with without_dropout(model), packing:
+        for batch_results in run_batches(
+            lambda batch: score_batch(model, batch, device), batches, device
+        ):
+            results |= batch_results
+            progress(len(results), distinct)
 
-    return [found[request] for request in requests]
-
-
-def worth_packing(model: GPT, made: Sequence[list[Row]]) -> bool:
-    """Whether matrices are used often enough for a copy in the kernel's own order, and are few
-    enough for one.
-    """
-    return len(made) >= 16 and small_enough(model)
+    return [results[request] for request in requests]
 
 
-def side_by_side(
-    answer: Callable[[list[Row]], dict[Request, Likelihood]],
-    made: Sequence[list[Row]],
+def tokens_per_pass(device: torch.device) -> int:
+    """The number of tokens that one forward pass on a device should have."""
+    return TOKENS_ON_GPU if device.type == "cuda" else TOKENS
+
+
+def worth_prepacking(model: GPT, batches: Sequence[list[Row]]) -> bool:
+    """True if the weights are used often enough, and are small enough, to prepack a copy."""
+    return len(batches) >= 16 and small_enough(model)
+
+
+def run_batches(
+    score: Callable[[list[Row]], dict[Request, Likelihood]],
+    batches: Sequence[list[Row]],
     device: torch.device,
 ) -> Iterator[dict[Request, Likelihood]]:
-    """On a CPU each core has a batch of its own: so none waits for the others after every step of
-    the model.
+    """The results of all batches in order.
+
+    On a CPU every core runs a batch of its own, so that the cores do not synchronise in each layer.
     """
     cores = torch.get_num_threads()
-    if device.type != "cpu" or cores == 1 or len(made) < 2 * cores:
-        yield from map(answer, made)
+    if device.type != "cpu" or cores == 1 or len(batches) < 2 * cores:
+        yield from map(score, batches)
         return
 
-    torch.set_num_threads(1)  # for the threads to come
+    torch.set_num_threads(1)  # inherited by the threads of the pool
     pool = ThreadPoolExecutor(cores)
 
     try:
-        waiting = [pool.submit(copy_context().run, answer, batch) for batch in made]
-        yield from (each.result() for each in waiting)
+        futures = [pool.submit(copy_context().run, score, batch) for batch in batches]
+        for future in futures:
+            yield future.result()
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(cores)
 
 
-# What is read together
+# Rows and batches
 
 
-def rows_of(requests: Sequence[Request], *, shares: bool) -> list[Row]:
-    """Each distinct input once; the choices after one context branch off it, where that saves more
-    than is left.
+def build_rows(requests: Sequence[Request], *, share_contexts: bool) -> list[Row]:
+    """Rows that answer all requests, with every distinct input once.
+
+    Continuations of the same context branch off it where that reads fewer tokens.
     """
     by_context: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
     for context, continuation in dict.fromkeys(requests):
         by_context.setdefault(context, []).append(continuation)
 
-    rows = []
+    rows: list[Row] = []
 
     for context, continuations in by_context.items():
-        by_tail: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
-        for continuation in continuations:
-            by_tail.setdefault(continuation[:-1], []).append(
-                continuation
-            )  # the last word need not be read
+        by_prefix: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+        for continuation in continuations:  # the last token is predicted and never read
+            by_prefix.setdefault(continuation[:-1], []).append(continuation)
 
-        if shares and (len(by_tail) - 1) * len(context) > sum(map(len, by_tail)):
-            branches = tuple(tail for tail in by_tail if tail)
-            rows.append(
-                Row(context, branches, tuple(Request(context, each) for each in continuations))
-            )
+        saved = (len(by_prefix) - 1) * len(context)
+        if share_contexts and saved > sum(map(len, by_prefix)):
+            branches = tuple(filter(None, by_prefix))
+            rows.append(Row(context, branches, after_context(context, continuations)))
             continue
 
-        for tail, ends in by_tail.items():
-            rows.append(Row((*context, *tail), (), tuple(Request(context, each) for each in ends)))
+        for prefix, endings in by_prefix.items():
+            rows.append(Row((*context, *prefix), (), after_context(context, endings)))
 
     return rows
 
 
-def shares_state(model: GPT) -> bool:
-    """Whether a batch of contexts of several lengths can be gone on from: then padding lies between
-    the words, which what counts places instead of words cannot bear."""
+def after_context(
+    context: tuple[int, ...], continuations: Sequence[tuple[int, ...]]
+) -> tuple[Request, ...]:
+    return tuple(Request(context, continuation) for continuation in continuations)
+
+
+def can_share_contexts(model: GPT) -> bool:
+    """True if branches can continue a batch of contexts of different lengths.
+
+    The batch then has padding between context and branch, which is wrong for mechanisms that count
+    key slots instead of positions.
+    """
     config = model.config
     return (
         config.position not in ("alibi", "relative")
@@ -195,32 +223,26 @@ def shares_state(model: GPT) -> bool:
     )
 
 
-def furthest(model: GPT) -> float:
-    """How far a batch may reach, padding included: a learned position has no more numbers than it
-    was given.
-    """
-    return model.config.context if model.config.position == "learned" else math.inf
+def longest_batch(model: GPT) -> float:
+    """The longest stem plus branch, padding included; only learned positions have a limit."""
+    if model.config.position == "learned":
+        return model.config.context
+
+    return math.inf
 
 
-def batches(
-    rows: Sequence[Row], batch_tokens: int, furthest: float = math.inf
+def batch_rows(
+    rows: Sequence[Row], batch_tokens: int, longest: float = math.inf
 ) -> Iterator[list[Row]]:
-    """The longest first: if memory does not suffice, it shows at once. Once a batch has work
-    enough, rows that would be padding for an eighth or more are left to the next. All branches
-    begin where the longest stem ends."""
+    """Batches of rows of similar length, the longest first so that a lack of memory shows at once.
+
+    All branches of a batch start where its longest stem ends.
+    """
     batch: list[Row] = []
-    for row in sorted(rows, key=lambda row: (bool(row.branches), len(row.stem)), reverse=True):
-        if batch:
-            longest = len(batch[0].stem)
-            branching = sum(len(branch) for each in (*batch, row) for branch in each.branches)
-            full = (len(batch) + 1) * longest + branching > batch_tokens
-            enough = len(batch) * longest > batch_tokens // 4 and 8 * len(row.stem) <= 7 * longest
-            reach = longest + max(
-                (len(branch) for each in (*batch, row) for branch in each.branches), default=0
-            )
-            if full or enough or reach > furthest or bool(batch[0].branches) != bool(row.branches):
-                yield batch
-                batch = []
+    for row in sorted(rows, key=row_length, reverse=True):
+        if batch and not fits_batch(batch, row, batch_tokens, longest):
+            yield batch
+            batch = []
 
         batch.append(row)
 
@@ -228,74 +250,147 @@ def batches(
         yield batch
 
 
-# Passes of the model
+def row_length(row: Row) -> tuple[bool, int]:
+    """The sort key of rows: those with branches apart from those without, then by stem length."""
+    return bool(row.branches), len(row.stem)
+
+
+def fits_batch(batch: Sequence[Row], row: Row, batch_tokens: int, longest: float) -> bool:
+    """True if a row can join a batch without exceeding its tokens or wasting them on padding."""
+    if bool(batch[0].branches) != bool(row.branches):
+        return False
+
+    stem = len(batch[0].stem)
+    branch_lengths = [0]
+    for member in (*batch, row):
+        branch_lengths += map(len, member.branches)
+
+    if (len(batch) + 1) * stem + sum(branch_lengths) > batch_tokens:
+        return False
+    if stem + max(branch_lengths) > longest:
+        return False
+
+    # A batch with enough work leaves a row that is at least an eighth padding to the next batch.
+    has_enough = len(batch) * stem > batch_tokens // 4
+    return not (has_enough and 8 * len(row.stem) <= 7 * stem)
+
+
+# Forward passes
 
 
 @torch.no_grad()
-def read(model: GPT, batch: Sequence[Row], device: torch.device) -> dict[Request, Likelihood]:
-    """One pass over the stems and, if there are any, one over the branches; then logits where they
-    were asked for.
+def score_batch(
+    model: GPT, batch: Sequence[Row], device: torch.device
+) -> dict[Request, Likelihood]:
+    """The likelihoods of all requests of a batch.
+
+    One forward pass reads the stems and, where there are branches, a second one reads those; logits
+    are computed only at the positions that predict a continuation.
     """
-    ids, padding_mask = padded([row.stem for row in batch], device)
-    branches = [(place, branch) for place, row in enumerate(batch) for branch in row.branches]
-    state = model.start() if branches or model.config.memory else None
-    hidden = read_stems(model, ids, state)  # (B, T, E)
-    flat, first, width = [hidden.flatten(0, 1)], {}, ids.shape[1]  # (B T, E)
-    if branches and state is not None:
-        where = torch.tensor([place for place, _ in branches], device=device)
-        state.reorder(where)
-        more, more_keep = padded([branch for _, branch in branches], device)
-        after = model.hidden(
-            more, padding_mask=torch.cat([padding_mask[where], more_keep], dim=1), state=state
-        )  # (b, t, E)
-        flat.append(after.flatten(0, 1))  # (b t, E)
-        first = {way: ids.numel() + number * more.shape[1] for number, way in enumerate(branches)}
-
-    places: list[int] = []
+    hidden, branch_starts, width = read_batch(model, batch, device)
+    positions: list[int] = []
     targets: list[int] = []
-    counts = []
+    requests: list[Request] = []
 
+    # The flat positions of the hidden states that predict each request's continuation
     for number, row in enumerate(batch):
-        for context, continuation in row.requests:
-            begin, in_stem = (
-                len(context) - 1,
-                len(row.stem) - len(context) + 1,
-            )  # how many words the stem predicts
-            places += [
-                number * width + begin + step for step in range(min(in_stem, len(continuation)))
-            ]
-            if len(continuation) > in_stem:
-                start = first[number, continuation[:-1]]
-                places += range(start, start + len(continuation) - in_stem)
+        for request in row.requests:
+            positions += predicting_positions(request, row, number, width, branch_starts)
+            targets += request.continuation
+            requests.append(request)
 
-            targets += continuation
-            counts.append(len(continuation))
+    chosen = hidden[torch.tensor(positions, device=device)]  # (N, E)
+    logprobs, greedy = token_log_probabilities(model, chosen, torch.tensor(targets, device=device))
 
-    chosen = torch.cat(flat)[torch.tensor(places, device=device)]  # (N, E)
-    found, greedy = token_log_probabilities(model, chosen, torch.tensor(targets, device=device))
-    requests = [request for row in batch for request in row.requests]
-    words = (tuple(part.tolist()) for part in found.cpu().split(counts))
-    alls = (bool(part.all()) for part in greedy.cpu().split(counts))
+    # One likelihood for each request
+    lengths = [len(request.continuation) for request in requests]
+    results: dict[Request, Likelihood] = {}
+    logprob_parts = logprobs.cpu().split(lengths)
+    greedy_parts = greedy.cpu().split(lengths)
 
-    return dict(zip(requests, map(Likelihood, words, alls), strict=True))
+    for request, values, flags in zip(requests, logprob_parts, greedy_parts, strict=True):
+        results[request] = Likelihood(tuple(values.tolist()), bool(flags.all()))
+
+    return results
+
+
+def read_batch(
+    model: GPT, batch: Sequence[Row], device: torch.device
+) -> tuple[Float[Tensor, "N E"], dict[tuple[int, tuple[int, ...]], int], int]:
+    """The hidden states of stems and branches, flat, where each branch starts, and the stem width.
+
+    A branch is identified by the number of its row and its tokens.
+    """
+    ids, padding_mask = pad_right([row.stem for row in batch], device)
+    branches: list[tuple[int, tuple[int, ...]]] = []
+    for number, row in enumerate(batch):
+        branches += [(number, branch) for branch in row.branches]
+
+    # Stems
+    state = None
+    if branches or model.config.memory:
+        state = model.start()
+
+    stem_hidden = read_stems(model, ids, state)  # (B, T, E)
+    flat = stem_hidden.flatten(0, 1)  # (B T, E)
+    width = ids.shape[1]
+    if not branches or state is None:
+        return flat, {}, width
+
+    # Branches, each after a copy of its stem's cache
+    numbers, branch_tokens = zip(*branches, strict=True)
+    rows = torch.tensor(numbers, device=device)
+    state.reorder(rows)
+    branch_ids, branch_mask = pad_right(branch_tokens, device)
+    branch_hidden = model.hidden(
+        branch_ids, padding_mask=torch.cat([padding_mask[rows], branch_mask], dim=1), state=state
+    )  # (b, t, E)
+
+    starts: dict[tuple[int, tuple[int, ...]], int] = {}
+    for index, branch in enumerate(branches):
+        starts[branch] = ids.numel() + index * branch_ids.shape[1]
+
+    return torch.cat([flat, branch_hidden.flatten(0, 1)]), starts, width
+
+
+def predicting_positions(
+    request: Request,
+    row: Row,
+    number: int,
+    width: int,
+    branch_starts: dict[tuple[int, tuple[int, ...]], int],
+) -> list[int]:
+    """The flat positions whose hidden states predict the continuation of a request."""
+    context, continuation = request
+    start = number * width + len(context) - 1
+    in_stem = len(row.stem) - len(context) + 1  # predictions that the stem makes
+    positions = list(range(start, start + min(in_stem, len(continuation))))
+    if len(continuation) > in_stem:
+        branch = branch_starts[number, continuation[:-1]]
+        positions += range(branch, branch + len(continuation) - in_stem)
+
+    return positions
 
 
 def read_stems(
     model: GPT, ids: Int[Tensor, "B T"], state: KeyValueCache | SegmentMemory | None
 ) -> Float[Tensor, "B T E"]:
-    """At once, or segment by segment where the model remembers segments."""
-    pieces = ids.split(model.config.context, dim=1) if model.config.memory else (ids,)
-    return torch.cat([model.hidden(piece, state=state) for piece in pieces], dim=1)
+    """The hidden states of the stems; a model with segment memory reads segment by segment."""
+    segments = (ids,)
+    if model.config.memory:
+        segments = ids.split(model.config.context, dim=1)
+
+    return torch.cat([model.hidden(segment, state=state) for segment in segments], dim=1)
 
 
-def padded(
-    texts: Sequence[Sequence[int]], device: torch.device
+def pad_right(
+    sequences: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
-    """Ids with padding behind them, and where there are words."""
-    lengths = torch.tensor([len(text) for text in texts])
+    """Ids padded on the right, and their padding mask."""
+    lengths = torch.tensor(list(map(len, sequences)))
     padding_mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)  # (B, T)
     ids = torch.zeros(padding_mask.shape, dtype=torch.int64)
-    ids[padding_mask] = torch.tensor([id for text in texts for id in text])
+    ids[padding_mask] = torch.tensor(list(chain.from_iterable(sequences)))
 
     return ids.to(device), padding_mask.to(device)
 
@@ -303,16 +398,20 @@ def padded(
 def token_log_probabilities(
     model: GPT | BERT | Transformer | RNN, hidden: Float[Tensor, "N E"], targets: Int[Tensor, "N"]
 ) -> tuple[Float[Tensor, "N"], Bool[Tensor, "N"]]:
-    """Of each target, and whether it is the likeliest word; logits exist for a few places at a
-    time.
-    """
-    rows = max(1, (LOGITS_ON_GPU if hidden.is_cuda else LOGITS) // model.config.vocabulary)
-    found, greedy = [], []
+    """The log-probability of each target, and whether it is the most likely token.
 
-    for some, target in zip(hidden.split(rows), targets.split(rows), strict=True):
-        logits = model.logits(some)  # (n, V)
+    Logits are computed for a few positions at a time to bound memory.
+    """
+    budget = LOGITS_ON_GPU if hidden.is_cuda else LOGITS
+    rows = max(1, budget // model.config.vocabulary)
+    logprobs: list[Tensor] = []
+    greedy: list[Tensor] = []
+
+    for part, target in zip(hidden.split(rows), targets.split(rows), strict=True):
+        logits = model.logits(part)  # (n, V)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        found.append(logits.gather(1, target.unsqueeze(1)).squeeze(1) - logits.logsumexp(1))  # (n,)
+        target_logits = logits.gather(1, target.unsqueeze(1)).squeeze(1)  # (n,)
+        logprobs.append(target_logits - logits.logsumexp(1))
         greedy.append(logits.argmax(1) == target)
 
-    return torch.cat(found), torch.cat(greedy)
+    return torch.cat(logprobs), torch.cat(greedy)

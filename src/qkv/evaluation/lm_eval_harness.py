@@ -1,15 +1,15 @@
-"""Our models in the lm-evaluation-harness: `lm_eval --model qkv --model_args path=runs/mine --tasks
-lambada_openai`.
+"""An lm-evaluation-harness model: `lm_eval --model qkv --model_args path=runs/mine --tasks ...`.
 
-The same likelihoods as `qkv evaluate`, behind the harness's three questions. From Python: `import`
-this module, then `lm_eval.simple_evaluate(model="qkv", model_args={"path": "runs/mine"}, ...)`.
+It computes the same likelihoods as `qkv evaluate`. From Python, import this module, then call
+`lm_eval.simple_evaluate(model="qkv", model_args={"path": "runs/mine"}, ...)`.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,40 +20,56 @@ try:
     from lm_eval.api.registry import register_model
 except ImportError:
     raise ImportError(
-        "lm_eval: the lm-evaluation-harness is not here: pip install lm_eval"
+        "lm_eval: the lm-evaluation-harness is not installed: pip install lm_eval"
     ) from None
 
 from rich.console import Console
 from rich.progress import Progress
 
 from qkv import artifact
-from qkv.evaluation import question
-from qkv.evaluation.likelihood import Likelihood, Request, likelihoods, shortened
+from qkv.evaluation.likelihood import Likelihood, Request, likelihoods, truncate_requests
 from qkv.evaluation.perplexity import windows
+from qkv.evaluation.question import encode_requests, first_token
 from qkv.generation.text import complete, prompt_ids
 from qkv.models import GPT
 from qkv.training.systems.distributed import device_named
 from qkv.training.systems.precision import check_precision
 
-AT_ONCE = 8  # texts that are generated side by side
-HARNESS_DEVICE = "cuda:0"  # what its command line passes on when no --device is given, GPU or not
-LENGTH = 256  # words of an answer where the task does not say, as the harness's own models do
+BATCH = 8
+"""Prompts that are continued at once."""
+HARNESS_DEVICE = "cuda:0"
+"""What the harness's command line passes if no --device is given, with or without a GPU."""
+LENGTH = 256
+"""Generated tokens where a task sets no limit, as for the harness's own models."""
 
 
 @register_model("qkv")
 class Harness(LM):
-    def __init__(
-        self, path: str, device: str | None = None, dtype: str | None = None, **others: Any
-    ) -> None:
-        """`path`: a run's folder, a folder of `transformers`, a GGUF file, or smollm2. `dtype`:
-        float32 or bfloat16.
+    """A GPT behind the interface of the lm-evaluation-harness."""
 
-        The harness also hands over its batch sizes; ours follow from the lengths of the texts.
+    def __init__(
+        self,
+        path: str,
+        device: str | None = None,
+        dtype: str | None = None,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        **others: Any,
+    ) -> None:
+        """Load a model.
+
+        Args:
+            path: A run's folder, a folder of `transformers`, a GGUF file, or smollm2.
+            device: The device, such as cpu or cuda:0.
+            dtype: float32 or bfloat16; by default bfloat16 on a GPU and float32 on a CPU.
+            batch_size: Ignored; batches follow from the lengths of the texts.
+            max_batch_size: Ignored.
+            others: Refused by name.
         """
         super().__init__()
-        if unknown := others.keys() - {"batch_size", "max_batch_size"}:
+        if others:
             raise ValueError(
-                f"model_args: expected path, device or dtype, not {', '.join(sorted(unknown))}"
+                f"model_args: expected path, device or dtype, not {', '.join(sorted(others))}"
             )
         if dtype not in (None, "float32", "bfloat16"):
             raise ValueError(f"dtype: expected float32 or bfloat16, not {dtype}")
@@ -61,120 +77,131 @@ class Harness(LM):
         model, tokenizer = artifact.load(path)
         if not isinstance(model, GPT):
             raise ValueError(
-                f"path: the harness asks GPTs, which predict the next word, not a {type(model).__name__}"
+                "path: the harness evaluates GPTs, which predict the next token, "
+                f"not a {type(model).__name__}"
             )
 
-        unnamed = device == HARNESS_DEVICE and not torch.cuda.is_available()
-        where = device_named(None if unnamed else device)
-        short = dtype == "bfloat16" or (dtype is None and where.type == "cuda")
-        if slow := check_precision("bf16" if short else "float32", where):
-            print(slow, file=sys.stderr)
+        if device == HARNESS_DEVICE and not torch.cuda.is_available():
+            device = None
 
-        self.model = model.to(where, torch.bfloat16 if short else torch.float32)
+        self._device = device_named(device)
+        bf16 = dtype == "bfloat16" or (dtype is None and self._device.type == "cuda")
+        warning = check_precision("bf16" if bf16 else "float32", self._device)
+        if warning:
+            print(warning, file=sys.stderr)
+
+        self.path = path
+        self.model = model.to(self._device, torch.bfloat16 if bf16 else torch.float32)
         self.tokenizer = tokenizer or artifact.tokenizer_of(path)
-        self._device, self.path = where, path
 
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        """How likely each continuation is after its context, and whether greedy decoding would say
-        it.
-        """
+        """The log-likelihood of each continuation, and whether greedy decoding would produce it."""
         pairs = [request.args for request in requests]
-        found = self.answers(question.requests(self.tokenizer, pairs))
-        answers = [(each.log_probability, each.greedy) for each in found]
+        answers: list[tuple[float, bool]] = []
 
-        for pair, answer in zip(pairs, answers, strict=True):
-            self.cache_hook.add_partial("loglikelihood", pair, answer)
+        for pair, result in zip(
+            pairs, self.score(encode_requests(self.tokenizer, pairs)), strict=True
+        ):
+            answers.append((result.log_likelihood, result.greedy))
+            self.cache_hook.add_partial("loglikelihood", pair, answers[-1])
 
         return answers
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Of whole texts, each word predicted once, the windows side by side."""
-        first, context = question.first_word(self.tokenizer), self.model.config.context
+        """The log-likelihood of whole texts in windows side by side, each token predicted once."""
+        start = first_token(self.tokenizer)
+        context = self.model.config.context
         texts = self.tokenizer.encode_batch([request.args[0] for request in requests])
-        asked = [windows([first, *ids], context, context) for ids in texts]
-        found = iter(self.answers([one for each in asked for one in each]))
-        sums = [sum(next(found).log_probability for _ in each) for each in asked]
+        windows_of_texts = [windows([start, *ids], context, context) for ids in texts]
+        results = iter(self.score(list(chain.from_iterable(windows_of_texts))))
+        sums: list[float] = []
 
-        for request, answer in zip(requests, sums, strict=True):
-            self.cache_hook.add_partial("loglikelihood_rolling", request.args, answer)
+        for request, text in zip(requests, windows_of_texts, strict=True):
+            sums.append(sum(next(results).log_likelihood for _ in text))
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, sums[-1])
 
         return sums
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """What the model says after each context, up to the first of the texts it is to stop
-        before.
-        """
-        said = [""] * len(requests)
+        """The continuation of each context up to the first of its stop strings."""
+        texts = [""] * len(requests)
         groups: dict[str, list[int]] = {}
 
-        for place, request in enumerate(requests):
-            groups.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(place)
+        # Requests with equal options are generated together.
+        for number, request in enumerate(requests):
+            key = json.dumps(request.args[1], sort_keys=True)
+            groups.setdefault(key, []).append(number)
 
-        for key, places in groups.items():
-            how = manner(json.loads(key))
-            context = self.model.config.context
-            room = max(
-                context - how["length"], context // 2, 1
-            )  # a long answer does not take all of the question
-            prompts = {
-                place: prompt_ids(self.tokenizer, requests[place].args[0]) for place in places
-            }
-            cut = sum(len(ids) > room for ids in prompts.values())
-            tell(cut, len(places), room)
-            for some in in_batches(sorted(places, key=lambda place: len(prompts[place]))):
-                texts = complete(
-                    self.model, self.tokenizer, [prompts[place][-room:] for place in some], **how
-                )
-                for place, text in zip(some, texts, strict=True):
-                    said[place] = text
-                    self.cache_hook.add_partial("generate_until", requests[place].args, text)
+        for key, numbers in groups.items():
+            prompts = [requests[number].args[0] for number in numbers]
+            for index, text in self.generate(prompts, generation_options(json.loads(key))):
+                number = numbers[index]
+                texts[number] = text
+                self.cache_hook.add_partial("generate_until", requests[number].args, text)
 
-        return said
+        return texts
 
-    def answers(self, asked: Sequence[Request]) -> list[Likelihood]:
-        kept, cut = shortened(asked, self.model)
-        tell(cut, len(kept), self.model.config.context)
-        errors = Console(stderr=True)
+    def generate(
+        self, prompts: Sequence[str], options: dict[str, Any]
+    ) -> Iterator[tuple[int, str]]:
+        """The number and the continuation of each prompt, the shortest prompts first."""
+        context = self.model.config.context
+        # A long answer leaves at least half of the context to the prompt.
+        room = max(context - options["length"], context // 2, 1)
+        prompt_rows = [prompt_ids(self.tokenizer, prompt) for prompt in prompts]
+        report_truncated(sum(len(ids) > room for ids in prompt_rows), len(prompts), room)
+        order = sorted(range(len(prompts)), key=lambda number: len(prompt_rows[number]))
 
-        with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
-            line = bar.add_task("qkv", total=len(kept))
-            return likelihoods(
-                self.model,
-                kept,
-                progress=lambda done, all: bar.update(line, completed=done, total=all),
-            )
+        for start in range(0, len(order), BATCH):
+            batch = order[start : start + BATCH]
+            rows = [prompt_rows[number][-room:] for number in batch]
+            texts = complete(self.model, self.tokenizer, rows, **options)
+            yield from zip(batch, texts, strict=True)
+
+    def score(self, requests: Sequence[Request]) -> list[Likelihood]:
+        """The likelihoods of requests, with a progress bar on a terminal."""
+        fitting, truncated = truncate_requests(requests, self.model)
+        report_truncated(truncated, len(fitting), self.model.config.context)
+        console = Console(stderr=True)
+
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+            task = bar.add_task("qkv", total=len(fitting))
+
+            def advance(done: int, total: int) -> None:
+                bar.update(task, completed=done, total=total)
+
+            return likelihoods(self.model, fitting, progress=advance)
 
 
-def manner(asked: dict[str, Any]) -> dict[str, Any]:
-    """How to generate: the harness's names, as ours."""
-    until = asked.get("until") or []
-    until = [until] if isinstance(until, str) else until
-    how: dict[str, Any] = {
-        "stop": [text for text in until if text],  # "" would stop before a word
-        "length": int(asked.get("max_gen_toks") or asked.get("max_new_tokens") or LENGTH),
+def generation_options(harness: dict[str, Any]) -> dict[str, Any]:
+    """The harness's generation options under the names of `complete`."""
+    until = harness.get("until") or []
+    if isinstance(until, str):
+        until = [until]
+
+    options: dict[str, Any] = {
+        "stop": [text for text in until if text],  # an empty string would stop at once
+        "length": int(harness.get("max_gen_toks") or harness.get("max_new_tokens") or LENGTH),
         "temperature": 0.0,
         "seed": 0,
     }
 
-    if asked.get("do_sample"):
-        how["temperature"] = float(asked.get("temperature", 1.0))
-        how |= {
-            name: asked[name] for name in ("top_k", "top_p", "min_p") if asked.get(name) is not None
-        }
+    if harness.get("do_sample"):
+        options["temperature"] = float(harness.get("temperature", 1.0))
+        for name in ("top_k", "top_p", "min_p"):
+            if harness.get(name) is not None:
+                options[name] = harness[name]
 
-    return how
-
-
-def in_batches(places: list[int]) -> list[list[int]]:
-    return [places[start : start + AT_ONCE] for start in range(0, len(places), AT_ONCE)]
+    return options
 
 
-def tell(cut: int, of: int, room: int) -> None:
-    if cut:
+def report_truncated(truncated: int, total: int, room: int) -> None:
+    """Print how many contexts were truncated, if any."""
+    if truncated:
         Console(stderr=True).print(
-            f"qkv: {cut:,} of {of:,} contexts were cut from the left to {room:,} tokens"
+            f"qkv: {truncated:,} of {total:,} contexts were cut from the left to {room:,} tokens"
         )

@@ -1,99 +1,137 @@
-"""How well a BERT guesses hidden words of a text: of the very places that validation asks about in
-training.
+"""Accuracy of masked language modelling: how well a BERT predicts masked tokens of a text.
 
-Of the words that are asked, most are shown as [mask], some as another word and some as they are;
-see data/batches/masked.py.
+The masked positions are those of validation in training. As there, most of the masked tokens are
+shown as [mask], some as another token and some unchanged; see data/batches/masked.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from qkv.data.batches.batch import IGNORE
+from qkv.data.batches.batch import IGNORE, Batch
 from qkv.data.batches.masked import MaskedData, WordPieces
 from qkv.data.sources.source import TextSource
 from qkv.data.tokens.prepare import prepare_texts
-from qkv.evaluation.intervals import Score, of_sums, perplexity, ratio
-from qkv.evaluation.likelihood import TOKENS_ON_GPU, token_log_probabilities
+from qkv.evaluation.intervals import Score, bootstrap_score, perplexity, ratio
+from qkv.evaluation.likelihood import (
+    TOKENS_ON_GPU,
+    Progress,
+    ignore_progress,
+    token_log_probabilities,
+)
 from qkv.generation.generate import without_dropout
 from qkv.models import BERT
 from qkv.text import Tokenizer
 
 RATE = 0.15
-TOKENS = 2**12  # of one pass on a CPU, all of whose cores share it
+"""The fraction of tokens that are masked."""
+TOKENS = 2**12
+"""Tokens of one forward pass on a CPU, which all cores share."""
 
 
 class MaskedAccuracy(NamedTuple):
+    """Scores of masked language modelling, and the counts behind them."""
+
     scores: tuple[Score, ...]
-    """Accuracy, and the perplexity of the hidden words."""
+    """Accuracy, and the perplexity of the masked tokens."""
     rows: int
     tokens: int
-    """Of the text, marks around rows left out."""
-    asked: int
+    """Tokens of the text, without special tokens around rows."""
+    masked: int
     unknown: int
-    """Tokens that stand for words which the vocabulary does not have; they are read, and never
-    asked.
-    """
+    """Unknown tokens, which stand for words outside the vocabulary; they are never masked."""
 
 
-@torch.no_grad()
-def of_texts(
+class RowScores(NamedTuple):
+    """The masked tokens of one row."""
+
+    correct: int
+    logprobs: list[float]
+
+
+def masked_accuracy(
     model: BERT,
     tokenizer: Tokenizer,
     texts: TextSource,
     *,
     limit: int | None = None,
     seed: int = 0,
-    progress: Callable[[int, int], None] = lambda done, all: None,
+    progress: Progress = ignore_progress,
 ) -> MaskedAccuracy:
-    """The text is cut into rows as long as the context, `limit` of them. The seed draws for the
-    intervals alone.
-    """
-    _ = model.mlm_head  # says now that there is none
-    words, context = WordPieces.of(tokenizer), model.config.context
-    device = next(model.parameters()).device
-    rows = max(1, (TOKENS_ON_GPU if device.type == "cuda" else TOKENS) // context)
-    tokens = prepare_texts(texts, tokenizer, progress=False)  # a line of progress is there already
-    marks = (words.start is not None) + (words.end is not None)  # around the words of a row
-    if limit is not None:
-        tokens = tokens.within(0, min(len(tokens), limit * max(1, context - marks)))
+    """The accuracy of masked tokens in rows of the context's length, the first `limit` of them.
 
-    data = MaskedData(tokens, context, rows, 0, words, rate=RATE)
-    count, done, unknown = -(-len(tokens) // data.size), 0, 0
-    right: list[int] = []
-    found: list[list[float]] = []  # the log-probabilities of each row's words
+    The seed only affects the confidence intervals, not which tokens are masked.
+    """
+    _ = model.mlm_head  # raises if the model has none
+    pieces = WordPieces.of(tokenizer)
+    context = model.config.context
+    device = next(model.parameters()).device
+    tokens_per_pass = TOKENS_ON_GPU if device.type == "cuda" else TOKENS
+
+    # The text, cut to the limit
+    tokens = prepare_texts(texts, tokenizer, progress=False)  # the caller shows the progress
+    special_tokens = (pieces.start is not None) + (pieces.end is not None)
+    if limit is not None:
+        row_tokens = max(1, context - special_tokens)
+        tokens = tokens.within(0, min(len(tokens), limit * row_tokens))
+
+    data = MaskedData(tokens, context, max(1, tokens_per_pass // context), 0, pieces, rate=RATE)
+    count = -(-len(tokens) // data.size)
+    rows: list[RowScores] = []
+    done = 0
+    unknown = 0
 
     with without_dropout(model):
         for batch in data.ordered():
             if tokenizer.unknown is not None:
                 unknown += int((batch.ids == tokenizer.unknown).sum())
 
-            on = batch.to(device)
-            assert on.target_positions is not None
-            asked = on.targets != IGNORE  # (B, M)
-            hidden = model.hidden(on.ids, padding_mask=on.padding_mask)  # (B, T, E)
-            numbers, _ = asked.nonzero(as_tuple=True)  # (N,): the row of each place
-            chosen = hidden[numbers, on.target_positions[asked]]  # (N, E)
-            log_probability, likeliest = token_log_probabilities(
-                model, chosen, on.targets[asked]
-            )  # (N,)
-            counts = asked.sum(1).tolist()
-            right += [int(each.sum()) for each in likeliest.cpu().split(counts)]
-            found += [each.tolist() for each in log_probability.cpu().split(counts)]
+            rows += score_rows(model, batch.to(device))
             done += batch.rows
             progress(done, count)
 
-    units = np.array(
-        [[hits, len(row)] for hits, row in zip(right, found, strict=True) if row], dtype=np.float64
-    )
-    if not len(units):
-        raise ValueError(f"data: {texts.name} has no word that could be hidden")
+    scored = [row for row in rows if row.logprobs]
+    if not scored:
+        raise ValueError(f"data: {texts.name} has no word that could be masked")
 
-    accuracy = of_sums("accuracy", units, ratio, percent=True, seed=seed)
-    surprise = perplexity([row for row in found if row], seed=seed)
+    scores, masked = masked_scores(scored, seed)
 
-    return MaskedAccuracy((accuracy, surprise), count, len(tokens), int(units[:, 1].sum()), unknown)
+    return MaskedAccuracy(scores, count, len(tokens), masked, unknown)
+
+
+@torch.no_grad()
+def score_rows(model: BERT, batch: Batch) -> list[RowScores]:
+    """The predictions of the masked tokens of each row."""
+    assert batch.target_positions is not None
+    is_masked = batch.targets != IGNORE  # (B, M)
+    hidden: Tensor = model.hidden(batch.ids, padding_mask=batch.padding_mask)  # (B, T, E)
+    row_numbers, _ = is_masked.nonzero(as_tuple=True)  # (N,)
+    chosen = hidden[row_numbers, batch.target_positions[is_masked]]  # (N, E)
+    logprobs, correct = token_log_probabilities(model, chosen, batch.targets[is_masked])  # (N,)
+
+    counts = is_masked.sum(1).tolist()
+    correct_rows = correct.cpu().split(counts)
+    logprob_rows = logprobs.cpu().split(counts)
+
+    return [
+        RowScores(int(hits.sum()), values.tolist())
+        for hits, values in zip(correct_rows, logprob_rows, strict=True)
+    ]
+
+
+def masked_scores(rows: list[RowScores], seed: int) -> tuple[tuple[Score, Score], int]:
+    """Accuracy and perplexity of the masked tokens, and their number; the bootstrap draws rows."""
+    counts: list[tuple[int, int]] = []
+    logprobs: list[list[float]] = []
+    for row in rows:
+        counts.append((row.correct, len(row.logprobs)))
+        logprobs.append(row.logprobs)
+
+    units = np.array(counts, dtype=np.float64)
+    accuracy = bootstrap_score("accuracy", units, ratio, percent=True, seed=seed)
+
+    return (accuracy, perplexity(logprobs, seed=seed)), int(units[:, 1].sum())

@@ -1,15 +1,15 @@
-"""How surprised a model is by a text: perplexity, bits per character and per byte, with the window
-and stride said.
+"""Perplexity, bits per character and bits per byte of texts, with sliding windows.
 
-Perplexity is a matter of the tokenizer, too: fewer tokens to a text make each harder. Bits per
-character and per byte compare across tokenizers.
+Perplexity depends on the tokenizer: fewer tokens per text make each one harder to predict. Bits per
+character and per byte can be compared across tokenizers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -18,41 +18,111 @@ from qkv.data.batches.paired import pad
 from qkv.data.sources.lines import DocumentPart
 from qkv.evaluation import intervals
 from qkv.evaluation.likelihood import (
-    TOKENS,
-    TOKENS_ON_GPU,
     Likelihood,
+    Progress,
     Request,
+    ignore_progress,
     likelihoods,
     token_log_probabilities,
+    tokens_per_pass,
 )
-from qkv.evaluation.question import first_word, unknown_among
+from qkv.evaluation.question import count_unknown, first_token
 from qkv.generation.generate import without_dropout
 from qkv.models import GPT, RNN, Transformer
 from qkv.text import Tokenizer
 
-# words that an interval takes together: neighbours are alike, so that single ones would say too
-# much
 UNIT = 64
+"""Tokens that the bootstrap draws together: neighbours are correlated, so single tokens would
+give intervals that are too narrow."""
 WINDOW = 1024
 
 
 @dataclass(frozen=True)
 class Perplexity:
+    """Perplexity scores of a text, and the counts behind them."""
+
     scores: tuple[intervals.Score, ...]
     tokens: int
-    """Of the text."""
+    """Tokens of the text."""
     scored: int
-    """Predicted words: all of the text's, and an end after each target."""
+    """Predicted tokens: all of the text, and the end token after each target of a pair."""
     characters: int
     bytes: int
     documents: int
     windows: int
-    """Forward passes over a text, or pairs of a translator."""
+    """Windows of a text, or pairs."""
     unknown: int
-    """Tokens that stand for words which the vocabulary does not have."""
+    """Unknown tokens, which stand for words outside the vocabulary."""
 
 
-def of_texts(
+@dataclass
+class TextWindows:
+    """The windows of documents, collected part by part, with the counts of the text they cover."""
+
+    tokenizer: Tokenizer
+    start: int
+    """The id that precedes the first token of every document."""
+    window: int
+    stride: int
+    limit: int | None
+    requests: list[Request] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    """Ids of the current document."""
+    tokens: int = 0
+    characters: int = 0
+    bytes: int = 0
+    documents: int = 0
+    unknown: int = 0
+
+    @property
+    def full(self) -> bool:
+        return len(self.requests) == self.limit
+
+    def add(self, text: str, ends: bool) -> None:
+        """Add a part of a document; text beyond the limit is dropped."""
+        ids = self.tokenizer.encode(text)
+        if self.limit is not None:
+            windows_left = self.limit - len(self.requests)
+            room = self.window + (windows_left - 1) * self.stride - len(self.ids)
+            if len(ids) >= room:
+                text = text_of_tokens(self.tokenizer, text, room)
+                ids = ids[:room]
+                ends = True
+
+        self.ids += ids
+        self.characters += len(text)
+        self.bytes += len(text.encode())
+        if ends:
+            self.end_document()
+
+    def end_document(self) -> None:
+        self.requests += windows([self.start, *self.ids], self.window, self.stride)
+        self.tokens += len(self.ids)
+        self.documents += 1
+        self.unknown += count_unknown(self.tokenizer, self.ids)
+        self.ids = []
+
+    def summarise(self, results: Sequence[Likelihood], seed: int) -> Perplexity:
+        """The scores of the windows' likelihoods, with the counts of the text."""
+        score, scored = token_perplexity(results, seed)
+
+        return Perplexity(
+            scores=(
+                score,
+                bits_per(score, "bits per character", scored, self.characters),
+                bits_per(score, "bits per byte", scored, self.bytes),
+            ),
+            tokens=self.tokens,
+            scored=scored,
+            characters=self.characters,
+            bytes=self.bytes,
+            documents=self.documents,
+            windows=len(self.requests),
+            unknown=self.unknown,
+        )
+
+
+def text_perplexity(
     model: GPT,
     tokenizer: Tokenizer,
     texts: Iterable[DocumentPart],
@@ -61,167 +131,254 @@ def of_texts(
     stride: int | None = None,
     limit: int | None = None,
     seed: int = 0,
-    progress: Callable[[int, int], None] = lambda done, all: None,
+    progress: Progress = ignore_progress,
 ) -> Perplexity:
-    """Of documents, each predicted from its own beginning.
+    """The perplexity of documents, each predicted from its own start.
 
-    Each window of `window` words scores its last `stride` words, the first one all of its words: so
-    every word is scored once, and all but the first ones with at least window - stride words before
-    them. `limit` keeps the first windows only; the text after them is neither read nor counted.
+    Each window scores its last `stride` tokens, the first window all of its tokens.
+
+    Args:
+        model: The language model.
+        tokenizer: The model's tokenizer.
+        texts: Parts of documents, such as `qkv.data.open_texts` returns.
+        window: Tokens read at once; by default the model's context, at most 1,024.
+        stride: Tokens scored in each window; by default half a window.
+        limit: Number of windows to score; by default all.
+        seed: Seed of the bootstrap for the confidence intervals.
+        progress: Called with the number of windows scored and their total.
+
+    Returns:
+        Perplexity, bits per character and bits per byte with 95% confidence intervals.
+
+    Raises:
+        ValueError: If the texts have no token, or window or stride do not fit the model.
+
+    Example:
+        >>> from qkv.data import DocumentPart
+        >>> from qkv.models import GPT, GPTConfig
+        >>> from qkv.text import train
+        >>> text = "the cat sat on the mat. " * 9
+        >>> tokenizer = train("byte-pair", [text], 270)
+        >>> config = GPTConfig(vocabulary=tokenizer.vocabulary, width=8, depth=1, heads=1)
+        >>> parts = [DocumentPart(text, True)]
+        >>> result = text_perplexity(GPT(config), tokenizer, parts, window=16, limit=3)
+        >>> result.windows, result.scored
+        (3, 32)
     """
     window, stride = window_and_stride(model, window, stride)
-    first = first_word(tokenizer)
-    asked: list[Request] = []
-    characters = tokens = size = documents = unknown = 0
-    ids: list[int] = []
-
+    collected = TextWindows(tokenizer, first_token(tokenizer), window, stride, limit)
     for text, ends in texts:
-        new = tokenizer.encode(text)
-        room = None if limit is None else window + (limit - len(asked) - 1) * stride - len(ids)
-        if room is not None and len(new) >= room:
-            text, new, ends = beginning(tokenizer, text, room), new[:room], True
+        collected.add(text, ends)
+        if collected.full:
+            break
 
-        ids += new
-        characters, size = characters + len(text), size + len(text.encode())
+    if not collected.requests:
+        raise ValueError("data: the text has no tokens")
 
-        if ends:
-            asked += windows([first, *ids], window, stride)
-            tokens, documents = tokens + len(ids), documents + 1
-            unknown += unknown_among(tokenizer, ids)
-            ids = []
-            if len(asked) == limit:
-                break
+    results = likelihoods(model, collected.requests, progress=progress)
 
-    if not asked:
-        raise ValueError("data: there is no word in it")
-
-    found = likelihoods(model, asked, progress=progress)
-    scored = sum(len(each.words) for each in found)
-    counts = (tokens, scored, characters, size, documents, len(asked), unknown)
-
-    return Perplexity(scores(found, characters, size, seed), *counts)
+    return collected.summarise(results, seed)
 
 
-def beginning(tokenizer: Tokenizer, text: str, tokens: int) -> str:
-    """The text of its first tokens; a character of several tokens belongs to the first of them."""
+def text_of_tokens(tokenizer: Tokenizer, text: str, tokens: int) -> str:
+    """The text of the first `tokens` tokens; a character of several tokens counts for the first."""
     offsets = tokenizer.inner.encode(text, add_special_tokens=False).offsets
-    return text if tokens >= len(offsets) else text[: max(end for _, end in offsets[:tokens])]
+    if tokens >= len(offsets):
+        return text
+
+    return text[: max(end for _, end in offsets[:tokens])]
 
 
 def window_and_stride(model: GPT, window: int | None, stride: int | None) -> tuple[int, int]:
+    """Window and stride with their defaults filled in, checked against the model's context."""
     context = model.config.context
-    window = min(context, WINDOW) if window is None else window
-    if not 1 <= window <= context and not (window >= 1 and model.config.memory):
+    if window is None:
+        window = min(context, WINDOW)
+
+    too_long = window > context and not model.config.memory
+    if window < 1 or too_long:
         raise ValueError(f"window: expected 1 to {context}, the model's context, not {window}")
 
-    stride = max(1, window // 2) if stride is None else stride
+    if stride is None:
+        stride = max(1, window // 2)
     if not 1 <= stride <= window:
-        raise ValueError(
-            f"stride: expected 1 to {window}, the words that are read at once, not {stride}"
-        )
+        raise ValueError(f"stride: expected 1 to {window}, the size of the window, not {stride}")
 
     return window, stride
 
 
 def windows(ids: Sequence[int], window: int, stride: int) -> list[Request]:
-    """What is read and what is scored, so that each word but the first is scored once. The last
-    window is full, too.
-    """
-    made, done = [], 1
+    """Requests that score each token but the first exactly once; the last window is full, too."""
+    requests: list[Request] = []
+    done = 1
+
     while done < len(ids):
-        end = min(len(ids), window + 1 if done == 1 else done + stride)
+        size = stride if requests else window
+        end = min(len(ids), done + size)
         begin = max(0, end - 1 - window)
-        made.append(Request(tuple(ids[begin:done]), tuple(ids[done:end])))
+        requests.append(Request(tuple(ids[begin:done]), tuple(ids[done:end])))
         done = end
 
-    return made
+    return requests
 
 
-def scores(
-    found: Sequence[Likelihood], characters: int, size: int, seed: int, bits: bool = True
-) -> tuple[intervals.Score, ...]:
-    units = [
-        each.words[start : start + UNIT]
-        for each in found
-        for start in range(0, len(each.words), UNIT)
-    ]
-    one = intervals.perplexity(units, seed=seed)
-    words = sum(map(len, units))
+def token_perplexity(results: Sequence[Likelihood], seed: int) -> tuple[intervals.Score, int]:
+    """The perplexity over all tokens, and their number.
 
-    def bits_per(name: str, count: int) -> intervals.Score:
-        def bits(perplexity: float) -> float:
-            return math.log2(perplexity) * words / count
+    The bootstrap draws units of neighbouring tokens.
+    """
+    units: list[tuple[float, ...]] = []
+    for result in results:
+        for start in range(0, len(result.token_logprobs), UNIT):
+            units.append(result.token_logprobs[start : start + UNIT])
 
-        low, high = (None if end is None else bits(end) for end in (one.low, one.high))
-        return replace(one, name=name, value=bits(one.value), low=low, high=high)
+    return intervals.perplexity(units, seed=seed), sum(map(len, units))
 
-    return (
-        (one, bits_per("bits per character", characters), bits_per("bits per byte", size))
-        if bits
-        else (one,)
+
+def bits_per(perplexity: intervals.Score, name: str, tokens: int, count: int) -> intervals.Score:
+    """The perplexity of `tokens` tokens as bits per character, or per byte."""
+
+    def bits(value: float | None) -> float | None:
+        return None if value is None else math.log2(value) * tokens / count
+
+    return replace(
+        perplexity,
+        name=name,
+        value=math.log2(perplexity.value) * tokens / count,
+        low=bits(perplexity.low),
+        high=bits(perplexity.high),
     )
 
 
-@torch.no_grad()
-def of_pairs(
+# Pairs
+
+
+def translation_perplexity(
     model: Transformer | RNN,
     tokenizer: Tokenizer,
     pairs: Sequence[tuple[str, str]],
     *,
     seed: int = 0,
 ) -> Perplexity:
-    """Of targets given their sources, and of the end after each; its logarithm is training's
-    validation loss.
+    """The perplexity of targets given their sources, including the end token of each target.
+
+    Its logarithm is the validation loss of training.
+
+    Args:
+        model: A translation model.
+        tokenizer: The model's tokenizer, with a start and an end token.
+        pairs: Sources and targets.
+        seed: Seed of the bootstrap for the confidence interval.
+
+    Returns:
+        The perplexity with its 95% confidence interval, and the counts behind it.
+
+    Raises:
+        ValueError: If the tokenizer has no start or no end token.
+
+    Example:
+        >>> from qkv.models import Transformer, TransformerConfig
+        >>> from qkv.text import train
+        >>> tokenizer = train("byte-pair", ["a cat, two cats"], 264)
+        >>> config = TransformerConfig(vocabulary=tokenizer.vocabulary, width=8, depth=1, heads=1)
+        >>> result = translation_perplexity(Transformer(config), tokenizer, [("a cat", "a")])
+        >>> result.documents, result.characters
+        (1, 1)
     """
     if tokenizer.start is None or tokenizer.end is None:
         raise ValueError(
             "tokenizer: expected one with a token that starts and one that ends a text"
         )
 
-    device = next(model.parameters()).device
-    budget = TOKENS_ON_GPU if device.type == "cuda" else TOKENS
-    start, end, padding = tokenizer.start, tokenizer.end, tokenizer.padding or 0
-    sources = [[*ids, end] for ids in tokenizer.encode_batch([source for source, _ in pairs])]
-    targets = [[*ids, end] for ids in tokenizer.encode_batch([target for _, target in pairs])]
-    order = sorted(
-        range(len(pairs)),
-        key=lambda place: (len(targets[place]), len(sources[place])),
-        reverse=True,
-    )
-    found: list[Likelihood] = [Likelihood((), False)] * len(pairs)
+    source_texts, target_texts = map(list, zip(*pairs, strict=True))
+    sources = with_end(tokenizer, source_texts)
+    targets = with_end(tokenizer, target_texts)
+    score, scored = token_perplexity(pair_likelihoods(model, tokenizer, sources, targets), seed)
 
-    def on(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x.to(device)
+    return Perplexity(
+        scores=(score,),
+        tokens=scored - len(pairs),
+        scored=scored,
+        characters=sum(map(len, target_texts)),
+        bytes=len("".join(target_texts).encode()),
+        documents=len(pairs),
+        windows=len(pairs),
+        unknown=sum(count_unknown(tokenizer, ids) for ids in targets),
+    )
+
+
+def with_end(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    """The ids of texts, each with the end token after it."""
+    assert tokenizer.end is not None
+    return [[*ids, tokenizer.end] for ids in tokenizer.encode_batch(texts)]
+
+
+@torch.no_grad()
+def pair_likelihoods(
+    model: Transformer | RNN,
+    tokenizer: Tokenizer,
+    sources: Sequence[list[int]],
+    targets: Sequence[list[int]],
+) -> list[Likelihood]:
+    """The likelihood of each target given its source, by teacher forcing."""
+    device = next(model.parameters()).device
+    budget = tokens_per_pass(device)
+    results = [Likelihood((), False)] * len(targets)
+
+    def lengths(number: int) -> tuple[int, int]:
+        return len(targets[number]), len(sources[number])
+
+    order = sorted(range(len(targets)), key=lengths, reverse=True)
 
     with without_dropout(model):
         while order:
-            count = max(1, budget // max(len(targets[order[0]]), len(sources[order[0]])))
-            batch, order = order[:count], order[count:]
-            source, source_padding_mask = pad([sources[place] for place in batch], padding)
-            said, padding_mask = pad([[start, *targets[place][:-1]] for place in batch], padding)
-            hidden = model.forced(
-                source.to(device),
-                said.to(device),
-                source_padding_mask=on(source_padding_mask),
-                target_padding_mask=on(padding_mask),
+            count = max(1, budget // max(lengths(order[0])))
+            batch = order[:count]
+            order = order[count:]
+            logprobs = forced_logprobs(
+                model,
+                tokenizer,
+                [sources[number] for number in batch],
+                [targets[number] for number in batch],
+                device,
             )
+            for number, values in zip(batch, logprobs, strict=True):
+                results[number] = Likelihood(tuple(values.tolist()), False)
 
-            is_word = (
-                torch.ones_like(said, dtype=torch.bool) if padding_mask is None else padding_mask
-            )  # (B, T)
-            asked = torch.tensor(
-                [id for place in batch for id in targets[place]], device=device
-            )  # (N,)
-            words, _ = token_log_probabilities(model, hidden[is_word.to(device)], asked)
-            lengths = [len(targets[place]) for place in batch]
-            for place, part in zip(batch, words.cpu().split(lengths), strict=True):
-                found[place] = Likelihood(tuple(part.tolist()), False)
+    return results
 
-    characters, size = (
-        sum(map(len, each)) for each in zip(*((t, t.encode()) for _, t in pairs), strict=True)
-    )
-    scored = sum(map(len, targets))
-    unknown = sum(unknown_among(tokenizer, ids) for ids in targets)
-    counts = (scored - len(pairs), scored, characters, size, len(pairs), len(pairs), unknown)
 
-    return Perplexity(scores(found, characters, size, seed, bits=False), *counts)
+def forced_logprobs(
+    model: Transformer | RNN,
+    tokenizer: Tokenizer,
+    sources: list[list[int]],
+    targets: list[list[int]],
+    device: torch.device,
+) -> Sequence[Tensor]:
+    """The log-probabilities of the tokens of each target in one forward pass."""
+    assert tokenizer.start is not None
+    padding = tokenizer.padding or 0
+
+    # Pad both sides; the decoder reads the target shifted by the start token.
+    source, source_padding_mask = pad(sources, padding)
+    shifted = [[tokenizer.start, *target[:-1]] for target in targets]
+    decoder_input, padding_mask = pad(shifted, padding)
+    hidden = model.forced(
+        source.to(device),
+        decoder_input.to(device),
+        source_padding_mask=move(source_padding_mask, device),
+        target_padding_mask=move(padding_mask, device),
+    )  # (B, T, E)
+
+    # Score the positions that are not padding.
+    if padding_mask is None:
+        padding_mask = torch.ones_like(decoder_input, dtype=torch.bool)  # (B, T)
+
+    target_ids = torch.tensor(list(chain.from_iterable(targets)), device=device)  # (N,)
+    logprobs, _ = token_log_probabilities(model, hidden[padding_mask.to(device)], target_ids)
+
+    return logprobs.cpu().split(list(map(len, targets)))
+
+
+def move(tensor: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if tensor is None else tensor.to(device)

@@ -1,8 +1,7 @@
-"""From a row of data to a question: a context, the ways to go on from it, and which of them is
-right.
+"""Questions from rows of data: a prompt, its options and the gold label; few-shot examples.
 
-Every kind of task but perplexity becomes this one form. Zero-, one- and few-shot differ only in
-what stands before the context: answered questions of other rows, chosen by a seed.
+Every kind of task but perplexity becomes this one form. Zero-shot and few-shot differ only in what
+precedes the prompt: answered questions of other rows, chosen by a seed.
 """
 
 from __future__ import annotations
@@ -23,154 +22,189 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Question:
+    """A prompt with its possible continuations."""
+
     context: str
+    """The prompt, with the examples before it."""
     continuations: tuple[str, ...]
-    right: int
+    """The options as they continue the prompt."""
+    gold: int
+    """The index of the correct option."""
     choices: tuple[str, ...]
-    """As the data has them: what lengths are counted of."""
+    """The options as the data has them; length normalisation uses their lengths."""
 
     @property
     def answered(self) -> str:
-        return self.context + self.continuations[self.right]
+        """The prompt with its correct continuation, as a few-shot example shows it."""
+        return self.context + self.continuations[self.gold]
 
 
 # Rows
 
 
 def question(task: EvaluationTask, row: Row, where: str) -> Question:
-    """One row, by the kind of its task."""
+    """The question of one row, built by the kind of its task; `where` names the row in errors."""
     for column in task.columns:
         if row[column] is None:
             raise ValueError(f"{where}: {column}: expected a value, not null")
 
     text = fill(task.template, row)
     if task.kind == "last word":
-        before, space, word = text.rpartition(" ")
-        if not space or not word:
-            raise ValueError(f"{where}: expected a text of two words or more, not {text!r}")
-
-        return Question(before, (space + word,), 0, (word,))
+        return last_word_question(text, where)
 
     if task.kind == "line":
-        accepted = accepted_of(task, row, where)
-        return Question(text, tuple(task.joint + each for each in accepted), 0, accepted)
+        accepted = accepted_answers(task, row, where)
+        return Question(text, join_options(task, accepted), 0, accepted)
 
     if task.kind == "translation":
-        target = fill(task.answer, row)
-        return Question(text, (task.joint + target,), 0, (target,))
+        targets = (fill(task.answer, row),)
+        return Question(text, join_options(task, targets), 0, targets)
 
-    choices, labels = choices_of(task, row, where)
-    if "" in choices and {"characters", "bytes"} & set(task.normalise):
-        number = choices.index("")
-        raise ValueError(
-            f"{where}: choices: number {number} is empty, so nothing can be divided by its length"
-        )
-
+    choices, labels = read_choices(task, row, where)
     if task.kind == "minimal pair":
         return Question("", choices, 0, choices)
 
-    right = right_choice(answer_of(task, row), choices, labels, where)
+    gold = gold_index(read_answer(task, row), choices, labels, where)
     if task.kind == "cloze":
-        before, blank, after = text.rpartition(task.blank)
-        if not blank:
-            raise ValueError(
-                f"{where}: blank: there is no {task.blank} in the text to put the choices in place of"
-            )
+        return cloze_question(task, text, choices, gold, where)
 
-        return Question(
-            before.rstrip(),
-            tuple(between(before) + each + after for each in choices),
-            right,
-            choices,
+    return Question(text, join_options(task, choices), gold, choices)
+
+
+def last_word_question(text: str, where: str) -> Question:
+    """A text whose last word is to be predicted."""
+    before, space, word = text.rpartition(" ")
+    if not space or not word:
+        raise ValueError(f"{where}: expected a text of two words or more, not {text!r}")
+
+    return Question(before, (space + word,), 0, (word,))
+
+
+def cloze_question(
+    task: EvaluationTask, text: str, choices: tuple[str, ...], gold: int, where: str
+) -> Question:
+    """A text whose blank the choices fill; the rest of the text is part of the continuation."""
+    before, blank, after = text.rpartition(task.blank)
+    if not blank:
+        raise ValueError(
+            f"{where}: blank: the text has no {task.blank}, which the choices would replace"
         )
 
-    return Question(text, tuple(task.joint + each for each in choices), right, choices)
+    space = trailing_space(before)
+    continuations = tuple(space + choice + after for choice in choices)
+
+    return Question(before.rstrip(), continuations, gold, choices)
 
 
-def between(before: str) -> str:
-    """The spaces at the end of a text: they belong to the word that comes, as tokenizers see it."""
-    return before[len(before.rstrip()) :]
+def join_options(task: EvaluationTask, options: Sequence[str]) -> tuple[str, ...]:
+    """Options as they continue a prompt."""
+    return tuple(task.joint + option for option in options)
 
 
-def choices_of(
+def trailing_space(text: str) -> str:
+    """The whitespace at the end of a text, which tokenizers attach to the next word."""
+    return text[len(text.rstrip()) :]
+
+
+def read_choices(
     task: EvaluationTask, row: Row, where: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The texts of the choices and, where they have labels, those."""
+    """The texts of the choices, and their labels if they have any."""
+    labels: tuple[str, ...] = ()
     if isinstance(task.choices, Mapping):
-        return tuple(fill(text, row) for text in task.choices.values()), tuple(task.choices)
-    if not isinstance(task.choices, str):
-        return tuple(fill(text, row) for text in task.choices), ()
+        labels = tuple(task.choices)
+        choices = fill_all(tuple(task.choices.values()), row)
+    elif isinstance(task.choices, str):
+        choices = text_list(row[task.choices], f"{where}: {task.choices}")
+        if len(choices) < 2:
+            raise ValueError(
+                f"{where}: {task.choices}: expected two choices or more, not {len(choices)}"
+            )
+    else:
+        choices = fill_all(task.choices, row)
 
-    found = listed(row[task.choices], f"{where}: {task.choices}")
-    if len(found) < 2:
-        raise ValueError(f"{where}: {task.choices}: expected two choices or more, not {len(found)}")
+    if "" in choices and {"characters", "bytes"} & set(task.normalise):
+        raise ValueError(
+            f"{where}: choices: number {choices.index('')} is empty, "
+            "so its score cannot be divided by its length"
+        )
 
-    return found, ()
+    return choices, labels
 
 
-def accepted_of(task: EvaluationTask, row: Row, where: str) -> tuple[str, ...]:
-    """The lines that are right: those of the column that the answer is, or its one text."""
+def fill_all(templates: Sequence[str], row: Row) -> tuple[str, ...]:
+    return tuple(fill(template, row) for template in templates)
+
+
+def accepted_answers(task: EvaluationTask, row: Row, where: str) -> tuple[str, ...]:
+    """The accepted lines: the list in the answer's column, or the answer's one text."""
     column = only_column(task.answer)
-    return listed(
-        fill(task.answer, row) if column is None else row[column], f"{where}: {column or 'answer'}"
-    )
+    if column is None:
+        return text_list(fill(task.answer, row), f"{where}: answer")
+
+    return text_list(row[column], f"{where}: {column}")
 
 
-def listed(found: Any, where: str) -> tuple[str, ...]:
-    """A list of texts, without the spaces around them."""
-    found = (
-        found.split("|") if isinstance(found, str) else found
-    )  # as the Children's Book Test writes a list
-    if (
-        not isinstance(found, list)
-        or not found
-        or not all(isinstance(each, str) and each.strip() for each in found)
-    ):
-        raise ValueError(f"{where}: expected a list of texts, not {found!r}")
+def text_list(value: Any, where: str) -> tuple[str, ...]:
+    """A list of texts, stripped. A string is split at |, as in the Children's Book Test."""
+    texts = value
+    if isinstance(value, str):
+        texts = value.split("|")
 
-    return tuple(each.strip() for each in found)
+    if not isinstance(texts, list) or not texts:
+        raise ValueError(f"{where}: expected a list of texts, not {texts!r}")
+
+    for text in texts:
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f"{where}: expected a list of texts, not {texts!r}")
+
+    return tuple(map(str.strip, texts))
 
 
-def answer_of(task: EvaluationTask, row: Row) -> str | int:
-    """As text, or as the number that the data has."""
+def read_answer(task: EvaluationTask, row: Row) -> str | int:
+    """The answer as text, or as an integer if the data has one."""
     column = only_column(task.answer)
-    found = None if column is None else row[column]
-    return (
-        found if isinstance(found, int) and not isinstance(found, bool) else fill(task.answer, row)
-    )
+    if column is not None:
+        value = row[column]
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+
+    return fill(task.answer, row)
 
 
-def right_choice(
-    answer: str | int, choices: Sequence[str], labels: Sequence[str], where: str
-) -> int:
-    """By its label; without labels by its place if the answer is a number, by its text or its place
-    if it is a text.
+def gold_index(answer: str | int, choices: Sequence[str], labels: Sequence[str], where: str) -> int:
+    """The index of the correct choice.
+
+    With labels the answer is a label or the text of a choice. Without labels an integer is an
+    index, and a string is the text of a choice or an index.
     """
     text = str(answer)
     if text in labels:
         return labels.index(text)
 
-    place = int(text) if not labels and text.isdecimal() and int(text) < len(choices) else None
-    named = choices.index(text) if text in choices and (labels or isinstance(answer, str)) else None
-    if place is not None and named is not None and place != named:
+    index = None
+    if not labels and text.isdecimal() and int(text) < len(choices):
+        index = int(text)
+
+    named = None
+    if text in choices and (labels or isinstance(answer, str)):
+        named = choices.index(text)
+
+    if index is not None and named is not None and index != named:
         raise ValueError(
-            f"{where}: answer: {text!r} is the text of choice {named} and the number of choice {place}; in JSON, "
-            "a number without quotation marks is always a place"
+            f"{where}: answer: {text!r} is the text of choice {named} and the number of choice "
+            f"{index}; in JSON, a number without quotation marks is always an index"
         )
+    if named is not None:
+        return named
+    if index is not None:
+        return index
 
-    for found in (named, place):
-        if found is not None:
-            return found
-
-    expected = (
-        ", ".join(labels)
-        if labels
-        else f"one of the choices or its number, 0 to {len(choices) - 1}"
-    )
+    expected = ", ".join(labels) or f"one of the choices or its number, 0 to {len(choices) - 1}"
     raise ValueError(f"{where}: answer: expected {expected}, not {answer!r}")
 
 
-# Examples before the question
+# Few-shot examples
 
 
 def with_examples(
@@ -183,91 +217,107 @@ def with_examples(
     shots: int,
     seed: int,
 ) -> list[Question]:
-    """Each row's question after the description and `shots` answered ones.
+    """The question of each row after the description and `shots` answered examples.
 
-    Which of the pool's rows they are is a function of the seed and the question's place; the first
-    of five are those of one. A row is never among its own examples.
+    The examples depend only on the seed and the number of the question, and fewer shots use the
+    first ones of more. A row is never among its own examples.
     """
-    asked = [question(task, row, f"{name}, row {place + 1}") for place, row in enumerate(rows)]
     answered: dict[int, str] = {}
-    made = []
+    questions: list[Question] = []
 
-    for place, (row, each) in enumerate(zip(rows, asked, strict=True)):
-        before = [task.description] if task.description else []
-        for chosen in drawn(row, pool, pool_name, shots, (seed, place)) if shots else ():
+    for number, row in enumerate(rows):
+        questions.append(question(task, row, f"{name}, row {number + 1}"))
+
+    for number, row in enumerate(rows):
+        prompt: list[str] = []
+        if task.description:
+            prompt.append(task.description)
+
+        for chosen in draw_examples(row, pool, pool_name, shots, (seed, number)):
             if chosen not in answered:
-                answered[chosen] = question(
-                    task, pool[chosen], f"{pool_name}, row {chosen + 1}"
-                ).answered
+                example = question(task, pool[chosen], f"{pool_name}, row {chosen + 1}")
+                answered[chosen] = example.answered
 
-            before.append(answered[chosen])
+            prompt.append(answered[chosen])
 
-        made.append(replace(each, context=task.separator.join([*before, each.context])))
+        prompt.append(questions[number].context)
+        questions[number] = replace(questions[number], context=task.separator.join(prompt))
 
-    return made
+    return questions
 
 
-def drawn(
+def draw_examples(
     row: Row, pool: Sequence[Row], pool_name: str, shots: int, seed: tuple[int, int]
 ) -> list[int]:
-    found: list[int] = []
+    """The numbers of `shots` random rows of the pool that differ from the row itself."""
+    if not shots:
+        return []
+
+    examples: list[int] = []
     for chosen in np.random.default_rng(seed).permutation(len(pool)).tolist():
-        if len(found) == shots:
+        if len(examples) == shots:
             break
 
         if pool[chosen] != row:
-            found.append(chosen)
+            examples.append(chosen)
 
-    if len(found) < shots:
+    if len(examples) < shots:
         raise ValueError(
-            f"shots: {pool_name} has only {len(found)} other rows for examples, not {shots}"
+            f"shots: {pool_name} has only {len(examples)} other rows for examples, not {shots}"
         )
 
-    return found
+    return examples
 
 
-# Words
+# Token ids
 
 
-def first_word(tokenizer: Tokenizer) -> int:
-    """What the first word of a text comes after."""
-    found = tokenizer.start if tokenizer.starts_texts else beginning(tokenizer)
-    if found is None:
+def first_token(tokenizer: Tokenizer) -> int:
+    """The id that precedes the first token of a text."""
+    id = tokenizer.start if tokenizer.starts_texts else beginning(tokenizer)
+    if id is None:
         raise ValueError(
-            "tokenizer: it has no token that starts or ends a text, so nothing can come before the first"
+            "tokenizer: it has no start or end token, so nothing can precede the first token"
         )
 
-    return found
+    return id
 
 
-def unknown_among(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
-    """How many of the ids stand for words that the vocabulary does not have."""
+def count_unknown(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
+    """The number of unknown tokens, which stand for words outside the vocabulary."""
     return 0 if tokenizer.unknown is None else ids.count(tokenizer.unknown)
 
 
-def requests(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[Request]:
-    """Contexts and continuations as ids, cut where the context's own tokens end.
+def encode_requests(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[Request]:
+    """Contexts and continuations as ids, split where the context's own tokens end.
 
-    The harness's way: both are encoded as one text, so that the continuation has the tokens it has
-    in real text, and spaces at the end of a context go over to the continuation.
+    As in the lm-evaluation-harness, both are encoded as one text, so that the continuation has the
+    tokens it has in running text, and spaces at the end of a context move to the continuation.
     """
-    moved = [(context.rstrip(), between(context) + continuation) for context, continuation in pairs]
-    texts = list(
-        dict.fromkeys(
-            text for context, continuation in moved for text in (context, context + continuation)
-        )
-    )
-    ids = dict(zip(texts, tokenizer.encode_batch(texts), strict=True))
-    made = []
+    split: list[tuple[str, str]] = []
+    texts: dict[str, None] = {}
 
-    for context, continuation in moved:
-        known, whole = ids[context], ids[context + continuation]
-        if len(whole) <= len(known):
+    for context, continuation in pairs:
+        before = context.rstrip()
+        whole = before + trailing_space(context) + continuation
+        split.append((before, whole))
+        texts |= {before: None, whole: None}
+
+    ids = dict(zip(texts, tokenizer.encode_batch(list(texts)), strict=True))
+    requests: list[Request] = []
+
+    for before, whole in split:
+        context_ids = ids[before]
+        if len(ids[whole]) <= len(context_ids):
             raise ValueError(
-                f"choices: {continuation!r} adds no token to the text before it, so it cannot be scored"
+                f"choices: {whole[len(before) :]!r} adds no token to the text before it, "
+                "so it cannot be scored"
             )
 
-        begin = [first_word(tokenizer)] if tokenizer.starts_texts or not known else []
-        made.append(Request((*begin, *known), tuple(whole[len(known) :])))
+        continuation_ids = tuple(ids[whole][len(context_ids) :])
+        if tokenizer.starts_texts or not context_ids:
+            context_ids = [first_token(tokenizer), *context_ids]
 
-    return made
+        requests.append(Request(tuple(context_ids), continuation_ids))
+
+    return requests

@@ -1,6 +1,4 @@
-"""Results as a person reads them, several models side by side, and as a file from which they can be
-had again.
-"""
+"""Evaluation results as a table of several models, as notes, and as a JSON file."""
 
 from __future__ import annotations
 
@@ -26,97 +24,140 @@ from qkv.version import __version__
 
 
 def shown(score: Score) -> str:
-    """43.5% [36.8, 50.4], or 43.5% [-] where there is no interval."""
-    ends = [number(end, score.percent) for end in (score.low, score.high) if end is not None]
-    return f"{number(score.value, score.percent)}{'%' if score.percent else ''} [{', '.join(ends) or '-'}]"
+    """A score with its interval: 43.5% [36.8, 50.4], or 43.5% [-] where there is no interval."""
+    value = format_number(score.value, score.percent)
+    if score.percent:
+        value += "%"
+
+    ends = []
+    for end in (score.low, score.high):
+        if end is not None:
+            ends.append(format_number(end, score.percent))
+
+    return f"{value} [{', '.join(ends) or '-'}]"
 
 
-def number(value: float, percent: bool = False) -> str:
+def format_number(value: float, percent: bool = False) -> str:
+    """A number with about four digits; with `percent`, a fraction in percent."""
     if percent:
         return f"{100 * value:.1f}"
+    if value < 10:
+        return f"{value:.3f}"
+    if value < 1000:
+        return f"{value:.2f}"
+    if value < 1e6:
+        return f"{value:,.0f}"
 
-    return (
-        f"{value:.3f}"
-        if value < 10
-        else f"{value:.2f}"
-        if value < 1000
-        else f"{value:,.0f}"
-        if value < 1e6
-        else f"{value:.2e}"
-    )
+    return f"{value:.2e}"
+
+
+# Table
 
 
 def table(results: Sequence[EvaluationResult]) -> Table:
-    """A row for each score, a column for each model, the best of several in bold."""
+    """A row for each score and a column for each model, with the best of several in bold."""
     models = list(dict.fromkeys(result.model for result in results))
-    made = Table(
+    scores = empty_table(models)
+
+    # Results of the same task and number of shots share a section.
+    sections: dict[tuple[str, int], dict[str, EvaluationResult]] = {}
+    for result in results:
+        sections.setdefault((result.task, result.shots), {})[result.model] = result
+
+    for (task, shots), by_model in sections.items():
+        first = next(iter(by_model.values()))
+        labels = (task, str(shots), f"{first.rows:,}")
+        for score in first.scores:
+            cells = score_cells(score, by_model, models)
+            scores.add_row(*labels, score.name, *cells)
+            labels = ("", "", "")
+
+        scores.add_section()
+
+    return scores
+
+
+def empty_table(models: Sequence[str]) -> Table:
+    """The table's header: task, shots, rows, score and the models."""
+    scores = Table(
         title_justify="left",
         header_style="bold",
         caption="[ ]: 95% intervals",
         caption_justify="left",
     )
+    scores.add_column("task")
+    scores.add_column("shots", justify="right")
+    scores.add_column("rows", justify="right")
+    scores.add_column("score")
+    for model in models:
+        scores.add_column(Text(model), justify="right", overflow="fold")
 
-    made.add_column("task")
+    return scores
 
-    for name in ("shots", "rows"):
-        made.add_column(name, justify="right")
 
-    made.add_column("score")
+def score_cells(
+    score: Score, by_model: Mapping[str, EvaluationResult], models: Sequence[str]
+) -> list[Text]:
+    """The cells of one score, a model each; - where a model has no such score."""
+    entries: dict[str, Score] = {}
+    values: list[float] = []
+    for model, result in by_model.items():
+        for candidate in result.scores:
+            if candidate.name == score.name and model not in entries:
+                entries[model] = candidate
+                values.append(candidate.value)
+
+    best = max(values) if score.higher_is_better else min(values)
+    cells: list[Text] = []
 
     for model in models:
-        made.add_column(Text(model), justify="right", overflow="fold")
+        entry = entries.get(model)
+        if entry is None:
+            cells.append(Text("-"))
+            continue
 
-    asked = dict.fromkeys((result.task, result.shots) for result in results)
+        is_best = len(models) > 1 and entry.value == best
+        cells.append(Text(shown(entry), style="bold" if is_best else ""))
 
-    for task, shots in asked:
-        of_task = {
-            result.model: result
-            for result in results
-            if (result.task, result.shots) == (task, shots)
-        }
-        some = next(iter(of_task.values()))
-        for place, score in enumerate(some.scores):
-            found = {
-                model: next((each for each in result.scores if each.name == score.name), None)
-                for model, result in of_task.items()
-            }
-            values = [each.value for each in found.values() if each is not None]
-            best = max(values) if score.higher_is_better else min(values)
-            cells = []
-            for model in models:
-                each = found.get(model)
-                bold = each is not None and len(models) > 1 and each.value == best
-                cells.append(
-                    Text("-" if each is None else shown(each), style="bold" if bold else "")
-                )
+    return cells
 
-            first = (task, str(shots), f"{some.rows:,}") if place == 0 else ("", "", "")
-            made.add_row(*first, score.name, *cells)
 
-        made.add_section()
-
-    return made
+# Notes
 
 
 def notes(results: Sequence[EvaluationResult]) -> list[str]:
-    """The protocol of each task in a line, once where it is the same for all models."""
-    lines: dict[str, list[str]] = {}
+    """The protocol of each task in a line, once if it is the same for all models."""
+    models_by_line: dict[str, list[str]] = {}
     for result in results:
-        chance = (
-            () if result.chance is None else (f"guessing is right in {100 * result.chance:.1f}%",)
-        )
-        few = any(score.low is None for score in result.scores)
-        no_interval = (f"[-]: fewer than {LEAST} parts to draw an interval from",) if few else ()
-        told = (*result.said, *chance, *no_interval)
-        line = f"{result.task}: {'; '.join(told)}"
-        if told:
-            lines.setdefault(line, []).append(result.model)
+        remarks = result_remarks(result)
+        if remarks:
+            line = f"{result.task}: {'; '.join(remarks)}"
+            models_by_line.setdefault(line, []).append(result.model)
 
-    models = {result.model for result in results}
+    all_models = {result.model for result in results}
+    lines: list[str] = []
 
-    return [
-        line if set(who) == models else f"{line} ({', '.join(who)})" for line, who in lines.items()
-    ]
+    for line, models in models_by_line.items():
+        if set(models) != all_models:
+            line = f"{line} ({', '.join(models)})"
+
+        lines.append(line)
+
+    return lines
+
+
+def result_remarks(result: EvaluationResult) -> list[str]:
+    """The notes of a result, its random baseline, and a remark on missing intervals."""
+    remarks = list(result.notes)
+    if result.random_baseline is not None:
+        remarks.append(f"random baseline: {100 * result.random_baseline:.1f}%")
+    if any(score.low is None for score in result.scores):
+        remarks.append(f"[-]: fewer than {LEAST} units, too few for a confidence interval")
+
+    return remarks
+
+
+# JSON
 
 
 def as_json(
@@ -127,11 +168,18 @@ def as_json(
     asked: Mapping[str, Any],
     failure: str = "",
 ) -> dict[str, Any]:
-    """Everything that is needed to repeat it: what was asked, of whom, with which files, and why it
-    ended early.
+    """All that is needed to repeat an evaluation: results, tasks, checksums and settings.
+
+    Args:
+        results: The results so far.
+        tasks: The tasks they belong to.
+        data: The checksums of the data files of each task.
+        models: The checksums and settings of each model.
+        asked: The settings of the evaluation.
+        failure: Why the evaluation ended early, if it did.
     """
     return {
-        "results": [asdict(result) for result in results],
+        "results": [result_json(result) for result in results],
         "tasks": {task.name: task.as_json() for task in tasks},
         "data": dict(data),
         "models": dict(models),
@@ -141,23 +189,34 @@ def as_json(
     }
 
 
+def result_json(result: EvaluationResult) -> dict[str, Any]:
+    """A result under the keys of the file format, some of which differ from the fields."""
+    values = asdict(result)
+    values["said"] = values.pop("notes")
+    values["chance"] = values.pop("random_baseline")
+
+    return values
+
+
 def made_with() -> dict[str, Any]:
-    """By what, and when."""
+    """The versions of the software, and the date."""
     versions = {"qkv": __version__, "torch": torch.__version__, "python": platform.python_version()}
     return {"versions": versions, "date": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
-def write(path: Path, found: Mapping[str, Any]) -> None:
-    """Whole or not at all. JSON has no infinite numbers: such a perplexity is null."""
-    storage.write_text(
-        path, json.dumps(finite(found), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    )
+def write(path: Path, content: Mapping[str, Any]) -> None:
+    """Write JSON atomically; infinite numbers, which JSON does not have, become null."""
+    text = json.dumps(finite(content), indent=2, ensure_ascii=False, allow_nan=False)
+    storage.write_text(path, text + "\n")
 
 
 def finite(value: Any) -> Any:
+    """A JSON value with None in place of infinite numbers and NaN."""
     if isinstance(value, Mapping):
-        return {name: finite(each) for name, each in value.items()}
+        return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
+        return [finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
 
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return value

@@ -1,5 +1,4 @@
-"""A task is a small TOML file: what is said before the question, how a row of data becomes one, how
-it is scored.
+"""Evaluation tasks as small TOML files: the prompt template, the choices and the metrics.
 
 name = "sst-2"
 kind = "classification"
@@ -13,19 +12,28 @@ from __future__ import annotations
 import difflib
 import string
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from qkv.nn.config import documented
+
 EMBEDDED = Path(__file__).parent / "tasks"
 
 Kind = Literal[
-    "last word", "choice", "cloze", "minimal pair", "classification", "line", "translation", "perplexity",
+    "last word",
+    "choice",
+    "cloze",
+    "minimal pair",
+    "classification",
+    "line",
+    "translation",
+    "perplexity",
     "masked words",
-]  # fmt: skip
+]
 TEXTS: tuple[Kind, ...] = ("perplexity", "masked words")
-"""Asked of texts, not of the rows of a table."""
+"""Kinds that score running text instead of the rows of a table."""
 Normalise = Literal["none", "characters", "bytes", "tokens"]
 
 REQUIRED: dict[Kind, tuple[str, ...]] = {
@@ -52,84 +60,109 @@ METRICS: dict[Kind, tuple[str, ...]] = {
 }
 
 
+@documented
 @dataclass(frozen=True, kw_only=True)
 class EvaluationTask:
+    """An evaluation task: how a row of data becomes a question, and how the answer is scored.
+
+    Example:
+        >>> task = EvaluationTask(
+        ...     name="capitals", kind="line", template="{country}:", answer="{city}"
+        ... )
+        >>> task.columns
+        ('country', 'city')
+        >>> task.metrics
+        ('accuracy',)
+    """
+
     name: str
     kind: Kind
     template: str = ""
-    """The text of a row; {column} stands for a column of the data. Spaces around a column's text
-    are left out.
+    """The prompt of a row; {column} stands for a column of the data. Spaces around a column's text
+    are removed.
     """
     answer: str = ""
-    """Which choice is right: its text, its label or its number from 0. In a translation: the
-    reference. Of a line: what it should say, or the column with a list of all that is accepted, the
-    first one for examples."""
+    """The gold label: the text, the label or the index of the correct choice. For a translation,
+    the reference. For a line, the expected line, or a column with a list of accepted lines, the
+    first of which is shown in examples."""
     choices: str | tuple[str, ...] | Mapping[str, str] = ()
-    """The column with a list of them, or their templates (of a minimal pair the good one first), or
-    texts by label.
+    """The column with a list of options, or their templates (for a minimal pair the good sentence
+    first), or texts by label.
     """
     description: str = ""
-    """Said before the examples."""
+    """Text before the examples."""
     separator: str = "\n\n"
-    """Between description, examples and question."""
+    """Text between description, examples and question."""
     joint: str = " "
-    """Between a text and its answer."""
+    """Text between a prompt and its answer."""
     blank: str = "XXXXX"
-    """In a cloze: what the choices are put in place of."""
+    """For a cloze: the sign that the choices replace."""
     normalise: tuple[Normalise, ...] = ("none",)
-    """What a choice's log-probability is divided by; one score for each."""
+    """What the log-likelihood of a choice is divided by; one score for each."""
     metric: tuple[str, ...] = ()
-    """All that the kind has unless given."""
+    """The metrics to report; by default all metrics of the kind."""
     examples: str = ""
-    """A file of examples for few-shot, beside the task's; the other rows of the data unless given.
-    """
+    """A file of few-shot examples beside the task file; by default the other rows of the data."""
     data: str = ""
-    """A file beside the task's that is asked unless --data names another."""
+    """A data file beside the task file, used where the caller names none."""
     origin: str = ""
-    """The file this was read from."""
+    """The file this task was read from."""
 
     @property
     def metrics(self) -> tuple[str, ...]:
+        """The metrics to report."""
         return self.metric or METRICS[self.kind]
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What must be in the data, in the order in which it is first asked for."""
+        """The columns that the data must have, in the order of their first use."""
         templates = [self.template, self.answer]
-        found: list[str] = []
+        columns: list[str] = []
         if isinstance(self.choices, str):
-            found.append(self.choices)
+            columns.append(self.choices)
+        elif isinstance(self.choices, Mapping):
+            templates += self.choices.values()
         else:
-            templates += (
-                self.choices.values() if isinstance(self.choices, Mapping) else self.choices
-            )
+            templates += self.choices
 
-        found += [column for template in templates for _, column in parts(template) if column]
+        for template in templates:
+            columns += [column for _, column in parts(template) if column]
 
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(columns))
 
     def beside(self, name: str) -> str:
-        """A file that the task names: beside it, unless its name leads elsewhere."""
+        """The path of a file that the task names, relative to the task file."""
         return str(Path(self.origin).parent / name)
 
     def as_json(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "origin"}
+        """The fields of the task as JSON values, without its origin."""
+        values = asdict(self)
+        del values["origin"]
+
+        return values
 
 
 def read_task(name: str | Path) -> EvaluationTask:
-    """One of the embedded tasks by its name, or a .toml file."""
+    """Read an embedded task by its name, or a task file.
+
+    Args:
+        name: The name of an embedded task such as `lambada`, or the path of a .toml file.
+
+    Returns:
+        The task, with every field checked.
+
+    Raises:
+        ValueError: If there is no such task, or a field of the file is wrong.
+        FileNotFoundError: If the .toml file does not exist.
+
+    Example:
+        >>> task = read_task("sst-2")
+        >>> task.kind, task.choices
+        ('classification', {'0': 'negative', '1': 'positive'})
+    """
     path = Path(name)
     if path.suffix != ".toml":
-        known = sorted(each.stem for each in EMBEDDED.glob("*.toml"))
-        if str(name) not in known:
-            close = difflib.get_close_matches(str(name), known, n=1)
-            meant = f"; did you mean {close[0]}?" if close else "."
-            raise ValueError(
-                f"task: there is no task {str(name)!r}{meant} Expected {', '.join(known)} or a .toml file"
-            )
-
-        path = EMBEDDED / f"{name}.toml"
-
+        path = embedded_path(str(name))
     if not path.is_file():
         raise FileNotFoundError(f"task: no such file: {path}")
 
@@ -138,106 +171,140 @@ def read_task(name: str | Path) -> EvaluationTask:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not a TOML file ({error})") from None
 
-    return task_of(values, str(path))
+    return build_task(values, str(path))
 
 
-def task_of(values: Mapping[str, Any], origin: str) -> EvaluationTask:
-    """Checked field by field: an error names the file and the field."""
-    known = {field.name: field for field in fields(EvaluationTask) if field.name != "origin"}
+def embedded_path(name: str) -> Path:
+    """The file of an embedded task."""
+    known = sorted(path.stem for path in EMBEDDED.glob("*.toml"))
+    if name in known:
+        return EMBEDDED / f"{name}.toml"
+
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {close[0]}?" if close else "."
+    raise ValueError(
+        f"task: there is no task {name!r}{hint} Expected {', '.join(known)} or a .toml file"
+    )
+
+
+def build_task(values: Mapping[str, Any], origin: str) -> EvaluationTask:
+    """A task from the values of its file, checked; an error names the file and the field."""
+    check_field_names(values, origin)
+    kind = values["kind"]
+    if not isinstance(kind, str) or kind not in REQUIRED:
+        raise ValueError(
+            f"{origin}: kind: expected one of {', '.join(get_args(Kind))}, not {kind!r}"
+        )
+
+    for name in REQUIRED[kind]:  # type: ignore[index]
+        if name not in values:
+            raise ValueError(
+                f"{origin}: {name}: this field is missing; a task of kind {kind!r} needs it"
+            )
+
+    checked = {name: check_value(name, value, origin) for name, value in values.items()}
+    task = EvaluationTask(**checked, origin=origin)
+    check_task(task)
+
+    return task
+
+
+def check_field_names(values: Mapping[str, Any], origin: str) -> None:
+    """Raise if a field is unknown, or one without a default is missing."""
+    known = {field.name: field for field in fields(EvaluationTask)}
+    del known["origin"]
+
     for name in values:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"expected {', '.join(known)}"
+            hint = f"expected {', '.join(known)}"
+            if close:
+                hint = f"did you mean {close[0]}?"
+
             raise ValueError(f"{origin}: {name}: there is no such field; {hint}")
 
     for name, field in known.items():
         if field.default is MISSING and name not in values:
             raise ValueError(f"{origin}: {name}: this field is missing")
 
-    if not isinstance(values["kind"], str) or values["kind"] not in REQUIRED:
-        raise ValueError(
-            f"{origin}: kind: expected one of {', '.join(get_args(Kind))}, not {values['kind']!r}"
-        )
 
-    for name in REQUIRED[values["kind"]]:
-        if name not in values:
-            raise ValueError(
-                f"{origin}: {name}: this field is missing; a task of kind {values['kind']!r} needs it"
-            )
-
-    made = {name: field_of(name, value, origin) for name, value in values.items()}
-    task = EvaluationTask(**made, origin=origin)
-    check(task)
-
-    return task
-
-
-def field_of(name: str, value: Any, origin: str) -> Any:
-    if name in ("normalise", "metric"):
-        value = (
-            (value,)
-            if isinstance(value, str)
-            else tuple(value)
-            if isinstance(value, list)
-            else value
-        )
-    elif name == "choices" and isinstance(value, list):
+def check_value(name: str, value: Any, origin: str) -> Any:
+    """The value of a field, with lists as tuples; raises if it is of the wrong type."""
+    if name in ("normalise", "metric") and isinstance(value, str):
+        value = (value,)
+    if name in ("normalise", "metric", "choices") and isinstance(value, list):
         value = tuple(value)
 
-    several = name in ("normalise", "metric", "choices") and isinstance(value, tuple | dict)
-    texts = (value.values() if isinstance(value, dict) else value) if several else (value,)
+    texts: Iterable[Any] = (value,)
+    if name in ("normalise", "metric", "choices"):
+        if isinstance(value, dict):
+            texts = value.values()
+        elif isinstance(value, tuple):
+            texts = value
+
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"{origin}: {name}: expected text in quotation marks, not {value!r}")
-    if name == "normalise" and not value:
-        raise ValueError(
-            f"{origin}: {name}: expected one or more of {', '.join(get_args(Normalise))}, not none at all"
-        )
-    if name == "normalise" and (unknown := set(value) - set(get_args(Normalise))):
-        raise ValueError(
-            f"{origin}: {name}: expected {', '.join(get_args(Normalise))}, not {', '.join(unknown)}"
-        )
+
+    if name == "normalise":
+        check_normalise(value, origin)
 
     return value
 
 
-def check(task: EvaluationTask) -> None:
-    for one in task.metric:
-        if one not in METRICS[task.kind]:
-            raise ValueError(
-                f"{task.origin}: metric: expected {', '.join(METRICS[task.kind])}, not {one!r}"
-            )
-
-    if task.kind == "minimal pair" and (
-        isinstance(task.choices, str | Mapping) or len(task.choices) != 2
-    ):
-        raise ValueError(f"{task.origin}: choices: expected two templates, the good sentence first")
-    if (
-        "choices" in REQUIRED[task.kind]
-        and not isinstance(task.choices, str)
-        and len(task.choices) < 2
-    ):
-        raise ValueError(f"{task.origin}: choices: expected two or more")
-    if task.kind == "cloze" and not task.blank:
+def check_normalise(value: Iterable[str], origin: str) -> None:
+    known = get_args(Normalise)
+    if not value:
         raise ValueError(
-            f"{task.origin}: blank: expected the sign that the choices are put in place of"
+            f"{origin}: normalise: expected one or more of {', '.join(known)}, not an empty list"
         )
 
+    unknown = set(value) - set(known)
+    if unknown:
+        raise ValueError(
+            f"{origin}: normalise: expected {', '.join(known)}, not {', '.join(unknown)}"
+        )
+
+
+def check_task(task: EvaluationTask) -> None:
+    """Raise if the fields of a task do not fit together."""
+    for metric in task.metric:
+        if metric not in METRICS[task.kind]:
+            raise ValueError(
+                f"{task.origin}: metric: expected {', '.join(METRICS[task.kind])}, not {metric!r}"
+            )
+
+    check_choices(task)
+    if task.kind == "cloze" and not task.blank:
+        raise ValueError(f"{task.origin}: blank: expected the sign that the choices replace")
+
     try:
-        asked = task.columns
+        columns = task.columns
     except ValueError as error:
         raise ValueError(f"{task.origin}: {error}") from None
 
-    if not asked:
+    if not columns:
         raise ValueError(
-            f"{task.origin}: template: expected a {{column}} of the data in it, not {task.template!r}"
+            f"{task.origin}: template: expected a {{column}} of the data in it, "
+            f"not {task.template!r}"
         )
+
+
+def check_choices(task: EvaluationTask) -> None:
+    listed = isinstance(task.choices, tuple)
+    if task.kind == "minimal pair" and not (listed and len(task.choices) == 2):
+        raise ValueError(f"{task.origin}: choices: expected two templates, the good sentence first")
+
+    if "choices" not in REQUIRED[task.kind] or isinstance(task.choices, str):
+        return
+    if len(task.choices) < 2:
+        raise ValueError(f"{task.origin}: choices: expected two or more")
 
 
 # Templates
 
 
 def parts(template: str) -> Iterator[tuple[str, str | None]]:
-    """Text, and the column that comes after it; {{ and }} are the brackets themselves."""
+    """The pieces of a template: text, and the column after it; {{ and }} are literal braces."""
     try:
         for text, column, form, conversion in string.Formatter().parse(template):
             if column == "" or form or conversion:
@@ -251,13 +318,20 @@ def parts(template: str) -> Iterator[tuple[str, str | None]]:
 
 
 def only_column(template: str) -> str | None:
-    """The column that a template is, where it is nothing else."""
+    """The column of a template that is one column and nothing else; None for other templates."""
     (before, column), *others = parts(template)
-    return None if before or others else column
+    if before or others:
+        return None
+
+    return column
 
 
 def fill(template: str, row: Mapping[str, Any]) -> str:
-    return "".join(
-        text + ("" if column is None else str(row[column]).strip())
-        for text, column in parts(template)
-    )
+    """A template with the values of a row in place of its columns."""
+    text = ""
+    for literal, column in parts(template):
+        text += literal
+        if column is not None:
+            text += str(row[column]).strip()
+
+    return text

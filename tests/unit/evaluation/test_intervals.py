@@ -1,4 +1,4 @@
-"""Intervals against closed forms, published values, and every possible outcome counted."""
+"""Confidence intervals against closed forms, published values and exact coverage."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from qkv.evaluation.intervals import Score, accuracy, perplexity, wilson
     ],
 )
 def test_wilson_equals_newcombe_1998(successes: int, trials: int, low: float, high: float) -> None:
-    """Method 3 in the table of Newcombe's comparison of seven methods, Statistics in Medicine 17."""
+    """Method 3 in Newcombe's comparison of seven methods, Statistics in Medicine 17."""
     assert wilson(successes, trials) == pytest.approx((low, high), abs=5e-5)
 
 
 @pytest.mark.parametrize(("successes", "trials"), [(3, 10), (50, 100), (199, 200), (1, 1)])
-def test_the_ends_are_where_the_score_test_turns(successes: int, trials: int) -> None:
-    """At each end p, what was found is 1.96 deviations of p away: the equation that Wilson solved."""
+def test_the_ends_solve_the_score_test(successes: int, trials: int) -> None:
+    """At each end p the observed proportion is 1.96 standard deviations of p away."""
     for p in wilson(successes, trials):
         if 0 < p < 1:
             assert abs(successes / trials - p) == pytest.approx(
@@ -35,19 +35,20 @@ def test_the_ends_are_where_the_score_test_turns(successes: int, trials: int) ->
             )
 
 
-def test_wilson_holds_the_truth_95_times_in_100() -> None:
+def test_wilson_covers_the_truth_in_95_percent() -> None:
     """Every outcome of 50 trials, weighted by its probability, for many true proportions."""
-    n, covered = 50, []
+    n = 50
+    covered: list[float] = []
     for p in np.linspace(0.05, 0.95, 91):
-        chances = [math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(n + 1)]
+        probabilities = [math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(n + 1)]
         covered.append(
-            sum(c for k, c in enumerate(chances) if wilson(k, n)[0] <= p <= wilson(k, n)[1])
+            sum(c for k, c in enumerate(probabilities) if wilson(k, n)[0] <= p <= wilson(k, n)[1])
         )
     assert np.mean(covered) == pytest.approx(0.95, abs=0.01)
     assert min(covered) > 0.9
 
 
-def test_nothing_right_and_all_right_stay_within_0_and_1() -> None:
+def test_no_and_all_successes_stay_within_0_and_1() -> None:
     assert wilson(0, 5)[0] == 0.0
     assert wilson(5, 5)[1] == 1.0
     assert accuracy([True, False, True, True]) == Score(
@@ -55,7 +56,7 @@ def test_nothing_right_and_all_right_stay_within_0_and_1() -> None:
     )
 
 
-def test_perplexity_weighs_units_by_their_words() -> None:
+def test_perplexity_weights_units_by_their_tokens() -> None:
     score = perplexity(
         [[math.log(0.5)] * 3, [math.log(0.25)], [math.log(0.5)] * 2, [math.log(0.25)] * 2]
     )
@@ -69,14 +70,14 @@ def test_perplexity_weighs_units_by_their_words() -> None:
 
 @pytest.mark.parametrize("units", [1, 2, 3])
 def test_few_units_have_no_interval(units: int) -> None:
-    """One would have the interval of nothing, two and three that of their own extremes."""
+    """With up to three units the interval would only show the units' extremes."""
     score = perplexity([[-float(unit + 1)] for unit in range(units)])
     assert (score.low, score.high) == (None, None)
-    assert units**-units > 0.025  # so often the worst one alone is drawn
+    assert units**-units > 0.025  # the probability that only the worst unit is drawn
     assert LEAST**-LEAST < 0.025
 
 
 @pytest.mark.usefixtures("without_shape_checks")
-def test_faults_are_one_sentence() -> None:
-    with pytest.raises(ValueError, match=r"^successes: expected 0 to 3 of 1 trial or more, not 4$"):
+def test_impossible_counts_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^successes: expected 0 to 3.*not 4$"):
         wilson(4, 3)

@@ -1,6 +1,4 @@
-"""The lm-evaluation-harness on our models: found by its own command line, and of one opinion with
-`qkv evaluate`.
-"""
+"""The lm-evaluation-harness finds the model by name and agrees with `qkv evaluate`."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from lm_eval.utils import get_rolling_token_windows
 
 import qkv_lm_eval
 from qkv.evaluation.evaluate import Subject, evaluate
-from qkv.evaluation.lm_eval_harness import Harness, manner
+from qkv.evaluation.lm_eval_harness import Harness, generation_options
 from qkv.evaluation.perplexity import windows
 from qkv.evaluation.task_file import read_task
 from qkv.generation.text import complete
@@ -65,35 +63,33 @@ def harness(folder: Path) -> Harness:
 
 
 def instances(kind: str, *arguments: tuple[Any, ...]) -> list[Instance]:
-    return [Instance(kind, {}, each, place) for place, each in enumerate(arguments)]
+    return [Instance(kind, {}, args, number) for number, args in enumerate(arguments)]
 
 
 def test_the_command_line_of_the_harness_gives_the_score_of_qkv_evaluate(
     folder: Path, tmp_path: Path
 ) -> None:
-    """Offline, in a process of its own: nothing but the installed packages tells it who qkv is."""
+    """In a separate process, offline: the harness finds qkv through the installed packages."""
     data = read_task("last-word").beside("last-word.jsonl")
     rows = [json.loads(line)["text"] for line in Path(data).read_text().splitlines()]
-    short = (
-        tmp_path / "data.jsonl"
-    )  # some longer than the context, some not, and some that are guessed
-    texts = [" ".join(text.split()[-(4 + place) :]) for place, text in enumerate(rows)]
+    # Some texts are longer than the context, and some last words are predicted correctly.
+    short = tmp_path / "data.jsonl"
+    texts = [" ".join(text.split()[-(4 + number) :]) for number, text in enumerate(rows)]
     texts += ["the cat sat", "the cat sat on", "the cat sat on the", "the cat sat on the mat."]
     short.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "lambada_here.yaml").write_text(LAMBADA.format(data=short))
-    command = [
-        str(Path(sys.executable).parent / "lm_eval"), "--model", "qkv", "--model_args", f"path={folder}",
-        "--tasks", "lambada_here", "--include_path", str(tmp_path / "tasks"),
-        "--output_path", str(tmp_path / "out"),
-    ]  # fmt: skip
+    command = [str(Path(sys.executable).parent / "lm_eval")]
+    command += ["--model", "qkv", "--model_args", f"path={folder}"]
+    command += ["--tasks", "lambada_here", "--include_path", str(tmp_path / "tasks")]
+    command += ["--output_path", str(tmp_path / "out")]
     environment = (
         os.environ | OFFLINE | {"HF_HOME": str(tmp_path / "cache"), "CUDA_VISIBLE_DEVICES": ""}
     )
-    ran = subprocess.run(
+    process = subprocess.run(
         command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
     )
-    assert ran.returncode == 0, ran.stderr
+    assert process.returncode == 0, process.stderr
     (written,) = (tmp_path / "out").rglob("results_*.json")
     theirs = json.loads(written.read_text())["results"]["lambada_here"]
     model = Harness(path=str(folder), device="cpu")
@@ -105,7 +101,9 @@ def test_the_command_line_of_the_harness_gives_the_score_of_qkv_evaluate(
     assert 0 < accuracy.value < 1
     assert theirs["perplexity,none"] == pytest.approx(perplexity.value, rel=1e-6)
     assert ours.facts["cut"] > 0
-    assert f"{ours.facts['cut']} of 24 contexts were cut from the left to 64 tokens" in ran.stderr
+    assert (
+        f"{ours.facts['cut']} of 24 contexts were cut from the left to 64 tokens" in process.stderr
+    )
 
 
 def test_whole_texts_are_predicted_in_the_harness_windows(harness: Harness) -> None:
@@ -118,26 +116,26 @@ def test_whole_texts_are_predicted_in_the_harness_windows(harness: Harness) -> N
     for (read, predicted), request in zip(theirs, ours, strict=True):
         assert [*request.context, *request.continuation[:-1]] == read
         assert list(request.continuation) == predicted
-    (found,) = harness.loglikelihood_rolling(instances("loglikelihood_rolling", (text,)))
-    whole = harness.answers(ours)
-    assert found == pytest.approx(math.fsum(each.log_probability for each in whole))
+    (total,) = harness.loglikelihood_rolling(instances("loglikelihood_rolling", (text,)))
+    results = harness.score(ours)
+    assert total == pytest.approx(math.fsum(result.log_likelihood for result in results))
 
 
 def test_likelihoods_come_in_the_order_of_the_requests(harness: Harness) -> None:
-    asked = [("the cat", " sat"), ("", "a dog"), ("the cat", " ran to the man"), ("who", "?")]
-    found = harness.loglikelihood(instances("loglikelihood", *asked))
-    for (total, greedy), each in zip(found, asked, strict=True):
-        ((alone, alone_greedy),) = harness.loglikelihood(instances("loglikelihood", each))
+    pairs = [("the cat", " sat"), ("", "a dog"), ("the cat", " ran to the man"), ("who", "?")]
+    results = harness.loglikelihood(instances("loglikelihood", *pairs))
+    for (total, greedy), pair in zip(results, pairs, strict=True):
+        ((alone, alone_greedy),) = harness.loglikelihood(instances("loglikelihood", pair))
         assert total == pytest.approx(alone, abs=1e-4)
         assert greedy == alone_greedy
-    assert len({total for total, _ in found}) == 4
+    assert len({total for total, _ in results}) == 4
 
 
-def test_texts_are_generated_up_to_what_stops_them(harness: Harness) -> None:
-    how = {"until": ["t", "\n"], "max_gen_toks": 12}
+def test_texts_are_generated_up_to_a_stop_string(harness: Harness) -> None:
+    stops = {"until": ["t", "\n"], "max_gen_toks": 12}
     free = {"until": [], "max_gen_toks": 12}
-    asked = [("the cat", how), ("a dog ran to", free), ("who sat on the mat? " * 9, free)]
-    first, second, third = harness.generate_until(instances("generate_until", *asked))
+    requests = [("the cat", stops), ("a dog ran to", free), ("who sat on the mat? " * 9, free)]
+    first, second, third = harness.generate_until(instances("generate_until", *requests))
     assert "t" not in first
     greedy = {"length": 12, "temperature": 0.0}
     assert [second] == complete(harness.model, harness.tokenizer, ["a dog ran to"], **greedy)
@@ -146,48 +144,46 @@ def test_texts_are_generated_up_to_what_stops_them(harness: Harness) -> None:
 
 
 def test_a_long_answer_leaves_half_of_the_context_to_the_question(harness: Harness) -> None:
-    """An answer of 256 words, where the task does not say, is longer than the whole context of 64."""
+    """The default answer of 256 tokens is longer than the whole context of 64."""
     question = "who sat on the mat? " * 9
-    (found,) = harness.generate_until(instances("generate_until", (question, {"until": []})))
-    kept = harness.tokenizer.encode(question)[-32:]
+    (answer,) = harness.generate_until(instances("generate_until", (question, {"until": []})))
+    prompt = harness.tokenizer.encode(question)[-32:]
     with unchecked():
-        assert [found] == complete(
-            harness.model, harness.tokenizer, [kept], length=256, temperature=0.0
+        assert [answer] == complete(
+            harness.model, harness.tokenizer, [prompt], length=256, temperature=0.0
         )
         (other,) = complete(
-            harness.model, harness.tokenizer, [kept[-1:]], length=256, temperature=0.0
+            harness.model, harness.tokenizer, [prompt[-1:]], length=256, temperature=0.0
         )
-    assert found != other
+    assert answer != other
 
 
-def test_an_empty_text_stops_nothing(harness: Harness) -> None:
-    assert manner({"until": ["", "\n"]})["stop"] == ["\n"]
-    assert manner({"until": ""})["stop"] == []
+def test_an_empty_stop_string_is_ignored(harness: Harness) -> None:
+    assert generation_options({"until": ["", "\n"]})["stop"] == ["\n"]
+    assert generation_options({"until": ""})["stop"] == []
     empty, none = ((("the cat", {"until": until, "max_gen_toks": 5}),) for until in ([""], []))
     first = harness.generate_until(instances("generate_until", *empty))
     assert first == harness.generate_until(instances("generate_until", *none))
     assert first != [""]
 
 
-def test_a_strange_harness_does_not_break_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of another version, or no harness at all: PyTorch is imported all the same."""
+def test_an_unknown_harness_does_not_break_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing PyTorch works with another version of the harness, or with none."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "lm_eval"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "lm_eval", types.ModuleType("lm_eval"))
     qkv_lm_eval.register()
-    strange = types.ModuleType("lm_eval.api.registry")
+    registry = types.ModuleType("lm_eval.api.registry")
     for name in ("lm_eval.models", "lm_eval.api"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setitem(sys.modules, "lm_eval.api.registry", strange)
-    strange.model_registry = 3  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "lm_eval.api.registry", registry)
+    registry.model_registry = 3  # type: ignore[attr-defined]
     qkv_lm_eval.register()
 
 
 @pytest.mark.usefixtures("without_shape_checks")
-def test_faults_are_one_sentence(folder: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"^model_args: expected path, device or dtype, not pretrained$"
-    ):
+def test_wrong_arguments_are_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"^model_args: .*not pretrained$"):
         Harness(path=str(folder), pretrained="x")
     with pytest.raises(ValueError, match=r"^dtype: expected float32 or bfloat16, not int3$"):
         Harness(path=str(folder), dtype="int3")

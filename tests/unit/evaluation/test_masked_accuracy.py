@@ -1,6 +1,4 @@
-"""Masked-word accuracy: as a plain loop in float64 finds it, of the places of training's own
-validation.
-"""
+"""Masked accuracy against a plain loop in float64, at the masked positions of validation."""
 
 from __future__ import annotations
 
@@ -55,71 +53,72 @@ def small_bert(vocabulary: int, **fields: Any) -> BERT:
     return model
 
 
-def asked(subject: Subject, data: str, **how: Any) -> EvaluationResult:
-    return evaluate(read_task("masked-words"), subject, [data], Protocol(**how))
+def run_task(subject: Subject, data: str, **settings: Any) -> EvaluationResult:
+    return evaluate(read_task("masked-words"), subject, [data], Protocol(**settings))
 
 
 def test_equals_a_plain_loop(tokenizer: Tokenizer, data: str) -> None:
-    """Row by row, word by word, and the model stays in the mode it was in."""
+    """Scores, notes and progress equal a loop over rows; the model stays in training mode."""
     model = small_bert(tokenizer.vocabulary, dropout=0.2).double().train()
     with torch.no_grad():
-        model.mlm_head.bias[tokenizer.encode("the")] = 40.0  # so that some guesses are right
-    told: list[tuple[int, int]] = []
+        model.mlm_head.bias[tokenizer.encode("the")] = 40.0  # so that some predictions are right
+    calls: list[tuple[int, int]] = []
     result = evaluate(
         read_task("masked-words"),
         Subject("b", model, tokenizer),
         [data],
-        progress=lambda *some: told.append(some),
+        progress=lambda *call: calls.append(call),
     )
     assert model.training
     model.eval()
-    right, surprises = 0, []
+    correct = 0
+    losses: list[float] = []
     tokens = prepare_texts(open_texts([data]), tokenizer)
     rows = list(MaskedData(tokens, 16, 1, 7, WordPieces.of(tokenizer)).ordered())
     for batch in rows:
         assert batch.target_positions is not None
         length = 16 if batch.padding_mask is None else int(batch.padding_mask.sum())
         with torch.no_grad():
-            chances = model(batch.ids[:, :length])[0].log_softmax(-1)  # (T, V)
-        for place, target in zip(
+            logprobs = model(batch.ids[:, :length])[0].log_softmax(-1)  # (T, V)
+        for position, target in zip(
             batch.target_positions[0].tolist(), batch.targets[0].tolist(), strict=True
         ):
             if target >= 0:
-                right += int(chances[place].argmax()) == target
-                surprises.append(-float(chances[place, target]))
+                correct += int(logprobs[position].argmax()) == target
+                losses.append(-float(logprobs[position, target]))
     accuracy, perplexity = result.scores
-    assert 0 < right < len(surprises)
-    assert accuracy.value == pytest.approx(right / len(surprises))
-    assert perplexity.value == pytest.approx(math.exp(sum(surprises) / len(surprises)))
+    assert 0 < correct < len(losses)
+    assert accuracy.value == pytest.approx(correct / len(losses))
+    assert perplexity.value == pytest.approx(math.exp(sum(losses) / len(losses)))
     for score in result.scores:
         assert score.low is not None
         assert score.high is not None
         assert score.low < score.value < score.high
     assert result.rows == len(rows)
-    assert told[-1] == (len(rows), len(rows))
-    assert result.said[:2] == (
-        "15% of the words hidden, always the same ones, in rows of 16 tokens",
-        f"{len(tokens):,} tokens, {len(surprises):,} asked",
+    assert calls[-1] == (len(rows), len(rows))
+    assert result.notes[:2] == (
+        "15% of the tokens masked, always the same ones, in rows of 16 tokens",
+        f"{len(tokens):,} tokens, {len(losses):,} masked",
     )
-    assert "tokens are not in the vocabulary and are read as" in result.said[-1]
+    assert "tokens are not in the vocabulary and are read as" in result.notes[-1]
 
 
-def test_is_of_the_places_that_validation_asks_about(
+def test_masked_positions_are_those_of_validation(
     tokenizer: Tokenizer, data: str, tmp_path: Path
 ) -> None:
-    """The logarithm of the perplexity is the validation loss of training, whatever its batches and
-    its seed.
-    """
+    """The log-perplexity is training's validation loss, whatever the batch size and seed."""
     model = small_bert(tokenizer.vocabulary)
     tokenizer.write(tmp_path / "tokenizer.json")
-    given = DataConfig(data=(data,), validation=(data,), tokenizer=str(tmp_path / "tokenizer.json"))
-    task = assemble(model.config, given, batch_tokens=96, seed=5)
+    config = DataConfig(
+        data=(data,), validation=(data,), tokenizer=str(tmp_path / "tokenizer.json")
+    )
+    task = assemble(model.config, config, batch_tokens=96, seed=5)
     loss, _ = validate(Objective(model).eval(), task.validation, World(torch.device("cpu")))
-    _, perplexity = asked(Subject("b", model, tokenizer), data).scores
+    _, perplexity = run_task(Subject("b", model, tokenizer), data).scores
     assert math.log(perplexity.value) == pytest.approx(loss, rel=1e-5)
 
 
-def test_a_model_that_knows_the_answers_has_them_all(
+def test_a_model_that_is_always_right_scores_100_percent(
     tokenizer: Tokenizer, tmp_path: Path, data: str
 ) -> None:
     (tmp_path / "same.txt").write_text("the " * 200)
@@ -127,33 +126,35 @@ def test_a_model_that_knows_the_answers_has_them_all(
     (the,) = tokenizer.encode("the")
     with torch.no_grad():
         model.mlm_head.bias[the] = 1e4
-    accuracy, perplexity = asked(Subject("b", model, tokenizer), str(tmp_path / "same.txt")).scores
+    accuracy, perplexity = run_task(
+        Subject("b", model, tokenizer), str(tmp_path / "same.txt")
+    ).scores
     assert (accuracy.value, accuracy.low, accuracy.high, perplexity.value) == (1, 1, 1, 1)
-    assert asked(Subject("b", model, tokenizer), data).scores[0].value < 0.5
+    assert run_task(Subject("b", model, tokenizer), data).scores[0].value < 0.5
 
 
-def test_a_limit_asks_the_first_rows_alone(tokenizer: Tokenizer, data: str) -> None:
+def test_a_limit_scores_only_the_first_rows(tokenizer: Tokenizer, data: str) -> None:
     subject = Subject("b", small_bert(tokenizer.vocabulary), tokenizer)
-    some, more = asked(subject, data, limit=5), asked(subject, data, limit=10_000)
-    assert (some.rows, more.rows) == (5, asked(subject, data).rows)
+    some, more = run_task(subject, data, limit=5), run_task(subject, data, limit=10_000)
+    assert (some.rows, more.rows) == (5, run_task(subject, data).rows)
     assert some.facts["tokens"] == 5 * 14
     assert (
-        asked(subject, data, limit=5, seed=3).scores[0].value == some.scores[0].value
-    )  # other draws, same words
-    assert "no examples" in asked(subject, data, limit=5, shots=2).said[-1]
+        run_task(subject, data, limit=5, seed=3).scores[0].value == some.scores[0].value
+    )  # another bootstrap, the same masked tokens
+    assert "no examples" in run_task(subject, data, limit=5, shots=2).notes[-1]
 
 
-def test_who_cannot_be_asked_is_told(tokenizer: Tokenizer, data: str) -> None:
+def test_models_that_cannot_do_the_task_are_refused(tokenizer: Tokenizer, data: str) -> None:
     with pytest.raises(
         ValueError,
-        match=r"^g: masked-words is asked of a BERT, which sees both ways, not of a GPT$",
+        match=r"^g: masked-words needs a BERT.*not a GPT$",
     ):
-        asked(Subject("g", small_gpt(tokenizer.vocabulary), tokenizer), data)
+        run_task(Subject("g", small_gpt(tokenizer.vocabulary), tokenizer), data)
     bert = small_bert(tokenizer.vocabulary)
-    with pytest.raises(ValueError, match=r"^b: a BERT sees .*: --task masked-words$"):
+    with pytest.raises(ValueError, match=r"^b: a BERT .*: --task masked-words$"):
         evaluate(read_task("perplexity"), Subject("b", bert, tokenizer), [data])
     with pytest.raises(ValueError, match=r"^mlm_head: "):
-        asked(Subject("b", small_bert(tokenizer.vocabulary, mlm_head=False), tokenizer), data)
+        run_task(Subject("b", small_bert(tokenizer.vocabulary, mlm_head=False), tokenizer), data)
     with pytest.raises(
         ValueError,
         match=r"^data: the task masked-words has none of its own; give --data FILE, files",
@@ -163,5 +164,7 @@ def test_who_cannot_be_asked_is_told(tokenizer: Tokenizer, data: str) -> None:
 
 def test_a_text_without_words_is_an_error(tokenizer: Tokenizer, tmp_path: Path, data: str) -> None:
     (tmp_path / "none.txt").write_text("ż ó ł\n")
-    with pytest.raises(ValueError, match=r"none\.txt has no word that could be hidden"):
-        asked(Subject("b", small_bert(tokenizer.vocabulary), tokenizer), str(tmp_path / "none.txt"))
+    with pytest.raises(ValueError, match=r"none\.txt has no word that could be masked"):
+        run_task(
+            Subject("b", small_bert(tokenizer.vocabulary), tokenizer), str(tmp_path / "none.txt")
+        )

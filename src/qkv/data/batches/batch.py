@@ -1,4 +1,4 @@
-"""Batch: what the model reads and what it must say. It owns the shift, the masks and the counts."""
+"""Batch: token ids, targets, padding masks and token counts of one training step."""
 
 from __future__ import annotations
 
@@ -13,129 +13,141 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 IGNORE = -100
-"""The target where nothing is asked."""
+"""The target of a position without loss."""
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
+    """What the model reads and what it has to predict."""
+
     ids: Int[Tensor, "B T"]
-    """What the model reads; of a pair, the target's words after the start token."""
+    """The input ids; for a pair, the target shifted right by the start token."""
     targets: Int[Tensor, "B N"]
-    """What it must say: at each position (N = T), or at each of `target_positions` (N = M); IGNORE
-    where nothing is asked.
+    """The ids to predict at each position (N = T), or at each of `target_positions` (N = P); IGNORE
+    where there is no loss.
     """
     target_positions: Int[Tensor, "B P"] | None = None
-    """Which positions are asked, when it is not all of them."""
+    """The positions that have targets; None if all have."""
     padding_mask: Bool[Tensor, "B T"] | None = None
-    """False for padding; None when there is none."""
+    """True for tokens, False for padding; None if there is no padding."""
     documents: Int[Tensor, "B T"] | None = None
-    """Numbers the texts packed into a row, when they may not see each other."""
+    """The document of each position, where several are packed into a row and attend only to
+    themselves."""
     positions: Int[Tensor, "B T"] | None = None
-    """With documents: 0, 1, 2, ... in each text."""
+    """With documents: positions counted from the start of each document."""
     source: Int[Tensor, "B S"] | None = None
-    """Of a pair: what the encoder reads."""
+    """For a pair: the ids that the encoder reads."""
     source_padding_mask: Bool[Tensor, "B S"] | None = None
     segments: Int[Tensor, "B T"] | None = None
-    """Of a labelled pair: 0 for the first text's words, 1 for the second's."""
+    """For a labelled pair: 0 for tokens of the first text, 1 for tokens of the second."""
     numbers: Float[Tensor, "B N"] | None = None
-    """Where the answer is a number: which, in units of the head's own; the targets then only say
-    that one is asked.
-    """
+    """For regression: the values to predict, standardised; `targets` then only marks the rows."""
     group: int = 1
-    """So many sequences stand side by side in a row, equally long; a place is counted from its
-    sequence's begin.
+    """Number of sequences of equal length side by side in a row; `target_positions` count from the
+    start of their sequence.
     """
 
     @property
     def rows(self) -> int:
         return self.ids.shape[0]
 
-    # Both counts are taken where the batch was made: on another device each would make the host
-    # wait.
+    # Both counts are computed on the host before the batch moves: on a GPU they would force a sync.
 
     @cached_property
     def count(self) -> int:
-        """How many targets are asked."""
+        """The number of targets that count in the loss."""
         return int((self.targets != IGNORE).sum())
 
     @cached_property
     def tokens(self) -> int:
-        """How many words are read, padding left out and the source included."""
-        read = self.ids.numel() if self.padding_mask is None else int(self.padding_mask.sum())
+        """The number of tokens read, with the source and without padding."""
+        tokens = count_tokens(self.ids, self.padding_mask)
         if self.source is not None:
-            read += (
-                self.source.numel()
-                if self.source_padding_mask is None
-                else int(self.source_padding_mask.sum())
-            )
+            tokens += count_tokens(self.source, self.source_padding_mask)
 
-        return read
+        return tokens
 
     def split(self, parts: int) -> list[Batch]:
-        """Nearly equal parts in order; one a row when there are more parts than rows, so that none
-        is empty.
-        """
+        """At most `parts` nearly equal parts in order, none of them empty."""
         if parts < 1:
             raise ValueError(f"parts: expected 1 or more, not {parts}")
 
         parts = min(parts, self.rows)
+        if parts <= 1:
+            return [self]
+
         borders = [self.rows * part // parts for part in range(parts + 1)]
 
-        return [self.part(*ends) for ends in pairwise(borders)] if parts > 1 else [self]
+        return [self.part(*ends) for ends in pairwise(borders)]
 
     def part(self, first: int, last: int) -> Batch:
-        """Rows first to last - 1. Those of pairs leave behind the padding that only longer rows
-        needed.
-        """
+        """Rows first to last - 1; pairs lose the padding that only other rows needed."""
         part = self.map(lambda tensor: tensor[first:last])
-        T = S = None
-        if part.source is not None:
-            T, S = longest(part.padding_mask), longest(part.source_padding_mask)
+        if part.source is None:
+            return part.trimmed(None, None)
+
+        return part.trimmed(longest(part.padding_mask), longest(part.source_padding_mask))
+
+    def trimmed(self, T: int | None, S: int | None) -> Batch:
+        """The batch with its first T positions and its first S source positions; None for all."""
+        source = self.source
+        if source is not None:
+            source = source[:, :S]
 
         return Batch(
-            ids=part.ids[:, :T],
-            targets=part.targets[:, :T],
-            target_positions=part.target_positions,
-            padding_mask=unless_full(part.padding_mask, T),
-            documents=part.documents,
-            positions=part.positions,
-            source=None if part.source is None else part.source[:, :S],
-            source_padding_mask=unless_full(part.source_padding_mask, S),
-            segments=part.segments,
-            numbers=part.numbers,
-            group=part.group,
+            ids=self.ids[:, :T],
+            targets=self.targets[:, :T],
+            target_positions=self.target_positions,
+            padding_mask=unless_full(self.padding_mask, T),
+            documents=self.documents,
+            positions=self.positions,
+            source=source,
+            source_padding_mask=unless_full(self.source_padding_mask, S),
+            segments=self.segments,
+            numbers=self.numbers,
+            group=self.group,
         )
 
     def to(self, device: torch.device | str) -> Batch:
+        """The batch on another device, with its counts."""
         return self.with_counts(self.map(lambda tensor: tensor.to(device, non_blocking=True)))
 
     def pin(self) -> Batch:
-        """In memory that a GPU copies from while the host goes on; without one, as it is."""
+        """The batch in pinned memory, for asynchronous copies to a GPU; unchanged without a GPU."""
         if not torch.cuda.is_available() or self.ids.is_cuda:
             return self
 
         return self.with_counts(self.map(Tensor.pin_memory))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        changed: dict[str, Any] = {
-            name: change(each) if isinstance(each, Tensor) else each
-            for name, each in values.items()
-        }
-        return Batch(**changed)
+        """The batch with a function applied to every tensor."""
+        values: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                value = change(value)
+
+            values[field.name] = value
+
+        return Batch(**values)
 
     def with_counts(self, moved: Batch) -> Batch:
+        """A copy of this batch with the counts already computed here."""
         moved.__dict__.update(count=self.count, tokens=self.tokens)
         return moved
 
 
+def count_tokens(ids: Tensor, padding_mask: Tensor | None) -> int:
+    return ids.numel() if padding_mask is None else int(padding_mask.sum())
+
+
 def longest(padding_mask: Tensor | None) -> int | None:
-    """Words in the longest row; None (all of it) without padding."""
+    """The number of tokens in the longest row; None without padding."""
     return None if padding_mask is None else int(padding_mask.sum(1).max())
 
 
 def unless_full(padding_mask: Tensor | None, length: int | None = None) -> Tensor | None:
-    """Padding that is none need not be masked, and attention without a mask is faster."""
+    """The mask of the first positions; None if it masks nothing, since attention is faster then."""
     if padding_mask is None or bool(padding_mask[:, :length].all()):
         return None
 

@@ -1,25 +1,26 @@
-"""The causal objective: after each word, say the next. Rows are cut from one long run of texts."""
+"""Causal language modelling: predict the next token in windows of packed documents."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import torch
 
 from qkv.data.batches.batch import IGNORE, Batch
-from qkv.data.batches.documents import document_numbers, positions_within
+from qkv.data.batches.documents import document_numbers, packed_batch
 from qkv.data.batches.order import TokenWindows
 from qkv.data.tokens.token_arrays import Tokens
 
 
 class CausalData:
-    """`batch(step)` to train on, `ordered()` to validate on. In each epoch, as in `ordered`, every
-    token but the first is a target once; a text shorter than the context is one row with padding.
+    """Causal batches: `batch(step)` for training, `ordered()` for validation.
 
-    Texts are packed one after another. With across_documents a word sees the texts before its own
-    in the row; without, each text is alone: the batch numbers them, positions begin again, and no
-    word is asked for the next text's first.
+    In each epoch, and in `ordered`, every token but the first is a target exactly once. Data
+    shorter than the context are one row with padding.
+
+    Documents are packed one after another. With across_documents a token attends to the documents
+    before its own in the row; without, each document attends only to itself: the batch numbers the
+    documents, positions restart, and the first token of a document is never a target.
     """
 
     def __init__(
@@ -33,10 +34,12 @@ class CausalData:
     ) -> None:
         if len(tokens) < 2:
             raise ValueError(
-                f"tokens: expected 2 or more, so that one is the next of another, not {len(tokens)}"
+                f"tokens: expected 2 or more, so that one can be predicted, not {len(tokens)}"
             )
 
-        self.tokens, self.context, self.rows = tokens, context, rows
+        self.tokens = tokens
+        self.context = context
+        self.rows = rows
         self.across_documents = across_documents
         self.windows = TokenWindows(len(tokens), context, rows, seed, ahead=1)
         self.order_version = self.windows.version
@@ -44,41 +47,37 @@ class CausalData:
         self.tokens_per_step = rows * context
 
     def batch(self, step: int) -> Batch:
-        windows = self.windows.at(step)
-        return self.cut([window.begin for window in windows], [window.seen for window in windows])
+        """The batch of a training step."""
+        begins, overlaps = zip(*self.windows.at(step), strict=True)
+        return self.build(begins, overlaps)
 
     def ordered(self) -> Iterator[Batch]:
-        """Every word but the very first is a target once. The last batch may have fewer rows, its
-        last row padding.
-        """
+        """All tokens in order; the last batch may have fewer rows, and padding in its last row."""
         begins = range(0, len(self.tokens) - 1, self.context)
         for first in range(0, len(begins), self.rows):
-            yield self.cut(begins[first : first + self.rows])
+            chosen = begins[first : first + self.rows]
+            yield self.build(chosen, [0] * len(chosen))
 
-    def cut(self, begins: Sequence[int], seen: Sequence[int] | None = None) -> Batch:
-        """The rows that begin there; of each, so many first positions are read but not asked."""
-        T = self.context
-        ids = np.zeros((len(begins), T), dtype=np.int64)
-        targets = np.full((len(begins), T), IGNORE, dtype=np.int64)
-        documents = None if self.across_documents else np.zeros((len(begins), T), dtype=np.int64)
-        lengths = np.minimum(T, len(self.tokens) - 1 - np.asarray(begins))
+    def build(self, begins: Sequence[int], overlaps: Sequence[int]) -> Batch:
+        """A batch of the windows at `begins`; their first `overlaps` positions have no targets."""
+        shape = (len(begins), self.context)  # (B, T)
+        ids = np.zeros(shape, dtype=np.int64)
+        targets = np.full(shape, IGNORE, dtype=np.int64)
+        documents = np.zeros(shape, dtype=np.int64)
+        lengths = np.minimum(self.context, len(self.tokens) - 1 - np.asarray(begins))
 
         for row, (begin, length) in enumerate(zip(begins, lengths.tolist(), strict=True)):
-            read = self.tokens.read(begin, begin + length + 1)
-            ids[row, :length], targets[row, :length] = read[:-1], read[1:]
-            if documents is not None:
-                numbers = document_numbers(self.tokens.ends, begin, T + 1)
+            window = self.tokens.read(begin, begin + length + 1)
+            ids[row, :length] = window[:-1]
+            targets[row, :length] = window[1:]
+            targets[row, : overlaps[row]] = IGNORE
+            if not self.across_documents:
+                numbers = document_numbers(self.tokens.ends, begin, self.context + 1)
                 documents[row] = numbers[:-1]
                 targets[row, numbers[1:] != numbers[:-1]] = IGNORE
 
-            targets[row, : seen[row] if seen else 0] = IGNORE
+        padding_mask = np.arange(self.context) < lengths[:, None]  # (B, T)
 
-        padding_mask = np.arange(T) < lengths[:, None]  # (B, T)
-
-        return Batch(
-            ids=torch.from_numpy(ids),
-            targets=torch.from_numpy(targets),
-            padding_mask=None if padding_mask.all() else torch.from_numpy(padding_mask),
-            documents=None if documents is None else torch.from_numpy(documents),
-            positions=None if documents is None else torch.from_numpy(positions_within(documents)),
+        return packed_batch(
+            ids, targets, padding_mask, None if self.across_documents else documents
         )

@@ -1,4 +1,7 @@
-"""The chat objective: of a conversation only what the assistant says is learned, and how it ends."""
+"""Chat fine-tuning: conversations with label masking, packed into rows.
+
+Only the answers of the assistant, and the tokens that end them, are targets.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from jaxtyping import Bool, Int
 
 from qkv.data.batches.batch import IGNORE, Batch
 from qkv.data.batches.documents import positions_within
-from qkv.data.batches.labelled import up_to
+from qkv.data.batches.labelled import optional_mask, up_to
 from qkv.data.batches.order import check_seed, draws
 from qkv.data.sources.files import find_files
 from qkv.data.sources.formats import as_string, kind
@@ -30,7 +33,7 @@ ROLES = {
     "human": "user",
     "gpt": "assistant",
 }
-"""The last two are what ShareGPT calls them."""
+"""The roles in the data, the last two of ShareGPT, and their names in chat templates."""
 
 
 class Conversation(NamedTuple):
@@ -39,68 +42,80 @@ class Conversation(NamedTuple):
     """The file and the line, for errors."""
 
 
+# Reading
+
+
 def open_conversations(data: Sequence[str | Path]) -> Source[Conversation]:
-    """Rows such as {"messages": [{"role": "user", "content": "Hi"}, ...]}, or as ShareGPT writes
-    them.
+    """Conversations from .jsonl or .parquet files, or from a Hugging Face dataset.
+
+    Rows are such as {"messages": [{"role": "user", "content": "Hi"}, ...]}, or in the format of
+    ShareGPT.
     """
-
-    def choose(names: list[str], where: str) -> tuple[str, ...]:
-        return (next((name for name in COLUMNS if name in names), COLUMNS[0]),)
-
     parts: list[Part[Conversation]] = []
-
     for item in named(data):
         split_of(item, "", "conversations")
         if item.startswith("hf:"):
-            parts.append(hub_part(item, choose, read_row, COLUMNS))
+            parts.append(hub_part(item, choose_column, read_row, COLUMNS))
             continue
 
         for file in tables(find_files(item, piped="jsonl")):
             if file.format not in ("jsonl", "parquet"):
                 raise ValueError(f"{file.name}: conversations are read from .jsonl or .parquet")
 
-            parts.append(table_part(file, choose, read_row, COLUMNS))
+            parts.append(table_part(file, choose_column, read_row, COLUMNS))
 
     return Source(title(data, parts), once(parts))
 
 
-def read_row(row: list[Any], where: str) -> Iterator[Conversation]:
-    said = row[0]
-    if not isinstance(said, list | tuple) or not said:
-        raise ValueError(
-            f"{where}: the messages: expected a list, not {'an empty one' if said == [] else kind(said)}"
-        )
+def choose_column(names: list[str], where: str) -> tuple[str, ...]:
+    """The column of the messages."""
+    for column in COLUMNS:
+        if column in names:
+            return (column,)
 
-    messages = [
-        read_message(message, f"{where}: message {number}")
-        for number, message in enumerate(said, 1)
-    ]
+    return (COLUMNS[0],)
+
+
+def read_row(row: list[Any], where: str) -> Iterator[Conversation]:
+    """The conversation of a row, checked: a user's message precedes every answer."""
+    values = row[0]
+    if values == []:
+        raise ValueError(f"{where}: the messages: expected a list, not an empty one")
+    if not isinstance(values, list | tuple) or not values:
+        raise ValueError(f"{where}: the messages: expected a list, not {kind(values)}")
+
+    messages: list[Message] = []
+    for number, message in enumerate(values, 1):
+        messages.append(read_message(message, f"{where}: message {number}"))
+
     roles = [message["role"] for message in messages]
     if "assistant" not in roles:
         raise ValueError(f"{where}: no message is the assistant's, so there is nothing to learn")
     if "user" not in roles[: roles.index("assistant")]:
         raise ValueError(
-            f"{where}: the assistant speaks before anyone asked; leave its first message out"
+            f"{where}: the assistant's first message comes before any user's; leave it out"
         )
 
     return iter([Conversation(tuple(messages), where)])
 
 
 def read_message(message: Any, where: str) -> Message:
+    """One message, with the role and content of either format."""
     if not isinstance(message, dict):
         raise ValueError(f"{where}: expected an object with role and content, not {kind(message)}")
 
-    names = ("from", "value") if "from" in message else ("role", "content")
+    names = ("role", "content")
+    if "from" in message:
+        names = ("from", "value")
+
     for name in names:
         if name not in message:
             raise ValueError(
                 f"{where}: there is no {name}; it has {', '.join(message) or 'nothing'}"
             )
 
-    role, content = (
-        as_string(message[name], name, where) for name in names
-    )  # an answer may begin with an indent
-    role = role.strip()
+    role = as_string(message[names[0]], names[0], where).strip()
+    content = as_string(message[names[1]], names[1], where)  # an answer may start with an indent
     if role not in ROLES:
         raise ValueError(f"{where}: expected a role of {', '.join(ROLES)}, not {role!r}")
     if not content.strip():
@@ -109,24 +124,26 @@ def read_message(message: Any, where: str) -> Message:
     return Message(role=ROLES[role], content=content)
 
 
-# Ids
+# Token ids
 
 
-class Encoded(NamedTuple):
-    """A conversation as ids, and which of them are asked: those of the answers, and the marker that
-    ends each.
-    """
+class EncodedConversation(NamedTuple):
+    """A conversation as ids, with label masking."""
 
     ids: Int[np.ndarray, "L"]
-    asked: Bool[np.ndarray, "L"]
+    is_target: Bool[np.ndarray, "L"]
+    """True for the tokens of the answers and for the token that ends each."""
 
 
 def encode_conversation(
     tokenizer: Tokenizer, messages: Sequence[Message]
 ) -> tuple[list[int], list[bool]]:
-    """As the template writes it. An answer begins where the chat before it, up to the reply, ends."""
+    """The ids of a conversation under the chat template, and which of them are targets.
+
+    An answer starts where the conversation before it, with the generation prompt, ends.
+    """
     ids = encode_chat(tokenizer, messages, reply=False)
-    asked = [False] * len(ids)
+    is_target = [False] * len(ids)
     ends = set(ends_of_turn(tokenizer))
 
     for number, message in enumerate(messages, 1):
@@ -134,63 +151,69 @@ def encode_conversation(
             continue
 
         before = encode_chat(tokenizer, messages[: number - 1], reply=True)
-        said = (
-            ids
-            if number == len(messages)
-            else encode_chat(tokenizer, messages[:number], reply=False)
-        )
-        if said[: len(before)] != before or ids[: len(said)] != said or len(before) == len(said):
-            raise ValueError(
-                f"chat_template: it does not write message {number} after what comes before it, and what follows after "
-                "that, so this answer cannot be told from the rest"
-            )
+        after = ids
+        if number < len(messages):
+            after = encode_chat(tokenizer, messages[:number], reply=False)
 
-        # To the marker that ends the turn; where a template has none, to the end of what it writes.
-        stop = next(
-            (place + 1 for place in range(len(before), len(said)) if said[place] in ends), len(said)
-        )
-        asked[len(before) : stop] = [True] * (stop - len(before))
+        check_prefixes(before, after, ids, number)
 
-    return ids, asked
+        # Up to the token that ends the turn; without one, to the end of the answer.
+        for position in range(len(before), len(after)):
+            is_target[position] = True
+            if ids[position] in ends:
+                break
+
+    return ids, is_target
+
+
+def check_prefixes(before: list[int], after: list[int], ids: list[int], number: int) -> None:
+    """Raise unless the ids before and after an answer are prefixes of the whole conversation."""
+    is_prefix = after[: len(before)] == before and ids[: len(after)] == after
+    if not is_prefix or len(before) == len(after):
+        raise ValueError(
+            f"chat_template: message {number} does not simply follow the messages before it, "
+            "so the answer cannot be separated from the rest"
+        )
 
 
 def encode_conversations(
     tokenizer: Tokenizer, conversations: Iterable[Conversation]
-) -> list[Encoded]:
-    found = []
+) -> list[EncodedConversation]:
+    """All conversations as ids; an error names the file and the line."""
+    encoded: list[EncodedConversation] = []
     for conversation in conversations:
         try:
-            ids, asked = encode_conversation(tokenizer, conversation.messages)
+            ids, is_target = encode_conversation(tokenizer, conversation.messages)
         except ValueError as error:
             raise ValueError(f"{conversation.where}: {error}") from None
 
-        found.append(Encoded(np.array(ids, dtype=np.int32), np.array(asked)))
+        encoded.append(EncodedConversation(np.array(ids, dtype=np.int32), np.array(is_target)))
 
-    return found
+    return encoded
 
 
 # Batches
 
 
 class ConversationData:
-    """`batch(step)` to train on, `ordered()` to validate on.
+    """Batches of conversations: `batch(step)` for training, `ordered()` for validation.
 
-    An epoch has every conversation once, `size` a step; its last batch may be smaller. The
-    conversations of a batch are packed into rows, each alone there: the batch numbers them, and
-    positions begin again. What comes after the last word that is asked is not read. Rows are padded
-    to a `multiple`, so that batches have few shapes.
+    An epoch has every conversation once, `size` per step; its last batch may be smaller. The
+    conversations of a batch are packed into rows, where each attends only to itself and has its own
+    positions. Tokens after the last target are not read. Rows are padded to a `multiple`, so that
+    batches have few shapes.
     """
 
     order_version = 2
-    """1 took `size` rows of packed conversations a step."""
+    """Version 1 took `size` rows of packed conversations per step."""
     cut: int
-    """How many are longer than the context, and lose their end."""
+    """Number of conversations that are longer than the context and lose their end."""
     left_out: int
-    """How many have no answer within the context, and are never seen."""
+    """Number of conversations without an answer within the context, which are never used."""
 
     def __init__(
         self,
-        conversations: Sequence[Encoded],
+        conversations: Sequence[EncodedConversation],
         context: int,
         size: int,
         padding: int,
@@ -203,49 +226,51 @@ class ConversationData:
             if value < 1:
                 raise ValueError(f"{name}: expected 1 or more, not {value}")
 
-        # The word at t is read to say the one at t + 1: as many words are read as come before the
-        # last one asked.
-        last = [np.flatnonzero(each.asked[: context + 1]) for each in conversations]
-        lengths = np.array(
-            [target_positions[-1] if len(target_positions) else 0 for target_positions in last],
-            dtype=np.int64,
-        )
-        self.chosen = np.flatnonzero(lengths)
+        self.conversations = conversations
+        self.context = context
+        self.size = size
+        self.padding = padding
+        self.seed = seed
+        self.multiple = multiple
+
+        self.lengths = input_lengths(conversations, context)
+        self.chosen = np.flatnonzero(self.lengths)
         self.left_out = len(conversations) - len(self.chosen)
-        self.cut = sum(
-            bool(conversations[number].asked[context + 1 :].any())
-            for number in self.chosen.tolist()
-        )
+        self.cut = 0
+        for number in self.chosen.tolist():
+            self.cut += bool(conversations[number].is_target[context + 1 :].any())
+
         if not len(self.chosen):
             raise ValueError(
                 f"conversations: none of {len(conversations)} has an answer within {context} tokens"
             )
 
-        self.conversations, self.lengths, self.context = conversations, lengths, context
-        self.size, self.padding, self.seed, self.multiple = size, padding, seed, multiple
         self.steps_per_epoch = -(-len(self.chosen) // size)
-        self.tokens_per_step = int(lengths.sum()) // self.steps_per_epoch
+        self.tokens_per_step = int(self.lengths.sum()) // self.steps_per_epoch
         self.length = min(context, self.tokens_per_step)
-        """Tokens of a row, about."""
-        self.epoch = lru_cache(maxsize=1)(self.draw_epoch)
+        """The typical number of tokens in a row."""
+        self.epoch = lru_cache(maxsize=1)(self.shuffle_epoch)
 
-    def draw_epoch(self, epoch: int) -> Int[np.ndarray, "chosen"]:
-        """The order of the conversations."""
+    def shuffle_epoch(self, epoch: int) -> Int[np.ndarray, "chosen"]:
+        """The conversations in the order of an epoch."""
         return draws("conversations", self.seed, epoch).permutation(self.chosen)
 
     def batch(self, step: int) -> Batch:
+        """The batch of a training step."""
         if step < 0:
             raise ValueError(f"step: expected 0 or more, not {step}")
 
-        first = step % self.steps_per_epoch * self.size
-        return self.join(self.epoch(step // self.steps_per_epoch)[first : first + self.size])
+        epoch, index = divmod(step, self.steps_per_epoch)
+        first = index * self.size
+        return self.build(self.epoch(epoch)[first : first + self.size])
 
     def ordered(self) -> Iterator[Batch]:
         """Every conversation once; the last batch may have fewer."""
         for first in range(0, len(self.chosen), self.size):
-            yield self.join(self.chosen[first : first + self.size])
+            yield self.build(self.chosen[first : first + self.size])
 
-    def join(self, numbers: Int[np.ndarray, "size"]) -> Batch:
+    def build(self, numbers: Int[np.ndarray, "size"]) -> Batch:
+        """A batch of the conversations with these numbers, packed into rows."""
         packed = pack(self.lengths, numbers, self.context)
         longest = max(int(self.lengths[row].sum()) for row in packed)
         shape = (len(packed), min(up_to(longest, self.multiple), self.context))  # (B, T)
@@ -255,36 +280,50 @@ class ConversationData:
         padding_mask = np.zeros(shape, dtype=bool)
 
         for row, members in enumerate(packed):
-            place = 0
+            start = 0
             for document, number in enumerate(members.tolist()):
-                (words, asked), length = self.conversations[number], int(self.lengths[number])
-                part = slice(place, place + length)
-                ids[row, part], documents[row, part], padding_mask[row, part] = (
-                    words[:length],
-                    document,
-                    True,
-                )
-                targets[row, part] = np.where(asked[1 : length + 1], words[1 : length + 1], IGNORE)
-                place += length
+                conversation_ids, is_target = self.conversations[number]
+                length = int(self.lengths[number])
+                part = slice(start, start + length)
+                shifted = slice(1, length + 1)  # the token at t predicts the one at t + 1
+                ids[row, part] = conversation_ids[:length]
+                targets[row, part] = np.where(is_target[shifted], conversation_ids[shifted], IGNORE)
+                documents[row, part] = document
+                padding_mask[row, part] = True
+                start += length
 
-            documents[row, place:] = len(members)  # padding is alone, too
+            documents[row, start:] = len(members)  # padding is a document of its own
 
         return Batch(
             ids=torch.from_numpy(ids),
             targets=torch.from_numpy(targets),
-            padding_mask=None
-            if padding_mask.all() and self.multiple == 1
-            else torch.from_numpy(padding_mask),
+            padding_mask=optional_mask(padding_mask, self.multiple),
             documents=torch.from_numpy(documents),
             positions=torch.from_numpy(positions_within(documents)),
         )
 
 
+def input_lengths(
+    conversations: Sequence[EncodedConversation], context: int
+) -> Int[np.ndarray, "n"]:
+    """The number of input tokens of each conversation: those before its last target.
+
+    It is 0 for a conversation without a target within the context.
+    """
+    lengths = np.zeros(len(conversations), dtype=np.int64)
+    for number, conversation in enumerate(conversations):
+        target_positions = np.flatnonzero(conversation.is_target[: context + 1])
+        if len(target_positions):
+            lengths[number] = target_positions[-1]
+
+    return lengths
+
+
 def pack(
     lengths: Int[np.ndarray, "n"], order: Int[np.ndarray, "m"], size: int
 ) -> list[Int[np.ndarray, "_"]]:
-    """First fit: each goes into the first row that has room for it, or begins a new one."""
-    room = np.zeros(len(order), dtype=np.int64)  # of each row; most are never begun
+    """First-fit packing: each item goes into the first row with room for it, or into a new row."""
+    room = np.zeros(len(order), dtype=np.int64)  # of each row; most rows are never used
     rows: list[list[int]] = []
 
     for number in order.tolist():

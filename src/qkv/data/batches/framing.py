@@ -1,6 +1,4 @@
-"""From an example to what a model reads: its texts as ids, with marks before, between and after
-them.
-"""
+"""Framing examples for fine-tuning: texts as ids with start, delimiter and extract tokens."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ from jaxtyping import Int
 from qkv.data.sources.examples import Example
 from qkv.text.tokenizer import Tokenizer
 
-AT_ONCE = 4096
-"""So many texts are encoded at a time: their ids are Python's numbers until they are packed."""
+CHUNK = 4096
+"""Examples encoded at a time: their ids are Python integers until they are packed."""
 
 
 class Framed(NamedTuple):
@@ -24,125 +22,11 @@ class Framed(NamedTuple):
 
     sequences: list[Int[np.ndarray, "_"]]
     seconds: Int[np.ndarray, "G"]
-    """Where the second text begins in each; its length where there is none."""
+    """Where the second text starts in each sequence; the sequence's length if there is none."""
     target_positions: Int[np.ndarray, "N"]
-    """Where it is asked: one place a sequence, or one a word to be tagged. Words that were cut off
-    have none.
+    """The positions to predict at: one for each sequence, or one for each word to be tagged that is
+    within the context.
     """
-
-
-@dataclass(frozen=True, kw_only=True)
-class Frame:
-    """GPT-1's `[start] text [delimiter] text [extract]`; BERT's is the same, its delimiter and
-    extract both [SEP].
-    """
-
-    task: str
-    start: int | None
-    delimiter: int
-    extract: int
-    padding: int
-    segments: bool
-    """Whether the model is told which words are of the second text."""
-    context: int
-    pooling: str
-    """The place that is asked: the last is the extract's, otherwise the first. Of a word that is
-    tagged, its last piece or its first: a causal model has read a word only when its last piece
-    came."""
-
-    def encode(self, tokenizer: Tokenizer, examples: Sequence[Example]) -> FramedExamples:
-        """What is longer than the context is cut, of a pair the longer text first."""
-        texts = 1 if self.task in ("classify", "tag") else 2
-        if self.room(texts) < texts:
-            raise ValueError(
-                f"context: {self.context} tokens have no room for words and the marks around them"
-            )
-
-        return FramedExamples(
-            (self.tagged if self.task == "tag" else self.joined)(tokenizer, examples)
-        )
-
-    def room(self, texts: int) -> int:
-        """For words, beside the marks."""
-        return self.context - (self.start is not None) - texts
-
-    def joined(
-        self, tokenizer: Tokenizer, examples: Sequence[Example]
-    ) -> Iterator[TokenizedExample]:
-        for some in stretches(examples):
-            found = encoded(tokenizer, ((text, each.where) for each in some for text in each.texts))
-            for example in some:
-                texts = [next(found) for _ in example.texts]
-                sequences, seconds, cut = [], [], False
-                for one, other in self.sides(texts):
-                    ids, second, shorter = self.written(one, other)
-                    sequences.append(ids)
-                    seconds.append(second)
-                    cut = cut or shorter
-
-                target_positions = [
-                    len(ids) - 1 if self.pooling == "last" else 0 for ids in sequences
-                ]
-                yield TokenizedExample(sequences, seconds, target_positions, cut, 0)
-
-    def sides(self, texts: list[list[int]]) -> list[tuple[list[int], list[int] | None]]:
-        """The sequences of an example. Similarity has no order, so both are read; a choice comes
-        after its context.
-        """
-        if self.task == "choice":
-            return [(texts[0], choice) for choice in texts[1:]]
-        if len(texts) == 1:
-            return [(texts[0], None)]
-
-        one, other = texts
-
-        return [(one, other), (other, one)] if self.task == "similarity" else [(one, other)]
-
-    def written(self, one: list[int], other: list[int] | None) -> tuple[list[int], int, bool]:
-        """The ids, where the second text begins in them, and whether anything was cut."""
-        start = [] if self.start is None else [self.start]
-        if other is None:
-            room = self.room(1)
-            ids = [*start, *one[:room], self.extract]
-            return ids, len(ids), len(one) > room
-
-        first, second = cut_pair(len(one), len(other), self.room(2))
-        ids = [*start, *one[:first], self.delimiter, *other[:second], self.extract]
-
-        return ids, len(start) + first + 1, (first, second) != (len(one), len(other))
-
-    def tagged(
-        self, tokenizer: Tokenizer, examples: Sequence[Example]
-    ) -> Iterator[TokenizedExample]:
-        """Word by word, so that it is known which pieces are of which; the pieces of a word are
-        looked up once.
-        """
-        pieces: dict[str, list[int]] = {}
-        space = space_between(tokenizer)
-        start, room = [] if self.start is None else [self.start], self.room(1)
-
-        for some in stretches(examples):
-            spelled = [
-                [space * (i > 0) + word for i, word in enumerate(each.texts)] for each in some
-            ]
-            new: dict[str, str] = {}
-            for example, words in zip(some, spelled, strict=True):
-                new.update({word: example.where for word in words if word not in pieces})
-
-            pieces.update(zip(new, encoded(tokenizer, new.items()), strict=True))
-            for words in spelled:
-                found = [pieces[word] for word in words]
-                ends = np.cumsum([len(each) for each in found])
-                asked = ends - 1 if self.pooling == "last" else np.concatenate(([0], ends[:-1]))
-                target_positions = (asked[asked < room] + len(start)).tolist()
-                ids = [*start, *list(chain.from_iterable(found))[:room], self.extract]
-                yield TokenizedExample(
-                    [ids],
-                    [len(ids)],
-                    target_positions,
-                    int(ends[-1]) > room,
-                    len(words) - len(target_positions),
-                )
 
 
 class TokenizedExample(NamedTuple):
@@ -152,47 +36,193 @@ class TokenizedExample(NamedTuple):
     seconds: list[int]
     target_positions: list[int]
     cut: bool
+    """True if the example was truncated."""
     words_cut: int
+    """Number of words beyond the context."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """GPT-1's `[start] text [delimiter] text [extract]`; for BERT, both last ones are [SEP]."""
+
+    task: str
+    start: int | None
+    delimiter: int
+    extract: int
+    padding: int
+    segments: bool
+    """True if the model has segment embeddings, which mark the tokens of the second text."""
+    context: int
+    pooling: str
+    """The position to predict at: `last` is the extract token, otherwise the first token. For a
+    word to be tagged, its last or its first piece: a causal model has read the whole word only at
+    its last piece."""
+
+    def encode(self, tokenizer: Tokenizer, examples: Sequence[Example]) -> FramedExamples:
+        """The framed examples, truncated to the context; of a pair the longer text first."""
+        texts = 1 if self.task in ("classify", "tag") else 2
+        if self.room(texts) < texts:
+            raise ValueError(
+                f"context: {self.context} tokens have no room for words and the special tokens"
+            )
+
+        if self.task == "tag":
+            return FramedExamples(self.frame_words(tokenizer, examples))
+
+        return FramedExamples(self.frame_texts(tokenizer, examples))
+
+    def room(self, texts: int) -> int:
+        """The number of tokens left for text beside the special tokens."""
+        return self.context - (self.start is not None) - texts
+
+    @property
+    def prefix(self) -> list[int]:
+        return [] if self.start is None else [self.start]
+
+    # Texts
+
+    def frame_texts(
+        self, tokenizer: Tokenizer, examples: Sequence[Example]
+    ) -> Iterator[TokenizedExample]:
+        """Examples of one text, a pair, or a context with choices."""
+        for chunk in chunks(examples):
+            texts = ((text, example.where) for example in chunk for text in example.texts)
+            ids = encoded(tokenizer, texts)
+            for example in chunk:
+                yield self.frame_example([next(ids) for _ in example.texts])
+
+    def frame_example(self, texts: list[list[int]]) -> TokenizedExample:
+        """The sequences of one example."""
+        framed = TokenizedExample([], [], [], False, 0)
+        truncated = False
+
+        for first, second in self.sequences(texts):
+            ids, second_start, cut = self.frame_sequence(first, second)
+            framed.sequences.append(ids)
+            framed.seconds.append(second_start)
+            framed.target_positions.append(len(ids) - 1 if self.pooling == "last" else 0)
+            truncated = truncated or cut
+
+        return framed._replace(cut=truncated)
+
+    def sequences(self, texts: list[list[int]]) -> list[tuple[list[int], list[int] | None]]:
+        """The texts of each sequence.
+
+        A choice follows its context; similarity is symmetric, so both orders are read.
+        """
+        if self.task == "choice":
+            return [(texts[0], choice) for choice in texts[1:]]
+        if len(texts) == 1:
+            return [(texts[0], None)]
+
+        first, second = texts
+        if self.task == "similarity":
+            return [(first, second), (second, first)]
+
+        return [(first, second)]
+
+    def frame_sequence(
+        self, first: list[int], second: list[int] | None
+    ) -> tuple[list[int], int, bool]:
+        """The ids, where the second text starts in them, and whether anything was truncated."""
+        if second is None:
+            room = self.room(1)
+            ids = [*self.prefix, *first[:room], self.extract]
+            return ids, len(ids), len(first) > room
+
+        one, two = cut_pair(len(first), len(second), self.room(2))
+        ids = [*self.prefix, *first[:one], self.delimiter, *second[:two], self.extract]
+        truncated = (one, two) != (len(first), len(second))
+
+        return ids, len(self.prefix) + one + 1, truncated
+
+    # Words to be tagged
+
+    def frame_words(
+        self, tokenizer: Tokenizer, examples: Sequence[Example]
+    ) -> Iterator[TokenizedExample]:
+        """Sentences encoded word by word, so that the pieces of each word are known."""
+        pieces: dict[str, list[int]] = {}  # each distinct word is encoded once
+        space = space_between(tokenizer)
+
+        for chunk in chunks(examples):
+            sentences: list[list[str]] = []
+            new: dict[str, str] = {}
+
+            for example in chunk:
+                first, *rest = example.texts
+                sentence = [first, *(space + word for word in rest)]
+                sentences.append(sentence)
+                for word in sentence:
+                    if word not in pieces:
+                        new[word] = example.where
+
+            pieces.update(zip(new, encoded(tokenizer, new.items()), strict=True))
+            for sentence in sentences:
+                yield self.frame_sentence([pieces[word] for word in sentence])
+
+    def frame_sentence(self, words: list[list[int]]) -> TokenizedExample:
+        """One sentence from the pieces of its words."""
+        room = self.room(1)
+        ends = np.cumsum(list(map(len, words)))
+        positions = ends - 1
+        if self.pooling != "last":
+            positions = np.concatenate(([0], ends[:-1]))
+
+        target_positions = (positions[positions < room] + len(self.prefix)).tolist()
+        text = list(chain.from_iterable(words))
+        ids = [*self.prefix, *text[:room], self.extract]
+
+        return TokenizedExample(
+            [ids],
+            [len(ids)],
+            target_positions,
+            cut=len(text) > room,
+            words_cut=len(words) - len(target_positions),
+        )
 
 
 class FramedExamples(Sequence[Framed]):
-    """All examples in a few arrays: small, and each a view when it is asked for."""
+    """All framed examples, packed into a few arrays; each example is a view of them."""
 
     cut: int
-    """How many examples were longer than the context."""
+    """Number of examples that are longer than the context."""
     words_cut: int
-    """How many words of a sentence have no place, because they were cut off."""
+    """Number of words to be tagged that are beyond the context."""
 
-    def __init__(self, written: Iterable[TokenizedExample]) -> None:
-        ids, lengths, seconds, groups = Growing(), Growing(), Growing(), Growing()
-        target_positions, asked = Growing(), Growing()
-        self.cut = self.words_cut = 0
+    def __init__(self, examples: Iterable[TokenizedExample]) -> None:
+        ids = GrowingArray()
+        lengths = GrowingArray()
+        seconds = GrowingArray()
+        groups = GrowingArray()
+        target_positions = GrowingArray()
+        target_counts = GrowingArray()
+        self.cut = 0
+        self.words_cut = 0
 
-        for each in written:
-            for sequence in each.sequences:
+        for example in examples:
+            for sequence in example.sequences:
                 ids.extend(sequence)
+                lengths.extend([len(sequence)])
 
-            lengths.extend([len(sequence) for sequence in each.sequences])
-            seconds.extend(each.seconds)
-            groups.extend([len(each.sequences)])
-            target_positions.extend(each.target_positions)
-            asked.extend([len(each.target_positions)])
-            self.cut += each.cut
-            self.words_cut += each.words_cut
+            seconds.extend(example.seconds)
+            groups.extend([len(example.sequences)])
+            target_positions.extend(example.target_positions)
+            target_counts.extend([len(example.target_positions)])
+            self.cut += example.cut
+            self.words_cut += example.words_cut
 
-        self.ids, self.seconds, self.target_positions = (
-            ids.packed(),
-            seconds.packed(),
-            target_positions.packed(),
-        )
+        self.ids = ids.packed()
+        self.seconds = seconds.packed()
+        self.target_positions = target_positions.packed()
         self.sequence_ends = np.cumsum(lengths.packed(), dtype=np.int64)
         self.group_ends = np.cumsum(groups.packed(), dtype=np.int64)
-        self.place_ends = np.cumsum(asked.packed(), dtype=np.int64)
-        begins = self.group_ends - groups.packed()
-        self.lengths = (
-            np.maximum.reduceat(lengths.packed(), begins) if len(begins) else lengths.packed()
-        )
-        """Of the longest sequence of each example."""
+        self.target_ends = np.cumsum(target_counts.packed(), dtype=np.int64)
+        self.lengths = lengths.packed()
+        """The length of the longest sequence of each example."""
+        if len(self.group_ends):
+            starts = self.group_ends - groups.packed()
+            self.lengths = np.maximum.reduceat(lengths.packed(), starts)
 
     def __len__(self) -> int:
         return len(self.group_ends)
@@ -201,20 +231,17 @@ class FramedExamples(Sequence[Framed]):
         if not 0 <= number < len(self):
             raise IndexError(number)
 
-        first, last = begin_of(self.group_ends, number), int(self.group_ends[number])
+        group = span(self.group_ends, number)
         sequences = [
-            self.ids[begin_of(self.sequence_ends, each) : self.sequence_ends[each]]
-            for each in range(first, last)
+            self.ids[span(self.sequence_ends, index)] for index in range(group.start, group.stop)
         ]
-        target_positions = self.target_positions[
-            begin_of(self.place_ends, number) : self.place_ends[number]
-        ]
+        target_positions = self.target_positions[span(self.target_ends, number)]
 
-        return Framed(sequences, self.seconds[first:last], target_positions)
+        return Framed(sequences, self.seconds[group], target_positions)
 
 
-class Growing:
-    """Numbers that come in lists, packed now and then."""
+class GrowingArray:
+    """Integers that arrive in lists, packed into arrays now and then to save memory."""
 
     def __init__(self) -> None:
         self.arrays: list[Int[np.ndarray, "_"]] = []
@@ -230,56 +257,59 @@ class Growing:
         self.waiting = []
 
     def packed(self) -> Int[np.ndarray, "_"]:
+        """All numbers as one array."""
         self.pack()
         self.arrays = [np.concatenate(self.arrays)]
         return self.arrays[0]
 
 
-def begin_of(ends: Int[np.ndarray, "_"], number: int) -> int:
-    return int(ends[number - 1]) if number else 0
+def span(ends: Int[np.ndarray, "_"], number: int) -> slice:
+    """The slice of an item, where `ends` are the ends of all items."""
+    begin = int(ends[number - 1]) if number else 0
+    return slice(begin, int(ends[number]))
 
 
-def stretches(examples: Sequence[Example]) -> Iterator[Sequence[Example]]:
-    return (examples[first : first + AT_ONCE] for first in range(0, len(examples), AT_ONCE))
+def chunks(examples: Sequence[Example]) -> Iterator[Sequence[Example]]:
+    for first in range(0, len(examples), CHUNK):
+        yield examples[first : first + CHUNK]
 
 
 def encoded(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]) -> Iterator[list[int]]:
-    """The ids of texts. One that the tokenizer makes nothing of is an unknown word, where it has a
-    token for that.
-    """
-    spelled, target_positions = [], []
-    for text, where in texts:
-        spelled.append(text)
-        target_positions.append(where)
+    """The ids of texts, each given with its place for errors.
 
-    for text, where, ids in zip(
-        spelled, target_positions, tokenizer.encode_batch(spelled), strict=True
-    ):
+    A text without any token becomes the unknown token, where the tokenizer has one.
+    """
+    pairs = list(texts)
+    all_ids = tokenizer.encode_batch([text for text, _ in pairs])
+
+    for (text, where), ids in zip(pairs, all_ids, strict=True):
         if ids:
             yield ids
         elif tokenizer.unknown is not None:
             yield [tokenizer.unknown]
         else:
             raise ValueError(
-                f"{where}: the tokenizer makes nothing of {text.strip()!r}; leave it out"
+                f"{where}: the tokenizer has no tokens for {text.strip()!r}; leave it out"
             )
 
 
 def space_between(tokenizer: Tokenizer) -> str:
-    """What a word has before it in a sentence; nothing where the tokenizer puts a space before
-    every text anyway.
-    """
-    return " " if tokenizer.encode("a a") == tokenizer.encode("a") + tokenizer.encode(" a") else ""
+    """What precedes a word inside a sentence: a space, unless the tokenizer adds one itself."""
+    apart = tokenizer.encode("a") + tokenizer.encode(" a")
+    return " " if tokenizer.encode("a a") == apart else ""
 
 
 def cut_pair(one: int, other: int, room: int) -> tuple[int, int]:
-    """How much of two lengths fits: a word is taken from the longer text, again and again, the
-    second when equal.
-    """
-    beyond = one + other - room
-    if beyond <= 0:
-        return one, other
-    if beyond <= abs(one - other):
-        return (one - beyond, other) if one > other else (one, other - beyond)
+    """Two lengths truncated to fit a room.
 
-    return room - room // 2, room // 2
+    Tokens are removed one by one from the longer text, from the second if both are equally long.
+    """
+    excess = one + other - room
+    if excess <= 0:
+        return one, other
+    if excess > abs(one - other):
+        return room - room // 2, room // 2
+    if one > other:
+        return one - excess, other
+
+    return one, other - excess

@@ -1,4 +1,4 @@
-"""The labelled objective: an example is read, and its label said."""
+"""Labelled examples for fine-tuning: padded batches of examples of similar length."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from qkv.data.batches.batch import IGNORE, Batch
+from qkv.data.batches.documents import as_tensor
 from qkv.data.batches.framing import Frame, Framed, FramedExamples
 from qkv.data.batches.order import check_seed, draws
 
 Targets = Sequence[Any] | np.ndarray
-"""The class or the right choice of each example; of sentences, the tag of each word."""
+"""The class or the correct choice of each example; for sentences, the tag of each word."""
 
-STRETCH = 50
-"""Batches whose examples are sorted by length together: enough for little padding, few enough to
-mix well.
+BUCKET = 50
+"""Batches whose examples are sorted by length together: large enough to reduce padding, small
+enough to shuffle well.
 """
-ORDERED = 4
-"""Without gradients there is room for batches so many times larger."""
+VALIDATION_FACTOR = 4
+"""How much larger validation batches are: without gradients they need less memory."""
 
 
 class LabelledData:
-    """`batch(step)` to train on, `ordered()` to validate on.
+    """Labelled batches: `batch(step)` for training, `ordered()` for validation.
 
-    An epoch has every example once, `rows` a step; its last batch may be smaller. Examples of
-    similar length meet in a batch, so that there is little padding, and the batches come in random
-    order.
+    An epoch has every example once, `rows` per step; its last batch may be smaller. Examples of
+    similar length share a batch to reduce padding, and the batches come in random order.
     """
 
     order_version = 1
     order: Int[np.ndarray, "n"]
-    """The numbers of the examples as `ordered` visits them."""
+    """The numbers of the examples in the order of `ordered`."""
 
     def __init__(
         self,
@@ -60,50 +60,63 @@ class LabelledData:
                     f"{name}: expected one for each of {len(framed)} examples, not {len(values)}"
                 )
 
-        self.framed, self.targets, self.numbers, self.frame = framed, targets, numbers, frame
-        self.rows, self.seed, self.multiple = rows, seed, multiple
+        self.framed = framed
+        self.targets = targets
+        self.numbers = numbers
+        self.frame = frame
+        self.rows = rows
+        self.seed = seed
+        self.multiple = multiple
         self.order = np.argsort(framed.lengths, kind="stable")
         self.steps_per_epoch = -(-len(framed) // rows)
         self.tokens_per_step = len(framed.ids) // self.steps_per_epoch
-        self.epoch = lru_cache(maxsize=1)(self.draw_epoch)
+        self.epoch = lru_cache(maxsize=1)(self.shuffle_epoch)
 
-    def draw_epoch(self, epoch: int) -> tuple[Int[np.ndarray, "n"], Int[np.ndarray, "steps"]]:
-        """The examples, of similar length within each batch, and the order of the batches."""
+    def shuffle_epoch(self, epoch: int) -> tuple[Int[np.ndarray, "n"], Int[np.ndarray, "steps"]]:
+        """The examples, sorted by length in buckets of batches, and the order of the batches."""
         random = draws("examples", self.seed, epoch)
-        mixed = random.permutation(len(self.framed))
-        full = len(mixed) // self.rows  # batches; what is left over makes the epoch's last one
+        shuffled = random.permutation(len(self.framed))
+        full = len(shuffled) // self.rows  # full batches; the rest is the epoch's last batch
 
-        for first in range(0, full, STRETCH):
-            part = slice(first * self.rows, min(first + STRETCH, full) * self.rows)
-            mixed[part] = mixed[part][np.argsort(self.framed.lengths[mixed[part]], kind="stable")]
+        for first in range(0, full, BUCKET):
+            bucket = slice(first * self.rows, min(first + BUCKET, full) * self.rows)
+            lengths = self.framed.lengths[shuffled[bucket]]
+            shuffled[bucket] = shuffled[bucket][np.argsort(lengths, kind="stable")]
 
-        return mixed, np.append(random.permutation(full), np.arange(full, self.steps_per_epoch))
+        last = np.arange(full, self.steps_per_epoch)
+
+        return shuffled, np.append(random.permutation(full), last)
 
     def batch(self, step: int) -> Batch:
+        """The batch of a training step."""
         if step < 0:
             raise ValueError(f"step: expected 0 or more, not {step}")
 
-        examples, batches = self.epoch(step // self.steps_per_epoch)
-        number = int(batches[step % self.steps_per_epoch])
+        epoch, index = divmod(step, self.steps_per_epoch)
+        examples, batches = self.epoch(epoch)
+        number = int(batches[index])
         return self.chosen(examples[number * self.rows : (number + 1) * self.rows])
 
     def ordered(self) -> Iterator[Batch]:
         """Every example once, the shortest first."""
-        rows = self.rows * ORDERED
+        rows = self.rows * VALIDATION_FACTOR
         for first in range(0, len(self.order), rows):
             yield self.chosen(self.order[first : first + rows])
 
     def chosen(self, numbers: Int[np.ndarray, "B"]) -> Batch:
-        target_positions = numbers.tolist()
-        return join(
-            [self.framed[place] for place in target_positions],
-            self.frame,
-            None if self.targets is None else [self.targets[place] for place in target_positions],
-            None
-            if self.numbers is None
-            else [float(self.numbers[place]) for place in target_positions],
-            multiple=self.multiple,
-        )
+        """A batch of the examples with these numbers."""
+        indices = numbers.tolist()
+        targets = None
+        if self.targets is not None:
+            targets = [self.targets[index] for index in indices]
+
+        values = None
+        if self.numbers is not None:
+            values = [float(self.numbers[index]) for index in indices]
+
+        framed = [self.framed[index] for index in indices]
+
+        return join(framed, self.frame, targets, values, multiple=self.multiple)
 
 
 def join(
@@ -114,59 +127,103 @@ def join(
     *,
     multiple: int = 1,
 ) -> Batch:
-    """Examples as the rows of a batch. Without targets there are zeros where something is asked.
+    """A batch of framed examples; without targets, every target is 0.
 
-    Sequences, and the places of words, are padded to a `multiple`, so that batches have few shapes.
+    Sequences and target positions are padded to a `multiple`, so that batches have few shapes.
     """
-    B, G = len(framed), max(len(each.sequences) for each in framed)
-    # A row with fewer sequences than another repeats its first one; its place there is -1.
-    chosen = [
-        number if number < len(each.sequences) else 0 for each in framed for number in range(G)
-    ]
-    sequences = [framed[i // G].sequences[number] for i, number in enumerate(chosen)]
-    lengths = np.array([len(sequence) for sequence in sequences])
-    T = min(up_to(int(lengths.max()), multiple), max(frame.context, int(lengths.max())))
-    padding_mask = np.arange(T) < lengths[:, None]  # (B * G, T)
-    ids = np.full(padding_mask.shape, frame.padding, dtype=np.int64)
-    ids[padding_mask] = np.concatenate(sequences)
+    sequences, seconds = side_by_side(framed)
+    B = len(framed)
+    G = len(sequences) // B
+
+    # Pad the sequences.
+    lengths = np.fromiter(map(len, sequences), dtype=np.int64)
+    longest = int(lengths.max())
+    T = min(up_to(longest, multiple), max(frame.context, longest))
+    is_token = np.arange(T) < lengths[:, None]  # (B * G, T)
+    ids = np.full(is_token.shape, frame.padding, dtype=np.int64)
+    ids[is_token] = np.concatenate(sequences)
+
+    # Mark the tokens of second texts, for models with segment embeddings.
     segments = None
     if frame.segments:
-        seconds = np.array([framed[i // G].seconds[number] for i, number in enumerate(chosen)])
-        segments = (
-            ((np.arange(T) >= seconds[:, None]) & padding_mask).astype(np.int64).reshape(B, G * T)
-        )
+        is_second = (np.arange(T) >= np.array(seconds)[:, None]) & is_token  # (B * G, T)
+        segments = is_second.astype(np.int64).reshape(B, G * T)
 
-    words = max(1, *(len(each.target_positions) for each in framed))
-    N = up_to(words, multiple) if frame.task == "tag" else G
-    target_positions = np.full((B, N), 0 if frame.task == "tag" else -1, dtype=np.int64)
-
-    for row, each in enumerate(framed):
-        target_positions[row, : len(each.target_positions)] = each.target_positions
+    target_positions = join_positions(framed, frame, G, multiple)
+    target_count = target_positions.shape[1] if frame.task == "tag" else 1
+    values = None
+    if numbers is not None:
+        values = torch.tensor(numbers, dtype=torch.float64).unsqueeze(1)  # (B, 1)
 
     return Batch(
         ids=torch.from_numpy(ids.reshape(B, G * T)),
-        targets=torch.from_numpy(asked(framed, targets, N if frame.task == "tag" else 1)),
+        targets=torch.from_numpy(join_targets(framed, targets, target_count)),
         target_positions=torch.from_numpy(target_positions),
-        padding_mask=None
-        if padding_mask.all() and multiple == 1
-        else torch.from_numpy(padding_mask.reshape(B, G * T)),
-        segments=None if segments is None else torch.from_numpy(segments),
-        numbers=None
-        if numbers is None
-        else torch.tensor(numbers, dtype=torch.float64).unsqueeze(1),  # (B, 1)
+        padding_mask=optional_mask(is_token.reshape(B, G * T), multiple),
+        segments=as_tensor(segments),
+        numbers=values,
         group=G,
     )
 
 
+def side_by_side(
+    framed: Sequence[Framed],
+) -> tuple[list[Int[np.ndarray, "_"]], list[int]]:
+    """G sequences of each example, and where their second texts start.
+
+    An example with fewer sequences than another repeats its first one; it has no target there.
+    """
+    G = max(len(example.sequences) for example in framed)
+    sequences: list[Int[np.ndarray, "_"]] = []
+    seconds: list[int] = []
+
+    for example in framed:
+        count = len(example.sequences)
+        for number in (*range(count), *[0] * (G - count)):
+            sequences.append(example.sequences[number])
+            seconds.append(int(example.seconds[number]))
+
+    return sequences, seconds
+
+
+def join_positions(
+    framed: Sequence[Framed], frame: Frame, group: int, multiple: int
+) -> Int[np.ndarray, "B N"]:
+    """The target positions of each example; -1 for a missing sequence, 0 for a missing word."""
+    width = group
+    filler = -1
+    if frame.task == "tag":
+        words = max(len(example.target_positions) for example in framed)
+        width = up_to(max(1, words), multiple)
+        filler = 0
+
+    positions = np.full((len(framed), width), filler, dtype=np.int64)
+    for row, example in enumerate(framed):
+        positions[row, : len(example.target_positions)] = example.target_positions
+
+    return positions
+
+
+def join_targets(
+    framed: Sequence[Framed], targets: Targets | None, count: int
+) -> Int[np.ndarray, "B N"]:
+    """One target for each row, or one for each word that has a position; IGNORE beyond those."""
+    rows = np.full((len(framed), count), IGNORE, dtype=np.int64)
+    for row, example in enumerate(framed):
+        used = min(count, len(example.target_positions))  # a group has one target for several
+        rows[row, :used] = 0 if targets is None else np.atleast_1d(targets[row])[:used]
+
+    return rows
+
+
+def optional_mask(padding_mask: Bool[np.ndarray, "B T"], multiple: int) -> torch.Tensor | None:
+    """The padding mask, or None if it masks nothing; with few shapes it is always present."""
+    if multiple == 1 and padding_mask.all():
+        return None
+
+    return torch.from_numpy(padding_mask)
+
+
 def up_to(length: int, multiple: int) -> int:
+    """The length rounded up to a multiple."""
     return -(-length // multiple) * multiple
-
-
-def asked(framed: Sequence[Framed], targets: Targets | None, N: int) -> Int[np.ndarray, "B N"]:
-    """One target a row, or one a word that has a place; IGNORE beyond those."""
-    made = np.full((len(framed), N), IGNORE, dtype=np.int64)
-    for row, each in enumerate(framed):
-        count = min(N, len(each.target_positions))  # of a group one, although it has several places
-        made[row, :count] = 0 if targets is None else np.atleast_1d(targets[row])[:count]
-
-    return made

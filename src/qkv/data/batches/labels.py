@@ -1,11 +1,10 @@
-"""The labels of examples: which there are, checked before any training, as the numbers that a model
-learns.
-"""
+"""Labels of examples: the classes, their ids, class weights, and balanced samples of examples."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,16 +18,16 @@ from qkv.data.sources.examples import Example, as_number
 def labels_of(
     training: Sequence[Example], validation: Sequence[Example], task: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The classes by name, sorted, and notes that a person should read. A choice has none: its
-    answer is a number.
+    """The names of the classes in order, and notes for the user; multiple choice has no classes.
 
-    A class must have two examples to train on or more, and one that is validated on must be trained
-    on. Of tags, which come many to a sentence, an unseen one is only noted.
+    A class must have at least two training examples, and a class in the validation data must be in
+    the training data. A tag that training lacks is only noted, since a sentence has many tags.
     """
     if task == "choice":
         return (), ()
 
-    trained, validated = seen(training), seen(validation)
+    trained = label_sites(training)
+    validated = label_sites(validation)
     if len(trained) < 2:
         only = next(iter(trained), "none")
         raise ValueError(
@@ -36,39 +35,44 @@ def labels_of(
         )
 
     if task == "tag":
-        rare = [tag for tag in validated if tag not in trained]
-        unlearned = "is never seen in training, so its words are not counted"
-        return in_order(trained), tuple(
-            f"{validated[tag][0]}: the tag {tag} {unlearned}" for tag in rare
-        )
+        return in_order(trained), tuple(unlearned_tags(trained, validated))
 
-    for label, target_positions in trained.items():
-        if len(target_positions) < 2:
+    for label, sites in trained.items():
+        if len(sites) < 2:
             raise ValueError(
-                f"{target_positions[0]}: the class {label!r} has this one example; add another, or leave it out"
+                f"{sites[0]}: the class {label!r} has this one example; add another, "
+                "or leave it out"
             )
 
-    for label, target_positions in validated.items():
+    for label, sites in validated.items():
         if label not in trained:
-            raise ValueError(
-                f"{target_positions[0]}: the label {label!r} is never seen in training"
-            )
+            raise ValueError(f"{sites[0]}: the label {label!r} is never seen in training")
 
     return in_order(trained), ()
 
 
-def seen(examples: Iterable[Example]) -> dict[str, list[str]]:
-    """Where each label is met; of tags, and of all that are met often, the first places are enough."""
-    target_positions: dict[str, list[str]] = defaultdict(list)
+def unlearned_tags(trained: dict[str, list[str]], validated: dict[str, list[str]]) -> Iterable[str]:
+    """Notes on the tags of the validation data that the training data do not have."""
+    for tag, sites in validated.items():
+        if tag not in trained:
+            yield (
+                f"{sites[0]}: the tag {tag} is never seen in training, so its words are not counted"
+            )
+
+
+def label_sites(examples: Iterable[Example]) -> dict[str, list[str]]:
+    """The first two places where each label occurs."""
+    sites: dict[str, list[str]] = defaultdict(list)
     for example in examples:
-        for label in labels_in(example):
-            if len(target_positions[label]) < 2:
-                target_positions[label].append(example.where)
+        for label in example_labels(example):
+            if len(sites[label]) < 2:
+                sites[label].append(example.where)
 
-    return target_positions
+    return sites
 
 
-def labels_in(example: Example) -> tuple[str, ...]:
+def example_labels(example: Example) -> tuple[str, ...]:
+    """The label of an example, or the tags of its words."""
     if example.label is None:
         raise ValueError(f"{example.where}: there is no label")
 
@@ -76,7 +80,7 @@ def labels_in(example: Example) -> tuple[str, ...]:
 
 
 def in_order(labels: Iterable[str]) -> tuple[str, ...]:
-    """By number if all are whole numbers, else by name."""
+    """Labels sorted by number if all are integers, else by name."""
     try:
         return tuple(sorted(labels, key=int))
     except ValueError:
@@ -86,37 +90,42 @@ def in_order(labels: Iterable[str]) -> tuple[str, ...]:
 def targets_of(
     examples: Sequence[Example], labels: Sequence[str], task: str
 ) -> Int[np.ndarray, "n"] | list[Int[np.ndarray, "_"]]:
-    """The class of each example, the number of its right choice, or the tag of each of its words:
-    IGNORE for one that is none of the labels."""
-    if task == "choice":
-        return np.array([int(labels_in(example)[0]) for example in examples], dtype=np.int64)
+    """The class of each example, the index of its correct choice, or the tags of its words.
 
+    A tag that is not among the labels becomes IGNORE.
+    """
     ids = {label: id for id, label in enumerate(labels)}
     if task == "tag":
-        return [
-            np.array([ids.get(tag, IGNORE) for tag in labels_in(each)], dtype=np.int32)
-            for each in examples
-        ]
+        return [tag_ids(example, ids) for example in examples]
 
+    targets: list[int] = []
     for example in examples:
-        for label in labels_in(example):
-            if label not in ids:
-                raise ValueError(
-                    f"{example.where}: the label {label!r} is none of the model's: {', '.join(labels)}"
-                )
+        label = example_labels(example)[0]
+        if task == "choice":
+            targets.append(int(label))
+        elif label in ids:
+            targets.append(ids[label])
+        else:
+            raise ValueError(
+                f"{example.where}: the label {label!r} is not one of the model's: "
+                f"{', '.join(labels)}"
+            )
 
-    return np.array([ids[labels_in(example)[0]] for example in examples], dtype=np.int64)
+    return np.array(targets, dtype=np.int64)
+
+
+def tag_ids(example: Example, ids: dict[str, int]) -> Int[np.ndarray, "_"]:
+    return np.array([ids.get(tag, IGNORE) for tag in example_labels(example)], dtype=np.int32)
 
 
 def numbers_of(examples: Sequence[Example]) -> Float[np.ndarray, "n"]:
     """The labels as numbers."""
-    return np.array(
-        [as_number(labels_in(example)[0], example.where) for example in examples], dtype=np.float64
-    )
+    numbers = [as_number(example_labels(example)[0], example.where) for example in examples]
+    return np.array(numbers, dtype=np.float64)
 
 
 def spread_of(numbers: Float[np.ndarray, "n"], where: str) -> tuple[float, float]:
-    """Mean and standard deviation of what is trained on."""
+    """Mean and standard deviation of the training labels."""
     if np.ptp(numbers) == 0:
         raise ValueError(f"{where}: all {len(numbers)} numbers to train on are {numbers[0]:g}")
 
@@ -124,16 +133,17 @@ def spread_of(numbers: Float[np.ndarray, "n"], where: str) -> tuple[float, float
 
 
 def balanced(targets: Sequence[Any] | np.ndarray, classes: int) -> list[float]:
-    """Weights that make all classes count alike, n / (C n_c); 1 for a class that never comes."""
-    counts = np.bincount(
-        np.concatenate([np.atleast_1d(each) for each in targets]), minlength=classes
-    )
+    """Class weights n / (C n_c), so that all classes count alike; 1 for an absent class."""
+    ids = np.concatenate(list(map(np.atleast_1d, targets)))
+    counts = np.bincount(ids, minlength=classes)
     return [float(counts.sum() / (classes * count)) if count else 1.0 for count in counts]
 
 
 def some_of(examples: Sequence[Example], n: int, seed: int, *, even: bool = True) -> list[Example]:
-    """n examples, the classes as `even` as they can be, or plainly at random. Fewer with the same
-    seed are among more."""
+    """A random sample of n examples; with `even`, the classes as balanced as possible.
+
+    A smaller sample with the same seed is part of a larger one.
+    """
     check_seed(seed)
     if not 1 <= n <= len(examples):
         raise ValueError(f"n: expected 1 to {len(examples)}, the number of examples, not {n}")
@@ -143,12 +153,13 @@ def some_of(examples: Sequence[Example], n: int, seed: int, *, even: bool = True
 
     for number in random.permutation(len(examples)).tolist():
         label = examples[number].label
-        classes[label if even and isinstance(label, str) else None].append(number)
+        is_class = even and isinstance(label, str)
+        classes[label if is_class else None].append(number)
 
-    # Round after round one of each class that still has any, in an order of the round's own.
-    rounds = [(turn, number) for members in classes.values() for turn, number in enumerate(members)]
-    tickets = random.permutation(len(rounds))
-    turns = np.array([turn for turn, _ in rounds])
-    chosen = np.lexsort((tickets, turns))[:n]
+    # Take one example of each class per round, in random order within the round.
+    numbers = list(chain.from_iterable(classes.values()))
+    rounds = np.concatenate([np.arange(len(members)) for members in classes.values()])
+    tie_breaks = random.permutation(len(numbers))
+    chosen = np.lexsort((tie_breaks, rounds))[:n]
 
-    return [examples[rounds[place][1]] for place in chosen.tolist()]
+    return [examples[numbers[index]] for index in chosen.tolist()]

@@ -1,49 +1,49 @@
-"""The masked objective: some words of a row are hidden, and said again from both sides (BERT)."""
+"""Masked language modelling (BERT): predict masked tokens from both directions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Int
 
 from qkv.data.batches.batch import IGNORE, Batch
-from qkv.data.batches.documents import document_numbers, positions_within
+from qkv.data.batches.documents import document_numbers, packed_batch
 from qkv.data.batches.order import TokenWindows, draws
 from qkv.data.tokens.token_arrays import Tokens
 from qkv.text.tokenizer import Tokenizer
 
-SHOWN_AS_MASK, SHOWN_AS_RANDOM = (
-    0.8,
-    0.1,
-)  # and the rest as it is, so that a word that is shown may be wrong too
+SHOWN_AS_MASK = 0.8
+SHOWN_AS_RANDOM = 0.1
+"""The rest is shown unchanged, so that any visible token may have to be predicted, too."""
 
 
 @dataclass(frozen=True, eq=False)
 class WordPieces:
-    """What masking must know of a vocabulary."""
+    """The part of a vocabulary that masking needs."""
 
     mask: int
     starts_word: Bool[np.ndarray, "V"]
-    """Which tokens begin a word, rather than go on with one."""
+    """True for tokens that start a word, False for those that continue one."""
     special: Bool[np.ndarray, "V"]
-    """Which tokens are no words: never asked, and never put in place of a word."""
+    """True for special tokens: never masked, and never a random replacement."""
     start: int | None = None
-    """Comes first in a row, if there is such a token."""
+    """The first token of every row, if the vocabulary has one."""
     end: int | None = None
-    """Comes last."""
+    """The last token of every row, if the vocabulary has one."""
     padding: int = 0
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> WordPieces:
+        """The word pieces of a tokenizer."""
         if tokenizer.mask is None:
             raise ValueError(
-                "tokenizer: the masked objective needs a mask token, [mask] or [MASK], and it has none"
+                "tokenizer: masked language modelling needs a mask token, [mask] or [MASK], "
+                "and it has none"
             )
 
-        special = np.ones(tokenizer.vocabulary, dtype=bool)  # so are ids that stand for nothing
+        special = np.ones(tokenizer.vocabulary, dtype=bool)  # unused ids count as special
         special[list(tokenizer.inner.get_vocab(with_added_tokens=True).values())] = False
         special[list(tokenizer.special)] = True
 
@@ -58,13 +58,13 @@ class WordPieces:
 
 
 class MaskedData:
-    """`batch(step)` to train on, `ordered()` to validate on.
+    """Masked batches: `batch(step)` for training, `ordered()` for validation.
 
-    A row is [start], words, [end]. In each, `rate` of the words are asked, and of those 80% are
-    shown as [mask], 10% as a random word and 10% as they are. With whole_words, all pieces of a
-    word are asked together. Without across_documents the texts in a row do not see each other. In
-    each epoch every word is in a row, where it may be asked; a text shorter than one row is one row
-    with padding.
+    A row is [start], tokens, [end]. A fraction `rate` of its tokens is masked: 80% of those are
+    shown as [mask], 10% as a random token and 10% unchanged. With whole_words, all pieces of a word
+    are masked together. Without across_documents the documents of a row do not attend to each
+    other. In each epoch every token is in a row; data shorter than one row are one row with
+    padding.
     """
 
     def __init__(
@@ -84,30 +84,32 @@ class MaskedData:
         if not len(tokens):
             raise ValueError("tokens: expected 1 or more, not 0")
 
-        self.tokens, self.context, self.rows, self.seed, self.words = (
-            tokens,
-            context,
-            rows,
-            seed,
-            words,
-        )
+        self.tokens = tokens
+        self.context = context
+        self.rows = rows
+        self.seed = seed
+        self.words = words
+        self.rate = rate
+        self.whole_words = whole_words
+        self.across_documents = across_documents
 
-        self.rate, self.whole_words, self.across_documents = rate, whole_words, across_documents
-        self.before = np.array([] if words.start is None else [words.start], dtype=np.int64)
-        self.after = np.array([] if words.end is None else [words.end], dtype=np.int64)
+        # The special tokens around each row, and the tokens of the text between them
+        self.before = optional_id(words.start)
+        self.after = optional_id(words.end)
         self.size = context - len(self.before) - len(self.after)
         if self.size < 1:
             raise ValueError(
-                f"context: expected {context - self.size + 1} or more, to hold a word, not {context}"
+                f"context: expected {context - self.size + 1} or more, to hold a token, "
+                f"not {context}"
             )
 
         self.ordinary = np.flatnonzero(~words.special)
         if not len(self.ordinary):
-            raise ValueError("tokenizer: expected words to mask, and it has special tokens alone")
+            raise ValueError("tokenizer: expected tokens to mask, but it has only special tokens")
 
-        self.asked = max(1, round(rate * self.size))
-        """Places a row (M), always as many so that shapes stay the same; those not needed ask
-        nothing.
+        self.masked_per_row = max(1, round(rate * self.size))
+        """Target positions per row (P), the same for all rows so that shapes do not change; unused
+        ones have the target IGNORE.
         """
         self.windows = TokenWindows(len(tokens), self.size, rows, seed)
         self.order_version = self.windows.version
@@ -115,90 +117,94 @@ class MaskedData:
         self.tokens_per_step = rows * context
 
     def batch(self, step: int) -> Batch:
+        """The batch of a training step."""
         begins = [window.begin for window in self.windows.at(step)]
-        return self.cut(
-            begins,
-            (draws("target_positions", self.seed, number) for number in self.windows.numbers(step)),
-        )
+        numbers = self.windows.numbers(step)
+        generators = (draws("masked positions", self.seed, number) for number in numbers)
+
+        return self.build(begins, generators)
 
     def ordered(self) -> Iterator[Batch]:
-        """Every word is in one row. The same words are asked every time, whatever the seed, so that
-        losses compare.
-        """
+        """All tokens in order, with the same masks every time and for every seed."""
         begins = range(0, len(self.tokens), self.size)
         for first in range(0, len(begins), self.rows):
             chosen = begins[first : first + self.rows]
-            yield self.cut(
-                chosen, (draws("ordered places", 0, begin // self.size) for begin in chosen)
-            )
+            numbers = range(first, first + len(chosen))
+            generators = (draws("validation masks", 0, number) for number in numbers)
+            yield self.build(chosen, generators)
 
-    def cut(self, begins: list[int] | range, randoms: Iterable[np.random.Generator]) -> Batch:
-        B, T = len(begins), self.context
-        ids = np.full((B, T), self.words.padding, dtype=np.int64)
-        target_positions = np.zeros((B, self.asked), dtype=np.int64)
-        targets = np.full((B, self.asked), IGNORE, dtype=np.int64)
-        documents = None if self.across_documents else np.zeros((B, T), dtype=np.int64)
-        lengths = np.zeros(B, dtype=np.int64)
+    def build(self, begins: Sequence[int], generators: Iterable[np.random.Generator]) -> Batch:
+        """A batch of the windows at `begins`, each masked by its own random generator."""
+        shape = (len(begins), self.context)  # (B, T)
+        ids = np.full(shape, self.words.padding, dtype=np.int64)
+        target_positions = np.zeros((len(begins), self.masked_per_row), dtype=np.int64)
+        targets = np.full(target_positions.shape, IGNORE, dtype=np.int64)
+        documents = np.zeros(shape, dtype=np.int64)
+        lengths = np.zeros(len(begins), dtype=np.int64)
 
-        for row, (begin, random) in enumerate(zip(begins, randoms, strict=True)):
-            read = self.tokens.read(begin, min(begin + self.size, len(self.tokens)))
-            words = np.concatenate((self.before, read, self.after))
-            lengths[row] = len(words)
-            hidden, chosen = self.hide(words, random)
-            ids[row, : len(words)] = hidden
-            target_positions[row, : len(chosen)], targets[row, : len(chosen)] = (
-                chosen,
-                words[chosen],
-            )
-            if documents is not None:  # [start] is of the first text, and [end] of the last
-                numbers = document_numbers(self.tokens.ends, begin, len(read))
-                documents[row] = np.pad(
-                    numbers, (len(self.before), T - len(self.before) - len(read)), mode="edge"
-                )
+        for row, (begin, random) in enumerate(zip(begins, generators, strict=True)):
+            window = self.tokens.read(begin, min(begin + self.size, len(self.tokens)))
+            row_ids = np.concatenate((self.before, window, self.after))
+            lengths[row] = len(row_ids)
+            masked_ids, positions = self.mask_tokens(row_ids, random)
+            ids[row, : len(row_ids)] = masked_ids
+            target_positions[row, : len(positions)] = positions
+            targets[row, : len(positions)] = row_ids[positions]
+            if not self.across_documents:
+                documents[row] = self.row_documents(begin, len(window))
 
-        padding_mask = np.arange(T) < lengths[:, None]  # (B, T)
+        padding_mask = np.arange(self.context) < lengths[:, None]  # (B, T)
 
-        return Batch(
-            ids=torch.from_numpy(ids),
-            targets=torch.from_numpy(targets),
-            target_positions=torch.from_numpy(target_positions),
-            padding_mask=None if padding_mask.all() else torch.from_numpy(padding_mask),
-            documents=None if documents is None else torch.from_numpy(documents),
-            positions=None if documents is None else torch.from_numpy(positions_within(documents)),
+        return packed_batch(
+            ids,
+            targets,
+            padding_mask,
+            None if self.across_documents else documents,
+            target_positions,
         )
 
-    def hide(
-        self, words: Int[np.ndarray, "T"], random: np.random.Generator
-    ) -> tuple[Int[np.ndarray, "T"], Int[np.ndarray, "M"]]:
-        """The row as it is shown, and the places that are asked."""
-        possible = np.flatnonzero(~self.words.special[words])
-        count = min(len(possible), max(1, round(self.rate * len(possible))))
+    def row_documents(self, begin: int, length: int) -> Int[np.ndarray, "T"]:
+        """The documents of a row; [start] belongs to the first one, and [end] to the last."""
+        numbers = document_numbers(self.tokens.ends, begin, length)
+        before = len(self.before)
+        return np.pad(numbers, (before, self.context - before - length), mode="edge")
+
+    def mask_tokens(
+        self, ids: Int[np.ndarray, "T"], random: np.random.Generator
+    ) -> tuple[Int[np.ndarray, "T"], Int[np.ndarray, "P"]]:
+        """The row as the model reads it, and the positions it has to predict."""
+        candidates = np.flatnonzero(~self.words.special[ids])
+        count = min(len(candidates), max(1, round(self.rate * len(candidates))))
         if self.whole_words:
-            pieces = self.choose_words(words, possible, count, random)
+            chosen = self.choose_words(ids, candidates, count, random)
         else:
-            pieces = np.sort(random.permutation(possible)[:count])
+            chosen = np.sort(random.permutation(candidates)[:count])
 
-        chance = random.random(len(pieces))
-        others = self.ordinary[random.integers(len(self.ordinary), size=len(pieces))]
-        shown = np.where(chance < SHOWN_AS_MASK + SHOWN_AS_RANDOM, others, words[pieces])
-        hidden = words.copy()
-        hidden[pieces] = np.where(chance < SHOWN_AS_MASK, self.words.mask, shown)
+        # Show 80% as [mask], 10% as a random token and 10% unchanged.
+        uniform = random.random(len(chosen))
+        others = self.ordinary[random.integers(len(self.ordinary), size=len(chosen))]
+        shown = np.where(uniform < SHOWN_AS_MASK + SHOWN_AS_RANDOM, others, ids[chosen])
+        masked = ids.copy()
+        masked[chosen] = np.where(uniform < SHOWN_AS_MASK, self.words.mask, shown)
 
-        return hidden, pieces[: self.asked]
+        return masked, chosen[: self.masked_per_row]
 
     def choose_words(
         self,
-        words: Int[np.ndarray, "T"],
-        possible: Int[np.ndarray, "N"],
+        ids: Int[np.ndarray, "T"],
+        candidates: Int[np.ndarray, "N"],
         count: int,
         random: np.random.Generator,
     ) -> Int[np.ndarray, "M"]:
-        """The pieces of words drawn at random, each word whole, up to `count` pieces."""
-        begins = self.words.starts_word[words[possible]]
-        begins[:1] = True  # a row may begin inside a word
-        begins[1:] |= np.diff(possible) > 1  # a special token ends a word
-        word_of = np.cumsum(begins) - 1  # of every piece
+        """The positions of random whole words, up to `count` pieces."""
+        # Number the word of every candidate.
+        starts = self.words.starts_word[ids[candidates]]
+        starts[:1] = True  # a row may start inside a word
+        starts[1:] |= np.diff(candidates) > 1  # a special token ends a word
+        word_of = np.cumsum(starts) - 1
         lengths = np.bincount(word_of).tolist()
+
+        # Choose words in random order while they fit.
         order = random.permutation(len(lengths)).tolist()
         chosen = np.zeros(len(lengths), dtype=bool)
         left = count
@@ -211,9 +217,12 @@ class MaskedData:
             if not left:
                 break
 
-        if (
-            left == count
-        ):  # every word is longer: one is hidden all the same, and as much of it asked as may be
+        if left == count:  # every word is longer than `count`: mask one all the same
             chosen[order[:1]] = True
 
-        return possible[chosen[word_of]]
+        return candidates[chosen[word_of]]
+
+
+def optional_id(id: int | None) -> Int[np.ndarray, "_"]:
+    """An array with one id, or an empty one."""
+    return np.array([] if id is None else [id], dtype=np.int64)

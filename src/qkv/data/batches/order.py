@@ -1,5 +1,10 @@
-"""What comes when: a pure function of (seed, step). Any step can be the first, so resuming replays
-nothing.
+"""The order of the data: which windows of tokens a training step reads.
+
+It is a pure function of (seed, step), so a run can resume at any step without replaying others:
+
+    step -> the numbers of its rows, counted through all steps
+         -> for each row, its epoch and its index in the epoch
+         -> the epoch's windows, shuffled by a generator seeded with (seed, epoch)
 """
 
 from __future__ import annotations
@@ -13,17 +18,18 @@ from jaxtyping import Int
 STREAMS = {
     "windows": 0,
     "pairs": 1,
-    "target_positions": 2,
-    "ordered places": 3,
+    "masked positions": 2,
+    "validation masks": 3,
     "held out": 4,
     "examples": 5,
     "some examples": 6,
     "conversations": 7,
 }
+"""Independent streams of random numbers, one for each purpose."""
 
 
 def draws(stream: str, seed: int, number: int) -> np.random.Generator:
-    """The random numbers of one epoch or one row, independent of every other epoch, row and stream."""
+    """The random generator of one epoch or row, independent of every other one and every stream."""
     return np.random.default_rng((STREAMS[stream], seed, number))
 
 
@@ -31,25 +37,23 @@ class TokenWindow(NamedTuple):
     """One row of tokens."""
 
     begin: int
-    """The position of its first token in the text."""
-    seen: int
-    """So many of its first positions belong to the window before it too; only that one asks for
-    their targets.
-    """
+    """The position of its first token in the data."""
+    overlap: int
+    """Number of first positions that the window before covers, too; they have no targets here."""
 
 
 class TokenWindows:
-    """The windows of `size` tokens that are the rows of each step, cut from one long run of tokens.
+    """Windows of `size` tokens, cut from one long array of tokens, as the rows of each step.
 
-    Every epoch covers all of it, in an order and at an offset of its own, so that a window rarely
-    shows the same tokens twice. The first and the last window of an epoch are moved inwards to be
-    full, and overlap their neighbours; what two windows share is asked once (`seen`). A text
-    shorter than one window is one window, and the rest of that row is padding. `ahead` more tokens
-    must follow a window (the causal target of its last token).
+    Every epoch covers all tokens, with an order and an offset of its own, so that windows rarely
+    repeat. The first and the last window of an epoch are moved inwards to be full and overlap their
+    neighbours; targets in the overlap count once. Data shorter than one window are one window,
+    padded. Every window is followed by `ahead` more tokens (1 for the causal target of its last
+    token).
     """
 
     version = 2
-    """Of the order; 1 left out up to 2 * size - 1 tokens at the ends of each epoch."""
+    """Version of the order; 1 left out up to 2 * size - 1 tokens at the ends of each epoch."""
 
     def __init__(self, length: int, size: int, rows: int, seed: int, ahead: int = 0) -> None:
         check_seed(seed)
@@ -60,47 +64,58 @@ class TokenWindows:
         if length < 1 + ahead:
             raise ValueError(f"tokens: expected {1 + ahead} or more, not {length}")
 
-        self.size, self.rows, self.seed = size, rows, seed
-        self.length = length - ahead  # positions that are read
+        self.size = size
+        self.rows = rows
+        self.seed = seed
+        self.length = length - ahead
+        """Positions that are read."""
         self.count, self.offsets = tiling(self.length, size)
-        self.epoch = lru_cache(maxsize=2)(self.draw_epoch)  # a batch may lie across two
-
-    def draw_epoch(self, epoch: int) -> Int[np.ndarray, "count 2"]:
-        """The windows of the epoch (begin, seen), in its order."""
-        random = draws("windows", self.seed, epoch)
-        offset = self.offsets[int(random.integers(len(self.offsets)))]
-        begins = np.maximum(offset + np.arange(-1, self.count - 1, dtype=np.int64) * self.size, 0)
-        begins = np.minimum(begins, max(0, self.length - self.size))
-        seen = np.append(0, np.maximum(begins[:-1] + self.size - begins[1:], 0))
-
-        return np.stack([begins, seen], axis=1)[random.permutation(self.count)]
+        self.epoch = lru_cache(maxsize=2)(self.shuffle_epoch)  # a step may span two epochs
 
     @property
     def steps_per_epoch(self) -> int:
         return -(-self.count // self.rows)
 
+    def at(self, step: int) -> list[TokenWindow]:
+        """The windows of a step."""
+        windows = []
+        for number in self.numbers(step):
+            epoch, index = divmod(number, self.count)
+            begin, overlap = self.epoch(epoch)[index].tolist()
+            windows.append(TokenWindow(begin, overlap))
+
+        return windows
+
     def numbers(self, step: int) -> range:
-        """The rows of a step, counted through all steps."""
+        """The numbers of a step's rows, counted through all steps."""
         if step < 0:
             raise ValueError(f"step: expected 0 or more, not {step}")
 
         return range(step * self.rows, (step + 1) * self.rows)
 
-    def at(self, step: int) -> list[TokenWindow]:
-        """The rows of the step."""
-        rows = (
-            self.epoch(number // self.count)[number % self.count] for number in self.numbers(step)
-        )
-        return [TokenWindow(int(begin), int(seen)) for begin, seen in rows]
+    def shuffle_epoch(self, epoch: int) -> Int[np.ndarray, "count 2"]:
+        """The windows of an epoch as (begin, overlap), in their random order."""
+        random = draws("windows", self.seed, epoch)
+
+        # Tile the tokens from a random offset; move the outer windows inwards.
+        offset = self.offsets[int(random.integers(len(self.offsets)))]
+        begins = offset + np.arange(-1, self.count - 1, dtype=np.int64) * self.size
+        begins = np.maximum(begins, 0)
+        begins = np.minimum(begins, max(0, self.length - self.size))
+
+        # Count how many positions each window shares with the one before it.
+        ends = begins + self.size
+        overlaps = np.append(0, np.maximum(ends[:-1] - begins[1:], 0))
+
+        return np.stack([begins, overlaps], axis=1)[random.permutation(self.count)]
 
 
 def tiling(length: int, size: int) -> tuple[int, range]:
-    """How many windows an epoch has, and where the second one may begin so that there are always as
-    many.
+    """The number of windows in an epoch, and the possible offsets of the second window.
 
-    The second window begins at an offset of 1 to size, and those after it side by side. With
-    `least` windows there are `spare` + 1 such offsets; with one window more, size - 1 - spare. What
-    has more of them is taken.
+    The number is the same for all offsets. The second window begins at an offset of 1 to size, and
+    those after it follow without a gap. `least` windows allow `spare` + 1 offsets; one more window
+    allows size - 1 - spare. The variant with more offsets is used.
     """
     least = -(-length // size)
     spare = least * size - length

@@ -1,4 +1,4 @@
-"""The paired objective: a source is read, its target said word by word (teacher forcing)."""
+"""Pairs for translation: the encoder reads the source, the decoder learns by teacher forcing."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from qkv.data.tokens.token_arrays import Pairs
 
 
 class PairedData:
-    """Batches of pairs of similar length: `batch(step)` to train on, `ordered()` to validate on.
+    """Batches of pairs of similar length: `batch(step)` for training, `ordered()` for validation.
 
-    A row reads source + [end] and [start] + target, and says target + [end]. A batch holds as many
-    rows as `budget` tokens allow, each row counted as the batch's longest row of either side, so
-    padding is paid for too; or, without a budget, always `rows` pairs, but for the last batch of an
-    epoch.
+    The encoder reads source + [end], the decoder reads [start] + target and predicts target +
+    [end]. A batch holds as many pairs as `budget` tokens allow, each counted as long as the batch's
+    longest row, so that padding counts, too. Without a budget it holds `rows` pairs, except for the
+    last batch of an epoch.
     """
 
     left_out: int
-    """How many pairs are longer than the budget or the context, and never seen."""
+    """Number of pairs that are longer than the budget or the context, and are never used."""
 
     def __init__(
         self,
@@ -44,103 +44,122 @@ class PairedData:
         if (budget is None) == (rows is None):
             raise ValueError("budget: expected either a budget of tokens or a number of rows")
 
-        self.pairs, self.start, self.end, self.padding, self.seed = pairs, start, end, padding, seed
-        sources, targets = (
-            pairs.source_lengths + 1,
-            pairs.target_lengths + 1,
-        )  # each with its end token
-        lengths = np.maximum(sources, targets)
-        limit = min(
-            [each for each in (budget, context) if each is not None],
-            default=int(lengths.max(initial=1)),
-        )
-        fits = np.flatnonzero(lengths <= limit)
-        self.left_out = len(pairs) - len(fits)
-        if not len(fits):
-            asked = (
-                f"the shortest of the {len(pairs)} pairs takes {lengths.min()}"
-                if len(pairs)
-                else "there are none"
-            )
-            raise ValueError(
-                f"pairs: none fits into {limit} tokens, {asked}; raise the budget or the context"
-            )
+        self.pairs = pairs
+        self.start = start
+        self.end = end
+        self.padding = padding
+        self.seed = seed
 
-        # By length; of equal length, by the words of both sides, so that there is less padding.
-        self.total = (sources + targets)[fits]
-        self.lengths = lengths[fits]
-        self.fits = fits
+        # Leave out pairs that are too long; each side has its end token.
+        sources = pairs.source_lengths + 1
+        targets = pairs.target_lengths + 1
+        lengths = np.maximum(sources, targets)
+        self.fits = fitting_pairs(lengths, budget, context)
+        self.left_out = len(pairs) - len(self.fits)
+
+        # Pairs are sorted by length, then by the tokens of both sides, to reduce padding.
+        self.total = (sources + targets)[self.fits]
+        self.lengths = lengths[self.fits]
         if budget is None:
-            self.borders = np.append(np.arange(0, len(fits), rows), len(fits))
+            self.borders = np.append(np.arange(0, len(self.fits), rows), len(self.fits))
         else:
             self.borders = cut_by_budget(np.sort(self.lengths), budget)
 
         self.order_version = 2 if budget is None else 1
         self.steps_per_epoch = len(self.borders) - 1
         self.tokens_per_step = int(self.total.sum()) // self.steps_per_epoch
-        self.epoch = lru_cache(maxsize=1)(self.draw_epoch)
+        self.epoch = lru_cache(maxsize=1)(self.shuffle_epoch)
 
-    def draw_epoch(self, epoch: int) -> tuple[Int[np.ndarray, "pairs"], Int[np.ndarray, "batches"]]:
-        """The pairs by length, mixed where the lengths are equal, and the order of the batches cut
-        from them.
-        """
+    def shuffle_epoch(
+        self, epoch: int
+    ) -> tuple[Int[np.ndarray, "pairs"], Int[np.ndarray, "batches"]]:
+        """The pairs by length, shuffled among equal lengths, and the order of the batches."""
         random = draws("pairs", self.seed, epoch)
-        mixed = random.permutation(len(self.fits))
-        by_length = mixed[np.lexsort((self.total[mixed], self.lengths[mixed]))]
+        shuffled = random.permutation(len(self.fits))
+        by_length = shuffled[np.lexsort((self.total[shuffled], self.lengths[shuffled]))]
 
         return self.fits[by_length], random.permutation(self.steps_per_epoch)
 
     def batch(self, step: int) -> Batch:
+        """The batch of a training step."""
         if step < 0:
             raise ValueError(f"step: expected 0 or more, not {step}")
 
-        by_length, batches = self.epoch(step // self.steps_per_epoch)
-        number = int(batches[step % self.steps_per_epoch])
-        return self.join(by_length[self.borders[number] : self.borders[number + 1]])
+        epoch, index = divmod(step, self.steps_per_epoch)
+        by_length, batches = self.epoch(epoch)
+        number = int(batches[index])
+        return self.build(by_length[self.borders[number] : self.borders[number + 1]])
 
     def ordered(self) -> Iterator[Batch]:
         """Every pair once, the shortest first."""
         by_length = self.fits[np.lexsort((self.total, self.lengths))]
         for first, last in pairwise(self.borders):
-            yield self.join(by_length[first:last])
+            yield self.build(by_length[first:last])
 
-    def join(self, chosen: Int[np.ndarray, "B"]) -> Batch:
-        sources = [self.pairs.source(i).tolist() for i in chosen.tolist()]
-        targets = [self.pairs.target(i).tolist() for i in chosen.tolist()]
-        source, source_padding_mask = pad([[*source, self.end] for source in sources], self.padding)
-        ids, padding_mask = pad([[self.start, *target] for target in targets], self.padding)
-        asked, _ = pad([[*target, self.end] for target in targets], IGNORE)
+    def build(self, chosen: Int[np.ndarray, "B"]) -> Batch:
+        """A batch of the chosen pairs."""
+        encoder_rows: list[list[int]] = []
+        decoder_rows: list[list[int]] = []
+        target_rows: list[list[int]] = []
+
+        for number in chosen.tolist():
+            source = self.pairs.source(number).tolist()
+            target = self.pairs.target(number).tolist()
+            encoder_rows.append([*source, self.end])
+            decoder_rows.append([self.start, *target])
+            target_rows.append([*target, self.end])
+
+        source_ids, source_padding_mask = pad(encoder_rows, self.padding)
+        ids, padding_mask = pad(decoder_rows, self.padding)
+        targets, _ = pad(target_rows, IGNORE)
 
         return Batch(
             ids=ids,
-            targets=asked,
+            targets=targets,
             padding_mask=padding_mask,
-            source=source,
+            source=source_ids,
             source_padding_mask=source_padding_mask,
         )
+
+
+def fitting_pairs(
+    lengths: Int[np.ndarray, "pairs"], budget: int | None, context: int | None
+) -> Int[np.ndarray, "fits"]:
+    """The numbers of the pairs that are within the budget and the context."""
+    limits = [limit for limit in (budget, context) if limit is not None]
+    limit = min(limits, default=int(lengths.max(initial=1)))
+    fits = np.flatnonzero(lengths <= limit)
+    if len(fits):
+        return fits
+
+    reason = "there are none"
+    if len(lengths):
+        reason = f"the shortest of the {len(lengths)} pairs takes {lengths.min()}"
+
+    raise ValueError(
+        f"pairs: none fits into {limit} tokens, {reason}; raise the budget or the context"
+    )
 
 
 def pad(
     rows: list[list[int]], padding: int
 ) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"] | None]:
-    """Rows made equally long, and which of their places are words."""
-    lengths = np.array([len(row) for row in rows])
+    """Rows padded on the right to equal length, and their padding mask (None without padding)."""
+    lengths = np.fromiter(map(len, rows), dtype=np.int64)
     padding_mask = np.arange(lengths.max()) < lengths[:, None]  # (B, T)
-    padded = np.full(padding_mask.shape, padding, dtype=np.int64)
-    padded[padding_mask] = np.fromiter(chain.from_iterable(rows), dtype=np.int64)
+    ids = np.full(padding_mask.shape, padding, dtype=np.int64)
+    ids[padding_mask] = np.fromiter(chain.from_iterable(rows), dtype=np.int64)
 
-    return torch.from_numpy(padded), None if padding_mask.all() else torch.from_numpy(padding_mask)
+    return torch.from_numpy(ids), None if padding_mask.all() else torch.from_numpy(padding_mask)
 
 
 def cut_by_budget(lengths: Int[np.ndarray, "pairs"], budget: int) -> Int[np.ndarray, "borders"]:
-    """Borders of batches of rising lengths, so that rows x longest stays within the budget. Lengths
-    alone decide.
-    """
+    """Borders of batches of ascending lengths with rows x longest row within the budget."""
     borders = [0]
     while borders[-1] < len(lengths):
         begin = borders[-1]
-        possible = lengths[begin : begin + budget // int(lengths[begin])]
-        sizes = possible * np.arange(1, len(possible) + 1)  # of the first 1, 2, ... rows
+        candidates = lengths[begin : begin + budget // int(lengths[begin])]
+        sizes = candidates * np.arange(1, len(candidates) + 1)  # of the first 1, 2, ... rows
         borders.append(begin + int(np.searchsorted(sizes, budget, side="right")))
 
     return np.array(borders, dtype=np.int64)

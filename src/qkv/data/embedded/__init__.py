@@ -1,0 +1,1 @@
+"""Embedded data sources: the Python standard library and an English-Turkish grammar."""

@@ -1,6 +1,4 @@
-"""The source `python`: the standard library of the running Python, real text that is on every
-machine.
-"""
+"""The source `python`: the standard library of the running Python, present on every machine."""
 
 from __future__ import annotations
 
@@ -43,52 +41,52 @@ HELD_OUT = {
     "textwrap",
     "wave",
 }
-"""Modules for validation, well known and in every version."""
+"""Modules for validation: well known, and present in every version."""
 
 
 def modules(split: Split = "train", folder: Path | None = None) -> Iterator[tuple[str, str]]:
-    """The path of each module in the library, and its text: docstrings and source.
+    """The path of each module in the library and its source text; unreadable files are skipped."""
+    if folder is None:
+        folder = Path(sysconfig.get_path("stdlib"))
 
-    A file that cannot be read is passed over.
-    """
-    folder = Path(sysconfig.get_path("stdlib")) if folder is None else folder
-    found = False
+    is_empty = True
 
     for name in names(folder):
-        if (name.partition("/")[0].removesuffix(".py") in HELD_OUT) != (split == "valid"):
+        is_held_out = name.partition("/")[0].removesuffix(".py") in HELD_OUT
+        if is_held_out != (split == "valid"):
             continue
 
         try:
-            with tokenize.open(
-                folder / name
-            ) as file:  # in the encoding that the file itself declares
+            with tokenize.open(folder / name) as file:  # in the encoding that the file declares
                 text = file.read()
         except (OSError, SyntaxError, UnicodeDecodeError):
             continue
 
         if text.strip():
-            found = True
+            is_empty = False
             yield name, text
 
-    if not found:
+    if is_empty:
         raise FileNotFoundError(
-            f"python: {folder} holds no source of the standard library (a zipped or stripped Python); "
-            "name a file of text instead"
+            f"python: {folder} holds no source of the standard library "
+            "(a zipped or stripped Python); name a file of text instead"
         )
 
 
 def names(folder: Path) -> list[str]:
-    """Sorted, and with / on every system."""
-    found = []
+    """The paths of the modules relative to the folder, sorted, with / on every system."""
+    paths: list[str] = []
     for parent, folders, files in os.walk(folder):
         inside = Path(parent).relative_to(folder)
-        folders[:] = [
-            name
-            for name in folders
-            if name not in LEFT_OUT and not name.startswith((".", "config-"))
-        ]
-        found += [(inside / name).as_posix() for name in files if name.endswith(".py")]
+        folders[:] = filter(is_package, folders)  # os.walk enters only these
+        for file in files:
+            path = (inside / file).as_posix()
+            is_generated = path.startswith("_sysconfigdata")
+            if file.endswith(".py") and path not in LEFT_OUT and not is_generated:
+                paths.append(path)
 
-    return sorted(
-        name for name in found if name not in LEFT_OUT and not name.startswith("_sysconfigdata")
-    )
+    return sorted(paths)
+
+
+def is_package(folder: str) -> bool:
+    return folder not in LEFT_OUT and not folder.startswith((".", "config-"))

@@ -1,8 +1,8 @@
 """An English-Turkish grammar: "cats chase mice" / "kediler fareleri kovalar".
 
-Turkish puts the verb last, marks a definite object by the accusative, and says "not", "will" and
-the plural by endings whose vowels follow the last vowel of the word. The test split is
-compositional: none of its nouns stands with its verb anywhere in training, though every word form
+Turkish puts the verb last, marks a definite object by the accusative, and expresses "not", "will"
+and the plural by endings whose vowels follow the last vowel of the word (vowel harmony). The test
+split is compositional: none of its nouns occurs with its verb in training, though every word form
 does occur there.
 """
 
@@ -25,34 +25,31 @@ ARTICLES: tuple[tuple[Literal["the", "a", ""], bool], ...] = (
     ("", True),
     ("the", True),
 )
-"""And whether the noun is then plural."""
+"""English articles, each with whether the noun is plural."""
+AUXILIARIES: dict[str, Tense] = {
+    "will": "future",
+    "did": "past",
+    "do": "present",
+    "does": "present",
+}
 SIZES: dict[Split, int] = {"train": 120_000, "valid": 2_000, "test": 2_000}
 
-# The rules of sound
+# Vowel harmony and consonant softening
 
 VOWELS = "aıoueiöü"
 BACK = "aıou"
 VOICELESS = "fstkçşhp"
 VOICED = {"k": "ğ", "p": "b", "ç": "c", "t": "d"}
-NARROW_AORIST = (
-    "al",
-    "bil",
-    "bul",
-    "dur",
-    "gel",
-    "gör",
-    "kal",
-    "ol",
-    "öl",
-    "san",
-    "var",
-    "ver",
-    "vur",
-)
-"""The only verbs of one syllable that say -ir in the aorist, and not -er."""
+NARROW_AORIST = {
+    "al", "bil", "bul", "dur", "gel", "gör", "kal", "ol", "öl", "san", "var", "ver", "vur",
+}  # fmt: skip
+"""The only verbs of one syllable whose aorist ends in -ir instead of -er."""
+FOURFOLD = {"a": "ı", "ı": "ı", "o": "u", "u": "u", "e": "i", "i": "i", "ö": "ü", "ü": "ü"}
+"""The narrow vowel that follows each vowel."""
 
 
 def last_vowel(stem: str) -> str:
+    """The last vowel of a stem, which the vowels of its endings follow."""
     return next(letter for letter in reversed(stem) if letter in VOWELS)
 
 
@@ -63,62 +60,89 @@ def twofold(stem: str) -> str:
 
 def fourfold(stem: str) -> str:
     """The vowel of -i, -di, -ir: as far back and as round as the vowel before it."""
-    return {"a": "ı", "ı": "ı", "o": "u", "u": "u", "e": "i", "i": "i", "ö": "ü", "ü": "ü"}[
-        last_vowel(stem)
-    ]
+    return FOURFOLD[last_vowel(stem)]
 
 
 def before_vowel(stem: str, softens: bool) -> str:
-    return stem[:-1] + VOICED[stem[-1]] if softens else stem
+    """The stem before an ending with a vowel, its last consonant voiced if it softens."""
+    if not softens:
+        return stem
+
+    return stem[:-1] + VOICED[stem[-1]]
 
 
 # Endings
 
 
 def plural(noun: str) -> str:
+    """The plural: kedi-ler, at-lar."""
     return noun + "l" + twofold(noun) + "r"
 
 
 def accusative(noun: str, softens: bool = False) -> str:
-    buffer = "y" if noun[-1] in VOWELS else ""
-    return before_vowel(noun, softens) + buffer + fourfold(noun)
+    """The accusative: fare-yi, at-ı, köpeğ-i."""
+    if noun[-1] in VOWELS:
+        return noun + "y" + fourfold(noun)
+
+    return before_vowel(noun, softens) + fourfold(noun)
 
 
 def conjugate(stem: str, tense: Tense, negative: bool = False, softens: bool = False) -> str:
-    """The third person: kovala-r, kovala-dı, kovala-yacak, kovala-maz, kovala-ma-dı,
-    kovala-ma-yacak.
-    """
+    """The third person, such as kovala-r, kovala-dı, kovala-yacak, kovala-maz, kovala-ma-dı."""
     if negative:
-        stem, softens = stem + "m" + twofold(stem), False
+        stem = stem + "m" + twofold(stem)
+        softens = False
         if tense == "present":
             return stem + "z"
 
     if tense == "past":
-        return stem + ("t" if stem[-1] in VOICELESS else "d") + fourfold(stem)
-
+        return past(stem)
     if tense == "future":
-        ending = twofold(stem) + "c" + twofold(stem) + "k"
-        if stem in ("ye", "de"):  # the only two: yiyecek, diyecek
-            return stem[0] + "iy" + ending
+        return future(stem, softens)
 
-        return stem + "y" + ending if stem[-1] in VOWELS else before_vowel(stem, softens) + ending
+    return aorist(stem, softens)
 
+
+def past(stem: str) -> str:
+    """The past tense: kovala-dı, seç-ti."""
+    if stem[-1] in VOICELESS:
+        return stem + "t" + fourfold(stem)
+
+    return stem + "d" + fourfold(stem)
+
+
+def future(stem: str, softens: bool) -> str:
+    """The future tense: kovala-yacak, gör-ecek."""
+    ending = twofold(stem) + "c" + twofold(stem) + "k"
+    if stem in ("ye", "de"):  # the only irregular ones: yiyecek, diyecek
+        return stem[0] + "iy" + ending
+    if stem[-1] in VOWELS:
+        return stem + "y" + ending
+
+    return before_vowel(stem, softens) + ending
+
+
+def aorist(stem: str, softens: bool) -> str:
+    """The present tense (aorist): kovala-r, gör-ür, sev-er."""
     if stem[-1] in VOWELS:
         return stem + "r"
 
+    # A stem that softens is a compound of et-, which counts as one syllable: kaybeder.
     syllables = sum(letter in VOWELS for letter in stem)
-    # A stem that softens is made with et-, which counts as one syllable: kaybeder.
-    wide = (syllables == 1 or softens) and stem not in NARROW_AORIST
+    vowel = fourfold(stem)
+    if (syllables == 1 or softens) and stem not in NARROW_AORIST:
+        vowel = twofold(stem)
 
-    return before_vowel(stem, softens) + (twofold(stem) if wide else fourfold(stem)) + "r"
+    return before_vowel(stem, softens) + vowel + "r"
 
 
 def turkish_nouns() -> dict[tuple[str, bool, bool], str]:
-    """Of every noun (by its English name), plural or not, accusative or not."""
-    forms = {}
+    """The forms of every noun by (English noun, plural, accusative)."""
+    forms: dict[tuple[str, bool, bool], str] = {}
     for noun in NOUNS:
         many = plural(noun.turkish)
-        forms[noun.english, False, False], forms[noun.english, True, False] = noun.turkish, many
+        forms[noun.english, False, False] = noun.turkish
+        forms[noun.english, True, False] = many
         forms[noun.english, False, True] = accusative(noun.turkish, noun.softens)
         forms[noun.english, True, True] = accusative(many)
 
@@ -126,12 +150,13 @@ def turkish_nouns() -> dict[tuple[str, bool, bool], str]:
 
 
 def turkish_verbs() -> dict[tuple[str, Tense, bool], str]:
-    return {
-        (verb.english, tense, negative): conjugate(verb.turkish, tense, negative, verb.softens)
-        for verb in VERBS
-        for tense in TENSES
-        for negative in (False, True)
-    }
+    """The forms of every verb by (English verb, tense, negative)."""
+    forms: dict[tuple[str, Tense, bool], str] = {}
+    for verb, tense, negative in product(VERBS, TENSES, (False, True)):
+        form = conjugate(verb.turkish, tense, negative, verb.softens)
+        forms[verb.english, tense, negative] = form
+
+    return forms
 
 
 NOUN_FORMS = turkish_nouns()
@@ -141,6 +166,8 @@ VERB_FORMS = turkish_verbs()
 
 
 class Phrase(NamedTuple):
+    """A noun phrase."""
+
     article: Literal["the", "a", ""]
     adjective: Adjective | None
     noun: Noun
@@ -148,6 +175,8 @@ class Phrase(NamedTuple):
 
 
 class TurkishSentence(NamedTuple):
+    """A sentence of the grammar, in both languages."""
+
     subject: Phrase
     verb: Verb
     tense: Tense
@@ -159,9 +188,9 @@ class TurkishSentence(NamedTuple):
         return " ".join((*english_phrase(self.subject), *verb, *english_phrase(self.object)))
 
     def aligned(self) -> list[tuple[str, int]]:
-        """The Turkish words, each with the place of the English word it translates."""
-        said = english_verb(self.verb, self.tense, self.negative, self.subject.plural)
-        after_verb = len(english_phrase(self.subject)) + len(said)
+        """The Turkish words, each with the position of the English word it translates."""
+        verb_words = english_verb(self.verb, self.tense, self.negative, self.subject.plural)
+        after_verb = len(english_phrase(self.subject)) + len(verb_words)
         verb = VERB_FORMS[self.verb.english, self.tense, self.negative]
 
         return [
@@ -176,74 +205,84 @@ class TurkishSentence(NamedTuple):
 
 @cache
 def english_phrase(phrase: Phrase) -> tuple[str, ...]:
+    """The English words of a phrase."""
     words = [phrase.noun.plural if phrase.plural else phrase.noun.english]
     if phrase.adjective:
         words.insert(0, phrase.adjective.english)
 
-    if phrase.article:
-        words.insert(
-            0, "an" if phrase.article == "a" and words[0][0] in "aeiou" else phrase.article
-        )
+    if phrase.article == "a" and words[0][0] in "aeiou":
+        words.insert(0, "an")
+    elif phrase.article:
+        words.insert(0, phrase.article)
 
     return tuple(words)
 
 
 @cache
 def english_verb(verb: Verb, tense: Tense, negative: bool, plural: bool) -> tuple[str, ...]:
-    if tense == "future":
-        return ("will", "not", verb.english) if negative else ("will", verb.english)
-    if negative:
-        return ("did" if tense == "past" else "do" if plural else "does", "not", verb.english)
-    if tense == "past":
+    """The English words of a verb with its auxiliary and negation."""
+    if tense == "present" and not negative:
+        return (verb.english if plural else verb.third,)
+    if tense == "past" and not negative:
         return (verb.past,)
+    if tense == "future" and not negative:
+        return ("will", verb.english)
 
-    return (verb.english if plural else verb.third,)
+    auxiliary = {"past": "did", "future": "will", "present": "does"}[tense]
+    if tense == "present" and plural:
+        auxiliary = "do"
+
+    return (auxiliary, "not", verb.english)
 
 
 @cache
 def turkish_phrase(phrase: Phrase, first: int, is_object: bool) -> tuple[tuple[str, int], ...]:
-    """Its words, each with the place of the English word it translates; `first` is the place of the
-    English phrase.
+    """The Turkish words of a phrase, each with the position of the English word it translates.
 
-    "a small mouse" is "küçük bir fare", and only a definite object has the accusative.
+    `first` is the position of the English phrase. "a small mouse" is "küçük bir fare", and only a
+    definite object has the accusative.
     """
-    words, place = [], first + bool(phrase.article)
+    words: list[tuple[str, int]] = []
+    position = first + bool(phrase.article)
     if phrase.adjective:
-        words.append((phrase.adjective.turkish, place))
-        place += 1
+        words.append((phrase.adjective.turkish, position))
+        position += 1
 
     if phrase.article == "a":
         words.append(("bir", first))
 
-    words.append(
-        (NOUN_FORMS[phrase.noun.english, phrase.plural, is_object and phrase.article != "a"], place)
-    )
+    is_accusative = is_object and phrase.article != "a"
+    words.append((NOUN_FORMS[phrase.noun.english, phrase.plural, is_accusative], position))
 
     return tuple(words)
 
 
-# From English back to a sentence
+# Parsing English
 
 
 def parse(english: str) -> TurkishSentence:
-    """The sentence of this grammar that is said so in English; lower case, no punctuation."""
+    """The sentence of an English text; lower case, no punctuation."""
     words = english.split()
     subject, rest = parse_phrase(words, english)
-    negative, tense = "not" in rest[:2], None
-    if rest and rest[0] in ("will", "did", "do", "does"):
-        tense = {"will": "future", "did": "past"}.get(rest[0], "present")
-        rest = rest[2:] if negative else rest[1:]
 
-    word = rest[0] if rest else ""
-    verb = next((verb for verb in VERBS if word in (verb.english, verb.third, verb.past)), None)
+    # An auxiliary and a negation before the verb
+    tense: Tense | None = None
+    negative = "not" in rest[:2]
+    if rest and rest[0] in AUXILIARIES:
+        tense = AUXILIARIES[rest[0]]
+        rest = rest[1 + negative :]
+
+    word = first_word(rest)
+    verb = find_verb(word)
     if verb is None:
         raise ValueError(f"{english!r}: expected a verb of the grammar, not {word!r}")
 
-    if tense is None:
-        tense = "past" if word == verb.past else "present"
+    if tense is None and word == verb.past:
+        tense = "past"
 
+    # The object, after which nothing may follow
     target, rest = parse_phrase(rest[1:], english)
-    sentence = TurkishSentence(subject, verb, tense, negative, target)  # type: ignore[arg-type]
+    sentence = TurkishSentence(subject, verb, tense or "present", negative, target)
     if rest or sentence.english() != " ".join(words):
         raise ValueError(
             f"{english!r}: not a sentence of the grammar; the nearest is {sentence.english()!r}"
@@ -252,113 +291,153 @@ def parse(english: str) -> TurkishSentence:
     return sentence
 
 
+def first_word(words: list[str]) -> str:
+    return words[0] if words else ""
+
+
+def find_verb(word: str) -> Verb | None:
+    for verb in VERBS:
+        if word in (verb.english, verb.third, verb.past):
+            return verb
+
+    return None
+
+
 def parse_phrase(words: list[str], english: str) -> tuple[Phrase, list[str]]:
+    """The noun phrase at the start of the words, and the words after it."""
     article: Literal["the", "a", ""] = ""
-    if words and words[0] in ("the", "a", "an"):
-        article, words = "the" if words[0] == "the" else "a", words[1:]
+    if first_word(words) == "the":
+        article = "the"
+        words = words[1:]
+    elif first_word(words) in ("a", "an"):
+        article = "a"
+        words = words[1:]
 
-    adjective = next((each for each in ADJECTIVES if words and each.english == words[0]), None)
-    words = words[1:] if adjective else words
-    noun = next((each for each in NOUNS if words and words[0] in (each.english, each.plural)), None)
+    adjective = find_adjective(first_word(words))
+    if adjective:
+        words = words[1:]
+
+    word = first_word(words)
+    noun = find_noun(word)
     if noun is None:
-        raise ValueError(
-            f"{english!r}: expected a noun of the grammar, not {words[0] if words else ''!r}"
-        )
+        raise ValueError(f"{english!r}: expected a noun of the grammar, not {word!r}")
 
-    return Phrase(article, adjective, noun, words[0] == noun.plural), words[1:]
+    return Phrase(article, adjective, noun, word == noun.plural), words[1:]
+
+
+def find_adjective(word: str) -> Adjective | None:
+    for adjective in ADJECTIVES:
+        if adjective.english == word:
+            return adjective
+
+    return None
+
+
+def find_noun(word: str) -> Noun | None:
+    for noun in NOUNS:
+        if word in (noun.english, noun.plural):
+            return noun
+
+    return None
 
 
 def translate(english: str) -> str:
+    """The Turkish translation of an English sentence of the grammar."""
     return parse(english).turkish()
 
 
 def alignment(english: str) -> list[int]:
-    """For each Turkish word the place of the English word it translates: of "cats chase mice", 0,
-    2, 1.
-    """
-    return [place for _, place in parse(english).aligned()]
+    """The position of the English word behind each Turkish word: 0, 2, 1 for "cats chase mice"."""
+    return [position for _, position in parse(english).aligned()]
 
 
 # The corpus
 
 
 def is_held_out(noun: Noun, verb: Verb) -> bool:
-    """The noun and the verb meet in the test split only: one noun in eight, other ones for every
-    verb.
-    """
+    """True if noun and verb occur together only in the test split: one noun in eight per verb."""
     return (NOUNS.index(noun) + 3 * VERBS.index(verb)) % 8 == 4
 
 
 def phrases(noun: Noun, may_be_indefinite: bool) -> list[Phrase]:
-    """All that a noun can stand in, those without an adjective so often that they are half of them."""
-    adjectives = [adjective for adjective in ADJECTIVES if noun.kind in adjective.kinds]
-    return [
-        Phrase(article, adjective, noun, plural)
-        for adjective in (*adjectives, *[None] * len(adjectives))
-        for article, plural in ARTICLES
-        if may_be_indefinite or article != "a"
-    ]
+    """All phrases of a noun; half of them are phrases without an adjective, repeated."""
+    adjectives: list[Adjective | None] = []
+    for adjective in ADJECTIVES:
+        if noun.kind in adjective.kinds:
+            adjectives.append(adjective)
+
+    adjectives += [None] * len(adjectives)
+    phrases: list[Phrase] = []
+
+    for chosen, (article, is_plural) in product(adjectives, ARTICLES):
+        if may_be_indefinite or article != "a":
+            phrases.append(Phrase(article, chosen, noun, is_plural))
+
+    return phrases
 
 
 def draw(seed: int, held_out: bool) -> Iterator[TurkishSentence]:
-    """Every form of every verb in turn, with phrases drawn by random(), the same in every version
-    of Python.
+    """Endless sentences: every form of every verb in turn, with random phrases.
+
+    Only random() is used, which gives the same numbers in every version of Python.
     """
     choices: dict[tuple[Verb, bool], tuple[list[Phrase], list[Phrase]]] = {}
     for verb, negative in product(VERBS, (False, True)):
-        nouns = [noun for noun in NOUNS if is_held_out(noun, verb) == held_out]
-        indefinite = (
-            verb.indefinite and not negative
-        )  # "not a mouse" is hiçbir fare, another construction
-        choices[verb, negative] = (
-            [
-                phrase
-                for noun in nouns
-                if noun.kind in verb.subjects
-                for phrase in phrases(noun, True)
-            ],
-            [
-                phrase
-                for noun in nouns
-                if noun.kind in verb.objects
-                for phrase in phrases(noun, indefinite)
-            ],
-        )
+        choices[verb, negative] = verb_phrases(verb, negative, held_out)
 
-    number = random.Random(seed).random
+    uniform = random.Random(seed).random
 
     for verb, tense, negative in cycle(product(VERBS, TENSES, (False, True))):
-        subject, target = (each[int(number() * len(each))] for each in choices[verb, negative])
+        subjects, objects = choices[verb, negative]
+        subject = subjects[int(uniform() * len(subjects))]
+        target = objects[int(uniform() * len(objects))]
         if subject.noun is not target.noun:
             yield TurkishSentence(subject, verb, tense, negative, target)
 
 
+def verb_phrases(verb: Verb, negative: bool, held_out: bool) -> tuple[list[Phrase], list[Phrase]]:
+    """The phrases that can be the subject and the object of a verb."""
+    subjects: list[Phrase] = []
+    objects: list[Phrase] = []
+    indefinite = verb.indefinite and not negative  # "not a mouse" has another construction
+
+    for noun in NOUNS:
+        if is_held_out(noun, verb) != held_out:
+            continue
+
+        if noun.kind in verb.subjects:
+            subjects += phrases(noun, True)
+        if noun.kind in verb.objects:
+            objects += phrases(noun, indefinite)
+
+    return subjects, objects
+
+
 @cache
 def corpus() -> dict[Split, tuple[tuple[str, str], ...]]:
-    lecture = parse(
-        "cats chase mice"
-    )  # to validate on: whoever translates it has not learned it by heart
-    seen: dict[str, str] = {}
+    """All distinct sentence pairs by split; the lecture's sentence is the first for validation."""
+    lecture = parse("cats chase mice")
+    translations: dict[str, str] = {}
     splits: dict[Split, tuple[tuple[str, str], ...]] = {}
 
     for seed, (split, size) in enumerate(SIZES.items()):
-        before = sum(map(len, splits.values()))
+        before = len(translations)
         if split == "valid":
-            seen[lecture.english()] = lecture.turkish()
+            translations[lecture.english()] = lecture.turkish()
 
         for sentence in draw(seed, held_out=split == "test"):
             english = sentence.english()
-            if english not in seen and english != lecture.english():
-                seen[english] = sentence.turkish()
+            if english not in translations and english != lecture.english():
+                translations[english] = sentence.turkish()
 
-            if len(seen) == before + size:
+            if len(translations) == before + size:
                 break
 
-        splits[split] = tuple(seen.items())[before:]
+        splits[split] = tuple(translations.items())[before:]
 
     return splits
 
 
 def pairs(split: Split = "train") -> list[tuple[str, str]]:
-    """English and Turkish sentences, all distinct, always the same in the same order."""
+    """English and Turkish sentences, all distinct, always the same and in the same order."""
     return list(corpus()[split])

@@ -1,4 +1,4 @@
-"""The words of the English-Turkish grammar: what each is called, and what it goes with.
+"""The lexicon of the English-Turkish grammar: nouns, verbs and adjectives.
 
 Every verb takes its object in the accusative in Turkish, and no English form belongs to two words
 or two tenses: an English sentence has exactly one translation.
@@ -21,7 +21,7 @@ class Noun(NamedTuple):
     turkish: str
     kind: Class
     softens: bool = False
-    """Its last consonant becomes voiced before a vowel: köpek, köpeği."""
+    """True if its last consonant becomes voiced before a vowel: köpek, köpeği."""
 
 
 class Verb(NamedTuple):
@@ -32,9 +32,7 @@ class Verb(NamedTuple):
     subjects: tuple[Class, ...]
     objects: tuple[Class, ...]
     indefinite: bool
-    """Whether "a mouse" can be its object without the accusative: bir fare gördü, but not bir fare
-    sevdi.
-    """
+    """True if its object can be indefinite, without the accusative: bir fare gördü."""
     softens: bool = False
 
 

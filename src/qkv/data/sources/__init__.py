@@ -1,0 +1,1 @@
+"""Data sources: files, folders, globs, pipes and Hugging Face datasets, in many formats."""

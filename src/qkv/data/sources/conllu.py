@@ -1,6 +1,4 @@
-"""CoNLL-U: sentences of words, each with its part of speech and the word it hangs on. One word a
-line, ten columns.
-"""
+"""CoNLL-U: sentences of words with part of speech and dependency head, one word per line."""
 
 from __future__ import annotations
 
@@ -13,13 +11,11 @@ from qkv.data.sources.lines import lines
 
 COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 NO_WORD = re.compile(r"\d+-\d+|\d+\.\d+")
-"""1-2 is the spelling of two words (don't = do + n't), and 3.1 a word that was left unsaid: neither
-is a word here.
-"""
+"""Ids of multiword tokens (1-2, such as don't) and empty nodes (3.1), which are skipped."""
 
 
 class ConlluWord(NamedTuple):
-    """The ten columns, and the line they stand in."""
+    """The ten columns of a word, and its line in the file."""
 
     id: int
     form: str
@@ -28,7 +24,7 @@ class ConlluWord(NamedTuple):
     xpos: str
     feats: str
     head: int | None
-    """The id of the word that this one hangs on, 0 for the root; None where nobody said."""
+    """The id of the word's head, 0 for the root; None if it is not annotated."""
     deprel: str
     deps: str
     misc: str
@@ -38,16 +34,16 @@ class ConlluWord(NamedTuple):
 class ConlluSentence(NamedTuple):
     words: tuple[ConlluWord, ...]
     comments: tuple[str, ...]
-    """The lines above it, with their #."""
+    """The comment lines above the sentence, with their #."""
 
     @property
     def line(self) -> int:
-        """Of the first word."""
+        """The line of the first word."""
         return self.words[0].line
 
 
 def read_sentences(file: File) -> Iterator[ConlluSentence]:
-    """Sentences end at an empty line; comments that belong to none are left out."""
+    """The sentences of a file; an empty line ends each."""
     words: list[ConlluWord] = []
     comments: list[str] = []
 
@@ -56,40 +52,53 @@ def read_sentences(file: File) -> Iterator[ConlluSentence]:
             if words:
                 yield ConlluSentence(tuple(words), tuple(comments))
 
-            words, comments = [], []
-        elif line.startswith("#"):
-            comments.append(line)
-        elif (word := read_word(line, number, file.at(number))) is not None:
-            if word.id != len(words) + 1:
-                raise ValueError(
-                    f"{file.at(number)}: expected word {len(words) + 1} of the sentence, not {word.id}; "
-                    "an empty line ends a sentence"
-                )
+            words = []
+            comments = []
+            continue
 
-            words.append(word)
+        if line.startswith("#"):
+            comments.append(line)
+            continue
+
+        word = read_word(line, number, file.at(number))
+        if word is None:
+            continue
+
+        if word.id != len(words) + 1:
+            raise ValueError(
+                f"{file.at(number)}: expected word {len(words) + 1} of the sentence, "
+                f"not {word.id}; an empty line ends a sentence"
+            )
+
+        words.append(word)
 
     if words:
         yield ConlluSentence(tuple(words), tuple(comments))
 
 
 def read_word(line: str, number: int, where: str) -> ConlluWord | None:
+    """The word of a line; None for multiword tokens and empty nodes."""
     columns = line.split("\t")
     if len(columns) != len(COLUMNS):
-        found = f"{len(columns)} column{'' if len(columns) == 1 else 's'}"
-        raise ValueError(f"{where}: {found}, expected ten with tabs between them, as CoNLL-U has")
+        count = f"{len(columns)} columns" if len(columns) != 1 else "1 column"
+        raise ValueError(f"{where}: {count}, expected ten with tabs between them, as CoNLL-U has")
 
     id, form, lemma, upos, xpos, feats, head, deprel, deps, misc = columns
     if NO_WORD.fullmatch(id):
         return None
-    if not (id.isascii() and id.isdigit()):
+    if not is_number(id):
         raise ValueError(f"{where}: the first column: expected the word's number, not {id!r}")
     if not form.strip():
         raise ValueError(f"{where}: the word is empty")
-    if head != "_" and not (head.isascii() and head.isdigit()):
+    if head != "_" and not is_number(head):
         raise ValueError(
             f"{where}: the seventh column: expected the number of a word, 0 or _, not {head!r}"
         )
 
-    hangs_on = None if head == "_" else int(head)
+    head_id = None if head == "_" else int(head)
 
-    return ConlluWord(int(id), form, lemma, upos, xpos, feats, hangs_on, deprel, deps, misc, number)
+    return ConlluWord(int(id), form, lemma, upos, xpos, feats, head_id, deprel, deps, misc, number)
+
+
+def is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()

@@ -1,6 +1,4 @@
-"""Examples to fine-tune on: texts with their labels, from tables, CoNLL-U or, to be labelled, plain
-text.
-"""
+"""Labelled examples for fine-tuning, from tables and CoNLL-U; unlabelled ones from plain text."""
 
 from __future__ import annotations
 
@@ -25,19 +23,24 @@ PAIRS_OF_TEXTS = (
     ("text_a", "text_b"),
 )
 SINGLE_TEXTS = ("sentence", "text")
-CONTEXTS, CHOICES = ("context", "ctx", "question", "sentence"), ("choices", "endings")
-WORDS, TAGS = ("words", "tokens"), ("tags", "labels", "label", "upos")
+CONTEXTS = ("context", "ctx", "question", "sentence")
+CHOICES = ("choices", "endings")
+ANSWERS = ("answer", "label", "gold")
+WORDS = ("words", "tokens")
+TAGS = ("tags", "labels", "label", "upos")
 LABELS = ("label", "labels")
 TWO_TEXTS = ("pair", "similarity")
 TASKS = ("classify", "pair", "similarity", "choice", "tag", "regress")
 
 
 class Example(NamedTuple):
+    """One example to fine-tune on, or to classify."""
+
     texts: tuple[str, ...]
-    """One text, or the two of a pair; a context and then its choices; the words of a sentence."""
+    """One text, the two texts of a pair, a context and its choices, or the words of a sentence."""
     label: str | tuple[str, ...] | None
-    """A class, a number, or the number of the right choice from 0, as text; a tag a word; None
-    where nobody said.
+    """A class, a number or the index of the correct choice, as text; one tag per word; None if it
+    is unlabelled.
     """
     where: str
     """The file and the line, for errors."""
@@ -52,29 +55,30 @@ def open_examples(
     label: str | None = None,
     labelled: bool = True,
 ) -> Source[Example]:
-    """The rows of tables, or the sentences of CoNLL-U. Columns that are not named are looked for by
-    their usual names.
+    """Examples from the rows of tables or the sentences of CoNLL-U.
 
-    Without `labelled` no label is read, and a line of plain text is a text, too: of a pair, two
-    with a tab between them; of a sentence to be tagged, its words with spaces between them.
+    Columns that are not named are found by their usual names. Without `labelled` no label is read,
+    and every line of plain text is an example, too: a pair has a tab between its texts, and a
+    sentence to be tagged has spaces between its words.
     """
     if task not in TASKS:
         raise ValueError(f"task: expected one of {', '.join(TASKS)}, not {task!r}")
     if pair is not None and task not in (*TWO_TEXTS, "regress"):
         raise ValueError(f"pair: the task {task} has no second text; leave it out")
 
-    wanted = ExampleColumns(task, text, pair, label, labelled)
-    read: Callable[[list[Any], str], Iterator[Example]] = {
-        "choice": wanted.choice,
-        "tag": wanted.tagged,
-    }.get(task, wanted.texts)
-    said = [task, text, pair, label, labelled]
+    columns = ExampleColumns(task, text, pair, label, labelled)
+    readers: dict[str, Callable[[list[Any], str], Iterator[Example]]] = {
+        "choice": columns.read_choice,
+        "tag": columns.read_tags,
+    }
+    read = readers.get(task, columns.read_texts)
+    settings = list(columns)
     parts: list[Part[Example]] = []
 
     for item in named(data):
         split_of(item, "", "labelled rows")
         if item.startswith("hf:"):
-            parts.append(hub_part(item, wanted.choose, read, said))
+            parts.append(hub_part(item, columns.choose, read, settings))
             continue
 
         for file in tables(find_files(item, piped=piped_format(task, labelled))):
@@ -83,24 +87,26 @@ def open_examples(
             elif file.format == "text":
                 parts.append(lines_part(file, task, labelled))
             else:
-                parts.append(table_part(file, wanted.choose, read, said))
+                parts.append(table_part(file, columns.choose, read, settings))
 
     return Source(title(data, parts), once(parts))
 
 
 def piped_format(task: str, labelled: bool) -> Format:
-    """What - brings; -.csv says another."""
+    """The format of standard input named -; a name such as -.csv overrides it."""
     if task == "choice":
         return "jsonl"
+    if not labelled:
+        return "text"
 
-    return "text" if not labelled else "conllu" if task == "tag" else "tsv"
+    return "conllu" if task == "tag" else "tsv"
 
 
 # Rows of a table
 
 
 class ExampleColumns(NamedTuple):
-    """Which columns of a table are read, and what an example makes of them."""
+    """Which columns of a table an example is read from, and how."""
 
     task: str
     text: str | None
@@ -109,69 +115,96 @@ class ExampleColumns(NamedTuple):
     labelled: bool
 
     def choose(self, names: list[str], where: str) -> tuple[str, ...]:
+        """The columns to read: those of the texts, then the one of the label."""
         texts: tuple[str, ...]
         if self.task == "choice":
             texts = (self.text or first_of(CONTEXTS, names), first_of(CHOICES, names))
         elif self.task == "tag":
             texts = (self.text or first_of(WORDS, names),)
+        elif self.task in TWO_TEXTS:
+            texts = self.choose_pair(names, where)
         else:
             texts = self.choose_texts(names, where)
 
-        return (*texts, self.choose_label(names)) if self.labelled else texts
+        if not self.labelled:
+            return texts
 
-    def choose_texts(self, names: list[str], where: str) -> tuple[str, ...]:
-        two = {
-            one: other
-            for one, other in PAIRS_OF_TEXTS
-            if self.task != "classify" and {one, other} <= set(names)
-        }
-        if self.text is None and self.pair is None and two:
-            return next(iter(two.items()))
+        return (*texts, self.choose_label(names))
 
-        if self.task in TWO_TEXTS:
-            one = self.text or next((one for one, other in two.items() if other == self.pair), None)
-            other = self.pair or two.get(one or "")
-            if one is None or other is None:
-                usual = " or ".join(" and ".join(names) for names in PAIRS_OF_TEXTS[:2])
-                raise ValueError(
-                    f"{where}: no columns are called {usual}; name those of the two texts (--text, --pair)"
-                )
+    def choose_pair(self, names: list[str], where: str) -> tuple[str, ...]:
+        """The columns of two texts; one named column finds its usual partner."""
+        usual = usual_pairs(names)
+        if self.text is None and self.pair is None and usual:
+            return usual[0]
 
-            return (one, other)
+        one = self.text or None
+        other = self.pair or None
+        for first, second in usual:
+            if one is None and second == self.pair:
+                one = first
+            if self.pair is None and first == one:
+                other = second
 
-        one = self.text or next((name for name in SINGLE_TEXTS if name in names), None)
-        if one is None:
-            usual = " or ".join(SINGLE_TEXTS)
+        if one is None or other is None:
+            known = " or ".join(" and ".join(pair) for pair in PAIRS_OF_TEXTS[:2])
             raise ValueError(
-                f"{where}: no column is called {usual}; name the one that is the text (--text)"
+                f"{where}: no columns are called {known}; "
+                "name those of the two texts (--text, --pair)"
             )
 
-        return (one,) if self.pair is None else (one, self.pair)
+        return (one, other)
+
+    def choose_texts(self, names: list[str], where: str) -> tuple[str, ...]:
+        """The column of one text; regression may have two."""
+        if self.task != "classify" and self.text is None and self.pair is None:
+            usual = usual_pairs(names)
+            if usual:
+                return usual[0]
+
+        one = self.text
+        if not one:
+            one = first_of(SINGLE_TEXTS, names)
+            if one not in names:
+                raise ValueError(
+                    f"{where}: no column is called {' or '.join(SINGLE_TEXTS)}; "
+                    "name the one that is the text (--text)"
+                )
+
+        if self.pair is None:
+            return (one,)
+
+        return (one, self.pair)
 
     def choose_label(self, names: list[str]) -> str:
+        """The column of the label."""
         if self.label is not None:
             return self.label
         if self.task == "tag":
             return first_of(TAGS, names)
         if self.task == "choice":
-            return first_of(("answer", "label", "gold"), names)
+            return first_of(ANSWERS, names)
+        if self.task in ("similarity", "regress"):
+            return first_of((*LABELS, "score", "answer"), names)
 
-        return first_of(
-            (*LABELS, *(["score"] if self.task in ("similarity", "regress") else []), "answer"),
-            names,
-        )
+        return first_of((*LABELS, "answer"), names)
 
-    def texts(self, row: list[Any], where: str) -> Iterator[Example]:
+    def read_texts(self, row: list[Any], where: str) -> Iterator[Example]:
+        """An example of one text or two."""
         values = row[:-1] if self.labelled else row
         texts = tuple(filled(value, "the text", where) for value in values)
-        label = as_label(row[-1], where) if self.labelled else None
-        if self.task == "regress" and label is not None:
+        if not self.labelled:
+            return iter([Example(texts, None, where)])
+
+        label = as_label(row[-1], where)
+        if self.task == "regress":
             as_number(label, where)
 
         return iter([Example(texts, label, where)])
 
-    def choice(self, row: list[Any], where: str) -> Iterator[Example]:
-        context, choices = filled(row[0], "the context", where), row[1]
+    def read_choice(self, row: list[Any], where: str) -> Iterator[Example]:
+        """An example of a context and its choices."""
+        context = filled(row[0], "the context", where)
+        choices = row[1]
         if not isinstance(choices, list | tuple):
             raise ValueError(
                 f"{where}: the choices: expected a list of strings, not {kind(choices)}"
@@ -181,22 +214,27 @@ class ExampleColumns(NamedTuple):
         if len(texts) < 2:
             raise ValueError(f"{where}: expected two choices or more, not {len(texts)}")
 
-        label = str(as_answer(row[2], texts, where)) if self.labelled else None
+        label = None
+        if self.labelled:
+            label = str(as_answer(row[2], texts, where))
 
         return iter([Example((context, *texts), label, where)])
 
-    def tagged(self, row: list[Any], where: str) -> Iterator[Example]:
-        words, tags = row[0], row[1] if self.labelled else None
-        for name, value in (("words", words), ("tags", tags)):
-            if not isinstance(value, list | tuple) and not (name == "tags" and not self.labelled):
-                raise ValueError(f"{where}: the {name}: expected a list, not {kind(value)}")
+    def read_tags(self, row: list[Any], where: str) -> Iterator[Example]:
+        """An example of a sentence whose words are tagged."""
+        words = row[0]
+        check_list(words, "words", where)
+        if self.labelled:
+            check_list(row[1], "tags", where)
 
         if not words:
             raise ValueError(f"{where}: the list of words is empty; leave the row out")
 
         texts = tuple(filled(word, "a word", where) for word in words)
-        if tags is None:
+        if not self.labelled:
             return iter([Example(texts, None, where)])
+
+        tags = row[1]
         if len(words) != len(tags):
             raise ValueError(
                 f"{where}: {len(words)} words and {len(tags)} tags; expected as many of both"
@@ -205,12 +243,27 @@ class ExampleColumns(NamedTuple):
         return iter([Example(texts, tuple(as_label(tag, where) for tag in tags), where)])
 
 
+def usual_pairs(names: list[str]) -> list[tuple[str, str]]:
+    """The usual pairs of columns that a table has."""
+    return [pair for pair in PAIRS_OF_TEXTS if set(pair) <= set(names)]
+
+
 def first_of(usual: Sequence[str], names: list[str]) -> str:
-    """The first that is there; else the most usual, so that an error names it."""
-    return next((name for name in usual if name in names), usual[0])
+    """The first usual name that a table has; without one the most usual, for the error."""
+    for name in usual:
+        if name in names:
+            return name
+
+    return usual[0]
+
+
+def check_list(value: Any, name: str, where: str) -> None:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{where}: the {name}: expected a list, not {kind(value)}")
 
 
 def filled(value: Any, what: str, where: str) -> str:
+    """A string, stripped; raises if it is empty."""
     if text := as_string(value, what, where).strip():
         return text
 
@@ -218,6 +271,7 @@ def filled(value: Any, what: str, where: str) -> str:
 
 
 def as_number(label: str, where: str) -> float:
+    """A label as a finite number."""
     try:
         number = float(label)
     except ValueError:
@@ -230,7 +284,7 @@ def as_number(label: str, where: str) -> float:
 
 
 def as_answer(value: Any, choices: list[str], where: str) -> int:
-    """The right choice is named by its number from 0, or by its own text."""
+    """The index of the correct choice, given as an index or as its text."""
     if isinstance(value, str) and value.strip() in choices:
         return choices.index(value.strip())
 
@@ -239,38 +293,43 @@ def as_answer(value: Any, choices: list[str], where: str) -> int:
         return int(number)
 
     raise ValueError(
-        f"{where}: the answer: expected a number from 0 to {len(choices) - 1} or a choice, not {number!r}"
+        f"{where}: the answer: expected a number from 0 to {len(choices) - 1} or a choice, "
+        f"not {number!r}"
     )
 
 
-# Files of another kind
+# CoNLL-U and plain text
 
 
 def sentences_part(file: File, task: str, column: str, labelled: bool) -> Part[Example]:
+    """The sentences of a CoNLL-U file, tagged by one of its columns."""
     if task != "tag":
         raise ValueError(f"{file.name}: CoNLL-U holds tagged words, for the task tag, not {task}")
 
     column = columns_of((column,), list(COLUMNS[1:]), file.name)[0]
 
     def example(sentence: ConlluSentence) -> Example:
-        words, where = tuple(word.form for word in sentence.words), file.at(sentence.line)
-        if not labelled:
-            return Example(words, None, where)
+        words: list[str] = []
+        tags: list[str] = []
+        for word in sentence.words:
+            words.append(word.form)
+            if labelled:
+                tags.append(as_tag(getattr(word, column), column, file.at(word.line)))
 
-        tags = tuple(
-            tag_of(getattr(word, column), column, file.at(word.line)) for word in sentence.words
-        )
-        return Example(words, tags, where)
+        return Example(tuple(words), tuple(tags) if labelled else None, file.at(sentence.line))
 
     def fingerprint() -> dict[str, str]:
         return {file.name: file.sha256(), f"columns of {file.name}": json.dumps([column, labelled])}
 
-    if_empty = None if file.found else "the file has no sentences"
+    return Part(
+        file.name,
+        lambda: map(example, read_sentences(file)),
+        fingerprint,
+        file.if_empty("the file has no sentences"),
+    )
 
-    return Part(file.name, lambda: map(example, read_sentences(file)), fingerprint, if_empty)
 
-
-def tag_of(value: str | int | None, column: str, where: str) -> str:
+def as_tag(value: str | int | None, column: str, where: str) -> str:
     if value is None or value == "":
         raise ValueError(f"{where}: the column {column} is empty")
 
@@ -278,44 +337,38 @@ def tag_of(value: str | int | None, column: str, where: str) -> str:
 
 
 def lines_part(file: File, task: str, labelled: bool) -> Part[Example]:
+    """The lines of a text file as unlabelled examples."""
     if labelled or task == "choice":
-        kinds = ".jsonl or .parquet" if task == "choice" else ".conllu or .jsonl" if task == "tag" else (
-            ".tsv, .csv, .jsonl or .parquet"
-        )  # fmt: skip
-        raise ValueError(
-            f"{file.name}: {'labelled rows are' if labelled else 'choices are'} read from {kinds}"
-        )
+        formats = {"choice": ".jsonl or .parquet", "tag": ".conllu or .jsonl"}
+        needed = formats.get(task, ".tsv, .csv, .jsonl or .parquet")
+        what = "labelled rows" if labelled else "choices"
+        raise ValueError(f"{file.name}: {what} are read from {needed}")
+
+    def read() -> Iterator[Example]:
+        for number, line in lines(file):
+            yield in_line(line, task, file.at(number))
 
     def fingerprint() -> dict[str, str]:
         return {file.name: file.sha256()}
 
-    if_empty = None if file.found else "the file is empty"
-    return Part(
-        file.name,
-        lambda: (in_line(line, task, file.at(n)) for n, line in lines(file)),
-        fingerprint,
-        if_empty,
-    )
+    return Part(file.name, read, fingerprint, file.if_empty("the file is empty"))
 
 
 def in_line(line: str, task: str, where: str) -> Example:
-    """The example that a line of plain text is."""
+    """The unlabelled example of a line of plain text."""
     if task == "tag":
-        texts = tuple(line.split())
+        texts = line.split()
+    elif task in TWO_TEXTS:
+        texts = line.split("\t")
+    elif task == "regress":
+        texts = line.split("\t", 1)
     else:
-        pieces = (
-            line.split("\t")
-            if task in TWO_TEXTS
-            else line.split("\t", 1)
-            if task == "regress"
-            else [line]
-        )
+        texts = [line]
 
-        texts = tuple(piece.strip() for piece in pieces)
-
+    texts = list(map(str.strip, texts))
     if not texts or not all(texts):
         raise ValueError(f"{where}: the text is empty; leave the line out")
     if task in TWO_TEXTS and len(texts) != 2:
         raise ValueError(f"{where}: expected two texts with a tab between them, not {len(texts)}")
 
-    return Example(texts, None, where)
+    return Example(tuple(texts), None, where)

@@ -1,4 +1,4 @@
-"""From a name that a person types to files: a file, a folder, a glob, or - for standard input."""
+"""Files by name: a file, a folder, a glob, or - for standard input; .gz and .xz too."""
 
 from __future__ import annotations
 
@@ -36,30 +36,44 @@ IN_FOLDERS = (
     ".text",
     ".md",
     ".rst",
-    *(ending for ending in FORMATS if ending != ".conllu"),
+    ".jsonl",
+    ".ndjson",
+    ".csv",
+    ".tsv",
+    ".parquet",
 )
-"""What is read of a folder. A file named by itself or by a glob is text if its ending says nothing
-else.
+"""The files of a folder that are read. A file named by itself or by a glob is text unless its
+ending is a known format.
 """
 OF_A_RUN = ("model.safetensors", "metrics.jsonl")
 
 
 @dataclass(frozen=True)
 class File:
+    """A file of data, possibly compressed."""
+
     path: Path
     name: str
-    """As the person knows it."""
+    """The name as the user typed it."""
     format: Format
-    found: bool = False
-    """In a folder or by a glob, where an empty file is no mistake."""
-    kept: Any = None
-    """The temporary file of standard input, which is deleted when nobody holds it any more."""
+    from_pattern: bool = False
+    """True for files of a folder or a glob, which may be empty."""
+    temporary: Any = None
+    """The temporary file that holds a copy of standard input; it is deleted with this object."""
 
     def at(self, number: int) -> str:
-        return f"{self.name}, row {number}" if self.format == "parquet" else f"{self.name}:{number}"
+        """A line or row of the file, for errors."""
+        if self.format == "parquet":
+            return f"{self.name}, row {number}"
+
+        return f"{self.name}:{number}"
+
+    def if_empty(self, message: str) -> str | None:
+        """The error for an empty file; None if it may be empty."""
+        return None if self.from_pattern else message
 
     def blocks(self) -> Iterator[bytes]:
-        """Its content, decompressed, a megabyte at a time."""
+        """The content, decompressed, a megabyte at a time."""
         kind = compression(self.path.name)
         try:
             if self.path.stat().st_size == 0:
@@ -70,7 +84,7 @@ class File:
                     yield block
         except EOFError:
             raise OSError(
-                f"{self.name}: the compressed file ends too early; it was cut off when it was copied"
+                f"{self.name}: the compressed file ends too early; the copy is incomplete"
             ) from None
         except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
             raise OSError(f"{self.name}: not a {kind} file, or a damaged one ({error})") from None
@@ -78,6 +92,7 @@ class File:
             raise PermissionError(f"{self.name}: no permission to read it") from None
 
     def open(self, kind: str) -> io.BufferedIOBase | io.RawIOBase:
+        """The file opened for reading, with the decompression of `kind`."""
         if kind == ".gz":
             return gzip.open(self.path, "rb")
         if kind == ".xz":
@@ -87,7 +102,7 @@ class File:
 
     @contextmanager
     def decompressed(self) -> Iterator[Path]:
-        """For libraries that jump about in a file."""
+        """A path to the decompressed content, for libraries that need random access."""
         if not compression(self.path.name):
             yield self.path
             return
@@ -100,15 +115,15 @@ class File:
             yield Path(copy.name)
 
     def sha256(self) -> str:
-        """Of the file as it lies on the disk."""
+        """The SHA-256 of the file as it is on the disk."""
         with self.path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def find_files(name: str, piped: Format) -> list[File]:
-    """The files that a name means, in order.
+    """The files of a name, in order.
 
-    `piped` is the format of what comes through a pipe; the name -.jsonl says another.
+    `piped` is the format of standard input; a name such as -.jsonl overrides it.
     """
     if name == "-" or (name.startswith("-.") and Path(name).suffix in FORMATS):
         if sys.stdin is None or sys.stdin.isatty():
@@ -135,22 +150,23 @@ def find_files(name: str, piped: Format) -> list[File]:
 
 
 def spooled(name: str, pipe: Any, format: Format) -> File:
-    """What can be read only once, copied, so that it can be read again."""
+    """A temporary copy of a pipe, so that it can be read more than once."""
     copy = tempfile.NamedTemporaryFile(prefix="qkv-")  # noqa: SIM115 - the File holds it
     shutil.copyfileobj(pipe, copy)
     copy.flush()
 
-    return File(Path(copy.name), name, format, kept=copy)
+    return File(Path(copy.name), name, format, temporary=copy)
 
 
 def folder_files(folder: Path, name: str) -> list[File]:
+    """The readable files of a folder and its subfolders."""
     if is_run(folder):
         raise ValueError(f"{name}: this is the output folder of a training, not data")
 
-    files = [File(path, str(path), format_of(path.name), found=True) for path in walk(folder)]
+    files = [pattern_file(path) for path in walk(folder)]
     if not files:
         raise FileNotFoundError(
-            f"{name}: the folder holds no text ({', '.join(IN_FOLDERS)}, or these with .gz or .xz); "
+            f"{name}: the folder holds no text ({', '.join(IN_FOLDERS)}, also with .gz or .xz); "
             f"name other files by a glob, such as '{os.path.join(name, '**', '*.log')}'"
         )
 
@@ -158,8 +174,9 @@ def folder_files(folder: Path, name: str) -> list[File]:
 
 
 def walk(folder: Path) -> Iterator[Path]:
-    """The readable files in a folder and the folders in it, by name; hidden ones and outputs of
-    trainings left out.
+    """The readable files of a folder and its subfolders, sorted.
+
+    Hidden files and the output folders of training are left out.
     """
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
@@ -173,19 +190,29 @@ def walk(folder: Path) -> Iterator[Path]:
 
 
 def glob_files(pattern: str) -> list[File]:
-    files = []
+    """The files that match a glob, and those of matching folders, each once."""
+    files: dict[Path, File] = {}
     for match in sorted(glob.glob(os.path.expanduser(pattern), recursive=True)):
         path = Path(match)
-        paths = [path] if path.is_file() else [] if is_run(path) else list(walk(path))
-        files += [File(each, str(each), format_of(each.name), found=True) for each in paths]
+        if path.is_file():
+            files[path] = pattern_file(path)
+        elif not is_run(path):
+            for inner in walk(path):
+                files[inner] = pattern_file(inner)
 
     if not files:
         raise FileNotFoundError(f"{pattern}: no file matches")
 
-    return list({file.path: file for file in files}.values())  # ** finds a folder and what is in it
+    return list(files.values())
+
+
+def pattern_file(path: Path) -> File:
+    """A file of a folder or a glob."""
+    return File(path, str(path), format_of(path.name), from_pattern=True)
 
 
 def is_run(folder: Path) -> bool:
+    """True for the output folder of training."""
     return any((folder / name).exists() for name in OF_A_RUN)
 
 
@@ -194,7 +221,12 @@ def format_of(name: str) -> Format:
 
 
 def compression(name: str) -> str:
-    return next((ending for ending in COMPRESSIONS if name.lower().endswith(ending)), "")
+    """The ending of a compressed file's name, or an empty string."""
+    for ending in COMPRESSIONS:
+        if name.lower().endswith(ending):
+            return ending
+
+    return ""
 
 
 def without_compression(name: str) -> str:
@@ -202,12 +234,12 @@ def without_compression(name: str) -> str:
 
 
 def suggestion(path: Path) -> str:
-    """What stands in the same folder under a name like this one."""
+    """A hint with a similar name in the same folder, or an empty string."""
     while not path.parent.is_dir():
         path = path.parent
 
     try:
-        names = [each for each in os.listdir(path.parent) if not each.startswith(".")]
+        names = [name for name in os.listdir(path.parent) if not name.startswith(".")]
     except OSError:
         return ""
 
@@ -215,5 +247,7 @@ def suggestion(path: Path) -> str:
         names += ["python", "turkish"]
 
     close = difflib.get_close_matches(path.name, names, n=1)
+    if not close:
+        return ""
 
-    return f"; did you mean {path.parent / close[0]}?" if close else ""
+    return f"; did you mean {path.parent / close[0]}?"

@@ -1,6 +1,4 @@
-"""Rows of .jsonl, .csv, .tsv and .parquet files: the chosen columns of each, with the number of its
-line.
-"""
+"""Rows of .jsonl, .csv, .tsv and .parquet files: chosen columns, with line numbers for errors."""
 
 from __future__ import annotations
 
@@ -18,14 +16,14 @@ from qkv.data.sources.lines import LONGEST_LINE, lines
 
 Row = tuple[int, list[Any]]
 Choose = Callable[[list[str], str], tuple[str, ...]]
-"""From the names of the columns, and the place they stand at for an error, to those that are
-wanted.
+"""Chooses columns: called with the names of all columns and their place in the file, for errors.
 
 A number such as "2" is the second column; if all are numbers, a .csv or .tsv file has no header.
 """
 
 
 def read_rows(file: File, choose: Choose) -> Iterator[Row]:
+    """The rows of a file, each with its number and the values of the chosen columns."""
     if file.format == "jsonl":
         return json_rows(file, choose)
     if file.format == "parquet":
@@ -35,9 +33,10 @@ def read_rows(file: File, choose: Choose) -> Iterator[Row]:
             f"{file.name}: CoNLL-U holds tagged words (finetune --task tag), not texts or a table"
         )
 
-    return table_rows(
-        file, tsv_records(file) if file.format == "tsv" else csv_records(file), choose
-    )
+    if file.format == "tsv":
+        return table_rows(file, tsv_records(file), choose)
+
+    return table_rows(file, csv_records(file), choose)
 
 
 # Tables
@@ -46,38 +45,41 @@ def read_rows(file: File, choose: Choose) -> Iterator[Row]:
 def table_rows(
     file: File, records: Iterator[tuple[int, list[str]]], choose: Choose
 ) -> Iterator[Row]:
+    """The chosen columns of records, the first of which may be the header."""
     first = next(records, None)
     if first is None:
         return
 
-    top, names = first[0], [name.strip() for name in first[1]]
+    top, header = first
+    names = list(map(str.strip, header))
     wanted = choose(names, file.at(top))
     columns = columns_of(wanted, names, file.at(top))
-    has_header = not all(name.isdigit() for name in wanted)
-    target_positions = (
-        [names.index(column) for column in columns]
-        if has_header
-        else [int(name) - 1 for name in wanted]
-    )
 
-    for number, fields in records if has_header else chain([first], records):
+    # Numbered columns mean that there is no header: the first record is a row.
+    if all(map(str.isdigit, wanted)):
+        records = chain([first], records)
+        indices = [int(name) - 1 for name in wanted]
+    else:
+        indices = list(map(names.index, columns))
+
+    for number, fields in records:
         if len(fields) != len(names):
             raise ValueError(
                 f"{file.at(number)}: {count(fields)}, expected {len(names)} as in line {top}"
             )
 
-        yield number, [fields[place] for place in target_positions]
+        yield number, [fields[index] for index in indices]
 
 
 def tsv_records(file: File) -> Iterator[tuple[int, list[str]]]:
-    """A quotation mark is a character like any other, and a field ends at a tab or at the line's
-    end.
-    """
-    return ((number, line.split("\t")) for number, line in lines(file) if line)
+    """Lines split at tabs; quotation marks have no meaning."""
+    for number, line in lines(file):
+        if line:
+            yield number, line.split("\t")
 
 
 def csv_records(file: File) -> Iterator[tuple[int, list[str]]]:
-    """With the number of the line each record begins at: a quoted field may have several lines."""
+    """Records with the number of their first line; a quoted field may span several lines."""
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))
     reader = csv.reader((line + "\n" for _, line in lines(file)), strict=True)
     number = 1
@@ -88,11 +90,10 @@ def csv_records(file: File) -> Iterator[tuple[int, list[str]]]:
         except StopIteration:
             return
         except csv.Error as error:
-            reason = (
-                "a quoted field never ends"
-                if "unexpected end" in str(error)
-                else f"not CSV ({error})"
-            )
+            reason = f"not CSV ({error})"
+            if "unexpected end" in str(error):
+                reason = "a quoted field never ends"
+
             raise ValueError(f"{file.at(number)}: {reason}") from None
 
         if fields:
@@ -102,44 +103,49 @@ def csv_records(file: File) -> Iterator[tuple[int, list[str]]]:
 
 
 def count(fields: list[str]) -> str:
-    return f"{len(fields)} field{'' if len(fields) == 1 else 's'}"
+    return "1 field" if len(fields) == 1 else f"{len(fields)} fields"
 
 
 # Records with names
 
 
 def json_rows(file: File, choose: Choose) -> Iterator[Row]:
+    """The chosen columns of JSON objects, one per line; the first object names the columns."""
     columns: list[str] | None = None
     for number, line in lines(file):
         if not line or line.isspace():
             continue
 
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(
-                f"{file.at(number)}: invalid JSON at column {error.colno} ({error.msg})"
-            ) from None
-        except RecursionError:
-            raise ValueError(f"{file.at(number)}: JSON nested too deeply") from None
-
-        if not isinstance(record, dict):
-            raise ValueError(
-                f'{file.at(number)}: expected an object such as {{"text": ...}}, not {kind(record)}'
-            )
-
+        where = file.at(number)
+        record = json_object(line, where)
         if columns is None:
             names = list(record)
-            columns = columns_of(choose(names, file.at(number)), names, file.at(number))
+            columns = columns_of(choose(names, where), names, where)
 
-        values = [inside(record, column, file.at(number)) for column in columns]
+        values = [inside(record, column, where) for column in columns]
         if "\\u" in line:
-            refuse_half_characters(values, file.at(number))
+            check_surrogates(values, where)
 
         yield number, values
 
 
+def json_object(line: str, where: str) -> dict[str, Any]:
+    """The JSON object of a line."""
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: invalid JSON at column {error.colno} ({error.msg})") from None
+    except RecursionError:
+        raise ValueError(f"{where}: JSON nested too deeply") from None
+
+    if not isinstance(record, dict):
+        raise ValueError(f'{where}: expected an object such as {{"text": ...}}, not {kind(record)}')
+
+    return record
+
+
 def parquet_rows(file: File, choose: Choose) -> Iterator[Row]:
+    """The chosen columns of a Parquet file, read page by page."""
     try:
         arrow = import_module("pyarrow")
         parquet = import_module("pyarrow.parquet")
@@ -148,39 +154,32 @@ def parquet_rows(file: File, choose: Choose) -> Iterator[Row]:
             f"{file.name}: Parquet is read with the package pyarrow: pip install pyarrow"
         ) from None
 
-    number = 0
     with file.decompressed() as path:
         if path.stat().st_size == 0:
             return
 
         try:
-            # A row group may be as large as the file: it is read page by page.
+            # A row group may be as large as the file, so it is not buffered whole.
             with parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as table:
                 names = table.schema_arrow.names
                 columns = columns_of(choose(names, file.name), names, file.name)
-                outer = [
-                    column if column in names else column.partition(".")[0] for column in columns
-                ]
-                for batch in table.iter_batches(
-                    rows_at_once(table.metadata), columns=sorted(set(outer))
-                ):
-                    for record in batch.to_pylist():
-                        number += 1
-                        yield (
-                            number,
-                            [inside(record, column, file.at(number)) for column in columns],
-                        )
+                outer = outer_columns(columns, names)
+                batches = table.iter_batches(rows_per_batch(table.metadata), columns=outer)
+                records = chain.from_iterable(batch.to_pylist() for batch in batches)
+                for number, record in enumerate(records, 1):
+                    yield number, [inside(record, column, file.at(number)) for column in columns]
         except (arrow.ArrowException, OSError) as error:
             raise OSError(
                 f"{file.name}: not a Parquet file, or a damaged one ({first_line(error)})"
             ) from None
 
 
-def rows_at_once(metadata: Any) -> int:
-    """As many as make about four megabytes."""
-    size = sum(
-        metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)
-    )
+def rows_per_batch(metadata: Any) -> int:
+    """The number of rows that take about four megabytes."""
+    size = 0
+    for group in range(metadata.num_row_groups):
+        size += metadata.row_group(group).total_byte_size
+
     return max(1, min(4096, (4 << 20) * metadata.num_rows // max(size, 1)))
 
 
@@ -188,37 +187,47 @@ def rows_at_once(metadata: Any) -> int:
 
 
 def columns_of(wanted: tuple[str, ...], names: list[str], where: str) -> list[str]:
-    """The wanted columns by their names. A dot goes inside: translation.en is en in the column
-    translation.
-    """
-    columns = []
-    for name in wanted:
-        if name in names or ("." in name and name.partition(".")[0] in names):
-            columns.append(name)
-        elif name.isdigit() and 1 <= int(name) <= len(names):
-            columns.append(names[int(name) - 1])
-        else:
-            close = difflib.get_close_matches(name, names, n=1)
-            hint = (
-                f"did you mean {close[0]}?"
-                if close
-                else f"the columns are {', '.join(map(shortened, names))}"
-            )
-            raise ValueError(f"{where}: no column {name!r}; {hint}")
+    """The names of the wanted columns; raises if the table does not have them.
 
-    return columns
+    A dot selects a field: translation.en is en in the column translation.
+    """
+    return [find_column(name, names, where) for name in wanted]
+
+
+def find_column(name: str, names: list[str], where: str) -> str:
+    """The column of a name or a number."""
+    if name in names or ("." in name and name.partition(".")[0] in names):
+        return name
+    if name.isdigit() and 1 <= int(name) <= len(names):
+        return names[int(name) - 1]
+
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"the columns are {', '.join(map(shortened, names))}"
+    if close:
+        hint = f"did you mean {close[0]}?"
+
+    raise ValueError(f"{where}: no column {name!r}; {hint}")
+
+
+def outer_columns(columns: list[str], names: list[str]) -> list[str]:
+    """The columns of the file that hold the chosen columns and fields, sorted."""
+    outer = set()
+    for column in columns:
+        outer.add(column if column in names else column.partition(".")[0])
+
+    return sorted(outer)
 
 
 def inside(record: dict[str, Any], column: str, where: str) -> Any:
+    """The value of a column, or of a field inside one."""
     if column in record:
         return record[column]
 
     value: Any = record
     for name in column.split("."):
         if not isinstance(value, dict) or name not in value:
-            raise ValueError(
-                f"{where}: no column {column!r}; it has {', '.join(map(shortened, record)) or 'none'}"
-            )
+            available = ", ".join(map(shortened, record)) or "none"
+            raise ValueError(f"{where}: no column {column!r}; it has {available}")
 
         value = value[name]
 
@@ -226,6 +235,7 @@ def inside(record: dict[str, Any], column: str, where: str) -> Any:
 
 
 def as_string(value: Any, column: str, where: str) -> str:
+    """The value if it is a string; raises otherwise."""
     if isinstance(value, str):
         return value
 
@@ -233,7 +243,7 @@ def as_string(value: Any, column: str, where: str) -> str:
 
 
 def as_label(value: Any, where: str) -> str:
-    """Labels are strings; numbers are written as in JSON."""
+    """A label as a string; numbers are written as in JSON."""
     if isinstance(value, str):
         if label := value.strip():
             return label
@@ -248,8 +258,8 @@ def as_label(value: Any, where: str) -> str:
     raise ValueError(f"{where}: the label: expected a string or a number, not {kind(value)}")
 
 
-def refuse_half_characters(values: list[Any], where: str) -> None:
-    """JSON can write half of a character that takes two \\u, which is no text."""
+def check_surrogates(values: list[Any], where: str) -> None:
+    """Raise if a string has half of a surrogate pair, which JSON allows and UTF-8 does not."""
     for value in values:
         if isinstance(value, str):
             try:
@@ -260,6 +270,7 @@ def refuse_half_characters(values: list[Any], where: str) -> None:
 
 
 def kind(value: Any) -> str:
+    """The JSON type of a value, for errors."""
     names = {
         dict: "an object",
         list: "a list",
@@ -268,14 +279,20 @@ def kind(value: Any) -> str:
         type(None): "null",
     }
 
-    return names.get(
-        type(value),
-        f"the number {value}" if isinstance(value, int | float) else type(value).__name__,
-    )
+    if type(value) in names:
+        return names[type(value)]
+    if isinstance(value, int | float):
+        return f"the number {value}"
+
+    return type(value).__name__
 
 
 def shortened(name: str) -> str:
-    return name if len(name) <= 40 else name[:39] + "…"
+    """A name of at most 40 characters, for errors."""
+    if len(name) <= 40:
+        return name
+
+    return name[:39] + "…"
 
 
 def first_line(error: BaseException) -> str:

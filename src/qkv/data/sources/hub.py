@@ -1,6 +1,4 @@
-"""A data set of the Hugging Face hub by its name, hf:name[:config][:split], through the package
-`datasets`.
-"""
+"""Hugging Face datasets by name, hf:name[:config][:split], through the package `datasets`."""
 
 from __future__ import annotations
 
@@ -9,13 +7,20 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
-from qkv.data.sources.formats import Choose, Row, columns_of, first_line, inside
+from qkv.data.sources.formats import (
+    Choose,
+    Row,
+    columns_of,
+    first_line,
+    inside,
+    outer_columns,
+)
 
 SPLITS = ("train", "validation", "valid", "dev", "test")
 
 
 class HubDataset:
-    """Downloaded once by `datasets`, which keeps it on the disk."""
+    """A dataset of the Hugging Face hub, downloaded once and cached by `datasets`."""
 
     def __init__(self, item: str) -> None:
         self.name = item
@@ -35,14 +40,14 @@ class HubDataset:
             ) from error
 
     def at(self, number: int) -> str:
+        """A row of the dataset, for errors."""
         return f"{self.name}, row {number}"
 
     def rows(self, choose: Choose) -> Iterator[Row]:
+        """The rows with the values of the chosen columns."""
         names = list(self.data.column_names)
         columns = columns_of(choose(names, self.name), names, self.name)
-        outer = sorted(
-            {column if column in names else column.partition(".")[0] for column in columns}
-        )
+        outer = outer_columns(columns, names)
         number = 0
 
         for batch in self.data.select_columns(outer).iter(batch_size=256):
@@ -56,14 +61,17 @@ class HubDataset:
 
 
 def parts(item: str) -> tuple[str, str | None, str]:
+    """The name, the configuration and the split of a dataset."""
     name, *rest = re.split(r":(?![^\[]*\])", item.removeprefix("hf:"))  # a split may be train[:10%]
     if not name or len(rest) > 2:
         raise ValueError(
             f"{item}: expected hf:name, hf:name:split, hf:name:config or hf:name:config:split"
         )
+    if not rest:
+        return name, None, "train"
     if len(rest) == 2:
         return name, rest[0] or None, rest[1] or "train"
-    if rest and rest[0].partition("[")[0] in SPLITS:
+    if rest[0].partition("[")[0] in SPLITS:
         return name, None, rest[0]
 
-    return name, rest[0] if rest else None, "train"
+    return name, rest[0], "train"

@@ -1,4 +1,4 @@
-"""Bytes of a file into characters: whole lines for rows, pieces of about a megabyte for long texts."""
+"""Decoding files: lines for rows, and parts of about a megabyte for long documents."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from typing import Literal, NamedTuple
 from qkv.data.sources.files import File
 
 PIECE = 1 << 19
-"""A text is cut as soon as this many characters are there: with what a block brings, pieces are
-near a megabyte.
-"""
+"""Characters from which on a document is cut into parts."""
 LONGEST_PIECE = 1 << 22
 LONGEST_LINE = 1 << 28
-
 NEAR = 1 << 16
-"""How far from the end the best place to cut is looked for."""
+"""Characters from the end within which the best position to cut is searched."""
 
 
 class DocumentPart(NamedTuple):
@@ -23,56 +20,62 @@ class DocumentPart(NamedTuple):
 
     text: str
     ends: bool
-    """It is the document's last piece."""
+    """True for the last part of the document."""
 
 
 def chunks(file: File, long_lines: Literal["cut", "refuse"]) -> Iterator[tuple[int, str]]:
-    """Whole lines, about a megabyte at a time, with the number of the first one. Their ends are all
-    written \\n.
+    """Whole lines, about a megabyte at a time, with the number of the first line.
+
+    All line ends become \\n. A line that is too long is cut or refused.
     """
-    number, longest = 1, LONGEST_PIECE if long_lines == "cut" else LONGEST_LINE
-    begun: list[bytes] = []  # of a line whose end has not come yet
-    first = True
+    longest = LONGEST_PIECE if long_lines == "cut" else LONGEST_LINE
+    number = 1
+    pending: list[bytes] = []  # the start of a line whose end has not been read yet
 
-    for block in file.blocks():
-        if first:
-            block, first = without_mark(file, block), False
-
+    for block in without_mark(file):
+        # Whole lines, up to the last newline of the block
         end = block.rfind(b"\n") + 1
         if end:
-            data = b"".join((*begun, block[:end]))
-            begun = [block[end:]]
+            data = b"".join((*pending, block[:end]))
+            pending = [block[end:]]
             yield number, decode(file, number, data)
             number += data.count(b"\n")
             continue
 
-        begun.append(block)
-        if sum(map(len, begun)) > longest:
+        # A line longer than the block
+        pending.append(block)
+        if sum(map(len, pending)) > longest:
             if long_lines == "refuse":
                 raise ValueError(
-                    f"{file.at(number)}: a line of more than {longest >> 20} MB; expected one row a line in {file.name}"
+                    f"{file.at(number)}: a line of more than {longest >> 20} MB; "
+                    f"expected one row per line in {file.name}"
                 )
 
-            data = b"".join(begun)
+            data = b"".join(pending)
             end = last_whole_character(data)
-            begun = [data[end:]]
+            pending = [data[end:]]
             yield number, decode(file, number, data[:end])
 
-    if data := b"".join(begun):
+    if data := b"".join(pending):
         yield number, decode(file, number, data)
 
 
-def without_mark(file: File, block: bytes) -> bytes:
-    if block.startswith((b"\xff\xfe", b"\xfe\xff")):
+def without_mark(file: File) -> Iterator[bytes]:
+    """The blocks of a file without its byte order mark; raises for UTF-16."""
+    blocks = file.blocks()
+    first = next(blocks, b"")
+    if first.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise ValueError(
-            f"{file.at(1)}: this is UTF-16; save it as UTF-8, for example with iconv -f utf-16 -t utf-8"
+            f"{file.at(1)}: this is UTF-16; save it as UTF-8, "
+            "for example with iconv -f utf-16 -t utf-8"
         )
 
-    return block.removeprefix(b"\xef\xbb\xbf")
+    yield first.removeprefix(b"\xef\xbb\xbf")
+    yield from blocks
 
 
 def last_whole_character(data: bytes) -> int:
-    """Where the last character begins; \\r\\n counts as one."""
+    """The position of the last character, which may be incomplete; \\r\\n counts as one."""
     end = len(data) - 1
     while end > 0 and data[end] & 0xC0 == 0x80 and end > len(data) - 5:
         end -= 1
@@ -81,6 +84,7 @@ def last_whole_character(data: bytes) -> int:
 
 
 def decode(file: File, number: int, data: bytes) -> str:
+    """The text of UTF-8 bytes that start at line `number`, with \\n at the end of every line."""
     if (zero := data.find(b"\0")) >= 0:
         line = number + data.count(b"\n", 0, zero)
         raise ValueError(f"{file.at(line)}: there is a zero byte; this is not a file of text")
@@ -99,48 +103,46 @@ def decode(file: File, number: int, data: bytes) -> str:
 
 
 def lines(file: File) -> Iterator[tuple[int, str]]:
-    """Each line with its number. Only \\n and \\r\\n end a line, so that parallel files stay
-    parallel.
-    """
+    """Each line with its number; only \\n and \\r\\n end lines, so parallel files stay parallel."""
     for number, chunk in chunks(file, "refuse"):
         yield from enumerate(chunk.removesuffix("\n").split("\n"), number)
 
 
 def file_pieces(file: File) -> Iterator[DocumentPart]:
-    """A file that is one document."""
+    """A file as one document, in parts."""
     return pieces(chunk for _, chunk in chunks(file, "cut"))
 
 
 def text_pieces(text: str) -> Iterator[DocumentPart]:
-    """A document that is there already."""
+    """A text as one document, in parts."""
     if len(text) <= 2 * PIECE:
         return iter([DocumentPart(text, True)])
 
     return pieces(text[start : start + PIECE] for start in range(0, len(text), PIECE))
 
 
-def pieces(parts: Iterable[str]) -> Iterator[DocumentPart]:
-    text = ""
-    for part in parts:
-        text += part
-        if len(text) >= PIECE and (cut := place_to_cut(text)):
-            yield DocumentPart(text[:cut], False)
-            text = text[cut:]
+def pieces(texts: Iterable[str]) -> Iterator[DocumentPart]:
+    """Parts of a document, cut where no tokenizer joins the two sides."""
+    pending = ""
+    for text in texts:
+        pending += text
+        if len(pending) >= PIECE and (cut := cut_position(pending)):
+            yield DocumentPart(pending[:cut], False)
+            pending = pending[cut:]
 
-    yield DocumentPart(text, True)
+    yield DocumentPart(pending, True)
 
 
-def place_to_cut(text: str) -> int:
-    """Near the end, where no tokenizer joins what stands on both sides.
+def cut_position(text: str) -> int:
+    """The position near the end where no tokenizer joins the two sides; 0 if there is none.
 
-    Best between two lines with just a newline between them, else before any line that begins with a
-    word. 0 where there is no such place and the text is not too long yet; at last between two
-    words, or anywhere.
+    Best is between two lines with a single newline, else before any line that starts with a word.
+    A text that is too long is cut between two words, or anywhere.
     """
     near = max(0, len(text) - NEAR)
-    place = after_last("\n", text, near, alone=True) or after_last("\n", text, 0, alone=False)
-    if place or len(text) < LONGEST_PIECE:
-        return place
+    line = after_last("\n", text, near, alone=True) or after_last("\n", text, 0, alone=False)
+    if line or len(text) < LONGEST_PIECE:
+        return line
 
     word = after_last(" ", text, near, alone=True)
 
@@ -148,12 +150,15 @@ def place_to_cut(text: str) -> int:
 
 
 def after_last(space: str, text: str, start: int, alone: bool) -> int:
-    """Just after the last such space that comes before a word, and, if alone, after one; 0 where
-    there is none.
+    """The position just after the last `space` before a word; 0 if there is none.
+
+    With `alone`, no other space may precede it.
     """
-    place = len(text) - 1
-    while (place := text.rfind(space, start, place)) >= 0:
-        if not text[place + 1].isspace() and not (alone and text[place - 1 : place].isspace()):
-            return place + 1
+    position = len(text) - 1
+    while (position := text.rfind(space, start, position)) >= 0:
+        before = text[position - 1 : position]
+        after = text[position + 1]
+        if not after.isspace() and not (alone and before.isspace()):
+            return position + 1
 
     return 0

@@ -1,4 +1,4 @@
-"""The parts of a source: a file, two parallel files, an embedded source, a data set of the hub."""
+"""Parts of a data source: a file, two parallel files, embedded data or a Hugging Face dataset."""
 
 from __future__ import annotations
 
@@ -17,19 +17,24 @@ from qkv.data.sources.lines import DocumentPart, file_pieces, lines
 
 Item = TypeVar("Item")
 Items = Callable[[list[Any], str], Iterator[Item]]
-"""What a row gives; the second argument is its place, for an error."""
+"""The items of a row; the second argument is its file and line, for errors."""
 
 
 @dataclass(frozen=True)
 class Part(Generic[Item]):
+    """A part of a source, which can be read again and again."""
+
     name: str
     read: Callable[[], Iterator[Item]]
     fingerprint: Callable[[], dict[str, str]]
+    """The checksums of its content, by name."""
     if_empty: str | None = "the file is empty"
-    """What to say then; nothing of a file that was found in a folder."""
+    """The error if it has no items; None if it may be empty."""
 
 
 def text_part(file: File) -> Part[DocumentPart]:
+    """A file of plain text as one document."""
+
     def read() -> Iterator[DocumentPart]:
         pieces = file_pieces(file)
         first = next(pieces)
@@ -38,25 +43,28 @@ def text_part(file: File) -> Part[DocumentPart]:
 
         return chain([first], pieces)
 
-    return Part(
-        file.name,
-        read,
-        lambda: {file.name: file.sha256()},
-        None if file.found else "the file is empty",
-    )
+    def fingerprint() -> dict[str, str]:
+        return {file.name: file.sha256()}
+
+    return Part(file.name, read, fingerprint, file.if_empty("the file is empty"))
 
 
 def table_part(file: File, choose: Choose, items: Items[Item], columns: Any) -> Part[Item]:
+    """The rows of a table; `columns` is whatever the choice of columns depends on."""
+
     def fingerprint() -> dict[str, str]:
         return {file.name: file.sha256(), f"columns of {file.name}": json.dumps(columns)}
 
-    if_empty = None if file.found else "the file has no rows"
     return Part(
-        file.name, lambda: each(read_rows(file, choose), items, file.at), fingerprint, if_empty
+        file.name,
+        lambda: row_items(read_rows(file, choose), items, file.at),
+        fingerprint,
+        file.if_empty("the file has no rows"),
     )
 
 
 def hub_part(item: str, choose: Choose, items: Items[Item], columns: Any) -> Part[Item]:
+    """The rows of a Hugging Face dataset."""
     data = HubDataset(item)
 
     def fingerprint() -> dict[str, str]:
@@ -64,70 +72,87 @@ def hub_part(item: str, choose: Choose, items: Items[Item], columns: Any) -> Par
 
     return Part(
         item,
-        lambda: each(data.rows(choose), items, data.at),
+        lambda: row_items(data.rows(choose), items, data.at),
         fingerprint,
         "the data set has no rows",
     )
 
 
-def each(rows: Iterator[Row], items: Items[Item], at: Callable[[int], str]) -> Iterator[Item]:
+def row_items(rows: Iterator[Row], items: Items[Item], at: Callable[[int], str]) -> Iterator[Item]:
+    """The items of all rows."""
     for number, row in rows:
         yield from items(row, at(number))
 
 
 def parallel_part(files: list[File], other_parts: bool) -> Part[tuple[str, str]]:
-    names = ", ".join(file.name for file in files[:3])
-    if other_parts or len(files) != 2 or any(file.found for file in files):
+    """Two parallel files of text as pairs."""
+    if other_parts or len(files) != 2 or any(file.from_pattern for file in files):
+        names = ", ".join(file.name for file in files[:3])
         raise ValueError(
-            f"{names}: expected two parallel files of text, the source first, each by its own name, or tables "
-            "(.tsv, .csv, .jsonl, .parquet) with two columns"
+            f"{names}: expected two parallel files of text, the source first, each by its own "
+            "name, or tables (.tsv, .csv, .jsonl, .parquet) with two columns"
         )
+
+    source, target = files
 
     def fingerprint() -> dict[str, str]:
         return {
-            f"source {files[0].name}": files[0].sha256(),
-            f"target {files[1].name}": files[1].sha256(),
+            f"source {source.name}": source.sha256(),
+            f"target {target.name}": target.sha256(),
         }
 
-    name = f"{files[0].name} and {files[1].name}"
+    return Part(
+        f"{source.name} and {target.name}",
+        lambda: parallel_lines(source, target),
+        fingerprint,
+        "the files are empty",
+    )
 
-    return Part(name, lambda: parallel(*files), fingerprint, "the files are empty")
 
-
-def parallel(source: File, target: File) -> Iterator[tuple[str, str]]:
-    """Line by line."""
-    sources, targets = lines(source), lines(target)
+def parallel_lines(source: File, target: File) -> Iterator[tuple[str, str]]:
+    """Pairs of lines; raises if the files have different numbers of lines."""
+    sources = lines(source)
+    targets = lines(target)
     number = 0
 
     for number, line in sources:
         translation = next(targets, None)
         if translation is None:
             rest = sum(1 for _ in sources)
-            raise ValueError(
-                f"{source.name} has {number + rest:,} lines and {target.name} {number - 1:,}; "
-                "parallel files have the same number"
-            )
+            raise unequal_lengths(source, number + rest, target, number - 1)
 
         pair = (line.strip(), translation[1].strip())
         if all(pair):
             yield pair
 
     if rest := sum(1 for _ in targets):
-        raise ValueError(
-            f"{source.name} has {number:,} lines and {target.name} {number + rest:,}; "
-            "parallel files have the same number"
-        )
+        raise unequal_lengths(source, number, target, number + rest)
+
+
+def unequal_lengths(source: File, sources: int, target: File, targets: int) -> ValueError:
+    return ValueError(
+        f"{source.name} has {sources:,} lines and {target.name} {targets:,}; "
+        "parallel files have the same number"
+    )
 
 
 def library_part(split: str) -> Part[DocumentPart]:
+    """The modules of the Python standard library, a document each."""
+
     def read() -> Iterator[DocumentPart]:
-        return (DocumentPart(text, True) for _, text in python_library.modules(split))  # type: ignore[arg-type]
+        for _, text in python_library.modules(split):  # type: ignore[arg-type]
+            yield DocumentPart(text, True)
 
     return embedded_part(f"python:{split}", read)
 
 
 def turkish_part(split: str) -> Part[tuple[str, str]]:
-    return embedded_part(f"turkish:{split}", lambda: iter(turkish.pairs(split)))  # type: ignore[arg-type]
+    """The sentence pairs of the English-Turkish grammar."""
+
+    def read() -> Iterator[tuple[str, str]]:
+        return iter(turkish.pairs(split))  # type: ignore[arg-type]
+
+    return embedded_part(f"turkish:{split}", read)
 
 
 def embedded_part(name: str, read: Callable[[], Iterator[Item]]) -> Part[Item]:
@@ -135,8 +160,9 @@ def embedded_part(name: str, read: Callable[[], Iterator[Item]]) -> Part[Item]:
 
 
 def digest(items: Iterable[Any]) -> str:
-    made = hashlib.sha256()
+    """The SHA-256 of items as JSON."""
+    checksum = hashlib.sha256()
     for item in items:
-        made.update(json.dumps(item).encode())
+        checksum.update(json.dumps(item).encode())
 
-    return made.hexdigest()
+    return checksum.hexdigest()

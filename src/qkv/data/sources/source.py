@@ -1,4 +1,4 @@
-"""What a person names as data, as texts or pairs: read one by one, again and again, never all held."""
+"""Data sources: texts, pairs or rows from named files, streamed and never held in memory."""
 
 from __future__ import annotations
 
@@ -26,60 +26,62 @@ SPLITS: dict[str, tuple[str, ...]] = {
     "python": get_args(python_library.Split),
     "turkish": get_args(turkish.Split),
 }
-"""The embedded sources; a file of this name is ./python."""
+"""The splits of the embedded sources; a file of such a name is written ./python."""
 
 
 class Source(Generic[Item]):
-    """All parts, one after the other. It can be iterated again."""
+    """The items of all parts in order; it can be iterated again and again."""
 
     def __init__(self, name: str, parts: Sequence[Part[Item]]) -> None:
-        self.name, self.parts = name, parts
+        self.name = name
+        self.parts = parts
 
     def __iter__(self) -> Iterator[Item]:
-        nothing = True
+        total = 0
         for part in self.parts:
-            empty = True
+            before = total
             for item in part.read():
-                empty = nothing = False
+                total += 1
                 yield item
 
-            if empty and part.if_empty:
+            if total == before and part.if_empty:
                 raise ValueError(f"{part.name}: {part.if_empty}")
 
-        if nothing:
+        if not total:
             raise ValueError(f"{self.name}: all {len(self.parts)} files are empty")
 
     def fingerprint(self) -> dict[str, str]:
-        """The name of each file and the SHA-256 of its content, in order, and which columns are
-        read.
-        """
-        return {name: value for part in self.parts for name, value in part.fingerprint().items()}
+        """The SHA-256 of each file by name, in order, and the columns that are read."""
+        fingerprints: dict[str, str] = {}
+        for part in self.parts:
+            fingerprints |= part.fingerprint()
+
+        return fingerprints
 
 
 class TextSource(Source[DocumentPart]):
-    """Documents, each in one or more pieces: a file of plain text is one, and so is a row of a
-    table.
-    """
+    """Documents, each in one part or more: a file of plain text, or a row of a table."""
 
 
 class PairSource(Source[tuple[str, str]]):
-    """Sentences and their translations, without spaces around them; a pair with an empty side is
-    left out.
-    """
+    """Sentences and their translations, stripped; pairs with an empty side are left out."""
 
 
-# What a person calls
+# Opening
 
 
 def open_texts(data: Sequence[str | Path], *, column: str = "text") -> TextSource:
-    """Texts for a language model. `column` is where they stand in .jsonl, .csv, .tsv and .parquet."""
+    """Texts for a language model; `column` names the text in .jsonl, .csv, .tsv and .parquet."""
 
     def choose(names: list[str], where: str) -> tuple[str, ...]:
         return (column,)
 
     def texts(row: list[Any], where: str) -> Iterator[DocumentPart]:
         text = as_string(row[0], column, where)
-        return text_pieces(text) if text and not text.isspace() else iter(())
+        if not text or text.isspace():
+            return iter(())
+
+        return text_pieces(text)
 
     parts: list[Part[DocumentPart]] = []
 
@@ -90,10 +92,10 @@ def open_texts(data: Sequence[str | Path], *, column: str = "text") -> TextSourc
             parts.append(hub_part(item, choose, texts, column))
         else:
             for file in find_files(item, piped="text"):
-                is_text = file.format == "text"
-                parts.append(
-                    text_part(file) if is_text else table_part(file, choose, texts, column)
-                )
+                if file.format == "text":
+                    parts.append(text_part(file))
+                else:
+                    parts.append(table_part(file, choose, texts, column))
 
     return TextSource(title(data, parts), once(parts))
 
@@ -112,17 +114,19 @@ def open_pairs(data: Sequence[str | Path], *, columns: tuple[str, str] | None = 
             return ("source", "target")
         if len(names) != 2:
             raise ValueError(
-                f"{where}: {len(names)} columns, expected two; name the two that are the pair (--columns)"
+                f"{where}: {len(names)} columns, expected two; "
+                "name the two that are the pair (--columns)"
             )
 
         return ("1", "2")
 
     def pairs(row: list[Any], where: str) -> Iterator[tuple[str, str]]:
-        sides = (
-            as_string(row[0], "source", where).strip(),
-            as_string(row[1], "target", where).strip(),
-        )
-        return iter([sides] if all(sides) else [])
+        source = as_string(row[0], "source", where).strip()
+        target = as_string(row[1], "target", where).strip()
+        if not source or not target:
+            return iter(())
+
+        return iter([(source, target)])
 
     parts: list[Part[tuple[str, str]]] = []
     texts: list[File] = []
@@ -146,9 +150,7 @@ def open_pairs(data: Sequence[str | Path], *, columns: tuple[str, str] | None = 
 
 
 def open_rows(data: Sequence[str | Path], columns: Sequence[str]) -> Source[dict[str, Any]]:
-    """Rows of tables by the names of their columns, with values as they are: for tasks, which say
-    what they need.
-    """
+    """Rows of tables as values by column, unchanged; evaluation tasks name their columns."""
 
     def choose(names: list[str], where: str) -> tuple[str, ...]:
         return tuple(columns)
@@ -167,7 +169,8 @@ def open_rows(data: Sequence[str | Path], columns: Sequence[str]) -> Source[dict
         for file in tables(find_files(item, piped="jsonl")):
             if file.format == "text":
                 raise ValueError(
-                    f"{file.name}: expected a table (.jsonl, .csv, .tsv or .parquet), not plain text"
+                    f"{file.name}: expected a table (.jsonl, .csv, .tsv or .parquet), "
+                    "not plain text"
                 )
 
             parts.append(table_part(file, choose, rows, list(columns)))
@@ -179,7 +182,11 @@ def open_rows(data: Sequence[str | Path], columns: Sequence[str]) -> Source[dict
 
 
 def named(data: Sequence[str | Path]) -> list[str]:
-    items = [str(item) for item in ([data] if isinstance(data, str | Path) else data)]
+    """The names of data as strings; one name counts as a list."""
+    if isinstance(data, str | Path):
+        data = [data]
+
+    items = list(map(str, data))
     if not items or not all(items):
         raise ValueError(
             "data: name at least one file, folder, glob, - or one of " + ", ".join(SPLITS)
@@ -189,36 +196,41 @@ def named(data: Sequence[str | Path]) -> list[str]:
 
 
 def split_of(item: str, wanted: str, what: str) -> str | None:
-    """The split of an embedded source; None where the name is of something else."""
+    """The split of an embedded source; None for any other name."""
     name, _, split = item.partition(":")
     if name not in SPLITS:
         return None
     if name != wanted:
+        content = "texts" if name == "python" else "pairs"
         raise ValueError(
-            f"{item}: {name} holds {'texts' if name == 'python' else 'pairs'}, not {what}; "
-            f"a file of this name is ./{name}"
+            f"{item}: {name} holds {content}, not {what}; a file of this name is ./{name}"
         )
 
     split = split or "train"
     if split not in SPLITS[name]:
-        raise ValueError(
-            f"{item}: expected one of {', '.join(f'{name}:{each}' for each in SPLITS[name])}"
-        )
+        known = ", ".join(f"{name}:{split}" for split in SPLITS[name])
+        raise ValueError(f"{item}: expected one of {known}")
 
     return split
 
 
 def title(data: Sequence[str | Path], parts: Sequence[Part[Any]]) -> str:
-    items = named(data)
+    """The name of a source for messages."""
     if len(parts) == 1:
         return parts[0].name
 
-    name = ", ".join(items) if len(items) <= 3 else f"{items[0]} and {len(items) - 1} more"
-    return f"{name} ({len(parts)} files)" if len(parts) > len(items) else name
+    items = named(data)
+    name = ", ".join(items)
+    if len(items) > 3:
+        name = f"{items[0]} and {len(items) - 1} more"
+    if len(parts) > len(items):
+        name = f"{name} ({len(parts)} files)"
+
+    return name
 
 
 def once(parts: Sequence[Part[Item]]) -> list[Part[Item]]:
-    """A file that is named twice, by a glob and by itself, is read once."""
+    """The parts without duplicates: a file named twice, by a glob and by itself, is read once."""
     first: dict[str, Part[Item]] = {}
     for part in parts:
         first.setdefault(os.path.abspath(part.name), part)
@@ -227,6 +239,6 @@ def once(parts: Sequence[Part[Item]]) -> list[Part[Item]]:
 
 
 def tables(files: list[File]) -> list[File]:
-    """Without what only lies beside the tables in a folder, such as a README.md."""
-    found = [file for file in files if file.format != "text" or not file.found]
-    return found or files
+    """The files without the texts that lie beside tables in a folder, such as a README.md."""
+    chosen = [file for file in files if file.format != "text" or not file.from_pattern]
+    return chosen or files

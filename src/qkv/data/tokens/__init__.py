@@ -1,0 +1,1 @@
+"""Token ids: parallel tokenisation, sharded files on disk, and memory-mapped arrays."""

@@ -1,4 +1,4 @@
-"""From texts to arrays of ids: batch after batch, all cores at work and little in memory."""
+"""Parallel tokenisation: texts to arrays of token ids, in batches and with bounded memory."""
 
 from __future__ import annotations
 
@@ -16,20 +16,18 @@ from qkv.data.sources.source import TextSource
 from qkv.text.tokenizer import Tokenizer
 
 BATCH = 1 << 19
-"""Characters encoded at once: enough to keep all cores busy, little enough for the memory."""
+"""Characters encoded at once: enough to keep all cores busy, and little memory."""
 TEXTS = 1 << 13
 """Texts encoded at once, however short."""
 CHUNK = 1 << 14
 """Characters of a long text that one core encodes at a time."""
 AT_ONCE = 2
-"""Batches in work: while one is turned into an array, the other is encoded."""
-
-# Between two full lines; nowhere else do the tokens of the two sides stay what they are in the
-# whole.
+"""Batches in flight: while one is turned into an array, the next is encoded."""
 BORDER = re.compile(r"(?<=\S)\n(?=\S)")
+"""Between two non-empty lines: the only border where both sides keep their tokens if cut."""
 
-Given = TypeVar("Given")
-Made = TypeVar("Made")
+Input = TypeVar("Input")
+Output = TypeVar("Output")
 
 
 @dataclass(frozen=True)
@@ -38,39 +36,41 @@ class Chunk:
 
     text: str
     begins: bool
-    """It is its text's first."""
+    """True for the first chunk of its text."""
     ends: bool
-    """It is its text's last."""
+    """True for the last chunk of its text."""
 
     def size(self) -> int:
         return len(self.text)
 
 
 def chunks(source: TextSource, size: int | None) -> Iterator[Chunk]:
-    """Long pieces of text are cut further, so that all cores have work and none much memory."""
+    """The texts of a source in chunks of about `size` characters, so that all cores have work."""
     begins = True
-    for piece in source:
+    for part in source:
         first = 0
-        while size is not None and (border := BORDER.search(piece.text, first + size)):
-            yield Chunk(piece.text[first : border.end()], begins, False)
-            first, begins = border.end(), False
+        while size is not None and (border := BORDER.search(part.text, first + size)):
+            yield Chunk(part.text[first : border.end()], begins, False)
+            first = border.end()
+            begins = False
 
-        yield Chunk(piece.text[first:], begins, piece.ends)
-        begins = piece.ends
+        yield Chunk(part.text[first:], begins, part.ends)
+        begins = part.ends
 
 
 def separable(tokenizer: Tokenizer) -> bool:
-    """Whether two lines give the same tokens apart as together; not so where a text's first word is
-    marked.
+    """True if two lines have the same tokens apart as together.
+
+    It is False for a tokenizer that marks the first word of a text.
     """
     return tokenizer.encode("a b\nc d") == tokenizer.encode("a b\n") + tokenizer.encode("c d")
 
 
 def batches(
-    items: Iterable[Given], size: Callable[[Given], int]
-) -> Iterator[tuple[int, list[Given]]]:
-    """Items up to about BATCH characters together, and how many characters they have."""
-    batch: list[Given] = []
+    items: Iterable[Input], size: Callable[[Input], int]
+) -> Iterator[tuple[int, list[Input]]]:
+    """Batches of about BATCH characters, each with its number of characters."""
+    batch: list[Input] = []
     characters = 0
 
     for item in items:
@@ -78,46 +78,48 @@ def batches(
         characters += size(item)
         if characters >= BATCH or len(batch) >= TEXTS:
             yield characters, batch
-            batch, characters = [], 0
+            batch = []
+            characters = 0
 
     if batch:
         yield characters, batch
 
 
 def in_order(
-    work: Callable[[list[Given]], Made], batches: Iterable[tuple[int, list[Given]]]
-) -> Iterator[tuple[int, Made]]:
-    """The batches done by threads, a few ahead of the one that is given out."""
-    waiting: deque[tuple[int, Future[Made]]] = deque()
+    work: Callable[[list[Input]], Output], batches: Iterable[tuple[int, list[Input]]]
+) -> Iterator[tuple[int, Output]]:
+    """The results of batches in order, computed by threads a few batches ahead."""
+    waiting: deque[tuple[int, Future[Output]]] = deque()
     with ThreadPoolExecutor(AT_ONCE) as threads:
         for characters, batch in batches:
             waiting.append((characters, threads.submit(work, batch)))
             if len(waiting) > AT_ONCE:
-                characters, done = waiting.popleft()
-                yield characters, done.result()
+                characters, future = waiting.popleft()
+                yield characters, future.result()
 
-        for characters, done in waiting:
-            yield characters, done.result()
+        for characters, future in waiting:
+            yield characters, future.result()
 
 
 Encoded = tuple[np.ndarray, np.ndarray]
-"""Ids, and just after which of them a text ends."""
+"""The ids of texts, and the positions just after the last id of each text."""
 
 
 def encoder(tokenizer: Tokenizer) -> Callable[[list[Chunk]], Encoded]:
+    """A function that encodes chunks and appends the end token to every text."""
     closing = [] if tokenizer.end is None else [tokenizer.end]
 
     def encode(chunks: list[Chunk]) -> Encoded:
         rows = tokenizer.encode_batch([chunk.text for chunk in chunks])
         ends = np.zeros(len(rows), dtype=bool)
         for number, (chunk, row) in enumerate(zip(chunks, rows, strict=True)):
-            if chunk.ends and (row or not chunk.begins):  # an empty text is none
+            if chunk.ends and (row or not chunk.begins):  # an empty text is skipped
                 row.extend(closing)
                 ends[number] = True
 
-        ids, lengths = joined(rows)
+        ids, row_ends = joined(rows)
 
-        return ids, np.cumsum(lengths)[ends]
+        return ids, row_ends[ends]
 
     return encode
 
@@ -125,16 +127,18 @@ def encoder(tokenizer: Tokenizer) -> Callable[[list[Chunk]], Encoded]:
 def pair_encoder(
     tokenizer: Tokenizer,
 ) -> Callable[[list[tuple[str, str]]], tuple[Encoded, Encoded]]:
+    """A function that encodes both sides of pairs."""
+
     def encode(pairs: list[tuple[str, str]]) -> tuple[Encoded, Encoded]:
-        sources, source_lengths = joined(tokenizer.encode_batch([source for source, _ in pairs]))
-        targets, target_lengths = joined(tokenizer.encode_batch([target for _, target in pairs]))
-        return (sources, np.cumsum(source_lengths)), (targets, np.cumsum(target_lengths))
+        sources, targets = map(list, zip(*pairs, strict=True))
+        return joined(tokenizer.encode_batch(sources)), joined(tokenizer.encode_batch(targets))
 
     return encode
 
 
-def joined(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-    return np.fromiter(
-        chain.from_iterable(rows), dtype=np.uint32, count=int(lengths.sum())
-    ), lengths
+def joined(rows: list[list[int]]) -> Encoded:
+    """All ids in one array, and the end of each row in it."""
+    ends = np.cumsum(np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)))
+    total = int(ends[-1]) if len(rows) else 0
+
+    return np.fromiter(chain.from_iterable(rows), dtype=np.uint32, count=total), ends

@@ -1,4 +1,4 @@
-"""Texts or pairs, and a tokenizer, into ids on disk: once, in parallel, within bounded memory."""
+"""Preparing data: tokenise texts or pairs once, in parallel, and cache the ids on disk."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from qkv.data.sources.source import PairSource, TextSource
 from qkv.data.tokens.encode import (
     CHUNK,
     Chunk,
+    Encoded,
     batches,
     chunks,
     encoder,
@@ -31,7 +32,12 @@ from qkv.storage import DiskFull, move, remove, staging, sweep
 from qkv.text.tokenizer import Tokenizer
 
 FORMAT = 1
-"""Changes when the same source and tokenizer would give other files."""
+"""Version of the cached files; it changes when the same input would give other files."""
+
+Advance = Callable[[int, int], None]
+"""Called with the number of new characters and the total number of tokens."""
+Write = Callable[[Path, str, Advance], None]
+"""Writes the ids and their manifest into a folder, under a key."""
 
 
 def prepare_texts(
@@ -39,12 +45,12 @@ def prepare_texts(
 ) -> Tokens:
     """The ids of all texts, each followed by the end token if the tokenizer has one."""
 
-    def write(folder: Path, key: str, advance: Callable[[int, int], None]) -> None:
-        cut = CHUNK if separable(tokenizer) else None
+    def write(folder: Path, key: str, advance: Advance) -> None:
+        size = CHUNK if separable(tokenizer) else None
+        encoded = in_order(encoder(tokenizer), batches(chunks(source, size), Chunk.size))
+
         with ShardedIdsWriter(folder, "texts", tokenizer.vocabulary) as writer:
-            for characters, (ids, ends) in in_order(
-                encoder(tokenizer), batches(chunks(source, cut), Chunk.size)
-            ):
+            for characters, (ids, ends) in encoded:
                 writer.write(ids, ends)
                 advance(characters, writer.tokens)
 
@@ -63,26 +69,15 @@ def prepare_pairs(
 ) -> Pairs:
     """The ids of all sources and of their targets, without start or end tokens."""
 
-    def write(folder: Path, key: str, advance: Callable[[int, int], None]) -> None:
-        names = ("source", "target")
+    def write(folder: Path, key: str, advance: Advance) -> None:
+        encoded = in_order(pair_encoder(tokenizer), batches(source, pair_size))
         with (
-            ShardedIdsWriter(folder, names[0], tokenizer.vocabulary) as sources,
-            ShardedIdsWriter(folder, names[1], tokenizer.vocabulary) as targets,
+            ShardedIdsWriter(folder, "source", tokenizer.vocabulary) as sources,
+            ShardedIdsWriter(folder, "target", tokenizer.vocabulary) as targets,
         ):
-            encode = pair_encoder(tokenizer)
-            for characters, sides in in_order(
-                encode, batches(source, lambda pair: len(pair[0]) + len(pair[1]))
-            ):
-                for name, writer, (ids, ends) in zip(names, (sources, targets), sides, strict=True):
-                    empty = np.flatnonzero(np.diff(ends, prepend=0) == 0)
-                    if len(empty):
-                        number = writer.texts + int(empty[0]) + 1
-                        raise ValueError(
-                            f"{source.name}: the {name} of pair {number} has no words; leave the pair out"
-                        )
-
-                    writer.write(ids, ends)
-
+            for characters, (source_ids, target_ids) in encoded:
+                write_side(sources, source_ids, source.name)
+                write_side(targets, target_ids, source.name)
                 advance(characters, sources.tokens + targets.tokens)
 
             if not sources.texts:
@@ -99,6 +94,23 @@ def prepare_pairs(
     return Pairs(sources, targets)
 
 
+def pair_size(pair: tuple[str, str]) -> int:
+    return len(pair[0]) + len(pair[1])
+
+
+def write_side(writer: ShardedIdsWriter, encoded: Encoded, name: str) -> None:
+    """Write one side of pairs; raises if a text has no tokens."""
+    ids, ends = encoded
+    empty = np.flatnonzero(np.diff(ends, prepend=0) == 0)
+    if len(empty):
+        number = writer.texts + int(empty[0]) + 1
+        raise ValueError(
+            f"{name}: the {writer.name} of pair {number} has no tokens; leave the pair out"
+        )
+
+    writer.write(ids, ends)
+
+
 def prepared(
     source: TextSource | PairSource,
     tokenizer: Tokenizer,
@@ -106,19 +118,21 @@ def prepared(
     runs: list[str],
     cache: Path | None,
     progress: bool,
-    write: Callable[[Path, str, Callable[[int, int], None]], None],
+    write: Write,
 ) -> list[Tokens]:
-    """The runs as they lie in the cache, written before where they were not there.
+    """The runs of ids from the cache, written first if they are not there.
 
-    The folder gets its name when it is complete, so one half-written is never read, and of two
-    processes that write the same the second one's is dropped. They only wait for each other to save
-    the work.
+    The folder gets its final name when it is complete, so a partial one is never read. Of two
+    processes that write the same data the second result is dropped; they wait for each other only
+    to save work.
     """
-    # The order of the files counts, as it is the order of the texts; their names do not, as one has
-    # several.
+    # The key depends on the order of the files, but not on their names: a file can have several.
     facts = [FORMAT, kind, tokenizer.fingerprint, list(source.fingerprint().values())]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-    parent = (cache_folder() if cache is None else Path(cache)) / key[:32]
+    if cache is None:
+        cache = cache_folder()
+
+    parent = Path(cache) / key[:32]
     folder = parent / "prepared"
     if folder.is_dir():
         try:
@@ -127,21 +141,11 @@ def prepared(
             print(f"{damage}: preparing it again", file=sys.stderr)
 
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        with only_one(parent / "lock") as alone:
-            if alone:
-                sweep(parent)
-
-            if not intact(folder, key, runs):
-                with (
-                    staging(parent, 0, f"preparing {source.name}") as made,
-                    shown(source.name, progress) as advance,
-                ):
-                    write(made, key, advance)
-                    put(made, folder, key, runs)
+        write_cache(folder, key, runs, source.name, progress, write)
     except DiskFull as error:
         raise DiskFull(
-            f"{parent}: no room on the disk to prepare {source.name}; make room, or set QKV_CACHE to a folder elsewhere"
+            f"{parent}: no room on the disk to prepare {source.name}; "
+            "make room, or set QKV_CACHE to a folder elsewhere"
         ) from error
     except PermissionError as error:
         raise PermissionError(
@@ -151,36 +155,60 @@ def prepared(
     return open_all_ids(folder, key, runs)
 
 
+def write_cache(
+    folder: Path, key: str, runs: list[str], name: str, progress: bool, write: Write
+) -> None:
+    """Write the runs into a staging folder and move it to its place, unless another process did."""
+    parent = folder.parent
+    parent.mkdir(parents=True, exist_ok=True)
+    with file_lock(parent / "lock") as locked:
+        if locked:
+            sweep(parent)
+
+        if intact(folder, key, runs):
+            return
+
+        with (
+            staging(parent, 0, f"preparing {name}") as staged,
+            progress_line(name, progress) as advance,
+        ):
+            write(staged, key, advance)
+            install(staged, folder, key, runs)
+
+
 def cache_folder() -> Path:
     """$QKV_CACHE, or else the user's folder for caches."""
-    if given := os.environ.get("QKV_CACHE"):
-        return Path(given).expanduser()
+    folder = os.environ.get("QKV_CACHE")
+    if folder:
+        return Path(folder).expanduser()
 
-    caches = os.environ.get("XDG_CACHE_HOME")
-    return (Path(caches) if caches else Path.home() / ".cache") / "qkv"
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches) / "qkv"
 
 
 def intact(folder: Path, key: str, runs: list[str]) -> bool:
+    """True if a folder has complete runs of this key."""
     try:
         return folder.is_dir() and bool(open_all_ids(folder, key, runs))
     except DamagedShards:
         return False
 
 
-def put(made: Path, folder: Path, key: str, runs: list[str]) -> None:
+def install(staged: Path, folder: Path, key: str, runs: list[str]) -> None:
+    """Move a complete folder to its place, replacing a damaged one."""
     if folder.is_dir() and not intact(folder, key, runs):
         remove(folder)
 
     try:
-        move(made, folder)
+        move(staged, folder)
     except OSError:
-        if not intact(folder, key, runs):  # or else another process was first
+        if not intact(folder, key, runs):  # otherwise another process was first
             raise
 
 
 @contextmanager
-def only_one(lock: Path) -> Iterator[bool]:
-    """Waits until no other process is inside; False where the system has no such locks."""
+def file_lock(lock: Path) -> Iterator[bool]:
+    """Hold an exclusive file lock; False on systems without such locks."""
     try:
         import fcntl
     except ImportError:
@@ -190,35 +218,32 @@ def only_one(lock: Path) -> Iterator[bool]:
     with lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
-            alone = True
+            locked = True
         except OSError:  # some network disks
-            alone = False
+            locked = False
 
-        yield alone
+        yield locked
 
 
 @contextmanager
-def shown(name: str, progress: bool) -> Iterator[Callable[[int, int], None]]:
-    """A line that tells how far it is, on a terminal only."""
+def progress_line(name: str, progress: bool) -> Iterator[Advance]:
+    """A progress line with the counts so far, on a terminal only."""
     columns = (
         SpinnerColumn(),
         TextColumn("preparing {task.description}"),
-        TextColumn("{task.fields[said]}"),
+        TextColumn("{task.fields[counts]}"),
+        TimeElapsedColumn(),
     )
     quiet = not (progress and sys.stderr.isatty())
 
-    with Progress(
-        *columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True, disable=quiet
-    ) as bar:
-        task = bar.add_task(name, total=None, said="")
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bar:
+        task = bar.add_task(name, total=None, counts="")
         read = 0
 
         def advance(characters: int, tokens: int) -> None:
             nonlocal read
             read += characters
-            bar.update(
-                task,
-                said=f"{read / 1e6:,.1f} million characters, {tokens / 1e6:,.1f} million tokens",
-            )
+            counts = f"{read / 1e6:,.1f} million characters, {tokens / 1e6:,.1f} million tokens"
+            bar.update(task, counts=counts)
 
         yield advance

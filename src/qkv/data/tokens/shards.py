@@ -1,6 +1,4 @@
-"""Runs of ids in files of bounded size: written once, then mapped into memory and read piece by
-piece.
-"""
+"""Sharded files of token ids: written once, then memory-mapped and read window by window."""
 
 from __future__ import annotations
 
@@ -18,38 +16,40 @@ from qkv.data.tokens.token_arrays import Tokens
 from qkv.storage import flush
 
 SHARD = 1 << 26
-"""Ids in a file."""
+"""Ids in a shard."""
 MANIFEST = "manifest.json"
 
 
 class DamagedShards(ValueError):
-    """The files are not those that were written."""
+    """The files differ from those that were written."""
 
 
 @dataclass(frozen=True)
 class ShardedIds:
-    """A run of ids, as the manifest has it."""
+    """The manifest of a run of ids."""
 
     dtype: str
     tokens: int
     texts: int
     shards: dict[str, int]
-    """The files of ids in order, and their sizes in bytes."""
+    """The files of ids in order, with their sizes in bytes."""
     ends: dict[str, int]
-    """The file that says where each text ends, and its size."""
+    """The file of the ends of the texts, with its size."""
 
 
 class ShardedIdsWriter:
-    """Writes one run of ids; with `with`, its files are closed whatever happens."""
+    """Writes one run of ids; a context manager that always closes its files."""
 
     def __init__(self, folder: Path, name: str, vocabulary: int) -> None:
-        self.folder, self.name = folder, name
+        self.folder = folder
+        self.name = name
         self.dtype = np.dtype("<u2" if vocabulary <= 1 << 16 else "<u4")
-        self.tokens = self.texts = 0
+        self.tokens = 0
+        self.texts = 0
         self.shards: list[str] = []
         self.ends = (folder / f"{name}-ends.bin").open("wb")
-        self.open: BinaryIO | None = None
-        self.room = 0  # ids that the open shard still takes
+        self.shard: BinaryIO | None = None
+        self.room = 0  # ids that still fit into the open shard
 
     def __enter__(self) -> ShardedIdsWriter:
         return self
@@ -61,11 +61,11 @@ class ShardedIdsWriter:
         at: TracebackType | None,
     ) -> None:
         self.ends.close()
-        if self.open is not None:
-            self.open.close()
+        if self.shard is not None:
+            self.shard.close()
 
     def write(self, ids: Integer[np.ndarray, "N"], ends: Int[np.ndarray, "texts"]) -> None:
-        """More ids; `ends` are just after each text's last, counted from the first of these."""
+        """Append ids; `ends` are the positions just after each text, counted from these ids."""
         self.ends.write((ends + self.tokens).astype("<i8").tobytes())
         self.texts += len(ends)
         self.tokens += len(ids)
@@ -75,27 +75,29 @@ class ShardedIdsWriter:
             if not self.room:
                 self.next_shard()
 
-            assert self.open is not None
-            self.open.write(ids[: self.room].tobytes())
-            written = min(self.room, len(ids))
-            ids, self.room = ids[written:], self.room - written
+            assert self.shard is not None
+            part = ids[: self.room]
+            self.shard.write(part.tobytes())
+            self.room -= len(part)
+            ids = ids[len(part) :]
 
     def next_shard(self) -> None:
-        if self.open is not None:
-            self.open.close()
+        if self.shard is not None:
+            self.shard.close()
 
         self.shards.append(f"{self.name}-{len(self.shards):05}.bin")
-        self.open, self.room = (self.folder / self.shards[-1]).open("wb"), SHARD
+        self.shard = (self.folder / self.shards[-1]).open("wb")
+        self.room = SHARD
 
     def finish(self) -> ShardedIds:
-        """Closes the files, onto the disk itself, and says what they hold."""
+        """Close the files, flush them to disk, and return their manifest."""
         self.__exit__(None, None, None)
         ends = f"{self.name}-ends.bin"
+        sizes: dict[str, int] = {}
 
         for file in (*self.shards, ends):
             flush(self.folder / file)
-
-        sizes = {file: (self.folder / file).stat().st_size for file in (*self.shards, ends)}
+            sizes[file] = (self.folder / file).stat().st_size
 
         return ShardedIds(
             self.dtype.str, self.tokens, self.texts, shards=sizes, ends={ends: sizes.pop(ends)}
@@ -105,19 +107,18 @@ class ShardedIdsWriter:
 def write_manifest(
     folder: Path, key: str, about: dict[str, object], runs: dict[str, ShardedIds]
 ) -> None:
+    """Write the manifest of a folder: its key, its source and its runs."""
     manifest = {"key": key, **about, "runs": {name: asdict(run) for name, run in runs.items()}}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     flush(folder / MANIFEST)
 
 
 def open_all_ids(folder: Path, key: str, names: Iterable[str]) -> list[Tokens]:
-    """The runs of a folder, mapped; refused where a file is missing or has not the size that was
-    written.
-    """
+    """The runs of a folder, memory-mapped; raises if a file is missing or has another size."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if manifest["key"] != key:
-            raise DamagedShards(f"{folder / MANIFEST}: it speaks of other data")
+            raise DamagedShards(f"{folder / MANIFEST}: it belongs to other data")
 
         return [open_ids(folder, ShardedIds(**manifest["runs"][name]), key) for name in names]
     except (
@@ -133,15 +134,18 @@ def open_all_ids(folder: Path, key: str, names: Iterable[str]) -> list[Tokens]:
 
 
 def open_ids(folder: Path, run: ShardedIds, key: str) -> Tokens:
+    """One run of a folder, memory-mapped."""
     for name, size in {**run.shards, **run.ends}.items():
         file = folder / name
         if not file.is_file():
             raise DamagedShards(f"{file}: the file is missing")
         if file.stat().st_size != size:
             raise DamagedShards(
-                f"{file}: it has {file.stat().st_size} bytes, and {size} were written"
+                f"{file}: it has {file.stat().st_size} bytes, but {size} were written"
             )
 
     shards = [np.memmap(folder / name, dtype=run.dtype, mode="r") for name in run.shards]
-    ends = [np.memmap(folder / name, dtype="<i8", mode="r") for name in run.ends]
-    return Tokens(shards, ends[0], key)
+    (ends_name,) = run.ends
+    ends = np.memmap(folder / ends_name, dtype="<i8", mode="r")
+
+    return Tokens(shards, ends, key)

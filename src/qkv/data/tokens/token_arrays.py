@@ -1,4 +1,4 @@
-"""Prepared data: long runs of ids, in memory or mapped from files, that are read piece by piece."""
+"""Token arrays: long runs of ids, in memory or memory-mapped, read window by window."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from qkv.data.batches.order import draws
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """Texts one after another, each with its end token when the tokenizer has one."""
+    """Texts one after another, each with its end token if the tokenizer has one."""
 
     shards: Sequence[np.ndarray]
-    """The ids, in order, cut anywhere."""
+    """The ids in order, split anywhere."""
     all_ends: Int[np.ndarray, "texts"]
-    """Just after the last token of each text, counted from the first shard's first token."""
+    """The positions just after the last token of each text, counted from the first shard."""
     fingerprint: str
-    """Tells the source and the tokenizer; the same for the parts of a split."""
+    """Identifies source and tokenizer; the parts of a split have the same."""
     begin: int = 0
-    """Where this part of the shards begins."""
+    """The first position of this part in the shards."""
     end: int | None = None
+    """The position after its last; None for the end of the shards."""
     borders: Int[np.ndarray, "borders"] = field(init=False, repr=False)
-    """Where each shard begins, and the last one ends."""
+    """The start of each shard, and the end of the last one."""
 
     def __post_init__(self) -> None:
-        borders = np.cumsum([0, *(len(shard) for shard in self.shards)], dtype=np.int64)
+        borders = np.cumsum([0, *map(len, self.shards)], dtype=np.int64)
         object.__setattr__(self, "borders", borders)
         if self.end is None:
             object.__setattr__(self, "end", int(borders[-1]))
@@ -39,37 +40,48 @@ class Tokens:
         return self.end - self.begin
 
     def read(self, start: int, stop: int) -> Int[np.ndarray, "T"]:
+        """The ids from start to stop - 1."""
         if not 0 <= start <= stop <= len(self):
             raise IndexError(f"tokens {start} to {stop} of {len(self)}")
 
-        read = np.empty(stop - start, dtype=np.int64)
-        begin, end = self.begin + start, self.begin + stop
-        shard = int(np.searchsorted(self.borders, begin, side="right")) - 1
+        ids = np.empty(stop - start, dtype=np.int64)
+        position = self.begin + start
+        end = self.begin + stop
+        shard = int(np.searchsorted(self.borders, position, side="right")) - 1
+        done = 0
 
-        while begin < end:
-            first, last = int(self.borders[shard]), min(end, int(self.borders[shard + 1]))
-            done = begin - self.begin - start
-            read[done : done + last - begin] = self.shards[shard][begin - first : last - first]
-            begin, shard = last, shard + 1
+        # Copy from one shard after another.
+        while position < end:
+            first = int(self.borders[shard])
+            last = min(end, int(self.borders[shard + 1]))
+            count = last - position
+            ids[done : done + count] = self.shards[shard][position - first : last - first]
+            position = last
+            done += count
+            shard += 1
 
-        return read
+        return ids
 
     @cached_property
     def ends(self) -> Int[np.ndarray, "texts"]:
-        """Just after the last token of each text that ends here."""
+        """The positions just after the last token of each text that ends in this part."""
         first, last = np.searchsorted(
             self.all_ends, (self.begin, self.begin + len(self)), side="right"
         )
         within = self.all_ends[first:last]
-        return within - self.begin if self.begin else within
+        if not self.begin:
+            return within
+
+        return within - self.begin
 
     def split(self, held_out: float) -> tuple[Tokens, Tokens]:
-        """What to train on, and the last `held_out` (a fraction) of the tokens to validate on."""
-        kept = len(self) - count_held_out(held_out, len(self), "tokens")
-        middle = self.begin + kept
-        return self.within(self.begin, middle), self.within(middle, self.begin + len(self))
+        """Training tokens, and the last fraction `held_out` of the tokens for validation."""
+        end = self.begin + len(self)
+        middle = end - count_held_out(held_out, len(self), "tokens")
+        return self.within(self.begin, middle), self.within(middle, end)
 
     def within(self, begin: int, end: int) -> Tokens:
+        """The part between two positions of the shards."""
         return Tokens(self.shards, self.all_ends, self.fingerprint, begin, end)
 
 
@@ -80,7 +92,7 @@ class Pairs:
     sources: Tokens
     targets: Tokens
     chosen: Int[np.ndarray, "pairs"] | None = None
-    """Which pairs these are; all unless given."""
+    """The numbers of the pairs; None for all."""
 
     def __post_init__(self) -> None:
         if len(self.sources.ends) != len(self.targets.ends):
@@ -92,17 +104,26 @@ class Pairs:
         return self.sources.fingerprint
 
     def __len__(self) -> int:
-        return len(self.sources.ends) if self.chosen is None else len(self.chosen)
+        if self.chosen is None:
+            return len(self.sources.ends)
+
+        return len(self.chosen)
 
     def source(self, i: int) -> Int[np.ndarray, "S"]:
+        """The ids of a source."""
         return self.text(self.sources, i)
 
     def target(self, i: int) -> Int[np.ndarray, "T"]:
+        """The ids of a target."""
         return self.text(self.targets, i)
 
     def text(self, side: Tokens, i: int) -> Int[np.ndarray, "N"]:
-        number = i if self.chosen is None else int(self.chosen[i])
-        return side.read(int(side.ends[number - 1]) if number else 0, int(side.ends[number]))
+        number = i
+        if self.chosen is not None:
+            number = int(self.chosen[i])
+
+        start = int(side.ends[number - 1]) if number else 0
+        return side.read(start, int(side.ends[number]))
 
     @cached_property
     def source_lengths(self) -> Int[np.ndarray, "pairs"]:
@@ -114,21 +135,28 @@ class Pairs:
 
     def lengths(self, side: Tokens) -> Int[np.ndarray, "pairs"]:
         lengths = np.diff(side.ends, prepend=0)
-        return lengths if self.chosen is None else lengths[self.chosen]
+        if self.chosen is None:
+            return lengths
+
+        return lengths[self.chosen]
 
     def split(self, held_out: float) -> tuple[Pairs, Pairs]:
-        """What to train on, and a fraction to validate on, drawn at random but always the same."""
+        """Training pairs, and a random fraction for validation that is always the same."""
         count = count_held_out(held_out, len(self), "pairs")
-        mixed = draws("held out", 0, 0).permutation(len(self))
-        chosen = np.arange(len(self.sources.ends)) if self.chosen is None else self.chosen
-        train, validation = np.sort(mixed[count:]), np.sort(mixed[:count])
+        shuffled = draws("held out", 0, 0).permutation(len(self))
 
-        return Pairs(self.sources, self.targets, chosen[train]), Pairs(
-            self.sources, self.targets, chosen[validation]
-        )
+        return self.part(np.sort(shuffled[count:])), self.part(np.sort(shuffled[:count]))
+
+    def part(self, numbers: Int[np.ndarray, "n"]) -> Pairs:
+        """The pairs with these numbers."""
+        if self.chosen is not None:
+            numbers = self.chosen[numbers]
+
+        return Pairs(self.sources, self.targets, numbers)
 
 
 def count_held_out(held_out: float, count: int, of: str) -> int:
+    """The number of items for validation; raises if either part would be empty."""
     if not 0 < held_out < 1:
         raise ValueError(f"held_out: expected a fraction between 0 and 1, not {held_out}")
 

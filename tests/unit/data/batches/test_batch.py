@@ -1,4 +1,4 @@
-"""A batch and its parts: nothing lost, nothing added, counts that survive a move."""
+"""A batch and its parts: the parts are the whole, and counts survive a move."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from qkv.data.batches.batch import Batch
 from qkv.data.batches.causal import CausalData
 from qkv.data.batches.paired import PairedData
-from support.made_data import made_pairs, made_tokens, rows_of, same
+from support.made_data import make_pairs, make_tokens, same_batch, unpadded_rows
 
 
 def paired(lengths: list[tuple[int, int]]) -> Batch:
     """One batch of all these pairs."""
-    pairs = made_pairs([([5] * source, [6] * target) for source, target in lengths])
+    pairs = make_pairs([([5] * source, [6] * target) for source, target in lengths])
     (batch,) = PairedData(pairs, start=1, end=2, padding=0, budget=10_000).ordered()
     return batch
 
 
 @given(rows=st.integers(1, 12), parts=st.integers(1, 15), across=st.booleans())
 def test_the_parts_of_packed_rows_are_the_whole(rows: int, parts: int, across: bool) -> None:
-    tokens = made_tokens(list(range(100)), ends=[3, 10, 11, 40, 100])
+    tokens = make_tokens(list(range(100)), ends=[3, 10, 11, 40, 100])
     whole = CausalData(tokens, context=8, rows=rows, across_documents=across).batch(1)
     split = whole.split(parts)
     assert len(split) == min(parts, rows)
@@ -34,7 +34,7 @@ def test_the_parts_of_packed_rows_are_the_whole(rows: int, parts: int, across: b
         for field in fields(Batch)
         if isinstance(getattr(whole, field.name), torch.Tensor)
     }
-    assert same(Batch(**joined), whole)
+    assert same_batch(Batch(**joined), whole)
 
 
 @given(
@@ -46,7 +46,7 @@ def test_the_parts_of_pairs_are_the_whole_without_padding_of_their_own(
 ) -> None:
     whole = paired(lengths)
     split = whole.split(parts)
-    assert [row for part in split for row in rows_of(part)] == rows_of(whole)
+    assert [row for part in split for row in unpadded_rows(part)] == unpadded_rows(whole)
     assert (
         sum(part.count for part in split) == whole.count == sum(target + 1 for _, target in lengths)
     )
@@ -56,7 +56,7 @@ def test_the_parts_of_pairs_are_the_whole_without_padding_of_their_own(
     for part in split:
         assert part.source is not None
         sources, targets = zip(
-            *[(len(source), len(ids)) for ids, _, source in rows_of(part)], strict=True
+            *[(len(source), len(ids)) for ids, _, source in unpadded_rows(part)], strict=True
         )
         assert part.source.shape[1] == max(sources)
         assert part.ids.shape[1] == part.targets.shape[1] == max(targets)
@@ -68,17 +68,20 @@ def test_the_parts_of_pairs_are_the_whole_without_padding_of_their_own(
 def test_the_rows_are_the_same_for_any_ranks_and_micro_batches(ranks: int, micro: int) -> None:
     whole = paired([(1 + i % 7, 1 + i % 5) for i in range(16)])
     rows = [
-        row for mine in whole.split(ranks) for part in mine.split(micro) for row in rows_of(part)
+        row
+        for share in whole.split(ranks)
+        for part in share.split(micro)
+        for row in unpadded_rows(part)
     ]
-    assert rows == rows_of(whole)
+    assert rows == unpadded_rows(whole)
 
 
 def test_counts_are_taken_before_a_move() -> None:
     batch = paired([(3, 2), (1, 5)])
-    moved = batch.to("meta")  # a device on which nothing can be counted
+    moved = batch.to("meta")  # a device without values
     assert moved.ids.device.type == "meta"
     assert (moved.count, moved.tokens) == (3 + 6, 4 + 3 + 2 + 6)
-    assert same(batch.to("cpu"), batch)
+    assert same_batch(batch.to("cpu"), batch)
 
 
 @pytest.mark.gpu
@@ -86,9 +89,9 @@ def test_a_pinned_batch_arrives_whole() -> None:
     batch = paired([(3, 2), (1, 5)])
     pinned = batch.pin()
     assert pinned.ids.is_pinned()
-    assert same(pinned.to("cuda").to("cpu"), batch)
+    assert same_batch(pinned.to("cuda").to("cpu"), batch)
 
 
-def test_no_parts() -> None:
+def test_zero_parts_are_refused() -> None:
     with pytest.raises(ValueError, match="parts: expected 1 or more, not 0"):
         paired([(1, 1)]).split(0)

@@ -1,4 +1,4 @@
-"""The causal objective: the next word is the target, and texts that are alone stay alone."""
+"""Causal batches: the target is the next token, and separate documents stay separate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from qkv.data.batches.batch import IGNORE
 from qkv.data.batches.causal import CausalData
-from support.made_data import made_texts, made_tokens, same
+from support.made_data import make_texts, make_tokens, same_batch
 
 END = 2
 TEXTS = [[*range(10, 20), END], [30, END], [*range(40, 63), END], [70, 71, 72, END], [80, END]]
@@ -23,89 +23,92 @@ TEXTS = [[*range(10, 20), END], [30, END], [*range(40, 63), END], [70, 71, 72, E
     rows=st.integers(1, 5),
     seed=st.integers(0, 5),
 )
-def test_the_target_is_the_next_word(step: int, context: int, rows: int, seed: int) -> None:
-    batch = CausalData(made_tokens(list(range(60))), context, rows, seed).batch(step)
+def test_the_target_is_the_next_token(step: int, context: int, rows: int, seed: int) -> None:
+    batch = CausalData(make_tokens(list(range(60))), context, rows, seed).batch(step)
     assert batch.ids.shape == batch.targets.shape == (rows, context)
-    asked = batch.targets != IGNORE
-    assert torch.equal(batch.targets[asked], (batch.ids + 1)[asked])  # the text counts upwards
+    has_target = batch.targets != IGNORE
+    assert torch.equal(
+        batch.targets[has_target], (batch.ids + 1)[has_target]
+    )  # the text counts upwards
     assert torch.equal(batch.ids, batch.ids[:, :1] + torch.arange(context))
     assert (
         batch.padding_mask is batch.documents is batch.positions is batch.target_positions is None
     )
     assert batch.tokens == rows * context
-    assert bool((asked.int().diff(dim=1) >= 0).all()), (
-        "the part that the row before asks for comes first"
+    assert bool((has_target.int().diff(dim=1) >= 0).all()), (
+        "only the first positions of a row lack targets"
     )
 
 
 @given(
-    length=st.integers(2, 60), context=st.integers(1, 40), rows=st.integers(1, 4), ranks=st.integers(1, 3),
+    length=st.integers(2, 60),
+    context=st.integers(1, 40),
+    rows=st.integers(1, 4),
+    ranks=st.integers(1, 3),
     across=st.booleans(),
-)  # fmt: skip
+)
 def test_every_token_but_the_first_is_a_target_once_an_epoch(
     length: int, context: int, rows: int, ranks: int, across: bool
 ) -> None:
-    """For all lengths, also below the context, and whatever the number of ranks that share the
-    rows.
-    """
+    """This holds for data shorter than the context and for any number of ranks."""
     ends = [end for end in (11, 13, 37) if end < length]
-    tokens = made_texts([list(range(*part)) for part in pairwise([0, *ends, length])])
+    tokens = make_texts([list(range(*part)) for part in pairwise([0, *ends, length])])
     data = CausalData(tokens, context, rows, seed=2, across_documents=across)
     epochs = 2 * rows  # after which an epoch ends with a step
-    asked: list[int] = []
+    targets: list[int] = []
     for step in range(epochs * data.windows.count // rows):
         for part in data.batch(step).split(ranks):
-            asked += part.targets[part.targets != IGNORE].tolist()
+            targets += part.targets[part.targets != IGNORE].tolist()
     expected = [token for token in range(1, length) if across or token not in ends]
-    assert sorted(asked) == sorted(expected * epochs)
+    assert sorted(targets) == sorted(expected * epochs)
 
 
 def test_a_text_of_700_tokens_in_a_context_of_256() -> None:
-    data = CausalData(made_tokens(list(range(700))), 256, rows=1)
+    data = CausalData(make_tokens(list(range(700))), 256, rows=1)
     assert data.steps_per_epoch == 4
-    asked = torch.cat([data.batch(step).targets.flatten() for step in range(4)])
-    assert sorted(asked[asked != IGNORE].tolist()) == list(range(1, 700))
+    targets = torch.cat([data.batch(step).targets.flatten() for step in range(4)])
+    assert sorted(targets[targets != IGNORE].tolist()) == list(range(1, 700))
 
 
 def test_a_step_is_the_same_computed_directly() -> None:
-    tokens = made_texts(TEXTS)
-    walking = CausalData(tokens, 5, 3, seed=1, across_documents=False)
-    reached = [walking.batch(step) for step in range(30)]
+    tokens = make_texts(TEXTS)
+    sequential = CausalData(tokens, 5, 3, seed=1, across_documents=False)
+    batches = [sequential.batch(step) for step in range(30)]
     for step in (29, 0, 17):
-        assert same(
-            CausalData(tokens, 5, 3, seed=1, across_documents=False).batch(step), reached[step]
+        assert same_batch(
+            CausalData(tokens, 5, 3, seed=1, across_documents=False).batch(step), batches[step]
         )
 
 
 @given(context=st.integers(1, 60), rows=st.integers(1, 4))
-def test_in_order_every_word_but_the_first_is_asked_once(context: int, rows: int) -> None:
-    words = [word for text in TEXTS for word in text]
-    data = CausalData(made_texts(TEXTS), context, rows)
+def test_in_order_every_token_but_the_first_is_a_target_once(context: int, rows: int) -> None:
+    tokens = [token for text in TEXTS for token in text]
+    data = CausalData(make_texts(TEXTS), context, rows)
     batches = list(data.ordered())
-    asked = torch.cat([batch.targets[batch.targets != IGNORE] for batch in batches])
-    assert asked.tolist() == words[1:]
+    targets = torch.cat([batch.targets[batch.targets != IGNORE] for batch in batches])
+    assert targets.tolist() == tokens[1:]
     read = [
         batch.ids.flatten() if batch.padding_mask is None else batch.ids[batch.padding_mask]
         for batch in batches
     ]
-    assert torch.cat(read).tolist() == words[:-1]
+    assert torch.cat(read).tolist() == tokens[:-1]
     assert (
         sum(batch.tokens for batch in batches)
         == sum(batch.count for batch in batches)
-        == len(words) - 1
+        == len(tokens) - 1
     )
     assert {batch.ids.shape[1] for batch in batches} == {context}
 
 
 @given(step=st.integers(0, 50), context=st.integers(1, 30))
-def test_texts_apart_are_numbered_and_begin_again(step: int, context: int) -> None:
-    """Each row is checked token by token against the text that its words are of."""
-    begin_of = {
-        word: (number, place)
+def test_separate_documents_are_numbered_and_positions_restart(step: int, context: int) -> None:
+    """Each row is checked token by token against the documents of its tokens."""
+    origin = {
+        token: (number, index)
         for number, text in enumerate(TEXTS)
-        for place, word in enumerate(text[:-1])
+        for index, token in enumerate(text[:-1])
     }
-    batch = CausalData(made_texts(TEXTS), context, 3, across_documents=False).batch(step)
+    batch = CausalData(make_texts(TEXTS), context, 3, across_documents=False).batch(step)
     assert batch.documents is not None
     assert batch.positions is not None
     for ids, targets, documents, positions in zip(
@@ -115,38 +118,38 @@ def test_texts_apart_are_numbered_and_begin_again(step: int, context: int) -> No
         batch.positions.tolist(),
         strict=True,
     ):
-        text, position = 0, 0
-        for place, word in enumerate(ids):
-            assert (documents[place], positions[place]) == (text, position)
-            if word == END:
-                assert targets[place] == IGNORE
-                text, position = text + 1, 0
+        document = 0
+        position = 0
+        for index, token in enumerate(ids):
+            assert (documents[index], positions[index]) == (document, position)
+            if token == END:
+                assert targets[index] == IGNORE
+                document += 1
+                position = 0
             else:
-                number, within = begin_of[word]
-                assert targets[place] in (TEXTS[number][within + 1], IGNORE)
+                number, within = origin[token]
+                assert targets[index] in (TEXTS[number][within + 1], IGNORE)
                 position += 1
 
 
-def test_without_an_end_token_texts_apart_ask_nothing_of_the_next_either() -> None:
-    data = CausalData(made_texts([[1, 2, 3], [4, 5, 6, 7]]), 6, 1, across_documents=False)
+def test_without_an_end_token_the_next_document_is_no_target_either() -> None:
+    data = CausalData(make_texts([[1, 2, 3], [4, 5, 6, 7]]), 6, 1, across_documents=False)
     (batch,) = data.ordered()
     assert batch.targets.tolist() == [[2, 3, IGNORE, 5, 6, 7]]
     assert batch.documents is not None
     assert batch.documents.tolist() == [[0, 0, 0, 1, 1, 1]]
 
 
-def test_with_texts_together_the_first_word_of_the_next_is_asked() -> None:
-    (batch,) = CausalData(made_texts([[1, 2, END], [4, 5, END]]), 5, 1).ordered()
+def test_across_documents_the_next_document_is_a_target() -> None:
+    (batch,) = CausalData(make_texts([[1, 2, END], [4, 5, END]]), 5, 1).ordered()
     assert batch.targets.tolist() == [[2, END, 4, 5, END]]
 
 
 def test_a_text_shorter_than_the_context_is_one_row_with_padding() -> None:
-    batch = CausalData(made_tokens(list(range(5))), 8, 2).batch(0)
+    batch = CausalData(make_tokens(list(range(5))), 8, 2).batch(0)
     assert batch.ids.tolist() == [[0, 1, 2, 3, 0, 0, 0, 0]] * 2
     assert batch.targets.tolist() == [[1, 2, 3, 4, *[IGNORE] * 4]] * 2
     assert batch.padding_mask is not None
     assert batch.padding_mask.tolist() == [[True] * 4 + [False] * 4] * 2
-    with pytest.raises(
-        ValueError, match="tokens: expected 2 or more, so that one is the next of another, not 1"
-    ):
-        CausalData(made_tokens([5]), 8, 1)
+    with pytest.raises(ValueError, match=r"tokens: expected 2 or more.*not 1"):
+        CausalData(make_tokens([5]), 8, 1)

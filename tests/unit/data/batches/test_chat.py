@@ -1,4 +1,4 @@
-"""Conversations: the answers alone are asked, and packing many into a row changes nobody's loss."""
+"""Conversations: only answers are targets, and packing several into a row keeps their losses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qkv.data.batches.batch import IGNORE
 from qkv.data.batches.chat import (
     Conversation,
     ConversationData,
-    Encoded,
+    EncodedConversation,
     encode_conversation,
     encode_conversations,
     open_conversations,
@@ -27,7 +27,7 @@ from qkv.data.batches.chat import (
 from qkv.models import GPT, GPTConfig
 from qkv.text import Tokenizer, train
 from qkv.text.chat_template import Message, encode_chat
-from support.made_data import same
+from support.made_data import same_batch
 from support.tokenizer_kinds import gguf_file
 from unit.data.sources.test_source import piped, table, write
 
@@ -38,7 +38,7 @@ TEMPLATE = (
 )
 INDENTS = train("byte-pair", ["def b:\n    b\n    b\n\n    b"] * 4, 300)
 INDENTING = Tokenizer(INDENTS.inner, {**INDENTS.config, "chat_template": TEMPLATE})
-"""To which a newline and the spaces after it are one token."""
+"""A tokenizer for which a newline and the spaces after it are one token."""
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +59,19 @@ def chat(*contents: str, system: str | None = None) -> tuple[Message, ...]:
     return (*([] if system is None else [Message(role="system", content=system)]), *turns)
 
 
+def select(ids: list[int], is_target: list[bool]) -> list[int]:
+    """The ids that are targets."""
+    return [id for id, target in zip(ids, is_target, strict=True) if target]
+
+
+def sign(end: bool, target: bool) -> str:
+    """x for the end of an answer, . for its other tokens, and a space for the rest."""
+    if end:
+        return "x"
+
+    return "." if target else " "
+
+
 # Reading
 
 
@@ -67,14 +80,14 @@ def test_messages(kind: str) -> None:
     name = table(
         "a" + kind, {"id": [1], "messages": [list(chat("Hi", " Hello. ", system="Be kind."))]}
     )
-    (found,) = open_conversations([name])
-    assert found.messages == chat(
+    (conversation,) = open_conversations([name])
+    assert conversation.messages == chat(
         "Hi", " Hello. ", system="Be kind."
-    )  # as it is: it may begin with an indent
-    assert found.where.startswith(name)
+    )  # unchanged, since it may start with an indent
+    assert conversation.where.startswith(name)
 
 
-def test_messages_as_sharegpt_writes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_in_the_format_of_sharegpt(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = [
         {"from": "system", "value": "s"},
         {"from": "human", "value": "Hi"},
@@ -95,7 +108,7 @@ USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content"
     ("messages", "message"),
     [
         ([USER], "no message is the assistant's, so there is nothing to learn"),
-        ([ANSWER, USER], "the assistant speaks before anyone asked; leave its first message out"),
+        ([ANSWER, USER], "the assistant's first message comes before any user's"),
         ("a", "the messages: expected a list, not a string"),
         ([], "the messages: expected a list, not an empty one"),
         (None, "the messages: expected a list, not null"),
@@ -134,21 +147,21 @@ def test_files_of_another_kind() -> None:
         list(open_conversations([write("a.jsonl", '{"text": "a"}')]))
 
 
-# Ids
+# Token ids
 
 
-def test_answers_and_their_ends_are_asked(tokenizer: Tokenizer) -> None:
+def test_answers_and_their_ends_are_targets(tokenizer: Tokenizer) -> None:
     messages = chat(
         "Hi", "Hello there.", "And <|im_end|>?", "Bye <|im_end|> now", system="Be kind."
     )
-    ids, asked = encode_conversation(tokenizer, messages)
+    ids, is_target = encode_conversation(tokenizer, messages)
     assert ids == encode_chat(tokenizer, messages, reply=False)
-    said = [id for id, each in zip(ids, asked, strict=True) if each]
+    answers = select(ids, is_target)
     hello, bye = (tokenizer.encode_as_text(text) for text in ("Hello there.", "Bye <|im_end|> now"))
-    assert said == [*hello, END, *bye, END]
+    assert answers == [*hello, END, *bye, END]
     first = len(encode_chat(tokenizer, messages[:2]))
-    assert asked[:first] == [False] * first  # the template's header, too
-    assert asked[first : first + len(hello) + 2] == [True] * (len(hello) + 1) + [
+    assert is_target[:first] == [False] * first  # the template's header, too
+    assert is_target[first : first + len(hello) + 2] == [True] * (len(hello) + 1) + [
         False
     ]  # a newline after the end
 
@@ -159,30 +172,28 @@ def test_answers_and_their_ends_are_asked(tokenizer: Tokenizer) -> None:
     )
 )
 def test_any_answers(tokenizer: Tokenizer, contents: list[str]) -> None:
-    ids, asked = encode_conversation(tokenizer, chat(*contents))
-    ends = [id == END and each for id, each in zip(ids, asked, strict=True)]
+    ids, is_target = encode_conversation(tokenizer, chat(*contents))
+    ends = [id == END and target for id, target in zip(ids, is_target, strict=True)]
     assert sum(ends) == len(contents) // 2
-    runs = "".join(
-        "x" if end else "." if each else " " for end, each in zip(ends, asked, strict=True)
-    ).split("x")
+    runs = "".join(sign(end, target) for end, target in zip(ends, is_target, strict=True)).split(
+        "x"
+    )
     assert all(re.fullmatch(r" +\.+", run) for run in runs[:-1])
-    said = tokenizer.decode([id for id, each in zip(ids, asked, strict=True) if each])
-    assert said == "".join(contents[1::2])
+    answers = tokenizer.decode(select(ids, is_target))
+    assert answers == "".join(contents[1::2])
 
 
 @given(st.lists(st.text("b \n", min_size=1).filter(str.strip), min_size=2, max_size=6))
 def test_an_answer_keeps_its_indent(contents: list[str]) -> None:
     messages = chat(*contents)
-    ids, asked = encode_conversation(INDENTING, messages)
-    answers = "".join(contents[1::2])
-    said = [id for id, each in zip(ids, asked, strict=True) if each]
-    assert INDENTING.decode([id for id in said if id != INDENTING.end]) == answers
-    for number in range(
-        1, len(messages), 2
-    ):  # what the model reads before it answers is what it learned from
+    ids, is_target = encode_conversation(INDENTING, messages)
+    expected = "".join(contents[1::2])
+    answers = select(ids, is_target)
+    assert INDENTING.decode([id for id in answers if id != INDENTING.end]) == expected
+    for number in range(1, len(messages), 2):  # generation sees the same prompt as training
         before = encode_chat(INDENTING, messages[:number])
         assert ids[: len(before)] == before
-        assert asked[len(before)]
+        assert is_target[len(before)]
 
 
 def with_template(tokenizer: Tokenizer, template: str) -> Tokenizer:
@@ -195,8 +206,8 @@ def test_a_template_without_an_end(tokenizer: Tokenizer) -> None:
         "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
         "{% if add_generation_prompt %}assistant:{% endif %}",
     )
-    ids, asked = encode_conversation(plain, chat("a", "b", "c", "d"))
-    assert plain.decode([id for id, each in zip(ids, asked, strict=True) if each]) == " b\n d\n"
+    ids, is_target = encode_conversation(plain, chat("a", "b", "c", "d"))
+    assert plain.decode(select(ids, is_target)) == " b\n d\n"
 
 
 @pytest.mark.parametrize(
@@ -210,11 +221,13 @@ def test_a_template_without_an_end(tokenizer: Tokenizer) -> None:
         "{% for m in messages if m.role == 'user' %}{{ m.content }}<|im_end|>{% endfor %}",
     ],
 )
-def test_a_template_that_hides_the_answers(tokenizer: Tokenizer, template: str) -> None:
+def test_a_template_that_does_not_append_answers_is_refused(
+    tokenizer: Tokenizer, template: str
+) -> None:
     broken = with_template(tokenizer, template)
     with pytest.raises(
         ValueError,
-        match=r"^a\.jsonl:7: chat_template: it does not write message 2 after what comes",
+        match=r"^a\.jsonl:7: chat_template: message 2 .*separated",
     ):
         encode_conversations(broken, [Conversation(chat("a", "b", "c", "d"), "a.jsonl:7")])
 
@@ -230,7 +243,7 @@ def test_each_goes_into_the_first_row_with_room(lengths: list[int], size: int, s
     expected: list[list[int]] = []
     for number in order.tolist():
         for row in expected:
-            if sum(lengths[each] for each in row) + lengths[number] <= size:
+            if sum(lengths[member] for member in row) + lengths[number] <= size:
                 row.append(number)
                 break
         else:
@@ -238,14 +251,14 @@ def test_each_goes_into_the_first_row_with_room(lengths: list[int], size: int, s
     assert [row.tolist() for row in pack(np.array(lengths), order, size)] == expected
 
 
-def encoded(*asked: str) -> list[Encoded]:
-    """x is asked, . is not; the ids of conversation i are 100 i, 100 i + 1, ..."""
+def encoded(*patterns: str) -> list[EncodedConversation]:
+    """x is a target, . is not; the ids of conversation i are 100 i, 100 i + 1, ..."""
     return [
-        Encoded(
-            np.arange(100 * i, 100 * i + len(each), dtype=np.int32),
-            np.array([sign == "x" for sign in each]),
+        EncodedConversation(
+            np.arange(100 * i, 100 * i + len(pattern), dtype=np.int32),
+            np.array([character == "x" for character in pattern]),
         )
-        for i, each in enumerate(asked)
+        for i, pattern in enumerate(patterns)
     ]
 
 
@@ -254,13 +267,13 @@ def test_a_packed_row() -> None:
     (batch,) = data.ordered()
     assert batch.documents is not None
     assert batch.positions is not None
-    found = {}
+    rows = {}
     for document in range(3):
         mine = batch.documents[0] == document
         ids = batch.ids[0, mine].tolist()
-        found[ids[0] // 100] = (ids, batch.targets[0, mine].tolist())
+        rows[ids[0] // 100] = (ids, batch.targets[0, mine].tolist())
         assert batch.positions[0, mine].tolist() == list(range(len(ids)))
-    assert found == {
+    assert rows == {
         0: ([0, 1, 2], [IGNORE, 2, 3]),
         1: ([100], [101]),
         2: ([200, 201, 202, 203], [201, IGNORE, IGNORE, 204]),
@@ -269,7 +282,7 @@ def test_a_packed_row() -> None:
     assert (batch.count, batch.tokens, data.steps_per_epoch, data.tokens_per_step) == (5, 8, 1, 8)
 
 
-def test_padding_and_what_is_cut() -> None:
+def test_padding_and_truncation() -> None:
     data = ConversationData(
         encoded("..xxxx", "......x", "..x.", ".x"), context=4, size=8, padding=7
     )
@@ -283,35 +296,35 @@ def test_padding_and_what_is_cut() -> None:
     )
     assert batch.ids[~batch.padding_mask].tolist() == [7] * int((~batch.padding_mask).sum())
     assert bool((batch.targets[~batch.padding_mask] == IGNORE).all())
-    asked = sorted(batch.targets[batch.targets != IGNORE].tolist())
-    assert asked == [2, 3, 4, 202, 301]
+    targets = sorted(batch.targets[batch.targets != IGNORE].tolist())
+    assert targets == [2, 3, 4, 202, 301]
 
 
 def test_every_conversation_once_an_epoch_from_any_step() -> None:
     conversations = encoded(*("." * (1 + i % 5) + "x" for i in range(20)))
 
-    def made(seed: int = 0) -> ConversationData:
+    def build(seed: int = 0) -> ConversationData:
         return ConversationData(conversations, context=8, size=3, padding=0, seed=seed)
 
-    data = made()
+    data = build()
     assert data.steps_per_epoch == 7
     epochs = []
     for epoch in range(2):
         batches = [data.batch(7 * epoch + step) for step in range(7)]
         assert [batch.count for batch in batches] == [3] * 6 + [2], (
-            "conversations, each asked for one word"
+            "each conversation has one target"
         )
-        asked = [
+        targets = [
             target
             for batch in batches
             for target in batch.targets[batch.targets != IGNORE].tolist()
         ]
-        assert sorted(asked) == [100 * i + 1 + i % 5 for i in range(20)]
-        epochs.append(asked)
+        assert sorted(targets) == [100 * i + 1 + i % 5 for i in range(20)]
+        epochs.append(targets)
     assert epochs[0] != epochs[1]
     for step in (6, 0, 3):
-        assert same(made().batch(step), data.batch(step))
-    assert not same(made(1).batch(0), data.batch(0))
+        assert same_batch(build().batch(step), data.batch(step))
+    assert not same_batch(build(1).batch(0), data.batch(0))
     assert sum(batch.count for batch in data.ordered()) == 20
     assert max(batch.ids.shape[1] for batch in data.ordered()) <= 8
 
@@ -340,7 +353,7 @@ def test_a_packed_row_has_the_losses_of_each_conversation_alone(tokenizer: Token
         chat("x", "y" * 9),
     ]
     conversations = encode_conversations(
-        tokenizer, [Conversation(each, "a.jsonl:1") for each in chats]
+        tokenizer, [Conversation(messages, "a.jsonl:1") for messages in chats]
     )
     config = GPTConfig(
         vocabulary=tokenizer.vocabulary, context=128, width=16, depth=2, heads=2, dropout=0.0
@@ -358,10 +371,10 @@ def test_a_packed_row_has_the_losses_of_each_conversation_alone(tokenizer: Token
         )
 
     alone = 0.0
-    for ids, asked in conversations:  # every word read, nothing packed, cut or masked
-        words = torch.from_numpy(ids.astype(np.int64))
-        targets = torch.where(torch.from_numpy(asked), words, IGNORE)
-        alone += losses(ids=words[None, :-1], targets=targets[None, 1:])
+    for ids, is_target in conversations:  # each alone: no packing, truncation or padding
+        tokens = torch.from_numpy(ids.astype(np.int64))
+        targets = torch.where(torch.from_numpy(is_target), tokens, IGNORE)
+        alone += losses(ids=tokens[None, :-1], targets=targets[None, 1:])
     packed = ConversationData(conversations, context=50, size=4, padding=0)
     (batch,) = packed.ordered()
     assert 1 < batch.rows < len(chats)
@@ -374,10 +387,10 @@ def test_a_packed_row_has_the_losses_of_each_conversation_alone(tokenizer: Token
         positions=batch.positions,
     )
     assert together == pytest.approx(alone, rel=1e-12)
-    assert batch.count == sum(int(each.asked.sum()) for each in conversations)
+    assert batch.count == sum(int(conversation.is_target.sum()) for conversation in conversations)
 
 
-def test_what_conversation_data_refuses() -> None:
+def test_wrong_arguments_are_refused() -> None:
     some = encoded(".x")
     for conversations, change, message in (
         (some, {"size": 0}, r"^size: expected 1 or more, not 0$"),

@@ -1,6 +1,4 @@
-"""Every example once an epoch, whatever the step one begins at, with little padding; and all in
-order.
-"""
+"""Labelled batches: every example once an epoch from any step, with little padding."""
 
 from __future__ import annotations
 
@@ -15,18 +13,18 @@ from hypothesis import strategies as st
 
 from qkv.data.batches.batch import IGNORE, Batch
 from qkv.data.batches.labelled import LabelledData
-from support.made_data import same
+from support.made_data import same_batch
 from unit.data.batches.test_framing import TOKENIZER, example, frame
 
 
 def numbered(lengths: list[int], rows: int, seed: int = 0) -> LabelledData:
-    """Example i is one text of lengths[i] words, its class i."""
+    """Example i is one text of lengths[i] words with the class i."""
     framing = frame("classify")
     framed = framing.encode(TOKENIZER, [example(" ".join("a" * length)) for length in lengths])
     return LabelledData(framed, np.arange(len(lengths)), None, framing, rows, seed)
 
 
-def seen(batch: Batch) -> list[int]:
+def classes_in(batch: Batch) -> list[int]:
     return batch.targets.flatten().tolist()
 
 
@@ -37,11 +35,11 @@ def test_every_example_once_an_epoch(lengths: list[int], rows: int, seed: int) -
     for epoch in range(2):
         steps = range(epoch * data.steps_per_epoch, (epoch + 1) * data.steps_per_epoch)
         batches = [data.batch(step) for step in steps]
-        assert sorted(chain.from_iterable(map(seen, batches))) == list(range(len(lengths)))
+        assert sorted(chain.from_iterable(map(classes_in, batches))) == list(range(len(lengths)))
         assert all(batch.rows == rows for batch in batches[:-1])
     for batch in batches:
         assert [int(n) for n in (batch.ids == 10).sum(1) + (batch.ids == 20).sum(1)] == [
-            lengths[i] for i in seen(batch)
+            lengths[i] for i in classes_in(batch)
         ]
 
 
@@ -50,19 +48,19 @@ def test_any_step_can_be_the_first() -> None:
     whole = numbered(lengths, 8, seed=3)
     batches = [whole.batch(step) for step in range(20)]
     for step in (19, 0, 7, 13):
-        assert same(numbered(lengths, 8, seed=3).batch(step), batches[step])
-    assert [seen(batch) for batch in batches[:7]] != [seen(batch) for batch in batches[7:14]]
-    assert seen(numbered(lengths, 8, seed=4).batch(0)) != seen(batches[0])
+        assert same_batch(numbered(lengths, 8, seed=3).batch(step), batches[step])
+    assert [classes_in(batch) for batch in batches[:7]] != [
+        classes_in(batch) for batch in batches[7:14]
+    ]
+    assert classes_in(numbered(lengths, 8, seed=4).batch(0)) != classes_in(batches[0])
 
 
-def test_examples_of_like_length_meet() -> None:
+def test_examples_of_similar_length_share_a_batch() -> None:
     lengths = [1 + i * 37 % 60 for i in range(600)]
     data = numbered(lengths, 10)
     batches = [data.batch(step) for step in range(data.steps_per_epoch)]
-    padded, read = (
-        sum(batch.ids.numel() for batch in batches),
-        sum(batch.tokens for batch in batches),
-    )
+    padded = sum(batch.ids.numel() for batch in batches)
+    read = sum(batch.tokens for batch in batches)
     assert padded < 1.1 * read
     assert data.tokens_per_step == read // 60
     longest = [batch.ids.shape[1] for batch in batches]
@@ -74,7 +72,7 @@ def test_all_in_order_and_back() -> None:
     lengths = [1 + i * 7 % 13 for i in range(50)]
     data = numbered(lengths, 3)
     batches = list(data.ordered())
-    visited = list(chain.from_iterable(map(seen, batches)))
+    visited = list(chain.from_iterable(map(classes_in, batches)))
     assert visited == data.order.tolist()
     assert [lengths[i] for i in visited] == sorted(lengths)
     assert [batch.rows for batch in batches] == [12, 12, 12, 12, 2]
@@ -84,10 +82,10 @@ def test_numbers_and_tags_go_with_their_examples() -> None:
     framing = frame("tag")
     sentences = [["a"] * (1 + i % 4) for i in range(11)]
     framed = framing.encode(TOKENIZER, [example(*words) for words in sentences])
-    tags = [[i * 10 + place for place in range(len(words))] for i, words in enumerate(sentences)]
+    tags = [[i * 10 + index for index in range(len(words))] for i, words in enumerate(sentences)]
     data = LabelledData(framed, tags, None, framing, 4)
-    asked = [row[row != IGNORE].tolist() for step in range(3) for row in data.batch(step).targets]
-    assert sorted(asked) == sorted(tags)
+    targets = [row[row != IGNORE].tolist() for step in range(3) for row in data.batch(step).targets]
+    assert sorted(targets) == sorted(tags)
     framing = frame("regress")
     framed = framing.encode(TOKENIZER, [example("a" * (1 + i)) for i in range(9)])
     data = LabelledData(framed, None, [i / 2 for i in range(9)], framing, 2)
@@ -97,7 +95,7 @@ def test_numbers_and_tags_go_with_their_examples() -> None:
         assert torch.equal(batch.numbers, (batch.target_positions - 2).double() / 2)
 
 
-def test_what_labelled_data_refuses() -> None:
+def test_wrong_arguments_are_refused() -> None:
     framing = frame("classify")
     framed = framing.encode(TOKENIZER, [example("a"), example("b")])
     for change, message in (
@@ -107,7 +105,7 @@ def test_what_labelled_data_refuses() -> None:
         ({"numbers": [0.0]}, r"^numbers: expected one for each of 2 examples, not 1$"),
         ({"framed": framing.encode(TOKENIZER, [])}, r"^examples: expected 1 or more, not 0$"),
     ):
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "framed": framed,
             "targets": [0, 1],
             "numbers": None,
@@ -115,6 +113,6 @@ def test_what_labelled_data_refuses() -> None:
             "rows": 2,
         }
         with pytest.raises(ValueError, match=message):
-            LabelledData(**{**given, **change})
+            LabelledData(**{**arguments, **change})
     with pytest.raises(ValueError, match=r"^step: expected 0 or more, not -1$"):
         LabelledData(framed, [0, 1], None, framing, 2).batch(-1)

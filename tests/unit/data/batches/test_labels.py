@@ -1,4 +1,4 @@
-"""Labels: what cannot be learned is refused before any training, with the place it stands at."""
+"""Labels: classes, ids, weights and samples; errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def test_labels_that_cannot_be_learned() -> None:
 def test_rare_tags_are_noted() -> None:
     training, validation = labelled([("B", "A"), ("A",)]), labelled([("A", "C")], "dev.conllu")
     labels, notes = labels_of(training, validation, "tag")
-    assert labels == ("A", "B"), "nothing is said that was never learned"
+    assert labels == ("A", "B"), "only trained tags are classes"
     assert notes == (
         "dev.conllu:2: the tag C is never seen in training, so its words are not counted",
     )
-    assert [each.tolist() for each in targets_of(validation, labels, "tag")] == [[0, IGNORE]]
+    assert [ids.tolist() for ids in targets_of(validation, labels, "tag")] == [[0, IGNORE]]
     with refused("train.tsv:2: expected two classes to train on or more, found only A"):
         labels_of(labelled([("A", "A")]), [], "tag")
 
@@ -71,8 +71,8 @@ def test_targets() -> None:
     assert list(targets_of(labelled(["b", "a", "b"]), ("a", "b"), "classify")) == [1, 0, 1]
     assert list(targets_of(labelled(["3", "0"]), (), "choice")) == [3, 0]
     tags = targets_of(labelled([("b", "a"), ("b",)]), ("a", "b"), "tag")
-    assert [each.tolist() for each in tags] == [[1, 0], [1]]
-    with refused("train.tsv:3: the label 'c' is none of the model's: a, b"):
+    assert [ids.tolist() for ids in tags] == [[1, 0], [1]]
+    with refused("train.tsv:3: the label 'c' is not one of the model's: a, b"):
         targets_of(labelled(["a", "c"]), ("a", "b"), "classify")
 
 
@@ -93,10 +93,10 @@ def test_numbers() -> None:
 def test_balanced_classes_count_alike(targets: list[int]) -> None:
     weights = balanced(targets, 5)
     counts = Counter(targets)
-    assert [weights[each] * counts[each] for each in counts] == pytest.approx(
+    assert [weights[label] * counts[label] for label in counts] == pytest.approx(
         [len(targets) / 5] * len(counts)
     )
-    assert all(weights[each] == 1 for each in range(5) if each not in counts)
+    assert all(weights[label] == 1 for label in range(5) if label not in counts)
     assert balanced([targets[:1], np.array(targets[1:], dtype=np.int64)], 5) == weights
 
 
@@ -105,19 +105,20 @@ def test_some_examples(labels: list[str], seed: int, data: st.DataObject) -> Non
     examples = labelled(labels)
     most = data.draw(st.integers(1, len(labels)))
     chosen = some_of(examples, most, seed)
-    assert len({each.where for each in chosen}) == most
+    assert len({example.where for example in chosen}) == most
     fewer = data.draw(st.integers(1, most))
     assert some_of(examples, fewer, seed) == chosen[:fewer]
-    counts, there = Counter(each.label for each in chosen), Counter(labels)
-    for label in there:  # as even as can be: who has fewer than another by two has no more
-        assert counts[label] == there[label] or counts[label] >= max(counts.values()) - 1
+    counts = Counter(example.label for example in chosen)
+    available = Counter(labels)
+    for label in available:  # as balanced as the examples allow
+        assert counts[label] == available[label] or counts[label] >= max(counts.values()) - 1
 
 
 def test_some_examples_at_random_keep_the_shape_of_their_numbers() -> None:
     examples = labelled(["0"] * 900 + [f"{number}.5" for number in range(100)])
     chosen = some_of(examples, 100, 0, even=False)
-    assert 80 <= sum(each.label == "0" for each in chosen) <= 98
-    assert sum(each.label == "0" for each in some_of(examples, 100, 0)) == 1
+    assert 80 <= sum(example.label == "0" for example in chosen) <= 98
+    assert sum(example.label == "0" for example in some_of(examples, 100, 0)) == 1
 
 
 def test_some_examples_depend_on_the_seed() -> None:

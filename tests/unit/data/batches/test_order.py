@@ -1,4 +1,4 @@
-"""The order of rows: every token once an epoch, any step without those before it."""
+"""The order of the data: every token once an epoch, and a pure function of (seed, step)."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ sizes = st.integers(1, 9)
     ahead=st.integers(0, 1),
     epoch=st.integers(0, 3),
 )
-def test_an_epoch_asks_for_every_position_once(
+def test_an_epoch_has_every_position_as_a_target_once(
     length: int, size: int, rows: int, ahead: int, epoch: int
 ) -> None:
     assume(length >= 1 + ahead)
     windows = TokenWindows(length, size, rows, seed=3, ahead=ahead)
     numbers = range(epoch * windows.count, (epoch + 1) * windows.count)
-    found = [windows.at(number // rows)[number % rows] for number in numbers]
-    asked = [
-        at for begin, seen in found for at in range(begin + seen, min(begin + size, length - ahead))
+    rows_of_epoch = [windows.at(number // rows)[number % rows] for number in numbers]
+    targets = [
+        position
+        for begin, overlap in rows_of_epoch
+        for position in range(begin + overlap, min(begin + size, length - ahead))
     ]
-    assert sorted(asked) == list(range(length - ahead))
-    assert all(begin + size + ahead <= length for begin, _ in found) or windows.count == 1, (
-        "all rows are full"
-    )
-    assert all(seen < size for _, seen in found), "every row asks something"
-    assert windows.count * size < length + 2 * size, "at most two rows more than there must be"
+    assert sorted(targets) == list(range(length - ahead))
+    assert (
+        all(begin + size + ahead <= length for begin, _ in rows_of_epoch) or windows.count == 1
+    ), "all rows are full"
+    assert all(overlap < size for _, overlap in rows_of_epoch), "every row has targets"
+    assert windows.count * size < length + 2 * size, "at most two rows more than necessary"
     assert windows.steps_per_epoch == -(-windows.count // rows)
 
 
@@ -46,10 +48,10 @@ def test_over_the_epochs_windows_begin_at_many_offsets(length: int) -> None:
 
 @given(step=st.integers(0, 100), rows=sizes)
 def test_a_step_does_not_depend_on_those_before(step: int, rows: int) -> None:
-    walking = TokenWindows(100, size=6, rows=rows, seed=5)
+    sequential = TokenWindows(100, size=6, rows=rows, seed=5)
     for earlier in range(step):
-        walking.at(earlier)
-    assert walking.at(step) == TokenWindows(100, size=6, rows=rows, seed=5).at(step)
+        sequential.at(earlier)
+    assert sequential.at(step) == TokenWindows(100, size=6, rows=rows, seed=5).at(step)
 
 
 def test_more_rows_a_step_are_the_same_rows_in_the_same_order() -> None:
@@ -59,7 +61,7 @@ def test_more_rows_a_step_are_the_same_rows_in_the_same_order() -> None:
     ]
 
 
-def test_seeds_and_epochs_have_orders_of_their_own() -> None:
+def test_seeds_and_epochs_have_different_orders() -> None:
     orders = [
         TokenWindows(1000, 6, 1, seed).epoch(epoch).tobytes()
         for seed in range(3)
@@ -69,13 +71,13 @@ def test_seeds_and_epochs_have_orders_of_their_own() -> None:
 
 
 def test_streams_are_independent() -> None:
-    drawn = [
+    numbers = [
         draws(stream, seed, number).random()
-        for stream in ("windows", "target_positions")
+        for stream in ("windows", "masked positions")
         for seed in (0, 1)
         for number in (0, 1)
     ]
-    assert len(set(drawn)) == 8
+    assert len(set(numbers)) == 8
 
 
 @pytest.mark.parametrize(
@@ -87,11 +89,11 @@ def test_streams_are_independent() -> None:
         ({"seed": -1}, "seed: expected 0 or more, not -1"),
     ],
 )
-def test_windows_that_cannot_be(change: dict[str, int], message: str) -> None:
+def test_impossible_windows_are_refused(change: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TokenWindows(**{"length": 50, "size": 8, "rows": 2, "seed": 0, "ahead": 1} | change)
 
 
-def test_a_step_before_the_first() -> None:
+def test_negative_steps_are_refused() -> None:
     with pytest.raises(ValueError, match="step: expected 0 or more, not -1"):
         TokenWindows(50, 8, 2, 0).at(-1)

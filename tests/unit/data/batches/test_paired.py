@@ -1,4 +1,4 @@
-"""The paired objective: teacher forcing, batches of similar length within a budget."""
+"""Paired batches: teacher forcing, pairs of similar length, a budget of tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from qkv.data.batches.batch import Batch
 from qkv.data.batches.paired import PairedData
 from qkv.data.tokens.token_arrays import Pairs
-from support.made_data import made_pairs, rows_of, same
+from support.made_data import make_pairs, same_batch, unpadded_rows
 
 START, END, PAD = 1, 2, 0
 lengths_of_pairs = st.lists(
@@ -22,8 +22,8 @@ lengths_of_pairs = st.lists(
 
 
 def numbered(lengths: list[tuple[int, int]]) -> Pairs:
-    """Every word of a pair is the pair's number, from 10 on."""
-    return made_pairs(
+    """Pairs in which every token is 10 plus the number of the pair."""
+    return make_pairs(
         [([10 + i] * source, [10 + i] * target) for i, (source, target) in enumerate(lengths)]
     )
 
@@ -33,10 +33,10 @@ def pairs_in(batch: Batch) -> list[int]:
     return (batch.source[:, 0] - 10).tolist()
 
 
-def test_what_is_read_and_what_is_asked() -> None:
-    pairs = made_pairs([([5, 6, 7], [8]), ([5], [8, 9])])
+def test_inputs_and_targets() -> None:
+    pairs = make_pairs([([5, 6, 7], [8]), ([5], [8, 9])])
     (batch,) = PairedData(pairs, START, END, PAD, budget=100).ordered()
-    assert rows_of(batch) == [
+    assert unpadded_rows(batch) == [
         ([START, 8, 9], [8, 9, END], [5, END]),
         ([START, 8], [8, END], [5, 6, 7, END]),
     ]
@@ -46,7 +46,7 @@ def test_what_is_read_and_what_is_asked() -> None:
 
 
 @given(lengths_of_pairs, st.integers(10, 60), st.integers(0, 3))
-def test_an_epoch_sees_every_pair_once_within_the_budget(
+def test_an_epoch_has_every_pair_once_within_the_budget(
     lengths: list, budget: int, epoch: int
 ) -> None:
     data = PairedData(numbered(lengths), START, END, PAD, budget)
@@ -62,7 +62,7 @@ def test_an_epoch_sees_every_pair_once_within_the_budget(
 
 
 @given(lengths_of_pairs, st.integers(1, 9))
-def test_a_number_of_rows_is_kept_whatever_the_lengths(lengths: list, rows: int) -> None:
+def test_batches_have_a_fixed_number_of_rows(lengths: list, rows: int) -> None:
     data = PairedData(numbered(lengths), START, END, PAD, None, rows=rows)
     batches = [data.batch(step) for step in range(data.steps_per_epoch)]
     assert sorted(pair for batch in batches for pair in pairs_in(batch)) == list(
@@ -84,18 +84,20 @@ def test_either_a_budget_or_a_number_of_rows() -> None:
 def test_no_batch_has_room_for_the_next_ones_shortest(lengths: list, budget: int) -> None:
     batches = list(PairedData(numbered(lengths), START, END, PAD, budget).ordered())
     longest = [[max(lengths[pair]) + 1 for pair in pairs_in(batch)] for batch in batches]
-    for here, after in pairwise(longest):
-        assert max(here) <= min(after)
-        assert (len(here) + 1) * min(after) > budget
+    for batch_lengths, next_lengths in pairwise(longest):
+        assert max(batch_lengths) <= min(next_lengths)
+        assert (len(batch_lengths) + 1) * min(next_lengths) > budget
 
 
 @given(lengths_of_pairs, st.integers(0, 60), st.integers(0, 3))
 def test_a_step_is_the_same_computed_directly(lengths: list, step: int, seed: int) -> None:
     pairs = numbered(lengths)
-    walking = PairedData(pairs, START, END, PAD, 30, seed)
+    sequential = PairedData(pairs, START, END, PAD, 30, seed)
     for earlier in range(step):
-        walking.batch(earlier)
-    assert same(PairedData(pairs, START, END, PAD, 30, seed).batch(step), walking.batch(step))
+        sequential.batch(earlier)
+    assert same_batch(
+        PairedData(pairs, START, END, PAD, 30, seed).batch(step), sequential.batch(step)
+    )
 
 
 def test_epochs_and_seeds_mix_pairs_of_equal_length_and_the_batches() -> None:
@@ -114,7 +116,7 @@ def test_epochs_and_seeds_mix_pairs_of_equal_length_and_the_batches() -> None:
 def test_in_order_is_always_the_same() -> None:
     pairs = numbered([(1 + i % 7, 1 + i % 5) for i in range(40)])
     orders = [list(PairedData(pairs, START, END, PAD, 40, seed).ordered()) for seed in (0, 1)]
-    assert all(same(one, other) for one, other in zip(*orders, strict=True))
+    assert all(same_batch(one, other) for one, other in zip(*orders, strict=True))
     assert sorted(pair for batch in orders[0] for pair in pairs_in(batch)) == list(range(40))
 
 
@@ -127,7 +129,7 @@ def test_pairs_that_are_too_long_are_left_out_and_counted() -> None:
     assert sorted(pair for batch in data.ordered() for pair in pairs_in(batch)) == [0, 3]
     with pytest.raises(
         ValueError,
-        match="pairs: none fits into 3 tokens, the shortest of the 5 pairs takes 4; raise",
+        match="pairs: none fits into 3 tokens, the shortest of the 5 pairs takes 4",
     ):
         PairedData(pairs, START, END, PAD, budget=3)
 
@@ -136,21 +138,23 @@ def test_the_parts_of_a_split_are_all_pairs_and_no_pair_twice() -> None:
     pairs = numbered([(1 + i % 7, 1 + i % 5) for i in range(40)])
     train, validation = pairs.split(0.25)
     assert (len(train), len(validation)) == (30, 10)
-    seen = [[int(part.source(i)[0]) - 10 for i in range(len(part))] for part in (train, validation)]
-    assert sorted(seen[0] + seen[1]) == list(range(40))
-    assert max(seen[0]) > min(seen[1])  # drawn from everywhere
-    for part, numbers in zip((train, validation), seen, strict=True):
-        assert part.source_lengths.tolist() == [1 + i % 7 for i in numbers]
-        assert part.target_lengths.tolist() == [1 + i % 5 for i in numbers]
+    numbers = [
+        [int(part.source(i)[0]) - 10 for i in range(len(part))] for part in (train, validation)
+    ]
+    assert sorted(numbers[0] + numbers[1]) == list(range(40))
+    assert max(numbers[0]) > min(numbers[1])  # drawn from everywhere
+    for part, part_numbers in zip((train, validation), numbers, strict=True):
+        assert part.source_lengths.tolist() == [1 + i % 7 for i in part_numbers]
+        assert part.target_lengths.tolist() == [1 + i % 5 for i in part_numbers]
         assert all(
             np.array_equal(part.target(i), [10 + number] * (1 + number % 5))
-            for i, number in enumerate(numbers)
+            for i, number in enumerate(part_numbers)
         )
     both = [PairedData(part, START, END, PAD, 50) for part in (train, validation)]
-    asked = torch.cat([batch.targets.flatten() for data in both for batch in data.ordered()])
-    assert int((asked == END).sum()) == 40
+    targets = torch.cat([batch.targets.flatten() for data in both for batch in data.ordered()])
+    assert int((targets == END).sum()) == 40
     again = train.split(0.5)[1]
-    assert {int(again.source(i)[0]) - 10 for i in range(len(again))} <= set(seen[0])
+    assert {int(again.source(i)[0]) - 10 for i in range(len(again))} <= set(numbers[0])
 
 
 def test_sides_of_different_number() -> None:

@@ -1,4 +1,4 @@
-"""The source `python` is the running Python's own library, with modules held out for validation."""
+"""The source `python`: the running Python's standard library, with modules for validation."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_each_module_is_one_document_in_a_fixed_order() -> None:
     assert source.fingerprint().values() != open_texts(["python:valid"]).fingerprint().values()
 
 
-def test_files_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
+def test_unreadable_files_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "good.py").write_text('"""Good."""\n')
     (tmp_path / "latin.py").write_bytes(b"# coding: latin-1\n# na\xefve\n")
     (tmp_path / "bad.py").write_bytes(b"# na\xefve\n")

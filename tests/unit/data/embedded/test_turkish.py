@@ -1,6 +1,4 @@
-"""The grammar says correct Turkish, by the rules and by sentences written by hand; its splits are
-what they claim.
-"""
+"""The grammar produces correct Turkish, by rule and by hand-written sentences; its splits hold."""
 
 from __future__ import annotations
 
@@ -133,17 +131,17 @@ def test_endings_of_nouns(noun: str, softens: bool, many: str, one_as_object: st
     ],
 )
 def test_endings_of_verbs(stem: str, softens: bool, forms: str) -> None:
-    made = [
+    conjugated = [
         conjugate(stem, tense, negative, softens) for negative in (False, True) for tense in TENSES
     ]
-    assert made == forms.split()
+    assert conjugated == forms.split()
 
 
-# Vowel harmony over all forms, by the rule itself and not by the code that makes them
+# Vowel harmony over all forms, by the rule and not by the code under test
 
 
 def endings() -> list[tuple[str, str]]:
-    """Each form as the stem's letters and the ending's; a softened consonant is one letter too."""
+    """The stem and the ending of every form; a softened consonant is part of the stem."""
     nouns = [
         (noun.turkish, NOUN_FORMS[noun.english, many, is_object])
         for noun in NOUNS
@@ -168,16 +166,16 @@ def test_front_follows_front_and_back_follows_back() -> None:
 
 
 def test_narrow_vowels_of_endings_are_as_round_as_the_vowel_before() -> None:
-    seen = set()
+    vowels = set()
     for stem, ending in endings():
         sounds = [letter for letter in stem + ending if letter in VOWELS]
         in_stem = sum(letter in VOWELS for letter in stem)
         for before, after in zip(sounds[in_stem - 1 :], sounds[in_stem:], strict=False):
-            seen.add(after)
+            vowels.add(after)
             assert after not in "oö", stem + ending
             if after in "ıiuü":
                 assert (before in "ouöü") == (after in "uü"), stem + ending
-    assert seen == set("aeıiuü")
+    assert vowels == set("aeıiuü")
 
 
 def test_sounds_that_never_meet() -> None:
@@ -233,23 +231,23 @@ def test_the_parser_agrees_with_the_corpus() -> None:
         assert turkish.translate(english) == target
 
 
-def met(split: Any) -> set[tuple[str, str]]:
+def noun_verb_pairs(split: Any) -> set[tuple[str, str]]:
     nouns = {form: noun.english for noun in NOUNS for form in (noun.english, noun.plural)}
     verbs = {form: verb.english for verb in VERBS for form in (verb.english, verb.third, verb.past)}
     together = set()
     for english, _ in pairs(split):
-        said = english.split()
-        verb = next(verbs[word] for word in said if word in verbs)
-        together |= {(nouns[word], verb) for word in said if word in nouns}
+        words = english.split()
+        verb = next(verbs[word] for word in words if word in verbs)
+        together |= {(nouns[word], verb) for word in words if word in nouns}
     return together
 
 
 def test_the_test_split_is_compositional() -> None:
-    """Neither its subject nor its object ever stands with its verb in training, in whatever role."""
-    held_out = met("test")
+    """No noun of a test sentence occurs with its verb in training, in any role."""
+    held_out = noun_verb_pairs("test")
     assert len(held_out) >= 100
-    assert not held_out & met("train")
-    assert not held_out & met("valid")
+    assert not held_out & noun_verb_pairs("train")
+    assert not held_out & noun_verb_pairs("valid")
     assert {verb for _, verb in held_out} == {verb.english for verb in VERBS}
     assert {noun for noun, _ in held_out} == {noun.english for noun in NOUNS}
 
@@ -270,21 +268,19 @@ def test_all_of_the_grammar_occurs() -> None:
 
 
 def test_the_verb_comes_last_and_a_definite_object_has_its_ending() -> None:
-    verbs, objects = (
-        set(VERB_FORMS.values()),
-        {form for (_, _, is_object), form in NOUN_FORMS.items() if is_object},
-    )
+    verbs = set(VERB_FORMS.values())
+    objects = {form for (_, _, is_object), form in NOUN_FORMS.items() if is_object}
     english_verbs = {form for verb in VERBS for form in (verb.english, verb.third, verb.past)}
     for english, target in pairs("test"):
-        said, (*before, verb) = english.split(), target.split()
-        after_verb = said[
-            next(place for place, word in enumerate(said) if word in english_verbs) + 1 :
-        ]
+        words = english.split()
+        *before, verb = target.split()
+        verb_position = next(i for i, word in enumerate(words) if word in english_verbs)
+        after_verb = words[verb_position + 1 :]
         assert verb in verbs
         assert (before[-1] in objects) == (after_verb[0] not in ("a", "an"))
 
 
-# Which word is which
+# Word alignment
 
 
 def test_alignment() -> None:
@@ -305,10 +301,11 @@ def test_alignment_joins_words_of_one_meaning() -> None:
         form: verb.turkish for verb in VERBS for form in (verb.english, verb.third, verb.past)
     }
     for english, target in pairs("test"):
-        said, target_positions = english.split(), alignment(english)
-        assert len(set(target_positions)) == len(target_positions) == len(target.split())
-        for word, place in zip(target.split(), target_positions, strict=True):
-            stem = meaning[said[place]]
+        words = english.split()
+        positions = alignment(english)
+        assert len(set(positions)) == len(positions) == len(target.split())
+        for word, position in zip(target.split(), positions, strict=True):
+            stem = meaning[words[position]]
             assert word[: len(stem) - 1] == stem[:-1]
 
 
@@ -323,6 +320,6 @@ def test_alignment_joins_words_of_one_meaning() -> None:
         ("cats chase mice today", "the nearest is 'cats chase mice'"),
     ],
 )
-def test_what_is_no_sentence(english: str, message: str) -> None:
+def test_other_sentences_are_refused(english: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         turkish.parse(english)

@@ -1,4 +1,4 @@
-"""CoNLL-U: words and their columns, and neither ranges of words nor words that were left unsaid."""
+"""CoNLL-U: words and their columns, without multiword tokens and empty nodes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ SENTENCES = """\
 """
 
 
-def made(path: Path, content: str) -> File:
+def file_of(path: Path, content: str) -> File:
     (path / "a.conllu").write_text(content)
     return File(path / "a.conllu", "a.conllu", "conllu")
 
 
 def test_sentences_word_by_word(tmp_path: Path) -> None:
-    first, second = read_sentences(made(tmp_path, SENTENCES))
+    first, second = read_sentences(file_of(tmp_path, SENTENCES))
     assert first.comments == ("# newdoc id = letter", "# text = I don't.")
     assert [(word.id, word.form, word.upos, word.head, word.line) for word in first.words] == [
         (1, "I", "PRON", 2, 3),
@@ -55,9 +55,9 @@ def test_sentences_word_by_word(tmp_path: Path) -> None:
 
 
 def test_no_empty_line_at_the_end_and_windows_line_ends(tmp_path: Path) -> None:
-    whole = list(read_sentences(made(tmp_path, SENTENCES)))
+    whole = list(read_sentences(file_of(tmp_path, SENTENCES)))
     end = SENTENCES.index("\n\n\n")
-    assert list(read_sentences(made(tmp_path, SENTENCES[:end].replace("\n", "\r\n")))) == whole
+    assert list(read_sentences(file_of(tmp_path, SENTENCES[:end].replace("\n", "\r\n")))) == whole
 
 
 @given(
@@ -70,8 +70,8 @@ def test_what_is_written_is_read(tmp_path: Path, sentences: list[list[str]]) -> 
         "".join(f"{i}\t{form}" + "\t_" * 8 + "\n" for i, form in enumerate(words, 1)) + "\n"
         for words in sentences
     )
-    found = read_sentences(made(tmp_path, content))
-    assert [[word.form for word in sentence.words] for sentence in found] == sentences
+    result = read_sentences(file_of(tmp_path, content))
+    assert [[word.form for word in sentence.words] for sentence in result] == sentences
 
 
 def line(**columns: Any) -> str:
@@ -101,4 +101,4 @@ def line(**columns: Any) -> str:
 )
 def test_lines_that_are_wrong(tmp_path: Path, content: str, message: str) -> None:
     with pytest.raises(ValueError, match="^" + re.escape(message) + "$"):
-        list(read_sentences(made(tmp_path, content)))
+        list(read_sentences(file_of(tmp_path, content)))

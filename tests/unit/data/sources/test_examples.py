@@ -1,6 +1,4 @@
-"""Examples of every task, from every kind of file; and one clear sentence, with file and line,
-where they are wrong.
-"""
+"""Examples of every task from every file format; errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -23,13 +21,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def examples(name: str, task: str, **options: Any) -> list[Example]:
     source = open_examples([name], task, **options)
-    found = list(source)
-    assert list(source) == found
-    return found
+    examples = list(source)
+    assert list(source) == examples
+    return examples
 
 
 def one(name: str, task: str, **options: Any) -> tuple[Any, ...]:
-    """Its only example, without its place."""
+    """The texts and the label of the only example."""
     (example,) = examples(name, task, **options)
     return example[:2]
 
@@ -40,12 +38,10 @@ def one(name: str, task: str, **options: Any) -> tuple[Any, ...]:
 @pytest.mark.parametrize("kind", [".tsv", ".jsonl", ".csv", ".parquet", ".tsv.gz", ".csv.xz"])
 def test_one_text(kind: str) -> None:
     name = table("a" + kind, {"sentence": ["it 's fun ", "dull"], "label": [1, 0]})
-    target_positions = {".jsonl": (":1", ":2"), ".parquet": (", row 1", ", row 2")}.get(
-        kind, (":2", ":3")
-    )
+    suffixes = {".jsonl": (":1", ":2"), ".parquet": (", row 1", ", row 2")}.get(kind, (":2", ":3"))
     assert examples(name, "classify") == [
-        Example(("it 's fun",), "1", name + target_positions[0]),
-        Example(("dull",), "0", name + target_positions[1]),
+        Example(("it 's fun",), "1", name + suffixes[0]),
+        Example(("dull",), "0", name + suffixes[1]),
     ]
 
 
@@ -110,8 +106,8 @@ def test_tags_of_conllu(ending: str) -> None:
     expected = Example(("A", "cat"), ("DET", "NOUN"), name + ":1")
     assert examples(name, "tag") == [expected, expected._replace(where=name + ":5")]
     assert examples(name, "tag", labelled=False)[0] == expected._replace(label=None)
-    unsaid = write("b.conllu", WORDS.replace("\t2\t", "\t_\t"))
-    assert one(unsaid, "tag", label="head", labelled=False) == (("A", "cat"), None)
+    unannotated = write("b.conllu", WORDS.replace("\t2\t", "\t_\t"))
+    assert one(unannotated, "tag", label="head", labelled=False) == (("A", "cat"), None)
     columns = {
         "xpos": ("DT", "NN"),
         "deprel": ("det", "root"),
@@ -139,11 +135,11 @@ def test_lines_to_be_labelled() -> None:
         Example(("a line",), None, name + ":1"),
         Example(("and\tanother",), None, name + ":2"),
     ]
-    assert [each.texts for each in examples(name, "regress", labelled=False)] == [
+    assert [example.texts for example in examples(name, "regress", labelled=False)] == [
         ("a line",),
         ("and", "another"),
     ]
-    assert [each.texts for each in examples(name, "tag", labelled=False)] == [
+    assert [example.texts for example in examples(name, "tag", labelled=False)] == [
         ("a", "line"),
         ("and", "another"),
     ]
@@ -168,13 +164,13 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     assert one("-", "choice", labelled=False) == (("c", "a", "b"), None)
 
 
-def test_a_readme_beside_tables_is_no_data() -> None:
+def test_a_readme_beside_tables_is_skipped() -> None:
     write("rows/README.md", "# rows")
     write("rows/train.tsv", "sentence\tlabel\na\t1\n")
     assert one("rows", "classify") == (("a",), "1")
 
 
-def test_the_fingerprint_knows_what_is_read() -> None:
+def test_the_fingerprint_depends_on_the_columns() -> None:
     name = table("a.tsv", {"text": ["a"], "other": ["b"], "label": [1]})
     words = write("b.conllu", WORDS)
     prints = [
@@ -183,10 +179,10 @@ def test_the_fingerprint_knows_what_is_read() -> None:
         open_examples([words], "tag").fingerprint(),
         open_examples([words], "tag", label="xpos").fingerprint(),
     ]
-    assert len({str(each) for each in prints}) == 4
+    assert len({str(fingerprint) for fingerprint in prints}) == 4
 
 
-# What is wrong
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -212,7 +208,7 @@ def test_the_fingerprint_knows_what_is_read() -> None:
             "a.tsv",
             "titel\tbody\na\tb\n",
             "classify",
-            {"text": "backbone"},
+            {"text": "body"},
             "a.tsv:1: no column 'label'; the columns are titel, body",
         ),
         (
@@ -271,9 +267,9 @@ def test_the_fingerprint_knows_what_is_read() -> None:
                 f'{{"text": "a", "label": {value}}}',
                 task,
                 {},
-                f"a.jsonl:1: the label: expected a number that is finite, not {said}",
+                f"a.jsonl:1: the label: expected a number that is finite, not {shown}",
             )
-            for value, said in (("NaN", "nan"), ("-Infinity", "-inf"))
+            for value, shown in (("NaN", "nan"), ("-Infinity", "-inf"))
             for task in ("classify", "regress")
         ),
         (
@@ -310,9 +306,9 @@ def test_the_fingerprint_knows_what_is_read() -> None:
                 f'{{"context": "c", "choices": ["a", "b"], "answer": {answer}}}',
                 "choice",
                 {},
-                f"a.jsonl:1: the answer: expected a number from 0 to 1 or a choice, not '{said}'",
+                f"a.jsonl:1: the answer: expected a number from 0 to 1 or a choice, not '{shown}'",
             )
-            for answer, said in (
+            for answer, shown in (
                 ("2", "2"),
                 ("-1", "-1"),
                 ('"c"', "c"),

@@ -1,4 +1,4 @@
-"""Preparing: the ids of the text and no others, once, and never from files that are not whole."""
+"""Preparing: exactly the ids of the texts, tokenised once, and never from incomplete files."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from qkv.data.tokens.token_arrays import Tokens
 from qkv.storage import DiskFull
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.tokenizer_training import Kind, train
-from support.made_data import made_texts
+from support.made_data import make_texts
 
 POEM = """The cat, the mouse\nand the  dog:
 \n    all of them\n\n\n  chase.\tCats chase mice;\nmice run!\n çok güzel\nkedi 1234567\n"""
 
-# here only some line ends are borders of tokens
+# only some line ends are borders between tokens here
 AIRY = "one line\n\nanother\n\n\n  indented\n\nand so on\n"
 
 
@@ -69,7 +69,7 @@ def folders(cache: Path) -> list[str]:
     )
 
 
-# What is written
+# Written ids
 
 
 @pytest.mark.usefixtures("small")
@@ -129,7 +129,7 @@ def test_reads_cross_the_borders_of_shards_and_splits(
     ids = list(range(sum(lengths)))
     ends = np.cumsum(lengths).tolist()
     texts = [ids[end - length : end] for end, length in zip(ends, lengths, strict=True)]
-    tokens = made_texts(texts, shard=shard)
+    tokens = make_texts(texts, shard=shard)
     parts = [(tokens, ids, 0)]
     if len(ids) > 1:
         train_part, validation = tokens.split(0.5)
@@ -170,22 +170,22 @@ def test_pairs_come_back(
 
 
 def test_few_batches_wait_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long the source, what was read from it and not yet given out is bounded."""
+    """The number of batches read and not yet returned is bounded."""
     monkeypatch.setattr(encode, "BATCH", 10)
     read = 0
 
-    def words() -> Iterator[str]:
+    def texts() -> Iterator[str]:
         nonlocal read
         for _ in range(500):
             read += 1
             yield "cats "
 
-    given_out = 0
-    for characters, done in encode.in_order("".join, encode.batches(words(), len)):
-        given_out += 1
+    returned = 0
+    for characters, done in encode.in_order("".join, encode.batches(texts(), len)):
+        returned += 1
         assert characters == len(done) == 10
-        assert read <= 2 * (given_out + encode.AT_ONCE + 1)
-    assert given_out == 250
+        assert read <= 2 * (returned + encode.AT_ONCE + 1)
+    assert returned == 250
 
 
 # Once
@@ -271,11 +271,13 @@ def test_damaged_files_are_prepared_again(
 
 
 @pytest.mark.usefixtures("small")
-def test_an_error_half_way_leaves_nothing(
+def test_an_error_during_writing_leaves_nothing(
     tmp_path: Path, byte_pairs: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache, source = tmp_path / "cache", file_in(tmp_path, POEM * 10)
-    write, written = shards.ShardedIdsWriter.write, 0
+    cache = tmp_path / "cache"
+    source = file_in(tmp_path, POEM * 10)
+    write = shards.ShardedIdsWriter.write
+    written = 0
 
     def broken(self: shards.ShardedIdsWriter, ids: np.ndarray, ends: np.ndarray) -> None:
         nonlocal written
@@ -297,10 +299,10 @@ def test_an_error_half_way_leaves_nothing(
     ]
 
 
-def test_what_a_killed_process_left_is_not_used_and_swept(
+def test_files_of_a_killed_process_are_not_used_and_removed(
     tmp_path: Path, byte_pairs: Tokenizer
 ) -> None:
-    """The process dies without a word in the middle of writing."""
+    """The process is killed in the middle of writing."""
     cache = tmp_path / "cache"
     file_in(tmp_path, POEM * 100)
     byte_pairs.write(tmp_path / "tokenizer.json")
@@ -312,8 +314,8 @@ def test_what_a_killed_process_left_is_not_used_and_swept(
         check=False,
     )
     assert run.returncode == -9, run.stderr
-    (left,) = folders(cache)
-    assert left.startswith(".writing-")
+    (partial,) = folders(cache)
+    assert partial.startswith(".writing-")
     tokens = prepare_texts(open_texts([str(tmp_path / "my.txt")]), byte_pairs, cache=cache)
     assert everything(tokens) == [*byte_pairs.encode(POEM * 100), byte_pairs.end]
     assert folders(cache) == ["prepared"]
@@ -322,20 +324,20 @@ def test_what_a_killed_process_left_is_not_used_and_swept(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from qkv.data import encode, prepare, shards
+from qkv.data.tokens import encode, prepare, shards
 from qkv.data.sources.source import open_texts
 from qkv.text.tokenizer import Tokenizer
 
 encode.BATCH = 1000
-write = shards.RunWriter.write
+write = shards.ShardedIdsWriter.write
 
 def dying(self, ids, ends):
     write(self, ids, ends)
-    self.open.flush()
+    self.shard.flush()
     if self.tokens > 3000:
         os.kill(os.getpid(), signal.SIGKILL)
 
-shards.RunWriter.write = dying
+shards.ShardedIdsWriter.write = dying
 folder = Path(sys.argv[1])
 source = open_texts([str(folder / "my.txt")])
 prepare.prepare_texts(source, Tokenizer.read(folder / "tokenizer.json"), cache=folder / "cache")
@@ -347,29 +349,31 @@ prepare.prepare_texts(source, Tokenizer.read(folder / "tokenizer.json"), cache=f
 def test_several_at_once_do_no_harm(
     locks: bool, tmp_path: Path, byte_pairs: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All find an empty cache and begin at the same time; without locks all write, and one is kept."""
+    """All start with an empty cache; without locks all of them write, and one result stays."""
 
     @contextmanager
     def no_locks(lock: Path) -> Iterator[bool]:
         yield False
 
-    count, found, prepared_times = 4, [], []
+    count = 4
+    results: list[list[int]] = []
+    manifests: list[int] = []
     text = POEM * 10
     sources = [file_in(tmp_path, text) for _ in range(count)]
     if not locks:
-        monkeypatch.setattr(prepare, "only_one", no_locks)
-    manifest, barrier = shards.write_manifest, threading.Barrier(count)
+        monkeypatch.setattr(prepare, "file_lock", no_locks)
+    barrier = threading.Barrier(count)
 
     def counted(*arguments: object) -> None:
-        prepared_times.append(1)
-        manifest(*arguments)
+        manifests.append(1)
+        shards.write_manifest(*arguments)
         if not locks:
-            barrier.wait(timeout=60)  # all are complete before any gets its name
+            barrier.wait(timeout=60)  # all are complete before any is moved to its place
 
     monkeypatch.setattr(prepare, "write_manifest", counted)
 
     def work(source: TextSource) -> None:
-        found.append(
+        results.append(
             everything(prepare_texts(source, byte_pairs, cache=tmp_path / "cache", progress=False))
         )
 
@@ -378,54 +382,52 @@ def test_several_at_once_do_no_harm(
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [[*byte_pairs.encode(text), byte_pairs.end]] * count
-    assert len(prepared_times) == (1 if locks else count)
+    assert results == [[*byte_pairs.encode(text), byte_pairs.end]] * count
+    assert len(manifests) == (1 if locks else count)
     assert folders(tmp_path / "cache") == ["prepared"]
 
 
-# What cannot be prepared
+# Errors
 
 
 @pytest.fixture
-def forgetful() -> Tokenizer:
-    """It passes over what it does not know."""
+def lossy() -> Tokenizer:
+    """A tokenizer that drops characters it does not know."""
     inner = tokenizers.Tokenizer(tokenizers.models.BPE())
     inner.train_from_iterator([POEM], tokenizers.trainers.BpeTrainer(vocab_size=80))
     return Tokenizer(inner)
 
 
-def test_no_words_at_all(tmp_path: Path, forgetful: Tokenizer) -> None:
+def test_no_tokens_at_all(tmp_path: Path, lossy: Tokenizer) -> None:
     with pytest.raises(
         ValueError, match=r"texts.jsonl: there is no text in it; give a file that has some"
     ):
-        prepare_texts(texts_in(tmp_path, "日本", "中文"), forgetful, cache=tmp_path / "cache")
+        prepare_texts(texts_in(tmp_path, "日本", "中文"), lossy, cache=tmp_path / "cache")
     assert folders(tmp_path / "cache") == []
 
 
-def test_texts_without_words_are_left_out(tmp_path: Path, forgetful: Tokenizer) -> None:
+def test_texts_without_tokens_are_left_out(tmp_path: Path, lossy: Tokenizer) -> None:
     tokens = prepare_texts(
-        texts_in(tmp_path, "日本", "the cat", "中文", "mice"), forgetful, cache=tmp_path / "cache"
+        texts_in(tmp_path, "日本", "the cat", "中文", "mice"), lossy, cache=tmp_path / "cache"
     )
-    sizes = [len(forgetful.encode(text)) for text in ("the cat", "mice")]
-    assert everything(tokens) == [*forgetful.encode("the cat"), *forgetful.encode("mice")]
+    sizes = [len(lossy.encode(text)) for text in ("the cat", "mice")]
+    assert everything(tokens) == [*lossy.encode("the cat"), *lossy.encode("mice")]
     assert tokens.ends.tolist() == np.cumsum(sizes).tolist()
 
 
 @pytest.mark.parametrize(("line", "side"), [("日本\tcat", "source"), ("cat\t日本", "target")])
-def test_a_pair_of_which_one_side_has_no_words(
-    line: str, side: str, tmp_path: Path, forgetful: Tokenizer
+def test_a_pair_with_a_side_without_tokens(
+    line: str, side: str, tmp_path: Path, lossy: Tokenizer
 ) -> None:
     file = tmp_path / "pairs.tsv"
     file.write_text(f"cat\tdog\nthe\tmouse\n{line}\n", encoding="utf-8")
-    with pytest.raises(
-        ValueError, match=rf"pairs.tsv: the {side} of pair 3 has no words; leave the pair out"
-    ):
-        prepare_pairs(open_pairs([str(file)]), forgetful, cache=tmp_path / "cache")
+    with pytest.raises(ValueError, match=rf"pairs.tsv: the {side} of pair 3 has no tokens"):
+        prepare_pairs(open_pairs([str(file)]), lossy, cache=tmp_path / "cache")
     assert folders(tmp_path / "cache") == []
 
 
 def test_a_fraction_that_holds_out_nothing(tmp_path: Path) -> None:
-    tokens = made_texts([[5, 6, 7]])
+    tokens = make_texts([[5, 6, 7]])
     with pytest.raises(
         ValueError, match=r"held_out: 0.1 of 3 tokens leaves 0 to validate on; give more data"
     ):
