@@ -29,7 +29,7 @@ def child(plan: Plan, *, touch: int | None = None, file_limit: int | None = None
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([here, *([before] if before else [])])
     try:
-        SERVER.set_forkserver_preload(["training.dying"])
+        SERVER.set_forkserver_preload(["support.dying_runs"])
         process = SERVER.Process(target=go, args=(plan, dict(os.environ), touch, file_limit))
         process.start()
     finally:

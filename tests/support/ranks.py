@@ -52,7 +52,7 @@ CASES = {
             vocabulary=64, context=16, depth=2, position="rotary", norm="rms", tied=False, **SMALL
         ),
         optimizer={"average": "last"},
-        run={"recompute": True, "padding_mask": 2},
+        run={"recompute": True, "keep": 2},
     ),
     # Every block is called for each of the segments of a row.
     "memory": Case(
@@ -87,7 +87,7 @@ def train_case(
     case = CASES[name]
     run = RunConfig(
         **{
-            "out": out, "steps": STEPS, "batch_tokens": 80, "validate_every": 3, "checkpoint_every": 2, "padding_mask": 9,
+            "out": out, "steps": STEPS, "batch_tokens": 80, "validate_every": 3, "checkpoint_every": 2, "keep": 9,
             "distributed": how, "log_every": 1, "compile": False, **case.run, **given,
         }
     )  # fmt: skip

@@ -161,7 +161,7 @@ def made_batch(family: str, rows: int = 7, length: int = 9, vocabulary: int = 64
         return Batch(
             ids(rows, length).where(keep, 0),
             targets,
-            keep=keep,
+            padding_mask=keep,
             source=source,
             source_padding_mask=source_padding_mask,
         )
@@ -170,6 +170,6 @@ def made_batch(family: str, rows: int = 7, length: int = 9, vocabulary: int = 64
         targets = ids(rows, 2)
         targets[1, 1] = targets[-1, 0] = IGNORE
         return Batch(
-            ids(rows, length).where(keep, 0), targets, target_positions=target_positions, keep=keep
+            ids(rows, length).where(keep, 0), targets, target_positions=target_positions, padding_mask=keep
         )
-    return Batch(ids(rows, length).where(keep, 0), ids(rows, length).where(keep, IGNORE), keep=keep)
+    return Batch(ids(rows, length).where(keep, 0), ids(rows, length).where(keep, IGNORE), padding_mask=keep)
