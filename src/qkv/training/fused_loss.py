@@ -70,24 +70,23 @@ if triton is not None:
         logits, targets, losses, shares, V, P, stride, smoothing, ignore,
         SMOOTH: tl.constexpr, SHARES: tl.constexpr, LANES: tl.constexpr, DEEP: tl.constexpr,
     ):  # fmt: skip
-        """Loss and gradient of one row of logits.
+        """Loss and gradient of one row of logits, in tiles of DEEP x LANES columns.
 
-        Every lane holds the maximum and the sum of exponentials (as powers of two) of its columns;
-        they are combined at the end. Only the last tile of DEEP x LANES columns needs a mask.
+        Every lane holds the maximum and the sum of exponentials of its columns; they are combined
+        at the end. Only the last tile needs a mask.
         """
         row = tl.program_id(0).to(tl.int64)
         logits += row * stride
         target = tl.load(targets + row)
         has_target = target != ignore
         at_target = tl.load(logits + tl.where(has_target, target, 0)).to(tl.float32)
-        tile = tl.arange(0, DEEP)[:, None] * LANES + tl.arange(0, LANES)[None, :]  # (DEEP, LANES)
+        tile = tl.arange(0, DEEP)[:, None] * LANES + tl.arange(0, LANES)[None, :]
         whole = V // (DEEP * LANES) * (DEEP * LANES)
 
         # First pass: logsumexp, and the sum of the logits for label smoothing
         top = tl.full((LANES,), -1e30, tl.float32)
         total = tl.zeros((LANES,), tl.float32)
         summed = tl.zeros((LANES,), tl.float32)
-
         for start in range(0, whole, DEEP * LANES):
             x = tl.load(logits + start + tile).to(tl.float32)
             top, total = add_exponentials(x, top, total)
@@ -110,7 +109,7 @@ if triton is not None:
         share = tl.load(shares + row) if SHARES else 1.0
         tl.store(losses + row, tl.where(has_target, loss * share, 0.0))
 
-        # Second pass: the gradient, over the logits
+        # Second pass: the gradient overwrites the logits
         scale = tl.where(has_target, share, 0.0)
         uniform = scale * smoothing / V
         for start in range(0, whole, DEEP * LANES):

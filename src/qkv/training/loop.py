@@ -193,13 +193,12 @@ def do_what_is_due(run: Run, due: Due, samples: SampleTexts | None) -> None:
         )
     elif run.stopped_early():
         run.progress.log(
-            f"No better for {state.stale} validations: "
-            f"the run ends early, after step {state.step}."
+            f"No better for {state.stale} validations: the run ends early, after step {state.step}."
         )
 
 
 def show_samples(run: Run, samples: SampleTexts) -> None:
-    """Show generated texts. A model whose logits are not finite gives none, and training goes on."""
+    """Show generated texts; a model whose logits are not finite gives none and trains on."""
     try:
         run.progress.show_samples(f"after step {run.state.step}", samples(run.model))
     except ValueError as error:

@@ -54,7 +54,7 @@ class Muon(torch.optim.Muon):
 def orthogonalised(
     matrix: Float[Tensor, "M N"], coefficients: tuple[float, float, float], steps: int, eps: float
 ) -> Float[Tensor, "M N"]:
-    """Approximately U Vᵀ of the singular value decomposition U S Vᵀ, by Newton-Schulz iterations."""
+    """About U Vᵀ of the singular value decomposition U S Vᵀ, by Newton-Schulz iterations."""
     a, b, c = coefficients
     x = matrix.to(iteration_dtype(matrix))
     tall = matrix.shape[0] > matrix.shape[1]
@@ -74,7 +74,7 @@ def orthogonalised(
 
 
 def iteration_dtype(matrix: Tensor) -> torch.dtype:
-    """bf16 where the hardware multiplies it fast; float32 on a CPU, or float64 if the model's is."""
+    """bf16 on a GPU; on a CPU float32, or float64 for a float64 model."""
     if matrix.device.type != "cpu":
         return torch.bfloat16
 

@@ -90,7 +90,7 @@ class Objective(nn.Module):
         self.compiled = torch.compile(self.reader)
 
     def use_cuda_graph(self, wait: int = 0) -> None:
-        """On one GPU: capture a step's kernels, for shapes that have come more than `wait` times."""
+        """On one GPU: capture steps of shapes that have come more than `wait` times."""
         self.cuda_graphs = StepGraphRunner(self, wait)
 
     def read(self, batch: Batch) -> Any:

@@ -255,7 +255,7 @@ class Run:
         self.write_checkpoint(best=checkpoint.best)
 
     def checkpoint_before(self, step: int) -> Checkpoint:
-        """The newest checkpoint up to a step, or else the newest; Diverged after too many rewinds."""
+        """The newest checkpoint up to a step, or else the newest; raises after too many rewinds."""
         earlier = self.checkpoints.last(1, up_to=step)
         if self.state.rewinds >= self.config.patience:
             raise Diverged(

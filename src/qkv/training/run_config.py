@@ -94,8 +94,8 @@ class OptimizerConfig:
     muon_learning_rate: float = 0.02
     """Muon's learning rate, before its factor for the shape of a matrix."""
     schedule: Schedule = "cosine"
-    """After the warm-up: cosine or linear decay to final_rate, the paper's inverse-sqrt, stable with
-    a decay at the end (warmup-stable-decay), or constant."""
+    """After the warm-up: cosine or linear decay to final_rate, the paper's inverse-sqrt, stable
+    with a decay at the end (warmup-stable-decay), or constant."""
     warmup: int | None = None
     """Steps of linear warm-up to the highest learning rate (default 100, or 500 in fine-tuning, but
     at most a tenth of all steps)."""

@@ -1,4 +1,4 @@
-"""Learning rate schedules: linear warm-up, then cosine, linear, inverse-sqrt, stable or constant."""
+"""Learning rate schedules: warm-up, then cosine, linear, inverse-sqrt, stable or constant."""
 
 from __future__ import annotations
 

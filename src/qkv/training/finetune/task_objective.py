@@ -35,9 +35,7 @@ class TaskScorer(nn.Module):
         hidden = self.model.hidden(
             batch.ids, padding_mask=batch.padding_mask, segments=batch.segments, group=batch.group
         )
-        scores = self.model.scores(
-            hidden, batch.target_positions, batch.padding_mask, batch.group
-        )
+        scores = self.model.scores(hidden, batch.target_positions, batch.padding_mask, batch.group)
         return scores, hidden
 
 

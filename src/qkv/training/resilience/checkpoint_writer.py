@@ -138,7 +138,7 @@ class Checkpoints:
     # Folders
 
     def folder_of(self, step: int) -> Path:
-        """Folder of a step's checkpoint; the new one, once complete, where a step is saved again."""
+        """Folder of a step's checkpoint; of a step saved again the new one, once complete."""
         return place_of(self.folder, step)
 
     def sweep(self) -> None:

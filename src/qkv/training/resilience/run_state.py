@@ -72,7 +72,7 @@ class RunState:
 
 @dataclass(frozen=True)
 class Learner:
-    """Everything with a state that changes in training: weights, optimizers, scale, guard, average."""
+    """Everything whose state changes in training: weights, optimizers, scale, guard, average."""
 
     model: nn.Module
     optimizers: Optimizers

@@ -63,9 +63,7 @@ def build_objective(
         recompute_blocks(model)
 
     # The objective, compiled and captured where that pays
-    objective = task.objective(
-        model, precision=objective_precision, smoothing=optimizer.smoothing
-    )
+    objective = task.objective(model, precision=objective_precision, smoothing=optimizer.smoothing)
     if should_compile(config.compile, world.device.type, task.training):
         objective.compile_reader()
 

@@ -1,4 +1,4 @@
-"""Mixed precision: weights, gradients and optimizer states stay float32, the model computes in half.
+"""Mixed precision: float32 weights, gradients and optimizer states, computation in bf16 or fp16.
 
 FSDP's mixed precision does the same, so one GPU and many give equal results. bf16 has float32's
 range and 8 bits of precision; fp16 has 11 bits and a narrow range, so its loss is scaled up before
