@@ -117,7 +117,7 @@ def test_help_shows_every_field_with_its_meaning(
             assert len(re.findall(r"\b[A-Za-z][a-z]+\b", found["meaning"])) >= 2, (
                 f"{field.name} has no meaning"
             )
-    assert "Tokens of one update, over all micro-batches and machines" in said
+    assert "Tokens per update, over all micro-batches and machines" in said
     assert "Updates of the weights." in said
     assert "(default: 1000)" in said
 

@@ -105,8 +105,8 @@ def test_replayed_steps_of_several_shapes_have_the_gradients_of_plain_ones(
     backbone = GPTConfig(vocabulary=300, context=64, width=64, depth=2, heads=4, dropout=0.0)
     model = TaskModel(TaskModelConfig(backbone=backbone, head=head)).cuda().train()
     plain, fast = (TaskObjective(model, precision=precision, **choices) for _ in range(2))
-    fast.record(wait=1)
-    assert fast.replay is not None
+    fast.use_cuda_graph(wait=1)
+    assert fast.cuda_graphs is not None
     world = World(torch.device("cuda"))
     tolerance = 1e-3 if precision == "float32" else 3e-2  # TensorFloat-32 may be on
     for step in range(
@@ -125,7 +125,7 @@ def test_replayed_steps_of_several_shapes_have_the_gradients_of_plain_ones(
                 step,
                 name,
             )
-    assert len(fast.replay.recorded) == 2
+    assert len(fast.cuda_graphs.graphs) == 2
 
 
 @pytest.mark.usefixtures("qkv_unchecked")

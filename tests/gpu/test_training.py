@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("V", [70, 8192, 50257])
 def test_the_fused_loss_equals_its_definition(dtype: torch.dtype, smoothing: float, V: int) -> None:
     from qkv.training import fused_loss
-    from qkv.training.loss import aligned, softmax_loss_
+    from qkv.training.loss import padded_rows, softmax_loss_
 
     logits = (3 * torch.randn(33, V, device="cuda")).to(dtype)
     logits[5, 7] = 80  # far above the others
@@ -37,7 +37,7 @@ def test_the_fused_loss_equals_its_definition(dtype: torch.dtype, smoothing: flo
     tolerance = 1e-6 if dtype == torch.float32 else 4e-3
     torch.testing.assert_close(padded[:, :V].double().cpu(), exact, rtol=tolerance, atol=tolerance)
     assert (padded[:, V:] == 0).all()
-    assert aligned(torch.zeros(V, 8, device="cuda")).shape[0] % 128 == 0
+    assert padded_rows(torch.zeros(V, 8, device="cuda")).shape[0] % 128 == 0
 
 
 @pytest.mark.usefixtures("qkv_unchecked", "fresh_compiler")
@@ -53,7 +53,7 @@ def test_a_replayed_step_has_the_gradients_of_a_plain_one(precision: Any) -> Non
     model = GPT(GPTConfig(vocabulary=300, context=64, width=64, depth=2, heads=4)).cuda()
     plain, fast = Objective(model, precision=precision), Objective(model, precision=precision)
     fast.compile_reader()
-    fast.record()
+    fast.use_cuda_graph()
     world = World(torch.device("cuda"))
     tolerance = 1e-3 if precision == "float32" else 3e-2  # TensorFloat-32 may be on
     for seed in range(3):  # the later ones are replayed

@@ -18,10 +18,10 @@ from qkv.models.registry import Config
 from qkv.models.rnn import RNNConfig
 from qkv.models.transformer import TransformerConfig
 from qkv.training.loop import TrainingResult, training_loop
-from qkv.training.run import begin
+from qkv.training.run import Run
 from qkv.training.run_config import DataConfig, Distributed, OptimizerConfig, RunConfig
 from qkv.training.setup.training_task import assemble
-from qkv.training.systems.distributed import World, joined
+from qkv.training.systems.distributed import World, join_process_group
 
 STEPS = 6
 TEXT, PAIRS = "text.txt", "pairs.tsv"
@@ -94,23 +94,23 @@ def train_case(
     # Gradients that are 0 but for rounding, as those of the keys' biases, must not become steps of
     # a full size.
     optimizer = OptimizerConfig(**{"epsilon": 1e-5, "learning_rate": 1e-2, **case.optimizer})
-    with world.in_turn():
+    with world.first_rank_first():
         source = DataConfig(data=(str(data / case.data),), tokenizer="characters")
         task = assemble(case.model, source, batch_tokens=run.batch_tokens, seed=run.seed)
-    return training_loop(begin(task, optimizer, run, world))
+    return training_loop(Run.create(task, optimizer, run, world))
 
 
 def fail_in_turn(world: World, folder: Path) -> None:
     """Whoever fails, the others learn of it."""
     for failing in range(world.size):
         try:
-            with world.together():
+            with world.all_or_none():
                 if world.rank == failing:
                     raise OSError("no room")
         except (OSError, SystemExit) as error:
             (folder / f"{failing}-{world.rank}").write_text(type(error).__name__)
     try:
-        with world.in_turn():
+        with world.first_rank_first():
             (folder / f"turn-{world.rank}").touch()
             raise OSError("no room")
     except (OSError, SystemExit) as error:
@@ -119,7 +119,7 @@ def fail_in_turn(world: World, folder: Path) -> None:
 
 def main() -> None:
     folder, device, *items = sys.argv[1:]
-    with joined(device) as world:
+    with join_process_group(device) as world:
         for item in items:
             if item == "fail":
                 fail_in_turn(world, Path(folder))

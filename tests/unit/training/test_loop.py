@@ -21,10 +21,11 @@ from qkv.data.batches.batch import Batch
 from qkv.training.logging.metrics import read_metrics
 from qkv.training.loop import TrainingResult, training_loop
 from qkv.training.resilience.checkpoint_writer import Checkpoints
-from qkv.training.run import Run, compiles
+from qkv.training.run import Run
+from qkv.training.setup.objective_setup import should_compile
 from qkv.training.setup.training_task import TrainingData, TrainingTask
 from qkv.training.step import Validation
-from support.small_training import MODELS, Plan, model_of, plan, rows_of, same_bits
+from support.small_training import MODELS, TrainingJob, model_of, rows_of, same_bits, small_job
 
 POISON = 4  # [mask], which no text of ours has
 
@@ -38,11 +39,11 @@ class Watched:
         self.data, self.poisoned = data, poisoned
         self.steps_per_epoch, self.tokens_per_step = data.steps_per_epoch, data.tokens_per_step
         self.order_version = data.order_version
-        self.asked: list[int] = []
+        self.positions: list[int] = []
 
     def batch(self, position: int) -> Batch:
-        self.asked.append(position)
-        assert len(self.asked) < 200, "the run goes on and on"
+        self.positions.append(position)
+        assert len(self.positions) < 200, "the run goes on and on"
         batch = self.data.batch(position)
         if not self.poisoned(position):
             return batch
@@ -81,10 +82,10 @@ SUFFERING = {
 
 
 def poisoned_run(
-    asked: Plan, task: TrainingTask, poisoned: Callable[[int], bool], how: str
+    job: TrainingJob, task: TrainingTask, poisoned: Callable[[int], bool], how: str
 ) -> tuple[Run, Watched]:
     data = Watched(task.training, poisoned)
-    run = asked.begin(replace(task, training=data))
+    run = job.create_run(replace(task, training=data))
     run.objective = Poisoned(run.objective, SUFFERING[how])
     return run, data
 
@@ -99,7 +100,7 @@ def events(out: Path) -> list[tuple[str, int, int]]:
 
 
 def weights_after(out: Path, step: int) -> dict[str, Tensor]:
-    (found,) = Checkpoints(out / "checkpoints").whole([step])
+    (found,) = Checkpoints(out / "checkpoints").intact([step])
     return found.tensors()
 
 
@@ -108,7 +109,7 @@ def weights_after(out: Path, step: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("family", list(MODELS))
 def test_it_learns_and_keeps_the_best(family: str, tmp_path: Path) -> None:
-    asked = plan(
+    job = small_job(
         family,
         tmp_path,
         steps=30,
@@ -116,9 +117,9 @@ def test_it_learns_and_keeps_the_best(family: str, tmp_path: Path) -> None:
         validate_every=5,
         optimizer={"learning_rate": 1e-2},
     )
-    outcome = asked.start()
+    outcome = job.start()
     assert outcome is not None
-    rows = read_metrics(asked.run.out)
+    rows = read_metrics(job.run.out)
     validations = [
         row["validation_loss"] for row in rows if "validation_loss" in row and "event" not in row
     ]
@@ -127,43 +128,43 @@ def test_it_learns_and_keeps_the_best(family: str, tmp_path: Path) -> None:
     assert [row["step"] for row in rows if "loss" in row] == list(range(1, 31))
     assert rows[-1]["event"] == "finished"
     assert rows[-1]["flops"] == outcome.flops > 0
-    best = Checkpoints(asked.run.out / "checkpoints").best()
+    best = Checkpoints(job.run.out / "checkpoints").best()
     assert best is not None
     assert best.state["best"] == outcome.validation_loss
-    saved = {name: best.tensors()[f"model/{name}"] for name in model_of(asked.run.out)}
-    assert same_bits(saved, model_of(asked.run.out))
-    model, tokenizer = artifact.load(asked.run.out)
+    saved = {name: best.tensors()[f"model/{name}"] for name in model_of(job.run.out)}
+    assert same_bits(saved, model_of(job.run.out))
+    model, tokenizer = artifact.load(job.run.out)
     assert tokenizer is not None
     assert tokenizer.vocabulary == model.config.vocabulary
 
 
 def test_the_exponential_average_is_kept(tmp_path: Path) -> None:
-    asked = plan(
+    job = small_job(
         "gpt",
         tmp_path,
         checkpoint_every=4,
         keep=9,
         optimizer={"average": "exponential", "average_decay": 0.5},
     )
-    asked.start()
-    best = Checkpoints(asked.run.out / "checkpoints").best()
+    job.start()
+    best = Checkpoints(job.run.out / "checkpoints").best()
     assert best is not None
-    kept, tensors = model_of(asked.run.out), best.tensors()
+    kept, tensors = model_of(job.run.out), best.tensors()
     assert same_bits({name: tensors[f"average/{name}"] for name in kept}, kept)
     assert not same_bits({name: tensors[f"model/{name}"] for name in kept}, kept)
 
 
 def test_the_mean_of_the_last_checkpoints_is_kept(tmp_path: Path) -> None:
-    asked = plan("gpt", tmp_path, keep=3, validate_every=12, optimizer={"average": "last"})
-    outcome = asked.start()
+    job = small_job("gpt", tmp_path, keep=3, validate_every=12, optimizer={"average": "last"})
+    outcome = job.start()
     assert outcome is not None
-    saved = [weights_after(asked.run.out, step) for step in (6, 9, 12)]
-    for name, weight in model_of(asked.run.out).items():
+    saved = [weights_after(job.run.out, step) for step in (6, 9, 12)]
+    for name, weight in model_of(job.run.out).items():
         mean = np.mean(
             [tensors[f"model/{name}"].double().numpy() for tensors in saved], axis=0
         ).astype(np.float32)
         np.testing.assert_array_equal(weight.numpy(), mean)
-    assert read_metrics(asked.run.out)[-1]["validation_loss"] == outcome.validation_loss
+    assert read_metrics(job.run.out)[-1]["validation_loss"] == outcome.validation_loss
 
 
 def test_a_validation_that_is_no_number_is_never_the_best(
@@ -173,7 +174,7 @@ def test_a_validation_that_is_no_number_is_never_the_best(
     monkeypatch.setattr(
         "qkv.training.run.validate", lambda *_: Validation(next(losses), torch.zeros(0))
     )
-    outcome = plan("gpt", tmp_path).start()
+    outcome = small_job("gpt", tmp_path).start()
     assert outcome is not None
     assert outcome.validation_loss == 3.0
     assert Checkpoints(tmp_path / "run" / "checkpoints").best().step == 8
@@ -182,8 +183,8 @@ def test_a_validation_that_is_no_number_is_never_the_best(
 def test_samples_are_shown_when_they_are_due(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = plan("gpt", tmp_path, sample_every=5)
-    asked.start(samples=lambda task: lambda model: [f"a vocabulary of {task.tokenizer.vocabulary}"])
+    job = small_job("gpt", tmp_path, sample_every=5)
+    job.start(samples=lambda task: lambda model: [f"a vocabulary of {task.tokenizer.vocabulary}"])
     said = capsys.readouterr().out
     assert [line for line in said.splitlines() if line.startswith("after")] == [
         "after step 5", "after step 10", "after step 12",
@@ -194,10 +195,10 @@ def test_samples_are_shown_when_they_are_due(
 @pytest.mark.parametrize("family", list(MODELS))
 def test_what_is_compiled_unless_asked(family: str, tmp_path: Path) -> None:
     """On a GPU, and where every batch has the same shape."""
-    data = plan(family, tmp_path).task().training
-    assert compiles(None, "cuda", data) == (family in ("gpt", "bert"))
-    assert not compiles(None, "cpu", data)
-    assert [compiles(asked, device, data) for asked in (True, False) for device in ("cpu", "cuda")] == [
+    data = small_job(family, tmp_path).task().training
+    assert should_compile(None, "cuda", data) == (family in ("gpt", "bert"))
+    assert not should_compile(None, "cpu", data)
+    assert [should_compile(job, device, data) for job in (True, False) for device in ("cpu", "cuda")] == [
         True, True, False, False,
     ]  # fmt: skip
 
@@ -210,11 +211,11 @@ def test_what_is_compiled_unless_asked(family: str, tmp_path: Path) -> None:
 def test_a_bad_step_is_skipped(
     how: str, optimizer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = plan("gpt", tmp_path, checkpoint_every=1, keep=20, optimizer={"optimizer": optimizer})
-    run, _ = poisoned_run(asked, asked.task(), lambda position: position in (0, 5), how)
+    job = small_job("gpt", tmp_path, checkpoint_every=1, keep=20, optimizer={"optimizer": optimizer})
+    run, _ = poisoned_run(job, job.task(), lambda position: position in (0, 5), how)
     outcome = training_loop(run)
     assert outcome.finished
-    out = asked.run.out
+    out = job.run.out
     assert events(out) == [("skipped", 1, 0), ("skipped", 6, 5)]
     models = [
         {
@@ -242,13 +243,13 @@ def test_a_bad_step_is_skipped(
 
 
 def test_a_spike_is_skipped_once_it_is_known_what_is_usual(tmp_path: Path) -> None:
-    asked = plan("gpt", tmp_path, steps=30, checkpoint_every=1, keep=40)
-    run, _ = poisoned_run(asked, asked.task(), lambda position: position in (3, 27), "spike")
+    job = small_job("gpt", tmp_path, steps=30, checkpoint_every=1, keep=40)
+    run, _ = poisoned_run(job, job.task(), lambda position: position in (3, 27), "spike")
     assert training_loop(run).finished
-    assert events(asked.run.out) == [("skipped", 28, 27)]
-    assert same_bits(weights_after(asked.run.out, 27), weights_after(asked.run.out, 28))
-    assert not same_bits(weights_after(asked.run.out, 3), weights_after(asked.run.out, 4))
-    (row,) = [row for row in rows_of(asked.run.out) if row.get("event") == "skipped"]
+    assert events(job.run.out) == [("skipped", 28, 27)]
+    assert same_bits(weights_after(job.run.out, 27), weights_after(job.run.out, 28))
+    assert not same_bits(weights_after(job.run.out, 3), weights_after(job.run.out, 4))
+    (row,) = [row for row in rows_of(job.run.out) if row.get("event") == "skipped"]
     assert row["reason"].startswith("the loss is ")
     assert "more than" in row["reason"]
 
@@ -269,18 +270,18 @@ def test_three_in_a_row_go_back_and_leave_their_data_out(
     every: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From there on the run is, bit for bit, one over the same data without them."""
-    asked = plan("gpt", tmp_path, checkpoint_every=every, validate_every=50)
-    task = asked.task()
-    run, data = poisoned_run(asked, task, lambda position: position in (7, 8, 9), "nan")
+    job = small_job("gpt", tmp_path, checkpoint_every=every, validate_every=50)
+    task = job.task()
+    run, data = poisoned_run(job, task, lambda position: position in (7, 8, 9), "nan")
     assert training_loop(run).finished
     back = {2: 6, 3: 6, 5: 5}[every]
-    assert events(asked.run.out) == [
+    assert events(job.run.out) == [
         ("skipped", 8, 7),
         ("skipped", 9, 8),
         ("skipped", 10, 9),
         ("rewound", back, 7),
     ]
-    second = data.asked[data.asked.index(10) :]
+    second = data.positions[data.positions.index(10) :]
     second = second[second.index(back) :]  # where it began again
     assert [position for position in second if position < 7] == list(range(back, 7))
     assert [position for position in second if position >= 7] == list(range(10, 16))
@@ -288,10 +289,10 @@ def test_three_in_a_row_go_back_and_leave_their_data_out(
     assert f"3 bad steps in a row, from step 8 on: back to the checkpoint of step {back}." in said
     assert "the batches 7 to 9 of the data are left out" in said
 
-    clean = plan("gpt", tmp_path, tmp_path / "clean", checkpoint_every=every, validate_every=50)
+    clean = small_job("gpt", tmp_path, tmp_path / "clean", checkpoint_every=every, validate_every=50)
     clean.train(replace(task, training=Shorter(task.training, 7, 3)))
-    assert same_bits(model_of(asked.run.out), model_of(clean.run.out))
-    numbers = [row for row in rows_of(asked.run.out) if "event" not in row]
+    assert same_bits(model_of(job.run.out), model_of(clean.run.out))
+    numbers = [row for row in rows_of(job.run.out) if "event" not in row]
     assert numbers == [row for row in rows_of(clean.run.out) if "event" not in row]
 
 
@@ -300,68 +301,68 @@ def test_it_goes_back_to_before_the_first_bad_step(tmp_path: Path) -> None:
     it is lost.
     """
     for keep, back in ((3, 7), (1, 9)):
-        asked = plan(
+        job = small_job(
             "gpt", tmp_path, tmp_path / str(keep), checkpoint_every=1, keep=keep, validate_every=50
         )
-        run, data = poisoned_run(asked, asked.task(), lambda position: position in (7, 8, 9), "nan")
+        run, data = poisoned_run(job, job.task(), lambda position: position in (7, 8, 9), "nan")
         assert training_loop(run).finished
-        assert [event for event in events(asked.run.out) if event[0] == "rewound"] == [
+        assert [event for event in events(job.run.out) if event[0] == "rewound"] == [
             ("rewound", back, back)
         ]
-        assert set(data.asked) == set(range(16 - (back - 7)))
+        assert set(data.positions) == set(range(16 - (back - 7)))
 
 
 def test_what_is_left_out_stays_out_after_the_run_was_killed(tmp_path: Path) -> None:
     def poisoned(position: int) -> bool:
         return position in (7, 8, 9)
 
-    whole = plan("gpt", tmp_path, tmp_path / "whole")
+    whole = small_job("gpt", tmp_path, tmp_path / "whole")
     task = whole.task()
     training_loop(poisoned_run(whole, task, poisoned, "nan")[0])
-    asked = plan("gpt", tmp_path)
+    job = small_job("gpt", tmp_path)
 
     class Died(Exception):
         pass
 
     class Dying(Run):
-        def go_back(self) -> None:
-            super().go_back()
+        def rewind(self) -> None:
+            super().rewind()
             raise Died
 
-    run, _ = poisoned_run(asked, task, poisoned, "nan")
+    run, _ = poisoned_run(job, task, poisoned, "nan")
     run.__class__ = Dying
     with pytest.raises(Died):
         training_loop(run)
-    again, data = poisoned_run(asked, task, poisoned, "nan")
+    again, data = poisoned_run(job, task, poisoned, "nan")
     assert training_loop(again).finished
-    assert data.asked[0] == 6
-    assert not {7, 8, 9} & set(data.asked)
-    assert same_bits(model_of(whole.run.out), model_of(asked.run.out))
-    assert rows_of(whole.run.out) == rows_of(asked.run.out)
+    assert data.positions[0] == 6
+    assert not {7, 8, 9} & set(data.positions)
+    assert same_bits(model_of(whole.run.out), model_of(job.run.out))
+    assert rows_of(whole.run.out) == rows_of(job.run.out)
 
 
 @pytest.mark.parametrize("every", [1, 2, 4])
 @pytest.mark.parametrize("how", ["nan", "gradient"])
 def test_failing_again_and_again_is_told(how: str, every: int, tmp_path: Path) -> None:
-    asked = plan("gpt", tmp_path, steps=200, checkpoint_every=every, validate_every=500)
-    run, data = poisoned_run(asked, asked.task(), lambda position: position >= 6, how)
+    job = small_job("gpt", tmp_path, steps=200, checkpoint_every=every, validate_every=500)
+    run, data = poisoned_run(job, job.task(), lambda position: position >= 6, how)
     with pytest.raises(
         RuntimeError, match=r"training fails again and again, now at step \d: it went back 3 times"
     ):
         training_loop(run)
-    assert max(data.asked) < 30, "it does not go on and on"
-    assert Checkpoints(asked.run.out / "checkpoints", say=pytest.fail).newest().step <= 8
+    assert max(data.positions) < 30, "it does not go on and on"
+    assert Checkpoints(job.run.out / "checkpoints", log=pytest.fail).newest().step <= 8
 
 
 def test_an_overflow_of_fp16_halves_the_scale_and_is_no_bad_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = plan("gpt", tmp_path)
-    run, _ = poisoned_run(asked, asked.task(), lambda position: 2 <= position < 7, "gradient")
-    scale = run.memory.scale
+    job = small_job("gpt", tmp_path)
+    run, _ = poisoned_run(job, job.task(), lambda position: 2 <= position < 7, "gradient")
+    scale = run.learner.scale
     scale.active, scale.factor = True, torch.tensor(8.0)
     assert training_loop(run).finished
-    reasons = [row["reason"] for row in rows_of(asked.run.out) if row.get("event") == "skipped"]
+    reasons = [row["reason"] for row in rows_of(job.run.out) if row.get("event") == "skipped"]
     assert [reason.partition(" at ")[0] for reason in reasons[:3]] == [
         "its gradient overflows fp16"
     ] * 3
@@ -369,16 +370,16 @@ def test_an_overflow_of_fp16_halves_the_scale_and_is_no_bad_step(
     assert reasons[3:] == ["the gradient's norm is nan"] * 2, (
         "at a scale of 1 it is not the scale's fault"
     )
-    assert "rewound" not in {row.get("event") for row in rows_of(asked.run.out)}
+    assert "rewound" not in {row.get("event") for row in rows_of(job.run.out)}
     assert float(scale.factor) == 0.25
 
 
 def test_a_spike_in_fp16_is_called_a_spike(tmp_path: Path) -> None:
-    asked = plan("gpt", tmp_path, steps=30)
-    run, _ = poisoned_run(asked, asked.task(), lambda position: position == 27, "spike")
-    run.memory.scale.active, run.memory.scale.factor = True, torch.tensor(8.0)
+    job = small_job("gpt", tmp_path, steps=30)
+    run, _ = poisoned_run(job, job.task(), lambda position: position == 27, "spike")
+    run.learner.scale.active, run.learner.scale.factor = True, torch.tensor(8.0)
     assert training_loop(run).finished
-    (row,) = [row for row in rows_of(asked.run.out) if row.get("event") == "skipped"]
+    (row,) = [row for row in rows_of(job.run.out) if row.get("event") == "skipped"]
     assert row["reason"].startswith("the loss is ")
 
 
@@ -400,21 +401,21 @@ def test_memory_that_runs_out_halves_the_micro_batch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = replace(MODELS["gpt"], dropout=0.0, attention_dropout=0.0)
-    usual = plan("gpt", tmp_path)._replace(config=plain)
+    usual = small_job("gpt", tmp_path)._replace(config=plain)
     usual.train()
-    cramped = plan("gpt", tmp_path, tmp_path / "cramped", steps=12)._replace(config=plain)
+    cramped = small_job("gpt", tmp_path, tmp_path / "cramped", steps=12)._replace(config=plain)
 
-    def go(asked: Plan) -> TrainingResult:
-        run = asked.begin()
+    def go(job: TrainingJob) -> TrainingResult:
+        run = job.create_run()
         run.objective = Cramped(run.objective, rows=1)
         return training_loop(run)
 
-    go(cramped.but(steps=6, validate_every=6))
+    go(cramped.with_run(steps=6, validate_every=6))
     assert capsys.readouterr().out.count("Out of memory") == 2
     newest = Checkpoints(cramped.run.out / "checkpoints").newest()
     assert newest is not None
     assert newest.state["parts"] == 4
-    go(plan("gpt", tmp_path, tmp_path / "again")._replace(config=plain))
+    go(small_job("gpt", tmp_path, tmp_path / "again")._replace(config=plain))
     assert capsys.readouterr().out.count("Out of memory") == 2
     losses = [
         [row["loss"] for row in rows_of(out) if "loss" in row]
@@ -425,13 +426,13 @@ def test_memory_that_runs_out_halves_the_micro_batch(
         torch.testing.assert_close(
             model_of(tmp_path / "again")[name], weight, rtol=1e-3, atol=1e-4, msg=name
         )
-    go(cramped.but(resume=True))
+    go(cramped.with_run(resume=True))
     assert "Out of memory" not in capsys.readouterr().out, "a resumed run knows how many parts fit"
 
 
 def test_a_row_that_does_not_fit_is_told(tmp_path: Path) -> None:
-    asked = plan("gpt", tmp_path)
-    run = asked.begin()
+    job = small_job("gpt", tmp_path)
+    run = job.create_run()
     run.objective = Cramped(run.objective, rows=0)
     with pytest.raises(MemoryError, match="out of memory with one row of 16 tokens at a time"):
         training_loop(run)
@@ -481,15 +482,15 @@ def test_a_signal_saves_and_stops_after_the_step(
 ) -> None:
     """A closed terminal sends two: the kernel's, and the shell's."""
     handlers = [signal.getsignal(each) for each in SIGNALS]
-    asked = plan("gpt", tmp_path)
-    run = asked.begin()
+    job = small_job("gpt", tmp_path)
+    run = job.create_run()
     interrupting(run, number, at=4, times=times)
     outcome = training_loop(run)
     assert (outcome.steps, outcome.finished) == (5, False)
     said = capsys.readouterr().out
     assert "Stopped after step 5 of 12; all is saved. Go on with --resume." in said
-    assert f"The model in {asked.run.out} is that of step 4, the best on validation so far" in said
-    assert Checkpoints(asked.run.out / "checkpoints").steps() == [0, 3, 4, 5]
+    assert f"The model in {job.run.out} is that of step 4, the best on validation so far" in said
+    assert Checkpoints(job.run.out / "checkpoints").steps() == [0, 3, 4, 5]
     assert [signal.getsignal(each) for each in SIGNALS] == handlers
 
 
@@ -499,8 +500,8 @@ def test_a_model_that_cannot_generate_does_not_end_its_run(
     def broken(model: object) -> list[str]:
         raise ValueError("logits: not finite")
 
-    run = plan("gpt", tmp_path, steps=3, sample_every=2).begin()
-    run.measured = lambda: {"loss": math.inf}
+    run = small_job("gpt", tmp_path, steps=3, sample_every=2).create_run()
+    run.measure = lambda: {"loss": math.inf}
     assert training_loop(run, broken).finished
     printed = capsys.readouterr().out
     assert "There is no sample after step 2: logits: not finite." in printed
@@ -513,7 +514,7 @@ def test_a_hang_up_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
     """As under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        run = plan("gpt", tmp_path, steps=3).begin()
+        run = small_job("gpt", tmp_path, steps=3).create_run()
         interrupting(run, signal.SIGHUP, at=1)
         assert training_loop(run).finished
     finally:
@@ -524,26 +525,26 @@ def test_a_hang_up_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
 def test_stopped_before_the_first_validation_the_newest_weights_are_the_model(
     average: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = plan(
+    job = small_job(
         "gpt", tmp_path, validate_every=50, optimizer={"average": average, "average_decay": 0.5}
     )
-    run = asked.begin()
-    assert artifact.load(asked.run.out).tokenizer is not None, "before the first step, too"
+    run = job.create_run()
+    assert artifact.load(job.run.out).tokenizer is not None, "before the first step, too"
     interrupting(run, signal.SIGINT, at=4)
     assert training_loop(run).validation_loss is None
-    newest = {name: run.memory.average.weights[name] if run.memory.average else weight.detach()
+    newest = {name: run.learner.average.weights[name] if run.learner.average else weight.detach()
               for name, weight in run.model.named_parameters()}  # fmt: skip
-    assert same_bits(model_of(asked.run.out), newest)
-    assert same_bits(dict(artifact.load(asked.run.out).model.state_dict()), newest)
+    assert same_bits(model_of(job.run.out), newest)
+    assert same_bits(dict(artifact.load(job.run.out).model.state_dict()), newest)
     said = capsys.readouterr().out
     assert (
-        f"The model in {asked.run.out} is that of step 5, not validated yet; {asked.run.out}@5 opens"
+        f"The model in {job.run.out} is that of step 5, not validated yet; {job.run.out}@5 opens"
         in said
     )
 
 
 def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
-    run = plan("gpt", tmp_path).begin()
+    run = small_job("gpt", tmp_path).create_run()
     interrupting(run, signal.SIGINT, at=4, times=2)
     before = signal.signal(
         signal.SIGINT, signal.default_int_handler

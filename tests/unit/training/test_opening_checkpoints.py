@@ -18,8 +18,8 @@ from qkv.commands.serve import loader
 from qkv.training.resilience.checkpoint_writer import Checkpoints
 from qkv.training.run_config import RunConfig
 from qkv.training.setup.run_folder import read_description
-from support.finetuning import asked, make_models
-from support.small_training import model_of, plan, same_bits
+from support.finetuning import make_models
+from support.small_training import model_of, same_bits, small_job
 
 CPU = Machine(device="cpu")
 
@@ -38,10 +38,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("QKV_CACHE", str(folder / "cache"))
-        plan(
+        small_job(
             "gpt",
             folder,
-            padding_mask="all",
+            keep="all",
             optimizer={"average": "exponential", "average_decay": 0.5},
         ).start()
         yield folder / "run"
@@ -60,7 +60,7 @@ def test_every_checkpoint_that_is_kept_opens_as_it_was_validated(run: Path) -> N
     assert checkpoints.steps() == [0, 3, 4, 6, 8, 9, 12], (
         "also those that were saved as the best so far"
     )
-    for checkpoint in checkpoints.whole(checkpoints.steps()):
+    for checkpoint in checkpoints.intact(checkpoints.steps()):
         model, tokenizer = qkv.load(f"{run}@{checkpoint.step}")
         assert same_bits(dict(model.state_dict()), checkpoint.tensors("average/"))
         assert not model.training
@@ -133,19 +133,19 @@ def test_a_checkpoint_of_a_run_that_diverged_is_refused_unless_it_is_asked_for(
 
 
 def test_which_numbers_of_checkpoints_can_be_kept(tmp_path: Path) -> None:
-    assert RunConfig(out=tmp_path, padding_mask="all").padding_mask == "all"
-    for padding_mask in (0, -1):
-        with refused(f"padding_mask: expected 1 or more, or all, not {padding_mask!r}"):
-            RunConfig(out=tmp_path, padding_mask=padding_mask)
+    assert RunConfig(out=tmp_path, keep="all").keep == "all"
+    for keep in (0, -1):
+        with refused(f"keep: expected 1 or more, or all, not {keep!r}"):
+            RunConfig(out=tmp_path, keep=keep)
 
 
 def test_the_mean_of_the_last_checkpoints_is_of_three_when_all_are_kept(tmp_path: Path) -> None:
-    for padding_mask in ("all", 3):
-        plan(
+    for keep in ("all", 3):
+        small_job(
             "gpt",
             tmp_path,
-            tmp_path / str(padding_mask),
-            padding_mask=padding_mask,
+            tmp_path / str(keep),
+            keep=keep,
             validate_every=12,
             optimizer={"average": "last"},
         ).start()
@@ -171,7 +171,7 @@ def test_a_checkpoint_with_frozen_weights_opens_whole(
         "base",
         train=train,
         last=1,
-        padding_mask="all",
+        keep="all",
         validate_every=3,
         checkpoint_every=2,
     )
@@ -182,7 +182,7 @@ def test_a_checkpoint_with_frozen_weights_opens_whole(
         "before the first validation, the newest weights"
     )
     stop_after(5)
-    made.but(resume=True).start()
+    made.with_run(resume=True).start()
     best = Checkpoints(out / "checkpoints").best()
     assert best is not None
     assert same_bits(weights(f"{out}@{best.step}"), model_of(out))
@@ -211,4 +211,4 @@ def test_a_checkpoint_can_be_fine_tuned_and_is_found_from_another_folder(
     assert read_description(made.run.out)["data"]["model"] == f"{run}@3"
     monkeypatch.chdir(tmp_path)
     stop_after(-1)
-    assert made.but(model=f"{run}@3", resume=True).start().outcome.finished
+    assert made.with_run(model=f"{run}@3", resume=True).start().outcome.finished

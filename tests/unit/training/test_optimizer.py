@@ -69,7 +69,7 @@ def test_adamw_is_torchs_own_loop_with_clipping() -> None:
         clipped += bool(norm > config.clip)
         optimizers.set_rate(rate, 0.01)
         optimizers.step(GOOD, divisor=(norm / config.clip).clamp(min=1.0).float())
-        optimizers.forget_gradients()
+        optimizers.zero_gradients()
         theirs().backward()
         expected = nn.utils.clip_grad_norm_(theirs.parameters(), config.clip)
         torch.testing.assert_close(norm, expected)
@@ -93,7 +93,7 @@ def test_a_divisor_divides_the_gradient() -> None:
             optimizers.set_rate(0.01, 0.01)
             (net() * factor).backward()
             optimizers.step(GOOD, divisor=torch.tensor(factor, dtype=torch.float32))
-            optimizers.forget_gradients()
+            optimizers.zero_gradients()
     for one, other in zip(model.parameters(), scaled.parameters(), strict=True):
         torch.testing.assert_close(one, other)
 
@@ -114,7 +114,7 @@ def test_a_bad_step_changes_nothing(kind: Any, poison: float) -> None:
             for weight in model.parameters():
                 weight.grad.fill_(poison)
         optimizers.step(bad, divisor=gradient_norm(model.parameters()))
-        optimizers.forget_gradients()
+        optimizers.zero_gradients()
         assert same_bits(weights_of(model), weights) == (bad is BAD)
         if remembered and bad is BAD:
             assert same_bits(optimizers.state(), remembered)
@@ -131,10 +131,10 @@ def test_a_run_with_a_skipped_step_goes_on_as_one_without() -> None:
             if skip and step in (0, 3):
                 (model() * torch.nan).backward()
                 optimizers.step(BAD, ONE)
-                optimizers.forget_gradients()
+                optimizers.zero_gradients()
             model().backward()
             optimizers.step(GOOD, ONE)
-            optimizers.forget_gradients()
+            optimizers.zero_gradients()
         results.append(weights_of(model))
     assert same_bits(*results)
 
@@ -263,7 +263,7 @@ def test_what_they_remember_comes_back_by_name(kind: Any) -> None:
             model().backward()
             optimizers.set_rate(0.01, 0.01)
             optimizers.step(GOOD, ONE)
-            optimizers.forget_gradients()
+            optimizers.zero_gradients()
 
     model = Net()
     optimizers = Optimizers(model, OptimizerConfig(optimizer=kind))

@@ -21,8 +21,16 @@ import pytest
 
 from qkv import artifact, storage
 from qkv.training.resilience.checkpoint_writer import Checkpoints
-from support.dying_runs import child, finished
-from support.small_training import MODELS, Plan, assert_same_run, model_of, plan, rows_of, same_bits
+from support.dying_runs import exit_status, start_child
+from support.small_training import (
+    MODELS,
+    TrainingJob,
+    assert_same_run,
+    model_of,
+    rows_of,
+    same_bits,
+    small_job,
+)
 
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gpt": ("gpt", {}, {}),
@@ -42,7 +50,7 @@ def whole_gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("QKV_CACHE", str(folder / "cache"))
-        plan("gpt", folder).start()
+        small_job("gpt", folder).start()
     return folder / "run"
 
 
@@ -51,15 +59,15 @@ def test_stopped_and_resumed_is_never_stopped(
     case: str, tmp_path: Path, stop_after: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     family, optimizer, run = CASES[case]
-    whole = plan(family, tmp_path, tmp_path / "whole", optimizer=optimizer, **run)
+    whole = small_job(family, tmp_path, tmp_path / "whole", optimizer=optimizer, **run)
     whole.start()
-    stopped = plan(family, tmp_path, tmp_path / "stopped", optimizer=optimizer, **run)
+    stopped = small_job(family, tmp_path, tmp_path / "stopped", optimizer=optimizer, **run)
     for steps in (5, 5):  # after 5 and 10 steps
         stop_after(steps)
         outcome = stopped.start()
         assert outcome is not None
         assert not outcome.finished
-        stopped = stopped.but(resume=True)
+        stopped = stopped.with_run(resume=True)
     stop_after(-1)
     outcome = stopped.start()
     assert outcome is not None
@@ -69,10 +77,10 @@ def test_stopped_and_resumed_is_never_stopped(
 
 
 def test_resumed_at_its_end_nothing_changes(tmp_path: Path) -> None:
-    asked = plan("gpt", tmp_path, optimizer={"average": "last"})
-    first = asked.start()
-    shutil.copytree(asked.run.out, tmp_path / "before")
-    again = asked.but(resume=True).start()
+    job = small_job("gpt", tmp_path, optimizer={"average": "last"})
+    first = job.start()
+    shutil.copytree(job.run.out, tmp_path / "before")
+    again = job.with_run(resume=True).start()
     assert first is not None
     assert again is not None
     assert (again.finished, again.validation_loss, again.tokens) == (
@@ -80,22 +88,22 @@ def test_resumed_at_its_end_nothing_changes(tmp_path: Path) -> None:
         first.validation_loss,
         first.tokens,
     )
-    assert_same_run(asked.run.out, tmp_path / "before")
+    assert_same_run(job.run.out, tmp_path / "before")
 
 
 def test_more_steps_go_on(tmp_path: Path) -> None:
-    asked = plan("gpt", tmp_path, steps=6, optimizer={"schedule": "constant", "warmup": 1})
-    asked.start()
-    longer = plan(
+    job = small_job("gpt", tmp_path, steps=6, optimizer={"schedule": "constant", "warmup": 1})
+    job.start()
+    longer = small_job(
         "gpt", tmp_path, tmp_path / "longer", optimizer={"schedule": "constant", "warmup": 1}
     )
     longer.start()
-    outcome = asked.but(steps=12, resume=True).start()
+    outcome = job.with_run(steps=12, resume=True).start()
     assert outcome is not None
     assert (outcome.steps, outcome.finished) == (12, True)
-    assert same_bits(model_of(asked.run.out), model_of(longer.run.out))
+    assert same_bits(model_of(job.run.out), model_of(longer.run.out))
     first, second = (
-        Checkpoints(out / "checkpoints").newest() for out in (asked.run.out, longer.run.out)
+        Checkpoints(out / "checkpoints").newest() for out in (job.run.out, longer.run.out)
     )
     assert first is not None
     assert second is not None
@@ -106,20 +114,20 @@ def test_another_micro_batch_gives_the_same_losses(
     tmp_path: Path, stop_after: Callable[[int], None]
 ) -> None:
     plain = replace(MODELS["transformer"], dropout=0.0)
-    whole = plan("transformer", tmp_path, tmp_path / "whole")._replace(config=plain)
+    whole = small_job("transformer", tmp_path, tmp_path / "whole")._replace(config=plain)
     whole.start()
-    asked = plan("transformer", tmp_path)._replace(config=plain)
+    job = small_job("transformer", tmp_path)._replace(config=plain)
     stop_after(5)
-    asked.start()
+    job.start()
     stop_after(-1)
-    asked.but(resume=True, micro_batch_tokens=16).start()
-    newest = Checkpoints(asked.run.out / "checkpoints").newest()
+    job.with_run(resume=True, micro_batch_tokens=16).start()
+    newest = Checkpoints(job.run.out / "checkpoints").newest()
     assert newest is not None
     assert newest.state["parts"] == 4, "what is asked for now counts"
     for name in ("loss", "validation_loss"):
         ours, theirs = (
             [row[name] for row in rows_of(out) if name in row]
-            for out in (asked.run.out, whole.run.out)
+            for out in (job.run.out, whole.run.out)
         )
         assert ours == pytest.approx(theirs, rel=1e-6)
 
@@ -133,33 +141,33 @@ def test_a_damaged_newest_checkpoint_is_said_and_the_one_before_is_used(
     stop_after: Callable[[int], None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked = plan("gpt", tmp_path)
+    job = small_job("gpt", tmp_path)
     stop_after(8)
-    asked.start()
-    newest = asked.run.out / "checkpoints" / "step-00000008" / "tensors.safetensors"
+    job.start()
+    newest = job.run.out / "checkpoints" / "step-00000008" / "tensors.safetensors"
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)
     stop_after(-1)
     capsys.readouterr()
-    asked.but(resume=True).start()
+    job.with_run(resume=True).start()
     said = capsys.readouterr().out
     assert f"The checkpoint of step 8 cannot be used: {newest}: damaged" in said
     assert "Resuming after step 6 of 12." in said
-    assert_same_run(asked.run.out, whole_gpt)
+    assert_same_run(job.run.out, whole_gpt)
 
 
 def test_when_no_checkpoint_is_whole_nothing_is_begun_anew(whole_gpt: Path, tmp_path: Path) -> None:
-    asked = plan("gpt", whole_gpt.parent, shutil.copytree(whole_gpt, tmp_path / "run"))
-    for file in (asked.run.out / "checkpoints").rglob("manifest.json"):
+    job = small_job("gpt", whole_gpt.parent, shutil.copytree(whole_gpt, tmp_path / "run"))
+    for file in (job.run.out / "checkpoints").rglob("manifest.json"):
         file.unlink()
-    before = sorted(path for path in asked.run.out.rglob("*") if path.is_file())
+    before = sorted(path for path in job.run.out.rglob("*") if path.is_file())
     with pytest.raises(
         ValueError, match=r"out: none of the checkpoints in .* is whole; choose another folder"
     ):
-        asked.but(resume=True).start()
-    assert sorted(path for path in asked.run.out.rglob("*") if path.is_file()) == before
-    assert len(rows_of(asked.run.out)) > 12
+        job.with_run(resume=True).start()
+    assert sorted(path for path in job.run.out.rglob("*") if path.is_file()) == before
+    assert len(rows_of(job.run.out)) > 12
 
 
 # A full disk
@@ -168,22 +176,22 @@ def test_when_no_checkpoint_is_whole_nothing_is_begun_anew(whole_gpt: Path, tmp_
 def test_a_disk_that_is_full_for_a_while(whole_gpt: Path, tmp_path: Path) -> None:
     """A real refusal of the system: the first checkpoint has no optimizer's memory yet, and fits."""
     first = whole_gpt / "checkpoints" / "step-00000012" / "tensors.safetensors"
-    asked = plan("gpt", tmp_path)
-    assert finished(child(asked, file_limit=first.stat().st_size - 100)) == 7
-    said = (asked.run.out / "said").read_text()
+    job = small_job("gpt", tmp_path)
+    assert exit_status(start_child(job, file_limit=first.stat().st_size - 100)) == 7
+    said = (job.run.out / "said").read_text()
     assert "no room on the disk: the checkpoint of step 3 needs" in said
     assert "what was saved before is intact. Make room and start again" in said
-    assert Checkpoints(asked.run.out / "checkpoints", say=pytest.fail).newest().step == 0
-    asked.but(resume=True).start()
-    (asked.run.out / "said").unlink()
-    assert_same_run(asked.run.out, whole_gpt)
+    assert Checkpoints(job.run.out / "checkpoints", log=pytest.fail).newest().step == 0
+    job.with_run(resume=True).start()
+    (job.run.out / "said").unlink()
+    assert_same_run(job.run.out, whole_gpt)
 
 
 @pytest.mark.parametrize("what", ["the checkpoint of step 6", "the model", "metrics.jsonl"])
 def test_a_disk_that_fills_up_in_the_middle(
     what: str, whole_gpt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = plan("gpt", tmp_path)
+    job = small_job("gpt", tmp_path)
     staging, armed = storage.staging, True
     rows = 0
 
@@ -211,26 +219,26 @@ def test_a_disk_that_fills_up_in_the_middle(
     monkeypatch.setattr(storage, "staging", full)
     monkeypatch.setattr(Metrics, "open", open_full)
     with pytest.raises(storage.DiskFull, match=f"no room on the disk: .*{what} needs"):
-        asked.start()
+        job.start()
     if what != "the model":  # which comes before the first checkpoint
-        assert Checkpoints(asked.run.out / "checkpoints", say=pytest.fail).newest() is not None
+        assert Checkpoints(job.run.out / "checkpoints", log=pytest.fail).newest() is not None
     armed = False
-    asked.but(resume=True).start()
-    assert_same_run(asked.run.out, whole_gpt)
+    job.with_run(resume=True).start()
+    assert_same_run(job.run.out, whole_gpt)
 
 
 # Killed
 
 
-def killed_and_resumed(asked: Plan, kill: Callable[[Plan, int], bool], kills: int) -> list[Path]:
+def killed_and_resumed(job: TrainingJob, kill: Callable[[TrainingJob, int], bool], kills: int) -> list[Path]:
     """Runs, each killed and resumed until it ends by itself, until there were so many kills."""
     done, runs = 0, []
     while done < kills:
-        out = asked.run.out.with_name(f"killed-{len(runs)}")
+        out = job.run.out.with_name(f"killed-{len(runs)}")
         runs.append(out)
-        while done < kills and kill(asked.but(out=out, resume=True), done):
+        while done < kills and kill(job.with_run(out=out, resume=True), done):
             done += 1
-        assert finished(child(asked.but(out=out, resume=True))) == 0
+        assert exit_status(start_child(job.with_run(out=out, resume=True))) == 0
     return runs
 
 
@@ -240,27 +248,27 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
 
     Wherever there is a checkpoint, there is a model that can be opened.
     """
-    whole = plan("gpt", tmp_path, tmp_path / "whole", steps=8, checkpoint_every=2, validate_every=3)
-    assert finished(child(whole)) == 0  # the server starts, too
+    whole = small_job("gpt", tmp_path, tmp_path / "whole", steps=8, checkpoint_every=2, validate_every=3)
+    assert exit_status(start_child(whole)) == 0  # the server starts, too
     begun = time.monotonic()
-    assert finished(child(whole.but(out=tmp_path / "timed"))) == 0
+    assert exit_status(start_child(whole.with_run(out=tmp_path / "timed"))) == 0
     length = time.monotonic() - begun
     assert_same_run(tmp_path / "timed", whole.run.out)
     draw = random.Random(3)
-    asked = whole.but(out=tmp_path / "run")
+    job = whole.with_run(out=tmp_path / "run")
 
-    def by_clock(now: Plan, done: int) -> bool:
-        process = child(now)
+    def by_clock(now: TrainingJob, done: int) -> bool:
+        process = start_child(now)
         process.join(draw.uniform(0.1, 0.9) * length)
         process.kill()
-        killed = finished(process) == -signal.SIGKILL
+        killed = exit_status(process) == -signal.SIGKILL
         check_model(now.run.out)
         return killed
 
     halves: list[str] = []
 
-    def by_touch(now: Plan, done: int) -> bool:
-        killed = finished(child(now, touch=draw.randrange(1, 100))) == -signal.SIGKILL
+    def by_touch(now: TrainingJob, done: int) -> bool:
+        killed = exit_status(start_child(now, touch=draw.randrange(1, 100))) == -signal.SIGKILL
         halves.extend(
             str(path.relative_to(now.run.out).parent) for path in now.run.out.rglob(".writing-*")
         )
@@ -268,7 +276,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
         return killed
 
     for kill, kills in ((by_clock, 3), (by_touch, 8)):
-        for out in killed_and_resumed(asked, kill, kills):
+        for out in killed_and_resumed(job, kill, kills):
             assert_same_run(out, whole.run.out)
             leftovers = [path.name for path in out.rglob(".*") if path.name != ".lock"]
             assert leftovers == []
@@ -292,9 +300,9 @@ def test_a_signal_from_outside_and_the_command_line(tmp_path: Path) -> None:
     """Long before its end, and before its first validation: a run that is told to stop leaves a
     model.
     """
-    asked, out = plan("gpt", tmp_path), tmp_path / "stopped"  # for its data
+    job, out = small_job("gpt", tmp_path), tmp_path / "stopped"  # for its data
     flags = [
-        "--data", *asked.data.data, "--tokenizer", "words", "--steps", "1000000", "--batch-tokens", "64",
+        "--data", *job.data.data, "--tokenizer", "words", "--steps", "1000000", "--batch-tokens", "64",
         "--context", "16", "--width", "16", "--depth", "1", "--heads", "2", "--vocabulary", "64", "--device", "cpu",
         "--sample-every", "0",
     ]  # fmt: skip

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from qkv.data.batches.batch import IGNORE, Batch
 from qkv.models import Model, build
 from qkv.training.objective import Objective
-from qkv.training.step import gradients_of, mixed, share, validate
+from qkv.training.step import gradients_of, mix_seeds, share, validate
 from qkv.training.systems.distributed import World
-from support.small_training import ALONE, MODELS, made_batch
+from support.small_training import ALONE, MODELS, random_batch
 
 pytestmark = pytest.mark.usefixtures("double_by_default")
 
@@ -45,7 +45,7 @@ def test_parts_add_up_to_the_whole(family: str, parts: int) -> None:
     """Of rows of different lengths, whose means would not: the sum is divided once, by the count of
     all.
     """
-    batch, model = made_batch(family), small(family)
+    batch, model = random_batch(family), small(family)
     whole = Objective(model)(batch) / batch.count
     whole.backward()
     expected = gradients(model)
@@ -57,12 +57,12 @@ def test_parts_add_up_to_the_whole(family: str, parts: int) -> None:
 
 
 def test_a_part_of_pairs_has_only_its_own_padding() -> None:
-    lengths = {part.ids.shape[1] for part in made_batch("transformer").split(7)}
+    lengths = {part.ids.shape[1] for part in random_batch("transformer").split(7)}
     assert len(lengths) > 1, "or the test above would not prove it"
 
 
 def test_the_scale_multiplies_gradients_and_not_the_loss() -> None:
-    batch, model, other = made_batch("gpt"), small("gpt"), small("gpt")
+    batch, model, other = random_batch("gpt"), small("gpt"), small("gpt")
     loss, _ = gradients_of(Objective(model), batch, ALONE)
     scaled, _ = gradients_of(Objective(other), batch, ALONE, parts=2, scale=torch.tensor(1024.0))
     torch.testing.assert_close(loss, scaled)
@@ -70,7 +70,7 @@ def test_the_scale_multiplies_gradients_and_not_the_loss() -> None:
 
 
 def test_dropout_depends_on_the_seed_the_step_and_the_part_alone() -> None:
-    batch = made_batch("gpt")
+    batch = random_batch("gpt")
 
     def losses(seed: tuple[int, int], parts: int = 2, disturbed: int = 0) -> float:
         model = small("gpt", dropout=0.3)
@@ -89,7 +89,7 @@ def test_dropout_depends_on_the_seed_the_step_and_the_part_alone() -> None:
 
 
 def test_seeds_are_mixed() -> None:
-    drawn = {mixed(seed, step, rank, part) for seed in range(4) for step in range(4) for rank in range(4) for part in range(4)}  # noqa: E501  # fmt: skip
+    drawn = {mix_seeds(seed, step, rank, part) for seed in range(4) for step in range(4) for rank in range(4) for part in range(4)}  # noqa: E501  # fmt: skip
     assert len(drawn) == 4**4
     assert all(0 <= number < 2**63 for number in drawn)
 
@@ -125,11 +125,11 @@ CPU_MESSAGE = (
 def test_the_parts_are_halved_and_the_gradient_stays(
     rows: int, parts: int, error: type[Exception] | str
 ) -> None:
-    batch, model, other = made_batch("transformer"), small("transformer"), small("transformer")
+    batch, model, other = random_batch("transformer"), small("transformer"), small("transformer")
     gradients_of(Objective(model), batch, ALONE)
     said: list[str] = []
     cramped = Cramped(other, rows, error)
-    _, used = gradients_of(cramped, batch, ALONE, say=said.append)
+    _, used = gradients_of(cramped, batch, ALONE, log=said.append)
     assert used == parts
     assert len(said) == {1: 0, 2: 1, 4: 2, 8: 3}[parts]
     assert all("Out of memory" in line for line in said)
@@ -139,17 +139,17 @@ def test_the_parts_are_halved_and_the_gradient_stays(
 
 def test_what_was_added_before_the_memory_ran_out_is_not_counted_twice() -> None:
     """The second part fails: the first one's gradients are there already."""
-    batch, model, other = made_batch("gpt"), small("gpt"), small("gpt")
+    batch, model, other = random_batch("gpt"), small("gpt"), small("gpt")
     gradients_of(Objective(model), batch, ALONE)
     cramped = Cramped(other, 3)  # parts of 3 and 4 rows
-    _, used = gradients_of(cramped, batch, ALONE, parts=2, say=lambda line: None)
+    _, used = gradients_of(cramped, batch, ALONE, parts=2, log=lambda line: None)
     assert cramped.seen[:2] == [3, 4]
     assert used == 4
     assert_close(gradients(other), gradients(model), rtol=1e-10, atol=1e-12)
 
 
 def test_a_short_batch_does_not_forget_how_many_parts_fit() -> None:
-    _, used = gradients_of(Objective(small("gpt")), made_batch("gpt", rows=2), ALONE, parts=4)
+    _, used = gradients_of(Objective(small("gpt")), random_batch("gpt", rows=2), ALONE, parts=4)
     assert used == 4
 
 
@@ -158,13 +158,13 @@ def test_one_row_too_many_is_told() -> None:
         MemoryError,
         match=r"out of memory with one row of 9 tokens at a time; lower the context or the model's size",
     ):
-        gradients_of(Cramped(small("gpt"), 0), made_batch("gpt"), ALONE, say=lambda line: None)
+        gradients_of(Cramped(small("gpt"), 0), random_batch("gpt"), ALONE, log=lambda line: None)
 
 
 def test_other_errors_pass() -> None:
     cramped = Cramped(small("gpt"), 0, "mat1 and mat2 shapes cannot be multiplied")
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        gradients_of(cramped, made_batch("gpt"), ALONE)
+        gradients_of(cramped, random_batch("gpt"), ALONE)
     assert cramped.seen == [7]
 
 
@@ -190,7 +190,7 @@ class Listed:
 @pytest.mark.parametrize("family", list(MODELS))
 def test_validation_is_the_mean_over_all_that_is_asked(family: str, parts: int) -> None:
     model = small(family, dropout=0.5)
-    first, second = made_batch(family), made_batch(family, rows=2, length=5)
+    first, second = random_batch(family), random_batch(family, rows=2, length=5)
     objective = Objective(model, smoothing=0.4).train()
     found = validate(objective, Listed(first, second), ALONE, parts).loss
     assert objective.training
@@ -203,7 +203,7 @@ def test_validation_is_the_mean_over_all_that_is_asked(family: str, parts: int) 
 
 
 def test_validation_that_asks_nothing_is_told() -> None:
-    batch = replace(made_batch("gpt"), targets=torch.full((7, 9), IGNORE))
+    batch = replace(random_batch("gpt"), targets=torch.full((7, 9), IGNORE))
     with pytest.raises(
         ValueError, match="validation: it asks for no word; give more text to validate on"
     ):
@@ -216,7 +216,7 @@ def test_validation_that_asks_nothing_is_told() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 @pytest.mark.parametrize("parts", [1, 2, 5])
 def test_the_ranks_share_a_batch_and_take_as_many_steps(size: int, parts: int) -> None:
-    batch, model = made_batch("transformer"), small("transformer").eval()
+    batch, model = random_batch("transformer"), small("transformer").eval()
     shares = [share(batch, World(torch.device("cpu"), rank, size), parts) for rank in range(size)]
     assert len({len(each) for each in shares}) == 1
     assert sum(part.count for each in shares for part in each) == batch.count
@@ -228,7 +228,7 @@ def test_the_ranks_share_a_batch_and_take_as_many_steps(size: int, parts: int) -
 
 def test_a_batch_that_asks_nothing_teaches_nothing() -> None:
     model = small("gpt")
-    batch = replace(made_batch("gpt"), targets=torch.full((7, 9), IGNORE))
+    batch = replace(random_batch("gpt"), targets=torch.full((7, 9), IGNORE))
     loss, _ = gradients_of(Objective(model), batch, ALONE)
     assert float(loss) == 0
     assert all((gradient == 0).all() for gradient in gradients(model).values())

@@ -26,7 +26,7 @@ REFRESH = 4
 NONE = "-"
 
 
-class Best(NamedTuple):
+class BestValidation(NamedTuple):
     """The best validation so far."""
 
     merits: tuple[float, float]
@@ -69,7 +69,7 @@ class Progress:
         self.validation_loss: float | None = None
         self.other_metrics: dict[str, float] = {}
         """Metrics of the last validation besides the loss."""
-        self.best: Best | None = None
+        self.best: BestValidation | None = None
 
         # Time and display
         self.started = time.monotonic()
@@ -160,7 +160,7 @@ class Progress:
         score = merit(measured, self.metric)
         merits = (score, -loss)  # of equal scores the lower loss is better
         if math.isfinite(score) and (self.best is None or merits > self.best.merits):
-            self.best = Best(merits, measured[self.metric], row["step"])
+            self.best = BestValidation(merits, measured[self.metric], row["step"])
 
     def log(self, text: str) -> None:
         """Print a line that stays, above the live display."""

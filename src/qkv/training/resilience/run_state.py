@@ -93,8 +93,8 @@ class Learner:
             tensors[f"scale/{name}"] = tensor
 
         if self.average is not None:
-            for name, weight in self.average.weights.items():
-                tensors[f"average/{name}"] = weight
+            for name, tensor in self.average.weights.items():
+                tensors[f"average/{name}"] = tensor
 
         return gather_tensors(tensors.items(), here)
 

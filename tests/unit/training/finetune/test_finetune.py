@@ -246,7 +246,7 @@ def test_from_scratch_nothing_is_left_of_the_pre_trained_weights(
     models: Path, tmp_path: Path
 ) -> None:
     plan = asked(models, tmp_path, "classify", "bert", scratch=True, epochs=0.1)
-    model, trained = task_of(plan).begin().state_dict(), model_of(models / "bert")
+    model, trained = task_of(plan).initial_model().state_dict(), model_of(models / "bert")
     for name, tensor in model.items():
         if name.startswith("backbone.") and tensor.dim() > 1:
             assert not torch.equal(tensor, trained[name.removeprefix("backbone.")]), name
@@ -262,7 +262,7 @@ def test_a_tuned_model_is_the_start_of_another_tuning(
     first.start()
     shutil.move(first.run.out, tmp_path / "intermediate")
     second = asked(models, tmp_path, "classify", family, model=str(tmp_path / "intermediate"))
-    begun, middle = task_of(second).begin(), model_of(tmp_path / "intermediate")
+    begun, middle = task_of(second).initial_model(), model_of(tmp_path / "intermediate")
     for name, tensor in begun.backbone.state_dict().items():
         assert torch.equal(tensor, middle[f"backbone.{name}"]), name
     assert second.start().measured["accuracy"] > 0.95
@@ -320,7 +320,7 @@ def test_steps_and_rates(models: Path, tmp_path: Path) -> None:
         "more times through little data"
     )
     rates = {
-        train: task_of(asked(models, tmp_path, "classify", train=train)).rate
+        train: task_of(asked(models, tmp_path, "classify", train=train)).learning_rate
         for train in ("everything", "head")
     }
     assert rates["head"] > rates["everything"] > 0

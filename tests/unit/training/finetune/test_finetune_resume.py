@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from qkv.training.finetune import labelled_task
 from qkv.training.logging.metrics import read_metrics
 from qkv.training.resilience.checkpoint_writer import Checkpoints
 from support.finetuning import asked, assert_same_tuning, make_models
@@ -82,7 +83,7 @@ def test_early_stopping_ends_the_run_and_keeps_the_best(
 ) -> None:
     accuracies = iter([0.5, 0.7, 0.6, 0.65, *[0.6] * 9])
     monkeypatch.setattr(
-        "qkv.training.finetune.labelled_task.measures",
+        labelled_task, "measures",
         lambda head, counted: {"accuracy": next(accuracies), "macro_f1": 0.0, "matthews": 0.0},
     )
     plan = asked(models, tmp_path, "classify", validate_every=3, stop_after=2, epochs=10)
@@ -107,7 +108,7 @@ def test_the_metric_says_which_weights_are_the_best_and_then_the_loss(
     metric: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "qkv.training.finetune.labelled_task.measures", lambda head, counted: {"accuracy": 1.0}
+        labelled_task, "measures", lambda head, counted: {"accuracy": 1.0}
     )
     plan = asked(
         models,

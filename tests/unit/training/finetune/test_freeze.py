@@ -76,13 +76,13 @@ def those(model: torch.nn.Module, *parts: str) -> set[str]:
 def test_which_parameters_learn(family: str) -> None:
     head = {"head.weight", "head.bias"}
     model = tuned(family)
-    assert freeze(model, asked("everything"), says_words=False) == 1.0
+    assert freeze(model, asked("everything"), language_loss=False) == 1.0
     assert learning(model) == those(model, "")
-    freeze(model, asked("last", last=2), says_words=False)
+    freeze(model, asked("last", last=2), language_loss=False)
     assert learning(model) == head | those(model, "blocks.1.", "blocks.2.", "stack.norm", "pooler")
-    assert freeze(model, asked("head"), says_words=False) == 51 / count_parameters(model.config)
+    assert freeze(model, asked("head"), language_loss=False) == 51 / count_parameters(model.config)
     assert learning(model) == head
-    share = freeze(model, asked("adapters", projections=("query", "value")), says_words=False)
+    share = freeze(model, asked("adapters", projections=("query", "value")), language_loss=False)
     found = learning(model)
     assert found == head | {name for name in found if ".qkv.adapters." in name}
     assert len(found) == 2 + 3 * 2 * 2  # three layers, query and value, A and B
@@ -91,34 +91,34 @@ def test_which_parameters_learn(family: str) -> None:
 
 def test_an_output_layer_learns_only_where_words_are_said() -> None:
     model = tuned("gpt", tied=False)
-    freeze(model, asked("everything"), says_words=False)
+    freeze(model, asked("everything"), language_loss=False)
     assert those(model, "") - learning(model) == {"backbone.head.weight"}
-    freeze(model, asked("everything"), says_words=True)
+    freeze(model, asked("everything"), language_loss=True)
     assert learning(model) == those(model, "")
-    freeze(model, asked("last", last=1), says_words=False)
+    freeze(model, asked("last", last=1), language_loss=False)
     assert "backbone.head.weight" not in learning(model)
 
 
 def test_without_a_head() -> None:
     gpt = build(GPTConfig(**SIZE, tied=False))
-    freeze(gpt, asked("last", last=1, task="chat"), says_words=True)
+    freeze(gpt, asked("last", last=1, task="chat"), language_loss=True)
     assert learning(gpt) == those(gpt, "blocks.2.", "stack.norm", "head.")
     both = build(TransformerConfig(**SIZE))
-    freeze(both, asked("last", last=1, task="translate"), says_words=True)
+    freeze(both, asked("last", last=1, task="translate"), language_loss=True)
     assert learning(both) == those(both, "decoder.blocks.2.", "decoder.norm")
-    freeze(both, asked("adapters", task="translate"), says_words=True)
+    freeze(both, asked("adapters", task="translate"), language_loss=True)
     assert learning(both) == those(both, ".adapters.")
     assert any(name.startswith("encoder.") for name in learning(both))
 
 
 def test_what_cannot_learn_so() -> None:
     with pytest.raises(ValueError, match=r"^last: the model has 3 layers, not 4"):
-        freeze(tuned("gpt"), asked("last", last=4), says_words=False)
+        freeze(tuned("gpt"), asked("last", last=4), language_loss=False)
     rnn = build(RNNConfig(vocabulary=9, width=8))
     with pytest.raises(
         ValueError, match=r"^train: an RNN has no blocks, so expected everything, not adapters"
     ):
-        freeze(rnn, asked("adapters", task="translate"), says_words=True)
+        freeze(rnn, asked("adapters", task="translate"), language_loss=True)
 
 
 @pytest.mark.parametrize(
@@ -162,14 +162,14 @@ def test_what_cannot_be_asked(choices: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize("family", ["gpt", "bert"])
 def test_only_what_learns_changes(train: str, family: str) -> None:
     model = tuned(family).train()
-    freeze(model, asked(train, last=1), says_words=False)
+    freeze(model, asked(train, last=1), language_loss=False)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     objective, optimizers = TaskObjective(model), Optimizers(model, OptimizerConfig())
     for _ in range(3):
         gradients_of(objective, made(model), ALONE)
         optimizers.set_rate(1e-2, 1e-2)
         optimizers.step(torch.zeros(()), torch.ones(()))
-        optimizers.forget_gradients()
+        optimizers.zero_gradients()
     changed = {
         name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])
     }
@@ -202,6 +202,6 @@ def test_each_layer_learns_slower_than_the_one_above_it() -> None:
 def test_the_rates_of_layers_do_not_depend_on_which_are_frozen() -> None:
     model = tuned("gpt")
     whole = layer_factors(learning(model), 0.7)
-    freeze(model, asked("last", last=2), says_words=False)
+    freeze(model, asked("last", last=2), language_loss=False)
     assert layer_factors(learning(model), 0.7) == {name: whole[name] for name in learning(model)}
     assert set(layer_factors(learning(model), 1.0).values()) == {1.0}

@@ -242,7 +242,7 @@ def test_an_untied_output_layer_learns_from_words_alone() -> None:
     )
 
 
-def test_only_a_gpt_says_words() -> None:
+def test_only_a_gpt_language_loss() -> None:
     with pytest.raises(
         ValueError, match=r"^language: only a GPT predicts the next word; leave it out"
     ):

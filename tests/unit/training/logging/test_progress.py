@@ -102,7 +102,7 @@ def test_a_resumed_run_knows_its_best() -> None:
     console = log()
     progress = Progress(300, start=200, console=console)
     finished = {"step": 200, "event": "finished", "validation_loss": 1.0}
-    progress.recall(
+    progress.restore_best(
         [
             row(100),
             {"step": 100, "validation_loss": 3.0},
@@ -130,7 +130,7 @@ def test_time_left_follows_the_pace_after_the_first_step(monkeypatch: pytest.Mon
 def test_samples_with_anything_in_them_are_plain_lines() -> None:
     console = log()
     with Progress(1, console=console) as progress:
-        progress.samples(
+        progress.show_samples(
             "after step 5", ["one [bold]two[/bold] :smile:\nthree", "a\x1b[31m\r\x00b\u202ec", ""]
         )
     assert lines(console) == [
@@ -146,7 +146,7 @@ def test_letters_that_the_output_cannot_hold_do_not_stop_training() -> None:
     raw = io.BytesIO()
     console = Console(file=io.TextIOWrapper(raw, encoding="latin-1"), force_terminal=False)
     with Progress(1, console=console) as progress:
-        progress.samples("kız", ["ağaç \ud800"])
+        progress.show_samples("kız", ["ağaç \ud800"])
     assert raw.getvalue().decode("latin-1").splitlines() == [r"k\u0131z", r"  | a\u011faç \ud800"]
 
 
@@ -162,7 +162,7 @@ def test_training_goes_on_when_nobody_reads() -> None:
     with Progress(5, console=Console(file=gone, force_terminal=False), every=1) as progress:
         for step in range(1, 6):
             progress.step(row(step))
-            progress.say("hello")
+            progress.log("hello")
     assert gone.tried == 1
 
 
@@ -171,8 +171,8 @@ def test_other_processes_are_silent() -> None:
         with Progress(10, console=console, active=False) as progress:
             progress.step(row(10))
             progress.validation({"step": 10, "validation_loss": 3.0})
-            progress.say("hello")
-            progress.samples("title", ["text"])
+            progress.log("hello")
+            progress.show_samples("title", ["text"])
         assert lines(console) == []
 
 
@@ -184,8 +184,8 @@ def test_a_log_has_no_control_characters_even_where_colours_are_forced(
     with Progress(10) as progress:
         progress.step(row(1))
         progress.validation({"step": 1, "validation_loss": 3.0})
-        progress.say("hello")
-        progress.samples("title", ["\x1b[2J"])
+        progress.log("hello")
+        progress.show_samples("title", ["\x1b[2J"])
     out = capsys.readouterr().out
     assert "hello\n" in out
     assert not CONTROL.search(out)
@@ -194,12 +194,12 @@ def test_a_log_has_no_control_characters_even_where_colours_are_forced(
 def test_a_terminal_shows_it_all_live_and_keeps_what_was_said() -> None:
     console = terminal()
     with Progress(4000, console=console) as progress:
-        progress.recall([{"step": 900, "validation_loss": 3.1}])
+        progress.restore_best([{"step": 900, "validation_loss": 3.1}])
         for step in range(1, 1001):
             progress.step(row(step))
         progress.validation({"step": 1000, "validation_loss": 3.3})
-        progress.say("Step 57 is skipped: [the loss is nan]")
-        progress.samples("after step 1000", ["kediler [b]\x1b[2J", "two"])
+        progress.log("Step 57 is skipped: [the loss is nan]")
+        progress.show_samples("after step 1000", ["kediler [b]\x1b[2J", "two"])
     drawn = shown(console)
     assert drawn.count("Step 57 is skipped: [the loss is nan]\n") == 1
     assert "kediler [b]\\x1b[2J" in drawn

@@ -64,7 +64,7 @@ def said() -> list[str]:
 
 @pytest.fixture
 def checkpoints(tmp_path: Path, said: list[str]) -> Checkpoints:
-    return Checkpoints(tmp_path / "checkpoints", say=said.append)
+    return Checkpoints(tmp_path / "checkpoints", log=said.append)
 
 
 def names(checkpoints: Checkpoints) -> list[str]:
@@ -181,7 +181,7 @@ def test_the_best_is_remembered_by_the_next_process(checkpoints: Checkpoints) ->
 
 def test_a_passing_one_takes_no_place_and_goes_with_the_next(checkpoints: Checkpoints) -> None:
     save(checkpoints, 10, 20, 30)
-    checkpoints.save(35, tensors_of(35), {"seed": 35}, passing=True)
+    checkpoints.save(35, tensors_of(35), {"seed": 35}, temporary=True)
     assert checkpoints.steps() == [10, 20, 30, 35]
     check(checkpoints.newest(), 35)
     assert [found.step for found in checkpoints.last(3)] == [10, 20, 30]
@@ -247,7 +247,7 @@ def test_killed_before_any_touch_of_the_disk(step: int, tmp_path: Path) -> None:
     """Of a new step, and of one that is there already and that nothing else could stand in for."""
 
     save(Checkpoints(tmp_path / "before", keep=1), 1, 2, best=1)
-    here, seen = Checkpoints(tmp_path / "here", keep=1, say=pytest.fail), set()
+    here, seen = Checkpoints(tmp_path / "here", keep=1, log=pytest.fail), set()
     shutil.copytree(tmp_path / "before", here.folder)
     for _ in killed_before_every_touch(lambda: save(here, step, best=step)):
         found = here.newest()
@@ -283,7 +283,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
         time.sleep(random_moment.uniform(0, 0.1))
         child.kill()
         child.join()
-        checkpoints = Checkpoints(tmp_path, say=pytest.fail)
+        checkpoints = Checkpoints(tmp_path, log=pytest.fail)
         check(checkpoints.newest(), checkpoints.steps()[-1], size)
         assert checkpoints.steps()[-1] >= reached
         reached = checkpoints.steps()[-1]

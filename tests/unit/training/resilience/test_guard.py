@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.training.resilience.guard import ENOUGH, LATE, REMEMBERED, Guard, LossScale, position_of
+from qkv.training.resilience.guard import DELAY, ENOUGH, WINDOW, Guard, LossScale, position_of
 from qkv.training.resilience.run_state import RunState
 
 CPU = torch.device("cpu")
@@ -19,12 +19,12 @@ CPU = torch.device("cpu")
 def taught(losses: list[float], spike: float = 2.0) -> Guard:
     guard = Guard(spike, 3)
     for step, loss in enumerate(losses):
-        assert guard.hear(step, step, loss, 1.0, False) is None
+        assert guard.observe(step, step, loss, 1.0, False) is None
     return guard
 
 
 def judged(guard: Guard, step: int, loss: float, norm: float = 1.0) -> bool:
-    return bool(guard.judge(step, torch.tensor(loss), torch.tensor(norm)))
+    return bool(guard.is_bad(step, torch.tensor(loss), torch.tensor(norm)))
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
@@ -38,7 +38,7 @@ def test_what_is_no_number_is_bad(wrong: float) -> None:
 def test_a_spike_is_so_much_above_the_median_of_the_usual() -> None:
     losses = [5.0 - step / 50 for step in range(130)]
     guard = taught(losses)
-    usual = statistics.median(losses[-REMEMBERED - LATE + 1 : -LATE + 1])
+    usual = statistics.median(losses[-WINDOW - DELAY + 1 : -DELAY + 1])
     assert guard.limit(130) == pytest.approx(usual + 2.0)
     assert not judged(guard, 130, usual + 1.99)
     assert judged(guard, 130, usual + 2.01)
@@ -46,8 +46,8 @@ def test_a_spike_is_so_much_above_the_median_of_the_usual() -> None:
 
 
 def test_nothing_is_a_spike_before_it_is_known_what_is_usual() -> None:
-    assert taught([1.0] * (ENOUGH - 1)).limit(ENOUGH - 1 + LATE) == math.inf
-    assert taught([1.0] * ENOUGH).limit(ENOUGH - 1 + LATE) == 3.0
+    assert taught([1.0] * (ENOUGH - 1)).limit(ENOUGH - 1 + DELAY) == math.inf
+    assert taught([1.0] * ENOUGH).limit(ENOUGH - 1 + DELAY) == 3.0
 
 
 def test_the_limit_does_not_depend_on_when_the_host_looked() -> None:
@@ -60,19 +60,19 @@ def test_the_limit_does_not_depend_on_when_the_host_looked() -> None:
 def test_bad_losses_are_not_usual_ones() -> None:
     guard = taught([1.0] * 30)
     for step in range(30, 60):
-        guard.hear(step, step, 50.0, 1.0, True)
+        guard.observe(step, step, 50.0, 1.0, True)
     assert guard.limit(62) == 3.0
 
 
 def test_reasons() -> None:
     guard = taught([1.0] * 30)
-    assert guard.hear(30, 30, math.nan, 1.0, True) == "the loss is nan"
-    assert guard.hear(31, 31, 1.0, math.inf, True) == "the gradient's norm is inf"
+    assert guard.observe(30, 30, math.nan, 1.0, True) == "the loss is nan"
+    assert guard.observe(31, 31, 1.0, math.inf, True) == "the gradient's norm is inf"
     assert not guard.exhausted
-    assert guard.hear(32, 40, 9.0, 1.0, True) == "the loss is 9.00, more than 3.00"
+    assert guard.observe(32, 40, 9.0, 1.0, True) == "the loss is 9.00, more than 3.00"
     assert guard.exhausted
     assert guard.bad == [(30, 30), (31, 31), (32, 40)]
-    guard.hear(33, 41, 1.0, 1.0, False)
+    guard.observe(33, 41, 1.0, 1.0, False)
     assert not guard.exhausted
 
 
@@ -80,7 +80,7 @@ def test_it_comes_back_from_json() -> None:
     import json
 
     guard = taught([1.0 + step / 3 for step in range(200)])
-    guard.hear(200, 210, math.nan, 1.0, True)
+    guard.observe(200, 210, math.nan, 1.0, True)
     again = Guard(2.0, 3)
     again.load(json.loads(json.dumps(guard.state())))
     assert again == guard

@@ -106,7 +106,7 @@ def halfway(run: Path, copy: Path) -> None:
     checkpoints = Checkpoints(copy / CHECKPOINTS)
     for step in checkpoints.steps():
         if step > HALFWAY:
-            shutil.rmtree(checkpoints.place(step))
+            shutil.rmtree(checkpoints.folder_of(step))
     (copy / "model.safetensors").unlink()
 
 
