@@ -86,7 +86,9 @@ def our_run(options: Options, out: Path) -> Run:
         model=options.model, data=(options.data,), examples=options.examples, **choices
     )
     going = FinetuneRunConfig(out=out, batch=options.batch, device="cpu", precision="float32")
-    return Run.create(labelled_task(tune, going), DEFAULTS, to_run_config(going), World(torch.device("cpu")))
+    return Run.create(
+        labelled_task(tune, going), DEFAULTS, to_run_config(going), World(torch.device("cpu"))
+    )
 
 
 def ours(run: Run) -> Step:

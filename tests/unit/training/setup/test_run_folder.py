@@ -187,7 +187,9 @@ def test_two_processes_in_one_folder_are_refused(done: TrainingJob, tmp_path: Pa
         ),
     ],
 )
-def test_what_makes_another_run_is_refused_by_name(change: Any, message: str, done: TrainingJob) -> None:
+def test_what_makes_another_run_is_refused_by_name(
+    change: Any, message: str, done: TrainingJob
+) -> None:
     before = content(done.run.out)
     with refused(message.format(out=done.run.out)):
         change(done).with_run(resume=True).start()
@@ -210,7 +212,9 @@ def test_changed_data_is_refused(done: TrainingJob) -> None:
 
 def test_the_rest_may_change_and_is_remembered(done: TrainingJob) -> None:
     outcome = (
-        done._replace(optimizer=replace(done.optimizer, clip=0.5)).with_run(resume=True, steps=6).start()
+        done._replace(optimizer=replace(done.optimizer, clip=0.5))
+        .with_run(resume=True, steps=6)
+        .start()
     )
     assert outcome is not None
     assert outcome.steps == 6
