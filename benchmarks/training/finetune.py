@@ -29,11 +29,11 @@ from qkv import artifact
 from qkv.data.batches.batch import Batch
 from qkv.data.batches.labelled import LabelledData
 from qkv.models import TaskModel
-from qkv.training.finetune.finetune import DEFAULTS, as_run
+from qkv.training.finetune.finetune import DEFAULTS, to_run_config
 from qkv.training.finetune.finetune_config import FinetuneConfig, FinetuneRunConfig
 from qkv.training.finetune.labelled_task import labelled_task
 from qkv.training.optimizer import gradient_norm
-from qkv.training.run import Run, begin
+from qkv.training.run import Run
 from qkv.training.step import gradients_of
 from qkv.training.systems.distributed import World
 
@@ -86,12 +86,14 @@ def our_run(options: Options, out: Path) -> Run:
         model=options.model, data=(options.data,), examples=options.examples, **choices
     )
     going = FinetuneRunConfig(out=out, batch=options.batch, device="cpu", precision="float32")
-    return begin(labelled_task(tune, going), DEFAULTS, as_run(going), World(torch.device("cpu")))
+    return Run.create(
+        labelled_task(tune, going), DEFAULTS, to_run_config(going), World(torch.device("cpu"))
+    )
 
 
 def ours(run: Run) -> Step:
     """What the loop does in a step, but for what it tells."""
-    memory = run.memory
+    memory = run.learner
     taken = 0
 
     def step(batch: Batch) -> None:
@@ -100,11 +102,11 @@ def ours(run: Run) -> Step:
             run.objective, batch, run.world, scale=memory.scale.factor, seed=(0, taken)
         )
         norm = gradient_norm(run.model.parameters()) / memory.scale.factor
-        bad = memory.guard.judge(taken, loss, norm)
+        bad = memory.guard.is_bad(taken, loss, norm)
         clip = (norm / run.optimizer.clip).clamp(min=1.0)
         memory.optimizers.set_rate(5e-5, 5e-5)
         memory.optimizers.step(bad, divisor=memory.scale.factor * clip)
-        memory.optimizers.forget_gradients()
+        memory.optimizers.zero_gradients()
         taken += 1
 
     return step

@@ -54,7 +54,7 @@ def train() -> None:
             begin = time.perf_counter()
         loss, _ = gradients_of(objective, batch, world)
         optimizers.step(good, one)
-        optimizers.forget_gradients()
+        optimizers.zero_gradients()
     speed = STEPS * batch.tokens / (time.perf_counter() - begin)
     print(speed, loss.item())
 

@@ -53,7 +53,7 @@ def steps_of(kind: str) -> tuple[Callable[[], None], Callable[[], None]]:
         optimizers.step(good, one)
 
     def whole() -> None:
-        optimizers.forget_gradients()
+        optimizers.zero_gradients()
         gradients_of(objective, batch, world)
         update()
 

@@ -76,7 +76,7 @@ def ours(options: Options, device: torch.device) -> Callable[[torch.Tensor], Non
     if GPU:
         objective.compile_reader()
         if options.replay:
-            objective.record()
+            objective.use_cuda_graph()
     optimizers = Optimizers(model, OptimizerConfig())
     optimizers.set_rate(6e-4, 6e-4)
     guard, world, one = Guard(2.0, 3), World(device), torch.ones((), device=device)
@@ -86,8 +86,8 @@ def ours(options: Options, device: torch.device) -> Callable[[torch.Tensor], Non
         batch.__dict__.update(count=batch.targets.numel(), tokens=batch.ids.numel())
         loss, _ = gradients_of(objective, batch, world, scale=one)
         norm = gradient_norm(model.parameters())
-        optimizers.step(guard.judge(0, loss, norm), norm.clamp(min=1.0))
-        optimizers.forget_gradients()
+        optimizers.step(guard.is_bad(0, loss, norm), norm.clamp(min=1.0))
+        optimizers.zero_gradients()
 
     return step
 

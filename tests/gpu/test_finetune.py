@@ -1,6 +1,4 @@
-"""Fine-tuning on a GPU: replayed steps of many shapes and the fused loss of words that count more
-or less.
-"""
+"""Fine-tuning on a GPU: CUDA graphs of several shapes, the fused loss with shares."""
 
 from __future__ import annotations
 
@@ -14,9 +12,8 @@ import torch
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.usefixtures(
-    "qkv_unchecked"
-)  # Triton cannot compile a function that the shape checks have rewritten
+# Triton cannot compile a function that the shape checks have rewritten.
+@pytest.mark.usefixtures("qkv_unchecked")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_fused_loss_with_shares_equals_its_definition(
@@ -27,7 +24,8 @@ def test_the_fused_loss_with_shares_equals_its_definition(
 
     V = 8200
     logits = (3 * torch.randn(33, V, device="cuda")).to(dtype)
-    targets, shares = torch.randint(V, (33,), device="cuda"), torch.rand(33, device="cuda")
+    targets = torch.randint(V, (33,), device="cuda")
+    shares = torch.rand(33, device="cuda")
     targets[::5] = -100
     shares[3] = 0.0
     padded = torch.nn.functional.pad(logits, (0, -V % 128), value=float("nan"))
@@ -42,45 +40,46 @@ def test_the_fused_loss_with_shares_equals_its_definition(
 
 
 def labelled_batch(task: str, rows: int, longest: int, seed: int) -> Any:
-    """Random examples, framed and padded as fine-tuning on a GPU does it."""
+    """Random examples, framed and padded as in fine-tuning on a GPU."""
     from qkv.data.batches.framing import Frame, FramedExamples, TokenizedExample
     from qkv.data.batches.labelled import join
 
     draw = random.Random(seed)
     group = {"similarity": 2, "choice": 3}.get(task, 1)
-    written = []
+    examples = []
+    targets: list[Any] = []
     for _ in range(rows):
-        lengths = [draw.randint(4, longest) for _ in range(group)]
-        sequences = [[1, *(draw.randrange(4, 300) for _ in range(length)), 3] for length in lengths]
-        target_positions = (
-            list(range(1, lengths[0] + 1))
-            if task == "tag"
-            else [len(each) - 1 for each in sequences]
-        )
-        written.append(
-            TokenizedExample(
-                sequences, [len(each) for each in sequences], target_positions, False, 0
-            )
-        )
-    framed = FramedExamples(written)
-    targets = [
-        [draw.randrange(3) for _ in each.target_positions] if task == "tag" else draw.randrange(3)
-        for each in framed
-    ]
+        sequences = []
+        for _ in range(group):
+            ids = draw.choices(range(4, 300), k=draw.randint(4, longest))
+            sequences.append([1, *ids, 3])
+
+        lengths = [len(sequence) for sequence in sequences]
+        positions = [length - 1 for length in lengths]
+        target: Any = draw.randrange(3)
+        if task == "tag":
+            positions = list(range(1, lengths[0] - 1))
+            target = draw.choices(range(3), k=len(positions))
+
+        examples.append(TokenizedExample(sequences, lengths, positions, False, 0))
+        targets.append(target)
+
+    framed = list(FramedExamples(examples))
     frame = Frame(
-        task=task, start=1, delimiter=2, extract=3, padding=0, segments=False, context=64, pooling="last"
+        task=task, start=1, delimiter=2, extract=3, padding=0, segments=False, context=64,
+        pooling="last",
     )  # fmt: skip
     if task == "regress":
-        return join(
-            list(framed), frame, [0] * rows, [draw.gauss(0, 1) for _ in range(rows)], multiple=16
-        )
-    return join(list(framed), frame, targets, multiple=16)
+        numbers = [draw.gauss(0, 1) for _ in range(rows)]
+        return join(framed, frame, [0] * rows, numbers, multiple=16)
+
+    return join(framed, frame, targets, multiple=16)
 
 
 @pytest.mark.usefixtures("qkv_unchecked")
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize(
-    ("task", "choices"),
+    ("task", "options"),
     [
         ("classify", {"class_weights": (0.5, 2.0, 1.0), "language": 0.5}),
         ("similarity", {"language": 0.5}),
@@ -89,8 +88,8 @@ def labelled_batch(task: str, rows: int, longest: int, seed: int) -> Any:
         ("tag", {"class_weights": (0.5, 2.0, 1.0), "smoothing": 0.1}),
     ],
 )
-def test_replayed_steps_of_several_shapes_have_the_gradients_of_plain_ones(
-    task: Any, choices: dict[str, Any], precision: Any
+def test_cuda_graphs_of_several_shapes_have_the_gradients_of_eager_mode(
+    task: Any, options: dict[str, Any], precision: Any
 ) -> None:
     from qkv.models import GPTConfig, HeadConfig, TaskModel, TaskModelConfig
     from qkv.training.finetune.task_objective import TaskObjective
@@ -104,39 +103,44 @@ def test_replayed_steps_of_several_shapes_have_the_gradients_of_plain_ones(
     )
     backbone = GPTConfig(vocabulary=300, context=64, width=64, depth=2, heads=4, dropout=0.0)
     model = TaskModel(TaskModelConfig(backbone=backbone, head=head)).cuda().train()
-    plain, fast = (TaskObjective(model, precision=precision, **choices) for _ in range(2))
-    fast.record(wait=1)
-    assert fast.replay is not None
+    plain = TaskObjective(model, precision=precision, **options)
+    fast = TaskObjective(model, precision=precision, **options)
+    fast.use_cuda_graph(wait=1)
+    assert fast.cuda_graphs is not None
     world = World(torch.device("cuda"))
     tolerance = 1e-3 if precision == "float32" else 3e-2  # TensorFloat-32 may be on
-    for step in range(
-        8
-    ):  # two shapes in turn: plain, recorded, and then replayed with other numbers
+    scale = torch.tensor(2.0, device="cuda")
+    for step in range(8):  # two shapes in turn: in eager mode, captured, then replayed
         batch = labelled_batch(task, 8, 10 if step % 2 else 28, seed=step)
-        found = []
+        losses = []
+        gradients = []
         for objective in (plain, fast):
             model.zero_grad(set_to_none=True)
-            loss, _ = gradients_of(objective, batch, world, scale=torch.tensor(2.0, device="cuda"))
-            gradients = {name: weight.grad.clone() for name, weight in model.named_parameters()}
-            found.append((loss.clone(), gradients))
-        torch.testing.assert_close(found[1][0], found[0][0], rtol=tolerance, atol=tolerance)
-        for name, expected in found[0][1].items():
-            assert (found[1][1][name] - expected).norm() <= tolerance * expected.norm() + 1e-6, (
-                step,
-                name,
+            loss, _ = gradients_of(objective, batch, world, scale=scale)
+            losses.append(loss.clone())
+            gradients.append(
+                {name: weight.grad.clone() for name, weight in model.named_parameters()}
             )
-    assert len(fast.replay.recorded) == 2
+
+        torch.testing.assert_close(losses[1], losses[0], rtol=tolerance, atol=tolerance)
+        for name, expected in gradients[0].items():
+            difference = (gradients[1][name] - expected).norm()
+            assert difference <= tolerance * expected.norm() + 1e-6, (step, name)
+
+    assert len(fast.cuda_graphs.graphs) == 2
 
 
 @pytest.mark.usefixtures("qkv_unchecked")
 @pytest.mark.parametrize("train", ["everything", "adapters"])
-def test_a_toy_task_is_learned(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_easy_task_is_learned(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("QKV_CACHE", str(tmp_path / "cache"))
     assert tune(tmp_path, train, "cuda") > 0.95
 
 
 def tune(folder: Path, train: Any, device: str) -> float:
-    """The accuracy on validation: which of two words is in a text of a few."""
+    """Accuracy on validation; the task is which of two words a text contains."""
     from dataclasses import replace
 
     from qkv import artifact
@@ -145,7 +149,8 @@ def tune(folder: Path, train: Any, device: str) -> float:
     from qkv.training.finetune.finetune import DEFAULTS, finetune
     from qkv.training.finetune.finetune_config import FinetuneConfig, FinetuneRunConfig
 
-    plain, draw = ["boats", "rivers", "stones"], random.Random(0)
+    plain = ["boats", "rivers", "stones"]
+    draw = random.Random(0)
     tokenizer = learn("words", [" ".join([*plain, "warm", "cold"])] * 2, 60)
     torch.manual_seed(0)
     model = GPT(
@@ -154,25 +159,37 @@ def tune(folder: Path, train: Any, device: str) -> float:
         )
     )
     for name, weight in model.named_parameters():
-        if weight.dim() > 1:  # words far from each other, and matrices that keep them so
-            std = 1.0 if "token" in name else 0.02 if "embedding" in name else 32**-0.5
-            torch.nn.init.normal_(weight, std=std)
+        if weight.dim() < 2:
+            continue
+
+        std = 32**-0.5
+        if "token" in name:
+            std = 1.0  # embeddings far from each other, as in a trained model
+        elif "embedding" in name:
+            std = 0.02
+
+        torch.nn.init.normal_(weight, std=std)
+
     artifact.save(model, folder / "model", tokenizer=tokenizer)
     lines = []
     for number in range(320):
-        words = [
-            *draw.choices(plain, k=draw.randint(1, 20 if number % 4 == 0 else 4)),
-            ("warm", "cold")[number % 2],
-        ]
-        draw.shuffle(words)
-        lines.append(f"{' '.join(words)}\t{('good', 'bad')[number % 2]}")
+        most = 20 if number % 4 == 0 else 4
+        text = draw.choices(plain, k=draw.randint(1, most))
+        text.append(("warm", "cold")[number % 2])
+        draw.shuffle(text)
+        lines.append(f"{' '.join(text)}\t{('good', 'bad')[number % 2]}")
+
     for name, part in (("train", lines[:256]), ("dev", lines[256:])):
         (folder / f"{name}.tsv").write_text("sentence\tlabel\n" + "\n".join(part) + "\n")
-    asked = FinetuneConfig(
-        model=str(folder / "model"), task="classify", data=(str(folder / "train.tsv"),),
-        validation=(str(folder / "dev.tsv"),), train=train,
-    )  # fmt: skip
+
+    config = FinetuneConfig(
+        model=str(folder / "model"),
+        task="classify",
+        data=(str(folder / "train.tsv"),),
+        validation=(str(folder / "dev.tsv"),),
+        train=train,
+    )
     run = FinetuneRunConfig(out=folder / "run", epochs=3, batch=8, device=device)
-    made = finetune(asked, replace(DEFAULTS, learning_rate=1e-2), run)
-    assert made is not None
-    return made.measured["accuracy"]
+    result = finetune(config, replace(DEFAULTS, learning_rate=1e-2), run)
+    assert result is not None
+    return result.measured["accuracy"]

@@ -1,6 +1,4 @@
-"""What only a GPU does: the fused loss, compiled and replayed steps, half precision. Each equals
-the plain way.
-"""
+"""Training on a GPU: the fused loss, compiled steps, CUDA graphs and half precision."""
 
 from __future__ import annotations
 
@@ -14,15 +12,14 @@ from safetensors.torch import load_file
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.usefixtures(
-    "qkv_unchecked"
-)  # Triton cannot compile a function that the shape checks have rewritten
+# Triton cannot compile a function that the shape checks have rewritten.
+@pytest.mark.usefixtures("qkv_unchecked")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("V", [70, 8192, 50257])
 def test_the_fused_loss_equals_its_definition(dtype: torch.dtype, smoothing: float, V: int) -> None:
     from qkv.training import fused_loss
-    from qkv.training.loss import aligned, softmax_loss_
+    from qkv.training.loss import padded_rows, softmax_loss_
 
     logits = (3 * torch.randn(33, V, device="cuda")).to(dtype)
     logits[5, 7] = 80  # far above the others
@@ -37,12 +34,12 @@ def test_the_fused_loss_equals_its_definition(dtype: torch.dtype, smoothing: flo
     tolerance = 1e-6 if dtype == torch.float32 else 4e-3
     torch.testing.assert_close(padded[:, :V].double().cpu(), exact, rtol=tolerance, atol=tolerance)
     assert (padded[:, V:] == 0).all()
-    assert aligned(torch.zeros(V, 8, device="cuda")).shape[0] % 128 == 0
+    assert padded_rows(torch.zeros(V, 8, device="cuda")).shape[0] % 128 == 0
 
 
 @pytest.mark.usefixtures("qkv_unchecked", "fresh_compiler")
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_a_replayed_step_has_the_gradients_of_a_plain_one(precision: Any) -> None:
+def test_a_cuda_graph_has_the_gradients_of_eager_mode(precision: Any) -> None:
     from qkv.data.batches.batch import Batch
     from qkv.models import GPT, GPTConfig
     from qkv.training.objective import Objective
@@ -51,24 +48,27 @@ def test_a_replayed_step_has_the_gradients_of_a_plain_one(precision: Any) -> Non
 
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocabulary=300, context=64, width=64, depth=2, heads=4)).cuda()
-    plain, fast = Objective(model, precision=precision), Objective(model, precision=precision)
+    plain = Objective(model, precision=precision)
+    fast = Objective(model, precision=precision)
     fast.compile_reader()
-    fast.record()
+    fast.use_cuda_graph()
     world = World(torch.device("cuda"))
     tolerance = 1e-3 if precision == "float32" else 3e-2  # TensorFloat-32 may be on
-    for seed in range(3):  # the later ones are replayed
+    scale = torch.tensor(2.0, device="cuda")
+    for seed in range(3):  # the graph is captured in the first and replayed in the others
         ids = torch.randint(300, (8, 65), generator=torch.Generator().manual_seed(seed))
         batch = Batch(ids=ids[:, :-1].contiguous(), targets=ids[:, 1:].contiguous())
-        found = []
+        losses = []
+        gradients = []
         for objective in (plain, fast):
             model.zero_grad(set_to_none=True)
-            loss, _ = gradients_of(objective, batch, world, scale=torch.tensor(2.0, device="cuda"))
-            found.append(
-                (loss.clone(), [parameter.grad.clone() for parameter in model.parameters()])
-            )
-        torch.testing.assert_close(found[1][0], found[0][0], rtol=tolerance, atol=tolerance)
-        for one, other in zip(found[1][1], found[0][1], strict=True):
-            assert (one - other).norm() <= tolerance * other.norm() + 1e-7
+            loss, _ = gradients_of(objective, batch, world, scale=scale)
+            losses.append(loss.clone())
+            gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+
+        torch.testing.assert_close(losses[1], losses[0], rtol=tolerance, atol=tolerance)
+        for expected, gradient in zip(*gradients, strict=True):
+            assert (gradient - expected).norm() <= tolerance * expected.norm() + 1e-7
 
 
 @pytest.mark.usefixtures("qkv_unchecked", "fresh_compiler")
@@ -76,12 +76,10 @@ def test_a_replayed_step_has_the_gradients_of_a_plain_one(precision: Any) -> Non
 def test_half_precision_learns_as_float32_does(
     precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    losses = {
-        kind: train(tmp_path / kind, tmp_path, monkeypatch, precision=kind)
-        for kind in ("float32", precision)
-    }
-    assert losses["float32"] < 2.5
-    assert abs(losses[precision] - losses["float32"]) < 0.1
+    expected = train(tmp_path / "float32", tmp_path, monkeypatch, precision="float32")
+    loss = train(tmp_path / precision, tmp_path, monkeypatch, precision=precision)
+    assert expected < 2.5
+    assert abs(loss - expected) < 0.1
 
 
 @pytest.mark.usefixtures("qkv_unchecked", "fresh_compiler")
@@ -92,13 +90,15 @@ def test_a_resumed_run_ends_with_the_same_bits(
     train(tmp_path / "whole", tmp_path, monkeypatch, **flags)
     train(tmp_path / "parts", tmp_path, monkeypatch, steps=20, **flags)
     train(tmp_path / "parts", tmp_path, monkeypatch, resume=True, **flags)
-    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    weights = load_file(tmp_path / "parts" / "model.safetensors")
+    for name, expected in load_file(tmp_path / "whole" / "model.safetensors").items():
+        assert torch.equal(weights[name], expected), name
 
 
 def train(
     out: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, steps: int = 40, **flags: Any
 ) -> float:
+    """Train a small GPT; return its validation loss."""
     from qkv.models import GPTConfig
     from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig
     from qkv.training.train import train

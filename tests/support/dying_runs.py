@@ -1,8 +1,7 @@
-"""Runs in child processes that can be killed. They come from a server that has imported all, and
-trained nothing.
+"""Training jobs in child processes that are killed, or whose disk is full.
 
-A process that has gone backwards through a network on a machine with a GPU cannot be forked; the
-server can.
+The children come from a fork server that has imported everything and trained nothing: a process
+that has run a backward pass on a machine with a GPU cannot be forked.
 """
 
 from __future__ import annotations
@@ -18,64 +17,78 @@ from typing import Any
 import torch
 
 from support.killing import TOUCHES
-from support.small_training import Plan
+from support.small_training import TrainingJob
 
 SERVER = multiprocessing.get_context("forkserver")
+DISK_FULL = 7
+"""Exit status of a job whose file limit was reached."""
+ERROR_FILE = "disk-full.txt"
 
 
-def child(plan: Plan, *, touch: int | None = None, file_limit: int | None = None) -> BaseProcess:
-    """Begun; it is killed at a touch of its folder, or can write no file larger than so many bytes."""
-    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+def start_child(
+    job: TrainingJob, *, touch: int | None = None, file_limit: int | None = None
+) -> BaseProcess:
+    """Start a job that is killed at a touch of its folder, or can write no larger file."""
+    tests = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([here, *([before] if before else [])])
+    paths = [tests]
+    if before:
+        paths.append(before)
+
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     try:
-        SERVER.set_forkserver_preload(["training.dying"])
-        process = SERVER.Process(target=go, args=(plan, dict(os.environ), touch, file_limit))
+        SERVER.set_forkserver_preload(["support.dying_runs"])
+        process = SERVER.Process(target=run_job, args=(job, dict(os.environ), touch, file_limit))
         process.start()
     finally:
         if before is None:
             del os.environ["PYTHONPATH"]
         else:
             os.environ["PYTHONPATH"] = before
+
     return process
 
 
-def go(plan: Plan, environment: dict[str, str], touch: int | None, file_limit: int | None) -> None:
-    os.environ.update(environment)  # the server's may be of another test
+def run_job(
+    job: TrainingJob, environment: dict[str, str], touch: int | None, file_limit: int | None
+) -> None:
+    os.environ.update(environment)  # the server may have that of another test
     torch.set_num_threads(1)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    with open(os.devnull, "w") as null:
+        os.dup2(null.fileno(), sys.stdout.fileno())
+
     if file_limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
         try:
-            plan.start()
+            job.start()
         except OSError as error:
-            (plan.run.out / "said").write_text(str(error))
-            os._exit(7)
+            (job.run.out / ERROR_FILE).write_text(str(error))
+            os._exit(DISK_FULL)
     else:
         if touch is not None:
-            die_at(touch, str(plan.run.out))
-        plan.start()
+            kill_at(touch, str(job.run.out))
+
+        job.start()
+
     os._exit(0)
 
 
-def die_at(touch: int, folder: str) -> None:
-    """Killed at a touch of this folder. Others are not counted: most are of modules that are
-    imported late.
-    """
-    left = touch
+def kill_at(touch: int, folder: str) -> None:
+    """Kill this process at a touch of the folder; others, mostly of imports, do not count."""
+    remaining = touch
 
     def count(event: str, args: Any) -> None:
-        nonlocal left
+        nonlocal remaining
         if event in TOUCHES and str(args[0]).startswith(folder):
-            left -= 1
-            if left == 0:
+            remaining -= 1
+            if remaining == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(count)
 
 
-def finished(process: BaseProcess) -> int:
+def exit_status(process: BaseProcess) -> int:
+    """Wait for a child and return its exit status."""
     process.join(120)
     assert process.exitcode is not None
     return process.exitcode

@@ -1,4 +1,4 @@
-"""Small models, and a separable toy task of every kind, to fine-tune in a moment."""
+"""Small models, and an easy task of every kind, to fine-tune within a second."""
 
 from __future__ import annotations
 
@@ -27,24 +27,27 @@ from support.small_training import model_of, same_bits
 from support.small_training import rows_of as metrics_of
 
 PLAIN = ["boats", "rivers", "stones"]
-GOOD, BAD = ["warm"], ["cold"]
+GOOD = ["warm"]
+BAD = ["cold"]
 TAGS = {**dict.fromkeys(PLAIN, "noun"), **dict.fromkeys(GOOD + BAD, "adjective")}
 SIZE: dict[str, Any] = {"context": 24, "width": 32, "depth": 1, "heads": 2, "hidden": 32}
 COLUMNS = {
-    "classify": ["sentence", "label"], "pair": ["premise", "hypothesis", "label"], "regress": ["sentence", "score"],
-    "similarity": ["sentence1", "sentence2", "label"], "numbers": ["sentence1", "sentence2", "score"],
+    "classify": ["sentence", "label"],
+    "pair": ["premise", "hypothesis", "label"],
+    "regress": ["sentence", "score"],
+    "similarity": ["sentence1", "sentence2", "label"],
+    "numbers": ["sentence1", "sentence2", "score"],
     "translate": [],
-}  # fmt: skip
+}
+"""Columns of the tasks whose data is a table; translations have no header."""
 TASKS = ["classify", "pair", "similarity", "numbers", "choice", "tag", "regress"]
-"""Those with a head; numbers is similarity with numbers."""
+"""Tasks with a head; `numbers` is similarity with numbers as labels."""
 
 
 def make_models(folder: Path) -> Path:
-    """A GPT, a BERT and a Transformer with a tokenizer of words, fresh: what they must know is
-    little.
-    """
-    words = [*PLAIN, *GOOD, *BAD]
-    tokenizer = train("words", [" ".join(words), " ".join(words[::-1])], 60)
+    """Write an untrained GPT, BERT and Transformer with a tokenizer of whole words."""
+    vocabulary = [*PLAIN, *GOOD, *BAD]
+    tokenizer = train("words", [" ".join(vocabulary), " ".join(vocabulary[::-1])], 60)
     size = {"vocabulary": tokenizer.vocabulary, **SIZE}
     torch.manual_seed(0)
     artifact.save(lively(GPT(GPTConfig(**size))), folder / "gpt", tokenizer=tokenizer)
@@ -56,116 +59,141 @@ def make_models(folder: Path) -> Path:
 
 
 def lively(model: Any) -> Any:
-    """Words far from each other, and matrices that keep them so: what a trained model has, which a
-    head can read.
-    """
+    """Spread the token embeddings, as in a trained model, so that a head can tell them apart."""
     for name, weight in model.named_parameters():
-        if weight.dim() > 1:
-            words, positions = "token" in name, "embedding" in name
-            torch.nn.init.normal_(
-                weight, std=1.0 if words else 0.02 if positions else SIZE["width"] ** -0.5
-            )
+        if weight.dim() < 2:
+            continue
+
+        std = SIZE["width"] ** -0.5
+        if "token" in name:
+            std = 1.0
+        elif "embedding" in name:
+            std = 0.02
+
+        torch.nn.init.normal_(weight, std=std)
+
     return model
 
 
-def rows_of(task: str, count: int, seed: int = 0) -> list[dict[str, Any]]:
-    draw = random.Random(seed)
+class RowMaker:
+    """Random rows of a task whose label depends on one word, warm or cold."""
 
-    def text(*words: str) -> str:
-        made = [*draw.choices(PLAIN, k=draw.randint(1, 3)), *words]
-        draw.shuffle(made)
-        return " ".join(made)
+    def __init__(self, task: str, seed: int) -> None:
+        self.make = getattr(self, task)
+        self.draw = random.Random(seed)
 
-    rows: list[dict[str, Any]] = []
-    for number in range(count):
+    def text(self, *words: str) -> str:
+        """One to three plain words and these, in random order."""
+        chosen = [*self.draw.choices(PLAIN, k=self.draw.randint(1, 3)), *words]
+        self.draw.shuffle(chosen)
+        return " ".join(chosen)
+
+    def row(self, number: int) -> dict[str, Any]:
         good = number % 2 == 0
-        word = draw.choice(GOOD if good else BAD)
-        match task:
-            case "classify":
-                rows.append({"sentence": text(word), "label": "good" if good else "bad"})
-            case "pair":
-                rows.append(
-                    {"premise": text(), "hypothesis": text(word), "label": "yes" if good else "no"}
-                )
-            case "similarity":
-                one, other = draw.sample([text(word), text()], 2)
-                rows.append(
-                    {"sentence1": one, "sentence2": other, "label": "same" if good else "other"}
-                )
-            case "numbers":
-                one, other = draw.sample([text(word), text()], 2)
-                rows.append(
-                    {"sentence1": one, "sentence2": other, "score": f"{4.5 if good else 1.0}"}
-                )
-            case "regress":
-                rows.append({"sentence": text(word), "score": f"{120 if good else 80}"})
-            case "choice":
-                choices = [
-                    text(draw.choice(GOOD)),
-                    *(text(draw.choice(BAD)) for _ in range(1 + number % 2)),
-                ]
-                draw.shuffle(choices)
-                right = next(
-                    place for place, each in enumerate(choices) if set(each.split()) & set(GOOD)
-                )
-                rows.append({"context": text(), "choices": choices, "answer": right})
-            case "tag":
-                words = text(word).split()
-                rows.append({"words": words, "tags": [TAGS[each] for each in words]})
-            case "chat":
-                said = [("user", text()), ("assistant", "warm boats")]
-                rows.append(
-                    {"messages": [{"role": role, "content": content} for role, content in said]}
-                )
-            case _:
-                rows.append({"source": text(word), "target": word})
-    return rows
+        word = self.draw.choice(GOOD if good else BAD)
+        return self.make(number, good, word)
+
+    def classify(self, number: int, good: bool, word: str) -> dict[str, Any]:
+        return {"sentence": self.text(word), "label": "good" if good else "bad"}
+
+    def pair(self, number: int, good: bool, word: str) -> dict[str, Any]:
+        premise = self.text()
+        return {
+            "premise": premise,
+            "hypothesis": self.text(word),
+            "label": "yes" if good else "no",
+        }
+
+    def similarity(self, number: int, good: bool, word: str) -> dict[str, Any]:
+        first, second = self.draw.sample([self.text(word), self.text()], 2)
+        return {"sentence1": first, "sentence2": second, "label": "same" if good else "other"}
+
+    def numbers(self, number: int, good: bool, word: str) -> dict[str, Any]:
+        first, second = self.draw.sample([self.text(word), self.text()], 2)
+        return {"sentence1": first, "sentence2": second, "score": "4.5" if good else "1.0"}
+
+    def regress(self, number: int, good: bool, word: str) -> dict[str, Any]:
+        return {"sentence": self.text(word), "score": "120" if good else "80"}
+
+    def choice(self, number: int, good: bool, word: str) -> dict[str, Any]:
+        choices = [self.text(self.draw.choice(GOOD))]
+        for _ in range(1 + number % 2):
+            choices.append(self.text(self.draw.choice(BAD)))
+
+        self.draw.shuffle(choices)
+        answer = 0
+        while not set(choices[answer].split()) & set(GOOD):
+            answer += 1
+
+        return {"context": self.text(), "choices": choices, "answer": answer}
+
+    def tag(self, number: int, good: bool, word: str) -> dict[str, Any]:
+        words = self.text(word).split()
+        return {"words": words, "tags": [TAGS[word] for word in words]}
+
+    def chat(self, number: int, good: bool, word: str) -> dict[str, Any]:
+        question = {"role": "user", "content": self.text()}
+        return {"messages": [question, {"role": "assistant", "content": "warm boats"}]}
+
+    def translate(self, number: int, good: bool, word: str) -> dict[str, Any]:
+        return {"source": self.text(word), "target": word}
+
+
+def rows_of(task: str, count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Rows of a task, half of them with each label."""
+    maker = RowMaker(task, seed)
+    return [maker.row(number) for number in range(count)]
 
 
 def write(task: str, file: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    file = file.with_suffix(".tsv" if task in COLUMNS else ".jsonl")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    if task in COLUMNS:
-        names = [COLUMNS[task]] if COLUMNS[task] else []
-        lines = ["\t".join(row) for row in [*names, *(list(row.values()) for row in rows)]]
-    else:
+    """Write rows as .tsv or .jsonl, depending on the task; return the path."""
+    if task not in COLUMNS:
         lines = [json.dumps(row) for row in rows]
-    file.write_text("".join(f"{line}\n" for line in lines))
+        file = file.with_suffix(".jsonl")
+    else:
+        lines = ["\t".join(row.values()) for row in rows]
+        file = file.with_suffix(".tsv")
+        if COLUMNS[task]:
+            lines.insert(0, "\t".join(COLUMNS[task]))
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(lines) + "\n")
     return file
 
 
-class Asked(NamedTuple):
-    """What `finetune` is asked for."""
+class TuningJob(NamedTuple):
+    """The arguments of `finetune`."""
 
     tune: FinetuneConfig
     optimizer: OptimizerConfig
     run: FinetuneRunConfig
 
-    def but(self, **changes: Any) -> Asked:
-        mine = {name: changes.pop(name) for name in list(changes) if hasattr(self.tune, name)}
-        return Asked(replace(self.tune, **mine), self.optimizer, replace(self.run, **changes))
+    def changed(self, **changes: Any) -> TuningJob:
+        """The same job with other fields of its FinetuneConfig or FinetuneRunConfig."""
+        names = [name for name in changes if hasattr(self.tune, name)]
+        tune = replace(self.tune, **{name: changes.pop(name) for name in names})
+        return TuningJob(tune, self.optimizer, replace(self.run, **changes))
 
     def start(self) -> FinetuneResult:
-        made = finetune(*self, console=Console(file=io.StringIO(), width=200))
-        assert made is not None
-        return made
+        result = finetune(*self, console=Console(file=io.StringIO(), width=200))
+        assert result is not None
+        return result
 
 
-def asked(
+def tuning_job(
     models: Path, folder: Path, task: str, family: str = "gpt", *, out: str = "run", **changes: Any
-) -> Asked:
-    """Sixty-four examples (of chats, which are slow to write, twenty), three epochs of eight steps."""
-    kind = "similarity" if task == "numbers" else task
+) -> TuningJob:
+    """Sixty-four examples (twenty of chat, which are slow to write), three epochs of eight steps."""
     optimizer = {"learning_rate": 1e-2, **changes.pop("optimizer", {})}
-    data, held_out = (
-        write(task, folder / f"{task}-{name}", rows_of(task, count, seed))
-        for name, count, seed in (
-            ("train", 20 if task == "chat" else 64, 0),
-            ("dev", 6 if task == "chat" else 24, 1),
-        )
-    )
+    training_count, validation_count = (20, 6) if task == "chat" else (64, 24)
+    training = write(task, folder / f"{task}-train", rows_of(task, training_count, 0))
+    validation = write(task, folder / f"{task}-dev", rows_of(task, validation_count, 1))
+
     tune = FinetuneConfig(
-        model=str(models / family), task=kind, data=(str(data),), validation=(str(held_out),)
+        model=str(models / family),
+        task="similarity" if task == "numbers" else task,  # type: ignore[arg-type]
+        data=(str(training),),
+        validation=(str(validation),),
     )
     run = FinetuneRunConfig(
         out=folder / out,
@@ -176,33 +204,31 @@ def asked(
         checkpoint_every=9,
         log_every=1000,
     )
-    return Asked(tune, replace(DEFAULTS, **optimizer), run).but(**changes)
+
+    return TuningJob(tune, replace(DEFAULTS, **optimizer), run).changed(**changes)
 
 
-def answered(made: Asked) -> tuple[TaskModel, list[Answer], list[Any]]:
-    """What the model in the run's folder says of the validation's examples, and what is true."""
-    model, tokenizer = artifact.load(made.run.out)
+def answers_of(job: TuningJob) -> tuple[TaskModel, list[Answer], list[Any]]:
+    """The model in the run's folder, its answers to the validation examples, and the labels."""
+    model, tokenizer = artifact.load(job.run.out)
     assert isinstance(model, TaskModel)
     assert tokenizer is not None
-    examples = list(open_examples(made.tune.validation, made.tune.task))
-    return (
-        model,
-        list(answers(model, tokenizer, examples, rows=5)),
-        [example.label for example in examples],
-    )
+    examples = list(open_examples(job.tune.validation, job.tune.task))
+    predictions = list(answers(model, tokenizer, examples, rows=5))
+    return model, predictions, [example.label for example in examples]
 
 
-def assert_same_tuning(one: Path, other: Path) -> None:
-    """Bit for bit: the model, its adapters, the newest checkpoint; and the same rows."""
-    assert same_bits(model_of(one), model_of(other))
-    if (other / "adapter").exists():
-        mine, theirs = (
-            load_file(out / "adapter" / "adapter_model.safetensors") for out in (one, other)
-        )
-        assert same_bits(mine, theirs)
-    newest, expected = (Checkpoints(out / "checkpoints").newest() for out in (one, other))
+def assert_same_tuning(first: Path, second: Path) -> None:
+    """Equal bit for bit: the model, its adapters, the newest checkpoint and the rows."""
+    assert same_bits(model_of(first), model_of(second))
+    file = Path("adapter") / "adapter_model.safetensors"
+    if (second / file).exists():
+        assert same_bits(load_file(first / file), load_file(second / file))
+
+    newest = Checkpoints(first / "checkpoints").newest()
+    expected = Checkpoints(second / "checkpoints").newest()
     assert newest is not None
     assert expected is not None
     assert same_bits(newest.tensors(), expected.tensors())
     assert newest.state | {"seconds": 0} == expected.state | {"seconds": 0}
-    assert metrics_of(one) == metrics_of(other)
+    assert metrics_of(first) == metrics_of(second)

@@ -1,4 +1,4 @@
-"""Processes that are killed, without a chance to clean up, at every moment that matters."""
+"""Killing a process at every touch of the disk, without a chance to clean up."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 FORK = multiprocessing.get_context("fork")
 TOUCHES = ("open", "os.chmod", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir")
+"""Audit events of the disk."""
 
 
 def killed_before_every_touch(action: Callable[[], object]) -> Iterator[None]:
-    """Runs the action again and again, each time killed one touch of the disk later, until it ends
-    by itself.
+    """Run the action repeatedly, killed one touch of the disk later each time, until it completes.
 
-    Yields after each kill; the caller looks at what is left, and puts back what was there before.
+    Yields after each kill: the caller checks what is left and restores what was there before.
     """
     touch = 0
     while True:
@@ -27,20 +27,22 @@ def killed_before_every_touch(action: Callable[[], object]) -> Iterator[None]:
         child.join()
         if child.exitcode == 0:
             return
+
         assert child.exitcode == -signal.SIGKILL
         yield
 
 
 def run_and_die(action: Callable[[], object], touch: int) -> None:
-    left = touch
+    """Run the action and kill the process at its n-th touch of the disk."""
+    remaining = touch
 
     def count(event: str, _: Any) -> None:
-        nonlocal left
+        nonlocal remaining
         if event in TOUCHES:
-            left -= 1
-            if left == 0:
+            remaining -= 1
+            if remaining == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(count)
     action()
-    os._exit(0)  # what Python does at its end is not part of the action
+    os._exit(0)  # the interpreter's shutdown is not part of the action

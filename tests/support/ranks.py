@@ -1,8 +1,8 @@
-"""Small runs, the same for one process and for several.
+"""Small data-parallel runs, the same for one process and for several.
 
-`torchrun tests/support/ranks.py FOLDER cpu gpt:fsdp:new ...` trains the case `gpt` sharded, on the
-data in FOLDER, into FOLDER/new, or goes on with the run there; several in turn, as to start
-processes takes longer than the training.
+`torchrun tests/support/ranks.py FOLDER cpu gpt:fsdp:new ...` trains the case `gpt` with FSDP on the
+data in FOLDER, into FOLDER/new, or resumes the run there. It takes several runs at once, because
+starting the processes takes longer than training.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ from qkv.models.registry import Config
 from qkv.models.rnn import RNNConfig
 from qkv.models.transformer import TransformerConfig
 from qkv.training.loop import TrainingResult, training_loop
-from qkv.training.run import begin
+from qkv.training.run import Run
 from qkv.training.run_config import DataConfig, Distributed, OptimizerConfig, RunConfig
 from qkv.training.setup.training_task import assemble
-from qkv.training.systems.distributed import World, joined
+from qkv.training.systems.distributed import World, join_process_group
 
 STEPS = 6
-TEXT, PAIRS = "text.txt", "pairs.tsv"
+TEXT = "text.txt"
+PAIRS = "pairs.tsv"
 
 
 @dataclass(frozen=True)
 class Case:
+    """A model with its data, optimizer and run options."""
+
     model: Config
     data: str = TEXT
     optimizer: dict[str, Any] = field(default_factory=dict)
@@ -37,7 +40,7 @@ class Case:
 
 SMALL: dict[str, Any] = {"width": 32, "heads": 2}
 CASES = {
-    # Five rows a batch, which neither two nor three ranks share evenly, and one row a micro-batch.
+    # Five rows per batch, which two or three ranks cannot share evenly; one row per micro-batch.
     "gpt": Case(
         GPTConfig(vocabulary=64, context=16, depth=2, **SMALL),
         optimizer={"average": "exponential", "average_decay": 0.9, "smoothing": 0.1},
@@ -52,9 +55,9 @@ CASES = {
             vocabulary=64, context=16, depth=2, position="rotary", norm="rms", tied=False, **SMALL
         ),
         optimizer={"average": "last"},
-        run={"recompute": True, "padding_mask": 2},
+        run={"recompute": True, "keep": 2},
     ),
-    # Every block is called for each of the segments of a row.
+    # Every block is called once per segment of a row.
     "memory": Case(
         GPTConfig(vocabulary=64, context=8, depth=2, position="relative", memory=8, **SMALL)
     ),
@@ -82,35 +85,45 @@ CASES = {
 
 
 def train_case(
-    name: str, data: Path, out: Path, world: World, how: Distributed = "ddp", **given: Any
+    name: str,
+    data: Path,
+    out: Path,
+    world: World,
+    distributed: Distributed = "ddp",
+    **options: Any,
 ) -> TrainingResult:
+    """Train a case, or resume it."""
     case = CASES[name]
-    run = RunConfig(
-        **{
-            "out": out, "steps": STEPS, "batch_tokens": 80, "validate_every": 3, "checkpoint_every": 2, "padding_mask": 9,
-            "distributed": how, "log_every": 1, "compile": False, **case.run, **given,
-        }
-    )  # fmt: skip
-    # Gradients that are 0 but for rounding, as those of the keys' biases, must not become steps of
-    # a full size.
+    usual: dict[str, Any] = {
+        "steps": STEPS,
+        "batch_tokens": 80,
+        "validate_every": 3,
+        "checkpoint_every": 2,
+        "keep": 9,
+        "log_every": 1,
+        "compile": False,
+    }
+    run = RunConfig(out=out, distributed=distributed, **{**usual, **case.run, **options})
+    # A larger epsilon: gradients that are 0 but for rounding, such as those of the keys' biases,
+    # would otherwise become full steps.
     optimizer = OptimizerConfig(**{"epsilon": 1e-5, "learning_rate": 1e-2, **case.optimizer})
-    with world.in_turn():
+    with world.first_rank_first():
         source = DataConfig(data=(str(data / case.data),), tokenizer="characters")
         task = assemble(case.model, source, batch_tokens=run.batch_tokens, seed=run.seed)
-    return training_loop(begin(task, optimizer, run, world))
+    return training_loop(Run.create(task, optimizer, run, world))
 
 
 def fail_in_turn(world: World, folder: Path) -> None:
-    """Whoever fails, the others learn of it."""
+    """Fail on every rank in turn, and write down how each rank ends."""
     for failing in range(world.size):
         try:
-            with world.together():
+            with world.all_or_none():
                 if world.rank == failing:
                     raise OSError("no room")
         except (OSError, SystemExit) as error:
             (folder / f"{failing}-{world.rank}").write_text(type(error).__name__)
     try:
-        with world.in_turn():
+        with world.first_rank_first():
             (folder / f"turn-{world.rank}").touch()
             raise OSError("no room")
     except (OSError, SystemExit) as error:
@@ -119,14 +132,18 @@ def fail_in_turn(world: World, folder: Path) -> None:
 
 def main() -> None:
     folder, device, *items = sys.argv[1:]
-    with joined(device) as world:
+    with join_process_group(device) as world:
         for item in items:
             if item == "fail":
                 fail_in_turn(world, Path(folder))
                 continue
-            name, how, out, *precision = item.split(":")
-            given = {"precision": precision[0], "compile": len(precision) > 1} if precision else {}
-            train_case(name, Path(folder), Path(folder, out), world, how, **given)  # type: ignore[arg-type]
+
+            name, distributed, out, *precision = item.split(":")
+            options: dict[str, Any] = {}
+            if precision:
+                options = {"precision": precision[0], "compile": len(precision) > 1}
+
+            train_case(name, Path(folder), Path(folder, out), world, distributed, **options)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Prepared data goes where the test's own files are; and a run that is told to stop."""
+"""Fixtures for training: a cache folder of prepared data, and a signal to stop at a step."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that prepared data is cached in."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("QKV_CACHE", str(folder))
     return folder
@@ -19,20 +20,21 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """The signal to stop comes in a step."""
+    """Send SIGTERM in the n-th step from now; a negative number disarms it."""
     from qkv.training import loop
 
-    plainly = loop.gradients_of
+    original = loop.gradients_of
 
     def arm(steps: int) -> None:
-        left = steps
+        remaining = steps
 
         def gradients_of(*args: Any, **kwargs: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left == 0:
+            nonlocal remaining
+            remaining -= 1
+            if remaining == 0:
                 signal.raise_signal(signal.SIGTERM)
-            return plainly(*args, **kwargs)
+
+            return original(*args, **kwargs)
 
         monkeypatch.setattr("qkv.training.loop.gradients_of", gradients_of)
 

@@ -1,16 +1,31 @@
-"""Training: one loop for every model, from the names of data to a folder with a model, and nothing
-lost on the way.
-"""
+"""Training and fine-tuning: one loop for every model, with checkpoints, resuming and metrics."""
 
 from typing import TYPE_CHECKING
 
 from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig
 
 if TYPE_CHECKING:
+    from qkv.training.finetune.finetune import finetune
+    from qkv.training.finetune.finetune_config import FinetuneConfig, FinetuneRunConfig
     from qkv.training.train import train
 else:
     from qkv.lazy_imports import attach
 
-    attach(__name__, {"qkv.training.train": ("train",)})
+    attach(
+        __name__,
+        {
+            "qkv.training.train": ("train",),
+            "qkv.training.finetune.finetune": ("finetune",),
+            "qkv.training.finetune.finetune_config": ("FinetuneConfig", "FinetuneRunConfig"),
+        },
+    )
 
-__all__ = ["DataConfig", "OptimizerConfig", "RunConfig", "train"]
+__all__ = [
+    "DataConfig",
+    "FinetuneConfig",
+    "FinetuneRunConfig",
+    "OptimizerConfig",
+    "RunConfig",
+    "finetune",
+    "train",
+]

@@ -1,4 +1,4 @@
-"""Averages of weights, which often do better than the last ones."""
+"""Averages of weights: the exponential moving average, and the mean of several checkpoints."""
 
 from __future__ import annotations
 
@@ -12,49 +12,51 @@ from qkv.training.resilience.checkpoint_writer import Checkpoint
 
 
 class ExponentialAverage:
-    """After each step the average moves by (1 - decay) towards the weights; sooner at the start of
-    a run.
-    """
+    """Exponential moving average of the weights, which moves faster at the start of a run."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        self.weights = {name: parameter.detach().clone() for name, parameter in learning(model)}
+        self.weights = copied_weights(model)
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
+        """After a step: move the average by 1 - decay towards the weights."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        names, now = zip(*learning(model), strict=True)
-        torch._foreach_lerp_([self.weights[name] for name in names], now, 1 - decay)
+        names, parameters = zip(*trainable_parameters(model), strict=True)
+        averages = [self.weights[name] for name in names]
+        torch._foreach_lerp_(averages, parameters, 1 - decay)
 
     @contextmanager
     def in_place(self, model: nn.Module) -> Iterator[None]:
-        """While the context is open, the model has the average's weights."""
+        """While the context is open, the model has the averaged weights."""
         with torch.no_grad():
-            kept = {name: parameter.detach().clone() for name, parameter in learning(model)}
-            put(model, self.weights)
+            trained = copied_weights(model)
+            put_weights(self.weights, model)
             try:
                 yield
             finally:
-                put(model, kept)
+                put_weights(trained, model)
 
 
-def learning(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters that are trained, by name; those that are frozen are in the model that a run
-    began from.
-    """
-    return (
-        (name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
-    )
+def trainable_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Names and parameters that are trained; frozen ones are those of the pre-trained model."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            yield name, parameter
+
+
+def copied_weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in trainable_parameters(model)}
 
 
 @torch.no_grad()
-def put(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    for name, parameter in learning(model):
+def put_weights(weights: dict[str, Tensor], model: nn.Module) -> None:
+    for name, parameter in trainable_parameters(model):
         parameter.copy_(weights[name])
 
 
 def mean_of(checkpoints: Sequence[Checkpoint], prefix: str) -> dict[str, Tensor]:
-    """The mean of the tensors whose names begin with the prefix, without it, added up in float64."""
+    """Mean of the tensors below a prefix, by their names without it; summed in float64."""
     total: dict[str, Tensor] = {}
     for checkpoint in checkpoints:
         for name, tensor in checkpoint.tensors(prefix).items():

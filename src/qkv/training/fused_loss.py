@@ -1,6 +1,4 @@
-"""A substitute for `softmax_loss_` on a GPU: one kernel scores a row of logits and overwrites it
-with its slope.
-"""
+"""Fused softmax cross-entropy on a GPU (Triton): loss and gradient of a row of logits, in place."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from qkv.data.batches.batch import IGNORE
 try:
     import triton
     import triton.language as tl
-except ImportError:  # it comes with PyTorch where there is a GPU to use it
+except ImportError:  # PyTorch brings it along only where there is a GPU to use it
     triton = None
 
 
@@ -28,12 +26,18 @@ def softmax_loss_(
     smoothing: float,
     shares: Float[Tensor, "N"] | None = None,
 ) -> Float[Tensor, ""]:
-    losses = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
-    score_row[(logits.shape[0],)](
+    """The same as `loss.softmax_loss_`, which defines it, in one pass per row."""
+    rows = logits.shape[0]
+    losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    row_shares = losses  # a tensor must be passed; it is not read
+    if shares is not None:
+        row_shares = shares.float()
+
+    loss_of_row[(rows,)](
         logits,
         targets,
         losses,
-        losses if shares is None else shares.float(),
+        row_shares,
         V,
         logits.shape[1],
         logits.stride(0),
@@ -53,79 +57,72 @@ if triton is not None:
     LOG2_E = tl.constexpr(1.4426950408889634)
 
     @triton.jit
-    def score_row(  # type: ignore[no-untyped-def]
-        logits,
-        targets,
-        losses,
-        shares,
-        V,
-        P,
-        stride,
-        smoothing,
-        ignore,
-        SMOOTH: tl.constexpr,
-        SHARES: tl.constexpr,
-        LANES: tl.constexpr,
-        DEEP: tl.constexpr,
-    ):
-        """Every lane keeps the largest logit and the sum of exponentials of its columns; they are
-        joined at the end.
-
-        Exponentials are powers of two. Whole tiles of DEEP x LANES columns need no mask; the last
-        one does.
-        """
-        row = tl.program_id(0).to(tl.int64)
-        logits += row * stride
-        target = tl.load(targets + row)
-        asked = target != ignore
-        at_target = tl.load(logits + tl.where(asked, target, 0)).to(tl.float32)
-        tile = tl.arange(0, DEEP)[:, None] * LANES + tl.arange(0, LANES)[None, :]  # (DEEP, LANES)
-        whole = V // (DEEP * LANES) * (DEEP * LANES)
-
-        top = tl.full((LANES,), -1e30, tl.float32)
-        total = tl.zeros((LANES,), tl.float32)
-        summed = tl.zeros((LANES,), tl.float32)
-
-        for start in range(0, whole, DEEP * LANES):
-            x = tl.load(logits + start + tile).to(tl.float32)
-            higher = tl.maximum(top, tl.max(x, 0))
-            total = total * tl.exp2((top - higher) * LOG2_E) + tl.sum(
-                tl.exp2((x - higher[None, :]) * LOG2_E), 0
-            )
-            top = higher
-            if SMOOTH:
-                summed += tl.sum(x, 0)
-
-        beyond = whole + tile
-        x = tl.load(logits + beyond, mask=beyond < V, other=float("-inf")).to(tl.float32)
+    def add_exponentials(x, top, total):  # type: ignore[no-untyped-def]
+        """Online softmax: the new maximum of each lane, and its sum of exponentials below it."""
         higher = tl.maximum(top, tl.max(x, 0))
         total = total * tl.exp2((top - higher) * LOG2_E) + tl.sum(
             tl.exp2((x - higher[None, :]) * LOG2_E), 0
         )
-        if SMOOTH:
-            summed += tl.sum(tl.where(beyond < V, x, 0.0), 0)
+        return higher, total
 
-        highest = tl.max(higher, 0)
-        log_total = highest + tl.log(tl.sum(total * tl.exp2((higher - highest) * LOG2_E), 0))
+    @triton.jit
+    def loss_of_row(  # type: ignore[no-untyped-def]
+        logits, targets, losses, shares, V, P, stride, smoothing, ignore,
+        SMOOTH: tl.constexpr, SHARES: tl.constexpr, LANES: tl.constexpr, DEEP: tl.constexpr,
+    ):  # fmt: skip
+        """Loss and gradient of one row of logits, in tiles of DEEP x LANES columns.
+
+        Every lane holds the maximum and the sum of exponentials of its columns; they are combined
+        at the end. Only the last tile needs a mask.
+        """
+        row = tl.program_id(0).to(tl.int64)
+        logits += row * stride
+        target = tl.load(targets + row)
+        has_target = target != ignore
+        at_target = tl.load(logits + tl.where(has_target, target, 0)).to(tl.float32)
+        tile = tl.arange(0, DEEP)[:, None] * LANES + tl.arange(0, LANES)[None, :]
+        whole = V // (DEEP * LANES) * (DEEP * LANES)
+
+        # First pass: logsumexp, and the sum of the logits for label smoothing
+        top = tl.full((LANES,), -1e30, tl.float32)
+        total = tl.zeros((LANES,), tl.float32)
+        summed = tl.zeros((LANES,), tl.float32)
+        for start in range(0, whole, DEEP * LANES):
+            x = tl.load(logits + start + tile).to(tl.float32)
+            top, total = add_exponentials(x, top, total)
+            if SMOOTH:
+                summed += tl.sum(x, 0)
+
+        rest = whole + tile
+        x = tl.load(logits + rest, mask=rest < V, other=float("-inf")).to(tl.float32)
+        top, total = add_exponentials(x, top, total)
+        if SMOOTH:
+            summed += tl.sum(tl.where(rest < V, x, 0.0), 0)
+
+        # The loss of the row
+        highest = tl.max(top, 0)
+        log_total = highest + tl.log(tl.sum(total * tl.exp2((top - highest) * LOG2_E), 0))
         loss = log_total - (1 - smoothing) * at_target
         if SMOOTH:
             loss -= smoothing * tl.sum(summed, 0) / V
 
         share = tl.load(shares + row) if SHARES else 1.0
-        tl.store(losses + row, tl.where(asked, loss * share, 0.0))
+        tl.store(losses + row, tl.where(has_target, loss * share, 0.0))
 
-        scale = tl.where(asked, share, 0.0)
-        everyone = scale * smoothing / V
-
+        # Second pass: the gradient overwrites the logits
+        scale = tl.where(has_target, share, 0.0)
+        uniform = scale * smoothing / V
         for start in range(0, whole, DEEP * LANES):
             x = tl.load(logits + start + tile).to(tl.float32)
-            slope = tl.exp2((x - log_total) * LOG2_E) * scale - everyone
+            slope = tl.exp2((x - log_total) * LOG2_E) * scale - uniform
             tl.store(logits + start + tile, slope.to(logits.dtype.element_ty))
 
-        x = tl.load(logits + beyond, mask=beyond < V, other=float("-inf")).to(tl.float32)
-        slope = tl.where(beyond < V, tl.exp2((x - log_total) * LOG2_E) * scale - everyone, 0.0)
-        tl.store(logits + beyond, slope.to(logits.dtype.element_ty), mask=beyond < P)
-        tl.debug_barrier()  # the target's own slope comes after everyone's
-        if asked:
-            own = (tl.exp2((at_target - log_total) * LOG2_E) - (1 - smoothing)) * scale - everyone
-            tl.store(logits + target, own.to(logits.dtype.element_ty))
+        x = tl.load(logits + rest, mask=rest < V, other=float("-inf")).to(tl.float32)
+        slope = tl.where(rest < V, tl.exp2((x - log_total) * LOG2_E) * scale - uniform, 0.0)
+        tl.store(logits + rest, slope.to(logits.dtype.element_ty), mask=rest < P)
+
+        # The target's own gradient, after all the others are written
+        tl.debug_barrier()
+        if has_target:
+            at_target = (tl.exp2((at_target - log_total) * LOG2_E) - (1 - smoothing)) * scale
+            tl.store(logits + target, (at_target - uniform).to(logits.dtype.element_ty))

@@ -1,6 +1,4 @@
-"""The loop, the same for every model: batch, loss, gradients, good or bad, update; then whatever is
-due.
-"""
+"""The training loop, the same for every model: batch, gradients, update, then what is due."""
 
 from __future__ import annotations
 
@@ -11,16 +9,19 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
+from qkv.data.batches.batch import Batch
 from qkv.models.registry import Model
 from qkv.training.optimizer import gradient_norm
-from qkv.training.run import Done, Run
+from qkv.training.run import Run
 from qkv.training.step import gradients_of
 from qkv.training.systems.prefetcher import Prefetcher
 
-Samples = Callable[[Model], list[str]]
+SampleTexts = Callable[[Model], list[str]]
 
 
 @dataclass(frozen=True)
@@ -29,107 +30,65 @@ class TrainingResult:
 
     steps: int
     finished: bool
-    """False when it was stopped before its last step; it can be resumed."""
+    """False when the run was stopped before its last step; it can be resumed."""
     validation_loss: float | None
-    """Of the weights that were kept."""
+    """Validation loss of the saved weights; None before the first validation."""
     tokens: int
     seconds: float
     flops: float
 
 
-def training_loop(run: Run, samples: Samples | None = None) -> TrainingResult:
-    """Take the run to its last step, or to where it is told to stop. `samples` shows what the model
-    says by now.
-    """
-    config, state, memory, progress = run.config, run.state, run.memory, run.progress
-    validate_every, save_every = (
-        config.every(config.validate_every, 10),
-        config.every(config.checkpoint_every, 20),
-    )
-    sample_every = config.every(config.sample_every, 4)
+class Due(NamedTuple):
+    """What happens after a step."""
 
-    if run.gave_up():
-        progress.say(
-            f"The run has ended early, after step {state.step}; a higher --stop-after lets it go on."
-        )
-    elif state.step >= run.steps:
-        more = "--steps" if run.task.steps is None else "--epochs"
-        progress.say(f"All {run.steps} steps are done; give more {more} to go on.")
+    last: bool
+    stop: bool
+    validation: bool
+    checkpoint: bool
+    samples: bool
+
+
+def training_loop(run: Run, samples: SampleTexts | None = None) -> TrainingResult:
+    """Train until the last step, early stopping or a signal; `samples` generates texts to show."""
+    state = run.state
+    report_if_done(run)
 
     with (
         closing(run.metrics),
         run.progress,
-        stop_on_signals() as told_to_stop,
-        closing(Prefetcher(run.task.training)) as ahead,
+        stop_on_signals() as stop_requested,
+        closing(Prefetcher(run.task.training)) as prefetcher,
     ):
-        begun = time.perf_counter()
-        while state.step < run.steps and not run.gave_up():
-            step, position = state.step, state.position(state.step)
-            batch = ahead.take(position, following=state.position(step + 1))
-            loss, state.parts = gradients_of(
-                run.objective, batch, run.world, parts=state.parts, scale=memory.scale.factor,
-                seed=(config.seed, step), say=progress.say,
-            )  # fmt: skip
-            norm = gradient_norm(run.model.parameters()) / memory.scale.factor
-            bad = memory.guard.judge(step, loss, norm)
-            clip = (norm / run.optimizer.clip).clamp(min=1.0) if run.optimizer.clip else 1.0
-            memory.optimizers.set_rate(run.rate(step), run.highest)
-            memory.optimizers.step(bad, divisor=memory.scale.factor * clip)
-            memory.optimizers.forget_gradients()
-            numbers = torch.stack([loss, norm, bad, memory.scale.factor])
-            memory.scale.update(overflow=~norm.isfinite())
-            if memory.average is not None:
-                memory.average.update(run.model, step)
+        started = time.perf_counter()
+        while state.step < run.steps and not run.stopped_early():
+            # One update of the weights, which the device computes asynchronously
+            position = state.position(state.step)
+            batch = prefetcher.take(position, following=state.position(state.step + 1))
+            statistics = train_step(run, batch)
 
-            if (
-                run.hear()
-            ):  # of the step before this one: the device has this one to work on meanwhile
+            # Log the step before this one while the device works; a rewind starts the loop anew
+            if run.log_pending_steps():
                 continue
 
+            # Count this step
             now = time.perf_counter()
-            state.step, state.tokens, state.seconds = (
-                step + 1,
-                state.tokens + batch.tokens,
-                state.seconds + now - begun,
-            )
-            run.pending.append(Done(step, position, numbers, batch.tokens, now - begun))
-            begun = now
+            run.count_step(position, statistics, batch.tokens, seconds=now - started)
+            started = now
 
-            last, stop = state.step == run.steps, run.world.anyone(told_to_stop())
-            validating = last or state.step % validate_every == 0
-            saving = last or state.step % save_every == 0
-            sampling = (
-                samples is not None and sample_every and (last or state.step % sample_every == 0)
-            )
-            if not (validating or saving or sampling or stop):
+            # Validate, save and sample where due; first log this step, too
+            due = due_now(run, samples, stop=run.world.any_rank(stop_requested()))
+            if not any(due):
                 continue
-            if run.hear():
+            if run.log_pending_steps():
                 continue
 
-            best = validating and run.check()
-            if saving or best or stop or run.gave_up():
-                run.save(best=best, passing=not (saving or best or run.gave_up()))
-
-            if sampling and samples is not None:
-                show_samples(run, samples)
-
-            if stop and not last:
-                progress.say(
-                    f"Stopped after step {state.step} of {run.steps}; all is saved. Go on with --resume."
-                )
-                progress.say(
-                    f"{run.kept_model()}; {run.config.out}@{state.step} opens the newest weights."
-                )
+            do_what_is_due(run, due, samples)
+            if due.stop and not due.last:
                 break
 
-            if run.gave_up() and not last:
-                progress.say(
-                    f"No better for {state.stale} validations: the run ends early, after step {state.step}."
-                )
+            started = time.perf_counter()
 
-            begun = time.perf_counter()
-
-        finished = state.step >= run.steps or run.gave_up()
+        finished = state.step >= run.steps or run.stopped_early()
         if finished:
             run.finish()
 
@@ -138,46 +97,146 @@ def training_loop(run: Run, samples: Samples | None = None) -> TrainingResult:
     return TrainingResult(state.step, finished, state.best, state.tokens, state.seconds, flops)
 
 
-def show_samples(run: Run, samples: Samples) -> None:
-    """What the model generates by now. A model that cannot (its logits are not finite) does not end
-    the run.
+def report_if_done(run: Run) -> None:
+    """Say why there is nothing to do in a run that has ended already."""
+    if run.stopped_early():
+        run.progress.log(
+            f"The run ended early, after step {run.state.step}; "
+            "a higher --stop-after lets it continue."
+        )
+    elif run.state.step >= run.steps:
+        flag = "--epochs"
+        if run.task.steps is None:
+            flag = "--steps"
+
+        run.progress.log(f"All {run.steps} steps are done; give more {flag} to go on.")
+
+
+def train_step(run: Run, batch: Batch) -> Tensor:
+    """Update the weights with one batch; return loss, gradient norm, bad (0 or 1) and loss scale.
+
+    Nothing is read back from the device, so the host does not wait for it. A bad step (see `Guard`)
+    leaves the weights and the optimizers unchanged.
     """
+    state = run.state
+    learner = run.learner
+    scale = learner.scale.factor
+
+    # Forward and backward, in micro-batches
+    loss, state.parts = gradients_of(
+        run.objective,
+        batch,
+        run.world,
+        parts=state.parts,
+        scale=scale,
+        seed=(run.config.seed, state.step),
+        log=run.progress.log,
+    )
+
+    # Gradient clipping, by dividing the gradients in the optimizer
+    norm = gradient_norm(run.model.parameters()) / scale
+    divisor = scale
+    if run.optimizer.clip:
+        divisor = scale * (norm / run.optimizer.clip).clamp(min=1.0)
+
+    # Update
+    bad = learner.guard.is_bad(state.step, loss, norm)
+    learner.optimizers.set_rate(run.learning_rate(state.step), run.highest)
+    learner.optimizers.step(bad, divisor=divisor)
+    learner.optimizers.zero_gradients()
+    statistics = torch.stack([loss, norm, bad, scale])
+
+    # What follows the weights: fp16's loss scale, the exponential moving average
+    learner.scale.update(overflow=~norm.isfinite())
+    if learner.average is not None:
+        learner.average.update(run.model, state.step)
+
+    return statistics
+
+
+def due_now(run: Run, samples: SampleTexts | None, *, stop: bool) -> Due:
+    """What is due after the step just counted; everything is after the last."""
+    config = run.config
+    step = run.state.step
+    last = step == run.steps
+    sample_every = config.every(config.sample_every, 4)
+
+    return Due(
+        last,
+        stop,
+        validation=last or step % config.every(config.validate_every, 10) == 0,
+        checkpoint=last or step % config.every(config.checkpoint_every, 20) == 0,
+        samples=samples is not None and sample_every > 0 and (last or step % sample_every == 0),
+    )
+
+
+def do_what_is_due(run: Run, due: Due, samples: SampleTexts | None) -> None:
+    """Validate, save a checkpoint, show samples, and say why the run stops, if it does."""
+    state = run.state
+    best = due.validation and run.validate()
+    scheduled = due.checkpoint or best or run.stopped_early()
+    if scheduled or due.stop:
+        run.save_checkpoint(best=best, temporary=not scheduled)
+
+    if due.samples and samples is not None:
+        show_samples(run, samples)
+
+    if due.last:
+        return
+
+    if due.stop:
+        run.progress.log(
+            f"Stopped after step {state.step} of {run.steps}; all is saved. Go on with --resume."
+        )
+        run.progress.log(
+            f"{run.describe_model()}; {run.config.out}@{state.step} opens the newest weights."
+        )
+    elif run.stopped_early():
+        run.progress.log(
+            f"No better for {state.stale} validations: the run ends early, after step {state.step}."
+        )
+
+
+def show_samples(run: Run, samples: SampleTexts) -> None:
+    """Show generated texts; a model whose logits are not finite gives none and trains on."""
     try:
-        run.progress.samples(f"after step {run.state.step}", samples(run.model))
+        run.progress.show_samples(f"after step {run.state.step}", samples(run.model))
     except ValueError as error:
-        run.progress.say(f"There is no sample after step {run.state.step}: {error}.")
+        run.progress.log(f"There is no sample after step {run.state.step}: {error}.")
 
 
 @contextmanager
 def stop_on_signals() -> Iterator[Callable[[], bool]]:
-    """SIGINT, SIGTERM and SIGHUP end the run after the step it is in, saved; a second SIGINT or
-    SIGTERM does at once.
+    """Yield a function that is True once SIGINT, SIGTERM or SIGHUP has arrived.
 
-    A terminal that is closed may send SIGHUP twice, by the kernel and by the shell: the second one
-    changes nothing. Where SIGHUP is ignored, as under nohup, it stays ignored.
+    The loop then saves and stops after the current step; a second SIGINT or SIGTERM ends the
+    process at once. A closing terminal may send SIGHUP twice, from the kernel and from the shell:
+    the second is ignored. Where SIGHUP is ignored already, as under nohup, it stays ignored.
     """
-    told: list[int] = []
-
-    def hear(number: int, frame: FrameType | None) -> None:
-        if told and number != hang_up:
-            signal.signal(number, before[signal.Signals(number)])
-            signal.raise_signal(number)
-
-        told.append(number)
-
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
 
-    hang_up = getattr(signal, "SIGHUP", None)  # which Windows does not have
+    received: list[int] = []
+    previous: dict[signal.Signals, Any] = {}
+    hang_up = getattr(signal, "SIGHUP", None)  # Windows has none
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if received and number != hang_up:
+            signal.signal(number, previous[signal.Signals(number)])
+            signal.raise_signal(number)
+
+        received.append(number)
+
     numbers = [signal.SIGINT, signal.SIGTERM]
     if hang_up is not None and signal.getsignal(hang_up) != signal.SIG_IGN:
         numbers.append(hang_up)
 
-    before = {number: signal.signal(number, hear) for number in numbers}
+    for number in numbers:
+        previous[number] = signal.signal(number, handle)
 
     try:
-        yield lambda: bool(told)
+        yield lambda: bool(received)
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""What is minimised: a model, asked what a batch asks, answers with the sum of its losses."""
+"""The training objective: the summed cross-entropy of a batch, for every family of models."""
 
 from __future__ import annotations
 
@@ -20,13 +20,11 @@ from qkv.training.systems.training_cuda_graph import StepGraphRunner
 
 
 class FeatureExtractor(nn.Module):
-    """A batch through the model, up to what its output layer reads at the places that are asked."""
+    """A batch through the model, up to the input of the output layer at the target positions."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.model: Any = (
-            model  # which kind of model goes with which kind of batch, `assemble` knows
-        )
+        self.model: Any = model  # `assemble` matches the kind of batch to the kind of model
 
     def forward(self, batch: Batch) -> Float[Tensor, "B M E"]:
         model = self.model
@@ -38,7 +36,7 @@ class FeatureExtractor(nn.Module):
                 target_padding_mask=batch.padding_mask,
             )
         elif isinstance(model, GPT) and model.config.memory:
-            hidden = in_segments(model, batch.ids)
+            hidden = hidden_in_segments(model, batch.ids)
         else:
             hidden = model.hidden(
                 batch.ids,
@@ -48,24 +46,21 @@ class FeatureExtractor(nn.Module):
             )
 
         if batch.target_positions is not None:
-            target_positions = batch.target_positions.unsqueeze(-1).expand(
-                -1, -1, hidden.shape[-1]
-            )  # (B, M, E)
-            hidden = hidden.gather(1, target_positions)
+            index = batch.target_positions.unsqueeze(-1)  # (B, M, 1)
+            hidden = hidden.gather(1, index.expand(-1, -1, hidden.shape[-1]))  # (B, M, E)
 
         return model.features(hidden)
 
 
-def in_segments(model: GPT, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T E"]:
-    """Transformer-XL: a row is read segment after segment, each remembering the ones before."""
+def hidden_in_segments(model: GPT, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T E"]:
+    """Transformer-XL: read the rows segment by segment, with the memory of the segments before."""
     state = model.start()
-    return torch.cat(
-        [model.hidden(part, state=state) for part in ids.split(model.config.context, dim=1)], dim=1
-    )
+    segments = ids.split(model.config.context, dim=1)
+    return torch.cat([model.hidden(segment, state=state) for segment in segments], dim=1)
 
 
 class Objective(nn.Module):
-    """`objective(batch)` is the sum of the batch's losses, in float32."""
+    """`objective(batch)` is the sum of the losses of a batch, in float32."""
 
     def __init__(
         self,
@@ -78,33 +73,41 @@ class Objective(nn.Module):
         super().__init__()
         self.model = model
         self.smoothing = smoothing
-        reader = FeatureExtractor(model) if reader is None else reader
-        self.reader = reader if precision == "float32" else Cast(reader, DTYPES[precision])
+        self.reader = reader or FeatureExtractor(model)
+        if precision != "float32":
+            self.reader = Cast(self.reader, DTYPES[precision])
+
         self.compiled: Callable[[Batch], Any] | None = None
-        self.replay: StepGraphRunner | None = None
+        self.cuda_graphs: StepGraphRunner | None = None
 
     def compile_reader(self) -> None:
-        """For training; validation has batches of many shapes, and compiling would take longer than
-        it saves.
+        """Compile the forward pass for training.
+
+        Validation stays in eager mode: its batches have many shapes, and compiling for them would
+        take longer than it saves.
         """
-        recompute_activations(
-            self.model
-        )  # costs next to nothing where the compiler joins it with what follows
+        recompute_activations(self.model)  # nearly free where the compiler fuses it
         self.compiled = torch.compile(self.reader)
 
-    def record(self, wait: int = 0) -> None:
-        """On one GPU: a step's kernels are launched as one, for shapes that have come more than
-        `wait` times.
-        """
-        self.replay = StepGraphRunner(self, wait)
+    def use_cuda_graph(self, wait: int = 0) -> None:
+        """On one GPU: capture steps of shapes that have come more than `wait` times."""
+        self.cuda_graphs = StepGraphRunner(self, wait)
+
+    def read(self, batch: Batch) -> Any:
+        """The forward pass of a batch, compiled where it is and in training."""
+        if self.compiled is not None and self.training:
+            return self.compiled(batch)
+
+        return self.reader(batch)
 
     def forward(self, batch: Batch) -> Float[Tensor, ""]:
-        assert not isinstance(self.model, TaskModel)  # whose objective is TaskObjective
+        assert not isinstance(self.model, TaskModel)  # its objective is TaskObjective
         weight, bias = self.model.output_layer
         if not isinstance(weight, Tensor):
             raise TypeError("model: int8 weights are frozen; train the float32 model")
 
-        read = self.compiled if self.compiled is not None and self.training else self.reader
-        smoothing = self.smoothing if self.training else 0.0
+        smoothing = 0.0
+        if self.training:
+            smoothing = self.smoothing
 
-        return loss_sum(read(batch), weight, bias, batch.targets, smoothing=smoothing)
+        return loss_sum(self.read(batch), weight, bias, batch.targets, smoothing=smoothing)

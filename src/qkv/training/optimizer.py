@@ -1,4 +1,4 @@
-"""AdamW for everything, or Muon for the matrices inside the blocks and AdamW for the rest."""
+"""The optimizers: AdamW for everything, or Muon for the blocks' matrices and AdamW for the rest."""
 
 from __future__ import annotations
 
@@ -11,140 +11,157 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from qkv.nn.block import Block
+from qkv.training.average import trainable_parameters
 from qkv.training.muon import Muon
 from qkv.training.run_config import OptimizerConfig
-from qkv.training.systems.distributed import like
+from qkv.training.systems.distributed import place_like
 
 BLOCK = re.compile(r"\bblocks\.(\d+)\.")
 
 
 class Optimizers:
-    """One or two optimizers that step together, and what they remember, by the names of the
-    parameters.
-    """
+    """One or two optimizers that step together; their state is stored by parameter name."""
 
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
-        self.names: dict[Tensor, str] = {
-            parameter: name
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad
-        }
-        by_muon = matrices_inside(model) if config.optimizer == "muon" else set()
-        factors = layer_factors(self.names.values(), config.layer_decay)
+        self.config = config
+        self.names: dict[Tensor, str] = {}
+        for name, parameter in trainable_parameters(model):
+            self.names[parameter] = name
 
-        def groups(chosen: Iterable[Tensor]) -> list[dict[str, Any]]:
-            """By their weight decay, and by the part of the learning rate that is theirs."""
-            found: dict[tuple[float, float], list[Tensor]] = {}
-            for parameter in chosen:
-                decay = config.weight_decay if parameter.dim() >= 2 else 0.0
-                found.setdefault((decay, factors[self.names[parameter]]), []).append(parameter)
+        # Which parameters Muon updates, and which AdamW
+        inside: set[nn.Parameter] = set()
+        if config.optimizer == "muon":
+            inside = block_matrices(model)
 
-            return [
-                {"params": own, "weight_decay": decay, "factor": factor}
-                for (decay, factor), own in found.items()
-            ]
+        by_muon = [parameter for parameter in self.names if parameter in inside]
+        by_adamw = [parameter for parameter in self.names if parameter not in inside]
 
         self.optimizers: list[torch.optim.Optimizer] = []
-        if rest := groups(parameter for parameter in self.names if parameter not in by_muon):
+        if by_adamw:
             betas = (config.beta1, config.beta2)
             self.optimizers.append(
-                torch.optim.AdamW(rest, betas=betas, eps=config.epsilon, fused=True)
+                torch.optim.AdamW(
+                    self.groups(by_adamw), betas=betas, eps=config.epsilon, fused=True
+                )
             )
 
         if by_muon:
-            self.optimizers.append(Muon(groups(each for each in self.names if each in by_muon)))
+            self.optimizers.append(Muon(self.groups(by_muon)))
 
-        self.muon_learning_rate = config.muon_learning_rate
+    def groups(self, parameters: Iterable[Tensor]) -> list[dict[str, Any]]:
+        """Parameter groups by weight decay and by factor of the learning rate."""
+        factors = layer_factors(self.names.values(), self.config.layer_decay)
+        members: dict[tuple[float, float], list[Tensor]] = {}
+        for parameter in parameters:
+            decay = self.config.weight_decay
+            if parameter.dim() < 2:  # norms and biases
+                decay = 0.0
+
+            key = (decay, factors[self.names[parameter]])
+            members.setdefault(key, []).append(parameter)
+
+        return [
+            {"params": group, "weight_decay": decay, "factor": factor}
+            for (decay, factor), group in members.items()
+        ]
 
     def set_rate(self, rate: float, highest: float) -> None:
+        """Set the learning rate; Muon's is the same fraction of its own highest."""
         for optimizer in self.optimizers:
-            own = rate / highest * self.muon_learning_rate if isinstance(optimizer, Muon) else rate
+            optimizer_rate = rate
+            if isinstance(optimizer, Muon):
+                optimizer_rate = rate / highest * self.config.muon_learning_rate
+
             for group in optimizer.param_groups:
-                group["lr"] = own * group["factor"]
+                group["lr"] = optimizer_rate * group["factor"]
 
     def step(self, bad: Tensor, divisor: Tensor) -> None:
-        """Update with the gradients divided by `divisor`; with `bad` not 0, leave everything as it
-        is.
+        """Update with the gradients divided by `divisor`; if `bad` is not 0, change nothing.
 
-        AdamW's fused kernel does both by itself, so the host need not wait to know.
+        AdamW's fused kernel does both by itself, so that the host need not read `bad`.
         """
         for optimizer in self.optimizers:
             if isinstance(optimizer, torch.optim.AdamW):
-                optimizer.grad_scale, optimizer.found_inf = divisor, bad  # type: ignore[attr-defined]
+                optimizer.grad_scale = divisor  # type: ignore[attr-defined]
+                optimizer.found_inf = bad  # type: ignore[attr-defined]
                 optimizer.step()
                 del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
             elif not bool(bad):
-                gradients = [
-                    p.grad
-                    for group in optimizer.param_groups
-                    for p in group["params"]
-                    if p.grad is not None
-                ]
+                gradients: list[Tensor] = []
+                for group in optimizer.param_groups:
+                    gradients += gradients_in(group["params"])
 
                 torch._foreach_div_(gradients, divisor)
                 optimizer.step()
 
-    def forget_gradients(self) -> None:
+    def zero_gradients(self) -> None:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """What they remember, sharded as the parameters are: `name of the parameter | name of the
-        number`.
-        """
-        return {
-            f"{self.names[parameter]}|{key}": value
-            for optimizer in self.optimizers
-            for parameter, remembered in optimizer.state.items()
-            for key, value in remembered.items()
-        }
+        """The state tensors, sharded as the parameters are, by `name of the parameter|key`."""
+        tensors: dict[str, Tensor] = {}
+        for optimizer in self.optimizers:
+            for parameter, state in optimizer.state.items():
+                for key, value in state.items():
+                    tensors[f"{self.names[parameter]}|{key}"] = value
+
+        return tensors
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        remembered: dict[str, dict[str, Tensor]] = {}
+        """Set the state to what `state` returned."""
+        states: dict[str, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
-            parameter, _, key = name.rpartition("|")
-            remembered.setdefault(parameter, {})[key] = tensor
+            parameter_name, _, key = name.rpartition("|")
+            states.setdefault(parameter_name, {})[key] = tensor
 
         for optimizer in self.optimizers:
             optimizer.state.clear()
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
-                    saved = remembered.get(self.names[parameter], {})
-                    if saved:
-                        optimizer.state[parameter] = {
-                            key: like(value, parameter) for key, value in saved.items()
-                        }
+                    for key, value in states.get(self.names[parameter], {}).items():
+                        optimizer.state[parameter][key] = place_like(value, parameter)
 
 
-def matrices_inside(model: nn.Module) -> set[nn.Parameter]:
-    """What Muon is for: the matrices of the blocks. Embeddings and output layers look things up by
-    rows.
-    """
-    blocks = [module for module in model.modules() if isinstance(module, Block)]
-    return {
-        parameter
-        for block in blocks
-        for parameter in block.parameters()
-        if parameter.dim() == 2 and parameter.requires_grad
-    }
+def block_matrices(model: nn.Module) -> set[nn.Parameter]:
+    """The matrices that Muon is for: those inside blocks, not embeddings and output layers."""
+    matrices: set[nn.Parameter] = set()
+    for module in model.modules():
+        if isinstance(module, Block):
+            matrices |= {parameter for parameter in module.parameters() if parameter.dim() == 2}
+
+    return matrices
 
 
 def layer_factors(names: Iterable[str], decay: float) -> dict[str, float]:
-    """The part of the learning rate that a parameter gets: all of it above the blocks, and less the
-    deeper it lies.
-    """
+    """Learning rate factor of each parameter: 1 above the blocks, decay^k at k layers below."""
     names = list(names)
-    blocks = {name: int(found[1]) for name in names if (found := BLOCK.search(name))}
-    depth = max(blocks.values(), default=-1) + 1
-    below = {name: 0 if "embedding" in name else depth + 1 for name in names}
+    layers: dict[str, int] = {}  # 0 the embedding, 1 the first block ...
+    for name in names:
+        match = BLOCK.search(name)
+        if match:
+            layers[name] = int(match[1]) + 1
 
-    return {
-        name: decay ** (depth + 1 - (blocks[name] + 1 if name in blocks else below[name]))
-        for name in names
-    }
+    top = max(layers.values(), default=0) + 1
+    factors: dict[str, float] = {}
+    for name in names:
+        usual = top
+        if "embedding" in name:
+            usual = 0
+
+        factors[name] = decay ** (top - layers.get(name, usual))
+
+    return factors
+
+
+def gradients_in(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    """The norm of all gradients together, as one vector; with FSDP over all shards."""
+    norm = torch.nn.utils.get_total_norm(gradients_in(parameters), foreach=True)
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
+
+    return norm

@@ -1,65 +1,41 @@
-"""A run: everything that takes part in training, and what happens to it besides the steps
-themselves.
-"""
+"""A training run: model, optimizers, data and files, and everything that happens between steps."""
 
 from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from qkv import artifact
-from qkv.checkpoint import CHECKPOINTS
-from qkv.data.batches.causal import CausalData
-from qkv.data.batches.chat import ConversationData
-from qkv.data.batches.labelled import LabelledData
-from qkv.data.batches.masked import MaskedData
-from qkv.data.batches.paired import PairedData
-from qkv.models.registry import Model, build, with_weights
+from qkv.checkpoint import CHECKPOINTS, Checkpoint
+from qkv.models.registry import Model, with_weights
 from qkv.training.average import ExponentialAverage, mean_of
 from qkv.training.finetune.task_metrics import merit
 from qkv.training.logging.metrics import Metrics, read_metrics
 from qkv.training.logging.progress import Progress
 from qkv.training.optimizer import Optimizers
 from qkv.training.resilience.checkpoint_writer import Checkpoints
-from qkv.training.resilience.guard import Guard, LossScale
-from qkv.training.resilience.run_state import Memory, RunState, put_weights
+from qkv.training.resilience.guard import Diverged, Guard, LossScale
+from qkv.training.resilience.run_state import Learner, RunState, copy_weights
 from qkv.training.run_config import OptimizerConfig, RunConfig
 from qkv.training.schedule import highest_rate, learning_rate
-from qkv.training.setup.cost import Cost, cost, measured_peak, memory_used
-from qkv.training.setup.training_task import TrainingData, TrainingTask
-from qkv.training.step import validate
-from qkv.training.systems.distributed import World, gathered, sharded, spread
-from qkv.training.systems.gradient_checkpointing import recompute_blocks
-from qkv.training.systems.precision import Precision, best_precision, check_precision
+from qkv.training.setup.cost import measured_peak, memory_used, task_cost
+from qkv.training.setup.objective_setup import build_objective, configure_torch, micro_batches
+from qkv.training.setup.training_task import TrainingTask
+from qkv.training.step import PendingStep, validate
+from qkv.training.systems.distributed import World, gather_tensors
 
-FEW = 2
-"""Batches of a shape that come before it is recorded: some shapes come once."""
 AVERAGED = 3
-"""Checkpoints whose mean is kept, with --average last and --keep all."""
-
-
-class Diverged(RuntimeError):
-    """Training cannot go on, whatever data it is given."""
-
-
-class Done(NamedTuple):
-    """A step that was sent to the device; its numbers are known there, and here a little later."""
-
-    step: int
-    position: int
-    numbers: Tensor
-    """Loss, gradient norm, 1 if the step was bad, fp16's scale."""
-    tokens: int
-    seconds: float
+"""Checkpoints that --average last averages when --keep is all."""
 
 
 @dataclass
 class Run:
+    """Everything that takes part in training, and what is done between two steps."""
+
     task: TrainingTask
     optimizer: OptimizerConfig
     config: RunConfig
@@ -67,191 +43,276 @@ class Run:
     model: Model
     objective: nn.Module
     """The loss of a batch, as every rank calls it."""
-    memory: Memory
+    learner: Learner
     state: RunState
     checkpoints: Checkpoints
     metrics: Metrics
     progress: Progress
     highest: float
+    """The highest learning rate."""
     flops_per_token: float
     peak: float
-    pending: list[Done] = field(default_factory=list)
+    """Floating-point operations per second of a large matrix product, over all devices."""
+    pending: list[PendingStep] = field(default_factory=list)
+
+    # Creation
+
+    @classmethod
+    def create(
+        cls,
+        task: TrainingTask,
+        optimizer: OptimizerConfig,
+        config: RunConfig,
+        world: World,
+        *,
+        metrics: Metrics | None = None,
+        progress: Progress | None = None,
+        model: Model | None = None,
+    ) -> Run:
+        """A run at its first step, or at the newest checkpoint in its folder.
+
+        `model` is trained instead of the task's.
+        """
+        # Model, objective and what learns
+        precision = configure_torch(config, world.device)
+        model, objective = build_objective(task, optimizer, config, world, precision, model)
+        average = None
+        if optimizer.average == "exponential":
+            average = ExponentialAverage(model, optimizer.average_decay)
+
+        learner = Learner(
+            model,
+            Optimizers(model, optimizer),
+            LossScale(precision == "fp16", world.device),
+            Guard(config.spike, config.patience),
+            average,
+        )
+
+        # Files and display
+        metrics = metrics or Metrics(config.out, sinks=config.sinks, active=world.first)
+        progress = progress or Progress(
+            config.steps, every=config.log_every, active=world.first, metric=task.metric
+        )
+        keep = config.keep
+        checkpoints = Checkpoints(
+            config.out / CHECKPOINTS, None if keep == "all" else keep, log=progress.log
+        )
+
+        # The run, from its beginning or resumed
+        parts = micro_batches(task, config, world)
+        run = cls(
+            task, optimizer, config, world, model, objective, learner,
+            RunState(parts=parts, requested_parts=parts), checkpoints, metrics, progress,
+            highest=highest_rate(optimizer, task.config.width, config.steps),
+            flops_per_token=task_cost(task, 1, precision).flops_per_token,
+            peak=measured_peak(world.device, precision) * world.size,
+        )  # fmt: skip
+        run.resume()
+
+        return run
+
+    def resume(self) -> None:
+        """Restore the newest checkpoint; where there is none, save the first."""
+        out = self.config.out
+        state = self.state
+        requested_parts = state.requested_parts
+
+        with self.world.first_rank_first():  # nothing is written before all ranks have read
+            newest = self.checkpoints.newest()
+            if newest is not None:
+                self.learner.restore(newest, state)
+                if state.requested_parts != requested_parts:
+                    # Otherwise the split that an out-of-memory error led to stays.
+                    state.parts = state.requested_parts = requested_parts
+
+                self.progress.log(f"Resuming after step {state.step} of {self.steps}.")
+            elif self.checkpoints.steps():
+                raise ValueError(
+                    f"out: none of the checkpoints in {out} is whole; "
+                    "choose another folder to begin anew"
+                )
+
+            self.metrics.rewind(state.step)
+            if self.world.first and self.metrics.path.exists():
+                self.progress.restore_best(read_metrics(out))
+
+        if self.world.any_rank(state.step != self.world.broadcast(state.step)):
+            raise ValueError(
+                f"out: all processes must see the same checkpoints in {out}; use a disk they share"
+            )
+
+        if newest is None:
+            self.save_checkpoint(best=False)
+
+    # Steps
 
     @property
     def steps(self) -> int:
         return self.config.steps
 
-    def rate(self, step: int) -> float:
+    def learning_rate(self, step: int) -> float:
         return learning_rate(self.optimizer, step, self.steps, self.highest)
 
-    def hear(self) -> bool:
-        """Learn what became of the steps sent before, and write it down; True if that made the run
-        go back.
-        """
+    def stopped_early(self) -> bool:
+        """Whether early stopping ended the run: no better validation for `stop_after` in a row."""
+        return self.config.stop_after is not None and self.state.stale >= self.config.stop_after
+
+    def count_step(self, position: int, statistics: Tensor, tokens: int, seconds: float) -> None:
+        """Note that a step was sent to the device; its statistics are logged later."""
+        state = self.state
+        self.pending.append(PendingStep(state.step, position, statistics, tokens, seconds))
+        state.step += 1
+        state.tokens += tokens
+        state.seconds += seconds
+
+    def log_pending_steps(self) -> bool:
+        """Read back and log the steps sent to the device; True if that made the run rewind."""
         while self.pending:
-            done = self.pending.pop(0)
-            loss, norm, bad, scale = done.numbers.tolist()
-            speed = done.tokens / done.seconds
-            self.peak = max(
-                self.peak, self.flops_per_token * speed
-            )  # it was measured on a machine that was busy
-            row = {
-                "step": done.step + 1,
-                "loss": loss,
-                "gradient_norm": norm,
-                "learning_rate": self.rate(done.step),
-                "tokens": self.state.tokens,
-                "seconds": round(self.state.seconds, 3),
-                "tokens_per_second": round(speed, 1),
-                "utilisation": round(self.flops_per_token * speed / self.peak, 4),
-                "memory": memory_used(self.world.device),
-            }
-
-            self.metrics.write(row)
-            self.progress.step(row)
-            if scale > 1 and math.isfinite(loss) and not math.isfinite(norm):
-                self.skipped(
-                    done,
-                    f"its gradient overflows fp16 at a scale of {scale:.0f}, which is now halved",
-                )
-            elif reason := self.memory.guard.hear(done.step, done.position, loss, norm, bool(bad)):
-                self.skipped(done, reason)
-
-            if self.memory.guard.exhausted:
-                self.go_back()
+            self.observe_step(self.pending.pop(0))
+            if self.learner.guard.exhausted:
+                self.rewind()
                 return True
 
         return False
 
-    def skipped(self, done: Done, reason: str) -> None:
+    def observe_step(self, done: PendingStep) -> None:
+        """Write a step's metrics, and its event if it was skipped."""
+        loss, norm, bad, scale = done.statistics.tolist()
+        speed = done.tokens / done.seconds
+        # The peak was measured while the machine was busy if a step exceeds it.
+        self.peak = max(self.peak, self.flops_per_token * speed)
+
+        row = {
+            "step": done.step + 1,
+            "loss": loss,
+            "gradient_norm": norm,
+            "learning_rate": self.learning_rate(done.step),
+            "tokens": self.state.tokens,
+            "seconds": round(self.state.seconds, 3),
+            "tokens_per_second": round(speed, 1),
+            "utilisation": round(self.flops_per_token * speed / self.peak, 4),
+            "memory": memory_used(self.world.device),
+        }
+        self.metrics.write(row)
+        self.progress.step(row)
+
+        if scale > 1 and math.isfinite(loss) and not math.isfinite(norm):
+            self.log_skipped(
+                done, f"its gradient overflows fp16 at a scale of {scale:.0f}, which is now halved"
+            )
+            return
+
+        reason = self.learner.guard.observe(done.step, done.position, loss, norm, bool(bad))
+        if reason is not None:
+            self.log_skipped(done, reason)
+
+    def log_skipped(self, done: PendingStep, reason: str) -> None:
         self.metrics.write(
             {"step": done.step + 1, "event": "skipped", "reason": reason, "position": done.position}
         )
-        self.progress.say(
-            f"Step {done.step + 1} is skipped: {reason}. Its batch is number {done.position} of the data."
+        self.progress.log(
+            f"Step {done.step + 1} is skipped: {reason}. "
+            f"Its batch is number {done.position} of the data."
         )
 
-    def go_back(self) -> None:
-        """To the newest checkpoint, and from there past the data of the bad steps."""
-        bad = self.memory.guard.bad
-        (step, first), (_, last) = bad[0], bad[-1]
-        good = self.checkpoints.last(1, up_to=step)
+    # Rewinding
+
+    def rewind(self) -> None:
+        """Go back to a checkpoint before the bad steps and leave their data out from there on."""
+        state = self.state
+        guard = self.learner.guard
+        bad = guard.bad
+        step, first = bad[0]
+        _, last = bad[-1]
+
+        checkpoint = self.checkpoint_before(step)
+        rewinds = state.rewinds + 1
+        left_out = state.left_out
+
+        # Restore all but what was learned about the data
+        self.learner.restore(checkpoint, state)
+        state.rewinds = rewinds
+        state.left_out = left_out
+        first = max(first, state.position(state.step))
+        state.leave_out(first, last)
+        guard.bad = []
+        self.pending.clear()
+
+        # Log it
+        reason = f"{len(bad)} bad steps in a row, from step {step + 1} on"
+        self.metrics.rewind(state.step, keep_events=True)
+        self.metrics.write(
+            {"step": state.step, "event": "rewound", "reason": reason, "position": first}
+        )
+        self.progress.log(
+            f"{reason}: back to the checkpoint of step {state.step}. "
+            f"From there on the batches {first} to {last} of the data are left out."
+        )
+
+        # Save at once, so that a run killed now does not read that data again when resumed; but
+        # only when every rank has read the checkpoint that is replaced.
+        self.world.barrier()
+        self.write_checkpoint(best=checkpoint.best)
+
+    def checkpoint_before(self, step: int) -> Checkpoint:
+        """The newest checkpoint up to a step, or else the newest; raises after too many rewinds."""
+        earlier = self.checkpoints.last(1, up_to=step)
         if self.state.rewinds >= self.config.patience:
             raise Diverged(
-                f"training fails again and again, now at step {step + 1}: it went back {self.state.rewinds} times, "
-                "each time past other data, so the data is not to blame; lower the learning rate or raise the warmup"
+                f"training fails again and again, now at step {step + 1}: it went back "
+                f"{self.state.rewinds} times, each time past other data, so the data is not to "
+                "blame; lower the learning rate or raise the warmup"
             )
 
-        rewinds, left_out = self.state.rewinds + 1, self.state.left_out
-        checkpoint = good[0] if good else self.checkpoints.newest()
-        if checkpoint is None:
+        if earlier:
+            return earlier[0]
+
+        newest = self.checkpoints.newest()
+        if newest is None:
             raise Diverged(
                 "training fails, and there is no whole checkpoint to go back to; begin a new run"
             )
 
-        self.memory.restore(checkpoint, self.state)
-        self.state.rewinds, self.state.left_out = rewinds, left_out
-        first = max(first, self.state.position(self.state.step))
-        self.state.leave_out(first, last)
-        self.memory.guard.bad = []
-        self.pending.clear()
-        reason = f"{len(bad)} bad steps in a row, from step {step + 1} on"
-        self.metrics.rewind(self.state.step, keep_events=True)
-        self.metrics.write(
-            {"step": self.state.step, "event": "rewound", "reason": reason, "position": first}
-        )
-        self.progress.say(
-            f"{reason}: back to the checkpoint of step {self.state.step}. "
-            f"On the new way the batches {first} to {last} of the data are left out."
-        )
-        self.world.wait()  # until every rank has read the checkpoint that is now replaced
-        self.write_checkpoint(
-            best=checkpoint.best
-        )  # so that, killed now, the run does not meet them again
+        return newest
 
-    def save(self, *, best: bool, passing: bool = False) -> None:
-        """A checkpoint on the run's way, or, passing, where it is told to stop."""
-        if not (self.memory.guard.bad or passing):
+    # Checkpoints and the saved model
+
+    def save_checkpoint(self, *, best: bool, temporary: bool = False) -> None:
+        """Save a scheduled checkpoint, or a temporary one where the run is interrupted."""
+        if not (self.learner.guard.bad or temporary):
             self.state.rewinds = 0
 
-        self.write_checkpoint(best, passing)
+        self.write_checkpoint(best, temporary)
 
-    def write_checkpoint(self, best: bool, passing: bool = False) -> None:
-        if (
-            self.state.best is None
-        ):  # first, so that there is a model to open wherever there is a checkpoint
-            with self.averaged():
-                self.keep()
+    def write_checkpoint(self, best: bool, temporary: bool = False) -> None:
+        # The model comes first, so that wherever there is a checkpoint there is a model to open.
+        if self.state.best is None:
+            with self.averaged_weights():
+                self.save_model()
 
-        tensors = self.memory.tensors(self.world.first)
-        with self.world.together():
+        tensors = self.learner.tensors(self.world.first)
+        with self.world.all_or_none():
             if self.world.first:
-                numbers = self.memory.numbers(self.state)
-                self.checkpoints.save(self.state.step, tensors, numbers, best=best, passing=passing)
+                numbers = self.learner.numbers(self.state)
+                self.checkpoints.save(
+                    self.state.step, tensors, numbers, best=best, temporary=temporary
+                )
 
-    def check(self) -> bool:
-        """Validate the weights as they would be kept. If they are the best so far they are, at
-        once, and it is True.
-        """
-        state = self.state
-        with self.averaged():
-            measured = self.measured()
-            now = merit(measured, self.task.metric)
-            better = state.merit is None or now > state.merit
-            best = (
-                better
-                or state.best is None
-                or (now == state.merit and measured["loss"] < state.best)
-            )
-            state.stale = 0 if better else state.stale + 1
-            if best:
-                state.best, state.merit = measured["loss"], now
-                self.keep()
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """While the context is open, the model has the weights that are validated and saved."""
+        if self.learner.average is None:
+            return nullcontext()
 
-        row = {"step": state.step, "validation_loss": measured.pop("loss"), **measured}
-        if not math.isfinite(row["validation_loss"]):
-            self.progress.say(
-                "The validation loss is not finite; lower the learning rate or raise the warmup."
-            )
+        return self.learner.average.in_place(self.model)
 
-        self.metrics.write(row)
-        self.progress.validation(row)
+    def save_model(self) -> None:
+        """Write the current weights as the model of the run's folder."""
+        weights = gather_tensors(
+            ((name, weight.detach()) for name, weight in self.model.named_parameters()),
+            self.world.first,
+        )
 
-        return best
-
-    def averaged(self) -> AbstractContextManager[None]:
-        """While the context is open, the model has the weights that are validated and kept."""
-        return self.memory.average.in_place(self.model) if self.memory.average else nullcontext()
-
-    def kept_model(self) -> str:
-        """Which weights the folder's model has, in words."""
-        best = self.checkpoints.marked_best()
-        if self.state.best is None or not best:
-            return f"The model in {self.config.out} is that of step {self.state.step}, not validated yet"
-
-        return f"The model in {self.config.out} is that of step {best[-1]}, the best on validation so far"
-
-    def measured(self) -> dict[str, float]:
-        """The validation loss and the task's metrics of the weights as they are."""
-        loss, counted = validate(self.objective, self.task.validation, self.world, self.state.parts)
-        loss = math.inf if math.isnan(loss) else loss  # which any other is better than
-        found = {"loss": loss, **(self.task.measure(counted) if self.task.measure else {})}
-
-        return {
-            self.task.metric: found[self.task.metric],
-            **found,
-        }  # the one that the run is judged by comes first
-
-    def gave_up(self) -> bool:
-        """Whether validation has not become better for as long as was asked to wait."""
-        return self.config.stop_after is not None and self.state.stale >= self.config.stop_after
-
-    def keep(self) -> None:
-        """The weights of this moment become the run's model."""
-        own = ((name, weight.detach()) for name, weight in self.model.named_parameters())
-        weights = gathered(own, self.world.first)
-
-        with self.world.together():
+        with self.world.all_or_none():
             if not self.world.first:
                 pass
             elif self.task.save is not None:
@@ -260,21 +321,67 @@ class Run:
                 model = with_weights(self.task.config, weights)
                 artifact.save(model, self.config.out, tokenizer=self.task.tokenizer, replace=True)
 
-    def finish(self) -> None:
-        if self.optimizer.average == "last":
-            last = self.checkpoints.last(
-                AVERAGED if self.config.keep == "all" else self.config.keep
-            )
-            put_weights(self.model, mean_of(last, "model/"), str(self.config.out))
-            measured = self.measured()
-            self.state.best, self.state.merit = measured["loss"], merit(measured, self.task.metric)
-            self.keep()
-            steps = ", ".join(str(checkpoint.step) for checkpoint in last)
-            self.progress.say(
-                f"The mean of the checkpoints {steps} has a validation loss of {self.state.best:.4f}."
+    def describe_model(self) -> str:
+        """Which weights the model in the folder has, in a sentence."""
+        best = self.checkpoints.marked_best()
+        model = f"The model in {self.config.out} is that of step"
+        if self.state.best is None or not best:
+            return f"{model} {self.state.step}, not validated yet"
+
+        return f"{model} {best[-1]}, the best on validation so far"
+
+    # Validation
+
+    def validate(self) -> bool:
+        """Validate the weights, averaged if they are; True if they are the best, and then saved."""
+        state = self.state
+        with self.averaged_weights():
+            measured = self.measure()
+            score = merit(measured, self.task.metric)
+            better = state.merit is None or score > state.merit
+            tied = score == state.merit
+            best = better or state.best is None or (tied and measured["loss"] < state.best)
+
+            state.stale += 1
+            if better:
+                state.stale = 0
+
+            if best:
+                state.best = measured["loss"]
+                state.merit = score
+                self.save_model()
+
+        row = {"step": state.step, "validation_loss": measured.pop("loss"), **measured}
+        if not math.isfinite(row["validation_loss"]):
+            self.progress.log(
+                "The validation loss is not finite; lower the learning rate or raise the warmup."
             )
 
-        row = {
+        self.metrics.write(row)
+        self.progress.validation(row)
+
+        return best
+
+    def measure(self) -> dict[str, float]:
+        """Validation loss and metrics of the current weights; the run's own metric comes first."""
+        loss, counted = validate(self.objective, self.task.validation, self.world, self.state.parts)
+        if math.isnan(loss):
+            loss = math.inf  # worse than any other
+
+        metrics = {"loss": loss}
+        if self.task.measure is not None:
+            metrics |= self.task.measure(counted)
+
+        return {self.task.metric: metrics[self.task.metric], **metrics}
+
+    # The end
+
+    def finish(self) -> None:
+        """Average the last checkpoints, where that was chosen, and write the final event."""
+        if self.optimizer.average == "last":
+            self.save_mean_of_checkpoints()
+
+        row: dict[str, Any] = {
             "step": self.state.step,
             "event": "finished",
             "validation_loss": self.state.best,
@@ -283,142 +390,23 @@ class Run:
             "flops": self.flops_per_token * self.state.tokens,
         }
 
-        if self.world.first and row not in read_metrics(
-            self.config.out
-        ):  # it may have been resumed at its end
+        # A run that is resumed at its end has the event already.
+        if self.world.first and row not in read_metrics(self.config.out):
             self.metrics.write(row)
 
+    def save_mean_of_checkpoints(self) -> None:
+        """Validate the mean of the last checkpoints' weights and save it as the run's model."""
+        count = self.config.keep
+        if count == "all":
+            count = AVERAGED
 
-def begin(
-    task: TrainingTask,
-    optimizer: OptimizerConfig,
-    config: RunConfig,
-    world: World,
-    *,
-    metrics: Metrics | None = None,
-    progress: Progress | None = None,
-    model: Model | None = None,
-) -> Run:
-    """A run from its beginning, or from the newest checkpoint in its folder. `model` is one that is
-    trained on.
-    """
-    device = world.device
-    precision = config.precision or best_precision(device)
-    check_precision(precision, device)
-    torch.set_float32_matmul_precision("high")
-    torch.use_deterministic_algorithms(config.deterministic)
-    torch.manual_seed(config.seed)
-    shards = sharded(world, config.distributed)
-    if model is None:
-        model = build(task.config) if task.begin is None else task.begin()
-
-    model = model.to("cpu" if shards else device).train()
-    if config.recompute:
-        recompute_blocks(model)
-
-    own = task.objective(
-        model, precision="float32" if shards else precision, smoothing=optimizer.smoothing
-    )
-    if compiles(config.compile, device.type, task.training):
-        own.compile_reader()
-
-    if device.type == "cuda":
-        # cuDNN's attention plans for half a second whenever a shape is new.
-        torch.backends.cuda.enable_cudnn_sdp(isinstance(task.training, CausalData | MaskedData))
-        if (
-            world.talk is None
-            and own.compiled is not None
-            and not isinstance(task.training, PairedData)
-        ):
-            own.record()  # of pairs, every batch has a shape of its own
-        elif world.talk is None and isinstance(task.training, LabelledData | ConversationData):
-            own.record(wait=FEW)
-
-    objective = spread(own, world, config.distributed, precision)
-    average = (
-        ExponentialAverage(model, optimizer.average_decay)
-        if optimizer.average == "exponential"
-        else None
-    )
-    memory = Memory(
-        model,
-        Optimizers(model, optimizer),
-        LossScale(precision == "fp16", device),
-        Guard(config.spike, config.patience),
-        average,
-    )
-
-    metrics = metrics or Metrics(config.out, sinks=config.sinks, active=world.first)
-    progress = progress or Progress(
-        config.steps, every=config.log_every, active=world.first, metric=task.metric
-    )
-    keep = None if config.keep == "all" else config.keep
-    checkpoints = Checkpoints(config.out / CHECKPOINTS, keep, say=progress.say)
-    asked = parts_of(task, config, world)
-    state = RunState(parts=asked, asked=asked)
-    run = Run(
-        task, optimizer, config, world, model, objective, memory, state, checkpoints, metrics, progress,
-        highest=highest_rate(optimizer, task.config.width, config.steps),
-        flops_per_token=cost_of(task, 1, precision).flops_per_token,
-        peak=measured_peak(device, precision) * world.size,
-    )  # fmt: skip
-
-    with world.in_turn():  # nothing is written before all have read
-        newest = checkpoints.newest()
-        if newest is not None:
-            memory.restore(newest, state)
-            if state.asked != asked:  # else what a lack of memory made of it stays
-                state.parts = state.asked = asked
-
-            progress.say(f"Resuming after step {state.step} of {config.steps}.")
-        elif checkpoints.steps():
-            raise ValueError(
-                f"out: none of the checkpoints in {config.out} is whole; choose another folder to begin anew"
-            )
-
-        metrics.rewind(state.step)
-        if world.first and metrics.path.exists():
-            progress.recall(read_metrics(config.out))
-
-    if world.anyone(state.step != world.agreed(state.step)):
-        raise ValueError(
-            f"out: all processes must see the same checkpoints in {config.out}; use a disk they share"
+        last = self.checkpoints.last(count)
+        copy_weights(mean_of(last, "model/"), self.model, origin=str(self.config.out))
+        measured = self.measure()
+        self.state.best = measured["loss"]
+        self.state.merit = merit(measured, self.task.metric)
+        self.save_model()
+        steps = ", ".join(str(checkpoint.step) for checkpoint in last)
+        self.progress.log(
+            f"The mean of the checkpoints {steps} has a validation loss of {self.state.best:.4f}."
         )
-
-    if newest is None:
-        run.save(best=False)
-
-    return run
-
-
-def compiles(asked: bool | None, device: str, data: TrainingData) -> bool:
-    """Whether the model is compiled. Unless asked for, only where it pays: on a GPU, for rows of
-    one shape. Pairs have a shape for every batch: the compiler takes minutes over them, and its
-    general code is slower than none."""
-    return (
-        device == "cuda" and isinstance(data, CausalData | MaskedData) if asked is None else asked
-    )
-
-
-def cost_of(task: TrainingTask, micro_tokens: int, precision: Precision, **how: bool) -> Cost:
-    shares: dict[str, Any] = {"asked": task.asked, "trained": task.trained, "through": task.through}
-    return cost(task.config, micro_tokens, precision, length=task.length, **shares, **how)
-
-
-def parts_of(task: TrainingTask, config: RunConfig, world: World) -> int:
-    """Micro-batches a batch, so that none has more tokens than asked for; of pairs, whose rows
-    differ, about.
-    """
-    if config.micro_batch_tokens is None:
-        return 1
-
-    data, micro = task.training, config.micro_batch_tokens
-    if isinstance(data, CausalData | MaskedData):
-        length = data.tokens_per_step // data.rows
-        return -(-data.rows // (max(1, micro // length) * world.size))
-
-    tokens = (
-        config.batch_tokens if task.steps is None else data.tokens_per_step
-    )  # else the batch counts examples
-
-    return max(1, -(-tokens // (micro * world.size)))

@@ -1,6 +1,4 @@
-"""How a model is trained: every choice a field with its meaning, so that the command line explains
-itself.
-"""
+"""Configuration of training: data, optimizer and run; the fields are the command line's flags."""
 
 from __future__ import annotations
 
@@ -26,37 +24,45 @@ Precision = Literal["float32", "bf16", "fp16"]
 
 
 def among(known: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
-    """Of many values by name, those that are fields of a config."""
-    return {each.name: known[each.name] for each in fields(kind) if each.name in known}
+    """The values whose names are fields of a config class."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in known.items() if name in names}
 
 
 @documented
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """What is read."""
+    """What a model is trained and validated on.
+
+    Raises:
+        ValueError: A field is out of its range, or `data` is empty.
+
+    Example:
+        >>> DataConfig(data=("corpus.txt",), tokenizer="characters").held_out
+        0.1
+    """
 
     data: tuple[str, ...]
     """Files, folders, globs, - for standard input, hf:NAME of the Hugging Face hub, or the embedded
     python or turkish. For translation: two parallel files, or rows with two columns."""
     validation: tuple[str, ...] = ()
-    """What to validate on, named like data; a part of the data is held out unless given."""
+    """Data to validate on, named like --data (default: a part of the data is held out)."""
     held_out: float = 0.1
-    """Without validation: the fraction of the data held out, at most 200,000 tokens or 2,000 pairs.
-    """
+    """Without --validation: the fraction of the data held out, at most 200,000 tokens or 2,000
+    pairs."""
     column: str = "text"
-    """The column that has the text, in .jsonl, .csv, .tsv and .parquet."""
+    """The column with the text, in .jsonl, .csv, .tsv and .parquet."""
     columns: tuple[str, str] | None = None
-    """For translation: the columns that have source and target."""
+    """Translation: the columns with source and target."""
     tokenizer: str = "byte-pair"
-    """Learned from the data: characters, words, byte-pair or word-piece; or a tokenizer.json, or a
-    folder with one.
-    """
+    """The kind to learn from the data (characters, words, byte-pair or word-piece), or a
+    tokenizer.json, or a folder with one."""
     across_documents: bool = True
-    """Texts packed into one row see each other; without, each text is alone."""
+    """Texts packed into one row attend to each other; without it, each text only to itself."""
     mask_rate: float = 0.15
-    """BERT: the fraction of words that are hidden."""
+    """BERT: the fraction of tokens that are masked."""
     whole_words: bool = False
-    """BERT: hide all pieces of a word together."""
+    """BERT: mask all pieces of a word together."""
 
     def __post_init__(self) -> None:
         check_probability(self, "held_out", "mask_rate")
@@ -68,50 +74,56 @@ class DataConfig:
 @documented
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """How the weights move."""
+    """Optimizer, learning rate schedule, regularisation and weight averaging.
+
+    Raises:
+        ValueError: A field is out of its range.
+
+    Example:
+        >>> OptimizerConfig(learning_rate=3e-4, schedule="linear").clip
+        1.0
+    """
 
     optimizer: Optimizer = "adamw"
     """adamw, or muon for the matrices inside the blocks and adamw for everything else."""
     learning_rate: float | None = None
-    """The highest; unless given, 6e-4 for a width of 768 and more for narrower models, as 1 /
-    sqrt(width). With the inverse-sqrt schedule, the paper's 1 / sqrt(width * warmup). In
+    """The highest learning rate. By default 6e-4 for a width of 768 and more for narrower models,
+    as 1 / sqrt(width); with the inverse-sqrt schedule the paper's 1 / sqrt(width * warmup). In
     fine-tuning 5e-5 for a width of 768, 1e-4 for the last layers, 5e-4 for adapters, 3e-3 for a
     head alone, and 3e-4 from scratch."""
     muon_learning_rate: float = 0.02
-    """Muon's own, before its factor for the shape of a matrix."""
+    """Muon's learning rate, before its factor for the shape of a matrix."""
     schedule: Schedule = "cosine"
-    """After warming up: cosine or linear down to final_rate, the paper's inverse-sqrt, stable then
-    down at the end (warm-up-stable-decay), or constant."""
+    """After the warm-up: cosine or linear decay to final_rate, the paper's inverse-sqrt, stable
+    with a decay at the end (warmup-stable-decay), or constant."""
     warmup: int | None = None
-    """Steps of linear warm-up to the highest learning rate; unless given 100 (500 in fine-tuning),
-    but at most a tenth of all steps."""
+    """Steps of linear warm-up to the highest learning rate (default 100, or 500 in fine-tuning, but
+    at most a tenth of all steps)."""
     decay: float = 0.2
-    """With the stable schedule: the fraction of all steps in which the rate goes down."""
+    """Stable schedule: the fraction of all steps in which the learning rate decays."""
     final_rate: float = 0.1
     """The last learning rate as a fraction of the highest."""
     weight_decay: float = 0.1
-    """Of matrices, a step: this times the learning rate, so more under muon; norms and biases have
-    none.
-    """
+    """Weight decay of matrices, per step and multiplied by the learning rate; norms and biases have
+    none."""
     beta1: float = 0.9
-    """AdamW's memory of gradients."""
+    """AdamW: decay of the mean of gradients."""
     beta2: float = 0.95
-    """AdamW's memory of their squares."""
+    """AdamW: decay of the mean of squared gradients."""
     epsilon: float = 1e-8
-    """Added to AdamW's denominator."""
+    """AdamW: added to the denominator."""
     clip: float = 1.0
-    """The largest norm of all gradients together; 0 for no clipping."""
+    """Gradient clipping: the largest norm of all gradients together; 0 for none."""
     smoothing: float = 0.0
-    """Label smoothing: the probability taken from the right word and given to all alike."""
+    """Label smoothing: the probability moved from the right token to all tokens equally."""
     layer_decay: float = 1.0
-    """The learning rate of each layer as a fraction of that of the layer above it; the embedding
-    has the lowest.
-    """
+    """The learning rate of each layer as a fraction of that of the layer above; the embedding has
+    the lowest."""
     average: Average = "none"
-    """Which weights are kept in the end: the best on validation, an exponential average, or the
-    mean of the last checkpoints."""
+    """The weights that are validated and saved: those trained (none), their exponential moving
+    average, or in the end the mean of the last checkpoints (last)."""
     average_decay: float = 0.999
-    """Of the exponential average, a step."""
+    """Decay per step of the exponential moving average."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -123,76 +135,70 @@ class OptimizerConfig:
         if self.layer_decay > 1:
             raise ValueError(f"layer_decay: expected at most 1, not {self.layer_decay!r}")
 
-        for name in ("decay", "final_rate", "weight_decay", "clip"):
+        for name in ("decay", "final_rate"):
             value = getattr(self, name)
-            fraction = name in ("decay", "final_rate")
-            if not 0 <= value <= (1 if fraction else math.inf):
-                raise ValueError(
-                    f"{name}: expected {'0 to 1' if fraction else '0 or more'}, not {value!r}"
-                )
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name}: expected 0 to 1, not {value!r}")
+
+        for name in ("weight_decay", "clip"):
+            value = getattr(self, name)
+            if not 0 <= value <= math.inf:
+                raise ValueError(f"{name}: expected 0 or more, not {value!r}")
 
 
 @documented
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How any run goes, be it of training or of fine-tuning."""
+    """Options of every run, of training and of fine-tuning."""
 
     out: Path
     """The folder of the run: the model, its checkpoints and metrics."""
     seed: int = 0
-    """Of the weights, the order of the data and dropout."""
+    """Seed of the weights, the order of the data and dropout."""
     micro_batch_tokens: int | None = None
-    """Tokens of one forward pass on one device; as many as fit unless given."""
+    """Tokens of one micro-batch, i.e. one forward pass on one device (default: as many as fit)."""
     precision: Precision | None = None
-    """float32 (on a GPU with TF32 products), bf16 or fp16; the best for this machine unless given.
-    """
+    """float32 (on a GPU with TF32 products), bf16 or fp16 (default: the best for this machine)."""
     device: str | None = None
-    """cpu, cuda, cuda:1 ...; a GPU if there is one unless given."""
+    """cpu, cuda, cuda:1 ... (default: a GPU if there is one)."""
     compile: bool | None = None
-    """Compile the model first (some tens of seconds). Unless given: on a GPU, for gpt and bert; not
-    for transformer and rnn, whose batches have many shapes, nor in fine-tuning."""
+    """Compile the model first, which takes tens of seconds (default: on a GPU for gpt and bert; not
+    for transformer and rnn, whose batches have many shapes, nor in fine-tuning)."""
     recompute: bool = False
-    """Gradient checkpointing: keep only each block's input and compute the rest again, for less
-    memory.
-    """
+    """Gradient checkpointing: store only the input of each block and recompute the rest in the
+    backward pass, for less memory."""
     deterministic: bool = False
-    """On a GPU, use only kernels that give the same bits every time; a CPU does anyway."""
+    """On a GPU, use only kernels that give the same bits every time; a CPU always does."""
     distributed: Distributed = "ddp"
-    """Under torchrun: ddp copies the model to every device, fsdp shards it over them, and shows no
-    samples.
-    """
+    """Under torchrun: ddp copies the model to every device, fsdp shards it over them (and shows no
+    samples)."""
     validate_every: int | None = None
-    """Steps between validations; ten in a run unless given (in a short one every 25), and one at
-    its end.
-    """
+    """Steps between validations (default: ten in a run, but not more often than every 25 steps);
+    the last step is always validated."""
     sample_every: int | None = None
-    """Steps between samples of what the model says; four in a run unless given, 0 for none."""
+    """Steps between samples of generated text (default: four in a run); 0 for none."""
     stop_after: int | None = None
-    """Early stopping: the run ends when so many validations in a row were no better than the best.
-    """
+    """Early stopping: end the run after this many validations in a row without a better one."""
     checkpoint_every: int | None = None
-    """Steps between checkpoints; twenty in a run unless given (in a short one every 25), and one at
-    its end.
-    """
+    """Steps between checkpoints (default: twenty in a run, but not more often than every 25 steps);
+    the last step always has one."""
     keep: int | Literal["all"] = 3
-    """How many of the last checkpoints stay, besides the best one, or all. RUN@400 opens the one of
-    step 400.
-    """
+    """Number of last checkpoints to keep besides the best one, or all. RUN@400 opens that of step
+    400."""
     log_every: int = 10
-    """Without a terminal: steps between lines."""
+    """Steps between printed lines, where the output is not a terminal."""
     spike: float = 2.0
-    """A step is skipped when its loss is this much above the median of the last hundred; 0 to skip
-    none.
-    """
+    """Skip a step with a loss spike: its loss is this much above the median of the last hundred; 0
+    to skip none."""
     patience: int = 3
     """After this many bad steps in a row, go back to the last checkpoint and leave their data out;
-    after going back as often without a new checkpoint, give up."""
+    after as many returns without a new checkpoint, give up."""
     sinks: tuple[Sink, ...] = ()
-    """Where the metrics go besides metrics.jsonl: tensorboard, wandb."""
+    """Where to log metrics besides metrics.jsonl: tensorboard, wandb."""
     resume: bool = False
-    """Go on with the run in out; with no run there yet, begin one."""
+    """Resume the run in --out; if there is none yet, begin one."""
     dry_run: bool = False
-    """Say what the run would be, its size, memory and cost, and stop."""
+    """Print the plan (size, memory, cost) and stop."""
 
     def __post_init__(self) -> None:
         check_at_least_one(
@@ -218,20 +224,29 @@ class RunOptions:
 @documented
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(RunOptions):
-    """How a run of training goes."""
+    """How long a training run is, where it is saved, and how it is computed.
+
+    Raises:
+        ValueError: A field is out of its range.
+
+    Example:
+        >>> RunConfig(out=Path("runs/gpt"), steps=500).batch_tokens
+        4096
+    """
 
     steps: int = 1000
     """Updates of the weights."""
     batch_tokens: int = 4096
-    """Tokens of one update, over all micro-batches and machines, in whole rows; of a translation,
-    of each side, padding included."""
+    """Tokens per update, over all micro-batches and machines, in whole rows; in translation the
+    tokens of each side, padding included."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least_one(self, "steps", "batch_tokens")
 
-    def every(self, given: int | None, times: int) -> int:
-        """A number of steps, by default so that it comes so many times in a run, or fewer in a
-        short one.
-        """
-        return max(25, self.steps // times) if given is None else given
+    def every(self, interval: int | None, times: int) -> int:
+        """A number of steps; by default `times` in a run, but at least 25 steps."""
+        if interval is None:
+            return max(25, self.steps // times)
+
+        return interval

@@ -1,4 +1,4 @@
-"""The learning rate of a step: up while warming up, then down in one of several ways."""
+"""Learning rate schedules: warm-up, then cosine, linear, inverse-sqrt, stable or constant."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ USUAL_WARMUP = 100
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int, highest: float) -> float:
-    """Of step 0, 1, ..., steps - 1."""
+    """The learning rate of a step from 0 to steps - 1."""
     warmup = warmup_steps(config, steps)
     if step < warmup:
         return highest * (step + 1) / warmup
@@ -19,27 +19,31 @@ def learning_rate(config: OptimizerConfig, step: int, steps: int, highest: float
     if config.schedule == "constant":
         return highest
 
-    lowest = highest * config.final_rate
-    begin = (
-        warmup if config.schedule != "stable" else max(warmup, round(steps * (1 - config.decay)))
-    )
-    if step < begin:
+    decay_start = warmup
+    if config.schedule == "stable":
+        decay_start = max(warmup, round(steps * (1 - config.decay)))
+    if step < decay_start:
         return highest
 
-    done = (step - begin + 1) / max(1, steps - begin)  # above 0, and 1 at the last step
+    lowest = highest * config.final_rate
+    progress = (step - decay_start + 1) / max(1, steps - decay_start)  # 1 at the last step
     if config.schedule == "cosine":
-        return lowest + (highest - lowest) * (1 + math.cos(math.pi * done)) / 2
+        return lowest + (highest - lowest) * (1 + math.cos(math.pi * progress)) / 2
 
-    return lowest + (highest - lowest) * (1 - done)
+    return lowest + (highest - lowest) * (1 - progress)
 
 
 def warmup_steps(config: OptimizerConfig, steps: int, usual: int = USUAL_WARMUP) -> int:
-    """As given; else `usual`, but at most a tenth of all steps. A warm-up of one step is none."""
-    return max(1, min(usual, steps // 10) if config.warmup is None else config.warmup)
+    """Steps of warm-up, 1 or more; by default `usual`, but at most a tenth of all steps."""
+    warmup = config.warmup
+    if warmup is None:
+        warmup = min(usual, steps // 10)
+
+    return max(1, warmup)
 
 
 def highest_rate(config: OptimizerConfig, width: int, steps: int) -> float:
-    """As given; else the paper's for inverse-sqrt, and GPT-2's scaled by the width for the others."""
+    """The highest learning rate; by default GPT-2's scaled by the width, or the paper's formula."""
     if config.learning_rate is not None:
         return config.learning_rate
     if config.schedule == "inverse-sqrt":

@@ -1,6 +1,4 @@
-"""One step's gradients, and the loss on validation: a batch in parts, over the ranks, as if it were
-one.
-"""
+"""The gradients of one step, and validation: batches in micro-batches, over data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +15,18 @@ from torch import Tensor, nn
 from qkv.data.batches.batch import IGNORE, Batch
 from qkv.training.objective import Objective
 from qkv.training.setup.training_task import TrainingData
-from qkv.training.systems.distributed import World, exchanging, settle
+from qkv.training.systems.distributed import World, gradient_sync, reshard
+
+
+class PendingStep(NamedTuple):
+    """A step that the device is computing; its statistics are read back one step later."""
+
+    step: int
+    position: int
+    statistics: Tensor
+    """Loss, gradient norm, 1 if the step is bad, fp16's loss scale."""
+    tokens: int
+    seconds: float
 
 
 def gradients_of(
@@ -28,34 +37,38 @@ def gradients_of(
     parts: int = 1,
     scale: Float[Tensor, ""] | float = 1.0,
     seed: tuple[int, int] = (0, 0),
-    say: Callable[[str], object] = print,
+    log: Callable[[str], object] = print,
 ) -> tuple[Float[Tensor, ""], int]:
-    """The mean loss of a global batch, its gradient times `scale` in the parameters; and in how
-    many parts it fitted.
+    """Compute the gradient of the global batch's mean loss, times `scale`.
 
-    When the memory does not suffice, the parts are halved: the batch, and so the gradient, stays
-    the same.
+    The batch is split into `parts` micro-batches, and into more when the memory does not suffice;
+    the gradient stays the same.
+
+    Returns:
+        The mean loss, and the number of micro-batches that fitted.
     """
-    rows, count = -(-batch.rows // world.size), max(1, batch.count)
+    rows = -(-batch.rows // world.size)
+    count = max(1, batch.count)
     while True:
         try:
             loss = accumulate(objective, share(batch, world, parts), count, world, scale, seed)
-            return world.total(loss) / count, parts
+            return world.all_reduce(loss) / count, parts
         except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             if parts >= rows or world.size > 1:
-                raise MemoryError(no_room(batch, world)) from None
+                raise MemoryError(out_of_memory_message(batch, world)) from None
 
-        # Here the error, which held on to the tensors of the pass that failed, is gone.
+        # Only here, after the except block, are the failed pass's tensors free.
         objective.zero_grad(set_to_none=True)
         gc.collect()
         if world.device.type == "cuda":
             torch.cuda.empty_cache()
 
         parts = 2 * parts
-        say(
-            f"Out of memory: a batch now goes in {min(parts, rows)} parts, of {-(-rows // parts)} rows or fewer here."
+        log(
+            f"Out of memory: a batch is now split into {min(parts, rows)} micro-batches, "
+            f"of at most {-(-rows // parts)} rows."
         )
 
 
@@ -67,24 +80,21 @@ def accumulate(
     scale: Tensor | float,
     seed: tuple[int, int],
 ) -> Float[Tensor, ""]:
-    """Gradients add up over the parts; the loss is divided once, by the count of the whole batch."""
+    """Gradient accumulation: gradients of (sum of losses / count) add up over the micro-batches."""
     total = torch.zeros((), device=world.device)
     for number, part in enumerate(parts):
-        drawn = mixed(
-            *seed, world.rank, number
-        )  # dropout is a function of the place in the run, too
-        if (
-            isinstance(objective, Objective)
-            and objective.replay
-            and len(parts) == 1
-            and objective.replay.fits(part)
-        ):
-            return objective.replay.gradients(
-                part.pin(), torch.as_tensor(scale / count, device=world.device), drawn
-            )
+        # Dropout is a function of seed, step, rank and micro-batch.
+        dropout_seed = mix_seeds(*seed, world.rank, number)
 
-        torch.manual_seed(drawn)
-        with exchanging(objective, now=number == len(parts) - 1):
+        # One micro-batch of a known shape: replay its CUDA graph
+        graphs = isinstance(objective, Objective) and objective.cuda_graphs
+        if graphs and len(parts) == 1 and graphs.supports(part):
+            factor = torch.as_tensor(scale / count, device=world.device)
+            return graphs.gradients(part.pin(), factor, dropout_seed)
+
+        # Otherwise forward and backward; ranks exchange gradients with the last micro-batch
+        torch.manual_seed(dropout_seed)
+        with gradient_sync(objective, now=number == len(parts) - 1):
             loss = objective(part.pin().to(world.device))
             (loss * (scale * world.size / count)).backward()
 
@@ -95,17 +105,18 @@ def accumulate(
 
 class Validation(NamedTuple):
     loss: float
-    """The mean over all of the data."""
+    """Mean over all targets of the data."""
     counted: Float[Tensor, "K"]
-    """What else the objective counts; nothing, if it counts nothing."""
+    """Sums that the objective counts besides, from which metrics are computed; often none."""
 
 
 @torch.no_grad()
 def validate(objective: nn.Module, data: TrainingData, world: World, parts: int = 1) -> Validation:
-    """Without dropout or label smoothing."""
+    """Loss and counts over all of the data, without dropout and label smoothing."""
     objective.eval()
     try:
-        total, count = torch.zeros(1, dtype=torch.float64, device=world.device), 0
+        total = torch.zeros(1, dtype=torch.float64, device=world.device)
+        count = 0
         for batch in data.ordered():
             for part in share(batch, world, parts):
                 total = total + objective(part.pin().to(world.device)).double()
@@ -113,46 +124,53 @@ def validate(objective: nn.Module, data: TrainingData, world: World, parts: int 
             count += batch.count
 
         if not count:
-            raise ValueError("validation: it asks for no word; give more text to validate on")
+            raise ValueError("validation: it has no token to predict; give more text")
 
-        total = world.total(total)
+        total = world.all_reduce(total)
         return Validation(float(total[0]) / count, total[1:].cpu())
     finally:
-        settle(objective)
+        reshard(objective)
         objective.train()
 
 
 def share(batch: Batch, world: World, parts: int = 1) -> list[Batch]:
-    """This rank's rows in parts, as many on every rank.
+    """This rank's rows as micro-batches, equally many on every rank.
 
-    Where rows are missing, a row that asks nothing takes part: the other ranks wait for this one.
+    A rank with fewer rows than the others adds rows without targets, since the others wait for it.
     """
     shares = batch.split(world.size)
-    mine = shares[world.rank].split(parts) if world.rank < len(shares) else []
-    missing = min(parts, -(-batch.rows // world.size)) - len(mine)
+    micro_batches: list[Batch] = []
+    if world.rank < len(shares):
+        micro_batches = shares[world.rank].split(parts)
+
+    missing = min(parts, -(-batch.rows // world.size)) - len(micro_batches)
     if not missing:
-        return mine
+        return micro_batches
 
     row = batch.part(0, 1)
+    empty = replace(row, targets=torch.full_like(row.targets, IGNORE))
 
-    return mine + [replace(row, targets=torch.full_like(row.targets, IGNORE))] * missing
+    return micro_batches + [empty] * missing
 
 
-def mixed(*numbers: int) -> int:
+def mix_seeds(*numbers: int) -> int:
     """One seed from several numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
 
 
-def out_of_memory(error: Exception) -> bool:
-    told = str(error)
-    return (
-        isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator: " in told
-    )
+def is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+
+    return "DefaultCPUAllocator: " in str(error)
 
 
-def no_room(batch: Batch, world: World) -> str:
+def out_of_memory_message(batch: Batch, world: World) -> str:
     if world.size > 1:
-        return "out of memory on one of the machines; give a smaller --micro-batch-tokens, or --recompute"
+        return (
+            "out of memory on one of the machines; "
+            "give a smaller --micro-batch-tokens, or --recompute"
+        )
 
     return (
         f"out of memory with one row of {batch.ids.shape[1]} tokens at a time; "

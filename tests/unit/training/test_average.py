@@ -47,7 +47,7 @@ def test_it_is_in_place_only_while_asked_for() -> None:
 
 
 def test_the_mean_of_the_last_checkpoints(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, padding_mask=3)
+    checkpoints = Checkpoints(tmp_path, keep=3)
     saved = [torch.randn(50) * 10**step for step in range(4)]
     for step, weight in enumerate(saved):
         checkpoints.save(

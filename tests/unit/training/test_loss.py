@@ -162,7 +162,7 @@ def test_the_logits_of_all_positions_are_never_there_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     features, weight, b, targets = asked()
-    monkeypatch.setattr(loss, "LOGITS", 4 * V)  # what a chunk may have by default
+    monkeypatch.setattr(loss, "CHUNK_LOGITS", 4 * V)  # what a chunk may have by default
     with Sizes() as sizes:
         loss_sum(features, weight, b, targets, smoothing=0.1).backward()
     assert features.grad is not None

@@ -14,7 +14,7 @@ from torch import Tensor
 from qkv.data.batches.batch import IGNORE, Batch
 from qkv.models import GPT, GPTConfig, Model, build
 from qkv.training.objective import Objective
-from support.small_training import MODELS, SIZE, made_batch
+from support.small_training import MODELS, SIZE, random_batch
 
 pytestmark = pytest.mark.usefixtures("double_by_default")
 
@@ -51,7 +51,7 @@ def without_dropout(family: str) -> Model:
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("family", list(MODELS))
 def test_every_family(family: str, smoothing: float) -> None:
-    model, batch = without_dropout(family), made_batch(family)
+    model, batch = without_dropout(family), random_batch(family)
     objective = Objective(model, smoothing=smoothing)
     ours = objective(batch)
     expected = F.cross_entropy(
@@ -86,7 +86,7 @@ def test_packed_texts_that_do_not_see_each_other() -> None:
 
 
 def test_smoothing_is_for_training_alone() -> None:
-    model, batch = without_dropout("gpt"), made_batch("gpt")
+    model, batch = without_dropout("gpt"), random_batch("gpt")
     smooth, plain = Objective(model, smoothing=0.3), Objective(model)
     assert smooth(batch).item() != plain(batch).item()
     torch.testing.assert_close(smooth.eval()(batch), plain.eval()(batch))
@@ -107,7 +107,7 @@ def test_a_model_with_memory_reads_a_row_in_segments() -> None:
 
 def test_what_is_padding_has_no_influence() -> None:
     for family in MODELS:
-        model, batch = without_dropout(family), made_batch(family)
+        model, batch = without_dropout(family), random_batch(family)
         other = replace(batch, ids=batch.ids.where(batch.padding_mask, 7))
         torch.testing.assert_close(Objective(model)(batch), Objective(model)(other), msg=family)
         assert (batch.targets == IGNORE).any()

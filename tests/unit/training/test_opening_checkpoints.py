@@ -1,4 +1,4 @@
-"""RUN@STEP is a model wherever a model is named: of training, of fine-tuning, of adapters."""
+"""RUN@STEP opens a checkpoint wherever a model is named: of training and of fine-tuning."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from qkv.commands.serve import loader
 from qkv.training.resilience.checkpoint_writer import Checkpoints
 from qkv.training.run_config import RunConfig
 from qkv.training.setup.run_folder import read_description
-from support.finetuning import asked, make_models
-from support.small_training import model_of, plan, same_bits
+from support.finetuning import make_models, tuning_job
+from support.small_training import model_of, same_bits, small_job
 
 CPU = Machine(device="cpu")
 
 
-def refused(message: str) -> Any:
+def raises(message: str) -> Any:
     return pytest.raises(ValueError, match=re.escape(message))
 
 
-def weights(name: Path | str, **how: Any) -> dict[str, torch.Tensor]:
-    return dict(qkv.load(name, **how).model.state_dict())
+def weights(name: Path | str, **options: Any) -> dict[str, torch.Tensor]:
+    return dict(qkv.load(name, **options).model.state_dict())
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Every checkpoint of twelve steps is kept, with an exponential average of the weights."""
+    """A run of twelve steps with all checkpoints and an exponential moving average."""
     folder = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("QKV_CACHE", str(folder / "cache"))
-        plan(
+        small_job(
             "gpt",
             folder,
-            padding_mask="all",
+            keep="all",
             optimizer={"average": "exponential", "average_decay": 0.5},
         ).start()
         yield folder / "run"
@@ -55,12 +55,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Training
 
 
-def test_every_checkpoint_that_is_kept_opens_as_it_was_validated(run: Path) -> None:
+def test_every_checkpoint_opens_with_the_weights_that_were_validated(run: Path) -> None:
     checkpoints = Checkpoints(run / "checkpoints")
-    assert checkpoints.steps() == [0, 3, 4, 6, 8, 9, 12], (
-        "also those that were saved as the best so far"
-    )
-    for checkpoint in checkpoints.whole(checkpoints.steps()):
+    # Every third step, and those that were the best so far
+    assert checkpoints.steps() == [0, 3, 4, 6, 8, 9, 12]
+    for checkpoint in checkpoints.intact(checkpoints.steps()):
         model, tokenizer = qkv.load(f"{run}@{checkpoint.step}")
         assert same_bits(dict(model.state_dict()), checkpoint.tensors("average/"))
         assert not model.training
@@ -71,7 +70,7 @@ def test_every_checkpoint_that_is_kept_opens_as_it_was_validated(run: Path) -> N
     assert same_bits(weights(f"{run}@{best.step}"), model_of(run))
 
 
-def test_the_name_may_be_a_path_and_leads_everywhere_a_model_is_opened(
+def test_the_name_may_be_a_path_wherever_a_model_is_opened(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = weights(f"{run}@3")
@@ -80,30 +79,27 @@ def test_the_name_may_be_a_path_and_leads_everywhere_a_model_is_opened(
         assert same_bits(weights(name), expected)
     assert same_bits(dict(prepared("run@3", CPU).model.state_dict()), expected)
     assert same_bits(dict(loader("run@3", CPU)()[0].state_dict()), expected)
-    assert (
-        artifact.tokenizer_of("run@3").vocabulary == prepared("run@3", CPU).model.config.vocabulary
-    )
+    vocabulary = prepared("run@3", CPU).model.config.vocabulary
+    assert artifact.tokenizer_of("run@3").vocabulary == vocabulary
 
 
-def test_a_folder_that_is_called_so_is_opened_itself(run: Path, tmp_path: Path) -> None:
+def test_a_folder_of_that_name_is_opened_itself(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     shutil.copytree(run, tmp_path / "run@3")
     assert same_bits(weights(tmp_path / "run@3"), model_of(run))
     assert same_bits(weights(f"{tmp_path / 'run@3'}@6"), weights(f"{run}@6"))
 
 
-def test_what_cannot_be_opened_says_what_can(run: Path, tmp_path: Path) -> None:
-    with refused(f"{run}@5: there is no checkpoint of step 5; {run} has 0, 3, 4, 6, 8, 9, 12"):
+def test_errors_say_which_checkpoints_there_are(run: Path, tmp_path: Path) -> None:
+    with raises(f"{run}@5: there is no checkpoint of step 5; {run} has 0, 3, 4, 6, 8, 9, 12"):
         qkv.load(f"{run}@5")
-    with refused(
-        f"{run}@last: expected the step of a checkpoint after @, as in {run}@400, not 'last'"
-    ):
+    with raises(f"{run}@last: expected the step of a checkpoint"):
         qkv.load(f"{run}@last")
-    with refused(f"{tmp_path}@5: {tmp_path} has no checkpoints; name the model without @5"):
+    with raises(f"{tmp_path}@5: {tmp_path} has no checkpoints"):
         qkv.load(f"{tmp_path}@5")
-    with refused("there is no such folder"):
+    with raises("there is no such folder"):
         qkv.load(f"{tmp_path / 'nothing'}@5")
-    with refused("is a whole model, not an adapter; leave the base out"):
+    with raises("is a whole model, not an adapter"):
         qkv.load(f"{run}@3", base=run)
 
 
@@ -113,39 +109,39 @@ def test_a_damaged_checkpoint_is_refused(run: Path, tmp_path: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with refused(f"{file}: damaged or cut short"):
+    with raises(f"{file}: damaged or cut short"):
         qkv.load(f"{tmp_path / 'run'}@3")
     (tmp_path / "run" / "run.json").write_text('{"model": {}}')
-    with refused(f"{tmp_path / 'run' / 'run.json'}: damaged, or of another version"):
+    with raises(f"{tmp_path / 'run' / 'run.json'}: damaged, or of another version"):
         qkv.load(f"{tmp_path / 'run'}@4")
 
 
-def test_a_checkpoint_of_a_run_that_diverged_is_refused_unless_it_is_asked_for(
+def test_a_checkpoint_with_nan_opens_only_with_allow_nonfinite(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = {
         name: torch.full_like(tensor, torch.nan) for name, tensor in weights(f"{run}@3").items()
     }
     monkeypatch.setattr(artifact.checkpoint, "weights_in", lambda path: broken)
-    with refused("numbers are NaN or infinite: the training diverged"):
+    with raises("numbers are NaN or infinite: the training diverged"):
         qkv.load(f"{run}@3")
     assert torch.isnan(next(iter(weights(f"{run}@3", allow_nonfinite=True).values()))).all()
 
 
-def test_which_numbers_of_checkpoints_can_be_kept(tmp_path: Path) -> None:
-    assert RunConfig(out=tmp_path, padding_mask="all").padding_mask == "all"
-    for padding_mask in (0, -1):
-        with refused(f"padding_mask: expected 1 or more, or all, not {padding_mask!r}"):
-            RunConfig(out=tmp_path, padding_mask=padding_mask)
+def test_valid_values_of_keep(tmp_path: Path) -> None:
+    assert RunConfig(out=tmp_path, keep="all").keep == "all"
+    for keep in (0, -1):
+        with raises("keep: expected 1 or more, or all"):
+            RunConfig(out=tmp_path, keep=keep)
 
 
-def test_the_mean_of_the_last_checkpoints_is_of_three_when_all_are_kept(tmp_path: Path) -> None:
-    for padding_mask in ("all", 3):
-        plan(
+def test_average_last_takes_three_checkpoints_when_all_are_kept(tmp_path: Path) -> None:
+    for keep in ("all", 3):
+        small_job(
             "gpt",
             tmp_path,
-            tmp_path / str(padding_mask),
-            padding_mask=padding_mask,
+            tmp_path / str(keep),
+            keep=keep,
             validate_every=12,
             optimizer={"average": "last"},
         ).start()
@@ -159,30 +155,29 @@ def test_the_mean_of_the_last_checkpoints_is_of_three_when_all_are_kept(tmp_path
 @pytest.mark.parametrize(
     ("task", "train"), [("classify", "adapters"), ("classify", "last"), ("translate", "adapters")]
 )
-def test_a_checkpoint_with_frozen_weights_opens_whole(
+def test_a_checkpoint_without_the_frozen_weights_opens_as_a_whole_model(
     task: str, train: str, models: Path, tmp_path: Path, stop_after: Callable[[int], None]
 ) -> None:
     family = "transformer" if task == "translate" else "bert"
     base = shutil.copytree(models / family, tmp_path / "base")
-    made = asked(
+    job = tuning_job(
         tmp_path,
         tmp_path,
         task,
         "base",
         train=train,
         last=1,
-        padding_mask="all",
+        keep="all",
         validate_every=3,
         checkpoint_every=2,
     )
     stop_after(2)
-    assert not made.start().outcome.finished
-    out = made.run.out
-    assert same_bits(weights(out), weights(f"{out}@2")), (
-        "before the first validation, the newest weights"
-    )
+    assert not job.start().outcome.finished
+    out = job.run.out
+    # Before the first validation the model has the newest weights
+    assert same_bits(weights(out), weights(f"{out}@2"))
     stop_after(5)
-    made.but(resume=True).start()
+    job.changed(resume=True).start()
     best = Checkpoints(out / "checkpoints").best()
     assert best is not None
     assert same_bits(weights(f"{out}@{best.step}"), model_of(out))
@@ -190,25 +185,25 @@ def test_a_checkpoint_with_frozen_weights_opens_whole(
     if train == "adapters":
         assert same_bits(weights(out / "adapter"), model_of(out))
         moved = base.rename(tmp_path / "moved")
-        with refused(f"its base, the model {str(base)!r}, is not here; bring it here, or give it"):
+        with raises(f"its base, the model {str(base)!r}, is not here"):
             qkv.load(f"{out}@2")
         assert same_bits(weights(f"{out}@{best.step}", base=moved), model_of(out))
         make_models(tmp_path / "others")
         other = artifact.load(tmp_path / "others" / family).model
         torch.nn.init.ones_(next(other.parameters()))
         artifact.save(other, base)
-        with refused("its adapters were trained on other weights than"):
+        with raises("its adapters were trained on other weights than"):
             qkv.load(f"{out}@2")
 
 
-def test_a_checkpoint_can_be_fine_tuned_and_is_found_from_another_folder(
+def test_a_checkpoint_can_be_fine_tuned_and_resumed_from_another_folder(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_after: Callable[[int], None]
 ) -> None:
     monkeypatch.chdir(run.parent)
-    made = asked(Path(), tmp_path, "classify", f"{run.name}@3", epochs=0.5)
+    job = tuning_job(Path(), tmp_path, "classify", f"{run.name}@3", epochs=0.5)
     stop_after(2)
-    made.start()
-    assert read_description(made.run.out)["data"]["model"] == f"{run}@3"
+    job.start()
+    assert read_description(job.run.out)["data"]["model"] == f"{run}@3"
     monkeypatch.chdir(tmp_path)
     stop_after(-1)
-    assert made.but(model=f"{run}@3", resume=True).start().outcome.finished
+    assert job.changed(model=f"{run}@3", resume=True).start().outcome.finished

@@ -1,6 +1,4 @@
-"""What a run with adapters leaves behind: the merged model, ready for use, and beside it the
-adapters alone.
-"""
+"""Saving a run with LoRA adapters: the merged model, and the adapters in PEFT's format."""
 
 from __future__ import annotations
 
@@ -25,6 +23,7 @@ def save_adapted(
     weights: Mapping[str, Tensor],
     out: Path,
 ) -> None:
+    """Write the adapters to out/adapter, and the model with the adapters merged to out."""
     assert tune.adapters is not None
     model = artifact.adapted_model(config, tune.adapters, weights)
     write_adapter(model, out / ADAPTER, base=absolute(tune.model), replace=True)

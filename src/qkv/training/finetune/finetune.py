@@ -1,6 +1,4 @@
-"""Fine-tuning: one pre-trained model, a task, its data; the same loop as training, and what came
-out, measured.
-"""
+"""Fine-tuning a pre-trained model for a task: trained by the same loop, then measured."""
 
 from __future__ import annotations
 
@@ -32,14 +30,14 @@ SCORES = "scores.json"
 
 
 class FinetuneResult(NamedTuple):
-    """What came out."""
+    """How fine-tuning ended."""
 
     outcome: TrainingResult
     measured: dict[str, float]
-    """Of the weights that were kept, on validation: loss, accuracy ..."""
+    """Metrics of the saved weights on validation: loss, accuracy ..."""
     labels: tuple[str, ...] = ()
     confusion: Float[np.ndarray, "C C"] | None = None
-    """How often each class (row) was called what (column)."""
+    """The confusion matrix: rows are true classes, columns predicted ones."""
 
 
 def finetune(
@@ -51,58 +49,110 @@ def finetune(
     samples: SampleMaker | None = None,
     console: Console | None = None,
 ) -> FinetuneResult | None:
-    """Fine-tune, or go on with it; None after a dry run. The folder then holds one model that does
-    the task. What is to `remember` is kept in run.json."""
-    kept: list[TrainingTask] = []
+    """Fine-tune a pre-trained model into a folder, or resume the run there.
 
-    def assembled(learned: Path | None) -> TrainingTask:
-        kept[:] = [assemble(tune, run)]
-        return kept[0]
+    Args:
+        tune: The model, the task and its data.
+        optimizer: Optimizer and schedule; `DEFAULTS` in this module suits most tasks.
+        run: Folder, epochs, batch size, device and other options.
+        remember: More values to store in run.json.
+        samples: Given the task, returns a function from the model to texts that are shown.
+        console: Where to print (default: standard output).
 
-    asked = {"epochs": run.epochs, "batch": run.batch, **(remember or {})}
+    Returns:
+        The metrics of the model in the folder, or None after a dry run.
+
+    Raises:
+        ValueError: The model, the data, the folder or an option cannot be used.
+
+    Example:
+        >>> import io, tempfile
+        >>> from qkv import save
+        >>> from qkv.models import GPT, GPTConfig
+        >>> from qkv.text import train
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> tokenizer = train("words", ["good bad day"], 32)
+        >>> gpt = GPT(GPTConfig(vocabulary=tokenizer.vocabulary, width=16, depth=1, heads=2))
+        >>> save(gpt, folder / "gpt", tokenizer=tokenizer)
+        >>> data = folder / "rows.tsv"
+        >>> _ = data.write_text("sentence\\tlabel\\n" + "good day\\tyes\\nbad day\\tno\\n" * 8)
+        >>> tune = FinetuneConfig(model=str(folder / "gpt"), task="classify", data=(str(data),))
+        >>> run = FinetuneRunConfig(out=folder / "run", epochs=1, batch=8, device="cpu")
+        >>> result = finetune(tune, DEFAULTS, run, console=Console(file=io.StringIO()))
+        >>> result.outcome.finished, result.labels
+        (True, ('no', 'yes'))
+    """
+    tasks: list[TrainingTask] = []
+
+    def build_task(folder: Path | None) -> TrainingTask:
+        tasks[:] = [assemble(tune, run)]
+        return tasks[0]
+
     outcome = run_training(
-        assembled, tune, optimizer, as_run(run), asked=asked, samples=samples, console=console
-    )
+        build_task, tune, optimizer, to_run_config(run),
+        extra_flags={"epochs": run.epochs, "batch": run.batch, **(remember or {})},
+        samples=samples, console=console,
+    )  # fmt: skip
     if outcome is None:
         return None
-    if (
-        not first_process()
-        or not outcome.finished
-        or tune.task not in HEADS
-        or outcome.validation_loss is None
-    ):
-        return FinetuneResult(
-            outcome, {} if outcome.validation_loss is None else {"loss": outcome.validation_loss}
-        )
 
-    return measured(outcome, kept[0], run)
+    return with_metrics(outcome, tasks[0], tune, run)
 
 
 def assemble(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTask:
+    """The training task of a fine-tuning."""
     if tune.task == "chat":
         return chat_task(tune, run)
+    if tune.task == "translate":
+        return translation_task(tune, run)
 
-    return translation_task(tune, run) if tune.task == "translate" else labelled_task(tune, run)
-
-
-def as_run(run: FinetuneRunConfig) -> RunConfig:
-    """As the loop has it; how many steps it takes, the task says."""
-    own = {field.name: getattr(run, field.name) for field in fields(RunOptions)}
-    return RunConfig(**{**own, "compile": bool(run.compile)}, steps=1, batch_tokens=run.batch)
+    return labelled_task(tune, run)
 
 
-def measured(outcome: TrainingResult, task: TrainingTask, run: FinetuneRunConfig) -> FinetuneResult:
-    """Of the model as it lies in its folder, so that what is told is what can be used."""
+def to_run_config(run: FinetuneRunConfig) -> RunConfig:
+    """The options as the loop expects them; the task sets the number of steps."""
+    options = {field.name: getattr(run, field.name) for field in fields(RunOptions)}
+    options["compile"] = bool(run.compile)
+    return RunConfig(**options, steps=1, batch_tokens=run.batch)
+
+
+def with_metrics(
+    outcome: TrainingResult, task: TrainingTask, tune: FinetuneConfig, run: FinetuneRunConfig
+) -> FinetuneResult:
+    """The result with the metrics that can be measured: all of them if a head was trained."""
+    if outcome.validation_loss is None:
+        return FinetuneResult(outcome, {})
+    if not outcome.finished or tune.task not in HEADS or not first_process():
+        return FinetuneResult(outcome, {"loss": outcome.validation_loss})
+
+    return measure_saved_model(outcome, task, run)
+
+
+def measure_saved_model(
+    outcome: TrainingResult, task: TrainingTask, run: FinetuneRunConfig
+) -> FinetuneResult:
+    """Validate the model as it is saved in the folder, and write scores.json."""
     model = artifact.load(run.out).model
     assert isinstance(model, TaskModel)
     device = device_named(run.device)
     objective = TaskObjective(model.to(device)).eval()
     loss, counted = validate(objective, task.validation, World(device))
-    head = model.config.head
-    found = {"loss": loss, **measures(head, counted)}
-    counts = confusion(head, counted) if head.labels else None
-    told = {"metric": task.metric, "measured": found, "labels": head.labels, "steps": outcome.steps}
-    told |= {"confusion": None if counts is None else counts.astype(int).tolist()}
-    storage.write_text(run.out / SCORES, json.dumps(told, indent=1, ensure_ascii=False))
 
-    return FinetuneResult(outcome, found, head.labels, counts)
+    head = model.config.head
+    metrics = {"loss": loss, **measures(head, counted)}
+    matrix = None
+    matrix_rows = None
+    if head.labels:
+        matrix = confusion(head, counted)
+        matrix_rows = matrix.astype(int).tolist()
+
+    scores = {
+        "metric": task.metric,
+        "measured": metrics,
+        "labels": head.labels,
+        "steps": outcome.steps,
+        "confusion": matrix_rows,
+    }
+    storage.write_text(run.out / SCORES, json.dumps(scores, indent=1, ensure_ascii=False))
+
+    return FinetuneResult(outcome, metrics, head.labels, matrix)

@@ -1,4 +1,4 @@
-"""What is fine-tuned, for what task, and how much of it: every choice a field with its meaning."""
+"""Configuration of fine-tuning: model, task, data, and how much of the model is trained."""
 
 from __future__ import annotations
 
@@ -17,86 +17,106 @@ TuneTask = Literal[
 Trained = Literal["everything", "last", "head", "adapters"]
 Marks = Literal["new", "own"]
 Metric = Literal["accuracy", "macro_f1", "matthews", "pearson", "mean_absolute_error", "loss"]
-USUAL_EPOCHS, MOST_EPOCHS, ENOUGH_STEPS = 3, 30, 300
-USUAL_WARMUP = 500
+
 HEADS: tuple[str, ...] = get_args(HeadTask)
+"""Tasks that put a head on the model."""
+HEAD_OPTIONS = ("text", "pair", "label", "numbers", "pooling", "marks", "language")
+"""Options of tasks with a head only."""
+TRAIN_OPTIONS = {"last": ("last",), "adapters": ("rank", "alpha", "adapter_dropout", "projections")}
+"""Options of one value of `train` only."""
+
+USUAL_EPOCHS = 3
+MOST_EPOCHS = 30
+ENOUGH_STEPS = 300
+USUAL_WARMUP = 500
 DEFAULTS = OptimizerConfig(schedule="linear", final_rate=0.0, weight_decay=0.01, beta2=0.999)
-"""How weights move in fine-tuning, unless a person says otherwise."""
+"""The optimizer's defaults in fine-tuning."""
 
 
 @documented
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig:
-    """What is fine-tuned, and for what."""
+    """Which model is fine-tuned, for which task and on which data.
+
+    Raises:
+        ValueError: A field is out of its range, or does not go with the task.
+
+    Example:
+        >>> tune = FinetuneConfig(model="minilm", task="classify", data=("sst2.tsv",), train="head")
+        >>> tune.held_out
+        0.1
+    """
 
     model: str
     """The pre-trained model: the folder of a run or of transformers, a GGUF file, or the name of an
     installed one (minilm, smollm2)."""
     task: TuneTask
     """classify: a text to a class. pair: two texts to a class. similarity: two texts, in no order,
-    to a class or a number. choice: one of several endings. tag: a label a word. regress: a number.
-    chat: answers in conversations. translate: with an encoder-decoder."""
+    to a class or a number. choice: one of several endings. tag: a label for every word. regress: a
+    number. chat: answers in conversations. translate: with an encoder-decoder."""
     data: tuple[str, ...]
     """Labelled rows (.tsv, .csv, .jsonl, .parquet), .conllu for tags, conversations in .jsonl for
     chat, pairs for translate; files, folders, globs, - or hf:NAME."""
     validation: tuple[str, ...] = ()
-    """What to validate on, named like data; a part of the data is held out unless given."""
+    """Data to validate on, named like --data (default: a part of the data is held out)."""
     held_out: float = 0.1
-    """Without validation: the fraction of the data held out, at most 2,000 examples."""
+    """Without --validation: the fraction of the data held out, at most 2,000 examples."""
     examples: int | None = None
-    """Train on so many, chosen by the seed, the classes as even as they can be; all unless given.
-    """
+    """Number of examples to train on, chosen by the seed, with the classes as even as possible
+    (default: all)."""
     text: str | None = None
-    """The column that has the text; the usual names are looked for unless given."""
+    """The column with the text (default: one with a usual name)."""
     pair: str | None = None
-    """The column that has the second text."""
+    """The column with the second text."""
     label: str | None = None
-    """The column that has the label; in .conllu upos unless given."""
+    """The column with the label (default: one with a usual name; upos in .conllu)."""
     numbers: bool | None = None
-    """Similarity: whether the labels are numbers, not classes; whether one has a fraction says so
-    unless given.
-    """
+    """Similarity: the labels are numbers, not classes (default: if a label has a fraction)."""
     train: Trained = "everything"
-    """How much learns: everything, the last layers and the head, the head alone (a linear probe),
+    """What is trained: everything, the last layers and the head, the head alone (a linear probe),
     or low-rank adapters (LoRA) and the head."""
     last: int = 2
-    """With train = last: so many layers."""
+    """With --train last: the number of layers."""
     rank: int = AdapterConfig.rank
-    """Of the adapters."""
+    """Rank of the adapters."""
     alpha: float = AdapterConfig.alpha
     """The adapters' change is multiplied by alpha / rank."""
     adapter_dropout: float = 0.0
-    """Probability to drop a number of what an adapter reads."""
+    """Dropout on the input of the adapters."""
     projections: tuple[Projection, ...] = AdapterConfig.projections
-    """What is adapted: query, key, value, output of attention; gate (of SwiGLU), up, down of the
-    feed-forward.
-    """
+    """The adapted matrices: query, key, value, output of attention; gate (of SwiGLU), up, down of
+    the feed-forward."""
     pooling: Pooling | None = None
-    """The vector of a text: last (the extract token's; a GPT's unless given), first ([CLS]'s; of a
-    BERT that has a pooler), or mean (of other BERTs, and where a folder of sentence-transformers
-    says so, as minilm's does)."""
+    """The vector of a text: last (that of the extract token; default for a GPT), first (that of
+    [CLS]; default for a BERT with a pooler), or mean (default for other BERTs and where a folder of
+    sentence-transformers is configured so, as minilm is)."""
     marks: Marks | None = None
     """A GPT's start, delimiter and extract tokens: new ones as in GPT-1, or the tokenizer's own
-    start and end; new when everything is trained, unless given."""
+    start and end (default: new if everything is trained)."""
     language: float | None = None
-    """A GPT's auxiliary loss as in GPT-1: so much of the language model's; 0.5 when everything is
-    trained, unless given."""
+    """Weight of a GPT's auxiliary language-modelling loss, as in GPT-1 (default 0.5 if everything
+    is trained, else 0)."""
     class_weights: tuple[str, ...] = ()
-    """balanced, or label=weight ...: how much the loss of each class counts; all alike unless
-    given.
-    """
+    """balanced, or label=weight ...: weights of the classes in the loss (default 1 each)."""
     dropout: float | None = None
-    """Of the body and the head in training; the body's own, and 0.1 in the head, unless given."""
+    """Dropout of backbone and head (default: the backbone's own, and 0.1 in the head)."""
     context: int | None = None
-    """Longest text in tokens; the model's own unless given, and 1,024 at most for chat."""
+    """Longest text in tokens (default: the model's context, but at most 1,024 for chat)."""
     metric: Metric | None = None
-    """What says which weights are the best: accuracy for classes, pearson for similarity,
-    mean_absolute_error for numbers, and loss for chat and translate, unless given."""
+    """The metric that decides which weights are the best (default: accuracy for classes, pearson
+    for similarity, mean_absolute_error for numbers, loss for chat and translate)."""
     scratch: bool = False
-    """Begin with random weights instead of the pre-trained ones, to see what pre-training is worth.
-    """
+    """Start with random weights instead of the pre-trained ones, to measure what pre-training is
+    worth."""
 
     def __post_init__(self) -> None:
+        self.check_ranges()
+        self.check_head_options()
+        self.check_numbers()
+        self.check_training()
+        _ = self.adapters  # which checks its own fields
+
+    def check_ranges(self) -> None:
         check_probability(self, "held_out")
         check_above_zero(self, "held_out")
         check_at_least_one(self, "examples", "last", "context")
@@ -108,54 +128,63 @@ class FinetuneConfig:
         if not self.data:
             raise ValueError("data: expected one source or more")
 
-        for name in (
-            ()
-            if self.task in HEADS
-            else ("text", "pair", "label", "numbers", "pooling", "marks", "language")
-        ):
+    def check_head_options(self) -> None:
+        """A task without a head takes none of the head's options."""
+        if self.task in HEADS:
+            return
+
+        for name in HEAD_OPTIONS:
             if getattr(self, name) is not None:
                 raise ValueError(
-                    f"{name}: {self.task} puts no head on the model and has no use for it; leave it out"
+                    f"{name}: {self.task} puts no head on the model and has no use for it; "
+                    "leave it out"
                 )
 
+        if self.train == "head":
+            raise ValueError(
+                f"train: {self.task} puts no head on the model; "
+                "expected everything, last or adapters"
+            )
+
+    def check_numbers(self) -> None:
+        """Numbers and classes must suit the task."""
         if self.numbers and self.task not in ("similarity", "regress"):
             raise ValueError(f"numbers: {self.task} has classes; expected similarity or regress")
         if self.numbers is False and self.task == "regress":
-            raise ValueError("numbers: what regress says is always a number; leave it out")
-        if self.train == "head" and self.task not in HEADS:
-            raise ValueError(
-                f"train: {self.task} puts no head on the model; expected everything, last or adapters"
-            )
+            raise ValueError("numbers: regress always predicts a number; leave it out")
+        if self.class_weights and self.task not in ("classify", "pair", "similarity", "tag"):
+            raise ValueError(f"class_weights: {self.task} has no classes; leave them out")
+
+    def check_training(self) -> None:
+        """What is trained must suit the other options."""
         if self.scratch and self.train != "everything":
             raise ValueError(
                 "scratch: random weights must all be trained, so expected train = everything"
             )
-        if self.class_weights and self.task not in ("classify", "pair", "similarity", "tag"):
-            raise ValueError(f"class_weights: {self.task} has no classes; leave them out")
         if self.train != "everything" and self.marks == "new":
             raise ValueError(
-                f"marks: new tokens must be learned, and train = {self.train} freezes them; expected own"
+                f"marks: new tokens must be learned, and train = {self.train} freezes them; "
+                "expected own"
             )
         if self.task == "translate" and self.context is not None:
             raise ValueError(
                 "context: translate reads whole sentences, as long as the model's own; leave it out"
             )
 
-        _ = self.adapters  # whose own checks speak now
-
     def unused(self) -> tuple[str, ...]:
-        """What a person gave, but what is trained has no use for."""
-        of = {"last": ("last",), "adapters": ("rank", "alpha", "adapter_dropout", "projections")}
-        defaults = {each.name: each.default for each in fields(self)}
-        return tuple(
-            f"{name} is not used: it is for train = {train}, not {self.train}"
-            for train, names in of.items()
-            for name in names
-            if self.train != train and getattr(self, name) != defaults[name]
-        )
+        """Notes on options that were set but have no effect with this value of `train`."""
+        defaults = {field.name: field.default for field in fields(self)}
+        notes: list[str] = []
+        for train, names in TRAIN_OPTIONS.items():
+            for name in names:
+                if self.train != train and getattr(self, name) != defaults[name]:
+                    notes.append(f"{name} is not used: it is for train = {train}, not {self.train}")
+
+        return tuple(notes)
 
     @property
     def adapters(self) -> AdapterConfig | None:
+        """The configuration of the adapters; None if none are trained."""
         if self.train != "adapters":
             return None
 
@@ -170,14 +199,21 @@ class FinetuneConfig:
 @documented
 @dataclass(frozen=True, kw_only=True)
 class FinetuneRunConfig(RunOptions):
-    """How a run of fine-tuning goes."""
+    """How long a fine-tuning run is, where it is saved, and how it is computed.
+
+    Raises:
+        ValueError: A field is out of its range.
+
+    Example:
+        >>> FinetuneRunConfig(out="runs/sst2", epochs=2).steps(steps_per_epoch=100)
+        200
+    """
 
     epochs: float | None = None
-    """Times through the data; 3 unless given, and more of little data: up to 30, for 300 steps."""
+    """Times through the data (default 3; more if the data are few: up to 30, for 300 steps)."""
     batch: int = 32
-    """Examples (labelled texts, conversations, pairs) of one update, over all micro-batches and
-    machines.
-    """
+    """Examples (labelled texts, conversations, pairs) per update, over all micro-batches and
+    machines."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -187,6 +223,9 @@ class FinetuneRunConfig(RunOptions):
         check_at_least_one(self, "batch")
 
     def steps(self, steps_per_epoch: int) -> int:
-        """Updates in all."""
-        usual = min(max(USUAL_EPOCHS, ENOUGH_STEPS / steps_per_epoch), MOST_EPOCHS)
-        return math.ceil((usual if self.epochs is None else self.epochs) * steps_per_epoch)
+        """Updates of the whole run."""
+        epochs = self.epochs
+        if epochs is None:
+            epochs = min(max(USUAL_EPOCHS, ENOUGH_STEPS / steps_per_epoch), MOST_EPOCHS)
+
+        return math.ceil(epochs * steps_per_epoch)

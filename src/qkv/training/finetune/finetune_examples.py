@@ -1,6 +1,4 @@
-"""The examples of a fine-tuning: read, checked, held out, chosen; and what a person should know of
-them.
-"""
+"""Examples for fine-tuning: reading, holding out, choosing some, and notes about them."""
 
 from __future__ import annotations
 
@@ -17,91 +15,116 @@ from qkv.data.sources.source import Source
 from qkv.training.finetune.finetune_config import FinetuneConfig
 
 MOST_HELD_OUT = 2_000
+LISTED_LABELS = 8
 Item = TypeVar("Item")
 
 
-class Read(NamedTuple):
+class Examples(NamedTuple):
+    """The examples of a fine-tuning."""
+
     training: list[Example]
     validation: list[Example]
     numbers: bool
-    """Whether the answer is a number."""
+    """Whether the labels are numbers, not classes."""
     sources: dict[str, str]
-    """What they were read from."""
+    """Fingerprints of the files."""
 
 
-def read_examples(tune: FinetuneConfig, seed: int) -> Read:
-    """What is wrong with the data is said of all of it, before a part is chosen."""
+def read_examples(tune: FinetuneConfig, seed: int) -> Examples:
+    """Read and check all examples; then hold some out, and choose those to train on."""
     columns: dict[str, Any] = {"text": tune.text, "pair": tune.pair, "label": tune.label}
     source = open_examples(tune.data, tune.task, **columns)
-    training, sources = list(source), source.fingerprint()
+    training = list(source)
+    sources = source.fingerprint()
     validation: list[Example] = []
     if tune.validation:
-        held_out = open_examples(tune.validation, tune.task, **columns)
-        validation, sources = list(held_out), sources | of_validation(held_out)
+        validation_source = open_examples(tune.validation, tune.task, **columns)
+        validation = list(validation_source)
+        sources = sources | validation_fingerprint(validation_source)
 
-    numbers = says_numbers(tune, training, validation)
-    classes = tune.task in ("classify", "pair", "similarity") and not numbers
-    labels = labels_of(training, validation, tune.task)[0] if classes else ()
+    # Numbers or classes
+    numbers = has_numbers(tune, training, validation)
+    labels: tuple[str, ...] = ()
+    by_class: Callable[[Example], object] | None = None
+    if tune.task in ("classify", "pair", "similarity") and not numbers:
+        labels = labels_of(training, validation, tune.task)[0]
+        by_class = label_of
+
     if not tune.validation:
-        training, validation = split(
-            training, tune.held_out, (lambda each: each.label) if classes else None
-        )
+        training, validation = split(training, tune.held_out, by_class)
 
     if tune.examples is not None:
         check_enough(tune.examples, len(training))
-        if tune.examples < (least := 2 * len(labels)):  # a class is not learned from one
-            few = f"{tune.examples} are too few for {len(labels)} classes"
-            raise ValueError(f"examples: {few}; expected {least} or more")
+        least = 2 * len(labels)  # a class is not learned from one example
+        if tune.examples < least:
+            raise ValueError(
+                f"examples: {tune.examples} are too few for {len(labels)} classes; "
+                f"expected {least} or more"
+            )
 
         training = some_of(training, tune.examples, seed, even=not numbers)
 
-    return Read(training, validation, numbers, sources)
+    return Examples(training, validation, numbers, sources)
 
 
-def of_validation(source: Source[Any]) -> dict[str, str]:
-    """Its fingerprint, told from that of what is trained on."""
+def label_of(example: Example) -> object:
+    return example.label
+
+
+def validation_fingerprint(source: Source[Any]) -> dict[str, str]:
+    """The fingerprint of validation data, under other names than that of training data."""
     return {f"validation {name}": value for name, value in source.fingerprint().items()}
 
 
-def check_enough(asked: int, there: int) -> None:
-    if asked > there:
-        raise ValueError(f"examples: there are {there:,} to train on, not {asked:,}")
+def check_enough(requested: int, available: int) -> None:
+    if requested > available:
+        raise ValueError(f"examples: there are {available:,} to train on, not {requested:,}")
 
 
 def split(
     examples: list[Item], fraction: float, kind: Callable[[Item], object] | None = None
 ) -> tuple[list[Item], list[Item]]:
-    """Those to train on and those held out, both in their order, the same whatever the run's seed.
-    Of each `kind` two at least stay to be trained on."""
-    count = min(MOST_HELD_OUT, max(1, round(fraction * len(examples))))
-    left = Counter(map(kind, examples)) if kind else Counter()
-    chosen: set[int] = set()
+    """Examples to train on and examples held out, both in order, independent of the run's seed.
 
-    for number in draws("held out", 0, 0).permutation(len(examples)).tolist():
-        own = kind(examples[number]) if kind else None
-        if len(chosen) < count and (kind is None or left[own] > 2):
-            chosen.add(number)
-            left[own] -= 1
+    At least two of each `kind` stay to be trained on.
+    """
+    count = min(MOST_HELD_OUT, max(1, round(fraction * len(examples))))
+    remaining: Counter[object] = Counter()
+    if kind is not None:
+        remaining = Counter(map(kind, examples))
+
+    # Choose at random
+    chosen: set[int] = set()
+    for index in draws("held out", 0, 0).permutation(len(examples)).tolist():
+        if len(chosen) == count:
+            break
+        if kind is None:
+            chosen.add(index)
+        elif remaining[kind(examples[index])] > 2:
+            chosen.add(index)
+            remaining[kind(examples[index])] -= 1
 
     if not chosen or len(chosen) == len(examples):
         raise ValueError(
             f"data: {len(examples)} examples are too few to hold some out; give --validation"
         )
 
-    parts: tuple[list[Item], list[Item]] = ([], [])
+    # Distribute
+    training: list[Item] = []
+    held_out: list[Item] = []
+    for index, example in enumerate(examples):
+        if index in chosen:
+            held_out.append(example)
+        else:
+            training.append(example)
 
-    for number, example in enumerate(examples):
-        parts[number in chosen].append(example)
-
-    return parts
+    return training, held_out
 
 
-def says_numbers(
+def has_numbers(
     tune: FinetuneConfig, training: Sequence[Example], validation: Sequence[Example]
 ) -> bool:
-    """Whether the answer is a number: of a similarity, if a person says so or if one of the labels
-    has a fraction.
-    """
+    """Whether the labels are numbers; in similarity by default if one of them has a fraction."""
     if tune.task != "similarity" or tune.numbers is not None:
         return tune.task == "regress" or bool(tune.numbers)
 
@@ -120,21 +143,27 @@ def has_fraction(example: Example) -> bool:
     return is_number(example) and ("." in label or not float(label).is_integer())
 
 
-def told(
+def example_notes(
     training: Sequence[Example],
     validation: Sequence[Example],
     labels: Sequence[str],
     framed: Sequence[FramedExamples],
     context: int,
 ) -> list[str]:
-    """What a person should know of the data."""
-    named = ", ".join(labels[:8]) + (f" and {len(labels) - 8} more" if len(labels) > 8 else "")
-    classes = f", {len(labels)} classes: {named}" if labels else ""
-    notes = [f"{len(training):,} examples to train on, {len(validation):,} to validate on{classes}"]
-    if cut := sum(each.cut for each in framed):
+    """Notes about the examples to print: how many, which classes, what is cut."""
+    note = f"{len(training):,} examples to train on, {len(validation):,} to validate on"
+    if labels:
+        note += f", {len(labels)} classes: {', '.join(labels[:LISTED_LABELS])}"
+    if len(labels) > LISTED_LABELS:
+        note += f" and {len(labels) - LISTED_LABELS} more"
+
+    notes = [note]
+    cut = sum(part.cut for part in framed)
+    if cut:
         notes.append(f"{cut:,} examples are longer than {context:,} tokens, and are cut to them")
 
-    if words := sum(each.words_cut for each in framed):
-        notes.append(f"{words:,} words lie beyond that, and are neither learned nor counted")
+    words_cut = sum(part.words_cut for part in framed)
+    if words_cut:
+        notes.append(f"{words_cut:,} words lie beyond that, and are neither learned nor counted")
 
     return notes

@@ -1,6 +1,4 @@
-"""How much of a model learns: everything, its last layers, its head, or adapters beside frozen
-matrices.
-"""
+"""Which parameters are trained: all, the last layers, the head, or LoRA adapters."""
 
 from __future__ import annotations
 
@@ -17,68 +15,88 @@ from qkv.nn.lora import attach
 from qkv.training.finetune.finetune_config import FinetuneConfig
 
 ABOVE = re.compile(r"(^|\.)(head|pooler|stack\.norm|decoder\.norm)\.")
-"""What stands on top of the last layer."""
+"""Parameters above the last block."""
 
 
-def freeze(model: Model, tune: FinetuneConfig, *, says_words: bool, seed: int = 0) -> float:
-    """What is not to learn is frozen; the fraction of the parameters that do learn. `says_words` is
-    whether the output layer of a language model takes part."""
-    adapters = tune.adapters
+def freeze(model: Model, tune: FinetuneConfig, *, language_loss: bool, seed: int = 0) -> float:
+    """Freeze what is not trained and attach adapters; return the trained fraction of parameters.
+
+    `language_loss` is whether the loss uses the output layer of a language model.
+    """
     if isinstance(model, RNN) and tune.train != "everything":
         raise ValueError(f"train: an RNN has no blocks, so expected everything, not {tune.train}")
 
-    learns = last_layers(model, tune.last) if tune.train == "last" else None
     total = sum(parameter.numel() for parameter in model.parameters())
+    trained = trained_names(model, tune)
+    if not language_loss:
+        trained -= unused_output_layer(model)
 
     for name, parameter in model.named_parameters():
-        above = name.startswith("head.") if isinstance(model, TaskModel) else False
-        if learns is not None:
-            above = above or name in learns
+        parameter.requires_grad_(name in trained)
 
-        parameter.requires_grad_(tune.train == "everything" or above)
-        if unused_output(model, name) and not says_words:
-            parameter.requires_grad_(False)
+    if tune.adapters is not None:
+        attach(backbone_of(model), tune.adapters, seed)
 
-    if adapters is not None:
-        attach(backbone_of(model), adapters, seed)
-
-    return learning_in(model) / total
+    return count_trainable(model) / total
 
 
-def passed_through(tune: FinetuneConfig, depth: int) -> float:
-    """The fraction of the layers that gradients pass: none below a head alone, the last ones, or
-    all.
-    """
-    return {"head": 0.0, "last": min(1.0, tune.last / depth)}.get(tune.train, 1.0)
+def trained_names(model: Model, tune: FinetuneConfig) -> set[str]:
+    """The names of the parameters that are trained, adapters apart."""
+    names = {name for name, _ in model.named_parameters()}
+    if tune.train == "everything":
+        return names
+
+    trained: set[str] = set()
+    if isinstance(model, TaskModel):
+        trained = {name for name in names if name.startswith("head.")}
+    if tune.train == "last":
+        trained |= last_layers(model, tune.last)
+
+    return trained
 
 
-def learning_in(model: Model) -> int:
-    """How many numbers learn."""
+def backward_fraction(tune: FinetuneConfig, depth: int) -> float:
+    """Fraction of the layers that gradients pass through."""
+    if tune.train == "head":
+        return 0.0
+    if tune.train == "last":
+        return min(1.0, tune.last / depth)
+
+    return 1.0
+
+
+def count_trainable(model: Model) -> int:
+    """Number of trained parameters."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def last_layers(model: Model, count: int) -> set[str]:
-    """The names of the parameters of the last blocks, and of what stands above them."""
-    stack: Any = (
-        model.decoder if isinstance(model, Transformer) else getattr(model, "backbone", model).stack
-    )
+    """Names of the parameters of the last blocks, and of everything above them."""
+    stack: Any
+    if isinstance(model, Transformer):
+        stack = model.decoder
+    else:
+        stack = getattr(model, "backbone", model).stack
+
     blocks = [module for module in stack.modules() if isinstance(module, Block)]
     if count > len(blocks):
         raise ValueError(f"last: the model has {len(blocks)} layers, not {count}")
 
-    inside = {parameter for block in blocks[-count:] for parameter in block.parameters()}
+    inside: set[Any] = set()
+    for block in blocks[-count:]:
+        inside.update(block.parameters())
 
-    return {
-        name
-        for name, parameter in model.named_parameters()
-        if parameter in inside or ABOVE.search(name)
-    }
+    names: set[str] = set()
+    for name, parameter in model.named_parameters():
+        if parameter in inside or ABOVE.search(name):
+            names.add(name)
+
+    return names
 
 
-def unused_output(model: Model, name: str) -> bool:
-    """The output layer of a body that says no words has no gradient."""
-    return (
-        isinstance(model, TaskModel)
-        and isinstance(model.backbone, GPT)
-        and name == "backbone.head.weight"
-    )
+def unused_output_layer(model: Model) -> set[str]:
+    """Name of the backbone's output layer, which has no gradient without a language loss."""
+    if isinstance(model, TaskModel) and isinstance(model.backbone, GPT):
+        return {"backbone.head.weight"}
+
+    return set()

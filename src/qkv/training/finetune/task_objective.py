@@ -1,10 +1,9 @@
-"""What is minimised in fine-tuning: the loss of the answers, and, as in GPT-1, a little of the
-language model's.
+"""The objective of fine-tuning with a head: the task's loss, and GPT-1's auxiliary language loss.
 
-    L = L_task + language x L_words
+    L = L_task + language x L_tokens
 
-where the second is, of each text, the mean loss of its words: it counts as often as its text is
-asked something. The head's own numbers are few, so nothing is chunked.
+L_tokens is the mean next-token loss of each sequence, counted once per target of the sequence. The
+head has few outputs, so nothing is chunked.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from qkv.data.batches.batch import IGNORE, Batch
+from qkv.models.configs import HeadConfig
 from qkv.models.gpt import GPT
 from qkv.models.task_model import TaskModel, apart
 from qkv.training.finetune.task_metrics import count_metrics
@@ -24,7 +24,7 @@ from qkv.training.systems.precision import Precision
 
 
 class TaskScorer(nn.Module):
-    """A batch through body and head: the scores, and what the body's output layer would read."""
+    """A batch through backbone and head: the head's scores, and the backbone's hidden states."""
 
     def __init__(self, model: TaskModel) -> None:
         super().__init__()
@@ -35,15 +35,14 @@ class TaskScorer(nn.Module):
         hidden = self.model.hidden(
             batch.ids, padding_mask=batch.padding_mask, segments=batch.segments, group=batch.group
         )
-        return self.model.scores(
-            hidden, batch.target_positions, batch.padding_mask, batch.group
-        ), hidden
+        scores = self.model.scores(hidden, batch.target_positions, batch.padding_mask, batch.group)
+        return scores, hidden
 
 
 class TaskObjective(Objective):
-    """`objective(batch)` is the sum of the batch's losses; in evaluation, what was answered is
-    counted behind it.
-    """
+    """`objective(batch)` is the sum of the losses; in evaluation the metrics' counts follow it."""
+
+    class_weights: Tensor | None
 
     def __init__(
         self,
@@ -56,84 +55,95 @@ class TaskObjective(Objective):
     ) -> None:
         super().__init__(model, precision=precision, smoothing=smoothing, reader=TaskScorer(model))
         if language and not isinstance(model.backbone, GPT):
-            raise ValueError("language: only a GPT predicts the next word; leave it out")
+            raise ValueError("language: only a GPT predicts the next token; leave it out")
 
         self.language = language
-        # On the model's device at once: a step that is recorded may not fetch it.
-        weights = (
-            None
-            if class_weights is None
-            else torch.tensor(class_weights, device=model.head.weight.device)
-        )
+        weights = None
+        if class_weights is not None:
+            # On the device at once: a CUDA graph cannot capture a copy from the host.
+            weights = torch.tensor(class_weights, device=model.head.weight.device)
+
         self.register_buffer("class_weights", weights, persistent=False)
 
-    class_weights: Tensor | None
+    @property
+    def head(self) -> HeadConfig:
+        assert isinstance(self.model, TaskModel)
+        return self.model.config.head
 
     def forward(self, batch: Batch) -> Float[Tensor, "*k"]:
-        read = self.compiled if self.compiled is not None and self.training else self.reader
-        scores, hidden = read(batch)
+        scores, hidden = self.read(batch)
         loss = self.answer_loss(scores.to(torch.promote_types(scores.dtype, torch.float32)), batch)
         if not self.training:
-            return torch.cat(
-                [loss.reshape(1), count_metrics(self.model.config.head, scores, batch)]  # type: ignore[union-attr]
-            )
+            return torch.cat([loss.reshape(1), count_metrics(self.head, scores, batch)])
 
-        return loss + self.language * self.word_loss(hidden, batch) if self.language else loss
+        if self.language:
+            loss = loss + self.language * self.language_loss(hidden, batch)
+
+        return loss
 
     def answer_loss(self, scores: Float[Tensor, "B M C"], batch: Batch) -> Float[Tensor, ""]:
-        head = self.model.config.head  # type: ignore[union-attr]
-        if head.numbers:
+        """Squared error for numbers, cross-entropy for classes and choices."""
+        if self.head.numbers:
             assert batch.numbers is not None
             error = scores.squeeze(-1) - batch.numbers.to(scores.dtype)  # (B, 1)
             return (error.square() * (batch.targets != IGNORE)).sum()
 
+        smoothing = 0.0
+        if self.training and self.head.task != "choice":
+            smoothing = self.smoothing
+
+        targets = batch.targets.flatten()
         losses = F.cross_entropy(
-            scores.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORE, reduction="none",
-            label_smoothing=self.smoothing if self.training and head.task != "choice" else 0.0,
-        )  # fmt: skip
+            scores.flatten(0, 1),
+            targets,
+            ignore_index=IGNORE,
+            reduction="none",
+            label_smoothing=smoothing,
+        )
         if self.class_weights is not None and self.training:
-            losses = losses * self.class_weights[batch.targets.flatten().clamp(min=0)]
+            losses = losses * self.class_weights[targets.clamp(min=0)]
 
         return losses.sum()
 
-    def word_loss(self, hidden: Float[Tensor, "R T E"], batch: Batch) -> Float[Tensor, ""]:
-        """For each target that a row is asked, the mean over the row's texts of the mean loss of
-        their words.
-        """
+    def language_loss(self, hidden: Float[Tensor, "R T E"], batch: Batch) -> Float[Tensor, ""]:
+        """Mean next-token loss of a row's sequences, times the number of the row's targets."""
         assert isinstance(self.model, TaskModel)
         backbone = self.model.backbone
         assert isinstance(backbone, GPT)
         weight, bias = backbone.output_layer
         assert isinstance(weight, Tensor)
-        said = next_tokens(batch)  # (R, T)
-        words = (said != IGNORE).sum(1).unflatten(0, (-1, batch.group))  # (B, G)
-        texts = (words > 0).sum(1, keepdim=True)  # (B, 1)
-        asked = (batch.targets != IGNORE).sum(
-            1, keepdim=True
-        )  # (B, 1): what the sum is divided by in the end
-        shares = asked / (texts * words).clamp(min=1)  # (B, G)
+
+        # The share of every token, so that means become one sum
+        targets = next_tokens(batch)  # (R, T)
+        tokens = (targets != IGNORE).sum(1).unflatten(0, (-1, batch.group))  # (B, G)
+        sequences = (tokens > 0).sum(1, keepdim=True)  # (B, 1)
+        row_targets = (batch.targets != IGNORE).sum(1, keepdim=True)  # (B, 1): the sum's divisor
+        shares = row_targets / (sequences * tokens).clamp(min=1)  # (B, G)
 
         return loss_sum(
             backbone.features(hidden),
             weight,
             bias,
-            said,
-            shares=shares.flatten()[:, None].expand_as(said),
+            targets,
+            shares=shares.flatten()[:, None].expand_as(targets),
         )
 
 
 def next_tokens(batch: Batch) -> Int[Tensor, "R T"]:
-    """What follows each word in its sequence; nothing after the last, in a row that asks nothing,
-    or in a sequence that only stands for a choice that this row does not have."""
-    ids = apart(batch.ids, batch.group)  # (R, T)
-    said = torch.full_like(ids, IGNORE)
-    said[:, :-1] = ids[:, 1:]
-    if batch.padding_mask is not None:
-        said[:, :-1].masked_fill_(~apart(batch.padding_mask, batch.group)[:, 1:], IGNORE)
+    """The token after each position; IGNORE at the end of a sequence and in empty ones.
 
-    nothing = (batch.targets == IGNORE).all(1).repeat_interleave(batch.group)  # (R,)
+    Empty are rows without targets, and sequences that stand for a choice that a row does not have.
+    """
+    ids = apart(batch.ids, batch.group)  # (R, T)
+    following = torch.full_like(ids, IGNORE)
+    following[:, :-1] = ids[:, 1:]
+    if batch.padding_mask is not None:
+        padding = ~apart(batch.padding_mask, batch.group)
+        following[:, :-1].masked_fill_(padding[:, 1:], IGNORE)
+
+    empty = (batch.targets == IGNORE).all(1).repeat_interleave(batch.group)  # (R,)
     if batch.group > 1:
         assert batch.target_positions is not None
-        nothing = nothing | (batch.target_positions < 0).flatten()
+        empty = empty | (batch.target_positions < 0).flatten()
 
-    return said.masked_fill(nothing.unsqueeze(1), IGNORE)
+    return following.masked_fill(empty.unsqueeze(1), IGNORE)

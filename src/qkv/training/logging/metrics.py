@@ -1,4 +1,4 @@
-"""What a run measured: one JSON object a line in RUN/metrics.jsonl, whatever else listens."""
+"""The metrics file of a run, metrics.jsonl: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from qkv.training.logging.trackers import Sink, open_sinks
 
 NAME = "metrics.jsonl"
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-WORDS = ("event", "reason")  # fields of words: a reason that reads "nan" stays a word
+TEXT_FIELDS = ("event", "reason")
+"""Fields whose strings are never numbers, even if they read "nan"."""
 
 
 class Metrics:
     """The rows of one run. One process writes (the others are not `active`), any may read.
 
     A row has its `step`, and either numbers or an `event`. When a run goes back to a checkpoint,
-    `rewind` forgets what will be measured again.
+    `rewind` removes what will be measured again.
     """
 
     def __init__(
@@ -33,30 +34,32 @@ class Metrics:
         config: Mapping[str, Any] | None = None,
         active: bool = True,
     ) -> None:
-        self.folder, self.active = Path(folder), active
+        self.folder = Path(folder)
+        self.active = active
         self.path = self.folder / NAME
         self.file: FileIO | None = None
         self.sinks: list[Sink] = []
         if active:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self.sinks = open_sinks(sinks, self.folder, plain(config or {}))
+            self.sinks = open_sinks(sinks, self.folder, to_plain_json(config or {}))
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Out of this process when it returns: a kill cannot take it back."""
+        """Append a row; when this returns, killing the process cannot lose it."""
         if not self.active:
             return
 
         if self.file is None:
             self.file = self.open()
 
+        line = to_line(row)
         try:
-            left = memoryview(line(row))
-            while left:  # a disk with little room takes a part, and refuses the rest
-                left = left[self.file.write(left) :]
+            remaining = memoryview(line)
+            while remaining:  # a nearly full disk takes a part and refuses the rest
+                remaining = remaining[self.file.write(remaining) :]
         except OSError as error:
             if error.errno in storage.FULL:
                 raise storage.DiskFull(
-                    storage.no_room(self.folder, len(line(row)), f"a line of {NAME}")
+                    storage.no_room(self.folder, len(line), f"a line of {NAME}")
                 ) from error
 
             raise
@@ -65,73 +68,86 @@ class Metrics:
             sink.write(row)
 
     def rewind(self, step: int, *, keep_events: bool = False) -> None:
-        """The run is again where it was after `step`: rows of later steps go, and the half line of
-        a killed process.
+        """Remove the rows of steps after `step`, and the half line of a killed process.
 
-        With `keep_events` the events of later steps stay: for a run that takes another way from
-        there, on which they will not happen again. Once rows of that way follow them, they belong
-        to the past, and no later rewind to one of those rows takes them.
+        With `keep_events` the events of later steps stay: for a run that continues on other data,
+        where they will not happen again. Once rows of that continuation follow them, they are part
+        of the past, and no later rewind to one of those rows removes them.
         """
         if not self.active:
             return
 
-        storage.sweep(self.folder)  # a process killed in here left its half
+        storage.sweep(self.folder)  # what a process killed in here left
         if self.path.exists():
-            rows = [row for _, row in parse(self.path) if row is not None]
-            last = max((place for place, row in enumerate(rows) if row["step"] <= step), default=-1)
-            kept = [
-                row
-                for place, row in enumerate(rows)
-                if row["step"] <= step or ("event" in row and (keep_events or place < last))
-            ]
-            self.replace(kept)
+            self.replace(self.rows_up_to(step, keep_events))
 
         for sink in self.sinks:
             sink.rewind(step)
 
-    def close(self) -> None:
-        if self.file is not None:
-            self.file.close()
-            self.file = None
+    def rows_up_to(self, step: int, keep_events: bool) -> list[dict[str, Any]]:
+        """The rows that stay in a rewind."""
+        rows = self.intact_rows()
+        last = -1
+        for index, row in enumerate(rows):
+            if row["step"] <= step:
+                last = index
 
+        remaining: list[dict[str, Any]] = []
+        for index, row in enumerate(rows):
+            if row["step"] <= step or ("event" in row and (keep_events or index < last)):
+                remaining.append(row)
+
+        return remaining
+
+    def intact_rows(self) -> list[dict[str, Any]]:
+        return [row for _, row in parse(self.path) if row is not None]
+
+    def close(self) -> None:
+        self.close_file()
         for sink in self.sinks:
             sink.close()
 
         self.sinks = []
 
-    def open(self) -> FileIO:
-        if self.path.exists() and not ends_in_newline(self.path):
-            self.replace([row for _, row in parse(self.path) if row is not None])
-
-        return FileIO(self.path, "a")  # no buffer: nothing waits in this process
-
-    def replace(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def close_file(self) -> None:
         if self.file is not None:
             self.file.close()
             self.file = None
 
-        with storage.staging(self.folder, self.path.stat().st_size, f"a new {NAME}") as made:
-            new = made / NAME
+    def open(self) -> FileIO:
+        """The file, without a half line at its end, to append to without a buffer."""
+        if self.path.exists() and not ends_in_newline(self.path):
+            self.replace(self.intact_rows())
+
+        return FileIO(self.path, "a")
+
+    def replace(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write the file anew, atomically."""
+        self.close_file()
+        with storage.staging(self.folder, self.path.stat().st_size, f"a new {NAME}") as folder:
+            new = folder / NAME
             with new.open("wb") as file:
-                file.writelines(line(row) for row in rows)
+                file.writelines(map(to_line, rows))
 
             storage.flush(new)
             storage.move(new, self.path)
 
 
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
-    """All rows in the order they were written; of a run in progress, those that are there so far."""
+    """All rows of a run's metrics, in the order they were written; also of a run in progress."""
     path = Path(folder) / NAME
-    rows, broken = [], None
+    rows: list[dict[str, Any]] = []
+    damaged: int | None = None
 
     for number, row in parse(path):
-        if broken is not None:  # only the last line may be half written
+        if damaged is not None:  # only the last line may be half written
             raise ValueError(
-                f"{path}:{broken}: expected a JSON object with a step; the line is damaged: remove it and try again"
+                f"{path}:{damaged}: expected a JSON object with a step; "
+                "the line is damaged: remove it and try again"
             )
 
         if row is None:
-            broken = number
+            damaged = number
         else:
             rows.append(row)
 
@@ -139,45 +155,46 @@ def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
 
 
 def parse(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Line numbers and rows; None where a line is not a row."""
+    """Line numbers and rows; None for a line that is no row."""
     with path.open("rb") as file:
-        for number, text in enumerate(file, start=1):
+        for number, line in enumerate(file, start=1):
             try:
-                row = json.loads(text)
+                row = json.loads(line)
             except ValueError:  # not JSON, or not even UTF-8
                 row = None
 
-            whole = isinstance(row, dict) and isinstance(row.get("step"), int)
-            yield (
-                number,
-                {name: restored(name, value) for name, value in row.items()} if whole else None,
-            )
+            if isinstance(row, dict) and isinstance(row.get("step"), int):
+                yield number, {name: from_json(name, value) for name, value in row.items()}
+            else:
+                yield number, None
 
 
-def line(row: Mapping[str, Any]) -> bytes:
-    return (json.dumps(plain(row), allow_nan=False) + "\n").encode()
+def to_line(row: Mapping[str, Any]) -> bytes:
+    return (json.dumps(to_plain_json(row), allow_nan=False) + "\n").encode()
 
 
-def plain(value: Any) -> Any:
-    """As JSON has it, which knows no NaN and no infinity: they become words that every reader
-    accepts.
-    """
+def to_plain_json(value: Any) -> Any:
+    """A value as standard JSON, which has no NaN and no infinity: they become strings."""
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(float(value))
     if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
+        return {str(name): to_plain_json(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [to_plain_json(item) for item in value]
     if value is None or isinstance(value, (str, int)):
         return value
+    if hasattr(value, "item"):  # a number of NumPy or PyTorch
+        return to_plain_json(value.item())
 
-    return (
-        plain(value.item()) if hasattr(value, "item") else str(value)
-    )  # numbers of numpy and torch; paths
+    return str(value)  # e.g. a path
 
 
-def restored(name: str, value: Any) -> Any:
-    return NOT_FINITE.get(value, value) if isinstance(value, str) and name not in WORDS else value
+def from_json(name: str, value: Any) -> Any:
+    """A value of a row, with the strings for NaN and infinity turned back into numbers."""
+    if isinstance(value, str) and name not in TEXT_FIELDS:
+        return NOT_FINITE.get(value, value)
+
+    return value
 
 
 def ends_in_newline(path: Path) -> bool:

@@ -1,14 +1,14 @@
-"""What a person sees while a model trains: two live lines on a terminal, plain lines without one."""
+"""Progress of training on the console: two live lines on a terminal, plain lines without one."""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -19,14 +19,26 @@ from rich.text import Text
 from qkv.tables import Table
 from qkv.training.finetune.task_metrics import merit
 
-HORIZON = 20  # the loss shown is the mean of about so many steps
-REFRESH = 4  # times a second
+HORIZON = 20
+"""The loss shown is a running mean over about this many steps."""
+REFRESH = 4
+"""Redraws of a terminal per second."""
 NONE = "-"
 
 
+class BestValidation(NamedTuple):
+    """The best validation so far."""
+
+    merits: tuple[float, float]
+    """The metric as a number of which higher is better, then minus the loss."""
+    value: float
+    step: int
+
+
 class Progress:
-    """Told each row of metrics; shows what it can keep up with. Training goes on when nobody reads
-    any more.
+    """Shows the rows of metrics, as often as it can be read.
+
+    Training goes on if the terminal is closed or the reader of a pipe ends.
     """
 
     def __init__(
@@ -42,24 +54,32 @@ class Progress:
         if every < 1:
             raise ValueError(f"every: expected 1 or more, not {every}")
 
-        # Colours that are forced on for a log file do not make it a terminal.
+        # Colours forced on for a log file do not make it a terminal.
         self.console = console or Console(force_terminal=sys.stdout.isatty())
-        self.steps, self.now, self.every, self.active = steps, start, every, active
+        self.steps = steps
+        self.current = start
+        self.every = every
+        self.active = active
         self.metric = metric
+
+        # What was measured last
         self.row: Mapping[str, Any] = {}
-        self.loss, self.losses = math.nan, 0
+        self.loss = math.nan
+        self.losses = 0
         self.validation_loss: float | None = None
-        self.beside: dict[str, float] = {}
-        """What validation measured besides the loss."""
-        self.best: tuple[tuple[float, float], float, int] | None = None
-        """How good, the metric's value, and the step."""
-        self.begun = time.monotonic()
-        self.first: float | None = None
+        self.other_metrics: dict[str, float] = {}
+        """Metrics of the last validation besides the loss."""
+        self.best: BestValidation | None = None
+
+        # Time and display
+        self.started = time.monotonic()
+        self.first_step: float | None = None
+        """When this process finished its first step, which compiles and allocates."""
         self.done = 0
         self.live: Live | None = None
 
     def __enter__(self) -> Progress:
-        self.begun = time.monotonic()
+        self.started = time.monotonic()
         if self.active and self.console.is_terminal and not self.console.is_dumb_terminal:
             self.live = Live(
                 get_renderable=self.render, console=self.console, refresh_per_second=REFRESH
@@ -74,172 +94,209 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        live, self.live = self.live, None
+        live = self.live
+        self.live = None
         if live is not None:
             try:
                 live.stop()
             except OSError:
                 self.active = False
 
-    def recall(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """What was measured before this process began, so that the best validation is known."""
+    # What happens in training
+
+    def restore_best(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Find the best validation among the rows of a resumed run."""
         for row in rows:
             if "validation_loss" in row and "event" not in row:
-                self.note(row)
+                self.observe_validation(row)
 
     def step(self, row: Mapping[str, Any]) -> None:
-        """A note only: it may be called thousands of times a second. A terminal is drawn by the
-        live display.
-        """
+        """Note a step; fast enough for thousands per second, as the live display draws itself."""
         if not self.active:
             return
 
-        self.row, self.now = row, row["step"]
+        self.row = row
+        self.current = row["step"]
         self.done += 1
-        if self.first is None:
-            self.first = (
-                time.monotonic()
-            )  # the first step compiles and allocates: what is left is told without it
+        if self.first_step is None:
+            self.first_step = time.monotonic()
 
-        if math.isfinite(loss := row["loss"]):
+        loss = row["loss"]
+        if math.isfinite(loss):
             self.losses = min(self.losses + 1, HORIZON)
-            before = self.loss if self.losses > 1 else loss
-            self.loss = before + (loss - before) / self.losses
+            if self.losses == 1:
+                self.loss = loss
 
-        if self.live is None and (
-            self.now % self.every == 0 or self.now == self.steps or self.done == 1
-        ):
+            self.loss += (loss - self.loss) / self.losses
+
+        due = self.current % self.every == 0 or self.current == self.steps or self.done == 1
+        if self.live is None and due:
             self.print(self.line())
 
     def validation(self, row: Mapping[str, Any]) -> None:
+        """Note and show a validation."""
         if not self.active:
             return
 
-        self.note(row)
+        self.observe_validation(row)
         if self.live is None:
-            place, loss = self.place(row["step"]), number(row["validation_loss"])
-            measured = "".join(
-                f"  {name.replace('_', ' ')} {number(value)}" for name, value in self.beside.items()
-            )
-            self.print(f"{place}  validation {loss}{measured}  best {self.best_yet()}")
+            line = f"{self.position(row['step'])}  validation {number(row['validation_loss'])}"
+            for name, value in self.other_metrics.items():
+                line += f"  {name.replace('_', ' ')} {number(value)}"
 
-    def say(self, text: str) -> None:
-        """Above the live lines, where it stays."""
+            self.print(f"{line}  best {self.best_text()}")
+
+    def observe_validation(self, row: Mapping[str, Any]) -> None:
+        loss = row["validation_loss"]
+        self.validation_loss = loss
+        self.other_metrics = {
+            name: value for name, value in row.items() if name not in ("step", "validation_loss")
+        }
+
+        measured = {"loss": loss, **self.other_metrics}
+        if self.metric not in measured:
+            return
+
+        score = merit(measured, self.metric)
+        merits = (score, -loss)  # of equal scores the lower loss is better
+        if math.isfinite(score) and (self.best is None or merits > self.best.merits):
+            self.best = BestValidation(merits, measured[self.metric], row["step"])
+
+    def log(self, text: str) -> None:
+        """Print a line that stays, above the live display."""
         if self.active:
             self.print(text)
 
-    def samples(self, title: str, texts: list[str]) -> None:
+    def show_samples(self, title: str, texts: list[str]) -> None:
+        """Print generated texts."""
         if not self.active:
             return
 
         if self.live is None:
             self.print(title)
             for text in texts:
-                self.print("\n".join(f"  | {part}" for part in visible(text).split("\n")))
+                self.print("  | " + visible(text).replace("\n", "\n  | "))
         else:
-            shown = [Text(self.writable(text)) for text in texts]
-            self.print(
-                Panel(Group(*between(shown)), title=Text(self.writable(title)), title_align="left")
-            )
+            lines = Group(*separated([Text(self.writable(text)) for text in texts]))
+            self.print(Panel(lines, title=Text(self.writable(title)), title_align="left"))
 
     # What is shown
 
     def line(self) -> str:
+        """The last step as a plain line."""
         row = self.row
         return (
-            f"{self.place(self.now)}  loss {number(self.loss)}  tokens/s {count(row.get('tokens_per_second'))}  "
+            f"{self.position(self.current)}  loss {number(self.loss)}  "
+            f"tokens/s {count(row.get('tokens_per_second'))}  "
             f"utilisation {percent(row.get('utilisation'))}  memory {size(row.get('memory'))}  "
-            f"elapsed {clock(time.monotonic() - self.begun)}  left {clock(self.left())}"
+            f"elapsed {clock(time.monotonic() - self.started)}  left {clock(self.left())}"
         )
 
     def render(self) -> RenderableType:
-        where = Table.grid(padding=(0, 2), expand=True)
-        where.add_column(no_wrap=True)
-        where.add_column(ratio=1)
-        where.add_column(no_wrap=True)
-        where.add_row(
-            Text.assemble(
-                ("step ", "dim"), (f"{self.now:,}", "bold"), (f" of {self.steps:,}", "dim")
-            ),
-            ProgressBar(total=max(self.steps, 1), completed=self.now),
-            Text.assemble(
-                clock(time.monotonic() - self.begun),
-                (" elapsed   ", "dim"),
-                clock(self.left()),
-                (" left", "dim"),
-            ),
+        """The two live lines."""
+        return Group(self.bar(), self.measurements())
+
+    def bar(self) -> RenderableType:
+        """Step, progress bar, and elapsed and remaining time."""
+        step = Text.assemble(
+            ("step ", "dim"), (f"{self.current:,}", "bold"), (f" of {self.steps:,}", "dim")
         )
+        elapsed = Text.assemble(
+            clock(time.monotonic() - self.started),
+            (" elapsed   ", "dim"),
+            clock(self.left()),
+            (" left", "dim"),
+        )
+        grid = Table.grid(padding=(0, 2), expand=True)
+        grid.add_column(no_wrap=True)
+        grid.add_column(ratio=1)
+        grid.add_column(no_wrap=True)
+        grid.add_row(step, ProgressBar(total=max(self.steps, 1), completed=self.current), elapsed)
 
+        return grid
+
+    def measurements(self) -> Text:
+        """Losses, the first other metric, the best, and speed and memory."""
         row = self.row
-        what = Text.assemble(
-            ("loss ", "dim"), (number(self.loss if self.losses else None), "bold"),
-            ("   validation ", "dim"), (number(self.validation_loss), "bold"),
-            *[part for name, value in list(self.beside.items())[:1]
-              for part in ((f"   {name.replace('_', ' ')} ", "dim"), (number(value), "bold"))],
-            (f"   best {self.best_yet()}", "dim"),
-            ("   ", ""), count(row.get("tokens_per_second")), (" tokens/s", "dim"),
-            ("   ", ""), percent(row.get("utilisation")), (" utilisation", "dim"),
-            ("   ", ""), size(row.get("memory")),
-        )  # fmt: skip
+        loss = None
+        if self.losses:
+            loss = self.loss
 
-        return Group(where, what)
+        line = Text.assemble(
+            ("loss ", "dim"),
+            (number(loss), "bold"),
+            ("   validation ", "dim"),
+            (number(self.validation_loss), "bold"),
+        )
+        for name, value in list(self.other_metrics.items())[:1]:
+            line.append(f"   {name.replace('_', ' ')} ", "dim").append(number(value), "bold")
+
+        line.append(f"   best {self.best_text()}", "dim")
+        line.append(f"   {count(row.get('tokens_per_second'))}").append(" tokens/s", "dim")
+        line.append(f"   {percent(row.get('utilisation'))}").append(" utilisation", "dim")
+        line.append(f"   {size(row.get('memory'))}")
+
+        return line
 
     def left(self) -> float | None:
-        """Seconds, by the pace since the first step of this process, validation and checkpoints
-        included.
-        """
-        if self.first is None or self.done < 2:
+        """Remaining seconds, from the pace after this process's first step."""
+        if self.first_step is None or self.done < 2:
             return None
 
-        return (time.monotonic() - self.first) / (self.done - 1) * max(self.steps - self.now, 0)
+        pace = (time.monotonic() - self.first_step) / (self.done - 1)
+        return pace * max(self.steps - self.current, 0)
 
-    def place(self, step: int) -> str:
+    def position(self, step: int) -> str:
         return f"step {step:>{len(str(self.steps))}}/{self.steps}"
 
-    def best_yet(self) -> str:
-        return NONE if self.best is None else f"{number(self.best[1])} at step {self.best[2]}"
+    def best_text(self) -> str:
+        if self.best is None:
+            return NONE
 
-    def note(self, row: Mapping[str, Any]) -> None:
-        self.validation_loss = row["validation_loss"]
-        self.beside = {
-            name: value for name, value in row.items() if name not in ("step", "validation_loss")
-        }
-        measured = {"loss": row["validation_loss"], **self.beside}
-        now = merit(measured, self.metric) if self.metric in measured else -math.inf
-        merits = (now, -row["validation_loss"])  # of equal ones the lower loss is better
-        if math.isfinite(now) and (self.best is None or merits > self.best[0]):
-            self.best = (merits, measured[self.metric], row["step"])
+        return f"{number(self.best.value)} at step {self.best.step}"
 
     # Where it is shown
 
-    def print(self, shown: str | Panel) -> None:
+    def print(self, line: str | Panel) -> None:
         try:
             if self.live is None:
-                self.console.file.write(self.writable(str(shown)) + "\n")
+                self.console.file.write(self.writable(str(line)) + "\n")
                 self.console.file.flush()
+            elif isinstance(line, str):
+                self.console.print(Text(self.writable(line)))
             else:
-                self.console.print(Text(self.writable(shown)) if isinstance(shown, str) else shown)
-        except OSError:  # the reader of a pipe has left, or the terminal is gone
+                self.console.print(line)
+        except OSError:  # the reader of a pipe has ended, or the terminal is closed
             self.active = False
 
     def writable(self, text: str) -> str:
-        """What a model says may hold anything: control characters, and letters that this output has
-        no bytes for.
-        """
+        """Text with control characters, and characters that the output cannot encode, escaped."""
         encoding = self.console.encoding
         return visible(text).encode(encoding, "backslashreplace").decode(encoding)
 
 
+# Formatting
+
+
 def visible(text: str) -> str:
+    """Text with control characters escaped, but for newlines and tabs."""
     if text.replace("\n", "").replace("\t", "").isprintable():
         return text
 
-    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+    characters: list[str] = []
+    for character in text:
+        if character.isprintable() or character in "\n\t":
+            characters.append(character)
+        else:
+            characters.append(ascii(character)[1:-1])
+
+    return "".join(characters)
 
 
-def between(texts: list[Text]) -> Iterable[Text]:
-    for place, text in enumerate(texts):
-        if place:
+def separated(texts: list[Text]) -> Iterator[Text]:
+    """The texts, with a dot between them."""
+    for index, text in enumerate(texts):
+        if index:
             yield Text("·", style="dim")
 
         yield text
@@ -258,15 +315,23 @@ def percent(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
+    """Bytes as MiB or GiB."""
     if value is None:
         return NONE
+    if value < 2**30:
+        return f"{value / 2**20:.0f} MiB"
 
-    return f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
+    return f"{value / 2**30:.1f} GiB"
 
 
 def clock(seconds: float | None) -> str:
+    """A duration as hours, minutes and seconds, with days before them if needed."""
     if seconds is None:
         return NONE
 
     days, rest = divmod(round(seconds), 24 * 60 * 60)
-    return (f"{days}d " if days else "") + str(timedelta(seconds=rest))
+    text = str(timedelta(seconds=rest))
+    if days:
+        text = f"{days}d {text}"
+
+    return text

@@ -1,5 +1,6 @@
-"""Other places where a run's metrics go on request: TensorBoard, Weights & Biases. Imported only
-when asked for.
+"""Experiment trackers that metrics are also sent to: TensorBoard and Weights & Biases.
+
+Their packages are imported only when they are used.
 """
 
 from __future__ import annotations
@@ -18,16 +19,13 @@ class TensorBoard:
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         self.folder = folder / "tensorboard"
-        self.make = import_module("torch.utils.tensorboard").SummaryWriter
-        self.writer = self.make(str(self.folder))
+        self.make_writer = import_module("torch.utils.tensorboard").SummaryWriter
+        self.writer = self.make_writer(str(self.folder))
 
     def write(self, row: Mapping[str, Any]) -> None:
         step = row["step"]
         if "event" in row:
-            told = ", ".join(
-                f"{name} {value}" for name, value in row.items() if name not in ("step", "event")
-            )
-            self.writer.add_text(f"event/{row['event']}", told or row["event"], step)
+            self.writer.add_text(f"event/{row['event']}", event_text(row), step)
             return
 
         for name, value in numbers(row).items():
@@ -35,33 +33,36 @@ class TensorBoard:
 
     def rewind(self, step: int) -> None:
         self.writer.close()
-        self.writer = self.make(str(self.folder), purge_step=step + 1)
+        self.writer = self.make_writer(str(self.folder), purge_step=step + 1)
 
     def close(self) -> None:
         self.writer.close()
 
 
 class WeightsAndBiases:
-    """A run of the project "qkv", or of the one that WANDB_PROJECT names; a resumed run goes on in
-    the same one.
+    """A run of the project "qkv", or of WANDB_PROJECT; resuming continues the same run there.
 
-    Its own count of steps cannot go back, so `step` is a number like the others, and the axis of
-    all of them. What a rewind forgets stays there beside what is measured again.
+    The steps of wandb cannot go back, so `step` is logged as a metric and used as the axis of all
+    others. Rows that a rewind removes stay there beside those measured again.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         wandb = import_module("wandb")
-        known = folder / "wandb-id.txt"
-        if not known.exists():
-            known.write_text(uuid4().hex[:12], encoding="utf-8")
+        id_file = folder / "wandb-id.txt"
+        if not id_file.exists():
+            id_file.write_text(uuid4().hex[:12], encoding="utf-8")
+
+        project = {}
+        if "WANDB_PROJECT" not in environ:
+            project["project"] = "qkv"
 
         self.run = wandb.init(
             dir=str(folder),
             name=folder.resolve().name,
-            id=known.read_text(encoding="utf-8").strip(),
+            id=id_file.read_text(encoding="utf-8").strip(),
             resume="allow",
             config=dict(config),
-            **({} if "WANDB_PROJECT" in environ else {"project": "qkv"}),
+            **project,
         )
 
         self.run.define_metric("*", step_metric="step")
@@ -84,23 +85,32 @@ KINDS: dict[str, type[TensorBoard] | type[WeightsAndBiases]] = {
 
 
 def open_sinks(names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> list[Sink]:
-    """All are known and installed before the first is opened."""
+    """Open the trackers of these names; all are checked before the first is opened."""
     for name in names:
         if name not in KINDS:
             raise ValueError(f"sinks: expected {' or '.join(KINDS)}, not {name!r}")
-        if find_spec(name) is None:  # each needs the package of its own name
+        if find_spec(name) is None:  # the package has the same name
             raise ValueError(
-                f"sinks: {name} needs the package {name}, which is not installed: pip install {name}"
+                f"sinks: {name} needs the package {name}, "
+                f"which is not installed: pip install {name}"
             )
 
     return [KINDS[name](folder, config) for name in dict.fromkeys(names)]
 
 
+def event_text(row: Mapping[str, Any]) -> str:
+    """The fields of an event as one line."""
+    details = {name: value for name, value in row.items() if name not in ("step", "event")}
+    return ", ".join(f"{name} {value}" for name, value in details.items()) or row["event"]
+
+
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        name: float(value)
-        for name, value in row.items()
-        if name != "step"
-        and value is not None
-        and not isinstance(value, (str, bool, list, tuple, Mapping))
-    }
+    """The numbers of a row, without its step."""
+    scalars: dict[str, float] = {}
+    for name, value in row.items():
+        if name == "step" or value is None:
+            continue
+        if not isinstance(value, (str, bool, list, tuple, Mapping)):
+            scalars[name] = float(value)
+
+    return scalars

@@ -1,12 +1,9 @@
-"""Checkpoints: a run as it was after a step, there whole or not at all, every file with its
-checksum.
-"""
+"""Checkpoints of a run: written atomically, every file with its checksum, old ones removed."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +26,21 @@ from qkv.models.convert.hf_folder import read_json, write_json, write_tensors
 class Checkpoints:
     """The checkpoints of one run: one process writes, any may read.
 
-    The newest `keep` stay (None: all of them), and the best. A `passing` one, of a run that was
-    told to stop, goes with the next: a run that was never stopped has none, and must not end
-    otherwise. To save a step removes those of later steps: a run that went back and took another
-    way from there must not find them when it is resumed.
+    The newest `keep` stay (None: all of them), and the best. A temporary one, of a run that was
+    interrupted, is removed with the next: resumed, the run must end as if it had not been. Saving
+    a step removes the checkpoints of later steps: a run that went back must not find them when it
+    is resumed.
     """
 
     def __init__(
-        self, folder: Path | str, keep: int | None = 3, say: Callable[[str], object] = print
+        self, folder: Path | str, keep: int | None = 3, log: Callable[[str], object] = print
     ) -> None:
         if keep is not None and keep < 1:
             raise ValueError(f"keep: expected 1 or more, not {keep}")
 
-        self.folder, self.keep, self.say = Path(folder), keep, say
+        self.folder = Path(folder)
+        self.keep = keep
+        self.log = log
         self.swept = False
 
     def save(
@@ -51,10 +50,12 @@ class Checkpoints:
         state: Mapping[str, Any],
         *,
         best: bool = False,
-        passing: bool = False,
+        temporary: bool = False,
     ) -> Path:
-        """Returns when all is on the disk. If that is full: DiskFull, and the checkpoints before
-        are intact.
+        """Write a checkpoint; return its folder when everything is on the disk.
+
+        Raises:
+            DiskFull: The disk is full; the checkpoints saved before are intact.
         """
         if step < 0:
             raise ValueError(f"step: expected 0 or more, not {step}")
@@ -65,99 +66,128 @@ class Checkpoints:
 
         size = len(text) + sum(tensor.nbytes for tensor in tensors.values())
 
-        with storage.staging(self.folder, size, f"the checkpoint of step {step}") as made:
-            (made / STATE).write_text(text, encoding="utf-8")
-            write_tensors(made / TENSORS, tensors)
-            described = {name: describe(made / name) for name in (STATE, TENSORS)}
+        with storage.staging(self.folder, size, f"the checkpoint of step {step}") as folder:
+            (folder / STATE).write_text(text, encoding="utf-8")
+            write_tensors(folder / TENSORS, tensors)
+            files = {name: describe(folder / name) for name in (STATE, TENSORS)}
             write_json(
-                made / MANIFEST,
-                {"step": step, "best": best, "passing": passing, "files": described},
+                folder / MANIFEST,
+                {"step": step, "best": best, "passing": temporary, "files": files},
             )
             for name in (STATE, TENSORS, MANIFEST):
-                storage.flush(made / name)
+                storage.flush(folder / name)
 
-            storage.flush(made)
-            path = self.put(made, step)
+            storage.flush(folder)
+            path = self.move_into_place(folder, step)
 
         self.remove_old(step)
 
         return path
 
+    # Reading
+
     def newest(self) -> Checkpoint | None:
-        """The newest that is whole. One that is not is said aloud, and the one before is taken."""
-        return next(self.whole(self.steps()), None)
+        """The newest intact checkpoint; damaged ones are logged and passed over."""
+        return next(self.intact(self.steps()), None)
 
     def best(self) -> Checkpoint | None:
-        """The last one saved as the best, if it is whole."""
-        return next(self.whole(self.marked_best()), None)
+        """The last one saved as the best, if it is intact."""
+        return next(self.intact(self.marked_best()), None)
 
     def last(self, n: int, up_to: int | None = None) -> list[Checkpoint]:
-        """The newest n that are whole, or as many as there are, in the order of their steps; not
-        the passing one.
-        """
-        steps = [step for step in self.steps() if up_to is None or step <= up_to]
-        return list(islice((found for found in self.whole(steps) if not found.passing), n))[::-1]
+        """The newest n intact checkpoints in the order of their steps, without a temporary one."""
+        steps = self.steps()
+        if up_to is not None:
+            steps = [step for step in steps if step <= up_to]
+
+        newest: list[Checkpoint] = []
+        for checkpoint in self.intact(steps):
+            if not checkpoint.passing:
+                newest.append(checkpoint)
+
+            if len(newest) == n:
+                break
+
+        return newest[::-1]
 
     def steps(self) -> list[int]:
-        """Of all checkpoints that are here, whole or not, in order."""
+        """The steps of all checkpoints on the disk, intact or not, in order."""
         return steps_in(self.folder)
 
-    def sweep(self) -> None:
-        """Remove what a killed process had half done. For the process that writes; its first save
-        does it too.
-        """
-        storage.sweep(self.folder)
-        for step in self.steps():
-            self.settle(step)
-
-        self.swept = True
-
-    def whole(self, steps: Iterable[int]) -> Iterator[Checkpoint]:
-        """From the newest on; each is read to its end before it is handed out."""
+    def intact(self, steps: Iterable[int]) -> Iterator[Checkpoint]:
+        """The intact checkpoints of these steps, newest first; checksums are verified."""
         for step in sorted(steps, reverse=True):
             try:
-                yield verify(self.place(step), step)
+                yield verify(self.folder_of(step), step)
             except (ValueError, OSError) as error:
-                self.say(
-                    f"The checkpoint of step {step} cannot be used: {error}. Trying the one before it."
+                self.log(
+                    f"The checkpoint of step {step} cannot be used: {error}. "
+                    "Trying the one before it."
                 )
 
     def marked_best(self) -> list[int]:
-        return [step for step in self.steps() if self.marked(step, "best")]
+        """The steps of checkpoints that were the best when they were saved."""
+        return [step for step in self.steps() if self.is_marked(step, "best")]
 
-    def marked(self, step: int, mark: str) -> bool:
+    def is_marked(self, step: int, mark: str) -> bool:
         try:
-            return read_json(self.place(step) / MANIFEST).get(mark) is True
+            return read_json(self.folder_of(step) / MANIFEST).get(mark) is True
         except (ValueError, OSError):
             return False
 
-    # Where they are
+    # Folders
 
-    def place(self, step: int) -> Path:
-        """Its folder; of a step that is saved again, the new one from the moment that it is whole."""
+    def folder_of(self, step: int) -> Path:
+        """Folder of a step's checkpoint; of a step saved again the new one, once complete."""
         return place_of(self.folder, step)
 
-    def put(self, made: Path, step: int) -> Path:
-        path = self.place(step)
-        storage.move(made, path.with_name(path.name + ".new") if path.exists() else path)
-        self.settle(step)
+    def sweep(self) -> None:
+        """Remove what a killed process left half written; only the writing process may do this."""
+        storage.sweep(self.folder)
+        for step in self.steps():
+            self.finish_replacement(step)
+
+        self.swept = True
+
+    def move_into_place(self, folder: Path, step: int) -> Path:
+        """Move a complete checkpoint to its folder, which may exist already."""
+        path = self.folder_of(step)
+        target = path
+        if path.exists():
+            target = path.with_name(path.name + ".new")
+
+        storage.move(folder, target)
+        self.finish_replacement(step)
+
         return path
 
-    def settle(self, step: int) -> None:
-        path = self.place(step)
-        if path.suffix == ".new":
-            if (old := path.with_suffix("")).exists():
-                storage.remove(old)
+    def finish_replacement(self, step: int) -> None:
+        """Replace an old checkpoint of the same step by the new one beside it."""
+        path = self.folder_of(step)
+        if path.suffix != ".new":
+            return
 
-            storage.move(path, old)
+        old = path.with_suffix("")
+        if old.exists():
+            storage.remove(old)
+
+        storage.move(path, old)
 
     def remove_old(self, step: int) -> None:
-        earlier = [
-            other for other in self.steps() if other <= step and not self.marked(other, "passing")
-        ]
-        best = [other for other in self.marked_best() if other <= step]
-        kept = {step, *(earlier if self.keep is None else earlier[-self.keep :]), *best[-1:]}
-
+        """Remove all but the last `keep`, the best, and the checkpoint of `step` itself."""
+        scheduled: list[int] = []
+        best: list[int] = []
         for other in self.steps():
-            if other not in kept:
-                storage.remove(self.place(other))
+            if other <= step and not self.is_marked(other, "passing"):
+                scheduled.append(other)
+
+            if other <= step and self.is_marked(other, "best"):
+                best.append(other)
+
+        if self.keep is not None:
+            scheduled = scheduled[-self.keep :]
+
+        remaining = {step, *scheduled, *best[-1:]}
+        for other in self.steps():
+            if other not in remaining:
+                storage.remove(self.folder_of(other))

@@ -1,8 +1,8 @@
-"""Bad steps: a loss or gradient that is no number, or a loss far above what was usual.
+"""Bad steps: a loss spike, or a loss or gradient that is NaN or infinite; and fp16's loss scale.
 
-A bad step leaves the weights as they were. The decision is taken on the device, so that the host
-need not wait; it hears of it one step later. After several in a row the run goes back and leaves
-their data out.
+A bad step leaves the weights unchanged. The device decides, so that the host need not wait; it
+reads the decision one step later. After several bad steps in a row the run goes back to a
+checkpoint and leaves their data out.
 """
 
 from __future__ import annotations
@@ -16,36 +16,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
-REMEMBERED = 100
-ENOUGH = 20  # losses to know what is usual
-LATE = 2  # the host knows the losses up to so many steps before
+WINDOW = 100
+"""Losses of good steps that the median is taken over."""
+ENOUGH = 20
+"""Losses that must be known before a step can be a spike."""
+DELAY = 2
+"""Steps before the current one whose loss the host may not know yet."""
+
+
+class Diverged(RuntimeError):
+    """Training fails again and again, whatever data it reads."""
 
 
 @dataclass
 class Guard:
+    """Recognises bad steps from the recent losses."""
+
     spike: float
     patience: int
     losses: list[tuple[int, float]] = field(default_factory=list)
-    """Step and loss of the last good ones."""
+    """Step and loss of the last good steps."""
     bad: list[tuple[int, int]] = field(default_factory=list)
-    """Step and data position of the bad ones since the last good one."""
+    """Step and data position of the bad steps since the last good one."""
 
     def limit(self, step: int) -> float:
-        """The highest loss that passes. It depends on the step alone, not on when the host looked."""
-        known = [loss for at, loss in self.losses if at <= step - LATE][-REMEMBERED:]
+        """The highest loss that is no spike; it depends on the step, not on when the host reads."""
+        known = [loss for other, loss in self.losses if other <= step - DELAY][-WINDOW:]
         if not self.spike or len(known) < ENOUGH:
             return math.inf
 
         return statistics.median(known) + self.spike
 
-    def judge(self, step: int, loss: Tensor, norm: Tensor) -> Tensor:
-        """1 where the step is bad, on the device."""
-        return (~(loss.isfinite() & norm.isfinite()) | (loss > self.limit(step))).float()
+    def is_bad(self, step: int, loss: Tensor, norm: Tensor) -> Tensor:
+        """1.0 where the step is bad, else 0.0, computed on the device."""
+        finite = loss.isfinite() & norm.isfinite()
+        return (~finite | (loss > self.limit(step))).float()
 
-    def hear(self, step: int, position: int, loss: float, norm: float, bad: bool) -> str | None:
-        """Remember a step; the reason why it was bad, or None."""
+    def observe(self, step: int, position: int, loss: float, norm: float, bad: bool) -> str | None:
+        """Remember a step; return why it was bad, or None."""
         if not bad:
-            self.losses = [*self.losses[-(REMEMBERED + LATE) :], (step, loss)]
+            self.losses = [*self.losses[-(WINDOW + DELAY) :], (step, loss)]
             self.bad = []
             return None
 
@@ -59,6 +69,7 @@ class Guard:
 
     @property
     def exhausted(self) -> bool:
+        """Whether there were as many bad steps in a row as `patience` allows."""
         return len(self.bad) >= self.patience
 
     def state(self) -> dict[str, Any]:
@@ -70,7 +81,7 @@ class Guard:
 
 
 def position_of(step: int, left_out: Sequence[tuple[int, int]]) -> int:
-    """The data's position for a step, when stretches (first position, how many) are left out."""
+    """The data position of a step when ranges (first position, count) of the data are left out."""
     position = step
     for first, count in left_out:
         if position >= first:
@@ -80,19 +91,21 @@ def position_of(step: int, left_out: Sequence[tuple[int, int]]) -> int:
 
 
 class LossScale:
-    """fp16's range is narrow: the loss is multiplied before the backward pass, the gradients
-    divided after it.
+    """fp16 mixed precision: the loss is scaled up before backward, the gradients down after it.
 
-    An overflow halves the factor and costs a step; two thousand steps without one double it. All on
-    the device.
+    An overflow halves the factor and costs a step; two thousand steps without one double it.
+    Everything is computed on the device.
     """
 
     def __init__(self, active: bool, device: torch.device) -> None:
         self.active = active
-        self.factor = torch.tensor(2.0**16 if active else 1.0, device=device)
+        self.factor = torch.tensor(1.0, device=device)
         self.since = torch.zeros((), device=device)
+        if active:
+            self.factor = torch.tensor(2.0**16, device=device)
 
     def update(self, overflow: Tensor) -> None:
+        """After a step: halve, keep or double the factor."""
         if not self.active:
             return
 
@@ -102,10 +115,13 @@ class LossScale:
         self.factor = torch.where(overflow > 0, self.factor / 2, grown)
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"factor": self.factor, "since": self.since} if self.active else {}
+        if not self.active:
+            return {}
+
+        return {"factor": self.factor, "since": self.since}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         if self.active and tensors:
-            self.factor, self.since = (
-                tensors[name].to(self.factor.device) for name in ("factor", "since")
-            )
+            device = self.factor.device
+            self.factor = tensors["factor"].to(device)
+            self.since = tensors["since"].to(device)

@@ -1,6 +1,4 @@
-"""What a run is, between two steps: all that a checkpoint must hold to go on as if nothing had
-happened.
-"""
+"""The state of a run between two steps: what a checkpoint stores so that training can resume."""
 
 from __future__ import annotations
 
@@ -10,53 +8,71 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.training.average import ExponentialAverage, learning
+from qkv.training.average import ExponentialAverage, trainable_parameters
 from qkv.training.optimizer import Optimizers
 from qkv.training.resilience.checkpoint_writer import Checkpoint
 from qkv.training.resilience.guard import Guard, LossScale, position_of
-from qkv.training.systems.distributed import gathered, like
+from qkv.training.systems.distributed import gather_tensors, place_like
+
+STORED_NAMES = {"requested_parts": "asked"}
+"""Fields of RunState that checkpoints store under another name."""
 
 
 @dataclass
 class RunState:
-    """The numbers. There is no random state: what is drawn at a step depends on the seed and the
-    step alone.
-    """
+    """Counters of a run. There is no random state: draws depend only on the seed and the step."""
 
     step: int = 0
     """Steps done."""
     tokens: int = 0
     seconds: float = 0.0
-    """Of training, validation and checkpoints not counted."""
+    """Time spent in training steps, without validation and checkpoints."""
     best: float | None = None
-    """The validation loss of the weights that are kept."""
+    """Validation loss of the saved model."""
     merit: float | None = None
-    """How good they are by the metric that the run is judged by; higher is better."""
+    """The saved model's value of the task's metric, as a number of which higher is better."""
     stale: int = 0
-    """Validations since then."""
+    """Validations since the best one."""
     parts: int = 1
-    """Micro-batches a batch."""
-    asked: int = 1
-    """How many a person asked for; the rest came of a lack of memory."""
+    """Micro-batches per batch."""
+    requested_parts: int = 1
+    """Micro-batches per batch by --micro-batch-tokens; `parts` is larger where memory ran out."""
     rewinds: int = 0
-    """Times that the run went back since the last checkpoint on its way."""
+    """Times the run went back since the last scheduled checkpoint."""
     left_out: list[tuple[int, int]] = field(default_factory=list)
-    """Stretches of the data that are left out: first position, how many."""
+    """Ranges of the data that are left out: first position, count."""
 
     def position(self, step: int) -> int:
+        """The position in the data of a step's batch."""
         return position_of(step, self.left_out)
 
     def leave_out(self, first: int, last: int) -> None:
-        """The data from one position to another, stretches between them that are left out already
-        included.
-        """
-        others = [stretch for stretch in self.left_out if not first <= stretch[0] <= last]
+        """Leave out the data between two positions, which may include ranges left out before."""
+        others = [part for part in self.left_out if not first <= part[0] <= last]
         self.left_out = sorted([*others, (first, last - first + 1)])
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields under the names that checkpoints store."""
+        return {STORED_NAMES.get(name, name): value for name, value in asdict(self).items()}
+
+    def load_json(self, numbers: dict[str, Any]) -> None:
+        """Set the fields to what `to_json` returned, in this version or an earlier one."""
+        numbers = dict(numbers)
+        if "merit" not in numbers and numbers["best"] is not None:  # version 0.3 knew losses only
+            numbers["merit"] = -numbers["best"]
+
+        numbers["left_out"] = [(int(first), int(count)) for first, count in numbers["left_out"]]
+        for name, stored_name in STORED_NAMES.items():
+            if stored_name in numbers:
+                numbers[name] = numbers.pop(stored_name)
+
+        for name, value in numbers.items():
+            setattr(self, name, value)
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Everything with a memory."""
+class Learner:
+    """Everything whose state changes in training: weights, optimizers, scale, guard, average."""
 
     model: nn.Module
     optimizers: Optimizers
@@ -65,54 +81,54 @@ class Memory:
     average: ExponentialAverage | None = None
 
     def tensors(self, here: bool = True) -> dict[str, Tensor]:
-        """Whole tensors by name, on the rank that says `here`; every rank must ask, as each has a
-        part to give.
-        """
-        tensors = {f"model/{name}": weight.detach() for name, weight in learning(self.model)}
-        tensors |= {f"optimizer/{name}": tensor for name, tensor in self.optimizers.state().items()}
-        tensors |= {f"scale/{name}": tensor for name, tensor in self.scale.tensors().items()}
-        if self.average is not None:
-            tensors |= {f"average/{name}": weight for name, weight in self.average.weights.items()}
+        """Whole tensors by name, where `here` is True; every rank must call it, for its shards."""
+        tensors: dict[str, Tensor] = {}
+        for name, weight in trainable_parameters(self.model):
+            tensors[f"model/{name}"] = weight.detach()
 
-        return gathered(tensors.items(), here)
+        for name, tensor in self.optimizers.state().items():
+            tensors[f"optimizer/{name}"] = tensor
+
+        for name, tensor in self.scale.tensors().items():
+            tensors[f"scale/{name}"] = tensor
+
+        if self.average is not None:
+            for name, tensor in self.average.weights.items():
+                tensors[f"average/{name}"] = tensor
+
+        return gather_tensors(tensors.items(), here)
 
     def numbers(self, state: RunState) -> dict[str, Any]:
-        return {**asdict(state), "guard": self.guard.state()}
+        """What a checkpoint stores as JSON: the run's counters and the guard's losses."""
+        return {**state.to_json(), "guard": self.guard.state()}
 
     def restore(self, checkpoint: Checkpoint, state: RunState) -> None:
-        """Everything, and `state`, as it was when the checkpoint was saved."""
+        """Set everything, and `state`, to what the checkpoint holds."""
+        # Tensors
         weights = checkpoint.tensors("model/")
-        put_weights(self.model, weights, str(checkpoint.path))
+        copy_weights(weights, self.model, origin=str(checkpoint.path))
         self.optimizers.load(checkpoint.tensors("optimizer/"))
         self.scale.load(checkpoint.tensors("scale/"))
         if self.average is not None:
-            averages = (
-                checkpoint.tensors("average/") or weights
-            )  # averaging may have been asked for later
-            own = learning(self.model)
+            averages = checkpoint.tensors("average/") or weights  # averaging may start on resuming
             self.average.weights = {
-                name: like(averages[name], parameter) for name, parameter in own
+                name: place_like(averages[name], parameter)
+                for name, parameter in trainable_parameters(self.model)
             }
 
+        # Numbers
         numbers = dict(checkpoint.state)
         self.guard.load(numbers.pop("guard"))
-        if (
-            "merit" not in numbers and numbers["best"] is not None
-        ):  # of version 0.3, which knew losses alone
-            numbers["merit"] = -numbers["best"]
-
-        numbers["left_out"] = [(int(first), int(count)) for first, count in numbers["left_out"]]
-
-        for name, value in numbers.items():
-            setattr(state, name, value)
+        state.load_json(numbers)
 
 
 @torch.no_grad()
-def put_weights(model: nn.Module, weights: dict[str, Tensor], origin: str) -> None:
-    parameters = dict(learning(model))
+def copy_weights(weights: dict[str, Tensor], model: nn.Module, *, origin: str) -> None:
+    """Copy weights into the trainable parameters of a model; the names must be the same."""
+    parameters = dict(trainable_parameters(model))
     if weights.keys() != parameters.keys():
         other = sorted(weights.keys() ^ parameters.keys())[0]
         raise ValueError(f"{origin}: it is of another model: {other} is only in one of them")
 
     for name, parameter in parameters.items():
-        parameter.copy_(like(weights[name], parameter))
+        parameter.copy_(place_like(weights[name], parameter))

@@ -1,4 +1,4 @@
-"""What training costs: floating-point operations, memory, and how much of the machine is used."""
+"""What training costs: floating-point operations, memory, and the speed of this machine."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from qkv.models.registry import Config, build
 from qkv.models.rnn import RNNConfig
 from qkv.models.task_model import TaskModelConfig
 from qkv.models.transformer import TransformerConfig
+from qkv.training.setup.training_task import TrainingTask
 from qkv.training.systems.precision import DTYPES, Precision
 
 
@@ -23,13 +24,11 @@ from qkv.training.systems.precision import DTYPES, Precision
 class Cost:
     parameters: int
     flops_per_token: float
-    """Forward and backward, of one word read: six for every number of a matrix that it meets, and
-    attention's own.
-    """
+    """Forward and backward pass: six for every parameter of a matrix used, and attention's."""
     weights: int
-    """Bytes of weights, their gradients and what the optimizer and an average remember of them."""
+    """Bytes of weights, gradients, optimizer states and an average of the weights."""
     activations: int
-    """Bytes, about, of what one micro-batch keeps for the backward pass."""
+    """Bytes, approximately, that one micro-batch stores for the backward pass."""
 
 
 def cost(
@@ -37,117 +36,163 @@ def cost(
     micro_tokens: int,
     precision: Precision,
     *,
-    asked: float = 1.0,
-    trained: float = 1.0,
-    through: float = 1.0,
+    output_fraction: float = 1.0,
+    trained_fraction: float = 1.0,
+    backward_fraction: float = 1.0,
     length: int | None = None,
     recompute: bool = False,
     average: bool = False,
 ) -> Cost:
-    """`asked` is the fraction of the words read that pass the output layer, `trained` of the
-    parameters that learn, `through` of the layers that gradients pass; texts are of `length` words,
-    or of the context's."""
-    config = (
-        config.backbone if isinstance(config, TaskModelConfig) else config
-    )  # a head is next to nothing
+    """What training a model costs.
+
+    Args:
+        config: The model's configuration.
+        micro_tokens: Tokens of one micro-batch.
+        precision: The precision to compute in.
+        output_fraction: Fraction of the tokens whose features pass the output layer.
+        trained_fraction: Fraction of the parameters that are trained.
+        backward_fraction: Fraction of the layers that gradients pass through.
+        length: Tokens of a sequence (default: the model's context).
+        recompute: Whether gradient checkpointing is used.
+        average: Whether an exponential moving average of the weights is stored.
+    """
+    if isinstance(config, TaskModelConfig):
+        config = config.backbone  # a head costs next to nothing
+
     with torch.device("meta"):
         model: Any = build(config)
 
+    # A third is the forward pass, a third the gradients of activations, a third those of weights.
+    share = (1 + backward_fraction + trained_fraction) / 3
+    used = used_parameters(model, config, output_fraction)
+    flops = 6 * share * used + 6 * attention_flops(config, length)
+
+    # Bytes per parameter: weight, gradient and two moments; the average, a half-precision copy
+    per_parameter = 4 + trained_fraction * (4 + 8)
+    number_size = 4
+    if average:
+        per_parameter += 4
+    if precision != "float32":
+        number_size = 2
+        per_parameter += 2
+
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    matrices = {
-        name: parameter.numel()
-        for name, parameter in model.named_parameters()
-        if parameter.dim() == 2
-    }
-    looked_up = sum(size for name, size in matrices.items() if "embedding" in name)
-    output = config.vocabulary * config.width  # the output layer, be it the embedding or not
-    own_output = isinstance(model.head, nn.Linear)
-    at_the_end = output + sum(
-        size for name, size in matrices.items() if name.startswith("head.") and not own_output
+    activations = micro_tokens * stored_per_token(config, recompute) * number_size
+
+    return Cost(parameters, flops, round(parameters * per_parameter), round(activations))
+
+
+def task_cost(
+    task: TrainingTask,
+    micro_tokens: int,
+    precision: Precision,
+    *,
+    recompute: bool = False,
+    average: bool = False,
+) -> Cost:
+    """What training on a task costs."""
+    return cost(
+        task.config,
+        micro_tokens,
+        precision,
+        output_fraction=task.output_fraction,
+        trained_fraction=task.trained_fraction,
+        backward_fraction=task.backward_fraction,
+        length=task.length,
+        recompute=recompute,
+        average=average,
     )
-    inside = sum(matrices.values()) - looked_up + (0 if own_output else output) - at_the_end
-    met = inside + asked * at_the_end
+
+
+def used_parameters(model: Any, config: Config, output_fraction: float) -> float:
+    """Parameters of matrices that one token is multiplied with; embeddings are only looked up."""
+    separate_output = isinstance(model.head, nn.Linear)
+    output = config.vocabulary * config.width  # the output layer, tied to the embedding or not
+    at_output = output
+    total = 0 if separate_output else output
+    for name, parameter in model.named_parameters():
+        if parameter.dim() != 2:
+            continue
+        if "embedding" not in name:
+            total += parameter.numel()
+        if name.startswith("head.") and not separate_output:
+            at_output += parameter.numel()
+
+    used = total - at_output + output_fraction * at_output
     if isinstance(config, TransformerConfig | RNNConfig):
-        met /= 2  # a word goes through the encoder or the decoder
+        used /= 2  # a token passes the encoder or the decoder
 
-    # A third is the way forward, a third the gradients that pass through, a third those of the
-    # weights themselves.
-    share = (1 + through + trained) / 3
-    flops = 6 * share * met + 6 * attention_flops(config, length)
-    size = 4 if precision == "float32" else 2
-    kept = 4 + trained * (4 + 8) + (4 if average else 0) + (size if size == 2 else 0)
-
-    return Cost(
-        parameters,
-        flops,
-        round(parameters * kept),
-        round(micro_tokens * kept_per_token(config, recompute) * size),
-    )
+    return used
 
 
 def attention_flops(config: Config, length: int | None = None) -> float:
-    """Multiplications of a word's queries with the keys it sees and of its weights with their
-    values, in all layers.
-    """
+    """Multiplications of one token's queries with keys, and of its weights with values."""
     if isinstance(config, RNNConfig | TaskModelConfig):
         return 0.0
 
-    seen = min(length or config.context, config.context) / (
-        2 if isinstance(config, GPTConfig) else 1
-    )
+    # The keys that a token attends to, on average
+    keys: float = min(length or config.context, config.context)
+    if isinstance(config, GPTConfig):
+        keys /= 2
     if isinstance(config, TransformerConfig):
-        seen = min(seen, 64)  # sentences
+        keys = min(keys, 64)  # sentences
 
-    seen = min(seen, config.window or seen)
+    keys = min(keys, config.window or keys)
     if config.stride is not None:
-        seen = min(seen, 2 * config.stride)
+        keys = min(keys, 2 * config.stride)
 
-    return 2 * config.depth * seen * config.heads * config.width_of_head
+    return 2 * config.depth * keys * config.heads * config.width_of_head
 
 
-def kept_per_token(config: Config, recompute: bool) -> float:
-    """Numbers that the backward pass needs of one word: about 9 widths and 2 hidden layers a block."""
+def stored_per_token(config: Config, recompute: bool) -> float:
+    """Numbers stored for the backward pass, per token: about 9 E + 2 F in every block."""
     if isinstance(config, RNNConfig | TaskModelConfig):
         return 12.0 * config.width * (config.depth + 1)
 
-    depth = config.depth + (
-        (config.decoder_depth or config.depth) if isinstance(config, TransformerConfig) else 0
-    )
-    block = 9 * config.width + 2 * config.width_of_hidden
+    depth = config.depth
+    if isinstance(config, TransformerConfig):
+        depth += config.decoder_depth or config.depth
 
-    return config.width * depth + block if recompute else block * depth
+    block = 9 * config.width + 2 * config.width_of_hidden
+    if recompute:
+        return config.width * depth + block
+
+    return block * depth
 
 
 @cache
 def measured_peak(device: torch.device, precision: Precision) -> float:
-    """Operations a second of a large matrix product here: what the utilisation is a fraction of."""
+    """Operations per second of a large matrix product; utilisation is a fraction of this."""
     n = 8192 if device.type == "cuda" else 1024
-    a, b = (torch.randn(n, n, device=device).to(DTYPES[precision]) for _ in range(2))
+    a = torch.randn(n, n, device=device).to(DTYPES[precision])
+    b = torch.randn(n, n, device=device).to(DTYPES[precision])
     best = math.inf
 
     for _ in range(4):
-        wait(device)
+        synchronize(device)
         begin = time.perf_counter()
         a @ b
-        wait(device)
+        synchronize(device)
         best = min(best, time.perf_counter() - begin)
 
     return 2 * n**3 / best
 
 
-def wait(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def memory_used(device: torch.device) -> int:
-    """The most so far: of the GPU, or of this process."""
+    """Peak memory in bytes, of the GPU or of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
 
-    import resource
+    import resource  # not on Windows
     import sys
 
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if sys.platform == "darwin":
+        return peak
 
-    return most if sys.platform == "darwin" else most * 1024
+    return peak * 1024

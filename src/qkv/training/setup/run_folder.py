@@ -1,8 +1,7 @@
-"""The folder of a run: the model in front, what training needs behind it, and never two runs in
-one.
+"""The folder of a run: model, run.json, metrics and checkpoints; one run per folder.
 
-config.json  model.safetensors  tokenizer.json       the artifact, for qkv.load run.json
-metrics.jsonl      checkpoints/         how it was trained, what was measured, where to go on
+    config.json  model.safetensors  tokenizer.json    the artifact, for qkv.load
+    run.json  metrics.jsonl  checkpoints/             configuration, measurements, where to resume
 
 The artifact holds the weights with the best validation so far. Before the first validation it holds
 the weights of the newest checkpoint, so that a run can be opened from its first checkpoint on.
@@ -29,27 +28,36 @@ from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig
 
 LOCK = ".lock"
 FIXED = {"run": ("seed", "batch_tokens"), "optimizer": ("optimizer", "layer_decay")}
-"""What a resumed run must share with its beginning, besides the model and the data; the rest may
-change, and does so from then on."""
+"""Fields that a resumed run may not change, besides the model and the data."""
+UNREPORTED = ("out", "resume", "dry_run")
+"""Fields whose changes are not worth a line."""
 BEFORE_THE_FIRST_STEP = (LOCK, RUN, TOKENIZER, TOKENIZER_CONFIG)
-"""All that is there of a run that failed or was killed before it was worth keeping."""
+"""Files of a run that ended before its first checkpoint; it can be begun again."""
+
+# The folder
 
 
 def claim(out: Path, resume: bool) -> bool:
-    """Whether there is a run to go on with; an error where there is something that must not be
-    lost.
+    """Whether the folder has a run to resume.
+
+    Raises:
+        ValueError: The folder holds something else, or a run and `resume` is False.
     """
     if out.exists() and not out.is_dir():
         raise ValueError(f"out: {out} is a file; choose a folder")
 
-    names = sorted(path.name for path in out.iterdir()) if out.exists() else []
-    run = RUN in names
-    half = (storage.WRITING, storage.REMOVING)
+    names: list[str] = []
+    if out.exists():
+        names = sorted(path.name for path in out.iterdir())
+
+    half_written = (storage.WRITING, storage.REMOVING)
     others = [
-        name for name in names if name not in BEFORE_THE_FIRST_STEP and not name.startswith(half)
+        name
+        for name in names
+        if name not in BEFORE_THE_FIRST_STEP and not name.startswith(half_written)
     ]
-    if not run and (others or TOKENIZER in names):
-        other = others[0] if others else TOKENIZER
+    if RUN not in names and (others or TOKENIZER in names):
+        other = next(iter(others), TOKENIZER)
         raise ValueError(
             f"out: {out} holds something that is not a run ({other}); choose an empty folder"
         )
@@ -58,7 +66,8 @@ def claim(out: Path, resume: bool) -> bool:
         return False
     if not resume:
         raise ValueError(
-            f"out: {out} holds a run already; add --resume to go on with it, or choose another folder"
+            f"out: {out} holds a run already; "
+            "add --resume to go on with it, or choose another folder"
         )
 
     return True
@@ -66,7 +75,7 @@ def claim(out: Path, resume: bool) -> bool:
 
 @contextmanager
 def locked(out: Path) -> Iterator[None]:
-    """Only one process trains into a folder; a lock goes with the process that had it."""
+    """Let only one process train into a folder; the lock ends with the process."""
     out.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
@@ -85,6 +94,9 @@ def locked(out: Path) -> Iterator[None]:
         yield
 
 
+# run.json
+
+
 def describe(
     model: Config,
     data: DataConfig | FinetuneConfig,
@@ -93,35 +105,40 @@ def describe(
     fingerprint: str,
     order: int = 1,
 ) -> dict[str, Any]:
+    """The content of run.json."""
+    command = "finetune"
+    if isinstance(data, DataConfig):
+        command = "train"
+
     return {
-        "command": "train" if isinstance(data, DataConfig) else "finetune",
+        "command": command,
         "model": to_json(model),
-        "data": described(data),
+        "data": describe_data(data),
         "optimizer": asdict(optimizer),
-        "run": {
-            name: str(value) if isinstance(value, Path) else value
-            for name, value in asdict(run).items()
-        },
+        "run": asdict(run) | {"out": str(run.out)},
         "fingerprint": fingerprint,
         "order": order,
     }
 
 
-def described(data: DataConfig | FinetuneConfig) -> dict[str, Any]:
-    """What is read, with whole paths."""
-    target_positions: dict[str, Any] = {
-        name: tuple(map(located, getattr(data, name))) for name in ("data", "validation")
-    }
+def describe_data(data: DataConfig | FinetuneConfig) -> dict[str, Any]:
+    """The fields of a data configuration, with absolute paths."""
+    description = asdict(data)
+    description["data"] = tuple(map(absolute_name, data.data))
+    description["validation"] = tuple(map(absolute_name, data.validation))
     if isinstance(data, FinetuneConfig):
-        target_positions["model"] = absolute(data.model)
+        description["model"] = absolute(data.model)
 
-    return asdict(data) | target_positions
+    return description
 
 
-def located(item: str) -> str:
-    """A file's whole path, so that a run can be resumed from anywhere."""
-    embedded = item.partition(":")[0] in SPLITS and not item.startswith(".")
-    return item if embedded or item.startswith(("hf:", "-")) else os.path.abspath(item)
+def absolute_name(name: str) -> str:
+    """A file's absolute path, so that a run can be resumed from anywhere; other names unchanged."""
+    embedded = name.partition(":")[0] in SPLITS and not name.startswith(".")
+    if embedded or name.startswith(("hf:", "-")):
+        return name
+
+    return os.path.abspath(name)
 
 
 def write_description(out: Path, description: dict[str, Any]) -> None:
@@ -129,98 +146,118 @@ def write_description(out: Path, description: dict[str, Any]) -> None:
 
 
 def read_description(out: Path) -> dict[str, Any]:
-    """What run.json says; of a run of version 0.6 or before, with the warm-up that it really had."""
-    told = read_json(out / RUN)
-    if "order" not in told:
-        told["order"] = 1
-        with suppress(KeyError, TypeError):  # which is told where the values are used
-            told["optimizer"]["warmup"] = max(
-                1, min(told["optimizer"]["warmup"], told["run"]["steps"] // 10)
-            )
+    """The content of run.json; for version 0.6 and earlier with the warm-up that the run had."""
+    description = read_json(out / RUN)
+    if "order" not in description:
+        description["order"] = 1
+        with suppress(KeyError, TypeError):  # reported where the values are used
+            optimizer = description["optimizer"]
+            most = description["run"]["steps"] // 10
+            optimizer["warmup"] = max(1, min(optimizer["warmup"], most))
 
-    return told
+    return description
 
 
 def remembered(out: Path, command: str = "train") -> tuple[Config, dict[str, Any]] | None:
-    """The model's config and the flags that a run of a command was begun with, if there is one."""
+    """The model's configuration and the flags of the run in a folder; None if there is no run."""
     if not (out / RUN).exists():
         return None
 
-    told = read_description(out)
-    if (other := told.get("command", "train")) != command:
+    description = read_description(out)
+    other = description.get("command", "train")
+    if other != command:
         raise ValueError(f"out: {out} holds a run of qkv {other}; resume it with that")
 
     try:
-        flags = {**told["data"], **told["optimizer"], **told["run"], "out": out}
-        flags = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in flags.items()
-        }
-        return from_json(told["model"]), flags
+        flags = {**description["data"], **description["optimizer"], **description["run"]}
+        flags["out"] = out
+        for name, value in flags.items():
+            if isinstance(value, list):
+                flags[name] = tuple(value)
+
+        return from_json(description["model"]), flags
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{out / RUN}: damaged, or of another version ({error})") from error
 
 
-def check_choices(out: Path, now: dict[str, Any]) -> None:
-    """What is read must be what was read: the same task, the same files, the same columns."""
+# What a resumed run may change
+
+
+def check_same_data(out: Path, data: dict[str, Any]) -> None:
+    """The run in the folder must have the same data configuration: task, files, columns."""
     before = read_description(out)["data"]
-    for name, value in json.loads(json.dumps(now)).items():
-        check_equal(
-            out, name, before.get(name, value), value
-        )  # a version before this one may not know it
+    for name, value in json.loads(json.dumps(data)).items():
+        old = before.get(name, value)  # an earlier version may not have the field
+        check_equal(out, name, old, value)
 
 
 def check_equal(out: Path, name: str, old: Any, new: Any) -> None:
     if old != new:
         raise ValueError(
-            f"{name}: the run in {out} has {old!r}, not {new!r}; resume with the same, or begin anew"
+            f"{name}: the run in {out} has {old!r}, not {new!r}; "
+            "resume with the same, or begin anew"
         )
 
 
-def difference(before: dict[str, Any], now: dict[str, Any]) -> tuple[str, Any, Any]:
-    """The first field that differs, also inside the parts of a model."""
-    for name in now:
-        old, new = before.get(name), now[name]
-        if old != new:
-            return (
-                difference(old, new)
-                if isinstance(old, dict) and isinstance(new, dict)
-                else (name, old, new)
-            )
-
-    return "family", before.get("family"), now.get("family")
-
-
-def check_same(out: Path, now: dict[str, Any]) -> list[str]:
-    """An error where resuming would not go on with the same run; what else has changed, in words."""
+def check_same_run(out: Path, description: dict[str, Any]) -> list[str]:
+    """Raise where this would not resume the same run; return the other changes as sentences."""
     before = read_description(out)
-    now = json.loads(json.dumps(now))  # tuples and lists alike
-    tuning = now["command"] == "finetune"
-    check_choices(out, now["data"])
+    now = json.loads(json.dumps(description))  # tuples become lists, as in the file
+    check_same_data(out, now["data"])
 
-    for part, fixed in FIXED.items():
-        for name in fixed:
-            flag = (
-                "batch" if tuning and name == "batch_tokens" else name
-            )  # which counts examples there
-            check_equal(out, flag, before[part].get(name, now[part][name]), now[part][name])
+    for part, names in FIXED.items():
+        for name in names:
+            flag = name
+            if name == "batch_tokens" and now["command"] == "finetune":
+                flag = "batch"  # it counts examples there
+
+            new = now[part][name]
+            check_equal(out, flag, before[part].get(name, new), new)
 
     if before["model"] != now["model"]:
-        name, old, new = difference(before["model"], now["model"])
+        name, old, new = first_difference(before["model"], now["model"])
         raise ValueError(
             f"{name}: the run in {out} has {old!r}, not {new!r}; resume with the same model"
         )
 
     if before["fingerprint"] != now["fingerprint"]:
-        what = f"{now['data']['model']} or " if tuning else ""
-        raise ValueError(
-            f"data: {what}{' '.join(now['data']['data'])} has changed since the run in {out} began; "
-            "bring it back as it was, or begin a new run in another folder"
-        )
+        raise ValueError(data_changed_message(out, now))
 
-    return [
-        f"{name} is now {now[part][name]}, was {before[part].get(name)}"
-        for part in ("optimizer", "run")
-        for name in now[part]
-        if before[part].get(name) != now[part][name] and name not in ("out", "resume", "dry_run")
-    ]
+    return changes(before, now)
+
+
+def first_difference(before: dict[str, Any], now: dict[str, Any]) -> tuple[str, Any, Any]:
+    """Name and both values of the first field that differs, also inside parts of a model."""
+    for name, new in now.items():
+        old = before.get(name)
+        if old == new:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict):
+            return first_difference(old, new)
+
+        return name, old, new
+
+    return "family", before.get("family"), now.get("family")
+
+
+def data_changed_message(out: Path, now: dict[str, Any]) -> str:
+    sources = " ".join(now["data"]["data"])
+    if now["command"] == "finetune":
+        sources = f"{now['data']['model']} or {sources}"
+
+    return (
+        f"data: {sources} has changed since the run in {out} began; "
+        "bring it back as it was, or begin a new run in another folder"
+    )
+
+
+def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Sentences on the optimizer and run fields that changed."""
+    sentences: list[str] = []
+    for part in ("optimizer", "run"):
+        for name, new in now[part].items():
+            old = before[part].get(name)
+            if old != new and name not in UNREPORTED:
+                sentences.append(f"{name} is now {new}, was {old}")
+
+    return sentences

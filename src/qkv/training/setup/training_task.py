@@ -1,6 +1,4 @@
-"""From the names of data to what a model is trained on: tokenizer, prepared data, batches; and the
-model's own size.
-"""
+"""The training task: from the names of data to tokenizer, batches and the model's configuration."""
 
 from __future__ import annotations
 
@@ -32,19 +30,18 @@ from qkv.training.objective import Objective
 from qkv.training.run_config import DataConfig
 from qkv.training.schedule import USUAL_WARMUP
 
-MOST_HELD_OUT = {"tokens": 200_000, "pairs": 2_000}
+MOST_TOKENS_HELD_OUT = 200_000
+MOST_PAIRS_HELD_OUT = 2_000
 
 
 @runtime_checkable
 class TrainingData(Protocol):
-    """Batches as a pure function of the step, and all of them in order."""
+    """Batches as a pure function of the position, and all of them in order."""
 
     steps_per_epoch: int
     tokens_per_step: int
     order_version: int
-    """Of the order in which `batch` reads the data: another number where a version of ours changed
-    it.
-    """
+    """Version of the order in which `batch` reads the data; it changes when the order does."""
 
     def batch(self, step: int) -> Batch: ...
 
@@ -53,49 +50,49 @@ class TrainingData(Protocol):
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """What a model is trained on."""
+    """What a model is trained on, and how."""
 
     config: Config
-    """The model's, its vocabulary now that of the tokenizer."""
+    """The model's configuration, with the tokenizer's vocabulary."""
     tokenizer: Tokenizer
     training: TrainingData
     validation: TrainingData
     fingerprint: str
-    """Of what is read, to train and to validate on, and how it is cut into tokens."""
-    asked: float = 1.0
-    """The fraction of the words read that the output layer is asked about."""
+    """Checksum of the data to train and validate on, and of the tokenizer."""
+    output_fraction: float = 1.0
+    """Fraction of the tokens whose features pass the output layer."""
     notes: tuple[str, ...] = ()
-    """What a person should know about the data."""
-    begin: Callable[[], Model] | None = None
-    """The model that is trained on; a new one unless given."""
+    """Facts about the data to print."""
+    initial_model: Callable[[], Model] | None = None
+    """The model to continue training (default: a new one)."""
     objective: Callable[..., Objective] = Objective
-    """What is minimised, made from the model, the precision and the smoothing."""
+    """Makes the objective from the model, `precision` and `smoothing`."""
     measure: Callable[[Tensor], dict[str, float]] | None = None
-    """Metrics from what validation counts."""
+    """Computes metrics from what validation counts."""
     metric: str = "loss"
-    """The one that says which weights are the best."""
+    """The metric that decides which weights are the best."""
     save: Callable[[Mapping[str, Tensor], Path], None] | None = None
-    """How the weights become an artifact in a folder, where it is more than saving the model."""
+    """Writes weights as an artifact, where that is more than saving the model."""
     steps: int | None = None
-    """As many as the run takes, where it is counted in epochs."""
-    rate: float | None = None
-    """The highest learning rate, unless a person gives one."""
+    """Steps of the run, where it is counted in epochs."""
+    learning_rate: float | None = None
+    """The highest learning rate by default."""
     warmup: int = USUAL_WARMUP
-    """Steps of warm-up unless a person gives a number, but at most a tenth of all."""
-    trained: float = 1.0
-    """The fraction of the parameters that learn."""
-    through: float = 1.0
-    """The fraction of the layers that gradients pass through on their way back."""
-    learning: int | None = None
-    """How many they are, where it may not be all of them."""
+    """Steps of warm-up by default, but at most a tenth of all."""
+    trained_fraction: float = 1.0
+    """Fraction of the parameters that are trained."""
+    backward_fraction: float = 1.0
+    """Fraction of the layers that gradients pass through."""
+    trainable: int | None = None
+    """Number of trained parameters, where some may be frozen."""
     length: int | None = None
-    """Words of a text, about, where it is far from the model's context."""
+    """Tokens of a typical sequence, where it is far from the model's context."""
 
 
 def assemble(
     config: Config, data: DataConfig, *, batch_tokens: int, seed: int, tokenizer: Path | None = None
 ) -> TrainingTask:
-    """Read, tokenize and prepare. `tokenizer` is one learned before, for a run that is resumed."""
+    """Read, tokenize and prepare the data; `tokenizer` holds the one of a run that is resumed."""
     if isinstance(config, TransformerConfig | RNNConfig):
         return paired_task(config, data, batch_tokens, seed, tokenizer)
     if isinstance(config, TaskModelConfig):
@@ -109,124 +106,158 @@ def text_task(
     data: DataConfig,
     batch_tokens: int,
     seed: int,
-    learned: Path | None,
+    tokenizer_folder: Path | None,
 ) -> TrainingTask:
+    """Texts for a GPT (next token) or a BERT (masked tokens)."""
+    # Tokenize, and set the validation data apart
     source = open_texts(data.data, column=data.column)
-    tokenizer = find_tokenizer(data, (piece.text for piece in source), config.vocabulary, learned)
+    texts = (piece.text for piece in source)
+    tokenizer = find_tokenizer(data, texts, config.vocabulary, tokenizer_folder)
     tokens = prepare_texts(source, tokenizer)
-    held_out = validation_source(data)
-    if held_out:
-        training, validation = (
-            tokens,
-            prepare_texts(open_texts(held_out, column=data.column), tokenizer),
-        )
+    names = validation_source(data)
+    if names:
+        training = tokens
+        validation = prepare_texts(open_texts(names, column=data.column), tokenizer)
     else:
-        training, validation = tokens.split(fraction(data.held_out, len(tokens), "tokens"))
+        fraction = min(data.held_out, MOST_TOKENS_HELD_OUT / max(1, len(tokens)))
+        training, validation = tokens.split(fraction)
 
+    # Batches
     config = replace(config, vocabulary=tokenizer.vocabulary)
-    length = config.context
-    if isinstance(config, GPTConfig) and config.memory:
-        length *= 1 + -(
-            -config.memory // config.context
-        )  # a row of several segments, to have something to remember
-
+    length = row_length(config, data)
     rows = max(1, batch_tokens // length)
 
     def batches(tokens: Tokens) -> TrainingData:
-        across = data.across_documents
         if isinstance(config, GPTConfig):
-            return CausalData(tokens, length, rows, seed, across_documents=across)
+            return CausalData(tokens, length, rows, seed, across_documents=data.across_documents)
 
         return MaskedData(
-            tokens, length, rows, seed, WordPieces.of(tokenizer), rate=data.mask_rate, whole_words=data.whole_words,
-            across_documents=across,
-        )  # fmt: skip
+            tokens,
+            length,
+            rows,
+            seed,
+            WordPieces.of(tokenizer),
+            rate=data.mask_rate,
+            whole_words=data.whole_words,
+            across_documents=data.across_documents,
+        )
 
-    if isinstance(config, GPTConfig) and config.memory and not data.across_documents:
+    notes = [sizes_note(training, validation, "tokens", config.vocabulary)]
+    if len(training) <= length:
+        notes.append(
+            f"that is less than one row of {length:,} tokens: "
+            "the same row comes again and again, padded"
+        )
+
+    output_fraction = 1.0
+    if isinstance(config, BERTConfig):
+        output_fraction = data.mask_rate
+
+    return TrainingTask(
+        config, tokenizer, batches(training), batches(validation),
+        joint_fingerprint(training, validation), output_fraction, tuple(notes),
+    )  # fmt: skip
+
+
+def row_length(config: GPTConfig | BERTConfig, data: DataConfig) -> int:
+    """Tokens of a row: the context, or with a segment memory several segments to remember."""
+    if not isinstance(config, GPTConfig) or not config.memory:
+        return config.context
+
+    if not data.across_documents:
         raise ValueError(
             "across_documents: a model with memory reads on from text to text; leave it True"
         )
 
-    notes = [
-        f"{len(training):,} tokens to train on, {len(validation):,} to validate on, vocabulary {config.vocabulary:,}"
-    ]
-    if len(training) <= length:
-        notes.append(
-            f"that is less than one row of {length:,} tokens: the same row comes again and again, padded"
-        )
-
-    asked = data.mask_rate if isinstance(config, BERTConfig) else 1.0
-    fingerprint = both(training, validation)
-
-    return TrainingTask(
-        config, tokenizer, batches(training), batches(validation), fingerprint, asked, tuple(notes)
-    )
+    segments = 1 + -(-config.memory // config.context)
+    return segments * config.context
 
 
 def paired_task(
     config: TransformerConfig | RNNConfig,
     data: DataConfig,
-    budget: int,
+    batch_tokens: int,
     seed: int,
-    learned: Path | None,
+    tokenizer_folder: Path | None,
 ) -> TrainingTask:
+    """Pairs of source and target for an encoder-decoder."""
     if config.source_vocabulary is not None:
         raise ValueError(
             "source_vocabulary: one tokenizer serves both languages here; leave it out"
         )
 
+    # Tokenize, and set the validation data apart
     source = open_pairs(data.data, columns=data.columns)
-    tokenizer = find_tokenizer(data, chain.from_iterable(source), config.vocabulary, learned)
-    missing = [role for role in ("start", "end", "padding") if getattr(tokenizer, role) is None]
-    if missing:
-        raise ValueError(f"tokenizer: translation needs a token for {missing[0]}, and it has none")
+    texts = chain.from_iterable(source)
+    tokenizer = find_tokenizer(data, texts, config.vocabulary, tokenizer_folder)
+    for role in ("start", "end", "padding"):
+        if getattr(tokenizer, role) is None:
+            raise ValueError(f"tokenizer: translation needs a token for {role}, and it has none")
 
     pairs = prepare_pairs(source, tokenizer)
-    held_out = validation_source(data)
-    if held_out:
-        training, validation = (
-            pairs,
-            prepare_pairs(open_pairs(held_out, columns=data.columns), tokenizer),
-        )
+    names = validation_source(data)
+    if names:
+        training = pairs
+        validation = prepare_pairs(open_pairs(names, columns=data.columns), tokenizer)
     else:
-        training, validation = pairs.split(fraction(data.held_out, len(pairs), "pairs"))
+        fraction = min(data.held_out, MOST_PAIRS_HELD_OUT / max(1, len(pairs)))
+        training, validation = pairs.split(fraction)
 
+    # Batches
     config = replace(config, vocabulary=tokenizer.vocabulary)
-    context = config.context if isinstance(config, TransformerConfig) else None
+    training_data = paired_batches(training, config, tokenizer, batch_tokens, seed)
+    validation_data = paired_batches(validation, config, tokenizer, batch_tokens, seed)
 
-    def batches(pairs: Pairs) -> PairedData:
-        assert tokenizer.start is not None
-        assert tokenizer.end is not None
-        assert tokenizer.padding is not None
-        return PairedData(
-            pairs, tokenizer.start, tokenizer.end, tokenizer.padding, budget, seed, context
-        )
-
-    made = batches(training), batches(validation)
-    notes = [
-        f"{len(training):,} pairs to train on, {len(validation):,} to validate on, vocabulary {config.vocabulary:,}"
-    ]
-    if left_out := sum(each.left_out for each in made):
+    notes = [sizes_note(training, validation, "pairs", config.vocabulary)]
+    left_out = training_data.left_out + validation_data.left_out
+    if left_out:
         notes.append(
             f"{left_out:,} pairs are longer than the context or a whole batch, and are left out"
         )
 
-    first, second = (tokenizer.decode(side(0)) for side in (training.source, training.target))
-    notes.append(f"the first pair: {first} -> {second}")
+    first_source = tokenizer.decode(training.source(0))
+    first_target = tokenizer.decode(training.target(0))
+    notes.append(f"the first pair: {first_source} -> {first_target}")
 
-    return TrainingTask(config, tokenizer, *made, both(training, validation), notes=tuple(notes))
+    return TrainingTask(
+        config,
+        tokenizer,
+        training_data,
+        validation_data,
+        joint_fingerprint(training, validation),
+        notes=tuple(notes),
+    )
+
+
+def paired_batches(
+    pairs: Pairs,
+    config: TransformerConfig | RNNConfig,
+    tokenizer: Tokenizer,
+    batch_tokens: int,
+    seed: int,
+) -> PairedData:
+    assert tokenizer.start is not None
+    assert tokenizer.end is not None
+    assert tokenizer.padding is not None
+    context = None
+    if isinstance(config, TransformerConfig):
+        context = config.context
+
+    return PairedData(
+        pairs, tokenizer.start, tokenizer.end, tokenizer.padding, batch_tokens, seed, context
+    )
 
 
 def find_tokenizer(
-    data: DataConfig, texts: Iterable[str], vocabulary: int, learned: Path | None
+    data: DataConfig, texts: Iterable[str], vocabulary: int, folder: Path | None
 ) -> Tokenizer:
-    if learned is not None:
-        return Tokenizer.read(learned)
+    """The tokenizer in a run's folder, or the one that `data` names: learned, or read."""
+    if folder is not None:
+        return Tokenizer.read(folder)
 
     if data.tokenizer in get_args(Kind):
-        with Console(stderr=True).status(
-            f"learning a tokenizer of kind {data.tokenizer}"
-        ):  # seen on a terminal only
+        # The status is shown on a terminal only.
+        with Console(stderr=True).status(f"learning a {data.tokenizer} tokenizer"):
             return train(data.tokenizer, texts, vocabulary)  # type: ignore[arg-type]
 
     if not Path(data.tokenizer).exists():
@@ -239,16 +270,22 @@ def find_tokenizer(
 
 
 def validation_source(data: DataConfig) -> tuple[str, ...]:
-    """As given; the embedded sources bring their own."""
+    """The names of validation data; embedded data has a validation part of its own."""
     if not data.validation and len(data.data) == 1 and data.data[0] in SPLITS:
         return (f"{data.data[0]}:valid",)
 
     return data.validation
 
 
-def both(training: Tokens | Pairs, validation: Tokens | Pairs) -> str:
+def sizes_note(
+    training: Tokens | Pairs, validation: Tokens | Pairs, unit: str, vocabulary: int
+) -> str:
+    return (
+        f"{len(training):,} {unit} to train on, {len(validation):,} to validate on, "
+        f"vocabulary {vocabulary:,}"
+    )
+
+
+def joint_fingerprint(training: Tokens | Pairs, validation: Tokens | Pairs) -> str:
+    """One checksum of the data to train on and the data to validate on."""
     return hashlib.sha256(f"{training.fingerprint} {validation.fingerprint}".encode()).hexdigest()
-
-
-def fraction(held_out: float, count: int, of: str) -> float:
-    return min(held_out, MOST_HELD_OUT[of] / max(1, count))

@@ -1,17 +1,18 @@
-"""One process or many: torchrun starts them, PyTorch's own DDP and FSDP2 do the work.
+"""Data-parallel training with torchrun: process group, DDP, FSDP2, and gathering of shards.
 
-Every rank makes the same global batch and takes its rows of it, so what is learned does not depend
-on their number. DDP and FSDP average gradients over the ranks; the loss is divided by the global
-count and multiplied by their number.
+Every rank makes the same global batch and takes its rows, so that what is learned does not depend
+on the number of ranks. DDP and FSDP average gradients over the ranks; the loss is divided by the
+global count and multiplied by the number of ranks.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,99 +25,102 @@ from qkv.nn.block import Block
 from qkv.training.run_config import Distributed
 from qkv.training.systems.precision import DTYPES, Precision
 
-PATIENCE = timedelta(
-    days=7
-)  # others wait while the first prepares data; a process that dies is noticed at once
+TIMEOUT = timedelta(days=7)
+"""The other ranks wait while the first prepares data; a rank that dies is noticed at once."""
 
 
 @dataclass(frozen=True)
 class World:
+    """This process among the data-parallel ranks; a single process by default."""
+
     device: torch.device
     rank: int = 0
     size: int = 1
-    talk: dist.ProcessGroup | None = None
-    """What the ranks tell each other besides gradients, through the CPU; None for a process alone.
-    """
+    cpu_group: dist.ProcessGroup | None = None
+    """Process group for everything but gradients, on the CPU; None for a single process."""
 
     @property
     def first(self) -> bool:
-        """This process prints, writes files and prepares data."""
+        """Whether this process prints, writes files and prepares data."""
         return self.rank == 0
 
-    def total(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks, on each."""
-        if self.talk is not None:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks, on every rank."""
+        if self.cpu_group is not None:
             dist.all_reduce(tensor)
 
         return tensor
 
-    def anyone(self, flag: bool) -> bool:
-        if self.talk is None:
+    def any_rank(self, flag: bool) -> bool:
+        """Whether the flag is True on any rank."""
+        if self.cpu_group is None:
             return flag
 
         flags = torch.tensor(int(flag))
-        dist.all_reduce(flags, group=self.talk)
+        dist.all_reduce(flags, group=self.cpu_group)
         return bool(flags)
 
-    def agreed(self, number: int) -> int:
-        """What the first rank says, on each."""
-        if self.talk is None:
+    def broadcast(self, number: int) -> int:
+        """The first rank's number, on every rank."""
+        if self.cpu_group is None:
             return number
 
-        said = torch.tensor(number)
-        dist.broadcast(said, src=0, group=self.talk)
+        numbers = torch.tensor(number)
+        dist.broadcast(numbers, src=0, group=self.cpu_group)
 
-        return int(said)
+        return int(numbers)
 
-    def wait(self) -> None:
-        if self.talk is not None:
-            dist.barrier(self.talk)
+    def barrier(self) -> None:
+        if self.cpu_group is not None:
+            dist.barrier(self.cpu_group)
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """Goes well for all ranks or for none: the others do not wait for one that has failed in
-        here.
+    def all_or_none(self) -> Iterator[None]:
+        """The block succeeds on all ranks or ends all of them: none waits for one that failed.
 
-        Who has failed says why; the others leave without a word. In here they do not talk with each
-        other.
+        The rank that failed raises its error, the others exit silently. The block itself must not
+        communicate between ranks.
         """
         try:
             yield
         except BaseException:
-            self.anyone(True)
+            self.any_rank(True)
             raise
 
-        if self.anyone(False):
+        if self.any_rank(False):
             raise SystemExit(1)
 
     @contextmanager
-    def in_turn(self) -> Iterator[None]:
-        """The first rank goes ahead; the others follow and find what it left."""
+    def first_rank_first(self) -> Iterator[None]:
+        """The first rank runs the block, then the others do, with what it left on the disk."""
         if not self.first:
-            with self.together():
+            with self.all_or_none():
                 pass
 
-        with self.together():
+        with self.all_or_none():
             yield
 
         if self.first:
-            with self.together():
+            with self.all_or_none():
                 pass
 
 
 def device_named(device: str | None) -> torch.device:
-    """The device that a person asks for; the GPU unless given, if there is one."""
+    """The device of this name; by default a GPU if there is one, else the CPU."""
+    if not device:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+
     try:
-        kind = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        chosen = torch.device(device)
     except RuntimeError as error:
         raise ValueError(f"device: expected cpu, cuda, cuda:1 ..., not {device}") from error
 
-    if kind.type == "cuda" and not torch.cuda.is_available():
+    if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             f"device: there is no GPU here that PyTorch can use, so not {device}; use cpu"
         )
 
-    return kind
+    return chosen
 
 
 def under_torchrun() -> bool:
@@ -125,31 +129,27 @@ def under_torchrun() -> bool:
 
 
 def first_process() -> bool:
-    """Whether this is the process that prints and writes, before and after the ranks are joined."""
+    """Whether this process prints and writes; also before and after the process group exists."""
     return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
-def joined(device: str | None) -> Iterator[World]:
-    """This process among those that torchrun started, or alone."""
-    kind = device_named(device)
+def join_process_group(device: str | None) -> Iterator[World]:
+    """Join the processes that torchrun started; without torchrun, a world of one."""
+    chosen = device_named(device)
     if not under_torchrun():
-        yield World(kind)
+        yield World(chosen)
         return
 
-    if kind.type == "cuda":
-        number, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
-        if number >= gpus:
-            raise ValueError(
-                f"device: each process needs its own GPU, so start torchrun with --nproc-per-node {gpus}"
-            )
+    backend = "gloo"
+    if chosen.type == "cuda":
+        backend = "cpu:gloo,cuda:nccl"
+        chosen = local_gpu()
+        torch.cuda.set_device(chosen)
 
-        kind = torch.device("cuda", number)
-        torch.cuda.set_device(kind)
-
-    dist.init_process_group("cpu:gloo,cuda:nccl" if kind.type == "cuda" else "gloo")
-    talk = dist.new_group(backend="gloo", timeout=PATIENCE)
-    world = World(kind, dist.get_rank(), dist.get_world_size(), talk)
+    dist.init_process_group(backend)
+    cpu_group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    world = World(chosen, dist.get_rank(), dist.get_world_size(), cpu_group)
 
     try:
         yield world
@@ -162,27 +162,47 @@ def joined(device: str | None) -> Iterator[World]:
 
         raise
 
-    # Not after an error: a process that ends is noticed by the others, one that waits for them may
-    # wait for ever.
-    world.wait()
+    # Not after an error: the other ranks notice a process that ends, but waiting for them here
+    # could last for ever.
+    world.barrier()
     dist.destroy_process_group()
 
 
-def sharded(world: World, how: Distributed) -> bool:
-    return world.talk is not None and how == "fsdp"
+def local_gpu() -> torch.device:
+    """The GPU of this process, by its rank on this machine."""
+    rank = int(os.environ.get("LOCAL_RANK", 0))
+    gpus = torch.cuda.device_count()
+    if rank >= gpus:
+        raise ValueError(
+            f"device: each process needs its own GPU, "
+            f"so start torchrun with --nproc-per-node {gpus}"
+        )
+
+    return torch.device("cuda", rank)
 
 
-def spread(objective: nn.Module, world: World, how: Distributed, precision: Precision) -> nn.Module:
-    """The objective as every rank calls it. What is to be sharded may come on the CPU: it moves in
-    pieces.
+def uses_fsdp(world: World, distributed: Distributed) -> bool:
+    """Whether the model is sharded over the ranks."""
+    return world.cpu_group is not None and distributed == "fsdp"
+
+
+def parallelize(
+    objective: nn.Module, world: World, distributed: Distributed, precision: Precision
+) -> nn.Module:
+    """The objective as every rank calls it, under DDP or FSDP.
+
+    An objective for FSDP may be on the CPU: it moves to the devices shard by shard.
     """
-    if world.talk is None:
+    if world.cpu_group is None:
         return objective
-    if not sharded(world, how):
+    if not uses_fsdp(world, distributed):
         return DistributedDataParallel(objective, gradient_as_bucket_view=True)
 
-    dtype = None if precision == "float32" else DTYPES[precision]
-    # What goes into a block is of the right dtype already, or is float32 for a reason, as rotary
+    dtype = None
+    if precision != "float32":
+        dtype = DTYPES[precision]
+
+    # The inputs of a block have the right dtype already, or are float32 on purpose, as rotary
     # angles are.
     policy = MixedPrecisionPolicy(
         param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
@@ -199,31 +219,30 @@ def spread(objective: nn.Module, world: World, how: Distributed, precision: Prec
 
 
 @contextmanager
-def exchanging(module: nn.Module, now: bool) -> Iterator[None]:
-    """Gradients travel between the ranks only with the last micro-batch."""
+def gradient_sync(module: nn.Module, now: bool) -> Iterator[None]:
+    """Whether the backward pass in the context exchanges gradients between the ranks."""
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(now)
 
-    waiting = isinstance(module, DistributedDataParallel) and not now
+    context: AbstractContextManager[Any] = nullcontext()
+    if isinstance(module, DistributedDataParallel) and not now:
+        context = module.no_sync()
 
-    with module.no_sync() if waiting else nullcontext():  # type: ignore[operator]
+    with context:
         yield
 
 
-def settle(module: nn.Module) -> None:
-    """After a forward pass that no backward pass follows, each rank has its own part of the weights
-    again.
-    """
+def reshard(module: nn.Module) -> None:
+    """Free the gathered FSDP weights after a forward pass that no backward pass follows."""
     if isinstance(module, FSDPModule):
         module.reshard()
 
 
-def gathered(tensors: Iterable[tuple[str, Tensor]], here: bool) -> dict[str, Tensor]:
-    """The tensors, whole, on the rank that says `here`; nothing on the others, which must ask all
-    the same.
+def gather_tensors(tensors: Iterable[tuple[str, Tensor]], here: bool) -> dict[str, Tensor]:
+    """Whole tensors by name on ranks where `here` is True, nothing elsewhere; all ranks must call.
 
-    Those that are sharded come one at a time and move to the CPU: no device need hold all of a
-    sharded model.
+    Sharded tensors are gathered one at a time and moved to the CPU, so that no device has to hold
+    a whole sharded model.
     """
     whole: dict[str, Tensor] = {}
     for name, tensor in tensors:
@@ -237,14 +256,14 @@ def gathered(tensors: Iterable[tuple[str, Tensor]], here: bool) -> dict[str, Ten
     return whole
 
 
-def like(saved: Tensor, parameter: Tensor) -> Tensor:
-    """A saved tensor, placed and sharded as its parameter is; a single number (AdamW's step) only
-    placed.
+def place_like(saved: Tensor, parameter: Tensor) -> Tensor:
+    """A saved tensor, moved to its parameter's device and sharded like it.
+
+    A scalar, such as AdamW's step, is moved only. Every rank has read the whole tensor and takes
+    its shard.
     """
     saved = saved.to(parameter.device)
-    if (
-        isinstance(parameter, DTensor) and saved.dim()
-    ):  # every rank has read it: each takes its own part
+    if isinstance(parameter, DTensor) and saved.dim():
         return distribute_tensor(
             saved, parameter.device_mesh, parameter.placements, src_data_rank=None
         )

@@ -1,4 +1,4 @@
-"""Gradient checkpointing: what is not kept for the way back is computed again there."""
+"""Gradient checkpointing: activations that are not stored are recomputed in the backward pass."""
 
 from __future__ import annotations
 
@@ -16,74 +16,72 @@ from qkv.nn.feed_forward import FeedForward
 from qkv.nn.unchanged import same_computation
 
 
-class Plain(nn.Module):
-    """A block's own forward pass, whatever its forward has become."""
+class OriginalForward(nn.Module):
+    """A block with the forward method that it had before it was replaced."""
 
     def __init__(self, block: Block) -> None:
         super().__init__()
         self.block = block
-        self.own = block.forward
+        self.original = block.forward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.own(*args, **kwargs)
+        return self.original(*args, **kwargs)
 
 
 def recompute_activations(model: nn.Module) -> None:
-    """A feed-forward layer keeps what goes into its activation, not what comes out: a quarter of
-    all that is kept.
-    """
+    """Feed-forward layers store the activation's input, not its output: a quarter of all memory."""
     for module in model.modules():
         if isinstance(module, FeedForward):
-            again = partial(checkpoint, module.activate, use_reentrant=False)
-            module.activate = same_computation(again)  # type: ignore[method-assign]
+            activate = partial(checkpoint, module.activate, use_reentrant=False)
+            module.activate = same_computation(activate)  # type: ignore[method-assign]
 
 
 def recompute_blocks(model: nn.Module) -> None:
-    """Each block keeps only its input."""
+    """Every block stores only its input."""
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     if not blocks:
         raise ValueError("recompute: this model has no blocks to recompute; leave it out")
 
     for block in blocks:
-        recompute(block)
+        recompute_block(block)
 
 
-def recompute(block: Block) -> None:
-    plain = Plain(block)
+def recompute_block(block: Block) -> None:
+    original = OriginalForward(block)
 
     def forward(*args: Any, state: Any = None, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
-            return plain(*args, state=state, **kwargs)
+            return original(*args, state=state, **kwargs)
 
-        # The weights of this moment, which in half precision are short copies that are gone on the
-        # way back.
-        weights: dict[str, Tensor] = {
-            f"block.{name}": weight for name, weight in block.named_parameters()
-        }
+        # The weights of this moment: in mixed precision they are casts, gone in the backward pass.
+        weights: dict[str, Tensor] = {}
+        for name, weight in block.named_parameters():
+            weights[f"block.{name}"] = weight
+
         if state is None:
-            return checkpoint(functional_call, plain, weights, args, kwargs, use_reentrant=False)
+            return checkpoint(functional_call, original, weights, args, kwargs, use_reentrant=False)
 
-        before = remembered(state)
+        before = copied_memory(state)
 
         def run(*args: Any) -> Any:
             nonlocal state
-            now, state = (
-                state,
-                remembered(before),
-            )  # what the block adds to a memory it adds only once
-            return functional_call(plain, weights, args, {**kwargs, "state": now})
+            # The first call extends the real memory, the recomputation a copy of what it was.
+            memory = state
+            state = copied_memory(before)
+            return functional_call(original, weights, args, {**kwargs, "state": memory})
 
         return checkpoint(run, *args, use_reentrant=False)
 
     block.forward = same_computation(forward)  # type: ignore[method-assign]
 
 
-def remembered(state: SegmentMemory | None) -> SegmentMemory | None:
-    """A copy of what it is now."""
-    if state is None:
+def copied_memory(memory: SegmentMemory | None) -> SegmentMemory | None:
+    if memory is None:
         return None
 
-    twin = SegmentMemory(state.size, state.depth)
-    twin.length, twin.lengths, twin.layers = state.length, dict(state.lengths), dict(state.layers)
+    twin = SegmentMemory(memory.size, memory.depth)
+    twin.length = memory.length
+    twin.lengths = dict(memory.lengths)
+    twin.layers = dict(memory.layers)
 
     return twin

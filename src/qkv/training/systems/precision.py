@@ -1,7 +1,6 @@
-"""Half precision: weights, gradients and the optimizer's memory stay float32; the model computes
-with a short copy.
+"""Mixed precision: float32 weights, gradients and optimizer states, computation in bf16 or fp16.
 
-This is what FSDP's mixed precision does too, so one GPU and many give the same. bf16 has float32's
+FSDP's mixed precision does the same, so one GPU and many give equal results. bf16 has float32's
 range and 8 bits of precision; fp16 has 11 bits and a narrow range, so its loss is scaled up before
 the backward pass.
 """
@@ -27,31 +26,30 @@ DTYPES: dict[str, torch.dtype] = {
 
 
 class Cast(nn.Module):
-    """A module that computes with its weights cast to a dtype; gradients arrive at the weights
-    themselves.
-    """
+    """A module that computes with its weights cast to a dtype; gradients reach the weights."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
-        self.module, self.dtype = module, dtype
+        self.module = module
+        self.dtype = dtype
 
     def forward(self, *inputs: Any) -> Any:
-        short = {name: weight.to(self.dtype) for name, weight in self.module.named_parameters()}
-        return functional_call(self.module, short, inputs)
+        weights = {name: weight.to(self.dtype) for name, weight in self.module.named_parameters()}
+        return functional_call(self.module, weights, inputs)
 
 
 def best_precision(device: torch.device) -> Precision:
-    """bf16 on a GPU that computes with it, fp16 on an older one, float32 on a CPU."""
+    """bf16 on a GPU that supports it, fp16 on an older one, float32 on a CPU."""
     if device.type != "cuda":
         return "float32"
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        return "bf16"
 
-    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    return "fp16"
 
 
 def check_precision(precision: Precision, device: torch.device) -> str | None:
-    """Refuse a half precision that this CPU announces but cannot compute with; a sentence if it is
-    slow here.
-    """
+    """Raise if this CPU cannot compute with a half precision; return a warning if it is slow."""
     if device.type != "cpu" or precision == "float32":
         return None
 
@@ -62,8 +60,8 @@ def check_precision(precision: Precision, device: torch.device) -> str | None:
         return None
 
     return (
-        f"Matrix products in {precision} take {slowdown:.1f} times as long as in float32 on this CPU, "
-        "which has no fast instructions for it; --precision float32 is faster here."
+        f"Matrix products in {precision} take {slowdown:.1f} times as long as in float32 "
+        "on this CPU, which has no fast instructions for it; --precision float32 is faster here."
     )
 
 
@@ -83,23 +81,24 @@ for dtype in (torch.float32, torch.DTYPE):
 print(total, seconds[torch.DTYPE] / seconds[torch.float32])
 """
 NOTICEABLE = 1.3
-"""A slowdown from which on a person is told; below it may be noise."""
+"""The smallest slowdown that is worth a warning; less may be noise."""
 
 
 @cache
 def cpu_slowdown(dtype: torch.dtype) -> float | None:
-    """Time of a matrix product on this CPU relative to float32; None where it does not compute.
+    """Time of a matrix product on this CPU relative to float32; None if the CPU cannot compute it.
 
-    A child process tries it: some processors announce instructions that kill the process that uses
-    them.
+    A child process tries it: some processors announce instructions that kill the process.
     """
     program = PROBE.replace("DTYPE", str(dtype).removeprefix("torch."))
-    tried = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
-    if tried.returncode != 0:
+    if result.returncode != 0:
         return None
 
-    total, slowdown = map(float, tried.stdout.split())
+    total, slowdown = map(float, result.stdout.split())
+    if total != 256.0**3:
+        return None
 
-    return slowdown if total == 256.0**3 else None
+    return slowdown

@@ -1,4 +1,4 @@
-"""Batches made ahead: while the device works on one, a thread makes the next."""
+"""Prefetching of batches: while the device works on one, a thread makes the next."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from qkv.training.setup.training_task import TrainingData
 
 
 class Prefetcher:
+    """Batches by their position in the data, each made while the one before is in use."""
+
     def __init__(self, data: TrainingData) -> None:
         self.data = data
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self.coming: tuple[int, Future[Batch]] | None = None
 
     def take(self, position: int, following: int) -> Batch:
-        """The batch at a position of the data; the one that will be asked for next is begun."""
+        """The batch at a position; the one at `following` is started in the background."""
         if self.coming is not None and self.coming[0] == position:
             batch = self.coming[1].result()
-        else:  # the first one, or the run went back
+        else:  # the first batch, or the run went back
             batch = self.make(position)
 
         self.coming = following, self.thread.submit(self.make, following)
@@ -26,7 +28,7 @@ class Prefetcher:
 
     def make(self, position: int) -> Batch:
         batch = self.data.batch(position)
-        _ = batch.count, batch.tokens  # counted here, not while the device waits
+        _ = batch.count, batch.tokens  # computed here, not while the device waits
         return batch
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""The same kernels every step: on a GPU they are recorded once and replayed as one (a CUDA graph).
+"""CUDA graphs of training steps: a step's kernels are captured once and replayed with one launch.
 
-The host then launches one thing a step instead of some hundreds, and the GPU does not wait between
-them.
+The host launches one graph per step instead of hundreds of kernels, and the GPU does not wait
+between them.
 """
 
 from __future__ import annotations
@@ -17,92 +17,106 @@ from qkv.data.batches.batch import Batch
 
 Shape = tuple[tuple[str, tuple[int, ...]], ...]
 
-MOST = 8
-"""Each shape that is recorded holds gradients of its own, so there are not too many."""
+MOST_GRAPHS = 8
+"""The graph of every shape holds gradients of its own."""
 
 
 class StepGraphRunner:
-    """Forward and backward pass of an objective for batches of a few shapes.
+    """Forward and backward pass of an objective as CUDA graphs, one per batch shape.
 
-    A shape is recorded when it comes for the first time, or, where many differ, only after it has
-    come `wait` times.
+    A shape is captured when it comes for the first time, or, where shapes vary, after it has come
+    `wait` times.
     """
 
     def __init__(self, objective: nn.Module, wait: int = 0) -> None:
-        self.objective, self.wait = objective, wait
-        self.recorded: dict[Shape, TrainingGraph] = {}
-        self.seen: Counter[Shape] = Counter()
+        self.objective = objective
+        self.wait = wait
+        self.graphs: dict[Shape, TrainingGraph] = {}
+        self.counts: Counter[Shape] = Counter()
 
-    def fits(self, batch: Batch) -> bool:
+    def supports(self, batch: Batch) -> bool:
+        """Whether there is a graph for the batch's shape, or one should be captured now."""
         shape = shape_of(batch)
-        if shape in self.recorded:
+        if shape in self.graphs:
             return True
 
-        self.seen[shape] += 1
-        return len(self.recorded) < (MOST if self.wait else 1) and self.seen[shape] > self.wait
+        self.counts[shape] += 1
+        most = MOST_GRAPHS if self.wait else 1
+        return len(self.graphs) < most and self.counts[shape] > self.wait
 
     def gradients(self, batch: Batch, factor: Float[Tensor, ""], seed: int) -> Float[Tensor, ""]:
-        """The loss, and the gradient of loss * factor in the parameters, which had none; dropout
-        from the seed.
+        """Set the gradients of loss * factor, with dropout from the seed; return the loss.
+
+        The parameters must have no gradients before.
         """
         shape = shape_of(batch)
-        if shape not in self.recorded:
-            self.recorded[shape] = TrainingGraph(self.objective, batch, factor)
+        if shape not in self.graphs:
+            self.graphs[shape] = TrainingGraph(self.objective, batch, factor)
 
-        own = self.recorded[shape]
-        own.take(batch, factor)
-        torch.manual_seed(seed)  # only now: to record has drawn, too
-        own.graph.replay()
+        captured = self.graphs[shape]
+        captured.copy_inputs(batch, factor)
+        torch.manual_seed(seed)  # after the capture, which draws random numbers too
+        captured.graph.replay()
 
-        for parameter, gradient in own.gradient.items():
+        for parameter, gradient in captured.gradients.items():
             parameter.grad = gradient
 
-        return own.loss
+        return captured.loss
 
 
 class TrainingGraph:
-    """One pass over a batch in memory of its own, which others of its shape are copied to."""
+    """One captured pass over a static batch, into which other batches of its shape are copied."""
 
     def __init__(self, objective: nn.Module, batch: Batch, factor: Tensor) -> None:
         self.objective = objective
         self.batch = batch.map(lambda tensor: tensor.to(factor.device, copy=True))
         self.factor = factor.clone()
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
 
-        with torch.cuda.stream(aside):  # compiled and tuned before it is recorded
+        # Compile and autotune before the capture, on a side stream
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             for _ in range(2):
-                self.pass_through()
+                self.forward_and_backward()
                 objective.zero_grad(set_to_none=True)
 
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.empty_cache()
+
+        # Capture
         self.graph = torch.cuda.CUDAGraph()
-
         with torch.cuda.graph(self.graph):
-            self.loss = self.pass_through()
+            self.loss = self.forward_and_backward()
 
-        self.gradient = {
-            each: each.grad for each in objective.parameters() if each.grad is not None
-        }
+        self.gradients: dict[nn.Parameter, Tensor] = {}
+        for parameter in objective.parameters():
+            if parameter.grad is not None:
+                self.gradients[parameter] = parameter.grad
 
-    def take(self, batch: Batch, factor: Tensor) -> None:
-        for own, given in zip(tensors_of(self.batch), tensors_of(batch), strict=True):
-            own.copy_(given, non_blocking=True)
+    def copy_inputs(self, batch: Batch, factor: Tensor) -> None:
+        targets = tensors_of(self.batch).values()
+        sources = tensors_of(batch).values()
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source, non_blocking=True)
 
         self.factor.copy_(factor)
 
-    def pass_through(self) -> Tensor:
+    def forward_and_backward(self) -> Tensor:
         loss = self.objective(self.batch)
         (loss * self.factor).backward()
         return loss.detach()
 
 
-def tensors_of(batch: Batch) -> list[Tensor]:
-    values = [getattr(batch, field.name) for field in fields(batch)]
-    return [value for value in values if isinstance(value, Tensor)]
+def tensors_of(batch: Batch) -> dict[str, Tensor]:
+    """The tensors of a batch by field name."""
+    tensors: dict[str, Tensor] = {}
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        if isinstance(value, Tensor):
+            tensors[field.name] = value
+
+    return tensors
 
 
 def shape_of(batch: Batch) -> Shape:
-    named = [(field.name, getattr(batch, field.name)) for field in fields(batch)]
-    return tuple((name, tuple(value.shape)) for name, value in named if isinstance(value, Tensor))
+    return tuple((name, tuple(tensor.shape)) for name, tensor in tensors_of(batch).items())

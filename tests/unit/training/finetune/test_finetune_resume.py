@@ -1,6 +1,4 @@
-"""Fine-tuning that is stopped, resumed, ended early or recomputed: the weights are those of a run
-that was not.
-"""
+"""Fine-tuning that is stopped and resumed, ended early, or uses gradient checkpointing."""
 
 from __future__ import annotations
 
@@ -10,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from qkv.training.finetune import labelled_task
 from qkv.training.logging.metrics import read_metrics
 from qkv.training.resilience.checkpoint_writer import Checkpoints
-from support.finetuning import asked, assert_same_tuning, make_models
+from support.finetuning import assert_same_tuning, make_models, tuning_job
 from support.small_training import model_of, same_bits
 
-pytestmark = pytest.mark.usefixtures("without_shape_checks")  # which the tests of the tasks have on
+pytestmark = pytest.mark.usefixtures("without_shape_checks")  # test_finetune has them
 
 
 @pytest.fixture(scope="module")
@@ -42,74 +41,60 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", list(CASES))
-def test_stopped_and_resumed_is_never_stopped(
+def test_a_stopped_and_resumed_run_equals_an_undisturbed_one(
     case: str, models: Path, tmp_path: Path, stop_after: Callable[[int], None]
 ) -> None:
     family, changes = CASES[case]
-    whole = asked(
-        models,
-        tmp_path,
-        "classify",
-        family,
-        out="whole",
-        **{"epochs": 1.5, "checkpoint_every": 4, **changes},
-    )
+    options = {"epochs": 1.5, "checkpoint_every": 4, **changes}
+    whole = tuning_job(models, tmp_path, "classify", family, out="whole", **options)
     expected = whole.start()
-    stopped = asked(
-        models,
-        tmp_path,
-        "classify",
-        family,
-        out="stopped",
-        **{"epochs": 1.5, "checkpoint_every": 4, **changes},
-    )
+    stopped = tuning_job(models, tmp_path, "classify", family, out="stopped", **options)
     for steps in (3, 2):
         stop_after(steps)
         assert not stopped.start().outcome.finished
-        stopped = stopped.but(resume=True)
+        stopped = stopped.changed(resume=True)
+
     stop_after(-1)
-    made = stopped.start()
-    assert made.outcome.finished
-    assert made.outcome.steps == expected.outcome.steps
-    assert made.measured == expected.measured
+    result = stopped.start()
+    assert result.outcome.finished
+    assert result.outcome.steps == expected.outcome.steps
+    assert result.measured == expected.measured
     assert_same_tuning(stopped.run.out, whole.run.out)
     if case == "early stopping":
-        assert made.outcome.steps < 12
+        assert result.outcome.steps < 12
 
 
-def test_early_stopping_ends_the_run_and_keeps_the_best(
+def test_early_stopping_ends_the_run_and_saves_the_best(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accuracies = iter([0.5, 0.7, 0.6, 0.65, *[0.6] * 9])
     monkeypatch.setattr(
-        "qkv.training.finetune.labelled_task.measures",
+        labelled_task,
+        "measures",
         lambda head, counted: {"accuracy": next(accuracies), "macro_f1": 0.0, "matthews": 0.0},
     )
-    plan = asked(models, tmp_path, "classify", validate_every=3, stop_after=2, epochs=10)
-    made = plan.start()
-    assert (made.outcome.steps, made.outcome.finished) == (12, True)
-    assert Checkpoints(plan.run.out / "checkpoints").best().step == 6
-    assert [row["accuracy"] for row in read_metrics(plan.run.out) if "accuracy" in row] == [
-        0.5,
-        0.7,
-        0.6,
-        0.65,
-    ]
-    kept = Checkpoints(plan.run.out / "checkpoints").best().tensors("model/")
-    assert same_bits(model_of(plan.run.out), kept)
-    again = plan.but(resume=True).start()
-    assert again.outcome.steps == 12, "it has ended"
-    assert plan.but(resume=True, stop_after=3).start().outcome.steps > 12, "and goes on when it may"
+    job = tuning_job(models, tmp_path, "classify", validate_every=3, stop_after=2, epochs=10)
+    result = job.start()
+    assert result.outcome.steps == 12
+    assert result.outcome.finished
+    rows = [row for row in read_metrics(job.run.out) if "accuracy" in row]
+    assert [row["accuracy"] for row in rows] == [0.5, 0.7, 0.6, 0.65]
+    best = Checkpoints(job.run.out / "checkpoints").best()
+    assert best is not None
+    assert best.step == 6
+    assert same_bits(model_of(job.run.out), best.tensors("model/"))
+
+    # Resumed, the run has ended, unless it may wait for longer
+    assert job.changed(resume=True).start().outcome.steps == 12
+    assert job.changed(resume=True, stop_after=3).start().outcome.steps > 12
 
 
 @pytest.mark.parametrize("metric", ["loss", "accuracy"])
-def test_the_metric_says_which_weights_are_the_best_and_then_the_loss(
+def test_the_best_weights_are_those_of_the_metric_then_of_the_loss(
     metric: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "qkv.training.finetune.labelled_task.measures", lambda head, counted: {"accuracy": 1.0}
-    )
-    plan = asked(
+    monkeypatch.setattr(labelled_task, "measures", lambda head, counted: {"accuracy": 1.0})
+    job = tuning_job(
         models,
         tmp_path,
         "classify",
@@ -117,27 +102,18 @@ def test_the_metric_says_which_weights_are_the_best_and_then_the_loss(
         validate_every=4,
         optimizer={"learning_rate": 0.05},
     )
-    made = plan.start()
-    losses = [row["validation_loss"] for row in read_metrics(plan.run.out) if "accuracy" in row]
+    result = job.start()
+    losses = [row["validation_loss"] for row in read_metrics(job.run.out) if "accuracy" in row]
     assert len(losses) == 6
-    assert made.measured["loss"] == pytest.approx(min(losses), rel=1e-5)
-    assert made.outcome.validation_loss == min(losses)
+    assert result.measured["loss"] == pytest.approx(min(losses), rel=1e-5)
+    assert result.outcome.validation_loss == min(losses)
 
 
 @pytest.mark.parametrize("family", ["gpt", "bert"])
-def test_recomputed_it_is_the_same_run(family: str, models: Path, tmp_path: Path) -> None:
-    plain, again = (
-        asked(
-            models,
-            tmp_path,
-            "classify",
-            family,
-            out=f"recompute {how}",
-            recompute=how,
-            epochs=0.5,
-            dropout=0.1,
-        )
-        for how in (False, True)
-    )
-    assert plain.start().measured == again.start().measured
-    assert same_bits(model_of(plain.run.out), model_of(again.run.out))
+def test_gradient_checkpointing_gives_the_same_run(
+    family: str, models: Path, tmp_path: Path
+) -> None:
+    plain = tuning_job(models, tmp_path, "classify", family, epochs=0.5, dropout=0.1)
+    recomputed = plain.changed(out=tmp_path / "recomputed", recompute=True)
+    assert plain.start().measured == recomputed.start().measured
+    assert same_bits(model_of(plain.run.out), model_of(recomputed.run.out))

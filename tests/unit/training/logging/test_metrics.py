@@ -1,6 +1,4 @@
-"""metrics.jsonl holds every row that was written, whatever killed the run, and forgets what will be
-written again.
-"""
+"""metrics.jsonl: every row survives a kill, a rewind removes rows, and trackers get them too."""
 
 from __future__ import annotations
 
@@ -32,8 +30,9 @@ def event(step: int, kind: str = "skipped") -> dict[str, Any]:
 
 def write(folder: Path, *rows: dict[str, Any]) -> Metrics:
     metrics = Metrics(folder)
-    for each in rows:
-        metrics.write(each)
+    for item in rows:
+        metrics.write(item)
+
     return metrics
 
 
@@ -48,14 +47,14 @@ def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "run") == rows
 
 
-def test_what_is_not_finite_is_json_for_every_reader_and_a_float_for_ours(tmp_path: Path) -> None:
+def test_nan_and_infinity_are_strings_in_the_file_and_floats_when_read(tmp_path: Path) -> None:
     write(
         tmp_path,
         {"step": 1, "loss": math.nan, "gradient_norm": math.inf, "low": -math.inf, "reason": "nan"},
     )
 
     def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
+        raise AssertionError(f"{constant} is not JSON")
 
     written = json.loads((tmp_path / NAME).read_text(), parse_constant=refuse)
     assert written == {
@@ -67,7 +66,9 @@ def test_what_is_not_finite_is_json_for_every_reader_and_a_float_for_ours(tmp_pa
     }
     (read,) = read_metrics(tmp_path)
     assert math.isnan(read["loss"])
-    assert (read["gradient_norm"], read["low"], read["reason"]) == (math.inf, -math.inf, "nan")
+    assert read["gradient_norm"] == math.inf
+    assert read["low"] == -math.inf
+    assert read["reason"] == "nan"
 
 
 def test_numbers_of_numpy_and_torch(tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def test_rewinding_before_the_first_row_is_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "new" / NAME).exists()
 
 
-def test_events_of_a_way_that_was_left_stay(tmp_path: Path) -> None:
+def test_events_stay_when_the_run_continues_on_other_data(tmp_path: Path) -> None:
     metrics = write(tmp_path, row(1), row(2), row(3), event(4), row(4), event(5))
     metrics.rewind(2, keep_events=True)
     metrics.write(event(2, "rewound"))
@@ -141,13 +142,13 @@ def test_events_of_a_way_that_was_left_stay(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == past
     metrics.write(row(3, 0.5))
     metrics.write(event(6))
-    metrics.rewind(3)  # resumed from a checkpoint of the new way
+    metrics.rewind(3)  # resumed from a later checkpoint
     assert read_metrics(tmp_path) == [*past, row(3, 0.5)]
     metrics.rewind(1)  # before they happened
     assert read_metrics(tmp_path) == [row(1)]
 
 
-def test_killed_while_rewinding_the_rows_are_the_old_or_the_new_ones(tmp_path: Path) -> None:
+def test_a_kill_while_rewinding_leaves_the_old_or_the_new_rows(tmp_path: Path) -> None:
     rows = [row(step) for step in range(1, 6)]
     write(tmp_path, *rows).close()
     before = (tmp_path / NAME).read_bytes()
@@ -161,7 +162,7 @@ def test_killed_while_rewinding_the_rows_are_the_old_or_the_new_ones(tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
 
 
-def test_a_full_disk_is_told_and_leaves_whole_rows(tmp_path: Path) -> None:
+def test_a_full_disk_raises_and_leaves_whole_rows(tmp_path: Path) -> None:
     write(tmp_path, row(1)).close()
     size = (tmp_path / NAME).stat().st_size
 
@@ -182,7 +183,7 @@ def test_a_full_disk_is_told_and_leaves_whole_rows(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == [row(1)]
 
 
-def test_other_processes_write_nothing(tmp_path: Path) -> None:
+def test_inactive_processes_write_nothing(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path / "run", sinks=["tensorboard"], active=False)
     metrics.write(row(1))
     metrics.rewind(0)
@@ -190,7 +191,7 @@ def test_other_processes_write_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-# Other places
+# Trackers
 
 
 def install(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
@@ -205,18 +206,16 @@ def test_a_missing_package_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: Any
 ) -> None:
     monkeypatch.setattr("qkv.training.logging.trackers.find_spec", lambda _: None)
-    with pytest.raises(
-        ValueError, match=f"sinks: {name} needs the package {name}.*pip install {name}"
-    ):
+    with pytest.raises(ValueError, match=f"sinks: {name} .*pip install {name}"):
         Metrics(tmp_path, sinks=[name])
 
 
 def test_an_unknown_sink_is_refused(tmp_path: Path, without_shape_checks: None) -> None:
-    with pytest.raises(ValueError, match="sinks: expected tensorboard or wandb, not 'excel'"):
+    with pytest.raises(ValueError, match="sinks: .*'excel'"):
         Metrics(tmp_path, sinks=["excel"])  # type: ignore[list-item]
 
 
-def test_tensorboard_gets_numbers_by_step_and_forgets_on_rewind(
+def test_tensorboard_gets_numbers_by_step_and_is_purged_on_rewind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[tuple[Any, ...]] = []
@@ -243,13 +242,18 @@ def test_tensorboard_gets_numbers_by_step_and_forgets_on_rewind(
     metrics.close()
     folder = str(tmp_path / "tensorboard")
     assert calls == [
-        ("open", folder, None), ("loss", 2.0, 7), ("memory", 3.0, 7), ("event/skipped", "reason the loss is nan", 8),
-        ("close",), ("open", folder, 8), ("close",),
-    ]  # fmt: skip
+        ("open", folder, None),
+        ("loss", 2.0, 7),
+        ("memory", 3.0, 7),
+        ("event/skipped", "reason the loss is nan", 8),
+        ("close",),
+        ("open", folder, 8),
+        ("close",),
+    ]
     assert read_metrics(tmp_path) == [{"step": 7, "loss": 2.0, "utilisation": None, "memory": 3}]
 
 
-def test_a_resumed_run_goes_on_in_the_same_run_of_wandb(
+def test_a_resumed_run_continues_the_same_wandb_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[dict[str, Any]] = []
@@ -274,4 +278,5 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_wandb(
     assert len(opened[0]["id"]) == 12
     assert {settings["resume"] for settings in opened} == {"allow"}
     assert opened[0]["config"] == {"out": "runs/mine", "width": 4}
-    assert (opened[0]["name"], opened[0]["project"]) == ("mine", "qkv")
+    assert opened[0]["name"] == "mine"
+    assert opened[0]["project"] == "qkv"

@@ -13,7 +13,7 @@ from qkv.models import BERTConfig, GPTConfig, TransformerConfig, build, count_pa
 from qkv.models.registry import Config
 from qkv.training.objective import Objective
 from qkv.training.setup.cost import attention_flops, cost, measured_peak, memory_used
-from support.small_training import MODELS, SIZE, made_batch
+from support.small_training import MODELS, SIZE, random_batch
 
 GPT = GPTConfig(**SIZE, context=32)
 SHAPES = {
@@ -63,7 +63,7 @@ def test_the_others_about(family: str) -> None:
     config = MODELS[family]
     if isinstance(config, TransformerConfig):
         config = replace(config, dropout=0.0)
-    batch = made_batch(family, rows=8, length=16)
+    batch = random_batch(family, rows=8, length=16)
     estimate = cost(config, 64, "float32").flops_per_token * batch.tokens
     assert counted(config, batch) / 3 < estimate < 3 * counted(config, batch)
 

@@ -1,6 +1,4 @@
-"""Two ranks and three, with DDP and FSDP2, learn what one process learns; none waits for one that
-is gone.
-"""
+"""Two and three ranks with DDP and FSDP2 train like one process; none waits for one that died."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ TOLERANCE = dict.fromkeys(CASES, 1e-06) | {"muon": 1e-5}
 
 
 def launch(ranks: int, *arguments: str) -> subprocess.Popen[str]:
-    """What `torchrun` does."""
+    """Start a program as `torchrun` does."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [
         sys.executable,
@@ -72,7 +70,7 @@ def launch(ranks: int, *arguments: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str], seconds: float = 240) -> str:
-    """What it printed, when it has ended by itself."""
+    """Wait until the process ends; return what it printed."""
     try:
         return process.communicate(timeout=seconds)[0]
     finally:
@@ -95,18 +93,18 @@ def write_data(folder: Path) -> None:
         return " ".join(draw.choices(WORDS, k=n))
 
     (folder / TEXT).write_text("\n".join(words(8) for _ in range(60)))
-    lengths = [1, 2, 3, 12]
-    pairs = [f"{words(length)}\t{words(length)}\n" for length in draw.choices(lengths, k=80)]
+    lengths = draw.choices([1, 2, 3, 12], k=80)
+    pairs = [f"{words(length)}\t{words(length)}\n" for length in lengths]
     (folder / PAIRS).write_text("".join(pairs))
 
 
 def halfway(run: Path, copy: Path) -> None:
-    """A copy of a run as it was when its checkpoint halfway had been written."""
+    """Copy a run as it was at its checkpoint halfway."""
     shutil.copytree(run, copy)
     checkpoints = Checkpoints(copy / CHECKPOINTS)
     for step in checkpoints.steps():
         if step > HALFWAY:
-            shutil.rmtree(checkpoints.place(step))
+            shutil.rmtree(checkpoints.folder_of(step))
     (copy / "model.safetensors").unlink()
 
 
@@ -119,16 +117,16 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, cache: None) -> Path:
-    """Runs named NUMBER-OF-RANKS-WAY-CASE, or the way a run took: 1-then-2-fsdp-gpt."""
+    """Runs named RANKS-METHOD-CASE; 1-then-2-fsdp-gpt was resumed on two ranks with FSDP."""
     folder = tmp_path_factory.mktemp("runs")
     write_data(folder)
     for name in CASES:
         train_case(name, folder, folder / f"1-{name}", ALONE)
     for way in WAYS:
         halfway(folder / "1-gpt", folder / f"1-then-2-{way}-gpt")
-    begun = [f"{name}:{way}:2-{way}-{name}" for name in CASES for way in WAYS]
+    started = [f"{name}:{way}:2-{way}-{name}" for name in CASES for way in WAYS]
     resumed = [f"gpt:{way}:1-then-2-{way}-gpt" for way in WAYS]
-    printed = train_on(2, folder, "cpu", *begun, *resumed, "fail")
+    printed = train_on(2, folder, "cpu", *started, *resumed, "fail")
     (folder / "printed").write_text(printed)
 
     halfway(folder / "2-fsdp-gpt", folder / "2-fsdp-then-3-ddp-gpt")
@@ -156,30 +154,30 @@ def column(run: Path, name: str) -> list[float]:
 
 
 def assert_same(run: Path, reference: Path, tolerance: float) -> None:
-    """The same numbers at every step, and in the end the same model, checkpoint and average."""
+    """Equal metrics at every step, and in the end equal models and checkpoints."""
     for name in ("step", "loss", "gradient_norm", "validation_loss", "tokens"):
         expected = column(reference, name)
-        # A norm is most of all that of the steepest matrix, and sees every difference in the
-        # weights at once.
-        assert column(run, name) == pytest.approx(
-            expected, rel=10 * tolerance if name == "gradient_norm" else tolerance
-        )
+        relative = tolerance
+        if name == "gradient_norm":
+            relative = 10 * tolerance  # it adds up the differences of all weights
+
+        assert column(run, name) == pytest.approx(expected, rel=relative)
+
     assert column(run, "loss")[-1] < column(run, "loss")[0]
-    kept, expected_kept = (qkv.load(folder)[0].state_dict() for folder in (run, reference))
-    close(kept, expected_kept, tolerance)
-    newest, expected_newest = (
-        Checkpoints(folder / CHECKPOINTS).newest() for folder in (run, reference)
-    )
+    weights = qkv.load(run).model.state_dict()
+    assert_close(weights, qkv.load(reference).model.state_dict(), tolerance)
+    newest = Checkpoints(run / CHECKPOINTS).newest()
+    expected_newest = Checkpoints(reference / CHECKPOINTS).newest()
     assert newest is not None
     assert expected_newest is not None
     assert newest.step == expected_newest.step == STEPS
-    close(newest.tensors(), expected_newest.tensors(), tolerance)
+    assert_close(newest.tensors(), expected_newest.tensors(), tolerance)
 
 
-def close(
+def assert_close(
     tensors: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float
 ) -> None:
-    """Each as near as its own size allows."""
+    """Close relative to the norm of each tensor."""
     assert tensors.keys() == expected.keys()
     for name, tensor in expected.items():
         distance = (tensors[name] - tensor).norm() / max(tensor.norm(), 1e-3)
@@ -188,12 +186,12 @@ def close(
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CASES)
-def test_two_ranks_learn_what_one_process_learns(runs: Path, name: str, way: str) -> None:
+def test_two_ranks_train_like_one_process(runs: Path, name: str, way: str) -> None:
     assert_same(runs / f"2-{way}-{name}", runs / f"1-{name}", TOLERANCE[name])
 
 
 def test_cases_have_batches_that_ranks_cannot_share(runs: Path) -> None:
-    """What the other tests rely on."""
+    """The other tests rely on this."""
     case = CASES["transformer"]
     source = DataConfig(data=(str(runs / PAIRS),), tokenizer="characters")
     data = assemble(case.model, source, batch_tokens=case.run["batch_tokens"], seed=0).training
@@ -218,11 +216,11 @@ def test_three_ranks_with_batches_of_one_row(runs: Path, way: str) -> None:
         "2-fsdp-then-1",
     ],
 )
-def test_a_checkpoint_goes_on_with_another_number_of_ranks(runs: Path, path: str) -> None:
+def test_a_checkpoint_resumes_with_another_number_of_ranks(runs: Path, path: str) -> None:
     assert_same(runs / f"{path}-gpt", runs / "1-gpt", TOLERANCE["gpt"])
 
 
-def test_muons_memory_goes_on_too(runs: Path) -> None:
+def test_muons_state_resumes_too(runs: Path) -> None:
     assert_same(runs / "2-fsdp-then-1-muon", runs / "1-muon", TOLERANCE["muon"])
 
 
@@ -233,21 +231,45 @@ def test_only_the_first_rank_prints(runs: Path) -> None:
     assert sum(line.startswith(f"Resuming after step {HALFWAY} ") for line in lines) == len(WAYS)
 
 
-def test_whoever_fails_the_others_stop(runs: Path) -> None:
+def test_if_one_rank_fails_the_others_stop(runs: Path) -> None:
     for failing in (0, 1):
         for rank in (0, 1):
-            ended = (runs / f"{failing}-{rank}").read_text()
-            assert ended == ("OSError" if rank == failing else "SystemExit")
+            error = "OSError" if rank == failing else "SystemExit"
+            assert (runs / f"{failing}-{rank}").read_text() == error
+
     assert (runs / "turns-0").read_text() == "OSError"
     assert (runs / "turns-1").read_text() == "SystemExit"
-    assert not (runs / "turn-1").exists()  # it never had its turn
+    assert not (runs / "turn-1").exists()  # its block did not run
 
 
 # The command, under torchrun
 
-SMALL = ["--width", "32", "--depth", "2", "--heads", "2", "--context", "16"]
-FLAGS = ["--tokenizer", "characters", "--batch-tokens", "80", "--schedule", "constant", "--warmup", "1",
-         "--learning-rate", "1e-3", "--epsilon", "1e-5", "--device", "cpu", "--log-every", "1"]  # fmt: skip
+FLAGS = [
+    "--width",
+    "32",
+    "--depth",
+    "2",
+    "--heads",
+    "2",
+    "--context",
+    "16",
+    "--tokenizer",
+    "characters",
+    "--batch-tokens",
+    "80",
+    "--schedule",
+    "constant",
+    "--warmup",
+    "1",
+    "--learning-rate",
+    "1e-3",
+    "--epsilon",
+    "1e-5",
+    "--device",
+    "cpu",
+    "--log-every",
+    "1",
+]
 
 
 def wait_for(
@@ -261,24 +283,17 @@ def wait_for(
 
 
 def steps_done(run: Path) -> int:
-    return len(column(run, "loss")) if (run / "metrics.jsonl").exists() else 0
+    if not (run / "metrics.jsonl").exists():
+        return 0
+
+    return len(column(run, "loss"))
 
 
-def test_torchrun_told_to_stop_saves_and_one_process_goes_on(tmp_path: Path, cache: None) -> None:
+def test_torchrun_saves_when_stopped_and_one_process_resumes(tmp_path: Path, cache: None) -> None:
     write_data(tmp_path)
     out = tmp_path / "run"
-    command = [
-        "-m",
-        "qkv",
-        "train",
-        "gpt",
-        "--data",
-        str(tmp_path / TEXT),
-        "--out",
-        str(out),
-        *SMALL,
-        *FLAGS,
-    ]
+    paths = ["--data", str(tmp_path / TEXT), "--out", str(out)]
+    command = ["-m", "qkv", "train", "gpt", *paths, *FLAGS]
     process = launch(2, *command, "--distributed", "fsdp", "--steps", "100000")
     try:
         wait_for(lambda: steps_done(out) >= 5, process)
@@ -292,28 +307,29 @@ def test_torchrun_told_to_stop_saves_and_one_process_goes_on(tmp_path: Path, cac
     assert printed.count("The plan") == 1
 
     steps = stopped.step + 5
-    told = {"batch_tokens": 80, "device": "cpu", "steps": steps, "sample_every": 0}
+    options = {"batch_tokens": 80, "device": "cpu", "steps": steps, "sample_every": 0}
     data = DataConfig(data=(str(tmp_path / TEXT),), tokenizer="characters")
     optimizer = OptimizerConfig(schedule="constant", warmup=1, learning_rate=1e-3, epsilon=1e-5)
     model = GPTConfig(vocabulary=4096, context=16, width=32, depth=2, heads=2)
-    for run in (RunConfig(out=out, resume=True, **told), RunConfig(out=tmp_path / "alone", **told)):
+    resumed = RunConfig(out=out, resume=True, **options)
+    alone = RunConfig(out=tmp_path / "alone", **options)
+    for run in (resumed, alone):
         outcome = train(model, data, optimizer, run)
         assert outcome is not None
         assert outcome.finished
     losses = column(tmp_path / "alone", "loss")
     assert len(losses) == steps
-    assert column(out, "loss") == pytest.approx(losses, rel=1e-4)  # rounding, over the steps
+    assert column(out, "loss") == pytest.approx(losses, rel=1e-4)  # rounding adds up
 
 
+# Triton cannot compile a function that the shape checks have rewritten.
 @pytest.mark.gpu
-@pytest.mark.usefixtures(
-    "qkv_unchecked"
-)  # Triton cannot compile a function that the shape checks have rewritten
-def test_one_rank_on_a_gpu_learns_what_one_process_learns(
+@pytest.mark.usefixtures("qkv_unchecked")
+def test_one_rank_on_a_gpu_trains_like_one_process(
     tmp_path: Path, cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """nccl, half precision, compiled or not; the losses differ by bf16's rounding."""
-    monkeypatch.delitem(sys.modules, "ranks")
+    monkeypatch.delitem(sys.modules, "support.ranks")
     from qkv.training.systems.distributed import World
     from support.ranks import train_case
 
@@ -328,10 +344,7 @@ def test_one_rank_on_a_gpu_learns_what_one_process_learns(
     train_on(1, tmp_path, "cuda", *items)
     for item in items:
         name, _, out, *_ = item.split(":")
-        assert column(tmp_path / out, "loss") == pytest.approx(
-            column(tmp_path / f"1-{name}", "loss"), rel=2e-2
-        )
-        assert (
-            qkv.load(tmp_path / out)[0].state_dict().keys()
-            == qkv.load(tmp_path / f"1-{name}")[0].state_dict().keys()
-        )
+        alone = tmp_path / f"1-{name}"
+        assert column(tmp_path / out, "loss") == pytest.approx(column(alone, "loss"), rel=2e-2)
+        names = qkv.load(alone).model.state_dict().keys()
+        assert qkv.load(tmp_path / out).model.state_dict().keys() == names

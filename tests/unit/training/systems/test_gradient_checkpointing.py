@@ -15,7 +15,7 @@ from qkv.models import GPT, GPTConfig, Model, RNNConfig, build
 from qkv.training.objective import FeatureExtractor, Objective
 from qkv.training.systems.gradient_checkpointing import recompute_blocks
 from qkv.training.systems.precision import Cast
-from support.small_training import MODELS, SIZE, made_batch
+from support.small_training import MODELS, SIZE, random_batch
 
 WITH_BLOCKS = [family for family in MODELS if family != "rnn"]
 
@@ -50,7 +50,7 @@ def learn(model: Model, batch: Batch, cast: bool = False) -> tuple[Tensor, dict[
 @pytest.mark.parametrize("family", WITH_BLOCKS)
 def test_gradients_are_the_same_and_less_is_kept(family: str, cast: bool) -> None:
     """With dropout, whose draws must be those of the first time."""
-    batch = made_batch(family, rows=12)
+    batch = random_batch(family, rows=12)
     plain, again = build(MODELS[family]), build(MODELS[family])
     again.load_state_dict(plain.state_dict())
     recompute_blocks(again)

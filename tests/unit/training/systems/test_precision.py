@@ -15,7 +15,7 @@ from qkv.models import build
 from qkv.training.objective import FeatureExtractor, Objective
 from qkv.training.systems import precision
 from qkv.training.systems.precision import Cast, best_precision, check_precision, cpu_slowdown
-from support.small_training import MODELS, made_batch
+from support.small_training import MODELS, random_batch
 
 CPU = torch.device("cpu")
 
@@ -42,7 +42,7 @@ def test_a_cast_model_learns_as_one_that_is_of_that_dtype(family: str) -> None:
     """Float64 stands in for bf16 here: every weight, also one used twice, gets the gradient of both
     uses.
     """
-    batch = made_batch(family)
+    batch = random_batch(family)
     model = build(MODELS[family]).eval()
     objective = Objective(model).eval()
     objective.reader = Cast(FeatureExtractor(model), torch.float64)
