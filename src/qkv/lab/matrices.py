@@ -185,9 +185,9 @@ def by_model(name: str, layer: int, head: int) -> tuple[Side, dict[str, MaskedHe
     reading = read(model, tokenizer, " ".join(QUICK))
 
     with unmasked(model):
-        free = heard_at(model, reading, place.tap(layer, ""), head)
+        free = heard_at(model, reading, place.hook_point(layer, ""), head)
 
-    masked = heard_at(model, reading, place.tap(layer, ""), head)
+    masked = heard_at(model, reading, place.hook_point(layer, ""), head)
 
     return reading.text, {UNMASKED: free, MASKED: masked}, f"layer {layer}, head {head}"
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from qkv.bootstrap import ratio_intervals
 from qkv.data.batches.batch import IGNORE, Batch
 from qkv.generation.generate import without_dropout
-from qkv.insight.heads.upper_layers import at_once, repeated, stack_with, starting_at
+from qkv.insight.inspect.upper_layers import copies_per_pass as at_once, repeated, stack_with, starting_at
 from qkv.insight.inspect.capture import AttentionSite, attention_sites
 from qkv.insight.inspect.hook_checks import require_hook
 from qkv.insight.inspect.logit_lens import predicts_tokens
@@ -176,7 +176,7 @@ def without_each(
         heads = range(first, min(first + most, place.heads))
         copies = batch.map(partial(repeated, times=len(heads)))
         listener = partial(put_out, heads=heads, instead=instead)
-        with require_hook(model, place.tap(layer, "heads"), listener, heads=place.heads):
+        with require_hook(model, place.hook_point(layer, "heads"), listener, heads=place.heads):
             if skips(model):
                 with starting_at(model, place.kind, layer, seen, len(heads)):
                     each = said(model, copies)
@@ -241,7 +241,7 @@ def means_of(model: Model, batches: Sequence[Batch]) -> dict[tuple[str, int], Fl
                 )  # (R, T)
                 for layer in range(place.depth):
                     hear = partial(add, key=(place.kind, layer), padding_mask=padding_mask)
-                    point = place.tap(layer, "heads")
+                    point = place.hook_point(layer, "heads")
                     listening.enter_context(require_hook(model, point, hear, heads=place.heads))
 
             said(model, batch)

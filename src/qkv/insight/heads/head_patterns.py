@@ -21,10 +21,10 @@ from torch import Tensor
 
 from qkv.generation.generate import without_dropout
 from qkv.insight.inspect.capture import AttentionSite, attention_sites
-from qkv.insight.inspect.frame_tokens import marks_of
+from qkv.insight.inspect.model_input import frame_tokens as marks_of
 from qkv.insight.inspect.hook_checks import require_hook
 from qkv.insight.inspect.model_input import read, read_sentences
-from qkv.insight.inspect.visible_tokens import visible
+from qkv.insight.inspect.capture import visible
 from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.models.registry import Model, backbone_of
 from qkv.text.tokenizer import Tokenizer
@@ -159,7 +159,7 @@ def measure_patterns(
             count.begin(within, len(ids[kind]), seen)
             for layer in range(count.place.depth):
                 add = partial(count.add, layer=layer, wanted=wanted, of=list(within))
-                point, heads = count.place.tap(layer, "weights"), count.place.heads
+                point, heads = count.place.hook_point(layer, "weights"), count.place.heads
                 listening.enter_context(require_hook(model, point, add, heads=heads))
 
         if isinstance(backbone, Transformer):

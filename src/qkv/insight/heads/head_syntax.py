@@ -25,7 +25,7 @@ from qkv.data.batches.framing import encoded, space_between
 from qkv.data.sources.conllu import ConlluSentence, ConlluWord
 from qkv.generation.generate import without_dropout
 from qkv.insight.inspect.capture import attention_sites
-from qkv.insight.inspect.frame_tokens import marks_of
+from qkv.insight.inspect.model_input import frame_tokens as marks_of
 from qkv.insight.inspect.hook_checks import require_hook
 from qkv.insight.inspect.whole_words import WholeWord, join_words
 from qkv.models import BERT, GPT
@@ -196,7 +196,7 @@ def find_arcs(
                 for layer in range(place.depth):
                     hear = partial(point, words=words, into=pointed[:, layer])
                     listening.enter_context(
-                        require_hook(model, place.tap(layer, "weights"), hear, heads=place.heads)
+                        require_hook(model, place.hook_point(layer, "weights"), hear, heads=place.heads)
                     )
 
                 backbone.hidden(torch.tensor([ids], device=device))
