@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from qkv.insight.heads import upper_layers
+from qkv.insight.inspect import upper_layers
 from qkv.insight.inspect.activation_patching import patch
 from qkv.insight.inspect.model_input import Reading, Side, logits
 from qkv.models import HeadConfig, TaskModel, TaskModelConfig

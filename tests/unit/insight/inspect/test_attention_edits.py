@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from qkv.insight.inspect.attention_edits import Edit, check, edited
+from qkv.insight.inspect.attention_edits import Edit, check_edit, edited
 from qkv.insight.inspect.capture import unmasked
 from qkv.insight.inspect.model_input import Reading, Side
 from qkv.nn.hooks import add_hook, capture
@@ -125,12 +125,12 @@ def test_only_an_edge_that_is_there_can_be_changed(make: Any, kind: str) -> None
         for value, given in product((0.0, 0.4), (reading(8), None)):
             edit = Edit(0, 1, value, (query, key))
             if shown[query, key] and shown[query].sum() > 1:
-                check(model, edit, given)
+                check_edit(model, edit, given)
             else:
                 with pytest.raises(
                     ValueError, match=f"^change: 0.1:{query}>{key}=.*: token {query} .*see"
                 ):
-                    check(model, edit, given)
+                    check_edit(model, edit, given)
     hidden = "token 7 cannot see token 0, which the model's mask hides from it"
     with pytest.raises(ValueError, match=hidden), edited(gpt(window=3), [Edit.read("0.1:7>0=0.4")]):
         pass
@@ -139,8 +139,8 @@ def test_only_an_edge_that_is_there_can_be_changed(make: Any, kind: str) -> None
 def test_a_model_without_its_mask_sees_later_tokens() -> None:
     model = gpt()
     with unmasked(model):
-        check(model, Edit.read("1.0:0>0=0.4"), reading())
-        check(model, Edit.read("1.0:2>3=off"))
+        check_edit(model, Edit.read("1.0:0>0=0.4"), reading())
+        check_edit(model, Edit.read("1.0:2>3=off"))
 
 
 def test_heads_off_and_scaled() -> None:
@@ -298,5 +298,5 @@ def test_what_makes_no_sense(text: str, message: str) -> None:
 def test_what_a_model_does_not_have(make: Any, text: str, message: str) -> None:
     read = reading(5, 6 if make is transformer else None)
     with pytest.raises(ValueError) as error:
-        check(make(), Edit.read(text), read)
+        check_edit(make(), Edit.read(text), read)
     assert message in str(error.value)

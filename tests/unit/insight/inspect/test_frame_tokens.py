@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from qkv.insight.inspect.frame_tokens import marks_of
+from qkv.insight.inspect.model_input import frame_tokens
 from qkv.insight.inspect.model_input import read
 from qkv.models import HeadConfig, TaskModel, TaskModelConfig
 from qkv.text import Tokenizer, train
@@ -33,7 +33,7 @@ def tuned() -> TaskModel:
 def test_a_text_is_read_between_them(make: Any, starts: bool) -> None:
     model, tokenizer = make(), Tokenizer(TOKENIZER.inner, {"add_bos_token": starts})
     assert tokenizer.starts_texts == starts
-    found = marks_of(model, tokenizer)
+    found = frame_tokens(model, tokenizer)
     if "self" in found:
         sides = {"self": read(model, tokenizer, TEXT).text}
     else:
@@ -50,4 +50,4 @@ def test_an_rnn_has_none() -> None:
     with pytest.raises(
         ValueError, match="model: an RNN's text does not look at itself; expected another"
     ):
-        marks_of(rnn(), TOKENIZER)
+        frame_tokens(rnn(), TOKENIZER)

@@ -122,7 +122,7 @@ HEADS = ("ablation", "ablation by the mean", "a head off", "patching")
 @pytest.mark.parametrize("way", [*WEIGHTS, *HEADS])
 def test_a_module_without_hooks_is_named_with_what_to_do(way: str, tmp_path: Path) -> None:
     value = "weights" if way in WEIGHTS else "heads"
-    sentence = rf'^(stack\.)?blocks\.1\.attention \(Mean\) has no hook point "{value}", .* self\.taps\("{value}", {value}'
+    sentence = rf'^(stack\.)?blocks\.1\.attention \(Mean\) has no hook point "{value}", .* self\.hooks\("{value}", {value}'
     with pytest.raises(ValueError, match=sentence):
         ways(replaced(Mean), tmp_path)[way]()
 

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from qkv.insight.inspect.capture import unmasked
-from qkv.insight.inspect.logit_lens import lens, next_tokens
+from qkv.insight.inspect.logit_lens import logit_lens, next_tokens
 from qkv.insight.inspect.model_input import hidden, hidden_of, ids_of
-from qkv.insight.inspect.residual_norms import norms
+from qkv.insight.inspect.residual_norms import residual_norms
 from qkv.nn.hooks import add_hook, capture
 from qkv.text import train
 from support.families import bert, gpt, rnn, transformer, words
@@ -46,7 +46,7 @@ def test_the_output_layer_reads_every_layer(family: str, tokenizer: Any) -> None
     stack = getattr(model, name)
     with torch.no_grad(), capture(model, f"{name}.*") as seen:
         last = hidden(model, text)
-    found = lens(model, tokenizer, text, top=3)
+    found = logit_lens(model, tokenizer, text, top=3)
     known = min(tokenizer.vocabulary, 13)
     layers = [
         seen[f"{name}.blocks.0.before"],
@@ -70,9 +70,9 @@ def test_the_output_layer_reads_every_layer(family: str, tokenizer: Any) -> None
 def test_an_rnn_has_one_layer_to_ask(tokenizer: Any) -> None:
     model = rnn()
     text = reading(words(T).tolist(), words(S).tolist())
-    assert lens(model, tokenizer, text) == [next_tokens(model, tokenizer, text)]
+    assert logit_lens(model, tokenizer, text) == [next_tokens(model, tokenizer, text)]
     with pytest.raises(ValueError, match=r"layers: an RNN has no residual stream"):
-        norms(model, text)
+        residual_norms(model, text)
 
 
 def test_many_places_are_asked_in_parts(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,9 +88,9 @@ def test_an_encoder_alone_says_nothing(tokenizer: Any) -> None:
     model = bert(mlm_head=False)
     with pytest.raises(ValueError, match=r"lens: this BERT is an encoder only"):
         next_tokens(model, tokenizer, texts(model))
-    assert norms(model, texts(model)).gradient is None
+    assert residual_norms(model, texts(model)).gradient is None
     with pytest.raises(ValueError, match=r"top: expected 1 or more, not 0"):
-        lens(gpt(), tokenizer, texts(gpt()), top=0)
+        logit_lens(gpt(), tokenizer, texts(gpt()), top=0)
 
 
 @pytest.mark.parametrize("family", MODELS)
@@ -99,7 +99,7 @@ def test_norms_and_the_gradient_by_finite_differences(family: str) -> None:
     model = MODELS[family]()
     text = texts(model)
     name = "decoder" if text.source else "stack"
-    found = norms(model, text)
+    found = residual_norms(model, text)
     ids = torch.tensor(text.text.ids)
 
     def losses(layer: int, moved: torch.Tensor) -> torch.Tensor:
@@ -134,7 +134,7 @@ def test_norms_and_the_gradient_by_finite_differences(family: str) -> None:
 def test_no_loss_hangs_on_the_last_word(family: str) -> None:
     """Not a gradient of 0, but none; a BERT is asked for its last word, too."""
     model = MODELS[family]()
-    found = norms(model, texts(model)).gradient
+    found = residual_norms(model, texts(model)).gradient
     assert found is not None
     for layer in found:
         assert layer.isnan().tolist() == [False] * (T - 1) + [family != "bert"]
@@ -144,10 +144,10 @@ def test_no_loss_hangs_on_the_last_word(family: str) -> None:
 def test_without_its_mask_every_word_is_seen_by_those_before() -> None:
     model = gpt()
     with unmasked(model):
-        found = norms(model, texts(model)).gradient
+        found = residual_norms(model, texts(model)).gradient
     assert found is not None
     assert [bool(layer[-1].isnan()) for layer in found] == [False, False, True]
 
 
 def test_one_word_has_no_next_one_to_be_wrong_about() -> None:
-    assert norms(gpt(), reading([3])).gradient is None
+    assert residual_norms(gpt(), reading([3])).gradient is None

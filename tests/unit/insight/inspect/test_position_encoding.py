@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from qkv.insight.inspect.position_encoding import draw, encoding
+from qkv.insight.inspect.position_encoding import encoding
 from qkv.insight.render.figures import figure_style
+from qkv.insight.render.figures.position_figure import draw
 from qkv.nn.position import rotary_angles, rotate, sinusoidal
 from support.families import bert, gpt, rnn, transformer
 
