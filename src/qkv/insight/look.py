@@ -39,12 +39,10 @@ class Look(LookData):
     The fields are those of `LookData`: attention, next, lens, norms, attribution ...
 
     Example:
-        >>> from qkv.insight import look
-        >>> from qkv.models import GPT, GPTConfig
-        >>> from qkv.text import train
-        >>> tokenizer = train("words", ["the cat sat on the mat"], 20)
-        >>> model = GPT(GPTConfig(vocabulary=tokenizer.vocabulary, width=8, heads=2, depth=1))
-        >>> look(model, "the cat sat", tokenizer=tokenizer)
+        >>> from qkv import insight, models, text
+        >>> tokenizer = text.train("words", ["the cat sat on the mat"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> insight.look(model, "the cat sat", tokenizer=tokenizer)
         Look('GPT', 3 tokens, self (1 layers of 2 heads))
     """
 
@@ -156,9 +154,8 @@ def look(
         source: The source of a translator.
         target: The target of a translator; by default its own translation.
         reading: The tokens, from `qkv.insight.read`, instead of texts.
-        layers: The layers whose attention weights are kept; default all, or `at_least` if the text
-            is long.
-        at_least: The layers that are kept of a long text; default the first.
+        layers: The layers whose attention is kept; default all, or `at_least` for a long text.
+        at_least: The layers that are kept for a long text; default the first.
         name: The name of the model in titles.
         attention: False captures no weights, for attention without the usual hook points.
         lens_too: Compute the logit lens; None does so for a text of up to 256 tokens.
@@ -169,51 +166,39 @@ def look(
         A `Look`; a notebook displays it, and `save` writes it to a file.
 
     Raises:
-        ValueError: If there is no tokenizer, or the text is missing, too long or too large for the
-            memory.
+        ValueError: If the tokenizer or the text is missing, or the text is too long.
 
     Example:
-        >>> from qkv.insight import look
-        >>> from qkv.models import GPT, GPTConfig
-        >>> from qkv.text import train
-        >>> tokenizer = train("words", ["the cat sat on the mat"], 20)
-        >>> model = GPT(GPTConfig(vocabulary=tokenizer.vocabulary, width=8, heads=2, depth=1))
-        >>> seen = look(model, "the cat sat", tokenizer=tokenizer)
-        >>> seen.of("self").layers[0].shape
+        >>> from qkv import insight, models, text
+        >>> tokenizer = text.train("words", ["the cat sat on the mat"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> insight.look(model, "the cat sat", tokenizer=tokenizer).of("self").layers[0].shape
         torch.Size([2, 3, 3])
     """
-    if isinstance(model, str | Path):
-        name = name or str(model)
-
+    name = name or title_of(model)
     model, tokenizer = with_tokenizer(model, tokenizer)
     if reading is None:
         reading = read(model, tokenizer, *texts, source=source, target=target)
 
     check_memory(model, reading)
-
-    captured: list[Attention] = []
-    if attention and attends(model):
-        kept = kept_layers(model, reading, layers, at_least)
-        captured = capture_attention(model, reading, layers=kept)
-
+    captured = attention_of(model, reading, layers, at_least) if attention else []
     by_layer = lens_of(model, tokenizer, reading, lens_too)
-    if by_layer is not None:
-        predictions: list[list[Guess]] | None = by_layer[-1]
-    elif predicts_tokens(model):
-        predictions = next_tokens(model, tokenizer, reading)
-    else:
-        predictions = None
+    predictions = by_layer[-1] if by_layer else predictions_of(model, tokenizer, reading)
+    norms = norms_of(model, reading, norms_too)
+    shares = attribution_of(model, reading, attribution)
+    is_bert = isinstance(backbone_of(model), BERT)
 
-    return Look(
-        name or type(model).__name__,
-        reading,
-        captured,
-        predictions,
-        by_layer,
-        norms_of(model, reading, norms_too),
-        attribution_of(model, reading, attribution),
-        both_ways=isinstance(backbone_of(model), BERT),
-    )
+    return Look(name, reading, captured, predictions, by_layer, norms, shares, is_bert)
+
+
+def title_of(model: Model | artifact.Loaded | str | Path) -> str:
+    """The name of a model in titles: its path, or its class."""
+    if isinstance(model, str | Path):
+        return str(model)
+    if isinstance(model, tuple):
+        model = model[0]
+
+    return type(model).__name__
 
 
 def with_tokenizer(
@@ -239,9 +224,26 @@ def with_tokenizer(
 # The parts of a look
 
 
-def attends(model: Model) -> bool:
-    """Whether the model has attention: all but an RNN without it."""
-    return stack_of(model) is not None or getattr(model.config, "attention", "none") != "none"
+def attention_of(
+    model: Model, reading: Reading, layers: Collection[int] | None, at_least: Collection[int]
+) -> list[Attention]:
+    """The captured attention; empty for an RNN without attention."""
+    is_rnn = stack_of(model) is None
+    if is_rnn and getattr(model.config, "attention", "none") == "none":
+        return []
+
+    kept = kept_layers(model, reading, layers, at_least)
+    return capture_attention(model, reading, layers=kept)
+
+
+def predictions_of(
+    model: Model, tokenizer: Tokenizer, reading: Reading
+) -> list[list[Guess]] | None:
+    """The likeliest tokens at each position; None for an encoder without a token head."""
+    if not predicts_tokens(model):
+        return None
+
+    return next_tokens(model, tokenizer, reading)
 
 
 def lens_of(

@@ -111,14 +111,12 @@ def ablate(
         ValueError: If `how` is unknown, the batches have no targets, or the model is an RNN.
 
     Example:
-        >>> from qkv.insight import ablate
+        >>> from qkv import insight, models, text
         >>> from qkv.insight.heads.text_batches import batches_of
-        >>> from qkv.models import GPT, GPTConfig
-        >>> from qkv.text import train
-        >>> tokenizer = train("words", ["the cat sat on the mat"], 20)
-        >>> model = GPT(GPTConfig(vocabulary=tokenizer.vocabulary, width=8, heads=2, depth=1))
+        >>> tokenizer = text.train("words", ["the cat sat on the mat"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
         >>> batches = batches_of(model, tokenizer, ["the cat sat", "on the mat"])
-        >>> ablate(model, batches).change["self"].shape
+        >>> insight.ablate(model, batches).change["self"].shape
         (1, 2)
     """
     if how not in ("zero", "mean"):

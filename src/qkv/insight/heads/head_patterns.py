@@ -89,12 +89,10 @@ def head_patterns(
         ValueError: If there is no text, or the model is an RNN or has too small a context.
 
     Example:
-        >>> from qkv.insight import head_patterns
-        >>> from qkv.models import GPT, GPTConfig
-        >>> from qkv.text import train
-        >>> tokenizer = train("words", ["the cat sat on the mat"], 20)
-        >>> model = GPT(GPTConfig(vocabulary=tokenizer.vocabulary, width=8, heads=2, depth=1))
-        >>> (patterns,) = head_patterns(model, tokenizer, ["the cat sat on the mat"])
+        >>> from qkv import insight, models, text
+        >>> tokenizer = text.train("words", ["the cat sat on the mat"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> (patterns,) = insight.head_patterns(model, tokenizer, ["the cat sat on the mat"])
         >>> list(patterns.scores)
         ['previous', 'first', 'self', 'same', 'induction']
     """
@@ -111,15 +109,8 @@ def head_patterns(
 
     total = len(texts) + 1
     with torch.no_grad(), without_dropout(model):
-        # The texts, one at a time
         for number, text in enumerate(texts, start=1):
-            ids = {}
-            masks = {}
-            for kind, row in ids_of_text(model, tokenizer, text).items():
-                ids[kind] = row.unsqueeze(0)
-                masks[kind] = pattern_masks(row, sees_later(backbone, kind))
-
-            measure_patterns(model, sums, ids, masks)
+            measure_text(model, tokenizer, sums, text)
             if progress is not None:
                 progress(number, total)
 
@@ -129,6 +120,23 @@ def head_patterns(
             progress(total, total)
 
     return [pattern_sums.result() for pattern_sums in sums.values()]
+
+
+def measure_text(
+    model: Model,
+    tokenizer: Tokenizer,
+    sums: dict[str, PatternSums],
+    text: str | tuple[str, str],
+) -> None:
+    """Add the attention on one text to the sums."""
+    backbone = backbone_of(model)
+    ids = {}
+    masks = {}
+    for kind, row in ids_of_text(model, tokenizer, text).items():
+        ids[kind] = row.unsqueeze(0)
+        masks[kind] = pattern_masks(row, sees_later(backbone, kind))
+
+    measure_patterns(model, sums, ids, masks)
 
 
 class PatternSums:

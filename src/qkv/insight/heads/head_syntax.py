@@ -119,14 +119,13 @@ def syntax(
 
     Example:
         >>> from qkv.data.sources.conllu import ConlluSentence, ConlluWord
-        >>> from qkv.insight import syntax
-        >>> from qkv.models import GPT, GPTConfig
-        >>> from qkv.text import train
+        >>> from qkv import insight, models, text
         >>> cat = ConlluWord(1, "cats", "_", "_", "_", "_", 2, "nsubj", "_", "_", 1)
         >>> sleep = ConlluWord(2, "sleep", "_", "_", "_", "_", 0, "root", "_", "_", 2)
-        >>> tokenizer = train("words", ["cats sleep"], 20)
-        >>> model = GPT(GPTConfig(vocabulary=tokenizer.vocabulary, width=8, heads=2, depth=1))
-        >>> found = syntax(model, tokenizer, [ConlluSentence((cat, sleep), ())] * 2, least=1)
+        >>> tokenizer = text.train("words", ["cats sleep"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> sentences = [ConlluSentence((cat, sleep), ())] * 2
+        >>> found = insight.syntax(model, tokenizer, sentences, least=1)
         >>> [relation.name for relation in found.relations]
         ['all', 'nsubj']
     """
@@ -137,6 +136,19 @@ def syntax(
         chosen = arcs.sentence % 2 == 0
         measured = ~chosen
 
+    relations = best_heads(arcs, chosen, measured, least)
+    if not relations:
+        raise ValueError(
+            f"sentences: no relation occurs {least} times or more in {count}; give more sentences"
+        )
+
+    return Syntax(relations, count, left_out, halves)
+
+
+def best_heads(
+    arcs: Arcs, chosen: Bool[np.ndarray, "A"], measured: Bool[np.ndarray, "A"], least: int
+) -> list[Relation]:
+    """The best head for all relations together, then for each, the most frequent first."""
     names = np.array(arcs.relation)
     counts = Counter(arcs.relation)
     by_frequency = sorted(counts, key=lambda name: (-counts[name], name))
@@ -150,12 +162,7 @@ def syntax(
         if (selected & measured).sum() >= max(1, least) and (selected & chosen).any():
             relations.append(best_head(name, arcs, selected & chosen, selected & measured))
 
-    if not relations:
-        raise ValueError(
-            f"sentences: no relation occurs {least} times or more in {count}; give more sentences"
-        )
-
-    return Syntax(relations, count, left_out, halves)
+    return relations
 
 
 def best_head(

@@ -23,8 +23,7 @@ from qkv.insight.inspect.model_input import Reading, hidden_of, ids_of
 from qkv.insight.inspect.upper_layers import copies_per_pass, stack_with, starting_at
 from qkv.models import BERT, TaskModel
 from qkv.models.registry import Model, backbone_of
-from qkv.nn.block import Block
-from qkv.nn.hooks import CapturedValues, add_hook, capture
+from qkv.nn.hooks import add_hook, capture
 from qkv.text.printable import printable
 
 At = Literal["residual", "heads", "feed_forward"]
@@ -88,74 +87,52 @@ def patch(
         ValueError: If the prompts do not fit each other or the model, or have the same answer.
 
     Example:
-        >>> from qkv.insight import patch, read
-        >>> from qkv.models import GPT, GPTConfig
-        >>> from qkv.text import train
-        >>> tokenizer = train("words", ["the cat sat on the mat"], 20)
-        >>> model = GPT(GPTConfig(vocabulary=tokenizer.vocabulary, width=8, heads=2, depth=1))
-        >>> clean, corrupted = (read(model, tokenizer, text) for text in ("the cat", "on cat"))
-        >>> patch(model, clean, corrupted, at="heads").restored.shape
+        >>> from qkv import insight, models, text
+        >>> tokenizer = text.train("words", ["the cat sat on the mat"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> clean = insight.read(model, tokenizer, "the cat")
+        >>> corrupted = insight.read(model, tokenizer, "on cat")
+        >>> insight.patch(model, clean, corrupted, at="heads").restored.shape
         torch.Size([1, 2])
     """
     kind = check_kind(model, at, kind)
     check_lengths(clean, corrupted)
     position = answer_position(model, clean, place)
-    point = "cross_attention.heads" if kind == "cross" else POINTS[at]
-    blocks = stack_with(model, kind).blocks
 
     with torch.no_grad(), without_dropout(model):
-        # Both prompts once, to capture the clean activations and the corrupted block inputs
-        names = [f"blocks.{layer}.{point}" for layer in range(len(blocks))]
-        with capture_required(stack_with(model, kind), names) as clean_values:
-            clean_logits = logits_at(model, ids_of(model, clean), position)  # (1, V)
-
-        with capture(backbone_of(model), "*blocks.*.before") as captured:
-            corrupted_logits = logits_at(model, ids_of(model, corrupted), position)
-
-        if answer is None:
-            answer = int(clean_logits.argmax())
-
-        measured = partial(measure, answer=answer, against=against)
-        high = float(measured(clean_logits))
-        low = float(measured(corrupted_logits))
-        check_different(high, low)
-
-        # Patch layer by layer
-        run = PatchRun(model, corrupted, kind, at, point, position, captured, measured)
+        run = PatchRun(model, clean, corrupted, kind, at, position)
+        run.set_measure(answer, against)
         layers = []
-        for layer, block in enumerate(blocks):
-            layers.append(run.patch_layer(layer, block, clean_values[names[layer]]))
+        for layer in range(run.depth):
+            layers.append(run.patch_layer(layer))
             if progress is not None:
-                progress(layer + 1, len(blocks))
+                progress(layer + 1, run.depth)
 
-    restored = (torch.stack(layers) - low) / (high - low)  # (L, N)
-    name = "probability" if against is None else "difference"
-
-    return Patched(at, kind, restored.float(), high, low, name, answer, against)
+    return run.result(layers)
 
 
 class PatchRun:
-    """Patches the layers of one corrupted prompt."""
+    """Captures both prompts, then patches the corrupted one layer by layer."""
 
     def __init__(
         self,
         model: Model,
+        clean: Reading,
         corrupted: Reading,
         kind: str,
         at: At,
-        point: str,
         position: int,
-        captured: CapturedValues,
-        measured: Callable[[Float[Tensor, "R V"]], Float[Tensor, "R"]],
     ) -> None:
         self.model = model
-        self.arguments = ids_of(model, corrupted)
         self.kind = kind
-        self.point = point
+        self.at: At = at
         self.position = position
-        self.captured = captured
-        self.measured = measured
+        self.arguments = ids_of(model, corrupted)
+        self.point = "cross_attention.heads" if kind == "cross" else POINTS[at]
+        self.blocks = stack_with(model, kind).blocks
+        self.depth = len(self.blocks)
 
+        # Tokens or heads of a layer, and how many of them are patched in one forward pass
         side = corrupted.text
         if kind == "encoder" and corrupted.source is not None:
             side = corrupted.source
@@ -166,23 +143,68 @@ class PatchRun:
 
         self.rows = copies_per_pass(len(side.ids), next(model.parameters()).device)
 
-    def patch_layer(
-        self, layer: int, block: Block, clean: Float[Tensor, "1 *n"]
-    ) -> Float[Tensor, "N"]:
+        # Both prompts once, for the clean activations and the corrupted block inputs
+        self.names = [f"blocks.{layer}.{self.point}" for layer in range(self.depth)]
+        with capture_required(stack_with(model, kind), self.names) as self.clean_values:
+            self.clean_logits = logits_at(model, ids_of(model, clean), position)  # (1, V)
+
+        with capture(backbone_of(model), "*blocks.*.before") as self.block_inputs:
+            self.corrupted_logits = logits_at(model, self.arguments, position)
+
+    def set_measure(self, answer: int | None, against: int | None) -> None:
+        """Choose what is measured, and measure both prompts; raise if they do not differ."""
+        if answer is None:
+            answer = int(self.clean_logits.argmax())
+
+        self.answer = answer
+        self.against = against
+        self.clean = float(self.measure(self.clean_logits))
+        self.corrupted = float(self.measure(self.corrupted_logits))
+        difference = abs(self.clean - self.corrupted)
+        if difference <= SAME * max(abs(self.clean), abs(self.corrupted)):
+            raise ValueError(
+                "corrupted: the answer is the same as after the clean prompt, so there is nothing "
+                "to restore; change a token that it depends on"
+            )
+
+    def measure(self, logits: Float[Tensor, "R V"]) -> Float[Tensor, "R"]:
+        """The probability of the answer, or its logit minus that of `against`."""
+        logits = logits.cpu().double()
+        if self.against is None:
+            return logits.softmax(-1)[:, self.answer]
+
+        return logits[:, self.answer] - logits[:, self.against]
+
+    def patch_layer(self, layer: int) -> Float[Tensor, "N"]:
         """The measure after patching each token, or each head, of a layer: one in each row."""
+        clean = self.clean_values[self.names[layer]]
         parts = []
         for first in range(0, self.choices, self.rows):
             chosen = range(first, min(first + self.rows, self.choices))
             hook = partial(replace_values, clean=clean, chosen=chosen)
             with (
-                starting_at(self.model, self.kind, layer, self.captured, len(chosen)),
-                add_hook(block, self.point, hook),
+                starting_at(self.model, self.kind, layer, self.block_inputs, len(chosen)),
+                add_hook(self.blocks[layer], self.point, hook),
             ):
                 logits = logits_at(self.model, self.arguments, self.position, len(chosen))
 
-            parts.append(self.measured(logits))
+            parts.append(self.measure(logits))
 
         return torch.cat(parts)
+
+    def result(self, layers: list[Float[Tensor, "N"]]) -> Patched:
+        """The restored share of the clean answer."""
+        restored = (torch.stack(layers) - self.corrupted) / (self.clean - self.corrupted)  # (L, N)
+        return Patched(
+            self.at,
+            self.kind,
+            restored.float(),
+            self.clean,
+            self.corrupted,
+            "probability" if self.against is None else "difference",
+            self.answer,
+            self.against,
+        )
 
 
 def replace_values(
@@ -203,17 +225,6 @@ def logits_at(
     copies = {name: ids.expand(rows, -1) for name, ids in arguments.items()}
     hidden = hidden_of(model, copies)  # (R, T, E)
     return model.logits(hidden[:, position])
-
-
-def measure(
-    logits: Float[Tensor, "R V"], *, answer: int, against: int | None
-) -> Float[Tensor, "R"]:
-    """The probability of the answer, or its logit minus that of `against`."""
-    logits = logits.cpu().double()
-    if against is None:
-        return logits.softmax(-1)[:, answer]
-
-    return logits[:, answer] - logits[:, against]
 
 
 # Checks
@@ -271,12 +282,3 @@ def answer_position(model: Model, clean: Reading, place: int | None) -> int:
         raise ValueError(f"place: expected 0 to {last}, not {place}")
 
     return place
-
-
-def check_different(clean: float, corrupted: float) -> None:
-    """Raise if both prompts have the same answer."""
-    if abs(clean - corrupted) <= SAME * max(abs(clean), abs(corrupted)):
-        raise ValueError(
-            "corrupted: the answer is the same as after the clean prompt, so there is nothing to "
-            "restore; change a token that it depends on"
-        )

@@ -59,12 +59,10 @@ def attribution(
         ValueError: If a position does not exist, the model has no source, or predicts nothing.
 
     Example:
-        >>> from qkv.insight import attribution, read
-        >>> from qkv.models import GPT, GPTConfig
-        >>> from qkv.text import train
-        >>> tokenizer = train("words", ["the cat sat on the mat"], 20)
-        >>> model = GPT(GPTConfig(vocabulary=tokenizer.vocabulary, width=8, heads=2, depth=1))
-        >>> attribution(model, read(model, tokenizer, "the cat sat")).shape
+        >>> from qkv import insight, models, text
+        >>> tokenizer = text.train("words", ["the cat sat on the mat"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> insight.attribution(model, insight.read(model, tokenizer, "the cat sat")).shape
         torch.Size([3, 3])
     """
     contribution = contributions(model, reading, positions)

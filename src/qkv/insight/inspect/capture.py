@@ -110,12 +110,11 @@ def capture_attention(
         ValueError: If the model has no such layer, has no attention, or hides its weights.
 
     Example:
-        >>> from qkv.insight import capture_attention, read
-        >>> from qkv.models import GPT, GPTConfig
-        >>> from qkv.text import train
-        >>> tokenizer = train("words", ["the cat sat on the mat"], 20)
-        >>> model = GPT(GPTConfig(vocabulary=tokenizer.vocabulary, width=8, heads=2, depth=1))
-        >>> (attention,) = capture_attention(model, read(model, tokenizer, "the cat sat"))
+        >>> from qkv import insight, models, text
+        >>> tokenizer = text.train("words", ["the cat sat on the mat"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> reading = insight.read(model, tokenizer, "the cat sat")
+        >>> (attention,) = insight.capture_attention(model, reading)
         >>> attention.kind, attention.layers[0].shape
         ('self', torch.Size([2, 3, 3]))
     """

@@ -75,23 +75,15 @@ def edit_effects(
         ValueError: If there is no edit, or one does not fit the model or the text.
 
     Example:
-        >>> from qkv.insight import Edit, edit_effects, read
-        >>> from qkv.models import GPT, GPTConfig
-        >>> from qkv.text import train
-        >>> tokenizer = train("words", ["the cat sat on the mat"], 20)
-        >>> model = GPT(GPTConfig(vocabulary=tokenizer.vocabulary, width=8, heads=2, depth=1))
-        >>> reading = read(model, tokenizer, "the cat sat")
-        >>> edit_effects(model, tokenizer, reading, [Edit.read("0.1=off")]).moved.shape
+        >>> from qkv import insight, models, text
+        >>> tokenizer = text.train("words", ["the cat sat on the mat"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> reading = insight.read(model, tokenizer, "the cat sat")
+        >>> edits = [insight.Edit.read("0.1=off")]
+        >>> insight.edit_effects(model, tokenizer, reading, edits).moved.shape
         torch.Size([3])
     """
-    if not edits:
-        raise ValueError("change: expected one or more, such as 3.5=off")
-    if top < 1:
-        raise ValueError(f"top: expected 1 or more, not {top}")
-
-    for edit in edits:
-        check_edit(model, edit, reading)
-
+    check_edits(model, reading, edits, top)
     with torch.no_grad(), without_dropout(model):
         before = predict(model, tokenizer, reading, top, length)
         with edited(model, edits):
@@ -113,6 +105,17 @@ def edit_effects(
         before.text,
         after.text,
     )
+
+
+def check_edits(model: Model, reading: Reading, edits: Sequence[Edit], top: int) -> None:
+    """Raise if there is no edit, or one does not fit the model or the text."""
+    if not edits:
+        raise ValueError("change: expected one or more, such as 3.5=off")
+    if top < 1:
+        raise ValueError(f"top: expected 1 or more, not {top}")
+
+    for edit in edits:
+        check_edit(model, edit, reading)
 
 
 def kl_divergence(before: Float[Tensor, "N V"], after: Float[Tensor, "N V"]) -> Float[Tensor, "N"]:

@@ -73,12 +73,11 @@ def next_tokens(
         ValueError: If top is below 1, or the model does not predict tokens.
 
     Example:
-        >>> from qkv.insight import next_tokens, read
-        >>> from qkv.models import GPT, GPTConfig
-        >>> from qkv.text import train
-        >>> tokenizer = train("words", ["the cat sat on the mat"], 20)
-        >>> model = GPT(GPTConfig(vocabulary=tokenizer.vocabulary, width=8, heads=2, depth=1))
-        >>> guesses = next_tokens(model, tokenizer, read(model, tokenizer, "the cat"), top=3)
+        >>> from qkv import insight, models, text
+        >>> tokenizer = text.train("words", ["the cat sat on the mat"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> reading = insight.read(model, tokenizer, "the cat")
+        >>> guesses = insight.next_tokens(model, tokenizer, reading, top=3)
         >>> len(guesses), len(guesses[0])
         (2, 3)
     """
@@ -106,12 +105,10 @@ def logit_lens(
         ValueError: If top is below 1, or the model does not predict tokens.
 
     Example:
-        >>> from qkv.insight import logit_lens, read
-        >>> from qkv.models import GPT, GPTConfig
-        >>> from qkv.text import train
-        >>> tokenizer = train("words", ["the cat sat on the mat"], 20)
-        >>> model = GPT(GPTConfig(vocabulary=tokenizer.vocabulary, width=8, heads=2, depth=1))
-        >>> layers = logit_lens(model, tokenizer, read(model, tokenizer, "the cat"))
+        >>> from qkv import insight, models, text
+        >>> tokenizer = text.train("words", ["the cat sat on the mat"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> layers = insight.logit_lens(model, tokenizer, insight.read(model, tokenizer, "the cat"))
         >>> len(layers), len(layers[0])
         (2, 2)
     """

@@ -81,12 +81,10 @@ def read(
         ValueError: If a text is missing, empty, too long, or not of the kind the model reads.
 
     Example:
-        >>> from qkv.insight import read
-        >>> from qkv.models import GPT, GPTConfig
-        >>> from qkv.text import train
-        >>> tokenizer = train("words", ["the cat sat on the mat"], 20)
-        >>> model = GPT(GPTConfig(vocabulary=tokenizer.vocabulary, width=8, heads=2, depth=1))
-        >>> read(model, tokenizer, "the cat sat").text.tokens
+        >>> from qkv import insight, models, text
+        >>> tokenizer = text.train("words", ["the cat sat on the mat"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> insight.read(model, tokenizer, "the cat sat").text.tokens
         ('the', 'cat', 'sat')
     """
     check_texts(texts, source, target)

@@ -43,12 +43,10 @@ def residual_norms(model: Model, reading: Reading) -> Norms:
         ValueError: If the model is an RNN.
 
     Example:
-        >>> from qkv.insight import read, residual_norms
-        >>> from qkv.models import GPT, GPTConfig
-        >>> from qkv.text import train
-        >>> tokenizer = train("words", ["the cat sat on the mat"], 20)
-        >>> model = GPT(GPTConfig(vocabulary=tokenizer.vocabulary, width=8, heads=2, depth=1))
-        >>> norms = residual_norms(model, read(model, tokenizer, "the cat sat"))
+        >>> from qkv import insight, models, text
+        >>> tokenizer = text.train("words", ["the cat sat on the mat"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> norms = insight.residual_norms(model, insight.read(model, tokenizer, "the cat sat"))
         >>> len(norms.residual), norms.residual[0].shape
         (2, torch.Size([3]))
     """

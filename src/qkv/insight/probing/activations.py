@@ -369,12 +369,11 @@ def activations(
 
     Example:
         >>> import numpy as np
-        >>> from qkv.insight import activations
+        >>> from qkv import insight, models
         >>> from qkv.insight.probing.activations import ProbeData
-        >>> from qkv.models import GPT, GPTConfig
-        >>> model = GPT(GPTConfig(vocabulary=9, width=8, heads=2, depth=1))
+        >>> model = models.GPT(models.GPTConfig(vocabulary=9, width=8, heads=2, depth=1))
         >>> data = ProbeData([np.array([1, 2, 3])], [np.array([0, 2])], np.array([0, 1]))
-        >>> with activations(model, [data], keep="memory") as (part,):
+        >>> with insight.activations(model, [data], keep="memory") as (part,):
         ...     part.layers, part.read(0, ["0"]).shape
         (('embedding', '0', 'norm'), torch.Size([1, 2, 8]))
     """
@@ -387,11 +386,8 @@ def activations(
         yield [ActivationsInMemory(source, advance) for source in sources]
         return
 
-    vectors = sum(len(texts.targets) for texts in parts)
-    numbers = vectors * len(chosen) * backbone_of(model).config.width
     parent = folder or cache_folder() / "activations"
-    check_room(parent, numbers * np.dtype(store).itemsize)
-
+    check_room(parent, sources, np.dtype(store).itemsize)
     with storage.staging(parent, 0, "activations") as staged:
         stored: list[Activations] = []
         for number, source in enumerate(sources):
@@ -401,9 +397,14 @@ def activations(
         yield stored
 
 
-def check_room(parent: Path, needed: int) -> None:
-    """Raise if the disk has less free space than needed."""
+def check_room(parent: Path, sources: Sequence[RecomputedActivations], itemsize: int) -> None:
+    """Raise if the disk has no room for the activations."""
     parent.mkdir(parents=True, exist_ok=True)
+    needed = 0
+    for source in sources:
+        width = backbone_of(source.model).config.width
+        needed += itemsize * len(source.texts.targets) * len(source.layers) * width
+
     free = storage.free(parent)
     if needed > free:
         raise storage.DiskFull(

@@ -155,15 +155,14 @@ def probe(
 
     Example:
         >>> import numpy as np
+        >>> from qkv import insight, models
         >>> from qkv.data.tokens.token_arrays import Tokens
-        >>> from qkv.insight import probe
         >>> from qkv.insight.probing.linear_probe import Learning
         >>> from qkv.insight.probing.probe_tasks import position_task
-        >>> from qkv.models import GPT, GPTConfig
-        >>> model = GPT(GPTConfig(vocabulary=9, width=8, heads=2, depth=1))
+        >>> model = models.GPT(models.GPTConfig(vocabulary=9, width=8, heads=2, depth=1))
         >>> tokens = Tokens([np.arange(200) % 9], np.array([200]), "")
         >>> task = position_task(tokens, length=4, windows=20)
-        >>> result = probe(model, task, seeds=1, learning=Learning(epochs=1), keep="memory")
+        >>> result = insight.probe(model, task, seeds=1, learning=Learning(epochs=1))
         >>> [score.layer for score in result.of("random model")]
         ['embedding', '0', 'norm']
     """
@@ -177,16 +176,7 @@ def probe(
     else:
         run.add("training probes on the model", model, ["model"])
 
-    return Probed(
-        name,
-        question.name,
-        question.measures,
-        tuple(dict.fromkeys(score.layer for score in run.scores)),
-        run.scores,
-        question.baseline(),
-        facts_of(question, learning, seeds),
-        run.weights,
-    )
+    return run.result(name)
 
 
 def facts_of(task: ProbeTask, learning: Learning, seeds: int) -> dict[str, Any]:
@@ -278,6 +268,19 @@ class ProbeRun:
 
         self.scores += result.scores
         self.weights |= result.weights
+
+    def result(self, name: str) -> Probed:
+        """The scores and weights of all models so far."""
+        return Probed(
+            name,
+            self.task.name,
+            self.task.measures,
+            tuple(dict.fromkeys(score.layer for score in self.scores)),
+            self.scores,
+            self.task.baseline(),
+            facts_of(self.task, self.learning, len(self.seeds)),
+            self.weights,
+        )
 
 
 class ProbeSetup(NamedTuple):

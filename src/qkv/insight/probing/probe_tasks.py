@@ -119,44 +119,26 @@ def probe_task(
         ValueError: If the target is unknown, or the data do not fit it or are too few.
 
     Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> from qkv.insight import probe_task
-        >>> from qkv.models import GPT, GPTConfig
-        >>> from qkv.text import train
-        >>> tokenizer = train("words", ["good bad film"], 20)
-        >>> model = GPT(GPTConfig(vocabulary=tokenizer.vocabulary, width=8, heads=2, depth=1))
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = Path(folder) / "films.tsv"
-        ...     rows = "good film\\tyes\\nbad film\\tno\\n" * 10
-        ...     _ = path.write_text("text\\tlabel\\n" + rows)
-        ...     probe_task(model, tokenizer, str(path)).labels
+        >>> import pathlib, tempfile
+        >>> from qkv import insight, models, text
+        >>> tokenizer = text.train("words", ["good bad film"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "films.csv")
+        >>> _ = path.write_text("text,label\\n" + "good film,yes\\nbad film,no\\n" * 10)
+        >>> insight.probe_task(model, tokenizer, str(path)).labels
         ('no', 'yes')
     """
     if target == "position":
-        if not data:
-            raise ValueError("data: expected texts whose token positions are probed")
-
-        for name, files in (("validation", validation), ("test", test)):
-            if files:
-                raise ValueError(
-                    f"{name}: with position a part of the data is held out; leave it out"
-                )
-
+        check_position_data(data, validation, test)
         return about_position(model, tokenizer, data, length=length, windows=windows)
-
     if data:
         raise ValueError(f"data: the texts are those of {target}; leave it out")
 
-    file, _, column = target.rpartition(":")
-    if ".conllu" in file and column:
+    file, column = split_target(target)
+    if column:
         return about_words(
             model, tokenizer, file, column, validation=validation, test=test, most=most
         )
-
-    if ".conllu" in Path(target).name:
-        file = target.removesuffix(":")
-        raise ValueError(f"target: name a column of {file}, such as {file}:upos")
 
     return about_texts(
         model,
@@ -170,6 +152,31 @@ def probe_task(
         pooling=pooling,
         numbers=numbers,
     )
+
+
+def check_position_data(
+    data: Sequence[str], validation: Sequence[str], test: Sequence[str]
+) -> None:
+    """Raise if the position task has no texts, or files that it would not use."""
+    if not data:
+        raise ValueError("data: expected texts whose token positions are probed")
+
+    for name, files in (("validation", validation), ("test", test)):
+        if files:
+            raise ValueError(f"{name}: with position a part of the data is held out; leave it out")
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """The file and the column of a CoNLL-U target; other files have no column."""
+    file, _, column = target.rpartition(":")
+    if ".conllu" in file and column:
+        return file, column
+
+    if ".conllu" in Path(target).name:
+        file = target.removesuffix(":")
+        raise ValueError(f"target: name a column of {file}, such as {file}:upos")
+
+    return target, ""
 
 
 # Token positions
