@@ -1,1 +1,67 @@
-"""Pictures of what a model learned and how: the curves of its training."""
+"""Look inside a model: attention, logit lens, head patterns, ablation, patching and probes."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from qkv.insight.heads.head_ablation import ablate
+    from qkv.insight.heads.head_patterns import head_patterns
+    from qkv.insight.heads.head_syntax import syntax
+    from qkv.insight.inspect.activation_patching import patch
+    from qkv.insight.inspect.alignment import alignment
+    from qkv.insight.inspect.attention_edits import Edit, edited
+    from qkv.insight.inspect.attribution import attribution
+    from qkv.insight.inspect.capture import capture_attention
+    from qkv.insight.inspect.edit_effects import edit_effects
+    from qkv.insight.inspect.logit_lens import logit_lens, next_tokens
+    from qkv.insight.inspect.model_input import read
+    from qkv.insight.inspect.residual_norms import residual_norms
+    from qkv.insight.look import Look, look
+    from qkv.insight.probing.activations import activations
+    from qkv.insight.probing.probe_model import probe
+    from qkv.insight.probing.probe_tasks import probe_task
+else:
+    from qkv.lazy_imports import attach
+
+    attach(
+        __name__,
+        {
+            "qkv.insight.heads.head_ablation": ("ablate",),
+            "qkv.insight.heads.head_patterns": ("head_patterns",),
+            "qkv.insight.heads.head_syntax": ("syntax",),
+            "qkv.insight.inspect.activation_patching": ("patch",),
+            "qkv.insight.inspect.alignment": ("alignment",),
+            "qkv.insight.inspect.attention_edits": ("Edit", "edited"),
+            "qkv.insight.inspect.attribution": ("attribution",),
+            "qkv.insight.inspect.capture": ("capture_attention",),
+            "qkv.insight.inspect.edit_effects": ("edit_effects",),
+            "qkv.insight.inspect.logit_lens": ("logit_lens", "next_tokens"),
+            "qkv.insight.inspect.model_input": ("read",),
+            "qkv.insight.inspect.residual_norms": ("residual_norms",),
+            "qkv.insight.look": ("Look", "look"),
+            "qkv.insight.probing.activations": ("activations",),
+            "qkv.insight.probing.probe_model": ("probe",),
+            "qkv.insight.probing.probe_tasks": ("probe_task",),
+        },
+    )
+
+__all__ = [
+    "Edit",
+    "Look",
+    "ablate",
+    "activations",
+    "alignment",
+    "attribution",
+    "capture_attention",
+    "edit_effects",
+    "edited",
+    "head_patterns",
+    "logit_lens",
+    "look",
+    "next_tokens",
+    "patch",
+    "probe",
+    "probe_task",
+    "read",
+    "residual_norms",
+    "syntax",
+]

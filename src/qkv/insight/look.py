@@ -1,16 +1,13 @@
-"""One look at one text: attention of every layer and head, what comes next, the lens, the norms.
-Shown in many ways.
-"""
+"""`look`: attention of every layer and head, next tokens, logit lens and norms for one text."""
 
 from __future__ import annotations
 
 import html
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from jaxtyping import Float
 from safetensors.torch import save_file
@@ -18,80 +15,63 @@ from torch import Tensor
 
 from qkv import artifact, storage
 from qkv.generation.fill import Guess
-from qkv.insight.inspect.attribution import attribution as attribute
+from qkv.insight.inspect import look_data
+from qkv.insight.inspect.attribution import attribution as compute_attribution
 from qkv.insight.inspect.capture import Attention, attention_sites, capture_attention
-from qkv.insight.inspect.logit_lens import lens, next_tokens, predicts_tokens, stack_of
+from qkv.insight.inspect.logit_lens import logit_lens, next_tokens, predicts_tokens, stack_of
+from qkv.insight.inspect.look_data import LookData
 from qkv.insight.inspect.model_input import Reading, read
-from qkv.insight.inspect.residual_norms import Norms, norms
+from qkv.insight.inspect.residual_norms import Norms, residual_norms
 from qkv.insight.render.figures.figure_style import ENDINGS
 from qkv.models import BERT, TaskModel
 from qkv.models.registry import Model, backbone_of
 from qkv.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from qkv.insight.render.views import View
+
 FORMATS = (".html", *ENDINGS, ".safetensors")
-ALL_LAYERS = 160_000_000
-"""Up to so many weights all layers are kept: 1,024 tokens of 12 layers with 12 heads. Beyond, one
-is.
-"""
-SHORT = 256
-"""Up to so many tokens the lens is made unasked: every layer has a distribution over the vocabulary
-at every place.
-"""
-BRIEF = 48
-"""Up to so many tokens a page has attributions, for which a gradient is made at every place."""
-MIDDLING = 1024
-"""Up to so many tokens the gradients' norms are made unasked."""
 
 
-@dataclass(frozen=True, eq=False)
-class Look:
-    """All that a look at a text shows. In a notebook it shows itself; `save` writes it as a page or
-    a picture.
+class Look(LookData):
+    """What a model does with a text. A notebook displays it; `save` writes a page or a picture.
+
+    The fields are those of `LookData`: attention, next, lens, norms, attribution ...
+
+    Example:
+        >>> from qkv import insight, models, text
+        >>> tokenizer = text.train("words", ["the cat sat on the mat"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> insight.look(model, "the cat sat", tokenizer=tokenizer)
+        Look('GPT', 3 tokens, self (1 layers of 2 heads))
     """
 
-    model: str
-    """Its name, for titles."""
-    reading: Reading
-    attention: list[Attention]
-    """Of each kind; none of an RNN without attention, or where attention=False left it out."""
-    next: list[list[Guess]] | None
-    """The likeliest tokens at each place; None of an encoder that says no words."""
-    lens: list[list[list[Guess]]] | None
-    """The same after the embedding and after each layer."""
-    norms: Norms | None
-    attribution: Float[Tensor, "T S"] | None = None
-    """What each place's likeliest token owes to each token read: |gradient x input|, a row sums to
-    1.
-    """
-    both_ways: bool = False
-    """The model is a BERT, which says what stands at a place; any other says what comes next."""
+    def save(
+        self,
+        path: Path | str,
+        *,
+        view: View | None = None,
+        kind: str | None = None,
+        layer: int | None = None,
+        head: int | Sequence[int] | None = None,
+        words: bool = False,
+    ) -> Path:
+        """Write a page (.html), one view as a picture (.png, .svg, .pdf), or the weights.
 
-    def __repr__(self) -> str:
-        kinds = ", ".join(
-            f"{each.kind} ({each.depth} layers of {each.heads} heads)" for each in self.attention
-        )
-        return (
-            f"Look({self.model!r}, {len(self.reading.text.ids)} tokens, {kinds or 'no attention'})"
-        )
+        Args:
+            path: The file; its ending determines the format (.safetensors for the weights).
+            view: The view to draw (default head), or the one a page opens with.
+            kind: encoder, decoder or cross attention of a translator.
+            layer: The layer, counted from 0 (default 0).
+            head: One head or several, counted from 0; default the mean of all.
+            words: Join the tokens of a word.
 
-    def of(self, kind: str | None = None) -> Attention:
-        """One kind of attention: of a translator cross-attention, unless another is named."""
-        kinds = [each.kind for each in self.attention]
-        if not kinds:
-            raise ValueError(
-                "attention: this look has none: an RNN without attention has no weights, and attention=False "
-                "captures none"
-            )
-        if kind is None:
-            return self.attention[kinds.index("cross") if "cross" in kinds else 0]
-        if kind not in kinds:
-            raise ValueError(f"kind: this model has {', '.join(kinds)}, not {kind}")
+        Returns:
+            The path.
 
-        return self.attention[kinds.index(kind)]
-
-    def save(self, path: Path | str, **how: Any) -> Path:
-        """As a page (.html), as numbers (.safetensors), or one view as a picture (.png, .svg,
-        .pdf), which view, kind, layer, head and words choose."""
+        Raises:
+            ValueError: If the ending is unknown, or the look has no such view, layer or head.
+        """
         path = Path(path)
         ending = path.suffix.lower()
         if ending not in FORMATS:
@@ -102,34 +82,42 @@ class Look:
         if ending == ".html":
             from qkv.insight.render.page import write_page
 
-            return write_page(self, path, **how)
+            return write_page(self, path, view=view, kind=kind, layer=layer, head=head, words=words)
 
         from qkv.insight.render.figures import look_figure
 
-        return look_figure.save(self, path, **how)
+        return look_figure.save(
+            self,
+            path,
+            view=view or "head",
+            kind=kind,
+            layer=layer or 0,
+            head=head,
+            words=words,
+        )
 
     def write_weights(self, path: Path) -> Path:
-        """The weights as numbers: self.3 is (H, T, S) of layer 3; the tokens are in the file's
-        metadata.
-        """
-        tensors = {
-            f"{each.kind}.{layer}": w.contiguous()
-            for each in self.attention
-            for layer, w in each.layers.items()
-        }
-        sides = {
-            "text": self.reading.text,
-            "source": self.reading.source,
-            "chosen": self.reading.chosen,
-        }
-        tokens = {name: json.dumps(side.tokens) for name, side in sides.items() if side is not None}
+        """Write the attention weights as safetensors: `self.3` is (H, T, S) of layer 3.
 
-        with storage.staging(
-            path.parent, sum(each.nbytes for each in tensors.values()), path.name
-        ) as made:
-            save_file(tensors, made / path.name, tokens)
-            storage.flush(made / path.name)
-            storage.move(made / path.name, path)
+        The metadata of the file has the tokens as JSON lists.
+        """
+        tensors = {}
+        for attention in self.attention:
+            for layer, weights in attention.layers.items():
+                tensors[f"{attention.kind}.{layer}"] = weights.contiguous()
+
+        reading = self.reading
+        tokens = {"text": json.dumps(reading.text.tokens)}
+        if reading.source is not None:
+            tokens["source"] = json.dumps(reading.source.tokens)
+        if reading.chosen is not None:
+            tokens["chosen"] = json.dumps(reading.chosen.tokens)
+
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        with storage.staging(path.parent, size, path.name) as folder:
+            save_file(tensors, folder / path.name, tokens)
+            storage.flush(folder / path.name)
+            storage.move(folder / path.name, path)
 
         return path
 
@@ -157,22 +145,72 @@ def look(
     norms_too: bool | None = None,
     attribution: bool | None = False,
 ) -> Look:
-    """Let a model read a text and keep what happens inside.
+    """Run a text through a model, and capture what happens inside.
 
-    `model` may be what `qkv.load` returns, its model alone, or a name that it takes; another model
-    needs its `tokenizer`. A `reading` may come in place of texts. `layers` keeps the weights of
-    these alone; unless given, of all, or, where a long text makes that too many, `at_least` of
-    these (the first). `attention=False` captures no weights, for a model whose attention does not
-    send them through its hooks. `lens_too` and `norms_too` make these of a long text, too.
-    `attribution` adds gradient x input; None does so for a brief text.
+    Args:
+        model: What `qkv.load` returns, a model alone, or a name or path that `qkv.load` accepts.
+        texts: One text; a BERT takes one or two, a translator its source.
+        tokenizer: The tokenizer of a model that was not loaded with `qkv.load`.
+        source: The source of a translator.
+        target: The target of a translator; by default its own translation.
+        reading: The tokens, from `qkv.insight.read`, instead of texts.
+        layers: The layers whose attention is kept; default all, or `at_least` for a long text.
+        at_least: The layers that are kept for a long text; default the first.
+        name: The name of the model in titles.
+        attention: False captures no weights, for attention without the usual hook points.
+        lens_too: Compute the logit lens; None does so for a text of up to 256 tokens.
+        norms_too: Compute the norms; None does so for a text of up to 1,024 tokens.
+        attribution: Compute gradient x input; None does so for a text of up to 48 tokens.
+
+    Returns:
+        A `Look`; a notebook displays it, and `save` writes it to a file.
+
+    Raises:
+        ValueError: If the tokenizer or the text is missing, or the text is too long.
+
+    Example:
+        >>> from qkv import insight, models, text
+        >>> tokenizer = text.train("words", ["the cat sat on the mat"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> insight.look(model, "the cat sat", tokenizer=tokenizer).of("self").layers[0].shape
+        torch.Size([2, 3, 3])
     """
+    name = name or title_of(model)
+    model, tokenizer = with_tokenizer(model, tokenizer)
+    if reading is None:
+        reading = read(model, tokenizer, *texts, source=source, target=target)
+
+    check_memory(model, reading)
+    captured = attention_of(model, reading, layers, at_least) if attention else []
+    by_layer = lens_of(model, tokenizer, reading, lens_too)
+    predictions = by_layer[-1] if by_layer else predictions_of(model, tokenizer, reading)
+    norms = norms_of(model, reading, norms_too)
+    shares = attribution_of(model, reading, attribution)
+    is_bert = isinstance(backbone_of(model), BERT)
+
+    return Look(name, reading, captured, predictions, by_layer, norms, shares, is_bert)
+
+
+def title_of(model: Model | artifact.Loaded | str | Path) -> str:
+    """The name of a model in titles: its path, or its class."""
     if isinstance(model, str | Path):
-        name = name or str(model)
+        return str(model)
+    if isinstance(model, tuple):
+        model = model[0]
+
+    return type(model).__name__
+
+
+def with_tokenizer(
+    model: Model | artifact.Loaded | str | Path, tokenizer: Tokenizer | None
+) -> tuple[Model, Tokenizer]:
+    """Load the model if it is a name; return it with its tokenizer."""
+    if isinstance(model, str | Path):
         model = artifact.load(model)
 
     if isinstance(model, tuple):
-        model, found = model
-        tokenizer = tokenizer or found
+        model, loaded = model
+        tokenizer = tokenizer or loaded
 
     tokenizer = tokenizer or artifact.tokenizer_with(model)
     if tokenizer is None:
@@ -180,60 +218,108 @@ def look(
             "tokenizer: expected the one that belongs to the model; qkv.load gives both"
         )
 
-    if reading is None:
-        reading = read(model, tokenizer, *texts, source=source, target=target)
-
-    T = len(reading.text.ids)
-    words, blocks = predicts_tokens(model), stack_of(model) is not None
-    explicable = words or isinstance(model, TaskModel)
-    check_room(model, reading)
-    by_layer = (
-        lens(model, tokenizer, reading)
-        if words and (T <= SHORT if lens_too is None else lens_too)
-        else None
-    )
-    attends = attention and (blocks or getattr(model.config, "attention", "none") != "none")
-
-    return Look(
-        name or type(model).__name__,
-        reading,
-        capture_attention(model, reading, layers=kept(model, reading, layers, at_least))
-        if attends
-        else [],
-        by_layer[-1] if by_layer else next_tokens(model, tokenizer, reading) if words else None,
-        by_layer,
-        norms(model, reading)
-        if blocks and (T <= MIDDLING if norms_too is None else norms_too)
-        else None,
-        attribute(model, reading)
-        if (explicable and T <= BRIEF if attribution is None else attribution)
-        else None,
-        both_ways=isinstance(backbone_of(model), BERT),
-    )
+    return model, tokenizer
 
 
-def check_room(model: Model, reading: Reading) -> None:
-    """Weights exist, one layer at a time, with the scores they are made from; better refused than
-    killed.
+# The parts of a look
+
+
+def attention_of(
+    model: Model, reading: Reading, layers: Collection[int] | None, at_least: Collection[int]
+) -> list[Attention]:
+    """The captured attention; empty for an RNN without attention."""
+    is_rnn = stack_of(model) is None
+    if is_rnn and getattr(model.config, "attention", "none") == "none":
+        return []
+
+    kept = kept_layers(model, reading, layers, at_least)
+    return capture_attention(model, reading, layers=kept)
+
+
+def predictions_of(
+    model: Model, tokenizer: Tokenizer, reading: Reading
+) -> list[list[Guess]] | None:
+    """The likeliest tokens at each position; None for an encoder without a token head."""
+    if not predicts_tokens(model):
+        return None
+
+    return next_tokens(model, tokenizer, reading)
+
+
+def lens_of(
+    model: Model, tokenizer: Tokenizer, reading: Reading, wanted: bool | None
+) -> list[list[list[Guess]]] | None:
+    """The logit lens, if it is wanted or by default the text is short."""
+    if wanted is None:
+        wanted = len(reading.text.ids) <= look_data.LENS_MAX_TOKENS
+    if not wanted or not predicts_tokens(model):
+        return None
+
+    return logit_lens(model, tokenizer, reading)
+
+
+def norms_of(model: Model, reading: Reading, wanted: bool | None) -> Norms | None:
+    """The norms, if they are wanted or by default the text is not too long."""
+    if wanted is None:
+        wanted = len(reading.text.ids) <= look_data.NORMS_MAX_TOKENS
+    if not wanted or stack_of(model) is None:
+        return None
+
+    return residual_norms(model, reading)
+
+
+def attribution_of(
+    model: Model, reading: Reading, wanted: bool | None
+) -> Float[Tensor, "T S"] | None:
+    """The attribution, if it is wanted or (None) the text is short and the model predicts."""
+    if wanted is None:
+        predicts = predicts_tokens(model) or isinstance(model, TaskModel)
+        wanted = predicts and len(reading.text.ids) <= look_data.ATTRIBUTION_MAX_TOKENS
+    if not wanted:
+        return None
+
+    return compute_attribution(model, reading)
+
+
+def kept_layers(
+    model: Model, reading: Reading, layers: Collection[int] | None, at_least: Collection[int] = ()
+) -> Collection[int] | None:
+    """The layers whose weights are kept; None for all.
+
+    Without `layers` all are kept, or if they are too large `at_least`, by default the first.
     """
+    if layers is not None:
+        return layers
+
+    size = longest_of(reading) ** 2
+    weights = sum(site.depth * site.heads * size for site in attention_sites(model))
+    if weights <= look_data.ALL_LAYERS_MAX_WEIGHTS:
+        return None
+
+    return at_least or [0]
+
+
+# Memory
+
+
+def check_memory(model: Model, reading: Reading) -> None:
+    """Raise if the attention of one layer with its scores does not fit into the free memory."""
     if next(model.parameters()).device.type != "cpu":
         return
 
-    heads, longest, free = (
-        getattr(backbone_of(model).config, "heads", 1),
-        longest_of(reading),
-        free_memory(),
-    )
+    free = free_memory()
+    longest = longest_of(reading)
+    heads = getattr(backbone_of(model).config, "heads", 1)
     needed = 3 * 4 * heads * longest**2
     if free is not None and needed > free:
         raise ValueError(
-            f"text: the attention of {longest:,} tokens needs {needed / 2**30:.1f} GiB of memory, and "
-            f"{free / 2**30:.1f} GiB are free; shorten the text"
+            f"text: the attention of {longest:,} tokens needs {needed / 2**30:.1f} GiB of memory, "
+            f"and {free / 2**30:.1f} GiB are free; shorten the text"
         )
 
 
 def free_memory() -> int | None:
-    """In bytes, with what a cache would give back; None where nobody knows."""
+    """Available memory in bytes, including reclaimable caches; None if it is unknown."""
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -243,19 +329,8 @@ def free_memory() -> int | None:
 
 
 def longest_of(reading: Reading) -> int:
-    return max(len(side.ids) for side in (reading.text, reading.source) if side is not None)
+    """The number of tokens of the text or the source, whichever is longer."""
+    if reading.source is None:
+        return len(reading.text.ids)
 
-
-def kept(
-    model: Model, reading: Reading, layers: Collection[int] | None, at_least: Collection[int] = ()
-) -> Collection[int] | None:
-    """The layers whose weights are kept: as asked, else all (None), else, when all would be too
-    many, some.
-    """
-    if layers is not None:
-        return layers
-
-    weights = sum(
-        place.depth * place.heads * longest_of(reading) ** 2 for place in attention_sites(model)
-    )
-    return None if weights <= ALL_LAYERS else at_least or [0]
+    return max(len(reading.text.ids), len(reading.source.ids))

@@ -1,1 +1,1 @@
-"""The lectures' claims, each one computed."""
+"""Experiments of the lectures, each computed by the code that trains and serves."""

@@ -1,4 +1,4 @@
-"""What the lectures draw on the board, computed by the code that trains and serves: `qkv demo`."""
+"""The lectures' tables, computed by the code that trains and serves: `qkv demo --board-only`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from qkv.lab.preset_table import preset_table
 from qkv.nn.attention import Causal, Fixed, Mask, Strided, Window, attend, dot, lookup
 from qkv.tables import Table
 
-# What each word means, by hand: how much it is a cat, a mouse, a chase, and how much of any thing
-# at all.
+# Hand-made embeddings: how much a word means cat, mouse, chase, and a thing in general.
 MEANING = {
     "cats": (2.0, 0.0, 0.5, 0.5),
     "chase": (0.5, 0.5, 2.0, 0.0),
@@ -30,18 +29,20 @@ ENGLISH = ("cats", "chase", "mice")
 TURKISH = ("kediler", "fareleri", "kovalar")
 
 
-def vectors(words: Sequence[str]) -> Tensor:
-    return torch.tensor([MEANING[word] for word in words])  # (T, 4)
+def vectors(tokens: Sequence[str]) -> Tensor:
+    """The hand-made embeddings of words (T, 4)."""
+    return torch.tensor([MEANING[token] for token in tokens])
 
 
 def show(console: Console | None = None) -> None:
+    """Print all tables."""
     console = console or Console(highlight=False)
     sections = {
         "From a hash table to attention": show_lookup,
         "Self-attention without parameters: softmax(X X^T) X": show_self_attention,
         "Attention between two languages: the word order changes": show_cross_attention,
         "Sparse masks: fewer pairs, the same equation": show_masks,
-        "The published models, counted": show_presets,
+        "The published models and their sizes": show_presets,
     }
 
     for number, (title, section) in enumerate(sections.items(), start=1):
@@ -51,7 +52,7 @@ def show(console: Console | None = None) -> None:
 
 
 def show_lookup(console: Console) -> None:
-    """The same question to the same table, in five ways."""
+    """One query to one table, looked up in five ways."""
     key = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
     value = torch.tensor([[10.0], [20.0], [40.0]])
     steps: dict[str, Callable[[Tensor], Tensor]] = {
@@ -63,32 +64,39 @@ def show_lookup(console: Console) -> None:
     }
 
     console.print("A table with the keys (1, 0), (0.8, 0.6), (0, 1) and their values 10, 20, 40.")
-    console.print("We look up the query (0.9, 0.4); alike is what has a large dot product.")
-    table = Table("step", "answer", "its gradient for the query")
+    console.print("The query is (0.9, 0.4); the similarity of query and key is their dot product.")
+    table = Table("step", "result", "its gradient for the query")
     table.columns[1].justify = "right"
 
     for name, step in steps.items():
         query = torch.tensor([[0.9, 0.4]], requires_grad=True)
-        answer = step(query)
-        gradient = torch.autograd.grad(answer.sum(), query)[0] if answer.requires_grad else None
-        slope = (
-            "none: nothing to learn from"
-            if gradient is None
-            else ", ".join(f"{g:.2f}" for g in gradient[0])
-        )
-        found = bool(answer.any())  # exact match finds no such key
-        table.add_row(name, f"{answer.item():.2f}" if found else "nothing", slope)
+        result = step(query)
+        shown = "nothing"  # exact match has no such key
+        if bool(result.any()):
+            shown = f"{result.item():.2f}"
+
+        table.add_row(name, shown, gradient_text(result, query))
 
     console.print(table)
 
 
+def gradient_text(result: Tensor, query: Tensor) -> str:
+    """The gradient of the result for the query, if there is one."""
+    if not result.requires_grad:
+        return "none: nothing to learn from"
+
+    (gradient,) = torch.autograd.grad(result.sum(), query)
+    return ", ".join(f"{number:.2f}" for number in gradient[0])
+
+
 def show_self_attention(console: Console) -> None:
-    console.print("A word is four numbers, by hand: how much cat, mouse, chase and thing it is.")
-    console.print("The row's word looks at the column's; its weights sum to 1.")
+    """The weights of self-attention with and without a causal mask."""
+    console.print("Each word is a vector of four numbers, made by hand: cat, mouse, chase, thing.")
+    console.print("Rows are queries, columns are keys; the weights of a row sum to 1.")
     X = vectors(ENGLISH)
     masks: dict[str, Mask | None] = {
-        "every word sees every word": None,
-        "causal: no word sees a later one": Causal(),
+        "no mask: every word attends to every word": None,
+        "causal mask: no word attends to a later one": Causal(),
     }
 
     for title, mask in masks.items():
@@ -98,20 +106,19 @@ def show_self_attention(console: Console) -> None:
 
 
 def show_cross_attention(console: Console) -> None:
+    """The weights of cross-attention from Turkish to English."""
     console.print(
-        "kediler fareleri kovalar: cats, mice, chase. Each Turkish word asks the English."
+        "kediler fareleri kovalar: cats, mice, chase. Turkish words are queries, English are keys."
     )
-    console.print("The verb comes last in Turkish and finds the second English word.")
+    console.print("The verb comes last in Turkish and attends to the second English word.")
     _, weights = attend(vectors(TURKISH), vectors(ENGLISH), vectors(ENGLISH), need_weights=True)
     assert weights is not None
     console.print(HeatMap(weights, TURKISH, ENGLISH))
 
 
 def show_masks(console: Console) -> None:
-    """Who may look at whom among 16 words, and that skipping pairs changes nothing."""
-    console.print(
-        "Row: the word that looks. Column: the word it may see. No word sees a later one."
-    )
+    """Masks over 16 tokens; computing only the allowed pairs gives the same result."""
+    console.print("Rows are queries, columns are keys. No token attends to a later one.")
     masks: dict[str, Mask] = {
         "causal": Causal(),
         "& window 4": Causal() & Window(4),
@@ -119,38 +126,45 @@ def show_masks(console: Console) -> None:
         "& fixed 4": Causal() & Fixed(4),
     }
 
-    ink = "●·" if console.encoding.startswith("utf") else "#."
-    table = Table(*masks)
-    table.add_row(
-        *(
-            "\n".join(dots(row, ink) for row in mask.materialise(16, 16)[0, 0])
-            for mask in masks.values()
-        )
-    )
+    marks = "●·" if console.encoding.startswith("utf") else "#."
+    pictures = []
+    counts = []
+    for mask in masks.values():
+        allowed = mask.materialise(16, 16)[0, 0]
+        pictures.append("\n".join(dots(row, marks) for row in allowed))
+        counts.append(f"{int(allowed.sum())} of 256 pairs")
 
+    table = Table(*masks)
+    table.add_row(*pictures)
     table.add_section()
-    table.add_row(
-        *(f"{int(mask.materialise(16, 16).sum())} of 256 pairs" for mask in masks.values())
-    )
+    table.add_row(*counts)
     console.print(table)
 
-    random = torch.Generator().manual_seed(0)
-    query, key, value = torch.randn(
-        3, 1, 4, 1024, 32, dtype=torch.float64, generator=random
-    ).unbind(0)
-    mask = Causal() & Window(64)
-    whole, _ = attend(query, key, value, mask=mask, kernel="eager")
-    skipping, _ = attend(query, key, value, mask=mask, kernel="blocked")
-    difference = (whole - skipping).abs().max().item()
+    difference = block_sparse_error()
     console.print(
-        f"1,024 words, window 64: skipping what the mask rules out changes the result by {difference:.0e}.",
+        "1,024 tokens, window 64: skipping the pairs that the mask excludes changes the result by "
+        f"{difference:.0e}.",
         soft_wrap=True,
     )
 
 
+def block_sparse_error() -> float:
+    """Largest difference between eager attention and the kernel that skips masked blocks."""
+    random = torch.Generator().manual_seed(0)
+    inputs = torch.randn(3, 1, 4, 1024, 32, dtype=torch.float64, generator=random)
+    query, key, value = inputs.unbind(0)
+    mask = Causal() & Window(64)
+    whole, _ = attend(query, key, value, mask=mask, kernel="eager")
+    skipping, _ = attend(query, key, value, mask=mask, kernel="blocked")
+
+    return (whole - skipping).abs().max().item()
+
+
 def show_presets(console: Console) -> None:
+    """The table of presets."""
     console.print(preset_table())
 
 
-def dots(row: Tensor, ink: str) -> str:
-    return "".join(ink[0] if allowed else ink[1] for allowed in row.tolist())
+def dots(row: Tensor, marks: str) -> str:
+    """A row of a mask: the first mark for True, the second for False."""
+    return "".join(marks[int(not allowed)] for allowed in row.tolist())

@@ -1,8 +1,6 @@
-"""Two minutes on two cores: the lecture's translator and a small GPT, trained before your eyes.
-`qkv demo`
+"""`qkv demo`: train the lecture's translator and a small GPT in two minutes on two cores.
 
-A slow or busy machine takes fewer steps: the first ones are timed, and the demo says how many it
-can afford.
+On a slow or busy machine the demo measures the first steps, and trains for fewer.
 """
 
 from __future__ import annotations
@@ -46,10 +44,12 @@ SENTENCE = "cats chase mice"
 PROMPT = "class Reader:\n    def __init__(self,"
 
 TRANSLATOR = preset("transformer-tiny")
-TRANSLATOR_STEPS, TRANSLATOR_SECONDS = 400, 55.0
-WRITER_STEPS, WRITER_SECONDS = 500, 75.0
-FEWEST_STEPS = 30
+TRANSLATOR_STEPS = 400
+TRANSLATOR_SECONDS = 55.0
 WRITER = GPTConfig(vocabulary=2048, context=64, width=128, depth=4, heads=4, position="rotary")
+WRITER_STEPS = 500
+WRITER_SECONDS = 75.0
+FEWEST_STEPS = 30
 
 
 def show(
@@ -59,25 +59,21 @@ def show(
     translator_steps: int = TRANSLATOR_STEPS,
     writer_steps: int = WRITER_STEPS,
 ) -> None:
-    """Train both, try both. What is trained already is not trained again, and what was stopped goes
-    on.
-    """
+    """Train and try both models; a finished model is kept, a stopped training is resumed."""
     console = console or Console(highlight=False)
-    parts: dict[str, Callable[[], bool]] = {
-        "A Transformer learns to translate": lambda: show_translator(
-            console, out / "turkish", translator_steps
-        ),
-        "A GPT learns to write Python": lambda: show_writer(console, out / "python", writer_steps),
-    }
+    console.rule("[bold]1. A Transformer learns to translate")
+    finished_part = show_translator(console, out / "turkish", translator_steps)
 
-    for number, (title, part) in enumerate(parts.items(), start=1):
-        console.rule(f"[bold]{number}. {title}")
-        if not part():
-            console.print("Stopped. [bold]qkv demo[/bold] goes on from here.")
-            return
-
+    if finished_part:
         console.print()
+        console.rule("[bold]2. A GPT learns to write Python")
+        finished_part = show_writer(console, out / "python", writer_steps)
 
+    if not finished_part:
+        console.print("Stopped. [bold]qkv demo[/bold] resumes the training.")
+        return
+
+    console.print()
     console.rule("[bold]What to try next")
     console.print(next_steps(out), soft_wrap=True)
 
@@ -86,11 +82,10 @@ def show(
 
 
 def show_translator(console: Console, out: Path, steps: int) -> bool:
-    """False when training was stopped."""
+    """Train and try the translator; False if the training was stopped."""
     console.print("English and Turkish sentences of a small grammar. Turkish puts the verb last")
-    console.print("and says by an ending who is chased: word by word in order will not do.")
+    console.print("and marks the object by an ending, so translating word by word is not enough.")
     examples = Table("English", "Turkish")
-
     for english, turkish in list(open_pairs(["turkish:train"]))[:3]:
         examples.add_row(english, turkish)
 
@@ -109,123 +104,154 @@ def show_translator(console: Console, out: Path, steps: int) -> bool:
 
 
 def trained_translator(console: Console, out: Path, steps: int = TRANSLATOR_STEPS) -> bool:
+    """Train the translator; False if the training was stopped."""
     data = DataConfig(data=("turkish",), tokenizer="words")
     optimizer = OptimizerConfig(learning_rate=3e-3, weight_decay=0.01, final_rate=0.0)
-    limits = steps, TRANSLATOR_SECONDS
-    return trained(console, TRANSLATOR, data, optimizer, out, *limits, samples=sample_translation)
+    return trained(
+        console,
+        TRANSLATOR,
+        data,
+        optimizer,
+        out,
+        steps,
+        TRANSLATOR_SECONDS,
+        samples=sample_translation,
+    )
 
 
 def show_score(console: Console, model: Transformer, tokenizer: Tokenizer) -> None:
-    """On sentences whose nouns never stood with their verb in training."""
+    """BLEU on sentences whose nouns did not occur with their verb in training."""
     pairs = list(open_pairs(["turkish:test"]))
-    said = in_turkish(model, tokenizer, [english for english, _ in pairs])
-    right = [turkish for _, turkish in pairs]
-    table = Table("nouns that never met their verb in training", "the model says", "")
+    references = [turkish for _, turkish in pairs]
+    translations = in_turkish(model, tokenizer, [english for english, _ in pairs])
+    table = Table("nouns that did not occur with their verb in training", "the translation", "")
 
     for row in range(0, len(pairs), len(pairs) // 5):
-        verdict = "right" if said[row] == right[row] else f"not {right[row]}"
-        table.add_row(pairs[row][0], Text(printable(said[row])), verdict)
+        verdict = f"reference: {references[row]}"
+        if translations[row] == references[row]:
+            verdict = "correct"
+
+        table.add_row(pairs[row][0], Text(printable(translations[row])), verdict)
 
     console.print(table)
-    score, exact = (
-        bleu(said, right),
-        sum(one == other for one, other in zip(said, right, strict=True)),
-    )
+    score = bleu(translations, references)
+    correct = sum(map(str.__eq__, translations, references))
     console.print(
-        f"Of {len(pairs):,} such sentences {exact:,} are right word for word: "
+        f"Of {len(pairs):,} such sentences {correct:,} are translated correctly: "
         f"[bold]BLEU {score.bleu:.1f}[/bold], chrF {score.chrf:.1f}"
     )
     console.print(Text(score.signature.replace(" ", "\n"), style="dim"))
 
 
 class Aligned(NamedTuple):
-    translated: str
-    said: list[str]
-    read: list[str]
+    """A translation with its alignment."""
+
+    translation: str
+    target: list[str]
+    """The target tokens."""
+    source: list[str]
+    """The source tokens."""
     weights: Float[Tensor, "T S"]
+    """The cross-attention weights, averaged over layers and heads."""
 
 
 def aligned(model: Transformer, tokenizer: Tokenizer, english: str) -> Aligned:
-    """A translation, and the weights with which each of its words looked at those of the source."""
-    (translated,) = in_turkish(model, tokenizer, [english])
-    source, turkish = tokenizer.encode_batch([english, translated])
-    read = [*map(tokenizer.token, source), "(end)"]
-    if not turkish:  # after a few steps a model may say nothing yet
-        return Aligned(translated, [], read, torch.empty(0, len(read)))
+    """Translate a sentence, and align the target tokens with the source tokens."""
+    (translation,) = in_turkish(model, tokenizer, [english])
+    source, target = tokenizer.encode_batch([english, translation])
+    source_tokens = [*map(tokenizer.token, source), "(end)"]
+    if not target:  # after a few steps a translation may be empty
+        return Aligned(translation, [], source_tokens, torch.empty(0, len(source_tokens)))
 
+    assert tokenizer.start is not None
     weights = alignment(
         model,
         torch.tensor([[*source, tokenizer.end]]),
-        torch.tensor([turkish]),
-        start=number_of(tokenizer.start),
+        torch.tensor([target]),
+        start=tokenizer.start,
     )
 
-    return Aligned(translated, [tokenizer.token(id) for id in turkish], read, weights)
+    return Aligned(translation, list(map(tokenizer.token, target)), source_tokens, weights)
 
 
 def show_alignment(
     console: Console, model: Transformer, tokenizer: Tokenizer, english: str
 ) -> None:
-    found = aligned(model, tokenizer, english)
-    console.print(Text.assemble(f"\n{english}: ", (printable(found.translated), "bold")))
-    if found.said:
-        console.print(
-            HeatMap(found.weights, found.said, found.read, "Where each Turkish word looked")
-        )
-        looked = [found.read[place] for place in found.weights.argmax(1).tolist()]
-        pairs = "; ".join(
-            f"{word} looked at {at}" for word, at in zip(found.said, looked, strict=True)
-        )
-        console.print(Text(f"{printable(pairs)}."))
+    """Print a translation and its alignment."""
+    result = aligned(model, tokenizer, english)
+    console.print(Text.assemble(f"\n{english}: ", (printable(result.translation), "bold")))
+    if not result.target:
+        return
+
+    title = "Cross-attention: each Turkish token (row) to the English ones"
+    console.print(HeatMap(result.weights, result.target, result.source, title))
+    pairs = []
+    for token, position in zip(result.target, result.weights.argmax(1).tolist(), strict=True):
+        pairs.append(f"{token} attends to {result.source[position]}")
+
+    console.print(Text(f"{printable('; '.join(pairs))}."))
 
 
 def in_turkish(model: Transformer, tokenizer: Tokenizer, sentences: Sequence[str]) -> list[str]:
-    found = translate_texts([model], tokenizer, sentences, beams=1, batch=500)
-    return [translations[0].text for _, translations in sorted(found, key=lambda each: each[0])]
+    """Translate sentences greedily, in their order."""
+    results = dict(translate_texts([model], tokenizer, sentences, beams=1, batch=500))
+    return [results[number][0].text for number in range(len(sentences))]
 
 
 def sample_translation(task: TrainingTask) -> Callable[[Model], list[str]]:
-    def said(model: Model) -> list[str]:
+    """Translate the example sentence during training."""
+
+    def make_samples(model: Model) -> list[str]:
         assert isinstance(model, Transformer)
         return [f"{SENTENCE}: {in_turkish(model, task.tokenizer, [SENTENCE])[0]}"]
 
-    return said
+    return make_samples
 
 
 # Python
 
 
 def show_writer(console: Console, out: Path, steps: int) -> bool:
-    """False when training was stopped."""
-    console.print("The text is the source of Python's standard library, as it is on this machine.")
+    """Train and try the GPT; False if the training was stopped."""
+    console.print("The text is the source of Python's standard library on this machine.")
     data = DataConfig(data=("python",))
     optimizer = OptimizerConfig(optimizer="muon", learning_rate=3e-3, final_rate=0.0)
-    limits = steps, WRITER_SECONDS
-    if not trained(console, WRITER, data, optimizer, out, *limits, samples=sample_completion):
+    if not trained(
+        console,
+        WRITER,
+        data,
+        optimizer,
+        out,
+        steps,
+        WRITER_SECONDS,
+        samples=sample_completion,
+    ):
         return False
 
     model, tokenizer = artifact.load(out)
     assert isinstance(model, GPT)
     assert tokenizer is not None
-    console.print("\nThe first words are ours, and the model goes on:")
-    written = Text.assemble((PROMPT, "bold"), completed(model, tokenizer, PROMPT, length=80))
-    console.print(Padding(written, (0, 0, 0, 4), expand=False))
+    console.print("\nThe prompt is bold, and the model continues it:")
+    text = Text.assemble((PROMPT, "bold"), completed(model, tokenizer, PROMPT, length=80))
+    console.print(Padding(text, (0, 0, 0, 4), expand=False))
 
     return True
 
 
 def completed(model: GPT, tokenizer: Tokenizer, prompt: str, length: int) -> str:
-    """What the model says after the prompt."""
-    (said,) = complete(model, tokenizer, [prompt], length=length, temperature=0.5, top_k=40, seed=0)
-    return said
+    """The model's continuation of a prompt."""
+    (text,) = complete(model, tokenizer, [prompt], length=length, temperature=0.5, top_k=40, seed=0)
+    return text
 
 
 def sample_completion(task: TrainingTask) -> Callable[[Model], list[str]]:
-    def said(model: Model) -> list[str]:
+    """Continue the example prompt during training."""
+
+    def make_samples(model: Model) -> list[str]:
         assert isinstance(model, GPT)
         return [PROMPT + completed(model, task.tokenizer, PROMPT, length=24)]
 
-    return said
+    return make_samples
 
 
 # Both
@@ -242,25 +268,20 @@ def trained(
     *,
     samples: SampleMaker,
 ) -> bool:
-    """Train for `steps`, or for fewer that fit into `seconds` here; False when it was stopped
-    before the last one.
-    """
+    """Train for `steps`, or for fewer that fit into `seconds`; False if it was stopped."""
     if finished(out):
-        there = Text(
-            f"{printable(str(out))} is there already; delete it to see it trained from the beginning."
-        )
-        console.print(there, soft_wrap=True)
+        note = f"{printable(str(out))} is already trained; delete it to train it again."
+        console.print(Text(note), soft_wrap=True)
 
-    before = remembered(out)
-    if before is not None:
-        steps = before[1]["steps"]  # of the run that is resumed, which may have been shortened
+    resumed = remembered(out)
+    if resumed is not None:
+        steps = resumed[1]["steps"]  # which may have been shortened
 
     def fit(task: TrainingTask, optimizer: OptimizerConfig, run: RunConfig) -> RunConfig:
         return paced(run, affordable(console, task, optimizer, run, seconds))
 
-    run = RunConfig(
-        out=out, batch_tokens=1024, compile=False, resume=True
-    )  # compiling takes longer than training
+    # Without torch.compile, which would take longer than the training
+    run = RunConfig(out=out, batch_tokens=1024, compile=False, resume=True)
     run = paced(run, steps)
     outcome = train(config, data, optimizer, run, samples=samples, console=console, fit=fit)
 
@@ -268,64 +289,75 @@ def trained(
 
 
 def paced(run: RunConfig, steps: int) -> RunConfig:
-    """Two validations and four samples in a run, however short."""
-    half, quarter, tenth = -(-steps // 2), -(-steps // 4), max(1, steps // 10)
-    return replace(run, steps=steps, validate_every=half, sample_every=quarter, log_every=tenth)
+    """The run with two validations and four samples, however short it is."""
+    return replace(
+        run,
+        steps=steps,
+        validate_every=-(-steps // 2),
+        sample_every=-(-steps // 4),
+        log_every=max(1, steps // 10),
+    )
 
 
 def affordable(
     console: Console, task: TrainingTask, optimizer: OptimizerConfig, run: RunConfig, seconds: float
 ) -> int:
-    """As many of the run's steps as fit into `seconds`, by the time that the first ones take."""
+    """The number of steps that fit into `seconds`, measured by the first ones."""
     if run.steps <= FEWEST_STEPS:
         return run.steps
 
-    each = seconds_per_step(task, optimizer, run)
-    steps = max(FEWEST_STEPS, min(run.steps, int(seconds / each)))
+    step_seconds = seconds_per_step(task, optimizer, run)
+    steps = max(FEWEST_STEPS, min(run.steps, int(seconds / step_seconds)))
     if steps < run.steps:
         console.print(
-            f"A step takes {each:.2f} s on this machine now, so the demo trains for {steps} steps instead of "
-            f"{run.steps}, about {steps * each:.0f} s. The model will be less good than after all of them."
+            f"A step takes {step_seconds:.2f} s on this machine now, so the demo trains for "
+            f"{steps} steps instead of {run.steps}, about {steps * step_seconds:.0f} s. The model "
+            "will be worse than after all steps."
         )
 
     return steps
 
 
 def finished(run: Path) -> bool:
-    """Whether it was trained to its last step."""
-    return (run / METRICS).exists() and any(
-        row.get("event") == "finished" for row in read_metrics(run)
-    )
+    """Whether a run was trained to its last step."""
+    if not (run / METRICS).exists():
+        return False
 
-
-def number_of(id: int | None) -> int:
-    assert id is not None, "a tokenizer that we train has all special tokens"
-    return id
+    return any(row.get("event") == "finished" for row in read_metrics(run))
 
 
 def next_steps(out: Path) -> Text:
+    """Commands to try with the trained models."""
+    turkish = out / "turkish"
+    python = out / "python"
     steps = {
-        "Let it translate, and see where it looks:": f"qkv translate {out / 'turkish'} --text '{SENTENCE}' --alignment",
-        "See inside while it reads, in a browser:": f"qkv look {out / 'turkish'} '{SENTENCE}' --out look.html",
-        "Play with both on a page of your own:": f"qkv serve {out / 'turkish'} {out / 'python'}",
-        "Let it write:": f"qkv generate {out / 'python'} 'import os'",
-        "Train on your own text, and see what it learns:": "qkv train gpt --data my.txt --out runs/mine",
-        "The translator before the Transformer:": "qkv train rnn --data turkish --out runs/rnn",
-        "Teach the GPT to classify texts (my.tsv: sentence, label):": (
-            f"qkv finetune {out / 'python'} --task classify --data my.tsv --out runs/my"
+        "Translate, and show the alignment:": (
+            f"qkv translate {turkish} --text '{SENTENCE}' --alignment"
         ),
-        "The curves of what you just saw, as a picture:": f"qkv plot {out / 'turkish'} {out / 'python'}",
-        "From a hash table to attention, on the board:": "qkv demo --board-only",
-        "How good is it, with an interval?": f"qkv evaluate {out / 'turkish'} --task translation --data turkish:test",
-        "The model in your own program:": f"model, tokenizer = qkv.load({str(out / 'turkish')!r})",
+        "See attention in a browser:": f"qkv look {turkish} '{SENTENCE}' --out look.html",
+        "Use both in a playground in the browser:": f"qkv serve {turkish} {python}",
+        "Generate text:": f"qkv generate {python} 'import os'",
+        "Train on your own text:": "qkv train gpt --data my.txt --out runs/mine",
+        "Train a translator of the time before the Transformer:": (
+            "qkv train rnn --data turkish --out runs/rnn"
+        ),
+        "Fine-tune the GPT to classify texts (my.tsv: sentence, label):": (
+            f"qkv finetune {python} --task classify --data my.tsv --out runs/my"
+        ),
+        "Plot the training curves:": f"qkv plot {turkish} {python}",
+        "Show the lecture's tables, from a hash table to attention:": "qkv demo --board-only",
+        "Evaluate with a confidence interval:": (
+            f"qkv evaluate {turkish} --task translation --data turkish:test"
+        ),
+        "Use the model in Python:": f"model, tokenizer = qkv.load({str(turkish)!r})",
     }
 
     if shutil.which("qkv") is None:
-        steps = {
-            "First, so that qkv is found:": f"source {Path(sys.prefix, 'bin', 'activate')}",
-            **steps,
-        }
+        activate = f"source {Path(sys.prefix, 'bin', 'activate')}"
+        steps = {"First, so that the shell finds qkv:": activate, **steps}
 
-    return Text("\n").join(
-        Text.assemble(meaning, ("\n    " + command, "bold")) for meaning, command in steps.items()
-    )
+    lines = []
+    for meaning, command in steps.items():
+        lines.append(Text.assemble(meaning, ("\n    " + command, "bold")))
+
+    return Text("\n").join(lines)

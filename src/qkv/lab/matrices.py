@@ -1,6 +1,4 @@
-"""The lecture's matrices, one command each: which word a translator looked at, and what a causal
-mask hides.
-"""
+"""The lectures' matrices: the alignment of a translation, and scores with and without a mask."""
 
 from __future__ import annotations
 
@@ -32,11 +30,13 @@ from qkv.nn.attention import Causal, Mask, attend, dot
 from qkv.tables import Table
 
 QUICK = ("the", "quick", "brown")
-UNMASKED, MASKED = "without a mask", "with a causal mask"
+UNMASKED = "without a mask"
+MASKED = "with a causal mask"
 ENDINGS = (".html", *figure_style.ENDINGS)
 
 
 def check_out(out: Path | None) -> None:
+    """Raise if the file has another ending than a page or a picture."""
     if out is not None and out.suffix.lower() not in ENDINGS:
         raise ValueError(f"out: expected the name of a {', '.join(ENDINGS)} file, not {out}")
 
@@ -49,16 +49,17 @@ def cats(
     demo: Path = demonstration.OUT / "turkish",
     console: Console | None = None,
 ) -> None:
-    """Which English word each Turkish word looked at: the alignment of the demo's translator.
+    """Show the alignment of the demo's translator: English words that each Turkish one attends to.
 
-    Args: out: Also write the matrix to this .png, .svg or .pdf file, or the whole look to this
-        .html file. demo: The translator's folder; it is trained first, in about a minute, when it
-        is not there. console: Where it is shown.
+    Args:
+        out: Also write the matrix to this .png, .svg or .pdf file, or the look to this .html file.
+        demo: The folder of the translator, which is trained first (about a minute) if it is empty.
+        console: The console to print to.
     """
     check_out(out)
     console = console or Console(highlight=False)
     if not demonstration.finished(demo) and not demonstration.trained_translator(console, demo):
-        console.print("Stopped. The same command goes on from here.")
+        console.print("Stopped. The same command resumes the training.")
         return
 
     model, tokenizer = artifact.load(demo)
@@ -67,30 +68,39 @@ def cats(
             f"demo: expected the translator of qkv demo, and {demo} holds another model"
         )
 
-    demonstration.show_alignment(console, model, tokenizer, demonstration.SENTENCE)
+    source = demonstration.SENTENCE
+    demonstration.show_alignment(console, model, tokenizer, source)
     if out is None:
         return
 
-    found = demonstration.aligned(model, tokenizer, demonstration.SENTENCE)
+    result = demonstration.aligned(model, tokenizer, source)
     if out.suffix.lower() == ".html":
-        source, target = demonstration.SENTENCE, found.translated or None
+        target = result.translation or None
         look(model, tokenizer=tokenizer, source=source, target=target, name=str(demo)).save(out)
     else:
-        title = f"{demonstration.SENTENCE}: {found.translated}"
-        below = "who looked at whom; the mean of all heads"
-        names = {"row_name": "Turkish", "column_name": "English"}
-        figure_style.save(
-            lambda: heat_map(found.weights, found.said, found.read, title, below, **names), out
-        )
+        figure_style.save(lambda: draw_alignment(result, source), out)
 
     console.print(Text(str(out)), soft_wrap=True)
+
+
+def draw_alignment(result: demonstration.Aligned, source: str) -> figure_style.Figure:
+    """The alignment as a heat map."""
+    return heat_map(
+        result.weights,
+        result.target,
+        result.source,
+        f"{source}: {result.translation}",
+        "cross-attention, mean of all heads",
+        row_name="Turkish (queries)",
+        column_name="English (keys)",
+    )
 
 
 # the quick brown, with and without a mask
 
 
 class MaskedHead(NamedTuple):
-    """One head: its scores, minus infinity where the mask forbids to look, and the softmax of them."""
+    """Scores of one head, minus infinity where the mask forbids attention, and their softmax."""
 
     scores: Float[Tensor, "T S"]
     weights: Float[Tensor, "T S"]
@@ -103,167 +113,176 @@ def mask(
     head: int = 0,
     console: Console | None = None,
 ) -> None:
-    """ "the quick brown" with and without a causal mask: the scores, and the weights they become.
+    """Show scores and weights of "the quick brown" with and without a causal mask.
 
     Args:
-        out: Also write it to this .png, .svg, .pdf or .html file.
-        model: A GPT by name or folder; unless given, the words are vectors made by hand.
-        layer: Of the model, counted from 0.
-        head: Of the layer, counted from 0.
-        console: Where it is shown.
+        out: Also write them to this .png, .svg, .pdf or .html file.
+        model: A GPT by name or folder; by default the words are vectors made by hand.
+        layer: The layer of the model, counted from 0.
+        head: The head of the layer, counted from 0.
+        console: The console to print to.
     """
     check_out(out)
     console = console or Console(highlight=False)
     if model is None:
-        side, both, title = hand_made(), by_hand(), "softmax(X Xᵀ) with and without a causal mask"
+        side = hand_made()
+        heads = by_hand()
+        title = "softmax(X Xᵀ) with and without a causal mask"
     else:
-        side, both, place = by_model(model, layer, head)
-        title = f"{Path(model).name}, {place}, with and without its causal mask"
+        side, heads, name = by_model(model, layer, head)
+        title = f"{Path(model).name}, {name}, with and without its causal mask"
 
     names = labels(side)
-    show_mask(console, names, both)
+    show_mask(console, names, heads)
     if out is None:
         return
 
     if out.suffix.lower() == ".html":
-        as_look(title, side, both).save(out)
+        as_look(title, side, heads).save(out)
     else:
-        figure_style.save(lambda: draw_mask(names, both, title), out)
+        figure_style.save(lambda: draw_mask(names, heads, title), out)
 
     console.print(Text(str(out)), soft_wrap=True)
 
 
 def hand_made() -> Side:
-    return Side(
-        tuple(range(len(QUICK))),
-        QUICK,
-        tuple(WholeWord(word, [at]) for at, word in enumerate(QUICK)),
-    )
+    """The three words as a token sequence."""
+    words = tuple(WholeWord(token, [position]) for position, token in enumerate(QUICK))
+    return Side(tuple(range(len(QUICK))), QUICK, words)
 
 
 def by_hand() -> dict[str, MaskedHead]:
-    """As on the board: queries, keys and values are the words' own vectors."""
-    X = vectors(QUICK)
+    """Both heads on hand-made vectors, which are queries, keys and values alike."""
     masks: dict[str, Mask | None] = {UNMASKED: None, MASKED: Causal()}
-    found = {}
-
-    for name, each in masks.items():
-        heard: list[Tensor] = []
-        _, weights = attend(
-            X,
-            X,
-            X,
-            score=dot,
-            mask=each,
-            need_weights=True,
-            on_scores=lambda s: keep(s, heard),  # noqa: B023
-        )
-        assert weights is not None
-        found[name] = MaskedHead(heard[0][0, 0], weights)
-
-    return found
+    return {name: attend_by_hand(mask) for name, mask in masks.items()}
 
 
-def keep(scores: Tensor, heard: list[Tensor]) -> Tensor:
-    heard.append(scores)
-    return scores
+def attend_by_hand(mask: Mask | None) -> MaskedHead:
+    """Self-attention on the hand-made vectors."""
+    X = vectors(QUICK)
+    captured: list[Tensor] = []
+
+    def store(scores: Tensor) -> Tensor:
+        captured.append(scores)
+        return scores
+
+    _, weights = attend(X, X, X, score=dot, mask=mask, need_weights=True, on_scores=store)
+    assert weights is not None
+    return MaskedHead(captured[0][0, 0], weights)
 
 
 def by_model(name: str, layer: int, head: int) -> tuple[Side, dict[str, MaskedHead], str]:
-    """The same words through a real model's head, as it is and with its mask taken away everywhere;
-    and which it is.
-    """
+    """The same words in a GPT's head, without and with its mask; also which head it is."""
     model, tokenizer = artifact.load(name)
     tokenizer = tokenizer or artifact.tokenizer_of(name)
     if not isinstance(model, GPT):
         raise ValueError(
-            f"model: expected a GPT, which has a causal mask, and {name} is a {type(model).__name__}"
+            f"model: expected a GPT, which has a causal mask, and {name} is a "
+            f"{type(model).__name__}"
         )
 
-    (place,) = attention_sites(model)
-    layer, head = numbered("layer", layer, place.depth), numbered("head", head, place.heads)
+    (site,) = attention_sites(model)
+    layer = numbered("layer", layer, site.depth)
+    head = numbered("head", head, site.heads)
     reading = read(model, tokenizer, " ".join(QUICK))
+    point = site.hook_point(layer, "")
 
     with unmasked(model):
-        free = heard_at(model, reading, place.tap(layer, ""), head)
+        free = capture_head(model, reading, point, head)
 
-    masked = heard_at(model, reading, place.tap(layer, ""), head)
+    masked = capture_head(model, reading, point, head)
 
     return reading.text, {UNMASKED: free, MASKED: masked}, f"layer {layer}, head {head}"
 
 
-def heard_at(model: GPT, reading: Reading, point: str, head: int) -> MaskedHead:
+def capture_head(model: GPT, reading: Reading, point: str, head: int) -> MaskedHead:
+    """Capture the scores and weights of one head."""
     names = (f"{point}scores", f"{point}weights")
-    with torch.no_grad(), without_dropout(model), capture_required(model, names) as heard:
+    with torch.no_grad(), without_dropout(model), capture_required(model, names) as captured:
         hidden(model, reading)
 
-    return MaskedHead(
-        *(heard[f"{point}{name}"][0, head].float().cpu() for name in ("scores", "weights"))
-    )
+    scores, weights = (captured[name][0, head].float().cpu() for name in names)
+    return MaskedHead(scores, weights)
 
 
-def said(score: float) -> str:
-    return "−∞" if score == -math.inf else f"{score:.1f}".replace("-", "−")
+def format_score(score: float) -> str:
+    """A score with one decimal, typeset: with a minus sign and an infinity sign."""
+    if score == -math.inf:
+        return "−∞"
+
+    return f"{score:.1f}".replace("-", "−")
 
 
-def plainly(score: float) -> str:
-    return "-inf" if score == -math.inf else f"{score:.1f}"
+def format_score_ascii(score: float) -> str:
+    """A score with one decimal in ASCII."""
+    if score == -math.inf:
+        return "-inf"
+
+    return f"{score:.1f}"
 
 
 def shades_of(scores: Float[Tensor, "T S"]) -> Float[Tensor, "T S"]:
-    """Pale, for they are no weights yet: from nothing for the least score to a little for the most."""
-    known = scores[scores.isfinite()]
-    low, high = known.min(), known.max()
-    return torch.where(
-        scores.isfinite(), 0.1 + 0.25 * (scores - low) / (high - low).clamp(min=1e-9), 0.0
-    )
+    """Pale shades, since scores are not weights: 0.1 for the lowest score, 0.35 for the highest."""
+    finite = scores[scores.isfinite()]
+    low = finite.min()
+    high = finite.max()
+    shades = 0.1 + 0.25 * (scores - low) / (high - low).clamp(min=1e-9)
+
+    return torch.where(scores.isfinite(), shades, 0.0)
 
 
-def show_mask(console: Console, names: tuple[str, ...], both: dict[str, MaskedHead]) -> None:
-    """Scores on the left, the weights that they become on the right; below, the same with the mask."""
-    say = said if has_blocks(console) else plainly
-    for name, seen in both.items():
+def show_mask(console: Console, names: tuple[str, ...], heads: dict[str, MaskedHead]) -> None:
+    """Print scores on the left and weights on the right, first without and then with the mask."""
+    say = format_score if has_blocks(console) else format_score_ascii
+    for name, head in heads.items():
+        shades = shades_of(head.scores)
+        scores = HeatMap(head.scores, names, names, "scores", shades=shades, say=say)
+        weights = HeatMap(head.weights, names, names, "weights: softmax of each row")
         beside = Table.grid(padding=(0, 4))
-        scores = HeatMap(
-            seen.scores, names, names, "scores", shades=shades_of(seen.scores), say=say
-        )
-        beside.add_row(scores, HeatMap(seen.weights, names, names, "weights: softmax of each row"))
+        beside.add_row(scores, weights)
         console.print(Text(name, style="bold cyan"), beside, "")
 
 
 def draw_mask(
-    names: tuple[str, ...], both: dict[str, MaskedHead], title: str
+    names: tuple[str, ...], heads: dict[str, MaskedHead], title: str
 ) -> figure_style.Figure:
+    """The same as a figure."""
     wide, high = room(names, names)
     figure = canvas(max(9.6, 2 * wide + 0.8), 2 * (high + 0.4) + 0.8)
     axes = figure.subplots(2, 2)
 
-    for row, (name, seen) in enumerate(both.items()):
+    for row, (name, head) in enumerate(heads.items()):
         matrix(
             axes[row, 0],
-            seen.scores,
+            head.scores,
             names,
             names,
             f"{name}: scores",
-            shades=shades_of(seen.scores),
-            say=said,
+            shades=shades_of(head.scores),
+            say=format_score,
         )
-
-        matrix(axes[row, 1], seen.weights, names, names, f"{name}: weights")
+        matrix(axes[row, 1], head.weights, names, names, f"{name}: weights")
 
     entitle(figure, title)
 
     return figure
 
 
-def as_look(title: str, side: Side, both: dict[str, MaskedHead]) -> Look:
-    """For the page: two heads of one layer, named by what they see, so that it opens with both side
-    by side.
-    """
-    weights = torch.stack([seen.weights for seen in both.values()])  # (2, T, T)
-    numbers = entropy(weights).unsqueeze(0), distance(weights, "self").unsqueeze(0)  # (1, 2) each
-    found = Attention(
-        "self", side, side, {0: weights}, 1, 2, False, weights.unsqueeze(0), *numbers, tuple(both)
+def as_look(title: str, side: Side, heads: dict[str, MaskedHead]) -> Look:
+    """Both matrices as two named heads of one layer: a page opens with them side by side."""
+    weights = torch.stack([head.weights for head in heads.values()])  # (2, T, T)
+    attention = Attention(
+        kind="self",
+        rows=side,
+        columns=side,
+        layers={0: weights},
+        depth=1,
+        heads=2,
+        causal=False,
+        overview=weights.unsqueeze(0),
+        entropy=entropy(weights).unsqueeze(0),
+        distance=distance(weights, "self").unsqueeze(0),
+        names=tuple(heads),
     )
 
-    return Look(title, Reading(side), [found], None, None, None)
+    return Look(title, Reading(side), [attention], None, None, None)

@@ -1,17 +1,17 @@
-"""Does a model without positions know where its words stand? Haviv et al. 2022, in one command.
-`qkv lab positions`
+"""Which models encode token positions? Haviv et al. (2022) as one command: `qkv lab positions`.
 
-A causal model sees at each place as many words as there are before it, and can count. A model that
-sees both ways sees the same words at every place: without positions it has nothing to tell the
-places apart by. Small models of both kinds are trained on the same text; then a probe tries to read
-the place of each token off every layer.
+In a causal model the number of visible tokens differs from position to position, so it can count
+them. In a bidirectional model every position sees the same tokens: without a positional encoding it
+cannot tell positions apart. Small models of both kinds are trained on the same text; then probes
+try to read the position of each token off every layer.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,11 +21,10 @@ from rich.console import Console
 from qkv import artifact, storage
 from qkv.data.batches.causal import CausalData
 from qkv.data.sources.source import open_texts
-from qkv.data.tokens.token_arrays import Tokens
 from qkv.insight.probing.activations import Keep, activations
 from qkv.insight.probing.linear_probe import Learning
-from qkv.insight.probing.probe_model import Scored, asked, best_of
-from qkv.insight.probing.probe_tasks import ProbeTask, position_question
+from qkv.insight.probing.probe_model import Scored, best_of, train_probes
+from qkv.insight.probing.probe_tasks import ProbeTask, position_task
 from qkv.insight.render.figures.figure_style import COLOURS
 from qkv.insight.render.figures.probe_figure import Line, Panel, draw_panels
 from qkv.models import BERTConfig, GPTConfig
@@ -44,15 +43,47 @@ CAUSAL: tuple[Position, ...] = ("none", "learned", "sinusoidal", "rotary", "alib
 MASKED = "masked"
 Kind = Literal["none", "learned", "sinusoidal", "rotary", "alibi", "masked"]
 FOR_PROBES = 0.2
-"""The part of the held-out text to validate probes on, and the part to test them on."""
+"""Share of the held-out text to validate probes on, and again to test them on."""
 
 
 class Trained(NamedTuple):
+    """A trained model and its probes."""
+
     name: str
     loss: float
-    """On the validation text: of the next word, or of masked words."""
+    """Validation loss: of the next token, or of masked tokens."""
     scores: dict[str, list[Scored]]
-    """By probe: hidden and linear."""
+    """The scores of the probes by layer, for the `hidden` and the `linear` probe."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionExperiment:
+    """The settings of the experiment."""
+
+    out: Path
+    data: DataConfig
+    shape: Mapping[str, Any]
+    """vocabulary, context, width, depth and heads of each model."""
+    run: RunConfig
+    learning_rate: float | None
+    windows: int
+    hidden: int
+    seeds: int
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "windows", "hidden"):
+            value = getattr(self, name)
+            if value < 1:
+                raise ValueError(f"{name}: expected 1 or more, not {value}")
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that results.json reports."""
+        return {
+            **self.shape,
+            "steps": self.run.steps,
+            "batch_tokens": self.run.batch_tokens,
+            "hidden": self.hidden,
+        }
 
 
 def positions(
@@ -77,253 +108,316 @@ def positions(
     precision: Precision | None = None,
     compile: bool | None = None,
 ) -> None:
-    """Train causal models with and without positions, and one that is not causal; probe each layer
-    for the place.
+    """Train models with and without a positional encoding, and probe each layer for positions.
 
-    Args: data: Texts to train on: files, folders, globs, or the embedded python. out: The folder
-        for the models, results.json and positions.png. What is trained already is not trained
-        again. validation: Texts to validate on, and to probe; a part of the data is held out unless
-        given. column: The column that has the text, in tables. only: Some of the models; all unless
-        given. masked is the one that is not causal. vocabulary: Tokens that are learned from the
-        data. width: Numbers in the vector of a word. depth: Blocks of each model. heads: Attention
-        heads. context: Tokens of a text, and so the number of places. steps: Updates of each
-        model's weights. batch_tokens: Tokens of one update. learning_rate: The highest; by the
-        width unless given. windows: Stretches of held-out text that probes learn from. hidden:
-        Width of the hidden layer of the paper's probe. seeds: Probes of each kind, each from other
-        weights and in another order. device: cpu, cuda ...; a GPU if there is one unless given.
-        precision: Of training; the best for the machine unless given. compile: Compile each model
-        first; on a GPU unless given.
+    Args:
+        data: Texts to train on: files, folders, globs, or the embedded python.
+        out: Folder for the models, results.json and positions.png; finished models are kept.
+        validation: Texts to validate on and to probe; by default a part of the data is held out.
+        column: The column of the text, in tables.
+        only: Some of the models (default all); masked is the bidirectional one.
+        vocabulary: Size of the vocabulary, which is learned from the data.
+        width: Width of the models.
+        depth: Blocks of each model.
+        heads: Attention heads.
+        context: Tokens in a text, and so the number of positions.
+        steps: Training steps of each model.
+        batch_tokens: Tokens in a step.
+        learning_rate: Peak learning rate; by default it depends on the width.
+        windows: Windows of held-out text that probes are trained on.
+        hidden: Width of the hidden layer of the paper's probe.
+        seeds: Probes of each kind, with different weights and order of the data.
+        device: cpu, cuda ...; by default a GPU if there is one.
+        precision: Precision of training; by default the best of the device.
+        compile: Compile each model first; by default on a GPU.
     """
-    console = Console(highlight=False)
-    reading = DataConfig(
-        data=data, validation=validation, column=column, tokenizer=str(tokenizer_in(out))
-    )
-    shape: dict[str, Any] = {"vocabulary": vocabulary, "context": context}
+    shape = {"vocabulary": vocabulary, "context": context}
     shape |= {"width": width, "depth": depth, "heads": heads}
-    configs = {
-        name: config for name, config in configs_of(shape).items() if not only or name in only
-    }
+    quarter = -(-steps // 4)
+    run = RunConfig(
+        out=out,
+        steps=steps,
+        batch_tokens=batch_tokens,
+        device=device,
+        precision=precision,
+        compile=compile,
+        keep=1,
+        resume=True,
+        validate_every=quarter,
+        checkpoint_every=quarter,
+        log_every=max(1, steps // 5),
+        sample_every=0,
+    )
+    tokenizer = str(tokenizer_in(out))
+    reading = DataConfig(data=data, validation=validation, column=column, tokenizer=tokenizer)
+    experiment = PositionExperiment(
+        out=out,
+        data=reading,
+        shape=shape,
+        run=run,
+        learning_rate=learning_rate,
+        windows=windows,
+        hidden=hidden,
+        seeds=seeds,
+    )
+    run_experiment(experiment, only)
 
-    for name, value in (("seeds", seeds), ("windows", windows), ("hidden", hidden)):
-        if value < 1:
-            raise ValueError(f"{name}: expected 1 or more, not {value}")
 
-    chosen = device_named(device)
-    console.print(plan(configs, steps * batch_tokens, chosen, precision), soft_wrap=True)
-    learn_tokenizer(reading, out, vocabulary)
-    question = asked_places(GPTConfig(**shape), reading, batch_tokens, context, windows)
-    found: list[Trained] = []
+def run_experiment(experiment: PositionExperiment, only: tuple[Kind, ...]) -> None:
+    """Train and probe all models, print the table, and write results.json and positions.png."""
+    console = Console(highlight=False)
+    out = experiment.out
+    run = experiment.run
+    configs = configs_of(dict(experiment.shape))
+    if only:
+        configs = {name: config for name, config in configs.items() if name in only}
+
+    device = device_named(run.device)
+    plan_text = plan(configs, run.steps * run.batch_tokens, device, run.precision)
+    console.print(plan_text, soft_wrap=True)
+    learn_tokenizer(experiment.data, out, experiment.shape["vocabulary"])
+    task = held_out_positions(experiment)
+    results: list[Trained] = []
 
     for number, (name, config) in enumerate(configs.items(), start=1):
-        console.rule(f"[bold]{number} of {len(configs)}: {said(name)}")
-        run = RunConfig(
-            out=out / folder_of(name), steps=steps, batch_tokens=batch_tokens, device=device, precision=precision,
-            compile=compile, keep=1, resume=True, validate_every=-(-steps // 4), checkpoint_every=-(-steps // 4),
-            log_every=max(1, steps // 5), sample_every=0,
-        )  # fmt: skip
-        outcome = train(
-            config, reading, OptimizerConfig(learning_rate=learning_rate), run, console=console
-        )
-        if outcome is None or not outcome.finished:
-            console.print("Stopped. The same command goes on from here.")
+        console.rule(f"[bold]{number} of {len(configs)}: {title_of(name)}")
+        loss = train_model(experiment, name, config, console)
+        if loss is None:
+            console.print("Stopped. The same command resumes the training.")
             return
 
-        loss = math.nan if outcome.validation_loss is None else outcome.validation_loss
-        found.append(Trained(name, loss, probed(run.out, question, chosen, hidden, seeds)))
-        for kind, scores in found[-1].scores.items():
-            by_layer = "  ".join(f"{each.mean:.2f}" for each in scores)
-            console.print(f"{kind} probe, distance by layer, the embedding first: {by_layer}")
+        scores = probed(out / folder_of(name), task, device, experiment.hidden, experiment.seeds)
+        results.append(Trained(name, loss, scores))
+        for kind, by_layer in scores.items():
+            distances = "  ".join(f"{score.mean:.2f}" for score in by_layer)
+            console.print(f"{kind} probe, distance by layer, the embedding first: {distances}")
 
-        keep_results(
-            out,
-            found,
-            question,
-            shape | {"steps": steps, "batch_tokens": batch_tokens, "hidden": hidden},
-        )
+        write_results(out, results, task, experiment.settings())
 
-    console.print(table(found, question))
-    drawn = draw(found, question, out / "positions.png")
-    console.print(f"{drawn} and {out / 'results.json'}", soft_wrap=True, markup=False)
+    console.print(table(results, task))
+    figure = draw(results, task, out / "positions.png")
+    console.print(f"{figure} and {out / 'results.json'}", soft_wrap=True, markup=False)
 
 
 # The models
 
 
 def configs_of(shape: dict[str, Any]) -> dict[str, GPTConfig | BERTConfig]:
-    """All alike but for their positions; the one that is not causal but for its mask."""
-    made: dict[str, GPTConfig | BERTConfig] = {
-        # Waves of height 1 would drown words that begin with 0.02.
-        name: GPTConfig(position=name, scaled_embedding=name == "sinusoidal", **shape)
-        for name in CAUSAL
-    }
-    plain: dict[str, Any] = {"segments": 0, "pooler": False, "next_sentence": False}
-    plain |= {"norm_placement": "before", "norm_epsilon": 1e-5}
+    """Causal models that differ in their positional encoding, and a bidirectional one without."""
+    configs: dict[str, GPTConfig | BERTConfig] = {}
+    for name in CAUSAL:
+        # Token embeddings start at 0.02, and would vanish beside waves of amplitude 1.
+        scaled = name == "sinusoidal"
+        configs[name] = GPTConfig(position=name, scaled_embedding=scaled, **shape)
 
-    return made | {MASKED: BERTConfig(position="none", **plain, **shape)}
-
-
-def said(name: str) -> str:
-    return (
-        "a masked model that sees both ways, without positions"
-        if name == MASKED
-        else f"causal, positions: {name}"
+    configs[MASKED] = BERTConfig(
+        position="none",
+        segments=0,
+        pooler=False,
+        next_sentence=False,
+        norm_placement="before",
+        norm_epsilon=1e-5,
+        **shape,
     )
+
+    return configs
+
+
+def title_of(name: str) -> str:
+    """A model in words."""
+    if name == MASKED:
+        return "a bidirectional masked model without positional encoding"
+
+    return f"causal, positional encoding: {name}"
 
 
 def folder_of(name: str) -> str:
-    return "masked-none" if name == MASKED else f"causal-{name}"
+    """The folder of a model."""
+    if name == MASKED:
+        return "masked-none"
+
+    return f"causal-{name}"
 
 
 def tokenizer_in(out: Path) -> Path:
+    """The file of the tokenizer that all models share."""
     return out / "tokenizer.json"
 
 
 def learn_tokenizer(reading: DataConfig, out: Path, vocabulary: int) -> None:
-    """One for all models, so that they read the same tokens."""
-    if not tokenizer_in(out).exists():
-        texts = (piece.text for piece in open_texts(reading.data, column=reading.column))
-        find_tokenizer(replace(reading, tokenizer="byte-pair"), texts, vocabulary, None).write(
-            tokenizer_in(out)
-        )
+    """Train one tokenizer for all models, so that they read the same tokens."""
+    if tokenizer_in(out).exists():
+        return
+
+    texts = (piece.text for piece in open_texts(reading.data, column=reading.column))
+    byte_pair = replace(reading, tokenizer="byte-pair")
+    find_tokenizer(byte_pair, texts, vocabulary, None).write(tokenizer_in(out))
+
+
+def train_model(
+    experiment: PositionExperiment, name: str, config: GPTConfig | BERTConfig, console: Console
+) -> float | None:
+    """Train one model; return its validation loss, or None if the training was stopped."""
+    run = replace(experiment.run, out=experiment.out / folder_of(name))
+    optimizer = OptimizerConfig(learning_rate=experiment.learning_rate)
+    outcome = train(config, experiment.data, optimizer, run, console=console)
+    if outcome is None or not outcome.finished:
+        return None
+    if outcome.validation_loss is None:
+        return math.nan
+
+    return outcome.validation_loss
 
 
 def plan(
-    configs: dict[str, Any], tokens: int, device: torch.device, precision: Precision | None
+    configs: Mapping[str, Any], tokens: int, device: torch.device, precision: Precision | None
 ) -> str:
-    """What it will cost, before it begins."""
+    """The estimated time, before the training starts."""
     used = precision or best_precision(device)
     flops = sum(cost(config, 1, used).flops_per_token * tokens for config in configs.values())
     seconds = flops / (0.4 * measured_peak(device, used))
 
     return (
-        f"{len(configs)} models, {tokens:,} tokens each: about {clock(seconds)} of training on {device.type} if 40% of "
-        "its speed can be used; then their probes, about half as long again."
+        f"{len(configs)} models, {tokens:,} tokens each. Estimated time: {clock(seconds)} of "
+        f"training on {device.type} (at 40% utilisation), and about half of that for the probes."
     )
 
 
 # The probes
 
 
-def asked_places(
-    config: GPTConfig | BERTConfig,
-    reading: DataConfig,
-    batch_tokens: int,
-    context: int,
-    windows: int,
-) -> ProbeTask:
-    """Places in windows of the text that no model was trained on. They begin in the middle of
-    texts, without a start token, so that no model knows the first place by its word."""
-    task = assemble(config, reading, batch_tokens=batch_tokens, seed=0)
-    assert isinstance(task.validation, CausalData)
-    tokens: Tokens = task.validation.tokens
+def held_out_positions(experiment: PositionExperiment) -> ProbeTask:
+    """The position task on text that no model was trained on.
 
-    return position_question(tokens, context, windows, held_out=FOR_PROBES)
+    The windows begin in the middle of texts, without a start token that would reveal the first
+    position.
+    """
+    config = GPTConfig(**experiment.shape)
+    batch_tokens = experiment.run.batch_tokens
+    task = assemble(config, experiment.data, batch_tokens=batch_tokens, seed=0)
+    assert isinstance(task.validation, CausalData)
+    tokens = task.validation.tokens
+
+    return position_task(
+        tokens, experiment.shape["context"], experiment.windows, held_out=FOR_PROBES
+    )
 
 
 def probed(
-    folder: Path, question: ProbeTask, device: torch.device, hidden: int, seeds: int
+    folder: Path, task: ProbeTask, device: torch.device, hidden: int, seeds: int
 ) -> dict[str, list[Scored]]:
-    """The distance by layer, of the paper's probe with one hidden layer and of a linear one."""
+    """The distance by layer for the paper's probe with one hidden layer, and for a linear one."""
     model, _ = artifact.load(folder)
-    found: dict[str, list[Scored]] = {}
+    model = model.to(device)
+    batch = 512 if device.type == "cpu" else 4096
+    scores: dict[str, list[Scored]] = {}
 
-    with activations(
-        model.to(device), question.parts, keep=place_for(question, model, device)
-    ) as parts:
+    with activations(model, task.parts, keep=storage_for(task, model, device)) as parts:
         for kind, width in (("hidden", hidden), ("linear", 0)):
-            learning = Learning(
-                hidden=width, batch=512 if device.type == "cpu" else 4096, rate=3e-3, epochs=10
-            )
-            made = asked(parts, question, ("model",), range(seeds), learning)
-            found[kind] = [score for score in made.scores if score.measure == "distance"]
+            learning = Learning(hidden=width, batch=batch, rate=3e-3, epochs=10)
+            result = train_probes(parts, task, ("model",), range(seeds), learning)
+            scores[kind] = [score for score in result.scores if score.measure == "distance"]
 
-    return found
+    return scores
 
 
-def place_for(question: ProbeTask, model: Model, device: torch.device) -> Keep:
-    """In memory where all layers take a quarter of it at most; else, on a GPU, the model reads
-    faster than a disk.
-    """
-    places, config = sum(len(part.answers) for part in question.parts), model.config
-    needed = 4 * places * (config.depth + 2) * config.width
+def storage_for(task: ProbeTask, model: Model, device: torch.device) -> Keep:
+    """Memory if all layers fit easily; else disk, or on a GPU recompute, which is faster there."""
+    vectors = sum(len(part.targets) for part in task.parts)
+    needed = 4 * vectors * (model.config.depth + 2) * model.config.width
+    available = 2**30
+    alternative: Keep = "disk"
     if device.type == "cuda":
-        return "memory" if needed < torch.cuda.mem_get_info(device)[0] / 4 else "recompute"
+        available = torch.cuda.mem_get_info(device)[0] // 4
+        alternative = "recompute"
 
-    return "memory" if needed < 2**30 else "disk"
+    if needed < available:
+        return "memory"
 
-
-# What came out
-
-
-def keep_results(out: Path, found: list[Trained], question: ProbeTask, how: dict[str, Any]) -> None:
-    models = [
-        {
-            "positions": each.name,
-            "causal": each.name != MASKED,
-            "validation_loss": each.loss,
-            "distance": {
-                kind: [score._asdict() | {"mean": score.mean} for score in scores]
-                for kind, scores in each.scores.items()
-            },
-        }
-        for each in found
-    ]
-
-    context = len(question.labels)
-    told = {
-        **how,
-        "always_the_middle": context / 4,
-        "windows": [len(part) for part in question.parts],
-        "models": models,
-    }
-
-    storage.write_text(out / "results.json", json.dumps(told, indent=1) + "\n")
+    return alternative
 
 
-def table(found: list[Trained], question: ProbeTask) -> Table:
-    made = Table(header_style="bold", caption_justify="left")
-    places = len(question.labels)
-    made.caption = (
-        "Probes: places between a token and the guess, the mean at the best layer by the validation part. Always "
-        f"the middle: {places / 4:.1f}; at random: {places / 3:.1f}. Loss: the masked model's is of masked words."
-    )
-    made.add_column("positions")
+# The results
 
-    for name in ("loss", "perplexity", "hidden probe", "layer", "linear probe", "layer"):
-        made.add_column(name, justify="right")
 
-    for each in found:
-        best = [best_of(scores) for scores in each.scores.values()]
-        cells = [cell for score in best for cell in (f"{score.mean:.2f}", score.layer)]
-        made.add_row(
-            "none, not causal" if each.name == MASKED else each.name,
-            f"{each.loss:.4f}",
-            f"{math.exp(each.loss):,.1f}",
-            *cells,
+def write_results(
+    out: Path, results: list[Trained], task: ProbeTask, settings: dict[str, Any]
+) -> None:
+    """Write results.json."""
+    models = []
+    for result in results:
+        distance = {}
+        for kind, scores in result.scores.items():
+            distance[kind] = [score._asdict() | {"mean": score.mean} for score in scores]
+
+        models.append(
+            {
+                "positions": result.name,
+                "causal": result.name != MASKED,
+                "validation_loss": result.loss,
+                "distance": distance,
+            }
         )
 
-    return made
+    report = {
+        **settings,
+        "always_the_middle": len(task.labels) / 4,
+        "windows": list(map(len, task.parts)),
+        "models": models,
+    }
+    storage.write_text(out / "results.json", json.dumps(report, indent=1) + "\n")
 
 
-def draw(found: list[Trained], question: ProbeTask, path: Path) -> Path:
-    """The paper's figure: the distance by layer, one line a model."""
-    panels, places = [], len(question.labels)
-    levels = {"always the middle": places / 4, "at random": places / 3}
+def baselines(task: ProbeTask) -> dict[str, float]:
+    """The mean distance of predictions that ignore the model."""
+    count = len(task.labels)
+    return {"always the middle": count / 4, "at random": count / 3}
 
+
+def table(results: list[Trained], task: ProbeTask) -> Table:
+    """A row for each model: its loss, and the best layer of both probes."""
+    middle, random = baselines(task).values()
+    result_table = Table(header_style="bold", caption_justify="left")
+    result_table.caption = (
+        "Probes: mean absolute distance between the true and the predicted position, at the best "
+        "layer by validation. Baselines: always the middle: "
+        f"{middle:.1f}; at random: {random:.1f}. The loss of the masked model is that of masked "
+        "tokens."
+    )
+    result_table.add_column("positions")
+    for name in ("loss", "perplexity", "hidden probe", "layer", "linear probe", "layer"):
+        result_table.add_column(name, justify="right")
+
+    for result in results:
+        name = "none, bidirectional" if result.name == MASKED else result.name
+        cells = [name, f"{result.loss:.4f}", f"{math.exp(result.loss):,.1f}"]
+        for scores in result.scores.values():
+            best = best_of(scores)
+            cells += [f"{best.mean:.2f}", best.layer]
+
+        result_table.add_row(*cells)
+
+    return result_table
+
+
+def draw(results: list[Trained], task: ProbeTask, path: Path) -> Path:
+    """The paper's figure: the distance by layer, one line for each model."""
+    panels = []
+    names = [*CAUSAL, MASKED]
     for kind, title in (("hidden", "probe with one hidden ReLU layer"), ("linear", "linear probe")):
-        lines = [
-            Line(
-                f"causal, {each.name}" if each.name != MASKED else "not causal, none",
-                each.scores[kind],
-                COLOURS[[*CAUSAL, MASKED].index(each.name)],
-                dashed=each.name == MASKED,
-            )
-            for each in found
-        ]
+        lines = []
+        for result in results:
+            masked = result.name == MASKED
+            label = "bidirectional, none" if masked else f"causal, {result.name}"
+            colour = COLOURS[names.index(result.name)]
+            lines.append(Line(label, result.scores[kind], colour, dashed=masked))
 
-        panels.append(Panel(title, lines, levels, "distance"))
+        panels.append(Panel(title, lines, baselines(task), "distance"))
 
     return draw_panels(
-        panels, path, "Who knows where a token stands?",
-        f"mean absolute distance of a probe's guess, {places} places, text that no model was trained on",
-    )  # fmt: skip
+        panels,
+        path,
+        "Which models encode token positions?",
+        f"mean absolute distance of the probe's prediction, {len(task.labels)} positions, "
+        "held-out text",
+    )

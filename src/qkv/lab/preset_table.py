@@ -1,4 +1,4 @@
-"""The table of `qkv presets`: every model that can be built by name, with its size. Needs no torch."""
+"""The table of `qkv presets`: the models that can be built by name, with sizes; needs no torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from qkv.tables import Table
 
 
 def preset_table() -> Table:
+    """All presets with their number of parameters, computed and published."""
     table = Table("preset", "parameters", "published", "source")
     for column in table.columns[:3]:
         column.no_wrap = True
@@ -15,7 +16,10 @@ def preset_table() -> Table:
         column.justify = "right"
 
     for name, preset in PRESETS.items():
-        published = "" if preset.published is None else f"{preset.published:,.0f} M"
+        published = ""
+        if preset.published is not None:
+            published = f"{preset.published:,.0f} M"
+
         table.add_row(name, f"{PARAMETERS[name] / 1e6:,.1f} M", published, preset.source)
 
     return table

@@ -1,6 +1,4 @@
-"""What a model says while it is trained: a few words of its own, translations, or guesses at hidden
-words.
-"""
+"""Samples during training: generated text, translations, predicted masks, or task predictions."""
 
 from __future__ import annotations
 
@@ -9,6 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from qkv.data.batches.batch import IGNORE, Batch
@@ -23,113 +22,116 @@ from qkv.training.setup.training_task import TrainingTask
 
 EXAMPLES = 2
 LENGTH = 48
+SHOWN_TOKENS = 8
 
 
 def maker(task: TrainingTask) -> Callable[[Model], list[str]]:
-    """A function that shows what a model says by now, asked about data that it is not trained on."""
-    tokenizer, batch = task.tokenizer, next(iter(task.validation.ordered())).part(0, EXAMPLES)
+    """A function that shows what a model predicts for examples of the validation data."""
+    tokenizer = task.tokenizer
+    batch = next(iter(task.validation.ordered())).part(0, EXAMPLES)
 
-    def says(model: Model) -> list[str]:
-        if isinstance(model, GPT):
-            if isinstance(task.validation, ConversationData):
-                return answering(model, tokenizer, task.validation)
-
-            return writing(model, tokenizer)
-
+    def make_samples(model: Model) -> list[str]:
         if isinstance(model, BERT):
-            return guesses(model, tokenizer, batch)
+            return sample_masks(model, tokenizer, batch)
+        if isinstance(model, TaskModel):
+            return sample_predictions(model, tokenizer, batch)
+        if not isinstance(model, GPT):
+            return sample_translations(model, tokenizer, batch)
+        if isinstance(task.validation, ConversationData):
+            return sample_replies(model, tokenizer, task.validation)
 
-        return (
-            answers(model, tokenizer, batch)
-            if isinstance(model, TaskModel)
-            else translations(model, tokenizer, batch)
-        )
+        return sample_texts(model, tokenizer)
 
-    return says
+    return make_samples
 
 
-def writing(model: GPT, tokenizer: Tokenizer) -> list[str]:
-    """Texts from their first word on: what follows the end of the text before."""
-    begin = tokenizer.end if tokenizer.end is not None else 0
+def sample_texts(model: GPT, tokenizer: Tokenizer) -> list[str]:
+    """Generate texts from their first token on, i.e. after an end-of-text token."""
+    begin = tokenizer.end or 0
     prompt = torch.full((EXAMPLES, 1), begin, device=device_of(model))
     length = min(LENGTH, model.config.context)
-    said = generate(
+    generated = generate(
         model, prompt, length=length, end=tokenizer.end, temperature=0.8, top_k=50, seed=0
     )
 
-    return [shortened(tokenizer.decode(ids)) for ids in said]
+    return [shortened(tokenizer.decode(ids)) for ids in generated]
 
 
-def answering(model: GPT, tokenizer: Tokenizer, data: ConversationData) -> list[str]:
-    """The last word of a person in a held-out conversation, and what the model says to it."""
-    chosen = [data.conversations[number] for number in data.chosen[:EXAMPLES].tolist()]
-    prompts = [
-        each.ids[: int(each.asked.argmax())].tolist() for each in chosen
-    ]  # up to the first answer
-    prompts = [prompt for prompt in prompts if len(prompt) + LENGTH <= model.config.context]
+def sample_replies(model: GPT, tokenizer: Tokenizer, data: ConversationData) -> list[str]:
+    """Generate replies to the first user messages of held-out conversations."""
+    prompts = []
+    for number in data.chosen[:EXAMPLES].tolist():
+        conversation = data.conversations[number]
+        first_reply = int(conversation.asked.argmax())
+        if first_reply + LENGTH <= model.config.context:
+            prompts.append(conversation.ids[:first_reply].tolist())
+
     if not prompts:
         return []
 
-    said = generate(model, prompts, length=LENGTH, end=ends_of_turn(tokenizer), temperature=0.0)
-    pairs = zip(prompts, said, strict=True)
+    ends = ends_of_turn(tokenizer)
+    replies = generate(model, prompts, length=LENGTH, end=ends, temperature=0.0)
+    samples = []
+    for prompt, ids in zip(prompts, replies, strict=True):
+        question = shortened(tokenizer.decode(prompt))
+        samples.append(f"{question}\n-> {shortened(tokenizer.decode(ids))}")
 
-    return [
-        f"{shortened(tokenizer.decode(prompt))}\n-> {shortened(tokenizer.decode(ids))}"
-        for prompt, ids in pairs
-    ]
+    return samples
 
 
 def shortened(text: str, lines: int = 8) -> str:
-    """Without empty lines, and not too many."""
+    """The first lines of a text, without empty ones."""
     return "\n".join([line for line in text.splitlines() if line.strip()][:lines])
 
 
-def translations(model: Transformer | RNN, tokenizer: Tokenizer, batch: Batch) -> list[str]:
+def sample_translations(model: Transformer | RNN, tokenizer: Tokenizer, batch: Batch) -> list[str]:
+    """Translate the sources of a batch, and show the references."""
     assert tokenizer.start is not None
     assert tokenizer.end is not None
     batch = batch.to(device_of(model))
     assert batch.source is not None
-    length = 2 * batch.source.shape[1] + 8
-    start, end = tokenizer.start, tokenizer.end
-    said = translate(
-        model, batch.source, batch.source_padding_mask, start=start, end=end, length=length
+    generated = translate(
+        model,
+        batch.source,
+        batch.source_padding_mask,
+        start=tokenizer.start,
+        end=tokenizer.end,
+        length=2 * batch.source.shape[1] + 8,
     )
-    sources, targets = words(tokenizer, batch.source), words(tokenizer, batch.targets)
+    sources = decode_rows(tokenizer, batch.source)
+    references = decode_rows(tokenizer, batch.targets)
 
-    return [
-        f"{source} -> {tokenizer.decode(ids)}   (it should be: {target})"
-        for source, ids, target in zip(sources, said, targets, strict=True)
-    ]
+    samples = []
+    for source, ids, reference in zip(sources, generated, references, strict=True):
+        samples.append(f"{source} -> {tokenizer.decode(ids)}   (reference: {reference})")
+
+    return samples
 
 
 @torch.no_grad()
-def guesses(model: BERT, tokenizer: Tokenizer, batch: Batch) -> list[str]:
-    """The hidden words of a text, and what stands there in the model's opinion."""
+def sample_masks(model: BERT, tokenizer: Tokenizer, batch: Batch) -> list[str]:
+    """The masked tokens of a text, and the model's predictions for them."""
     assert batch.target_positions is not None
+    device = device_of(model)
+    positions = batch.target_positions[0].to(device)
     with without_dropout(model):
-        hidden = model.hidden(batch.ids[:1].to(device_of(model)))[
-            0, batch.target_positions[0].to(device_of(model))
-        ]  # (M, E)
-        said = model.logits(hidden).argmax(-1).tolist()  # (M,)
+        hidden = model.hidden(batch.ids[:1].to(device))[0, positions]  # (M, E)
+        predicted = model.logits(hidden).argmax(-1).tolist()  # (M,)
 
-    pairs = [
-        (true, guess)
-        for true, guess in zip(batch.targets[0].tolist(), said, strict=True)
-        if true != IGNORE
-    ]
-    right = sum(true == guess for true, guess in pairs)
-    told = ", ".join(
-        f"{tokenizer.decode([true])!r} as {tokenizer.decode([guess])!r}"
-        for true, guess in pairs[:8]
-    )
+    correct = 0
+    pairs = []
+    for true, guess in zip(batch.targets[0].tolist(), predicted, strict=True):
+        if true != IGNORE:
+            correct += true == guess
+            pairs.append(f"{tokenizer.decode([true])!r} as {tokenizer.decode([guess])!r}")
 
-    return [f"{right} of {len(pairs)} hidden words guessed: {told}"]
+    shown = ", ".join(pairs[:SHOWN_TOKENS])
+    return [f"{correct} of {len(pairs)} masked tokens predicted correctly: {shown}"]
 
 
 @torch.no_grad()
-def answers(model: TaskModel, tokenizer: Tokenizer, batch: Batch) -> list[str]:
-    """What a fine-tuned model says of texts, and what is true."""
-    head = model.config.head
+def sample_predictions(model: TaskModel, tokenizer: Tokenizer, batch: Batch) -> list[str]:
+    """The predictions of a task model, and the references."""
     batch = batch.to(device_of(model))
     assert batch.target_positions is not None
 
@@ -142,41 +144,60 @@ def answers(model: TaskModel, tokenizer: Tokenizer, batch: Batch) -> list[str]:
             group=batch.group,
         )  # (B, M, C)
 
-    said, true = scores.argmax(-1).tolist(), batch.targets.tolist()  # (B, M), (B, M)
-    shown = []
-
+    samples = []
     for row, ids in enumerate(batch.ids):
-        if head.numbers:
-            assert batch.numbers is not None
-            digits = max(
-                2, 2 - math.floor(math.log10(head.scale))
-            )  # enough to tell the data's numbers apart
-            true_number = float(model.in_units(batch.numbers[row]))
-            told = f"{float(scores[row]):.{digits}f}   (it should be: {true_number:.{digits}f})"
-        elif head.task == "tag":
-            target_positions = [place for place, target in enumerate(true[row]) if target != IGNORE]
-            right = sum(said[row][place] == true[row][place] for place in target_positions)
-            told = f"{' '.join(head.labels[said[row][place]] for place in target_positions)}   ({right} of {len(target_positions)} right)"
-        else:
-            names = head.labels or [f"choice {number}" for number in range(batch.group)]
-            told = f"{names[said[row][0]]}   (it should be: {names[true[row][0]]})"
+        first_sequence = ids[: len(ids) // batch.group].tolist()
+        texts = split_texts(tokenizer, first_sequence, model.config.head.delimiter)
+        samples.append(f"{' | '.join(texts)} -> {prediction_text(model, batch, scores, row)}")
 
-        read = ids[: len(ids) // batch.group].tolist()  # of several sequences, the first
-        shown.append(f"{' | '.join(between_marks(tokenizer, read, head.delimiter))} -> {told}")
-
-    return shown
+    return samples
 
 
-def between_marks(tokenizer: Tokenizer, ids: list[int], delimiter: int) -> list[str]:
-    """The texts of a sequence, without what stands around them."""
-    borders = [place for place, id in enumerate(ids) if id == delimiter]
-    texts = [tokenizer.decode(ids[begin:end]) for begin, end in pairwise([0, *borders, len(ids)])]
-    return [text.strip() for text in texts if text.strip()]
+def prediction_text(
+    model: TaskModel, batch: Batch, scores: Float[Tensor, "B M C"] | Tensor, row: int
+) -> str:
+    """The prediction for one row with its reference: a number, tags or a class."""
+    head = model.config.head
+    if head.numbers:
+        assert batch.numbers is not None
+        # Enough digits to tell the numbers of the data apart
+        digits = max(2, 2 - math.floor(math.log10(head.scale)))
+        reference = float(model.in_units(batch.numbers[row]))
+        return f"{float(scores[row]):.{digits}f}   (reference: {reference:.{digits}f})"
+
+    predicted = scores[row].argmax(-1).tolist()  # (M,)
+    targets = batch.targets[row].tolist()
+    if head.task == "tag":
+        tags = []
+        correct = 0
+        for tag, target in zip(predicted, targets, strict=True):
+            if target != IGNORE:
+                tags.append(head.labels[tag])
+                correct += tag == target
+
+        return f"{' '.join(tags)}   ({correct} of {len(tags)} right)"
+
+    names = head.labels or [f"choice {number}" for number in range(batch.group)]
+    return f"{names[predicted[0]]}   (reference: {names[targets[0]]})"
 
 
-def words(tokenizer: Tokenizer, rows: Tensor) -> list[str]:
+def split_texts(tokenizer: Tokenizer, ids: list[int], delimiter: int) -> list[str]:
+    """The texts of a sequence, split at the delimiter, without special tokens."""
+    borders = [position for position, id in enumerate(ids) if id == delimiter]
+    texts = []
+    for begin, end in pairwise([0, *borders, len(ids)]):
+        text = tokenizer.decode(ids[begin:end]).strip()
+        if text:
+            texts.append(text)
+
+    return texts
+
+
+def decode_rows(tokenizer: Tokenizer, rows: Tensor) -> list[str]:
+    """The text of each row, without ignored positions."""
     return [tokenizer.decode(row[row != IGNORE]) for row in rows]
 
 
 def device_of(model: Model) -> torch.device:
+    """The device of the model's parameters."""
     return next(model.parameters()).device

@@ -1,4 +1,4 @@
-"""The board shows what the equation says, not what someone typed."""
+"""The tables of the board equal the equations."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def printed() -> str:
 
 def test_self_attention_on_the_board_is_softmax_of_dot_products() -> None:
     text = printed()
-    rows = [board.MEANING[word] for word in board.ENGLISH]
-    for limit in (3, 2):  # "chase" sees all three words, then with the causal mask two
+    rows = [board.MEANING[token] for token in board.ENGLISH]
+    for limit in (3, 2):  # "chase" attends to three words, with the causal mask to two
         powers = [
             math.exp(sum(a * b for a, b in zip(rows[1], row, strict=True))) for row in rows[:limit]
         ]

@@ -1,6 +1,4 @@
-"""The lecture's experiment on positions runs from one command, goes on where it was stopped, and
-keeps its numbers.
-"""
+"""The experiment on token positions runs from one command, resumes, and reports its numbers."""
 
 from __future__ import annotations
 
@@ -36,8 +34,8 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_from_one_command_to_the_figure(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "[bold]out"  # a path is no markup
-    how: dict[str, Any] = {
+    out = tmp_path / "[bold]out"  # a path is not read as markup
+    options: dict[str, Any] = {
         "only": ("none", "masked"),
         "vocabulary": 280,
         "steps": 2,
@@ -46,60 +44,51 @@ def test_from_one_command_to_the_figure(
         "hidden": 4,
         "device": "cpu",
     }
-    positions((data,), out, **SMALL, **how)
-    told = json.loads((out / "results.json").read_text())
-    assert [each["positions"] for each in told["models"]] == ["none", MASKED]
-    assert told["always_the_middle"] == 2
-    for each in told["models"]:
-        assert math.isfinite(each["validation_loss"])
-        assert [score["layer"] for score in each["distance"]["hidden"]] == [
-            "embedding",
-            "0",
-            "norm",
-        ]
-        assert len(each["distance"]["linear"]) == 3
+    positions((data,), out, **SMALL, **options)
+    report = json.loads((out / "results.json").read_text())
+    assert [model["positions"] for model in report["models"]] == ["none", MASKED]
+    assert report["always_the_middle"] == 2
+    for model in report["models"]:
+        assert math.isfinite(model["validation_loss"])
+        layers = [score["layer"] for score in model["distance"]["hidden"]]
+        assert layers == ["embedding", "0", "norm"]
+        assert len(model["distance"]["linear"]) == 3
     assert (out / "positions.png").stat().st_size > 1000
     printed = capsys.readouterr().out
-    assert "Always the middle: 2.0; at random: 2.7" in " ".join(printed.split())
+    assert "always the middle: 2.0; at random: 2.7" in " ".join(printed.split())
     assert f"{out / 'positions.png'} and {out / 'results.json'}" in printed
 
     monkeypatch.setattr(lab, "probed", lambda *_: {kind: [] for kind in ("hidden", "linear")})
     monkeypatch.setattr(lab, "table", lambda *_: "")
     monkeypatch.setattr(lab, "draw", lambda *_: out)
     weights = {path: path.stat().st_mtime_ns for path in out.glob("*/model.safetensors")}
-    positions((data,), out, **SMALL, **how)
+    positions((data,), out, **SMALL, **options)
     assert len(weights) == 2
-    assert weights == {
-        path: path.stat().st_mtime_ns for path in weights
-    }  # what is trained is not trained again
+    # Finished models are not trained again.
+    assert weights == {path: path.stat().st_mtime_ns for path in weights}
 
 
 def test_the_table_and_the_figure_have_the_same_layers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The layer to remember is the best on the validation windows, be it the norm; its number is
-    that of the test.
-    """
+    """The reported layer is the best on the validation windows, with its test score."""
     test, validation = (3.0, 1.0, 2.0), (3.0, 2.0, 1.0)
-    scores = [
-        Scored("model", "distance", layer, (own,), None, None, chosen)
-        for layer, own, chosen in zip(("embedding", "0", "norm"), test, validation, strict=True)
-    ]
+    scores = []
+    for layer, score, chosen in zip(("embedding", "0", "norm"), test, validation, strict=True):
+        scores.append(Scored("model", "distance", layer, (score,), None, None, chosen))
     found = [Trained("none", 1.0, {"hidden": scores, "linear": scores})]
     texts = ProbeData([np.arange(4)], [np.arange(4)], np.arange(4))
-    question = ProbeTask("position", (texts, texts, texts), tuple("0123"), ("distance", "accuracy"))
-    columns = [list(column.cells) for column in lab.table(found, question).columns]
+    task = ProbeTask("position", (texts, texts, texts), tuple("0123"), ("distance", "accuracy"))
+    columns = [list(column.cells) for column in lab.table(found, task).columns]
     assert columns[3:] == [["2.00"], ["norm"], ["2.00"], ["norm"]]
     drawn: list[Panel] = []
     monkeypatch.setattr(lab, "draw_panels", lambda panels, path, *_: drawn.extend(panels) or path)
-    lab.draw(found, question, tmp_path / "a.png")
+    lab.draw(found, task, tmp_path / "a.png")
     assert [panel.lines[0].scores for panel in drawn] == [scores, scores]
 
 
-def test_without_positions_only_a_causal_model_can_tell_places_apart() -> None:
-    """Words that move to other places take what the model says of them along if it sees both ways,
-    else not.
-    """
+def test_without_encoding_only_a_causal_model_can_tell_positions_apart() -> None:
+    """A bidirectional model gives moved tokens the same vectors; a causal one does not."""
     configs = configs_of(SMALL | {"vocabulary": 13})
     for name in ("none", MASKED):
         torch.manual_seed(0)
@@ -112,7 +101,7 @@ def test_without_positions_only_a_causal_model_can_tell_places_apart() -> None:
         assert same == (name == MASKED)
 
 
-def test_the_models_are_alike_but_for_their_positions() -> None:
+def test_the_models_differ_in_their_positional_encoding_only() -> None:
     configs = configs_of(SMALL | {"vocabulary": 13})
     assert list(configs) == ["none", "learned", "sinusoidal", "rotary", "alibi", MASKED]
     assert [config.position for config in configs.values()] == [*list(configs)[:5], "none"]
@@ -124,7 +113,7 @@ def test_the_models_are_alike_but_for_their_positions() -> None:
     assert configs[MASKED].norm_placement == configs["none"].norm_placement == "before"
 
 
-def test_what_cannot_be_is_refused(data: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^hidden: expected 1 or more, not 0$"):
+def test_invalid_settings_are_refused(data: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"hidden: .*not 0"):
         positions((data,), tmp_path / "out", hidden=0)
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""What a model says while it is trained."""
+"""Samples that are shown during training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qkv.data.batches.framing import Frame
 from qkv.data.batches.labelled import join
 from qkv.data.sources.examples import Example
 from qkv.generation.classify import classify
-from qkv.lab.samples import answers
+from qkv.lab.samples import sample_predictions
 from qkv.models import TaskModel
 from support.small_task_models import ASKED, small_tuned
 
@@ -25,11 +25,13 @@ def test_numbers_are_in_the_units_of_the_data(offset: float, scale: float, digit
     model.load_state_dict(small.model.state_dict())
     texts = ASKED["regress"]
     frame = Frame(**model.config.frame)
-    framed = frame.encode(small.tokenizer, [Example(each, None, "here") for each in texts])
-    true = [offset - scale, offset + 1.25 * scale]
-    batch = join(list(framed), frame, [0, 0], [(each - offset) / scale for each in true])
-    said = [each.number for each in classify(model, small.tokenizer, texts)]
-    for told, one, other in zip(answers(model, small.tokenizer, batch), said, true, strict=True):
-        number, _, rest = told.rpartition(" -> ")[2].partition("   ")
-        assert float(number) == pytest.approx(one, abs=0.6 * 10**-digits)
-        assert rest == f"(it should be: {other:.{digits}f})"
+    framed = frame.encode(small.tokenizer, [Example(text, None, "here") for text in texts])
+    references = [offset - scale, offset + 1.25 * scale]
+    scaled = [(reference - offset) / scale for reference in references]
+    batch = join(list(framed), frame, [0, 0], scaled)
+    predicted = [result.number for result in classify(model, small.tokenizer, texts)]
+    samples = sample_predictions(model, small.tokenizer, batch)
+    for sample, expected, reference in zip(samples, predicted, references, strict=True):
+        number, _, rest = sample.rpartition(" -> ")[2].partition("   ")
+        assert float(number) == pytest.approx(expected, abs=0.6 * 10**-digits)
+        assert rest == f"(reference: {reference:.{digits}f})"

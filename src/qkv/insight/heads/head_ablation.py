@@ -1,8 +1,7 @@
-"""Which heads matter: each is put out in turn, by zeros or by its mean, and the loss is measured
-again.
+"""Head ablation: switch off each head in turn, and measure the change in loss.
 
-Heads of one layer are put out in the rows of one batch, a head in each copy of it; and what lies
-below that layer is not computed again.
+A head's output is replaced by zeros or by its mean over the data. The heads of a layer run as
+copies of one batch, a head switched off in each copy, and the layers below are not computed again.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from torch import Tensor
 from qkv.bootstrap import ratio_intervals
 from qkv.data.batches.batch import IGNORE, Batch
 from qkv.generation.generate import without_dropout
-from qkv.insight.heads.upper_layers import at_once, repeated, stack_with, starting_at
 from qkv.insight.inspect.capture import AttentionSite, attention_sites
 from qkv.insight.inspect.hook_checks import require_hook
 from qkv.insight.inspect.logit_lens import predicts_tokens
+from qkv.insight.inspect.upper_layers import copies_per_pass, repeated, stack_with, starting_at
 from qkv.models import BERT, GPT, TaskModel
 from qkv.models.heads import pooled
 from qkv.models.registry import Model, backbone_of
@@ -36,49 +35,52 @@ from qkv.training.finetune.task_objective import TaskObjective, TaskScorer
 from qkv.training.objective import FeatureExtractor
 
 How = Literal["zero", "mean"]
-PLACES = 512  # whose logits are made at once
+POSITIONS_PER_CHUNK = 512
+"""Positions whose logits are computed together."""
 
 
 class Head(NamedTuple):
-    """What putting out one head does."""
+    """The effect of switching off one head."""
 
     kind: str
-    """self, or of a translator encoder, decoder, cross."""
+    """self, or for a translator encoder, decoder or cross."""
     layer: int
     head: int
     change: float
-    """Of the loss; above 0 the model misses the head."""
+    """Change in loss; above 0 the model needs the head."""
     low: float
+    """Lower end of the 95% confidence interval over the texts; NaN for very few texts."""
     high: float
-    """Between these the change lies 95 times in 100, the texts being only a sample; NaN of very few
-    texts.
-    """
+    """Upper end."""
 
 
 @dataclass(frozen=True, eq=False)
 class Importance:
+    """The effect of switching off each head of a model."""
+
     how: How
     measure: str
-    """What the change is of: loss, in nats; or distance, of an encoder that says nothing."""
+    """What changes: the loss in nats, or for an encoder without a loss the (cosine) distance."""
     unchanged: float
-    """With all heads; the distance is then 0."""
+    """The measure with all heads; 0 for a distance."""
     texts: int
-    asked: int
-    """Words, answers or texts that the loss is the mean of."""
+    targets: int
+    """The number of tokens, answers or texts that the loss is averaged over."""
     change: dict[str, Float[np.ndarray, "L H"]]
-    """By kind of attention, layer and head."""
+    """Change by kind of attention, layer and head."""
     low: dict[str, Float[np.ndarray, "L H"]]
     high: dict[str, Float[np.ndarray, "L H"]]
 
     def ranked(self) -> list[Head]:
-        """The head that is missed most comes first."""
-        found = []
+        """All heads, the most important first."""
+        heads = []
         for kind, changes in self.change.items():
-            for (layer, head), each in np.ndenumerate(changes):
-                low, high = (float(end[kind][layer, head]) for end in (self.low, self.high))
-                found.append(Head(kind, layer, head, float(each), low, high))
+            for (layer, head), change in np.ndenumerate(changes):
+                low = float(self.low[kind][layer, head])
+                high = float(self.high[kind][layer, head])
+                heads.append(Head(kind, layer, head, float(change), low, high))
 
-        return sorted(found, key=lambda each: -each.change)
+        return sorted(heads, key=lambda head: -head.change)
 
 
 def ablate(
@@ -89,179 +91,250 @@ def ablate(
     *,
     seed: int = 0,
 ) -> Importance:
-    """The change of the loss when a head's output is zeros, or its mean over the data, for every
-    head.
+    """Switch off each head of a model in turn, and measure the change in loss.
 
-    The loss is the model's own: of the next or the masked word, or of a fine-tuned model's answers.
-    An encoder that says nothing has none: of it the change is 1 - cosine between the mean of its
-    words' vectors and what it was. Intervals are paired, and the seed draws for them alone.
+    The loss is the model's own: of the next or the masked token, or of a task model's answers. For
+    an encoder without a loss the measure is 1 - cosine between the mean of its token vectors with
+    and without the head.
+
+    Args:
+        model: The model.
+        batches: The data, from `qkv.insight.heads.text_batches`.
+        how: Replace a head's output by "zero", or by its "mean" over the data.
+        progress: Called with the number of finished layers (over all batches) and of all.
+        seed: The seed of the bootstrap for the confidence intervals, which are paired.
+
+    Returns:
+        The change for each head with its 95% confidence interval.
+
+    Raises:
+        ValueError: If `how` is unknown, the batches have no targets, or the model is an RNN.
+
+    Example:
+        >>> from qkv import insight, models, text
+        >>> from qkv.insight.heads.text_batches import batches_of
+        >>> tokenizer = text.train("words", ["the cat sat on the mat"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> batches = batches_of(model, tokenizer, ["the cat sat", "on the mat"])
+        >>> insight.ablate(model, batches).change["self"].shape
+        (1, 2)
     """
     if how not in ("zero", "mean"):
         raise ValueError(f"how: expected zero or mean, not {how!r}")
     if not batches:
         raise ValueError("batches: expected one or more, not none")
 
-    target_positions = attention_sites(model)
-    stack_with(model, target_positions[0].kind)  # says now that there are no heads
-    device = next(model.parameters()).device
-    counts: list[float] = []
-    before: list[Float[Tensor, "B"]] = []
-    changes: dict[str, list[Float[Tensor, "B L H"]]] = {
-        place.kind: [] for place in target_positions
-    }
-    done, total = 0, len(batches) * sum(place.depth for place in target_positions)
+    sites = attention_sites(model)
+    stack_with(model, sites[0].kind)  # raises for an RNN, which has no heads
 
     with torch.no_grad(), without_dropout(model):
-        means = means_of(model, batches) if how == "mean" else {}
-        for on_host in batches:
-            batch = on_host.to(device)
-            with capture(backbone_of(model), "*blocks.*.before") as seen:
-                unchanged = said(model, batch)
+        run = AblationRun(model, sites, progress, len(batches))
+        if how == "mean":
+            run.means = mean_outputs(model, batches)
 
-            own = (
-                losses(unchanged, unchanged).cpu().double()
-            )  # (B,); not on the device, which may know nothing finer
-            before.append(own)
-            counts += asked_in(model, on_host).tolist()
-            for place in target_positions:
-                by_layer = []
-                for layer in range(place.depth):
-                    instead = means.get((place.kind, layer))
-                    found = without_each(
-                        model, batch, place, layer, instead, seen, unchanged
-                    )  # (B, H)
-                    by_layer.append(found.cpu().double() - own.unsqueeze(1))
-                    done += 1
-                    if progress is not None:
-                        progress(done, total)
+        for batch in batches:
+            run.add_batch(batch)
 
-                changes[place.kind].append(torch.stack(by_layer, dim=1))  # (B, L, H)
-
-    asked = np.array(counts)  # (n,)
-    if not asked.sum():
-        raise ValueError("batches: nothing is asked in them")
-
-    mean, low, high = {}, {}, {}
-
-    for place in target_positions:
-        each = torch.cat(changes[place.kind]).flatten(1).numpy()  # (n, L * H)
-        ends = ratio_intervals(each, asked[:, None], seed=seed)
-        shape = (place.depth, place.heads)
-        mean[place.kind] = (each.sum(0) / asked.sum()).reshape(shape)
-        low[place.kind], high[place.kind] = (end.reshape(shape) for end in ends)
-
-    measure = "loss" if predicts_tokens(model) or isinstance(model, TaskModel) else "distance"
-    loss = float(torch.cat(before).sum()) / float(asked.sum())
-
-    return Importance(how, measure, loss, len(asked), int(asked.sum()), mean, low, high)
+    return run.result(how, seed)
 
 
-def without_each(
+class AblationRun:
+    """Collects the losses of the rows with all heads and without each head."""
+
+    def __init__(
+        self,
+        model: Model,
+        sites: Sequence[AttentionSite],
+        progress: Callable[[int, int], None] | None,
+        batches: int,
+    ) -> None:
+        self.model = model
+        self.sites = sites
+        self.means: dict[tuple[str, int], Float[Tensor, "H D"]] = {}
+        self.counts: list[float] = []
+        self.losses: list[Float[Tensor, "B"]] = []
+        self.changes: dict[str, list[Float[Tensor, "B L H"]]] = {site.kind: [] for site in sites}
+        self.progress = progress
+        self.done = 0
+        self.total = batches * sum(site.depth for site in sites)
+
+    def add_batch(self, on_host: Batch) -> None:
+        """Measure one batch with all heads, then without each."""
+        batch = on_host.to(next(self.model.parameters()).device)
+        with capture(backbone_of(self.model), "*blocks.*.before") as captured:
+            unchanged = row_outputs(self.model, batch)
+
+        # In float64 on the host, since some devices lack it
+        loss = row_losses(unchanged, unchanged).cpu().double()  # (B,)
+        self.losses.append(loss)
+        self.counts += target_counts(self.model, on_host).tolist()
+
+        for site in self.sites:
+            by_layer = []
+            for layer in range(site.depth):
+                mean = self.means.get((site.kind, layer))
+                losses = losses_without_heads(
+                    self.model, batch, site, layer, mean, captured, unchanged
+                )  # (B, H)
+                by_layer.append(losses.cpu().double() - loss.unsqueeze(1))
+                self.done += 1
+                if self.progress is not None:
+                    self.progress(self.done, self.total)
+
+            self.changes[site.kind].append(torch.stack(by_layer, dim=1))  # (B, L, H)
+
+    def result(self, how: How, seed: int) -> Importance:
+        """Mean changes with their confidence intervals."""
+        counts = np.array(self.counts)  # (n,)
+        total = float(counts.sum())
+        if not total:
+            raise ValueError("batches: they have no targets")
+
+        measure = "distance"
+        if predicts_tokens(self.model) or isinstance(self.model, TaskModel):
+            measure = "loss"
+
+        loss = float(torch.cat(self.losses).sum()) / total
+        result = Importance(how, measure, loss, len(counts), int(total), {}, {}, {})
+
+        for site in self.sites:
+            changes = torch.cat(self.changes[site.kind]).flatten(1).numpy()  # (n, L * H)
+            low, high = ratio_intervals(changes, counts[:, None], seed=seed)
+            shape = (site.depth, site.heads)
+            result.change[site.kind] = (changes.sum(0) / total).reshape(shape)
+            result.low[site.kind] = low.reshape(shape)
+            result.high[site.kind] = high.reshape(shape)
+
+        return result
+
+
+def losses_without_heads(
     model: Model,
     batch: Batch,
-    place: AttentionSite,
+    site: AttentionSite,
     layer: int,
-    instead: Float[Tensor, "H D"] | None,
-    seen: CapturedValues,
+    mean: Float[Tensor, "H D"] | None,
+    captured: CapturedValues,
     unchanged: Tensor,
 ) -> Float[Tensor, "B H"]:
-    """The loss of each row without each head of a layer: as many copies of the batch as heads, as
-    memory allows.
+    """The loss of each row without each head of a layer.
+
+    Several heads are switched off in one forward pass, each in its own copy of the batch.
     """
-    tokens = max(batch.ids.numel(), 0 if batch.source is None else batch.source.numel())
-    most = at_once(tokens, batch.ids.device)
-    found: list[Tensor] = []
+    tokens = batch.ids.numel()
+    if batch.source is not None:
+        tokens = max(tokens, batch.source.numel())
 
-    for first in range(0, place.heads, most):
-        heads = range(first, min(first + most, place.heads))
+    copies_at_once = copies_per_pass(tokens, batch.ids.device)
+    parts: list[Tensor] = []
+
+    for first in range(0, site.heads, copies_at_once):
+        heads = range(first, min(first + copies_at_once, site.heads))
         copies = batch.map(partial(repeated, times=len(heads)))
-        listener = partial(put_out, heads=heads, instead=instead)
-        with require_hook(model, place.tap(layer, "heads"), listener, heads=place.heads):
-            if skips(model):
-                with starting_at(model, place.kind, layer, seen, len(heads)):
-                    each = said(model, copies)
-            else:
-                each = said(model, copies)
+        hook = partial(switch_off, heads=heads, mean=mean)
+        with ExitStack() as contexts:
+            contexts.enter_context(
+                require_hook(model, site.hook_point(layer, "heads"), hook, heads=site.heads)
+            )
+            if can_skip_lower_layers(model):
+                contexts.enter_context(starting_at(model, site.kind, layer, captured, len(heads)))
 
-        right = repeated(unchanged, len(heads))
-        found.append(losses(each, right).unflatten(0, (len(heads), -1)))  # (heads, B)
+            outputs = row_outputs(model, copies)
 
-    return torch.cat(found).T
+        losses = row_losses(outputs, repeated(unchanged, len(heads)))
+        parts.append(losses.unflatten(0, (len(heads), -1)))  # (heads, B)
+
+    return torch.cat(parts).T
 
 
-def skips(model: Model) -> bool:
-    """Transformer-XL reads in segments, each with a stream of its own: nothing is left out there."""
+def can_skip_lower_layers(model: Model) -> bool:
+    """False for Transformer-XL: each of its segments has its own residual stream."""
     backbone = backbone_of(model)
     return not (isinstance(backbone, GPT) and backbone.config.memory)
 
 
-def put_out(
+def switch_off(
     value: Float[Tensor, "R H T D"],
     name: str,
     *,
     heads: range,
-    instead: Float[Tensor, "H D"] | None,
+    mean: Float[Tensor, "H D"] | None,
 ) -> Float[Tensor, "R H T D"]:
-    """In each copy of the batch another head."""
+    """Hook: replace the output of another head in each copy of the batch."""
     copies = value.clone().unflatten(0, (len(heads), -1))  # (heads, B, H, T, D)
     for copy, head in zip(copies, heads, strict=True):
-        copy[:, head] = 0 if instead is None else instead[head]
+        copy[:, head] = 0 if mean is None else mean[head]
 
     return copies.flatten(0, 1)
 
 
-def means_of(model: Model, batches: Sequence[Batch]) -> dict[tuple[str, int], Float[Tensor, "H D"]]:
-    """What each head says on average, over all words of the data; padding is no word."""
-    sums: dict[tuple[str, int], Tensor] = {}
-    words: dict[tuple[str, int], Tensor] = {}
+# Mean outputs of the heads
+
+
+def mean_outputs(
+    model: Model, batches: Sequence[Batch]
+) -> dict[tuple[str, int], Float[Tensor, "H D"]]:
+    """The mean output of each head over all tokens of the data, by kind and layer."""
+    device = next(model.parameters()).device
+    sums = HeadSums()
+    for on_host in batches:
+        batch = on_host.to(device)
+        with ExitStack() as hooks:
+            for site in attention_sites(model):
+                padding_mask = batch.padding_mask
+                if site.kind == "encoder":
+                    padding_mask = batch.source_padding_mask
+                if padding_mask is not None:
+                    padding_mask = apart(padding_mask, batch.group)  # (R, T)
+
+                for layer in range(site.depth):
+                    key = (site.kind, layer)
+                    hook = partial(sums.add, key=key, padding_mask=padding_mask)
+                    point = site.hook_point(layer, "heads")
+                    hooks.enter_context(require_hook(model, point, hook, heads=site.heads))
+
+            row_outputs(model, batch)
+
+    return {key: total / sums.tokens[key] for key, total in sums.outputs.items()}
+
+
+class HeadSums:
+    """Sums of head outputs over tokens, by kind of attention and layer."""
+
+    def __init__(self) -> None:
+        self.outputs: dict[tuple[str, int], Tensor] = {}
+        self.tokens: dict[tuple[str, int], Tensor] = {}
 
     def add(
+        self,
         value: Float[Tensor, "R H T D"],
         name: str,
         key: tuple[str, int],
         padding_mask: Bool[Tensor, "R T"] | None,
     ) -> None:
-        kept = (
-            value.new_ones(value.shape[0], value.shape[2])
-            if padding_mask is None
-            else padding_mask.to(value)
-        )
-        sums[key] = sums.get(key, 0) + torch.einsum("rhtd,rt->hd", value, kept)
-        words[key] = words.get(key, 0) + kept.sum()
+        """Hook: add the outputs of all tokens, without padding."""
+        if padding_mask is None:
+            weight = value.new_ones(value.shape[0], value.shape[2])
+        else:
+            weight = padding_mask.to(value)
 
-    for on_host in batches:
-        batch = on_host.to(next(model.parameters()).device)
-        with ExitStack() as listening:
-            for place in attention_sites(model):
-                padding_mask = (
-                    batch.source_padding_mask if place.kind == "encoder" else batch.padding_mask
-                )
-                padding_mask = (
-                    None if padding_mask is None else apart(padding_mask, batch.group)
-                )  # (R, T)
-                for layer in range(place.depth):
-                    hear = partial(add, key=(place.kind, layer), padding_mask=padding_mask)
-                    point = place.tap(layer, "heads")
-                    listening.enter_context(require_hook(model, point, hear, heads=place.heads))
-
-            said(model, batch)
-
-    return {key: total / words[key] for key, total in sums.items()}
+        self.outputs[key] = self.outputs.get(key, 0) + torch.einsum("rhtd,rt->hd", value, weight)
+        self.tokens[key] = self.tokens.get(key, 0) + weight.sum()
 
 
-# What is measured
+# The measure
 
 
-def said(model: Model, batch: Batch) -> Float[Tensor, "B"] | Float[Tensor, "B E"]:
-    """The sum of each row's losses; of an encoder that says nothing, the vector of each row."""
+def row_outputs(model: Model, batch: Batch) -> Float[Tensor, "B"] | Float[Tensor, "B E"]:
+    """The summed loss of each row; for an encoder without a loss the mean vector of each row."""
     if isinstance(model, TaskModel):
         objective = TaskObjective(model)
         scores, _ = TaskScorer(model)(batch)
-        rows = [
-            objective.answer_loss(scores[row : row + 1], batch.part(row, row + 1))
-            for row in range(batch.rows)
-        ]
-        return torch.stack(rows)
+        losses = []
+        for row in range(batch.rows):
+            losses.append(objective.answer_loss(scores[row : row + 1], batch.part(row, row + 1)))
+
+        return torch.stack(losses)
 
     backbone = backbone_of(model)
     if isinstance(backbone, BERT) and not predicts_tokens(model):
@@ -271,27 +344,45 @@ def said(model: Model, batch: Batch) -> Float[Tensor, "B"] | Float[Tensor, "B E"
         return pooled(hidden, "mean", batch.ids[:, 0], batch.padding_mask)
 
     features = FeatureExtractor(model)(batch)  # (B, N, E)
-    finer = torch.promote_types(features.dtype, torch.float32)
-    rows = []
-
-    for row, targets in zip(features, batch.targets, strict=True):
-        asked = targets != IGNORE  # (N,)
-        parts = zip(row[asked].split(PLACES), targets[asked].split(PLACES), strict=True)
-        each = [
-            F.cross_entropy(linear(x, *backbone.output_layer).to(finer), words, reduction="sum")
-            for x, words in parts
+    return torch.stack(
+        [
+            token_loss(model, row, targets)
+            for row, targets in zip(features, batch.targets, strict=True)
         ]
-        rows.append(torch.stack(each).sum() if each else row.new_zeros(()))
-
-    return torch.stack(rows)
+    )
 
 
-def losses(found: Tensor, unchanged: Tensor) -> Float[Tensor, "B"]:
-    return found if found.dim() == 1 else 1 - F.cosine_similarity(found, unchanged, dim=-1)
+def token_loss(model: Model, features: Float[Tensor, "N E"], targets: Tensor) -> Float[Tensor, ""]:
+    """The summed cross-entropy of one row, in at least float32."""
+    output_layer = backbone_of(model).output_layer
+    dtype = torch.promote_types(features.dtype, torch.float32)
+    scored = targets != IGNORE  # (N,)
+    chunks = zip(
+        features[scored].split(POSITIONS_PER_CHUNK),
+        targets[scored].split(POSITIONS_PER_CHUNK),
+        strict=True,
+    )
+
+    losses = []
+    for x, ids in chunks:
+        losses.append(F.cross_entropy(linear(x, *output_layer).to(dtype), ids, reduction="sum"))
+
+    if not losses:
+        return features.new_zeros(())
+
+    return torch.stack(losses).sum()
 
 
-def asked_in(model: Model, batch: Batch) -> Float[Tensor, "B"]:
-    """What each row's loss is a sum over."""
+def row_losses(outputs: Tensor, unchanged: Tensor) -> Float[Tensor, "B"]:
+    """The losses themselves, or 1 - cosine between vectors and those with all heads."""
+    if outputs.dim() == 1:
+        return outputs
+
+    return 1 - F.cosine_similarity(outputs, unchanged, dim=-1)
+
+
+def target_counts(model: Model, batch: Batch) -> Float[Tensor, "B"]:
+    """The number of targets that each row's loss is summed over."""
     if predicts_tokens(model) or isinstance(model, TaskModel):
         return (batch.targets != IGNORE).sum(1).double()
 

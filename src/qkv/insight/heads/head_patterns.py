@@ -1,10 +1,9 @@
-"""What heads do: how much of its weight a head gives to the token before, to the first one, to an
-equal one ...
+"""Head patterns: how much weight a head gives to the previous token, the first token, induction ...
 
-A score is the part of a head's weight that goes where its role says, the mean over the tokens that
-could play it: 1 is a head that does nothing else. Induction is asked on random tokens said twice,
-where nothing but the repetition tells what comes next: the second time, a token looks at what
-followed it the first time.
+The score of a pattern is the share of a head's attention that goes where the pattern says, averaged
+over the tokens that can follow it: 1 is a head that does nothing else. Induction is measured on
+random tokens that are repeated once: in the repetition a token attends to the token that followed
+its first occurrence.
 """
 
 from __future__ import annotations
@@ -20,41 +19,48 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from qkv.generation.generate import without_dropout
-from qkv.insight.inspect.capture import AttentionSite, attention_sites
-from qkv.insight.inspect.frame_tokens import marks_of
+from qkv.insight.inspect.capture import AttentionSite, attention_sites, visible
 from qkv.insight.inspect.hook_checks import require_hook
-from qkv.insight.inspect.model_input import read, read_sentences
-from qkv.insight.inspect.visible_tokens import visible
+from qkv.insight.inspect.model_input import frame_tokens, read, read_sentences
 from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.models.registry import Model, backbone_of
 from qkv.text.tokenizer import Tokenizer
 
 LONGEST = 256
-"""Tokens of a text that are read; what comes after is left out."""
-REPEATED, ROWS = 50, 4
-"""Random tokens that are said twice, and how many such texts."""
+"""Longest text in tokens; the rest is cut."""
+REPEATED = 50
+"""Number of random tokens that are repeated for induction."""
+ROWS = 4
+"""Number of such random texts."""
 
-Wanted = dict[str, Bool[Tensor, "T S"]]
-"""Of each role, where the weight of each token should go; a row without any is not asked."""
+PatternMasks = dict[str, Bool[Tensor, "T S"]]
+"""For each pattern, True where the weight of a query should go; a row without any True does not
+count."""
 
 
 class HeadPatterns(NamedTuple):
+    """The pattern scores of all heads of one kind of attention."""
+
     kind: str
-    """self, or of a translator encoder, decoder."""
+    """self, or for a translator encoder or decoder."""
     scores: dict[str, Float[Tensor, "L H"]]
-    """previous, first, self, same, induction; next where later tokens are seen."""
+    """previous, first, self, same, induction; and next if later tokens are visible."""
     even: dict[str, float]
-    """What a head gets that looks at all it may see alike."""
-    asked: dict[str, int]
-    """How many tokens each score is the mean of."""
+    """Uniform baseline: the score of a head that attends equally to all visible tokens."""
+    tokens: dict[str, int]
+    """The number of tokens that each score is averaged over."""
 
-    def strongest(self, role: str, count: int) -> list[tuple[int, int, float]]:
-        """Layer, head and score of those that play a role most."""
-        scores = self.scores[role]
-        best, places = scores.flatten().topk(min(count, scores.numel()))
-        pairs = zip(places.tolist(), best.tolist(), strict=True)
+    def strongest(self, pattern: str, count: int) -> list[tuple[int, int, float]]:
+        """Layer, head and score of the heads that follow a pattern most."""
+        scores = self.scores[pattern]
+        best, indices = scores.flatten().topk(min(count, scores.numel()))
 
-        return [(*divmod(place, scores.shape[1]), each) for place, each in pairs]
+        heads = []
+        for index, score in zip(indices.tolist(), best.tolist(), strict=True):
+            layer, head = divmod(index, scores.shape[1])
+            heads.append((layer, head, score))
+
+        return heads
 
 
 def head_patterns(
@@ -65,102 +71,146 @@ def head_patterns(
     *,
     seed: int = 0,
 ) -> list[HeadPatterns]:
-    """The scores of every head over texts; of a translator's over pairs, or sources that it
-    translates itself.
+    """Score every head of a model for the known attention patterns.
 
-    The weights of a layer are summed up as soon as they are there, and not kept.
+    The weights of a layer are added up during the forward pass and not kept.
+
+    Args:
+        model: The model; an RNN has no self-attention.
+        tokenizer: Its tokenizer.
+        texts: The texts; for a translator pairs, or sources that it translates itself.
+        progress: Called with the number of finished texts and of all texts.
+        seed: The seed of the random tokens for induction.
+
+    Returns:
+        The scores for each kind of self-attention.
+
+    Raises:
+        ValueError: If there is no text, or the model is an RNN or has too small a context.
+
+    Example:
+        >>> from qkv import insight, models, text
+        >>> tokenizer = text.train("words", ["the cat sat on the mat"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> (patterns,) = insight.head_patterns(model, tokenizer, ["the cat sat on the mat"])
+        >>> list(patterns.scores)
+        ['previous', 'first', 'self', 'same', 'induction']
     """
     backbone = backbone_of(model)
     if isinstance(backbone, RNN):
-        raise ValueError("model: an RNN has no heads that look at their own text; expected another")
+        raise ValueError("model: an RNN has no self-attention heads; expected another model")
     if not texts:
         raise ValueError("texts: expected one or more, not none")
 
-    counts = {place.kind: Count(place) for place in attention_sites(model) if place.kind != "cross"}
+    sums = {}
+    for site in attention_sites(model):
+        if site.kind != "cross":
+            sums[site.kind] = PatternSums(site)
 
+    total = len(texts) + 1
     with torch.no_grad(), without_dropout(model):
         for number, text in enumerate(texts, start=1):
-            sides = ids_of_text(model, tokenizer, text)
-            patterns = {
-                kind: wanted_of(ids, sees_later(backbone, kind)) for kind, ids in sides.items()
-            }
-            measure_patterns(
-                model, counts, {kind: ids.unsqueeze(0) for kind, ids in sides.items()}, patterns
-            )
+            measure_text(model, tokenizer, sums, text)
             if progress is not None:
-                progress(number, len(texts) + 1)
+                progress(number, total)
 
-        measure_patterns(model, counts, *random_twice(model, tokenizer, seed))
+        # Induction
+        measure_patterns(model, sums, *repeated_tokens(model, tokenizer, seed))
         if progress is not None:
-            progress(len(texts) + 1, len(texts) + 1)
+            progress(total, total)
 
-    return [count.roles() for count in counts.values()]
+    return [pattern_sums.result() for pattern_sums in sums.values()]
 
 
-class Count:
-    """Sums over the tokens seen so far, for one kind of attention."""
+def measure_text(
+    model: Model,
+    tokenizer: Tokenizer,
+    sums: dict[str, PatternSums],
+    text: str | tuple[str, str],
+) -> None:
+    """Add the attention on one text to the sums."""
+    backbone = backbone_of(model)
+    ids = {}
+    masks = {}
+    for kind, row in ids_of_text(model, tokenizer, text).items():
+        ids[kind] = row.unsqueeze(0)
+        masks[kind] = pattern_masks(row, sees_later(backbone, kind))
 
-    def __init__(self, place: AttentionSite) -> None:
-        self.place = place
-        self.sums: dict[str, Float[Tensor, "L H"]] = {}
-        self.asked: dict[str, int] = {}
-        self.even: dict[str, float] = {}
+    measure_patterns(model, sums, ids, masks)
 
-    def begin(self, wanted: Wanted, rows: int, seen: Bool[Tensor, "T S"]) -> None:
-        for role, pattern in wanted.items():
-            shape = (self.place.depth, self.place.heads)
-            self.sums.setdefault(role, torch.zeros(shape, dtype=torch.float64))
-            self.asked[role] = self.asked.get(role, 0) + rows * int(pattern.any(1).sum())
-            self.even[role] = self.even.get(role, 0.0) + rows * float(
-                (pattern.sum(1) / seen.sum(1)).sum()
-            )
 
-    def add(
+class PatternSums:
+    """Sums of the pattern scores over all tokens so far, for one attention site."""
+
+    def __init__(self, site: AttentionSite) -> None:
+        self.site = site
+        self.weights: dict[str, Float[Tensor, "L H"]] = {}
+        self.tokens: dict[str, int] = {}
+        self.uniform: dict[str, float] = {}
+
+    def add_text(self, masks: PatternMasks, rows: int, seen: Bool[Tensor, "T S"]) -> None:
+        """Count the tokens of a new text, and add the uniform baseline."""
+        shape = (self.site.depth, self.site.heads)
+        for pattern, mask in masks.items():
+            self.weights.setdefault(pattern, torch.zeros(shape, dtype=torch.float64))
+            tokens = rows * int(mask.any(1).sum())
+            uniform = rows * float((mask.sum(1) / seen.sum(1)).sum())
+            self.tokens[pattern] = self.tokens.get(pattern, 0) + tokens
+            self.uniform[pattern] = self.uniform.get(pattern, 0.0) + uniform
+
+    def add_weights(
         self,
         weights: Float[Tensor, "B H T S"],
         name: str,
         *,
         layer: int,
-        wanted: Bool[Tensor, "R T S"],
-        of: Sequence[str],
+        masks: Bool[Tensor, "R T S"],
+        patterns: Sequence[str],
     ) -> None:
-        """All roles at once: each is a product of the weights with where they should go."""
-        parts = weights.sum(0).flatten(1) @ wanted.flatten(1).T.to(weights)  # (H, R)
-        for role, part in zip(of, parts.cpu().double().unbind(1), strict=True):
-            self.sums[role][layer] += part
+        """Hook: add the weights of a layer, all patterns in one matrix product."""
+        sums = weights.sum(0).flatten(1) @ masks.flatten(1).T.to(weights)  # (H, R)
+        for pattern, by_head in zip(patterns, sums.cpu().double().unbind(1), strict=True):
+            self.weights[pattern][layer] += by_head
 
-    def roles(self) -> HeadPatterns:
-        played = [role for role, count in self.asked.items() if count]
-        scores = {role: (self.sums[role] / self.asked[role]).float() for role in played}
-        even = {role: self.even[role] / self.asked[role] for role in played}
-        return HeadPatterns(
-            self.place.kind, scores, even, {role: self.asked[role] for role in played}
-        )
+    def result(self) -> HeadPatterns:
+        """The mean scores of the patterns that some token could follow."""
+        result = HeadPatterns(self.site.kind, {}, {}, {})
+        for pattern, tokens in self.tokens.items():
+            if tokens:
+                result.scores[pattern] = (self.weights[pattern] / tokens).float()
+                result.even[pattern] = self.uniform[pattern] / tokens
+                result.tokens[pattern] = tokens
+
+        return result
 
 
 def measure_patterns(
     model: Model,
-    counts: dict[str, Count],
+    sums: dict[str, PatternSums],
     ids: dict[str, Int[Tensor, "B T"]],
-    patterns: dict[str, Wanted],
+    masks: dict[str, PatternMasks],
 ) -> None:
-    """Read, and count each kind's weights as they come. A token that cannot see where its role
-    looks is not asked.
+    """Run one batch, and add up the weights of each kind of attention.
+
+    A token that cannot see the target of a pattern does not count for it.
     """
     backbone: Any = backbone_of(model)
     device = next(model.parameters()).device
 
-    with ExitStack() as listening:
-        for kind, count in counts.items():
+    with ExitStack() as hooks:
+        for kind, pattern_sums in sums.items():
             T = ids[kind].shape[1]
+            site = pattern_sums.site
             seen = visible(model, kind, torch.arange(T), T)  # (T, S)
-            within = {role: pattern & seen for role, pattern in patterns[kind].items()}
-            wanted = torch.stack(list(within.values())).to(device)  # (R, T, S)
-            count.begin(within, len(ids[kind]), seen)
-            for layer in range(count.place.depth):
-                add = partial(count.add, layer=layer, wanted=wanted, of=list(within))
-                point, heads = count.place.tap(layer, "weights"), count.place.heads
-                listening.enter_context(require_hook(model, point, add, heads=heads))
+            visible_masks = {pattern: mask & seen for pattern, mask in masks[kind].items()}
+            pattern_sums.add_text(visible_masks, len(ids[kind]), seen)
+
+            stacked = torch.stack(list(visible_masks.values())).to(device)  # (R, T, S)
+            add = partial(pattern_sums.add_weights, masks=stacked, patterns=list(visible_masks))
+            for layer in range(site.depth):
+                point = site.hook_point(layer, "weights")
+                hook = partial(add, layer=layer)
+                hooks.enter_context(require_hook(model, point, hook, heads=site.heads))
 
         if isinstance(backbone, Transformer):
             backbone.forced(ids["encoder"].to(device), ids["decoder"].to(device))
@@ -169,93 +219,102 @@ def measure_patterns(
 
 
 def sees_later(backbone: Model, kind: str) -> bool:
+    """Whether tokens attend to later ones."""
     return isinstance(backbone, BERT) or kind == "encoder"
 
 
-def wanted_of(ids: Int[Tensor, "T"], later: bool) -> Wanted:
-    """Where each role's weight goes. The first token of a causal model sees itself alone, and so is
-    never asked.
+def pattern_masks(ids: Int[Tensor, "T"], later: bool) -> PatternMasks:
+    """Where the weight of each pattern goes.
+
+    The first token of a causal model sees only itself, so it counts for no pattern.
     """
     T = len(ids)
-    one = torch.ones(T, T, dtype=torch.bool)
-    asked = torch.arange(T).unsqueeze(1) >= 1  # (T, 1)
+    all_pairs = torch.ones(T, T, dtype=torch.bool)
+    diagonal = torch.eye(T, dtype=torch.bool)
+    after_first = torch.arange(T).unsqueeze(1) >= 1  # (T, 1)
     equal = ids.unsqueeze(1) == ids
-    wanted = {
-        "previous": one.triu(-1) & one.tril(-1),
-        "first": asked & (torch.arange(T) == 0),
-        "self": asked & torch.eye(T, dtype=torch.bool),
-        "same": equal & ~torch.eye(T, dtype=torch.bool) if later else equal & one.tril(-1),
+    masks = {
+        "previous": all_pairs.triu(-1) & all_pairs.tril(-1),
+        "first": after_first & (torch.arange(T) == 0),
+        "self": after_first & diagonal,
+        "same": equal & all_pairs.tril(-1),
     }
+    if later:
+        masks["same"] = equal & ~diagonal
+        masks["next"] = all_pairs.triu(1) & all_pairs.tril(1)
 
-    return wanted | ({"next": one.triu(1) & one.tril(1)} if later else {})
+    return masks
 
 
-# What is read
+# Inputs
 
 
 def ids_of_text(
     model: Model, tokenizer: Tokenizer, text: str | tuple[str, str]
 ) -> dict[str, Int[Tensor, "_"]]:
-    """The ids of each side, by the kind of attention that reads it. What is too long is cut before
-    its last mark.
-    """
-    marks = marks_of(model, tokenizer)
+    """The ids of each side, by kind of attention; a long side is cut before its end token."""
+    frames = frame_tokens(model, tokenizer)
     if not isinstance(model, Transformer) and not str(text).strip():
         raise ValueError("text: there is nothing to read; expected a text")
 
-    if isinstance(
-        model, GPT | TaskModel
-    ):  # a text by itself, whatever its task would ask; a long one is cut below
-        sides = {"self": marks["self"].around(tokenizer.encode(str(text)))}
+    if isinstance(model, GPT | TaskModel):
+        # A task model reads the text alone, whatever its task; `read` would refuse a long text.
+        sides = {"self": frames["self"].around(tokenizer.encode(str(text)))}
     elif isinstance(model, BERT):
         sides = {"self": list(read_sentences(model, tokenizer, [str(text)]).text.ids)}
     else:
-        pair = {} if isinstance(text, str) else {"source": text[0], "target": text[1]}
-        found = read(model, tokenizer, *([text] if isinstance(text, str) else []), **pair)
-        assert found.source is not None
-        sides = {"encoder": list(found.source.ids), "decoder": list(found.text.ids)}
+        if isinstance(text, str):
+            reading = read(model, tokenizer, text)
+        else:
+            reading = read(model, tokenizer, source=text[0], target=text[1])
 
-    longest, cut = min(LONGEST, context_of(model)), {}
+        assert reading.source is not None
+        sides = {"encoder": list(reading.source.ids), "decoder": list(reading.text.ids)}
 
+    longest = min(LONGEST, context_of(model))
+    result = {}
     for kind, ids in sides.items():
-        after = marks[kind].after if len(ids) > longest else []
-        cut[kind] = torch.tensor([*ids[: longest - len(after)], *after])
+        if len(ids) > longest:
+            after = frames[kind].after
+            ids = [*ids[: longest - len(after)], *after]
 
-    return cut
+        result[kind] = torch.tensor(ids)
+
+    return result
 
 
 def context_of(model: Model) -> int:
+    """The context of a model that is not an RNN."""
     backbone = backbone_of(model)
-    assert not isinstance(backbone, RNN)  # which has no roles
+    assert not isinstance(backbone, RNN)
     return backbone.config.context
 
 
-def random_twice(
+def repeated_tokens(
     model: Model, tokenizer: Tokenizer, seed: int
-) -> tuple[dict[str, Int[Tensor, "B T"]], dict[str, Wanted]]:
-    """Random words and the same once more, between the marks of a text; and where induction would
-    look.
-    """
+) -> tuple[dict[str, Int[Tensor, "B T"]], dict[str, PatternMasks]]:
+    """Random tokens and their repetition, framed as a text is; and the mask of induction."""
     special = set(tokenizer.special)
     ordinary = np.array([id for id in range(tokenizer.vocabulary) if id not in special])
-    marks = marks_of(model, tokenizer)
-    room = context_of(model) - max(len(each.around([])) for each in marks.values())
+    frames = frame_tokens(model, tokenizer)
+    room = context_of(model) - max(len(frame.around([])) for frame in frames.values())
     n = min(REPEATED, room // 2, len(ordinary))
     if n < 2:
-        raise ValueError(f"context: {room} tokens have no room to say two words twice")
+        raise ValueError(f"context: {room} tokens have no room for two tokens and their repetition")
 
+    # No token occurs twice in the first half, so exactly one token follows it.
     random = np.random.default_rng(seed)
-    once = [
-        random.permutation(ordinary)[:n].tolist() for _ in range(ROWS)
-    ]  # no word twice: only one place follows it
-    ids, wanted = {}, {}
+    first_halves = [random.permutation(ordinary)[:n].tolist() for _ in range(ROWS)]
+    ids = {}
+    masks = {}
 
-    for kind, each in marks.items():
-        ids[kind] = torch.tensor([each.around([*words, *words]) for words in once])  # (B, T)
-        T, first = ids[kind].shape[1], len(each.before)
+    for kind, frame in frames.items():
+        ids[kind] = torch.tensor([frame.around([*half, *half]) for half in first_halves])  # (B, T)
+        T = ids[kind].shape[1]
+        first = len(frame.before)
         query = torch.arange(first + n, first + 2 * n)
-        pattern = torch.zeros(T, T, dtype=torch.bool)
-        pattern[query, query - n + 1] = True
-        wanted[kind] = {"induction": pattern}
+        mask = torch.zeros(T, T, dtype=torch.bool)
+        mask[query, query - n + 1] = True
+        masks[kind] = {"induction": mask}
 
-    return ids, wanted
+    return ids, masks

@@ -1,15 +1,14 @@
-"""Does a head know grammar? Whether it points from a word to the word that this one hangs on, for
-each relation.
+"""Syntax in heads: does a head attend from a word to its syntactic head, for each relation?
 
-A head says, for each word, the other word that gets most of its attention (or gives it most: both
-directions are asked). So does the best fixed offset, such as "the word before": a head that knows
-no more than that is no better. Head, direction and offset are chosen on one half of the sentences
-and measured on the other. Clark et al. 2019 do both on the same ones, which flatters: the best of
-many always looks good where it was chosen.
+For each word a head predicts the other word that gets most of its attention (or that gives most
+attention to it: both directions are tried). The baseline is the best fixed offset, such as the
+previous word. Head, direction and offset are chosen on one half of the sentences and measured on
+the other. Clark et al. (2019) do both on the same sentences, which overestimates the best of many.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -25,8 +24,8 @@ from qkv.data.batches.framing import encoded, space_between
 from qkv.data.sources.conllu import ConlluSentence, ConlluWord
 from qkv.generation.generate import without_dropout
 from qkv.insight.inspect.capture import attention_sites
-from qkv.insight.inspect.frame_tokens import marks_of
 from qkv.insight.inspect.hook_checks import require_hook
+from qkv.insight.inspect.model_input import frame_tokens
 from qkv.insight.inspect.whole_words import WholeWord, join_words
 from qkv.models import BERT, GPT
 from qkv.models.registry import Model, backbone_of
@@ -37,52 +36,58 @@ DIRECTIONS: tuple[Direction, ...] = ("to its head", "from its head")
 FAR = 10
 """Offsets from -FAR to FAR are tried."""
 LEAST = 20
-"""A relation that is met less often is not told of."""
+"""A relation needs this number of measured words."""
 ALL = "all"
 LEFT_OUT = ("root", "punct")
 
 
 class Relation(NamedTuple):
+    """The best head for one syntactic relation."""
+
     name: str
-    """Such as nsubj; all is every relation together."""
+    """The relation, such as nsubj; "all" is every relation together."""
     words: int
-    """That it was measured on."""
+    """The number of words that it was measured on."""
     layer: int
     head: int
     direction: Direction
-    """Who looks: the word at what it hangs on, or that at the word."""
+    """Whether the dependent attends to its head, or the head to its dependent."""
     accuracy: float
     low: float
+    """Lower end of the 95% confidence interval over the sentences."""
     high: float
-    """Between these it lies 95 times in 100, the sentences being only a sample."""
+    """Upper end."""
     offset: int
-    """The best fixed one: -1 is the word before."""
+    """The best fixed offset: -1 is the previous word."""
     baseline: float
-    """Its accuracy."""
+    """The accuracy of that offset."""
     gain_low: float
+    """Lower end of the 95% confidence interval of accuracy - baseline."""
     gain_high: float
-    """Between these lies accuracy - baseline."""
+    """Upper end."""
 
 
 class Syntax(NamedTuple):
+    """The best heads for all relations."""
+
     relations: list[Relation]
-    """The most frequent first; the first one is all of them together."""
+    """The first entry is all relations together, then the most frequent first."""
     sentences: int
     left_out: int
-    """Sentences longer than the model's context, which were not read."""
+    """The number of sentences that are longer than the model's context."""
     halves: bool
-    """Chosen on one half and measured on the other."""
+    """True if heads were chosen on one half of the sentences and measured on the other."""
 
 
 class Arcs(NamedTuple):
-    """Every word that hangs on another, and which heads find that one."""
+    """Every dependent word, and which heads of the model find its syntactic head."""
 
     relation: list[str]
     sentence: Int[np.ndarray, "A"]
     offset: Int[np.ndarray, "A"]
-    """Where the word's head is, counted in words from the word itself."""
+    """The position of the syntactic head relative to the word, in words."""
     right: Bool[np.ndarray, "A 2 L H"]
-    """By direction, layer and head."""
+    """Whether the prediction is right, by direction, layer and head."""
 
 
 def syntax(
@@ -95,59 +100,105 @@ def syntax(
     subtypes: bool = False,
     least: int = LEAST,
 ) -> Syntax:
-    """The best head for each relation against the best fixed offset. Root and punctuation are left
-    out.
+    """Find the best head for each syntactic relation, and compare it with the best fixed offset.
 
-    With `halves` both are chosen on every other sentence and measured on the rest. With `subtypes`
-    nsubj:pass is another relation than nsubj.
+    Args:
+        model: A GPT or BERT, or a task model with one of them.
+        tokenizer: Its tokenizer.
+        sentences: Parsed sentences (CoNLL-U). Roots and punctuation are left out.
+        progress: Called with the number of finished sentences and of all sentences.
+        halves: Choose on every other sentence and measure on the rest.
+        subtypes: Treat nsubj:pass as another relation than nsubj.
+        least: The number of measured words that a relation needs.
+
+    Returns:
+        The best head, its accuracy, and the baseline for each relation.
+
+    Raises:
+        ValueError: If no relation is frequent enough, or the model reads two texts.
+
+    Example:
+        >>> from qkv.data.sources.conllu import ConlluSentence, ConlluWord
+        >>> from qkv import insight, models, text
+        >>> cat = ConlluWord(1, "cats", "_", "_", "_", "_", 2, "nsubj", "_", "_", 1)
+        >>> sleep = ConlluWord(2, "sleep", "_", "_", "_", "_", 0, "root", "_", "_", 2)
+        >>> tokenizer = text.train("words", ["cats sleep"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> sentences = [ConlluSentence((cat, sleep), ())] * 2
+        >>> found = insight.syntax(model, tokenizer, sentences, least=1)
+        >>> [relation.name for relation in found.relations]
+        ['all', 'nsubj']
     """
     arcs, count, left_out = find_arcs(model, tokenizer, sentences, progress, subtypes)
-    chosen = arcs.sentence % 2 == 0 if halves else np.ones(len(arcs.sentence), dtype=bool)
-    measured = ~chosen if halves else chosen
-    names = np.array(arcs.relation)
-    frequent = [
-        name
-        for name, _ in sorted(counted(arcs.relation).items(), key=lambda pair: (-pair[1], pair[0]))
-    ]
-    found = []
+    chosen = np.ones(len(arcs.sentence), dtype=bool)
+    measured = chosen
+    if halves:
+        chosen = arcs.sentence % 2 == 0
+        measured = ~chosen
 
-    for name in [ALL, *frequent]:
-        own = np.ones(len(names), dtype=bool) if name == ALL else names == name
-        if (own & measured).sum() >= max(1, least) and (own & chosen).any():
-            found.append(relation(name, arcs, own & chosen, own & measured))
-
-    if not found:
+    relations = best_heads(arcs, chosen, measured, least)
+    if not relations:
         raise ValueError(
-            f"sentences: no relation is met {least} times or more in {count}; give more sentences"
+            f"sentences: no relation occurs {least} times or more in {count}; give more sentences"
         )
 
-    return Syntax(found, count, left_out, halves)
+    return Syntax(relations, count, left_out, halves)
 
 
-def counted(names: Sequence[str]) -> dict[str, int]:
-    return {name: names.count(name) for name in set(names)}
+def best_heads(
+    arcs: Arcs, chosen: Bool[np.ndarray, "A"], measured: Bool[np.ndarray, "A"], least: int
+) -> list[Relation]:
+    """The best head for all relations together, then for each, the most frequent first."""
+    names = np.array(arcs.relation)
+    counts = Counter(arcs.relation)
+    by_frequency = sorted(counts, key=lambda name: (-counts[name], name))
+    relations = []
+
+    for name in [ALL, *by_frequency]:
+        selected = names == name
+        if name == ALL:
+            selected = np.ones(len(names), dtype=bool)
+
+        if (selected & measured).sum() >= max(1, least) and (selected & chosen).any():
+            relations.append(best_head(name, arcs, selected & chosen, selected & measured))
+
+    return relations
 
 
-def relation(
+def best_head(
     name: str, arcs: Arcs, chosen: Bool[np.ndarray, "A"], measured: Bool[np.ndarray, "A"]
 ) -> Relation:
-    heads = arcs.right[chosen].sum(0)  # (2, L, H)
-    direction, layer, head = (int(each) for each in np.unravel_index(heads.argmax(), heads.shape))
-    tried = [each for each in range(-FAR, FAR + 1) if each]
-    offset = max(tried, key=lambda each: int((arcs.offset[chosen] == each).sum()))
+    """Choose head, direction and offset on some arcs, and measure them on others."""
+    # Choose
+    correct = arcs.right[chosen].sum(0)  # (2, L, H)
+    direction, layer, head = map(int, np.unravel_index(correct.argmax(), correct.shape))
+    frequencies = Counter(arcs.offset[chosen].tolist())
+    offsets = [*range(-FAR, 0), *range(1, FAR + 1)]
+    offset = max(offsets, key=lambda distance: frequencies[distance])
+
+    # Measure; the intervals resample sentences, since the words of a sentence are not independent.
     right = arcs.right[measured, direction, layer, head]
     fixed = arcs.offset[measured] == offset
-    # The words of a sentence are right or wrong together, so sentences are what is drawn for the
-    # interval.
     _, unit = np.unique(arcs.sentence[measured], return_inverse=True)
-    sums = [np.bincount(unit, weights=each) for each in (right, right.astype(float) - fixed)]
-    low, high = ratio_intervals(np.stack(sums, axis=1), np.bincount(unit).astype(float)[:, None])
-    ends = (float(low[0]), float(high[0])), (float(low[1]), float(high[1]))
+    correct_sums = np.bincount(unit, weights=right)
+    gain_sums = np.bincount(unit, weights=right.astype(float) - fixed)
+    words = np.bincount(unit).astype(float)[:, None]
+    low, high = ratio_intervals(np.stack([correct_sums, gain_sums], axis=1), words)
 
     return Relation(
-        name, int(measured.sum()), layer, head, DIRECTIONS[direction], float(right.mean()), *ends[0], offset,
-        float(fixed.mean()), *ends[1],
-    )  # fmt: skip
+        name,
+        int(measured.sum()),
+        layer,
+        head,
+        DIRECTIONS[direction],
+        float(right.mean()),
+        float(low[0]),
+        float(high[0]),
+        offset,
+        float(fixed.mean()),
+        float(low[1]),
+        float(high[1]),
+    )
 
 
 def find_arcs(
@@ -157,17 +208,15 @@ def find_arcs(
     progress: Callable[[int, int], None] | None = None,
     subtypes: bool = False,
 ) -> tuple[Arcs, int, int]:
-    """Let the model read every sentence; also how many were read, and how many were too long."""
+    """Run the model on every sentence; also return the numbers of read and of too long ones."""
     backbone = backbone_of(model)
     if not isinstance(backbone, GPT | BERT):
         raise ValueError(
-            "model: syntax is asked of a model that reads one text; expected a GPT or a BERT"
+            "model: syntax is measured in a model that reads one text; expected a GPT or a BERT"
         )
 
-    (place,) = attention_sites(model)
-    device = next(model.parameters()).device
     relations: list[str] = []
-    numbers: list[int] = []
+    sentence_numbers: list[int] = []
     offsets: list[int] = []
     right: list[Bool[np.ndarray, "A 2 L H"]] = []
     count = left_out = 0
@@ -177,98 +226,123 @@ def find_arcs(
             if progress is not None:
                 progress(count + left_out + 1, len(sentences))
 
-            ids, words = framed(model, tokenizer, sentence)
+            ids, words = encode_sentence(model, tokenizer, sentence)
             if len(ids) > backbone.config.context:
                 left_out += 1
                 continue
 
             count += 1
-            hanging = [
-                word
-                for word in sentence.words
-                if word.head and word.deprel.split(":")[0] not in LEFT_OUT
-            ]
-            if not hanging:
+            dependents = dependents_of(sentence)
+            if not dependents:
                 continue
 
-            pointed = torch.zeros(2, place.depth, place.heads, len(words), dtype=torch.int64)
-            with ExitStack() as listening:
-                for layer in range(place.depth):
-                    hear = partial(point, words=words, into=pointed[:, layer])
-                    listening.enter_context(
-                        require_hook(model, place.tap(layer, "weights"), hear, heads=place.heads)
-                    )
-
-                backbone.hidden(torch.tensor([ids], device=device))
-
-            dependents = torch.tensor([word.id - 1 for word in hanging])  # (A,)
-            heads = torch.tensor([head_of(word, sentence) - 1 for word in hanging])
-            right.append((pointed[..., dependents] == heads).movedim(-1, 0).numpy())  # (A, 2, L, H)
-            relations += [
-                word.deprel if subtypes else word.deprel.split(":")[0] for word in hanging
-            ]
-            offsets += (heads - dependents).tolist()
-            numbers += [count] * len(hanging)
+            predicted = predicted_words(model, ids, words)  # (2, L, H, W)
+            own = torch.tensor([word.id - 1 for word in dependents])  # (A,)
+            heads = torch.tensor([head_of(word, sentence) - 1 for word in dependents])
+            right.append((predicted[..., own] == heads).movedim(-1, 0).numpy())  # (A, 2, L, H)
+            offsets += (heads - own).tolist()
+            sentence_numbers += [count] * len(dependents)
+            relations += [relation_of(word, subtypes) for word in dependents]
 
     if not right:
         raise ValueError(
-            "sentences: no word of them hangs on another; expected CoNLL-U with heads and relations"
+            "sentences: no word has a syntactic head; expected CoNLL-U with heads and relations"
         )
 
-    return (
-        Arcs(relations, np.array(numbers), np.array(offsets), np.concatenate(right)),
-        count,
-        left_out,
-    )
+    arcs = Arcs(relations, np.array(sentence_numbers), np.array(offsets), np.concatenate(right))
+    return arcs, count, left_out
+
+
+def dependents_of(sentence: ConlluSentence) -> list[ConlluWord]:
+    """The words with a syntactic head, without punctuation."""
+    dependents = []
+    for word in sentence.words:
+        if word.head and relation_of(word) not in LEFT_OUT:
+            dependents.append(word)
+
+    return dependents
+
+
+def relation_of(word: ConlluWord, subtypes: bool = False) -> str:
+    """The relation of a word, such as nsubj, or with its subtype nsubj:pass."""
+    if subtypes:
+        return word.deprel
+
+    return word.deprel.split(":")[0]
 
 
 def head_of(word: ConlluWord, sentence: ConlluSentence) -> int:
+    """The id of a word's syntactic head; raises if the sentence has no such word."""
     assert word.head is not None
     if word.head > len(sentence.words):
         raise ValueError(
-            f"line {word.line}: word {word.id} hangs on word {word.head}, and there is none"
+            f"line {word.line}: the head of word {word.id} is word {word.head}, which does not "
+            "exist"
         )
 
     return word.head
 
 
-def point(
+def predicted_words(
+    model: Model, ids: list[int], words: Sequence[WholeWord]
+) -> Int[Tensor, "2 L H W"]:
+    """For each word the word that each head points to, in both directions; -1 for none."""
+    (site,) = attention_sites(model)
+    backbone = backbone_of(model)
+    assert isinstance(backbone, GPT | BERT)
+    predicted = torch.zeros(2, site.depth, site.heads, len(words), dtype=torch.int64)
+
+    with ExitStack() as hooks:
+        for layer in range(site.depth):
+            hook = partial(store_predictions, words=words, into=predicted[:, layer])
+            point = site.hook_point(layer, "weights")
+            hooks.enter_context(require_hook(model, point, hook, heads=site.heads))
+
+        backbone.hidden(torch.tensor([ids], device=next(model.parameters()).device))
+
+    return predicted
+
+
+def store_predictions(
     weights: Float[Tensor, "1 H T S"],
     name: str,
     *,
     words: Sequence[WholeWord],
     into: Int[Tensor, "2 H W"],
 ) -> None:
-    """The other word that each word looks at most, and the one that looks at it most; -1 where
-    there is none.
-    """
-    joined = join_words(
-        weights[0].float(), words, words
-    )  # (H, W, W): from words to words, the marks left out
+    """Hook: store the word that each word attends to most, and the one that attends to it most."""
+    # Between whole words; special tokens are left out, and so is a word's attention to itself.
+    joined = join_words(weights[0].float(), words, words)  # (H, W, W)
     joined = joined.masked_fill(torch.eye(len(words), dtype=torch.bool, device=joined.device), 0)
 
-    for direction, seen in enumerate((joined, joined.transpose(-2, -1))):
-        most, place = seen.max(-1)  # (H, W)
-        into[direction] = torch.where(most > 0, place, -1).cpu()
+    for direction, attention in enumerate((joined, joined.transpose(-2, -1))):
+        most, word = attention.max(-1)  # (H, W)
+        into[direction] = torch.where(most > 0, word, -1).cpu()
 
 
-def framed(
+def encode_sentence(
     model: Model, tokenizer: Tokenizer, sentence: ConlluSentence
 ) -> tuple[list[int], list[WholeWord]]:
-    """The ids of a sentence, and which of them are whose. Each word is encoded by itself, with a
-    space before it unless the file says that there is none."""
-    space, spelled = space_between(tokenizer), []
-    for number, word in enumerate(sentence.words):
-        joined = number and "SpaceAfter=No" in sentence.words[number - 1].misc.split("|")
-        spelled.append(
-            (word.form if joined or not number else space + word.form, f"line {word.line}")
-        )
+    """The ids of a sentence with its special tokens, and the positions of each word.
 
-    before, after = marks_of(model, tokenizer)["self"]
-    ids, words = [*before], []
+    Each word is encoded by itself, after a space unless the file has SpaceAfter=No.
+    """
+    space = space_between(tokenizer)
+    spelled = []
+    needs_space = False
+    for word in sentence.words:
+        form = word.form
+        if needs_space:
+            form = space + form
 
+        spelled.append((form, f"line {word.line}"))
+        needs_space = "SpaceAfter=No" not in word.misc.split("|")
+
+    frame = frame_tokens(model, tokenizer)["self"]
+    ids = list(frame.before)
+    words = []
     for word, pieces in zip(sentence.words, encoded(tokenizer, spelled), strict=True):
         words.append(WholeWord(word.form, list(range(len(ids), len(ids) + len(pieces)))))
         ids += pieces
 
-    return [*ids, *after], words
+    return [*ids, *frame.after], words

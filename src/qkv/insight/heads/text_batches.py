@@ -1,6 +1,4 @@
-"""What a model is asked of a text, as a batch of one row: its next words, its hidden words, its
-label.
-"""
+"""Texts as batches of one row with the targets of a model: next tokens, masked tokens or labels."""
 
 from __future__ import annotations
 
@@ -18,79 +16,89 @@ from qkv.data.sources.examples import Example
 from qkv.data.tokens.token_arrays import Tokens
 from qkv.generation.text import prompt_ids
 from qkv.insight.inspect.logit_lens import predicts_tokens
+from qkv.insight.inspect.model_input import as_frame
 from qkv.models import BERT, GPT, TaskModel
 from qkv.models.registry import Model
 from qkv.text.tokenizer import Tokenizer
 
 LONGEST = 256
-"""Tokens of a text that are read; what comes after is left out."""
+"""Longest text in tokens; the rest is cut."""
 
 
 def batches_of(
     model: Model, tokenizer: Tokenizer, texts: Iterable[str], *, longest: int = LONGEST
 ) -> list[Batch]:
-    """A batch for each text that has something to ask: next words of a GPT, hidden words of a BERT,
-    the same ones every time; of an encoder that says nothing, the text itself."""
-    return [
-        batch
-        for text in texts
-        if text.strip() and (batch := batch_of(model, tokenizer, text, longest)).count
-    ]
+    """A batch for each text that has targets.
+
+    The targets of a GPT are its next tokens, those of a BERT masked tokens (the same ones each
+    time). An encoder without a token head reads the text alone.
+    """
+    batches = []
+    for text in texts:
+        if text.strip():
+            batch = batch_of(model, tokenizer, text, longest)
+            if batch.count:
+                batches.append(batch)
+
+    return batches
 
 
 def batch_of(model: Model, tokenizer: Tokenizer, text: str, longest: int = LONGEST) -> Batch:
-    longest = min(longest, model.config.context) if isinstance(model, GPT | BERT) else longest
-    if isinstance(model, GPT):
-        row = torch.tensor([prompt_ids(tokenizer, text)[: longest + 1]])  # (1, T + 1)
-        return Batch(ids=row[:, :-1], targets=row[:, 1:])
-
-    if not isinstance(model, BERT):
+    """One text as a batch of one row; it may have no targets."""
+    if not isinstance(model, GPT | BERT):
         raise TypeError(
             f"model: a text alone is for a GPT or a BERT, not for a {type(model).__name__}"
         )
 
-    before, after = ([] if id is None else [id] for id in (tokenizer.start, tokenizer.end))
-    room = longest - len(before) - len(after)
-    ids = tokenizer.encode(text)[:room]
-    if not predicts_tokens(model) or not ids:
-        row = torch.tensor([[*before, *ids, *after]])
-        return Batch(
-            ids=row, targets=torch.zeros(1, int(not predicts_tokens(model)), dtype=torch.int64)
-        )
+    longest = min(longest, model.config.context)
+    if isinstance(model, GPT):
+        row = torch.tensor([prompt_ids(tokenizer, text)[: longest + 1]])  # (1, T + 1)
+        return Batch(ids=row[:, :-1], targets=row[:, 1:])
+
+    frame = as_frame(tokenizer.start, tokenizer.end)
+    ids = tokenizer.encode(text)[: longest - len(frame.around([]))]
+    row = torch.tensor([frame.around(ids)])
+    if not predicts_tokens(model):
+        return Batch(ids=row, targets=torch.zeros(1, 1, dtype=torch.int64))
+    if not ids:
+        return Batch(ids=row, targets=torch.zeros(1, 0, dtype=torch.int64))
 
     tokens = Tokens([np.array(ids, dtype=np.int64)], np.array([len(ids)]), "")
-    size = len(before) + len(ids) + len(after)
-
-    return next(MaskedData(tokens, size, 1, 0, WordPieces.of(tokenizer)).ordered())
+    return next(MaskedData(tokens, row.shape[1], 1, 0, WordPieces.of(tokenizer)).ordered())
 
 
 def batches_of_pairs(
     tokenizer: Tokenizer, pairs: Iterable[tuple[str, str]], *, longest: int = LONGEST
 ) -> list[Batch]:
-    """For a translator: the target's words and its end, each after the true ones before it."""
-    start, end = tokenizer.start, tokenizer.end
+    """A batch for each sentence pair of a translator; the targets are the target tokens and end."""
+    start = tokenizer.start
+    end = tokenizer.end
     if start is None or end is None:
         raise ValueError(
             "tokenizer: a translator needs a start and an end token, and this one lacks them"
         )
 
-    made = []
-
+    batches = []
     for source, target in pairs:
-        read, words = (tokenizer.encode(side)[: longest - 1] for side in (source, target))
-        ids, targets, sources = (
-            torch.tensor([row]) for row in ([start, *words], [*words, end], [*read, end])
+        source_ids = tokenizer.encode(source)[: longest - 1]
+        target_ids = tokenizer.encode(target)[: longest - 1]
+        batches.append(
+            Batch(
+                ids=torch.tensor([[start, *target_ids]]),
+                targets=torch.tensor([[*target_ids, end]]),
+                source=torch.tensor([[*source_ids, end]]),
+            )
         )
-        made.append(Batch(ids=ids, targets=targets, source=sources))
 
-    return made
+    return batches
 
 
 def batches_of_examples(
     model: TaskModel, tokenizer: Tokenizer, examples: Sequence[Example]
 ) -> list[Batch]:
-    """For a fine-tuned model: the labels that people gave."""
-    head, frame = model.config.head, Frame(**model.config.frame)
+    """A batch for each labelled example of a task model."""
+    head = model.config.head
+    frame = Frame(**model.config.frame)
     targets = numbers = None
     if head.numbers:
         numbers = (numbers_of(examples) - head.offset) / head.scale

@@ -1,8 +1,8 @@
-"""Activation patching: where in the model does an answer come from?
+"""Activation patching: which activations of a model carry an answer?
 
-Two prompts of equal length have different answers. The model reads the corrupted one, but at one
-place it gets what it had there when it read the clean one; and it is measured how much of the clean
-answer comes back: 0 is none, 1 is all.
+Two prompts of equal length have different answers, the clean and the corrupted one. The model reads
+the corrupted prompt, but one activation is replaced by its value for the clean prompt. The result
+is the share of the clean answer that this restores: 0 is none, 1 is all.
 """
 
 from __future__ import annotations
@@ -16,31 +16,40 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv.generation.generate import without_dropout
-from qkv.insight.heads.upper_layers import at_once, stack_with, starting_at
 from qkv.insight.inspect.capture import attention_sites
 from qkv.insight.inspect.hook_checks import capture_required
 from qkv.insight.inspect.logit_lens import predicts_tokens
 from qkv.insight.inspect.model_input import Reading, hidden_of, ids_of
+from qkv.insight.inspect.upper_layers import copies_per_pass, stack_with, starting_at
 from qkv.models import BERT, TaskModel
 from qkv.models.registry import Model, backbone_of
 from qkv.nn.hooks import add_hook, capture
 from qkv.text.printable import printable
 
 At = Literal["residual", "heads", "feed_forward"]
-SAME = 1e-5  # answers that differ by no more than this part of them are alike, but for rounding
+POINTS = {
+    "residual": "after",
+    "heads": "attention.heads",
+    "feed_forward": "feed_forward.hidden",
+}
+SAME = 1e-5
+"""Relative difference up to which two answers count as equal (rounding)."""
 
 
 class Patched(NamedTuple):
+    """The result of activation patching."""
+
     at: At
     kind: str
-    """self, or of a translator encoder, decoder, cross."""
+    """self, or for a translator encoder, decoder or cross."""
     restored: Float[Tensor, "L N"]
-    """By layer and token, or by layer and head: how much of the clean answer comes back."""
+    """Share of the clean answer that is restored, by layer and token, or by layer and head."""
     clean: float
+    """The measure for the clean prompt."""
     corrupted: float
-    """What is measured of each prompt by itself."""
+    """The measure for the corrupted prompt."""
     measure: str
-    """difference, of the logits of two tokens; or probability, of one."""
+    """difference (of the logits of two tokens), or probability (of one)."""
     answer: int
     against: int | None
 
@@ -57,139 +66,219 @@ def patch(
     place: int | None = None,
     kind: str | None = None,
 ) -> Patched:
-    """(L, T): one token's residual stream after a layer, or what its feed-forward layer says; (L,
-    H): a head's output at all tokens.
+    """Patch every activation of one kind from the clean into the corrupted prompt, one at a time.
 
-    `answer` is what the clean prompt should lead to, its likeliest token unless given. What is
-    measured is its logit less that of `against`, or, without that, its probability; at `place`, the
-    last one unless given. A BERT needs one. Of a translator, `kind` says whose: encoder (unless
-    given), decoder, or with heads cross.
+    Args:
+        model: A GPT, BERT or translator.
+        clean: The clean prompt, from `read`.
+        corrupted: A prompt with as many tokens and another answer.
+        answer: The token id of the clean answer; default the likeliest token.
+        against: A token id whose logit is subtracted; without it the measure is a probability.
+        at: The activation: the residual stream after a layer or the feed-forward hidden layer (one
+            token at a time), or a head's output (at all tokens).
+        progress: Called with the number of finished layers and of all layers.
+        place: The position of the answer; default the last. A BERT needs it.
+        kind: For a translator encoder (default), decoder, or with heads cross.
+
+    Returns:
+        The restored share of the answer by layer and token, or by layer and head.
+
+    Raises:
+        ValueError: If the prompts do not fit each other or the model, or have the same answer.
+
+    Example:
+        >>> from qkv import insight, models, text
+        >>> tokenizer = text.train("words", ["the cat sat on the mat"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> clean = insight.read(model, tokenizer, "the cat")
+        >>> corrupted = insight.read(model, tokenizer, "on cat")
+        >>> insight.patch(model, clean, corrupted, at="heads").restored.shape
+        torch.Size([1, 2])
     """
-    kind = check(model, clean, corrupted, at, place, kind)
-    place = len(clean.text.ids) - 1 if place is None else place
-    point = {
-        "residual": "after",
-        "heads": "attention.heads",
-        "feed_forward": "feed_forward.hidden",
-    }[at]
-    point = "cross_attention.heads" if kind == "cross" else point
-    blocks = stack_with(model, kind).blocks
+    kind = check_kind(model, at, kind)
+    check_lengths(clean, corrupted)
+    position = answer_position(model, clean, place)
 
     with torch.no_grad(), without_dropout(model):
-        names = [f"blocks.{layer}.{point}" for layer in range(len(blocks))]
-        with capture_required(stack_with(model, kind), names) as wanted:
-            right = logits_at(model, ids_of(model, clean), place)  # (1, V)
+        run = PatchRun(model, clean, corrupted, kind, at, position)
+        run.set_measure(answer, against)
+        layers = []
+        for layer in range(run.depth):
+            layers.append(run.patch_layer(layer))
+            if progress is not None:
+                progress(layer + 1, run.depth)
 
-        with capture(backbone_of(model), "*blocks.*.before") as seen:
-            wrong = logits_at(model, ids_of(model, corrupted), place)
+    return run.result(layers)
 
-        answer = int(right.argmax()) if answer is None else answer
-        measured = partial(measure, answer=answer, against=against)
-        high, low = float(measured(right)), float(measured(wrong))
-        if abs(high - low) <= SAME * max(abs(high), abs(low)):
+
+class PatchRun:
+    """Captures both prompts, then patches the corrupted one layer by layer."""
+
+    def __init__(
+        self,
+        model: Model,
+        clean: Reading,
+        corrupted: Reading,
+        kind: str,
+        at: At,
+        position: int,
+    ) -> None:
+        self.model = model
+        self.kind = kind
+        self.at: At = at
+        self.position = position
+        self.arguments = ids_of(model, corrupted)
+        self.point = "cross_attention.heads" if kind == "cross" else POINTS[at]
+        self.blocks = stack_with(model, kind).blocks
+        self.depth = len(self.blocks)
+
+        # Tokens or heads of a layer, and how many of them are patched in one forward pass
+        side = corrupted.text
+        if kind == "encoder" and corrupted.source is not None:
+            side = corrupted.source
+
+        self.choices = len(side.ids)
+        if at == "heads":
+            self.choices = attention_sites(model)[0].heads
+
+        self.rows = copies_per_pass(len(side.ids), next(model.parameters()).device)
+
+        # Both prompts once, for the clean activations and the corrupted block inputs
+        self.names = [f"blocks.{layer}.{self.point}" for layer in range(self.depth)]
+        with capture_required(stack_with(model, kind), self.names) as self.clean_values:
+            self.clean_logits = logits_at(model, ids_of(model, clean), position)  # (1, V)
+
+        with capture(backbone_of(model), "*blocks.*.before") as self.block_inputs:
+            self.corrupted_logits = logits_at(model, self.arguments, position)
+
+    def set_measure(self, answer: int | None, against: int | None) -> None:
+        """Choose what is measured, and measure both prompts; raise if they do not differ."""
+        if answer is None:
+            answer = int(self.clean_logits.argmax())
+
+        self.answer = answer
+        self.against = against
+        self.clean = float(self.measure(self.clean_logits))
+        self.corrupted = float(self.measure(self.corrupted_logits))
+        difference = abs(self.clean - self.corrupted)
+        if difference <= SAME * max(abs(self.clean), abs(self.corrupted)):
             raise ValueError(
-                "corrupted: the answer is the same as after the clean prompt, so there is nothing to bring back; "
-                "change a word that it hangs on"
+                "corrupted: the answer is the same as after the clean prompt, so there is nothing "
+                "to restore; change a token that it depends on"
             )
 
-        source = kind == "encoder"
-        tokens = (
-            len(corrupted.source.ids)
-            if source and corrupted.source is not None
-            else len(corrupted.text.ids)
+    def measure(self, logits: Float[Tensor, "R V"]) -> Float[Tensor, "R"]:
+        """The probability of the answer, or its logit minus that of `against`."""
+        logits = logits.cpu().double()
+        if self.against is None:
+            return logits.softmax(-1)[:, self.answer]
+
+        return logits[:, self.answer] - logits[:, self.against]
+
+    def patch_layer(self, layer: int) -> Float[Tensor, "N"]:
+        """The measure after patching each token, or each head, of a layer: one in each row."""
+        clean = self.clean_values[self.names[layer]]
+        parts = []
+        for first in range(0, self.choices, self.rows):
+            chosen = range(first, min(first + self.rows, self.choices))
+            hook = partial(replace_values, clean=clean, chosen=chosen)
+            with (
+                starting_at(self.model, self.kind, layer, self.block_inputs, len(chosen)),
+                add_hook(self.blocks[layer], self.point, hook),
+            ):
+                logits = logits_at(self.model, self.arguments, self.position, len(chosen))
+
+            parts.append(self.measure(logits))
+
+        return torch.cat(parts)
+
+    def result(self, layers: list[Float[Tensor, "N"]]) -> Patched:
+        """The restored share of the clean answer."""
+        restored = (torch.stack(layers) - self.corrupted) / (self.clean - self.corrupted)  # (L, N)
+        return Patched(
+            self.at,
+            self.kind,
+            restored.float(),
+            self.clean,
+            self.corrupted,
+            "probability" if self.against is None else "difference",
+            self.answer,
+            self.against,
         )
-        choices = attention_sites(model)[0].heads if at == "heads" else tokens
-        rows = at_once(tokens, next(model.parameters()).device)
-        found = []
-        for layer, block in enumerate(blocks):
-            parts = []
-            for first in range(0, choices, rows):
-                chosen = range(first, min(first + rows, choices))
-                put = partial(put_in, clean=wanted[f"blocks.{layer}.{point}"], chosen=chosen)
-                with (
-                    starting_at(model, kind, layer, seen, len(chosen)),
-                    add_hook(block, point, put),
-                ):
-                    parts.append(
-                        measured(logits_at(model, ids_of(model, corrupted), place, len(chosen)))
-                    )
-
-            found.append(torch.cat(parts))  # (N,)
-            if progress is not None:
-                progress(layer + 1, len(blocks))
-
-    restored = (torch.stack(found) - low) / (high - low)  # (L, N)
-    name = "probability" if against is None else "difference"
-
-    return Patched(at, kind, restored.float(), high, low, name, answer, against)
 
 
-def put_in(
+def replace_values(
     value: Float[Tensor, "R *n"], name: str, *, clean: Float[Tensor, "1 *n"], chosen: range
 ) -> Float[Tensor, "R *n"]:
-    """Each row gets what the clean prompt had at another token, or of another head; both are the
-    second dimension.
-    """
+    """Hook: row r gets the clean value of the r-th chosen token or head (dimension 1)."""
     value = value.clone()
-    for row, one in enumerate(chosen):
-        value[row, one] = clean[0, one]
+    for row, index in enumerate(chosen):
+        value[row, index] = clean[0, index]
 
     return value
 
 
 def logits_at(
-    model: Any, given: dict[str, Tensor], place: int, rows: int = 1
+    model: Any, arguments: dict[str, Tensor], position: int, rows: int = 1
 ) -> Float[Tensor, "R V"]:
-    """What is said at a place, in so many copies of a prompt."""
-    copies = {name: ids.expand(rows, -1) for name, ids in given.items()}
+    """The logits at one position, for a number of copies of a prompt."""
+    copies = {name: ids.expand(rows, -1) for name, ids in arguments.items()}
     hidden = hidden_of(model, copies)  # (R, T, E)
-    return model.logits(hidden[:, place])
+    return model.logits(hidden[:, position])
 
 
-def measure(
-    logits: Float[Tensor, "R V"], *, answer: int, against: int | None
-) -> Float[Tensor, "R"]:
-    logits = logits.cpu().double()
-    return (
-        logits.softmax(-1)[:, answer] if against is None else logits[:, answer] - logits[:, against]
-    )
+# Checks
 
 
-def check(
-    model: Model, clean: Reading, corrupted: Reading, at: str, place: int | None, kind: str | None
-) -> str:
-    """A sentence for what cannot be patched; the kind that is meant."""
+def check_kind(model: Model, at: str, kind: str | None) -> str:
+    """Return the kind of attention that is patched, or raise if the model has no such site."""
     if isinstance(model, TaskModel) or not predicts_tokens(model):
         raise ValueError(
-            "model: patching asks for a word, and this model says none; expected a GPT, BERT or translator"
+            "model: patching needs a predicted token, and this model predicts none; expected a "
+            "GPT, BERT or translator"
         )
     if at not in get_args(At):
         raise ValueError(f"at: expected one of {', '.join(get_args(At))}, not {at!r}")
 
-    stack_with(model, "decoder")  # says that an RNN has no layers
-    kinds = [each.kind for each in attention_sites(model)]
-    kind = kinds[0] if kind is None else kind
+    stack_with(model, "decoder")  # raises for an RNN, which has no layers
+    kinds = [site.kind for site in attention_sites(model)]
+    if kind is None:
+        kind = kinds[0]
+
     if kind not in kinds:
         raise ValueError(f"kind: this model has {', '.join(kinds)}, not {kind}")
     if kind == "cross" and at != "heads":
         raise ValueError(f"kind: cross-attention has heads alone; expected at = heads, not {at}")
 
-    for name, one, other in (
-        ("text", clean.text, corrupted.text),
-        ("source", clean.source, corrupted.source),
-    ):
-        if one is not None and other is not None and len(one.ids) != len(other.ids):
-            parts = [printable(" | ".join(each.tokens)) for each in (other, one)]
-            raise ValueError(
-                f"corrupted: its {name} has {len(other.ids)} tokens and the clean one {len(one.ids)}; each needs a "
-                f"counterpart: {parts[0]}; clean: {parts[1]}"
-            )
+    return kind
 
+
+def check_lengths(clean: Reading, corrupted: Reading) -> None:
+    """Raise if the prompts have different numbers of tokens."""
+    sides = (("text", clean.text, corrupted.text), ("source", clean.source, corrupted.source))
+    for name, one, other in sides:
+        if one is None or other is None or len(one.ids) == len(other.ids):
+            continue
+
+        clean_tokens = printable(" | ".join(one.tokens))
+        corrupted_tokens = printable(" | ".join(other.tokens))
+        raise ValueError(
+            f"corrupted: its {name} has {len(other.ids)} tokens and the clean one {len(one.ids)}; "
+            f"each needs a counterpart: {corrupted_tokens}; clean: {clean_tokens}"
+        )
+
+
+def answer_position(model: Model, clean: Reading, place: int | None) -> int:
+    """The position of the answer: the given one, or the last."""
+    last = len(clean.text.ids) - 1
     if place is None and isinstance(model, BERT):
         raise ValueError(
-            "place: a BERT says a word at every place; expected the one that is asked, such as its mask"
+            "place: a BERT predicts a token at every position; expected the position of the "
+            "answer, such as that of its mask"
         )
-    if place is not None and not 0 <= place < len(clean.text.ids):
-        raise ValueError(f"place: expected 0 to {len(clean.text.ids) - 1}, not {place}")
+    if place is None:
+        return last
+    if not 0 <= place <= last:
+        raise ValueError(f"place: expected 0 to {last}, not {place}")
 
-    return kind
+    return place

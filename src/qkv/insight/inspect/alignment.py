@@ -1,4 +1,4 @@
-"""Which source word each target word looked at: a translator's cross-attention."""
+"""Alignment of a translation: which source tokens each target token attends to."""
 
 from __future__ import annotations
 
@@ -19,45 +19,69 @@ def alignment(
     start: int,
     layer: int | None = None,
 ) -> Float[Tensor, "T S"]:
-    """The weights with which each target word was chosen; a row sums to 1.
+    """The cross-attention weights with which each target token was predicted.
 
-    `target` is what was said, without the start id. Word t is chosen at the place that reads word t
-    - 1, the first one at the start id: row t has the weights of that place. A Transformer's are the
-    mean over the heads of its decoder's layers, or of the one `layer`, counted from 0 (or, from the
-    last, -1).
+    Row t belongs to target token t. It is the attention at the position that reads token t - 1,
+    for the first token the start token. A Transformer's weights are averaged over heads and layers.
+
+    Args:
+        model: The translator.
+        source: One row of source ids.
+        target: One row of target ids without the start id.
+        start: The id of the start token.
+        layer: Use this decoder layer alone, counted from 0 (or back from -1).
+
+    Returns:
+        The weights; each row sums to 1.
+
+    Raises:
+        ValueError: If the ids are not one row, or the model has no such layer or no attention.
+
+    Example:
+        >>> import torch
+        >>> from qkv.insight import alignment
+        >>> from qkv.models import Transformer, TransformerConfig
+        >>> model = Transformer(TransformerConfig(vocabulary=9, width=8, heads=2, depth=1))
+        >>> source, target = torch.tensor([[3, 4, 5]]), torch.tensor([[6, 7]])
+        >>> alignment(model, source, target, start=1).shape
+        torch.Size([2, 3])
     """
     for name, ids in (("source", source), ("target", target)):
         if ids.dim() != 2 or ids.shape[0] != 1 or ids.shape[1] == 0:
             raise ValueError(
-                f"{name}: expected one row of one word or more, not {tuple(ids.shape)}"
+                f"{name}: expected one row of one token or more, not {tuple(ids.shape)}"
             )
 
-    read = torch.cat([target.new_full((1, 1), start), target[:, :-1]], dim=1)  # (1, T)
+    decoder_input = torch.cat([target.new_full((1, 1), start), target[:, :-1]], dim=1)  # (1, T)
     if isinstance(model, RNN):
-        if model.config.attention == "none":
-            raise ValueError(
-                "attention: this RNN has none, so none of its words looked at any other"
-            )
-        if layer is not None:
-            raise ValueError("layer: an RNN looks at its source in one place; leave it out")
+        return rnn_alignment(model, source, decoder_input, layer)
 
-        points = ["weights"]
-    else:
-        points = [
-            f"decoder.blocks.{each}.cross_attention.weights"
-            for each in range(len(model.decoder.blocks))
-        ]
+    depth = len(model.decoder.blocks)
+    if layer is not None and not -depth <= layer < depth:
+        raise ValueError(f"layer: expected 0 to {depth - 1}, or -1 for the last, not {layer}")
 
-    with torch.no_grad(), without_dropout(model), capture_required(model, points) as seen:
-        model(source, read)
+    points = [f"decoder.blocks.{number}.cross_attention.weights" for number in range(depth)]
+    with torch.no_grad(), without_dropout(model), capture_required(model, points) as captured:
+        model(source, decoder_input)
 
-    if isinstance(model, RNN):
-        return torch.cat(seen.every["weights"], dim=-2).reshape(target.shape[1], source.shape[1])
+    heads = [weights[0] for weights in captured.values()]  # (H, T, S) for each layer
+    if layer is not None:
+        heads = [heads[layer]]
 
-    layers = [weights[0] for weights in seen.values()]  # (H, T, S) each
-    if layer is not None and not -len(layers) <= layer < len(layers):
-        raise ValueError(f"layer: expected 0 to {len(layers) - 1}, or -1 for the last, not {layer}")
+    return torch.cat(heads).mean(0)  # (T, S)
 
-    chosen = layers if layer is None else [layers[layer]]
 
-    return torch.cat(chosen).mean(0)  # (H, T, S) each -> (T, S)
+def rnn_alignment(
+    model: RNN, source: Int[Tensor, "1 S"], decoder_input: Int[Tensor, "1 T"], layer: int | None
+) -> Float[Tensor, "T S"]:
+    """The alignment of an RNN, which attends once for each target token."""
+    if model.config.attention == "none":
+        raise ValueError("attention: this RNN has none, so no token attends to any other")
+    if layer is not None:
+        raise ValueError("layer: an RNN attends to its source in one layer; leave it out")
+
+    with torch.no_grad(), without_dropout(model), capture_required(model, ["weights"]) as captured:
+        model(source, decoder_input)
+
+    steps = torch.cat(captured.every["weights"], dim=-2)
+    return steps.reshape(decoder_input.shape[1], source.shape[1])

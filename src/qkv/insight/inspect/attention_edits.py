@@ -1,11 +1,14 @@
-"""Attention changed by hand: a head off, an edge between two words cut, a pattern in place of the
-learned one.
+"""Attention edits: switch off a head, cut an edge between two tokens, or force a head pattern.
 
-3.5=off         head 5 of layer 3 says nothing 3.5=0.5         what it says, halved 3.*=off
-all heads of layer 3 3.5:7>2=off     token 7 no longer looks at token 2; its other weights grow
-until they sum to 1 3.5:7>2=0.8     that weight is 0.8, and the others share the rest as they did
-3.5=uniform     every token looks at all that it may see alike; =first, =previous: at one of them
-alone cross:1.0=off   of a translator: encoder:, decoder: or cross:
+An edit is written as layer.head=value:
+
+    3.5=off         switch off head 5 of layer 3
+    3.5=0.5         halve its output
+    3.*=off         switch off all heads of layer 3
+    3.5:7>2=off     token 7 no longer attends to token 2; its other weights are renormalised
+    3.5:7>2=0.8     that weight becomes 0.8; the others keep their proportions and sum to 0.2
+    3.5=uniform     every token attends equally to all it may see; also =first and =previous
+    cross:1.0=off   for a translator: encoder:, decoder: or cross:
 """
 
 from __future__ import annotations
@@ -20,10 +23,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from qkv.insight.inspect.capture import AttentionSite, attention_sites
+from qkv.insight.inspect.capture import AttentionSite, attention_sites, visible
 from qkv.insight.inspect.hook_checks import require_hook
-from qkv.insight.inspect.model_input import Reading
-from qkv.insight.inspect.visible_tokens import visible
+from qkv.insight.inspect.model_input import Reading, Side
 from qkv.models import GPT
 from qkv.models.registry import Model, backbone_of
 
@@ -32,57 +34,71 @@ PATTERNS = get_args(Pattern)
 WRITTEN = re.compile(r"(?:(\w+):)?(\d+)\.(\d+|\*)(?::(\d+)>(\d+))?=(\S+)")
 SPELLING = (
     "expected such as 3.5=off, 3.5=0.5, 3.5=uniform, 3.*=off or '3.5:7>2=off', "
-    "in quotation marks, for a shell takes a bare > and what follows for itself"
+    "in quotation marks, because a shell treats a bare > as a redirection"
 )
 
 
 class Edit(NamedTuple):
-    """One change. Layers, heads and tokens are counted from 0."""
+    """One change of attention. Layers, heads and tokens are counted from 0.
+
+    Args:
+        layer: The layer.
+        head: The head; None for all heads of the layer.
+        value: A factor for the head's output, or the weight of the edge (0 is off), or a pattern.
+        edge: The query token and the key token, to change a single weight.
+        kind: encoder, decoder or cross; not needed for a model with one kind of attention.
+
+    Example:
+        >>> from qkv.insight import Edit
+        >>> Edit.read("3.5=off")
+        Edit(layer=3, head=5, value=0.0, edge=None, kind=None)
+        >>> str(Edit(0, None, 0.5))
+        '0.*=0.5'
+    """
 
     layer: int
     head: int | None
-    """None is all heads of the layer."""
     value: float | Pattern = 0.0
-    """What a head's output is multiplied by, or the weight that an edge gets, 0 for off; or a
-    pattern.
-    """
     edge: tuple[int, int] | None = None
-    """From the token that looks to the one that is looked at."""
     kind: str | None = None
-    """encoder, decoder or cross; of a model with one kind of attention, that one."""
 
     @classmethod
     def read(cls, text: str) -> Edit:
-        found = WRITTEN.fullmatch(text.strip())
-        if found is None:
+        """Parse an edit such as 3.5=off; the module's docstring lists the forms."""
+        match = WRITTEN.fullmatch(text.strip())
+        if match is None:
             raise ValueError(f"change: cannot make sense of {text!r}; {SPELLING}")
 
-        kind, layer, head, query, key, value = found.groups()
-        edge = None if query is None else (int(query), int(key))
+        kind, layer, head, query, key, value = match.groups()
+        head_number = None
+        if head != "*":
+            head_number = int(head)
 
-        return cls(
-            int(layer),
-            None if head == "*" else int(head),
-            as_value(value, edge is not None, text),
-            edge,
-            kind,
-        )
+        edge = None
+        if query is not None:
+            edge = (int(query), int(key))
+
+        return cls(int(layer), head_number, parse_value(value, edge is not None, text), edge, kind)
 
     def __str__(self) -> str:
-        kind, head = f"{self.kind}:" if self.kind else "", "*" if self.head is None else self.head
-        edge = f":{self.edge[0]}>{self.edge[1]}" if self.edge else ""
-        value = (
-            self.value
-            if isinstance(self.value, str)
-            else "off"
-            if self.value == 0
-            else f"{self.value:g}"
-        )
+        text = f"{self.layer}."
+        if self.kind:
+            text = f"{self.kind}:{text}"
 
-        return f"{kind}{self.layer}.{head}{edge}={value}"
+        text += "*" if self.head is None else str(self.head)
+        if self.edge:
+            text += f":{self.edge[0]}>{self.edge[1]}"
+
+        if isinstance(self.value, str):
+            return f"{text}={self.value}"
+        if self.value == 0:
+            return f"{text}=off"
+
+        return f"{text}={self.value:g}"
 
 
-def as_value(value: str, edge: bool, text: str) -> float | Pattern:
+def parse_value(value: str, edge: bool, text: str) -> float | Pattern:
+    """The value of an edit: off, a number, or without an edge a pattern."""
     if value == "off":
         return 0.0
     if not edge and value in PATTERNS:
@@ -94,184 +110,248 @@ def as_value(value: str, edge: bool, text: str) -> float | Pattern:
         names = "off or a number" if edge else f"off, a number, {', '.join(PATTERNS)}"
         raise ValueError(f"change: {text!r}: expected {names} after the =, not {value!r}") from None
 
-    if not math.isfinite(number) or (edge and not 0 <= number <= 1):
-        raise ValueError(
-            f"change: {text!r}: expected {'a weight of 0 to 1' if edge else 'a finite number'}, not {value}"
-        )
+    if edge and not 0 <= number <= 1:
+        raise ValueError(f"change: {text!r}: expected a weight of 0 to 1, not {value}")
+    if not math.isfinite(number):
+        raise ValueError(f"change: {text!r}: expected a finite number, not {value}")
 
     return number
 
 
 @contextmanager
 def edited(model: Model, edits: Sequence[Edit]) -> Iterator[None]:
-    """While the context is open, the model attends as the edits say; several are done in their
-    order.
+    """Apply edits to a model's attention while the context is open, in their order.
+
+    Args:
+        model: The model.
+        edits: The edits.
+
+    Raises:
+        ValueError: If the model has no such layer, head or kind of attention.
+
+    Example:
+        >>> import torch
+        >>> from qkv.insight import Edit, edited
+        >>> from qkv.models import GPT, GPTConfig
+        >>> model = GPT(GPTConfig(vocabulary=9, width=8, heads=2, depth=1)).eval()
+        >>> ids = torch.tensor([[1, 2, 3]])
+        >>> plain = model(ids)
+        >>> with edited(model, [Edit(0, None)]):
+        ...     without_heads = model(ids)
+        >>> torch.equal(plain, without_heads)
+        False
     """
-    with ExitStack() as listening:
+    with ExitStack() as hooks:
         for edit in edits:
-            for point, listener in listeners(model, edit):
-                listening.enter_context(require_hook(model, point, listener))
+            for point, hook in edit_hooks(model, edit):
+                hooks.enter_context(require_hook(model, point, hook))
 
         yield
 
 
-class Changed:
-    """One edit of one layer, as what listens to its scores, its weights and what its heads say."""
+class EditHooks:
+    """The hooks of one edit: on scores, on weights, or on the output of heads."""
 
-    def __init__(self, edit: Edit, place: AttentionSite) -> None:
-        self.edit, self.place = edit, place
-        self.heads = slice(None) if edit.head is None else slice(edit.head, edit.head + 1)
-        self.words = 0
-        """An RNN looks once a word: how many words have looked."""
+    def __init__(self, edit: Edit, site: AttentionSite) -> None:
+        self.edit = edit
+        self.site = site
+        self.heads = slice(None)
+        if edit.head is not None:
+            self.heads = slice(edit.head, edit.head + 1)
 
-    def read_anew(self, value: Tensor, name: str) -> None:
-        self.words = 0
+        self.steps = 0
+        """Target tokens of an RNN that have attended so far: it attends once for each."""
 
-    def queries(self, scores: Float[Tensor, "B H T S"]) -> Int[Tensor, "T"]:
-        """The token that each row is of: the last ones, where a text looks at itself."""
+    def restart(self, value: Tensor, name: str) -> None:
+        """Hook on an RNN's encoder: a new forward pass begins."""
+        self.steps = 0
+
+    def query_positions(self, scores: Float[Tensor, "B H T S"]) -> Int[Tensor, "T"]:
+        """The token of each row: in self-attention the last T of S tokens."""
         T, S = scores.shape[-2:]
-        first = S - T if self.place.kind != "cross" else self.words
-        self.words += 0 if self.place.point else T
+        first = S - T
+        if self.site.kind == "cross":
+            first = self.steps
+        if not self.site.point:
+            self.steps += T
 
         return torch.arange(first, first + T, device=scores.device)
 
-    def scores(self, scores: Float[Tensor, "B H T S"], name: str) -> Float[Tensor, "B H T S"]:
-        """Cut an edge, or put a pattern in place: a score of minus infinity is a weight of 0."""
-        edit, scores, query = self.edit, scores.clone(), self.queries(scores)
-        own = scores[:, self.heads]  # (B, h, T, S)
-        if edit.edge is not None:
-            asked, key = edit.edge
-            own[:, :, query == asked, key] = -math.inf
+    def change_scores(
+        self, scores: Float[Tensor, "B H T S"], name: str
+    ) -> Float[Tensor, "B H T S"]:
+        """Cut an edge or force a pattern: a score of minus infinity gives a weight of 0."""
+        scores = scores.clone()
+        query = self.query_positions(scores)
+        selected = scores[:, self.heads]  # (B, h, T, S), a view
+        if self.edit.edge is not None:
+            position, key = self.edit.edge
+            selected[:, :, query == position, key] = -math.inf
             return scores
 
-        visible = ~own.isneginf()
-        own.masked_fill_(visible, 0)
-        if edit.value == "first":
-            own.masked_fill_(visible.cumsum(-1) > 1, -math.inf)
-        elif edit.value == "previous":
-            own.masked_fill_(~previous(visible, query), -math.inf)
+        visible = ~selected.isneginf()
+        selected.masked_fill_(visible, 0)
+        if self.edit.value == "first":
+            selected.masked_fill_(visible.cumsum(-1) > 1, -math.inf)
+        elif self.edit.value == "previous":
+            selected.masked_fill_(~previous(visible, query), -math.inf)
 
         return scores
 
-    def weights(self, weights: Float[Tensor, "B H T S"], name: str) -> Float[Tensor, "B H T S"]:
-        """Set a weight; the others of its row share what is left as they did before."""
+    def set_weight(self, weights: Float[Tensor, "B H T S"], name: str) -> Float[Tensor, "B H T S"]:
+        """Set the weight of the edge; the others of its row keep their proportions."""
         assert self.edit.edge is not None
-        weights, query = weights.clone(), self.queries(weights)
-        asked, key = self.edit.edge
-        if not bool((query == asked).any()):
+        weights = weights.clone()
+        query = self.query_positions(weights)
+        position, key = self.edit.edge
+        if not bool((query == position).any()):
             return weights
 
-        row = int((query == asked).nonzero())
-        own = weights[:, self.heads, row]  # (B, h, S)
-        rest = own.sum(-1, keepdim=True) - own[..., key : key + 1]
-        own = torch.where(rest > 0, own * (1 - float(self.edit.value)) / rest.clamp(min=1e-30), own)
-        own[..., key] = torch.where(rest[..., 0] > 0, float(self.edit.value), own[..., key])
-        weights[:, self.heads, row] = own
+        value = float(self.edit.value)
+        row = int((query == position).nonzero())
+        selected = weights[:, self.heads, row]  # (B, h, S)
+        rest = selected.sum(-1, keepdim=True) - selected[..., key : key + 1]
+        scaled = selected * (1 - value) / rest.clamp(min=1e-30)
+        selected = torch.where(rest > 0, scaled, selected)
+        selected[..., key] = torch.where(rest[..., 0] > 0, value, selected[..., key])
+        weights[:, self.heads, row] = selected
 
         return weights
 
-    def output(self, heads: Float[Tensor, "B H T D"], name: str) -> Float[Tensor, "B H T D"]:
+    def scale_heads(self, heads: Float[Tensor, "B H T D"], name: str) -> Float[Tensor, "B H T D"]:
+        """Multiply the output of the heads."""
         heads = heads.clone()
         heads[:, self.heads] *= float(self.edit.value)
         return heads
 
-    def context(self, context: Float[Tensor, "B 1 E"], name: str) -> Float[Tensor, "B 1 E"]:
+    def scale_context(self, context: Float[Tensor, "B 1 E"], name: str) -> Float[Tensor, "B 1 E"]:
+        """Multiply the context vector of an RNN."""
         return context * float(self.edit.value)
 
 
 def previous(visible: Bool[Tensor, "B H T S"], query: Int[Tensor, "T"]) -> Bool[Tensor, "B H T S"]:
-    """The token before each one, or itself where that is not to be seen."""
+    """The token before each query, or the query itself if that token is not visible."""
     key = torch.arange(visible.shape[-1], device=visible.device)
     before = visible & (key == query.unsqueeze(1) - 1)
     return before | (~before.any(-1, keepdim=True) & visible & (key == query.unsqueeze(1)))
 
 
-def listeners(
+def edit_hooks(
     model: Model, edit: Edit
 ) -> Iterator[tuple[str, Callable[[Tensor, str], Tensor | None]]]:
-    """The points that an edit listens to, and what it does there."""
-    place = check(model, edit)
-    changed = Changed(edit, place)
+    """The hook points of an edit, each with its hook."""
+    site = check_edit(model, edit)
+    hooks = EditHooks(edit, site)
     if isinstance(edit.value, str) or (edit.edge is not None and edit.value == 0):
-        yield place.tap(edit.layer, "scores"), changed.scores
+        yield site.hook_point(edit.layer, "scores"), hooks.change_scores
     elif edit.edge is not None:
-        yield place.tap(edit.layer, "weights"), changed.weights
-    elif place.point:
-        yield place.tap(edit.layer, "heads"), changed.output
+        yield site.hook_point(edit.layer, "weights"), hooks.set_weight
+    elif site.point:
+        yield site.hook_point(edit.layer, "heads"), hooks.scale_heads
     else:
-        yield "context", changed.context
+        yield "context", hooks.scale_context
 
-    if not place.point:
-        yield "encoder", changed.read_anew
+    if not site.point:
+        yield "encoder", hooks.restart
 
 
-def check(model: Model, edit: Edit, reading: Reading | None = None) -> AttentionSite:
-    """Where the edit is in the model; a sentence if it is nowhere, or is about a token that the
-    text does not have.
+# Checks
+
+
+def check_edit(model: Model, edit: Edit, reading: Reading | None = None) -> AttentionSite:
+    """Return the attention site of an edit.
+
+    Raises:
+        ValueError: If the model has no such site, layer or head, or the text no such token.
     """
-    places = {place.kind: place for place in attention_sites(model)}
-    if edit.kind is not None and edit.kind not in places:
+    site = site_of(model, edit)
+    if edit.layer >= site.depth:
         raise ValueError(
-            f"change: {edit}: this model has {', '.join(places)} attention, not {edit.kind}"
+            f"change: {edit}: expected a layer of 0 to {site.depth - 1}, not {edit.layer}"
         )
-    if edit.kind is None and len(places) > 1:
+    if edit.head is not None and edit.head >= site.heads:
         raise ValueError(
-            f"change: {edit}: say which attention is meant, as in cross:{edit}; one of {', '.join(places)}"
+            f"change: {edit}: expected a head of 0 to {site.heads - 1}, not {edit.head}"
         )
-
-    place = places[edit.kind] if edit.kind is not None else next(iter(places.values()))
-    if edit.layer >= place.depth:
+    if edit.value == "previous" and site.kind == "cross":
         raise ValueError(
-            f"change: {edit}: expected a layer of 0 to {place.depth - 1}, not {edit.layer}"
-        )
-    if edit.head is not None and edit.head >= place.heads:
-        raise ValueError(
-            f"change: {edit}: expected a head of 0 to {place.heads - 1}, not {edit.head}"
-        )
-    if edit.value == "previous" and place.kind == "cross":
-        raise ValueError(
-            f"change: {edit}: a source has no word before a target's word; expected uniform or first"
+            f"change: {edit}: in cross-attention no key precedes the query; expected uniform or "
+            "first"
         )
 
     if edit.edge is not None:
-        check_edge(model, edit, edit.edge, place.kind, reading)
+        size = max(edit.edge) + 2  # with one later token, which a bidirectional model sees
+        if reading is not None:
+            size = check_edge_tokens(edit, edit.edge, site.kind, reading)
+        if site.kind != "cross":
+            check_edge_visible(model, edit, edit.edge, site.kind, size)
 
-    return place
+    return site
 
 
-def check_edge(
-    model: Model, edit: Edit, edge: tuple[int, int], kind: str, reading: Reading | None
+def site_of(model: Model, edit: Edit) -> AttentionSite:
+    """The attention site that an edit names, or the only one of the model."""
+    sites = {site.kind: site for site in attention_sites(model)}
+    if edit.kind is None and len(sites) == 1:
+        return next(iter(sites.values()))
+    if edit.kind is None:
+        raise ValueError(
+            f"change: {edit}: say which attention is meant, as in cross:{edit}; one of "
+            f"{', '.join(sites)}"
+        )
+    if edit.kind not in sites:
+        raise ValueError(
+            f"change: {edit}: this model has {', '.join(sites)} attention, not {edit.kind}"
+        )
+
+    return sites[edit.kind]
+
+
+def check_edge_tokens(edit: Edit, edge: tuple[int, int], kind: str, reading: Reading) -> int:
+    """Return the number of query tokens; raise if the text lacks one of the edge's tokens."""
+    rows: Side | None = reading.text
+    columns: Side | None = reading.text
+    if kind in ("encoder", "cross"):
+        columns = reading.source
+    if kind == "encoder":
+        rows = reading.source
+
+    assert rows is not None
+    assert columns is not None
+    for position, side in zip(edge, (rows, columns), strict=True):
+        count = len(side.ids)
+        if position < count:
+            continue
+
+        name = "source" if side is reading.source else "text"
+        only = "only token 0"
+        if count > 1:
+            only = f"only {count:,} tokens, 0 to {count - 1}"
+
+        raise ValueError(f"change: {edit}: there is no token {position}, for the {name} has {only}")
+
+    return len(rows.ids)
+
+
+def check_edge_visible(
+    model: Model, edit: Edit, edge: tuple[int, int], kind: str, size: int
 ) -> None:
+    """Raise if the mask hides the key from the query, or the query sees only itself."""
     query, key = edge
-    size = max(edge) + 2  # one token more, to be seen by the last if the model sees later ones
-    if reading is not None:
-        rows = reading.source if kind == "encoder" else reading.text
-        columns = reading.source if kind in ("encoder", "cross") else reading.text
-        assert rows is not None
-        assert columns is not None
-        size = len(rows.ids)
-        for number, side in ((query, rows), (key, columns)):
-            if number >= len(side.ids):
-                count, its = len(side.ids), "source" if side is reading.source else "text"
-                only = f"only {count:,} tokens, 0 to {count - 1}" if count > 1 else "only token 0"
-                raise ValueError(
-                    f"change: {edit}: there is no token {number}, for the {its} has {only}"
-                )
-
-    if kind == "cross":
-        return
-
-    seen = visible(model, kind, torch.tensor([query]), size)[0]  # (S,)
+    allowed = visible(model, kind, torch.tensor([query]), size)[0]  # (S,)
     causal = isinstance(backbone_of(model), GPT) or kind == "decoder"
-    if not seen[key] and causal and key > query:
+    if not allowed[key] and causal and key > query:
         raise ValueError(
-            f"change: {edit}: token {query} of a causal model cannot see token {key}, which comes later"
+            f"change: {edit}: token {query} of a causal model cannot see token {key}, which comes "
+            "later"
         )
-    if not seen[key]:
+    if not allowed[key]:
         raise ValueError(
-            f"change: {edit}: token {query} cannot see token {key}, which the model's mask hides from it"
+            f"change: {edit}: token {query} cannot see token {key}, which the model's mask hides "
+            "from it"
         )
-    if int(seen.sum()) == 1:
+    if int(allowed.sum()) == 1:
         raise ValueError(
-            f"change: {edit}: token {query} sees only itself, with a weight of 1; use off for the whole head"
+            f"change: {edit}: token {query} sees only itself, with a weight of 1; use off for the "
+            "whole head"
         )

@@ -1,9 +1,8 @@
-"""What a prediction owes to each token that was read: gradient times input, to set beside
-attention.
+"""Attribution by gradient x input: how much each input token contributes to a prediction.
 
-Attention says where a head looked, not what came of it. The gradient of a logit by a token's
-vector, times that vector, says how much of the logit hangs on it; of a linear model this is exactly
-the token's share.
+Attention shows where a head reads from, not what it does with it. The gradient of a logit with
+respect to a token's embedding, times that embedding, is the token's contribution to the logit; for
+a linear model it is exact.
 """
 
 from __future__ import annotations
@@ -25,125 +24,152 @@ from qkv.models.registry import Model, backbone_of
 from qkv.nn.hooks import add_hook
 
 TOKENS = 2**11
-"""So many tokens are read at once, with all that the way back needs."""
+"""Tokens of one forward and backward pass."""
 
 
 class Contributions(NamedTuple):
-    """Gradient times input, with its sign; a row for each place that is explained."""
+    """Signed gradient x input; a row for each explained position."""
 
     text: Float[Tensor, "N T"]
     source: Float[Tensor, "N S"] | None = None
-    """Of a translator."""
+    """For a translator, the contributions of the source tokens."""
 
 
 def attribution(
     model: Model,
     reading: Reading,
-    places: Sequence[int] | None = None,
+    positions: Sequence[int] | None = None,
     *,
     of: Literal["text", "source"] | None = None,
 ) -> Float[Tensor, "N S"]:
-    """|gradient x input|, each row divided by its sum: row t is why the likeliest token at place t
-    is the likeliest.
+    """|gradient x input| for the likeliest token at each position, each row divided by its sum.
 
-    Every place is explained unless some are given. Columns are the tokens of the text; of a
-    translator those of the source, unless `of` asks for the target's own. A fine-tuned model has
-    one answer (of a tagger, one at each place), and each row explains that.
+    A task model has one answer (a tagger one at each position), and each row explains that answer.
+
+    Args:
+        model: The model.
+        reading: The text, from `read`.
+        positions: The positions to explain; default all.
+        of: The columns: the tokens of the "text", or for a translator (its default) the "source".
+
+    Returns:
+        Row n holds the share of each input token in the prediction at position n; it sums to 1.
+
+    Raises:
+        ValueError: If a position does not exist, the model has no source, or predicts nothing.
+
+    Example:
+        >>> from qkv import insight, models, text
+        >>> tokenizer = text.train("words", ["the cat sat on the mat"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> insight.attribution(model, insight.read(model, tokenizer, "the cat sat")).shape
+        torch.Size([3, 3])
     """
-    found = contributions(model, reading, places)
-    chosen = found.text if of == "text" or (of is None and found.source is None) else found.source
-    if chosen is None:
+    contribution = contributions(model, reading, positions)
+    signed = contribution.source
+    if of == "text" or (of is None and signed is None):
+        signed = contribution.text
+    if signed is None:
         raise ValueError("of: there is no source, for this model reads one text; expected text")
 
-    size = chosen.abs()
-
+    size = signed.abs()
     return size / size.sum(-1, keepdim=True).clamp(min=torch.finfo(size.dtype).tiny)
 
 
 def contributions(
-    model: Model, reading: Reading, places: Sequence[int] | None = None
+    model: Model, reading: Reading, positions: Sequence[int] | None = None
 ) -> Contributions:
-    """How the logit of each place's likeliest token hangs on each vector that the embedding made."""
+    """Contribution of each input embedding to the logit of the likeliest token at each position."""
     if not predicts_tokens(model) and not isinstance(model, TaskModel):
         raise ValueError(
-            "attribution: this BERT is an encoder only: it says no word that could be explained"
+            "attribution: this BERT is an encoder only: it makes no prediction to explain"
         )
 
     T = len(reading.text.ids)
-    asked = list(range(T)) if places is None else list(places)
+    if positions is None:
+        positions = range(T)
 
-    for place in asked:
-        if not 0 <= place < T:
-            raise ValueError(f"places: expected 0 to {T - 1}, not {place}")
+    for position in positions:
+        if not 0 <= position < T:
+            raise ValueError(f"positions: expected 0 to {T - 1}, not {position}")
 
-    given = ids_of(model, reading)
-    rows = max(1, TOKENS // sum(ids.shape[1] for name, ids in given.items() if name != "segments"))
-    found: list[list[Tensor]] = []
+    arguments = ids_of(model, reading)
+    tokens_per_row = sum(ids.shape[1] for name, ids in arguments.items() if name != "segments")
+    rows = max(1, TOKENS // tokens_per_row)
+    chunks: list[list[Tensor]] = []
 
-    with (
-        without_dropout(model),
-        torch.backends.cudnn.flags(enabled=False),
-    ):  # whose RNN knows no way back in evaluation
-        for first in range(0, len(asked), rows):
-            found.append(explained(model, given, torch.tensor(asked[first : first + rows])))
+    # cuDNN has no backward pass for an RNN in evaluation mode.
+    with without_dropout(model), torch.backends.cudnn.flags(enabled=False):
+        for first in range(0, len(positions), rows):
+            chunk = torch.tensor(list(positions[first : first + rows]))
+            chunks.append(gradient_times_input(model, arguments, chunk))
 
-    joined = [torch.cat(parts).detach().float().cpu() for parts in zip(*found, strict=True)]
+    joined = [torch.cat(parts).detach().float().cpu() for parts in zip(*chunks, strict=True)]
+    if len(joined) == 1:
+        return Contributions(joined[0])
 
-    return Contributions(joined[-1], joined[0] if len(joined) > 1 else None)
+    return Contributions(joined[-1], joined[0])
 
 
-def explained(
-    model: Model, given: dict[str, Tensor], places: Int[Tensor, "N"]
+def gradient_times_input(
+    model: Model, arguments: dict[str, Tensor], positions: Int[Tensor, "N"]
 ) -> list[Float[Tensor, "N _"]]:
-    """As many copies of the text as places, each asked about its own: no copy has a say in
-    another's gradient.
+    """Gradient x input for several positions, one copy of the text for each.
+
+    The copies are rows of a batch, so that their gradients do not mix.
     """
     backbone: Any = backbone_of(model)
-    copies = {name: ids.expand(len(places), -1) for name, ids in given.items()}
+    copies = {name: ids.expand(len(positions), -1) for name, ids in arguments.items()}
 
-    with torch.enable_grad(), leaves(backbone) as vectors:
+    with torch.enable_grad(), embedding_leaves(backbone) as embeddings:
         hidden = hidden_of(model, copies)  # (N, T, E)
-        scores = scores_at(model, hidden, places.to(hidden.device))  # (N, V)
+        scores = scores_at(model, hidden, positions.to(hidden.device))  # (N, V)
         likeliest = scores.argmax(-1, keepdim=True).detach()
-        gradients = torch.autograd.grad(scores.gather(1, likeliest).sum(), vectors)
+        gradients = torch.autograd.grad(scores.gather(1, likeliest).sum(), embeddings)
 
-    return [
-        (gradient * vector).sum(-1) for gradient, vector in zip(gradients, vectors, strict=True)
-    ]
+    products = []
+    for gradient, embedding in zip(gradients, embeddings, strict=True):
+        products.append((gradient * embedding).sum(-1))
+
+    return products
 
 
 def scores_at(
-    model: Model, hidden: Float[Tensor, "N T E"], places: Int[Tensor, "N"]
+    model: Model, hidden: Float[Tensor, "N T E"], positions: Int[Tensor, "N"]
 ) -> Float[Tensor, "N V"]:
-    """What could be said at each copy's place: words, or what the head of a fine-tuned model knows."""
+    """The logits at one position of each row, or the scores of a task model's head."""
     if not isinstance(model, TaskModel):
-        return backbone_of(model).logits(pooled(hidden, "last", places, None))
+        return backbone_of(model).logits(pooled(hidden, "last", positions, None))
 
-    head, T = model.config.head, hidden.shape[1]
+    head = model.config.head
     if head.task == "tag":
-        return model.scores(hidden, places.unsqueeze(1), None, 1)[:, 0]
+        return model.scores(hidden, positions.unsqueeze(1), None, 1)[:, 0]
 
-    asked = places.new_full((len(places), 1), T - 1 if head.pooling == "last" else 0)
+    pooled_position = 0
+    if head.pooling == "last":
+        pooled_position = hidden.shape[1] - 1
 
-    return model.scores(hidden, asked, None, 1).flatten(1)
+    rows = positions.new_full((len(positions), 1), pooled_position)
+    return model.scores(hidden, rows, None, 1).flatten(1)
 
 
 @contextmanager
-def leaves(backbone: Any) -> Iterator[list[Tensor]]:
-    """What the embedding makes of each side, in the order in which they are read: the source first."""
-    found: list[Tensor] = []
+def embedding_leaves(backbone: Any) -> Iterator[list[Tensor]]:
+    """Collect the embeddings of each side as leaves of the graph; the source comes first."""
+    embeddings: list[Tensor] = []
 
-    def keep(value: Tensor, *_: Any) -> Tensor:
-        found.append(value.detach().requires_grad_())
-        return found[-1]
+    def as_leaf(value: Tensor, *_: Any) -> Tensor:
+        embeddings.append(value.detach().requires_grad_())
+        return embeddings[-1]
 
-    with ExitStack() as listening:
+    def forward_hook(module: Any, inputs: Any, value: Tensor) -> Tensor:
+        return as_leaf(value)
+
+    with ExitStack() as hooks:
         if isinstance(backbone, RNN):
-            for part in (backbone.source_embedding, backbone.embedding):
-                listening.callback(
-                    part.register_forward_hook(lambda module, given, value: keep(value)).remove
-                )
+            for module in (backbone.source_embedding, backbone.embedding):
+                hooks.callback(module.register_forward_hook(forward_hook).remove)
         else:
-            listening.enter_context(add_hook(backbone, "*embedding.output", keep))
+            hooks.enter_context(add_hook(backbone, "*embedding.output", as_leaf))
 
-        yield found
+        yield embeddings

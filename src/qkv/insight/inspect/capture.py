@@ -1,4 +1,4 @@
-"""Attention as it happens: the weights of every layer and head while a model reads a text."""
+"""Capture attention: the weights of every layer and head while a model reads a text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from qkv.generation.generate import without_dropout
@@ -17,200 +17,239 @@ from qkv.insight.inspect.hook_checks import require_hook
 from qkv.insight.inspect.model_input import Reading, Side, hidden
 from qkv.models import GPT, RNN, TaskModel, Transformer
 from qkv.models.registry import Model, backbone_of
-from qkv.nn.attention import all_of
+from qkv.nn.attention import Causal, all_of
 
 GLANCE = 64
-"""The overview of a head has at most so many rows and columns."""
+"""Largest number of rows and of columns in the overview of a head."""
 
 
 class AttentionSite(NamedTuple):
     """Where a model attends: one kind of attention in all its layers."""
 
     kind: str
-    """self, or of a translator encoder, decoder, cross."""
+    """self, or for a translator encoder, decoder or cross."""
     point: str
-    """Its taps, with {} for the layer: stack.blocks.{}.attention"""
+    """Name of the attention module with {} for the layer: stack.blocks.{}.attention"""
     depth: int
     heads: int
 
-    def tap(self, layer: int, name: str) -> str:
-        """Such as stack.blocks.3.attention.weights"""
-        return f"{self.point.format(layer)}.{name}" if self.point else name
+    def hook_point(self, layer: int, name: str) -> str:
+        """The name of a hook point, such as stack.blocks.3.attention.weights"""
+        if not self.point:
+            return name
+
+        return f"{self.point.format(layer)}.{name}"
 
 
 class Attention(NamedTuple):
-    """One kind of attention of a model while it read a text."""
+    """The captured attention of one kind for one text."""
 
     kind: str
     rows: Side
-    """Who looks (T); in cross-attention the word that is chosen by looking."""
+    """The queries (T); in cross-attention the token predicted at each position."""
     columns: Side
-    """At whom (S)."""
+    """The keys (S)."""
     layers: dict[int, Float[Tensor, "H T S"]]
-    """The weights, of the layers that were kept."""
+    """The weights of the layers that were kept."""
     depth: int
     heads: int
     causal: bool
-    """No word looks at a later one."""
+    """True if no token attends to a later one."""
     overview: Float[Tensor, "L H t s"]
-    """All heads at a glance: each pooled, by its largest weights, to at most 64 x 64."""
+    """All heads, each max-pooled to at most 64 x 64."""
     entropy: Float[Tensor, "L H"]
-    """How widely a head looks, in bits: 0 is one word, log2(n) is n words alike. The mean over the
-    rows.
-    """
+    """Mean entropy of the rows of each head in bits: log2(n) for n equal weights."""
     distance: Float[Tensor, "L H"]
-    """How far a head looks, in tokens: the mean of |query - key|. No number between two texts."""
+    """Mean attention distance |query - key| of each head in tokens; NaN for cross-attention."""
     names: tuple[str, ...] = ()
-    """What each head of every layer is called, where it has a name besides its number."""
+    """Names of the heads of every layer, if they have any besides their numbers."""
 
 
 def attention_sites(model: Model) -> list[AttentionSite]:
-    """Where a model attends, in the order of its parts."""
-    backbone, prefix = backbone_of(model), "backbone." if isinstance(model, TaskModel) else ""
+    """The attention sites of a model, in the order of its modules."""
+    backbone = backbone_of(model)
     if isinstance(backbone, RNN):
         if backbone.config.attention == "none":
-            raise ValueError(
-                "attention: this RNN has none, so none of its words looks at any other"
-            )
+            raise ValueError("attention: this RNN has none, so no token attends to any other")
 
         return [AttentionSite("cross", "", 1, 1)]
 
     heads = backbone.config.heads
     if isinstance(backbone, Transformer):
-        deep = len(backbone.decoder.blocks)
+        encoder_depth = len(backbone.encoder.blocks)
+        decoder_depth = len(backbone.decoder.blocks)
         return [
-            AttentionSite(
-                "encoder", "encoder.blocks.{}.attention", len(backbone.encoder.blocks), heads
-            ),
-            AttentionSite("decoder", "decoder.blocks.{}.attention", deep, heads),
-            AttentionSite("cross", "decoder.blocks.{}.cross_attention", deep, heads),
+            AttentionSite("encoder", "encoder.blocks.{}.attention", encoder_depth, heads),
+            AttentionSite("decoder", "decoder.blocks.{}.attention", decoder_depth, heads),
+            AttentionSite("cross", "decoder.blocks.{}.cross_attention", decoder_depth, heads),
         ]
 
-    return [
-        AttentionSite(
-            "self", prefix + "stack.blocks.{}.attention", len(backbone.stack.blocks), heads
-        )
-    ]
+    point = "stack.blocks.{}.attention"
+    if isinstance(model, TaskModel):
+        point = f"backbone.{point}"
+
+    return [AttentionSite("self", point, len(backbone.stack.blocks), heads)]
 
 
 def capture_attention(
     model: Model, reading: Reading, *, layers: Collection[int] | None = None, overview: bool = True
 ) -> list[Attention]:
-    """Read the text once, and keep the weights of all layers or of those given, counted from 0 (or,
-    from the last, -1).
+    """Run a text through a model once and capture its attention weights.
 
-    Of the other layers the `overview` and the two numbers of each head are kept, or, without it,
-    nothing: they are then not even made, for their layers run on a kernel that has no weights.
+    Args:
+        model: The model.
+        reading: The text, from `read`.
+        layers: The layers whose weights are kept, counted from 0 (or back from -1); default all.
+        overview: Also compute the overview, entropy and distance of every head in every layer. If
+            False, layers that are not kept run on a fused kernel that never forms the weights.
+
+    Returns:
+        One entry for each kind of attention of the model.
+
+    Raises:
+        ValueError: If the model has no such layer, has no attention, or hides its weights.
+
+    Example:
+        >>> from qkv import insight, models, text
+        >>> tokenizer = text.train("words", ["the cat sat on the mat"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> reading = insight.read(model, tokenizer, "the cat sat")
+        >>> (attention,) = insight.capture_attention(model, reading)
+        >>> attention.kind, attention.layers[0].shape
+        ('self', torch.Size([2, 3, 3]))
     """
-    places = attention_sites(model)
-    deepest = max(place.depth for place in places)
-
+    sites = attention_sites(model)
+    deepest = max(site.depth for site in sites)
     for layer in layers or ():
         if not -deepest <= layer < deepest:
             raise ValueError(f"layer: expected 0 to {deepest - 1}, or -1 for the last, not {layer}")
 
-    found = [Finding(place, layers, overview) for place in places]
+    captures = [SiteCapture(site, layers, overview) for site in sites]
 
-    with torch.no_grad(), without_dropout(model), ExitStack() as listening:
-        for finding in found:
-            for layer in finding.heard:
-                point = finding.place.tap(layer, "weights")
-                hear = partial(finding.hear, layer)
-                listening.enter_context(require_hook(model, point, hear, heads=finding.place.heads))
+    with torch.no_grad(), without_dropout(model), ExitStack() as hooks:
+        for capture in captures:
+            for layer in capture.hooked_layers:
+                point = capture.site.hook_point(layer, "weights")
+                store = partial(capture.store, layer)
+                hooks.enter_context(require_hook(model, point, store, heads=capture.site.heads))
 
         hidden(model, reading)
 
-    return [finding.attention(reading) for finding in found]
+    return [capture.attention(reading) for capture in captures]
 
 
-class Finding:
-    """What is kept of one kind of attention."""
+class SiteCapture:
+    """Collects the weights and statistics of one attention site during a forward pass."""
 
-    def __init__(
-        self, place: AttentionSite, layers: Collection[int] | None, overview: bool
-    ) -> None:
-        self.place = place
-        every = range(place.depth)
-        self.kept = (
-            set(every)
-            if layers is None
-            else {every[n] for n in layers if -place.depth <= n < place.depth}
-        )
-        self.heard = list(every) if overview else sorted(self.kept)
+    def __init__(self, site: AttentionSite, layers: Collection[int] | None, overview: bool) -> None:
+        self.site = site
         self.overview = overview
-        self.layers: dict[int, Tensor] = {}
-        self.glances: list[Tensor] = []
-        self.numbers: list[tuple[Tensor, Tensor]] = []
 
-    def hear(self, layer: int, weights: Float[Tensor, "1 H T S"], name: str) -> None:
-        one = weights[0]
-        if not self.place.point:  # an RNN looks once a word
-            before = self.layers.get(layer)
-            self.layers[layer] = one if before is None else torch.cat([before, one], dim=1)
+        all_layers = range(site.depth)
+        self.kept_layers = set(all_layers)
+        if layers is not None:
+            self.kept_layers = {all_layers[n] for n in layers if -site.depth <= n < site.depth}
+
+        self.hooked_layers = list(all_layers)
+        if not overview:
+            self.hooked_layers = sorted(self.kept_layers)
+
+        self.weights: dict[int, Tensor] = {}
+        self.overviews: list[Tensor] = []
+        self.entropies: list[Tensor] = []
+        self.distances: list[Tensor] = []
+
+    def store(self, layer: int, weights: Float[Tensor, "1 H T S"], name: str) -> None:
+        """Hook: keep the weights of a layer, and summarise them."""
+        if not self.site.point:
+            self.append_step(layer, weights[0])
             return
 
-        if layer in self.kept:
-            self.layers[layer] = one.float().cpu()
+        if layer in self.kept_layers:
+            self.weights[layer] = weights[0].float().cpu()
 
         if self.overview:
-            self.sum_up(one.float())
+            self.summarise(weights[0].float())
 
-    def sum_up(self, weights: Float[Tensor, "H T S"]) -> None:
-        self.glances.append(glance(weights).cpu())
-        self.numbers.append((entropy(weights).cpu(), distance(weights, self.place.kind).cpu()))
+    def append_step(self, layer: int, weights: Float[Tensor, "H 1 S"]) -> None:
+        """Add one decode step of an RNN, which attends once for each target token."""
+        if layer in self.weights:
+            weights = torch.cat([self.weights[layer], weights], dim=1)
+
+        self.weights[layer] = weights
+
+    def summarise(self, weights: Float[Tensor, "H T S"]) -> None:
+        """Compute overview, entropy and distance of one layer."""
+        self.overviews.append(glance(weights).cpu())
+        self.entropies.append(entropy(weights).cpu())
+        self.distances.append(distance(weights, self.site.kind).cpu())
 
     def attention(self, reading: Reading) -> Attention:
-        place = self.place
-        if not place.point:
-            self.layers = {layer: weights.float().cpu() for layer, weights in self.layers.items()}
-            for weights in self.layers.values() if self.overview else ():
-                self.sum_up(weights)
+        """The result after the forward pass."""
+        site = self.site
+        if not site.point:
+            self.finish_steps()
 
-        sides = {
-            "encoder": (reading.source, reading.source),
-            "cross": (reading.rows, reading.source),
-        }
-        rows, columns = sides.get(place.kind, (reading.text, reading.text))
-        assert rows is not None
-        assert columns is not None
-        shown = [weights[0] for weights in self.layers.values()] or [
-            each[0] for each in self.glances
-        ]
-        causal = place.kind in ("self", "decoder") and not any(
-            bool(weights.triu(1).any()) for weights in shown[:2]
-        )
-        none = torch.empty(0, place.heads)
+        rows = columns = reading.text
+        if site.kind in ("encoder", "cross"):
+            assert reading.source is not None
+            columns = reading.source
+            rows = reading.rows if site.kind == "cross" else reading.source
 
         return Attention(
-            place.kind,
+            site.kind,
             rows,
             columns,
-            {layer: self.layers[layer] for layer in sorted(self.kept)},
-            place.depth,
-            place.heads,
-            causal,
-            torch.stack(self.glances) if self.glances else torch.empty(0, place.heads, 0, 0),
-            torch.stack([each for each, _ in self.numbers]) if self.numbers else none,
-            torch.stack([each for _, each in self.numbers]) if self.numbers else none,
+            {layer: self.weights[layer] for layer in sorted(self.kept_layers)},
+            site.depth,
+            site.heads,
+            self.is_causal(),
+            stack_or_empty(self.overviews, site.heads, 0, 0),
+            stack_or_empty(self.entropies, site.heads),
+            stack_or_empty(self.distances, site.heads),
         )
+
+    def finish_steps(self) -> None:
+        """Summarise the weights of an RNN once all its decode steps are captured."""
+        for layer, weights in self.weights.items():
+            self.weights[layer] = weights.float().cpu()
+            if self.overview:
+                self.summarise(self.weights[layer])
+
+    def is_causal(self) -> bool:
+        """True if the first head of the first layers gives no weight to later tokens."""
+        if self.site.kind not in ("self", "decoder"):
+            return False
+
+        layers = list(self.weights.values()) or self.overviews
+        return not any(bool(weights[0].triu(1).any()) for weights in layers[:2])
+
+
+def stack_or_empty(layers: list[Tensor], *shape: int) -> Tensor:
+    """Stack the layers; without any an empty tensor (0, *shape)."""
+    if not layers:
+        return torch.empty(0, *shape)
+
+    return torch.stack(layers)
 
 
 def glance(weights: Float[Tensor, "H T S"]) -> Float[Tensor, "H t s"]:
+    """Max-pool the weights of each head to at most GLANCE x GLANCE."""
     T, S = weights.shape[1:]
-    return (
-        F.adaptive_max_pool2d(weights, (min(T, GLANCE), min(S, GLANCE)))
-        if max(T, S) > GLANCE
-        else weights
-    )
+    if max(T, S) <= GLANCE:
+        return weights
+
+    return F.adaptive_max_pool2d(weights, (min(T, GLANCE), min(S, GLANCE)))
 
 
 def entropy(weights: Float[Tensor, "H T S"]) -> Float[Tensor, "H"]:
-    """In bits. A head at a time: the weights of a layer are large enough once."""
+    """Mean row entropy of each head in bits; one head at a time, which saves memory."""
     nats = torch.stack([torch.special.entr(head).sum(-1).mean() for head in weights])
     return nats / torch.log(torch.tensor(2.0))
 
 
 def distance(weights: Float[Tensor, "H T S"], kind: str) -> Float[Tensor, "H"]:
+    """Mean attention distance of each head in tokens; NaN for cross-attention."""
     T, S = weights.shape[1:]
     if kind == "cross":
         return weights.new_full((weights.shape[0],), float("nan"))
@@ -221,20 +260,50 @@ def distance(weights: Float[Tensor, "H T S"], kind: str) -> Float[Tensor, "H"]:
     return torch.stack([(head * apart).sum(-1).mean() for head in weights])
 
 
+# Masks
+
+
 @contextmanager
 def unmasked(model: Model) -> Iterator[None]:
-    """A GPT whose words see later ones, too: what a causal mask hides."""
+    """Remove the causal mask of a GPT while the context is open: tokens attend to later ones."""
     backbone = backbone_of(model)
     if not isinstance(backbone, GPT):
         raise ValueError(
-            f"mask: only a GPT's causal mask can be taken away, and this is a {type(backbone).__name__}"
+            "mask: only a GPT's causal mask can be taken away, and this is a "
+            f"{type(backbone).__name__}"
         )
 
-    before = backbone.__dict__.get("mask")  # there is one while it is without its mask already
-    backbone.mask = lambda padding_mask, documents: all_of(backbone.config.sparsity())  # type: ignore[method-assign]
+    already_unmasked = "mask" in backbone.__dict__
+
+    def without_mask(padding_mask: Tensor | None, documents: Tensor | None) -> object:
+        return all_of(backbone.config.sparsity())
+
+    backbone.mask = without_mask  # type: ignore[method-assign, assignment]
 
     try:
         yield
     finally:
-        if before is None:
+        if not already_unmasked:
             del backbone.mask
+
+
+def visible(model: Model, kind: str, query: Int[Tensor, "T"], S: int) -> Bool[Tensor, "T S"]:
+    """Which of S tokens the queries may attend to, by the mask of the model's self-attention.
+
+    `kind` is self, or for a translator encoder or decoder.
+    """
+    backbone = backbone_of(model)
+    if isinstance(backbone, RNN):
+        raise ValueError("model: an RNN has no self-attention; expected another model")
+
+    if not isinstance(backbone, Transformer):
+        mask = backbone.mask(None, None)
+    elif kind == "decoder":
+        mask = all_of(Causal(), backbone.config.sparsity())
+    else:
+        mask = all_of(None, backbone.config.sparsity())
+
+    if mask is None:
+        return torch.ones(len(query), S, dtype=torch.bool)
+
+    return mask.at(query.unsqueeze(1), torch.arange(S))[0, 0]

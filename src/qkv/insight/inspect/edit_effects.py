@@ -1,6 +1,4 @@
-"""What an edit changes: what comes next at each place, the loss, and the text that is said, before
-and after.
-"""
+"""The effect of attention edits on the next tokens, the loss and the generated text."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ from torch import Tensor
 
 from qkv.generation.fill import Guess
 from qkv.generation.generate import without_dropout
-from qkv.insight.inspect.attention_edits import Edit, check, edited
-from qkv.insight.inspect.logit_lens import AT_ONCE, guesses, predicts_tokens
+from qkv.insight.inspect.attention_edits import Edit, check_edit, edited
+from qkv.insight.inspect.logit_lens import POSITIONS_PER_CHUNK, predicts_tokens, top_tokens
 from qkv.insight.inspect.model_input import Reading, hidden, ids_of
 from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.models.registry import Model, backbone_of
@@ -23,23 +21,32 @@ from qkv.text.tokenizer import Tokenizer
 
 
 class Change(NamedTuple):
+    """A model's predictions before and after edits."""
+
     reading: Reading
     edits: tuple[Edit, ...]
     before: list[list[Guess]] | None
-    """The likeliest tokens at each place of the text; of a fine-tuned model its answers; None of a
-    bare encoder.
-    """
+    """The likeliest tokens at each position, or the answers of a task model; None for an encoder
+    that predicts nothing."""
     after: list[list[Guess]] | None
     moved: Float[Tensor, "N"]
-    """How far each place went: the KL divergence of before from after, in nats; of a bare encoder 1
-    - cosine.
-    """
+    """KL divergence of before from after at each position in nats; for an encoder 1 - cosine."""
     loss_before: float | None
-    """Of the text itself, the mean in nats; None where there is none to speak of."""
+    """Mean loss of the text in nats; None if the model has no loss on it."""
     loss_after: float | None
     said_before: str | None
-    """The likeliest continuation or translation, of a model that has one."""
+    """The greedy continuation or translation, if the model generates text."""
     said_after: str | None
+
+
+class Prediction(NamedTuple):
+    """What a model predicts for a text."""
+
+    vectors: Float[Tensor, "T E"]
+    scores: Float[Tensor, "N V"] | None
+    guesses: list[list[Guess]] | None
+    loss: float | None
+    text: str | None
 
 
 def edit_effects(
@@ -51,120 +58,156 @@ def edit_effects(
     top: int = 5,
     length: int = 20,
 ) -> Change:
-    """Read the text twice, and go on from it twice, with the model as it is and as the edits make
-    it.
+    """Compare a model's predictions for a text with and without attention edits.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        reading: The text, from `read`.
+        edits: One edit or more.
+        top: The number of likeliest tokens at each position.
+        length: The number of tokens to generate from the text; 0 for none.
+
+    Returns:
+        The predictions before and after, and how far they moved.
+
+    Raises:
+        ValueError: If there is no edit, or one does not fit the model or the text.
+
+    Example:
+        >>> from qkv import insight, models, text
+        >>> tokenizer = text.train("words", ["the cat sat on the mat"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> reading = insight.read(model, tokenizer, "the cat sat")
+        >>> edits = [insight.Edit.read("0.1=off")]
+        >>> insight.edit_effects(model, tokenizer, reading, edits).moved.shape
+        torch.Size([3])
     """
+    check_edits(model, reading, edits, top)
+    with torch.no_grad(), without_dropout(model):
+        before = predict(model, tokenizer, reading, top, length)
+        with edited(model, edits):
+            after = predict(model, tokenizer, reading, top, length)
+
+    if before.scores is None or after.scores is None:
+        moved = 1 - F.cosine_similarity(before.vectors, after.vectors, dim=-1)
+    else:
+        moved = kl_divergence(before.scores, after.scores)
+
+    return Change(
+        reading,
+        tuple(edits),
+        before.guesses,
+        after.guesses,
+        moved.clamp(min=0).float().cpu(),
+        before.loss,
+        after.loss,
+        before.text,
+        after.text,
+    )
+
+
+def check_edits(model: Model, reading: Reading, edits: Sequence[Edit], top: int) -> None:
+    """Raise if there is no edit, or one does not fit the model or the text."""
     if not edits:
         raise ValueError("change: expected one or more, such as 3.5=off")
     if top < 1:
         raise ValueError(f"top: expected 1 or more, not {top}")
 
     for edit in edits:
-        check(model, edit, reading)
-
-    with torch.no_grad(), without_dropout(model):
-        before = seen_by(model, tokenizer, reading, top, length)
-        with edited(model, edits):
-            after = seen_by(model, tokenizer, reading, top, length)
-
-    if before.scores is None or after.scores is None:
-        moved = 1 - F.cosine_similarity(before.vectors, after.vectors, dim=-1)
-    else:
-        moved = divergence(before.scores, after.scores)
-
-    return Change(
-        reading, tuple(edits), before.guesses, after.guesses, moved.clamp(min=0).float().cpu(),
-        before.loss, after.loss, before.said, after.said,
-    )  # fmt: skip
+        check_edit(model, edit, reading)
 
 
-def divergence(before: Float[Tensor, "N V"], after: Float[Tensor, "N V"]) -> Float[Tensor, "N"]:
-    """Kullback and Leibler's, of each place; some at a time, for a vocabulary is wide."""
-    found = []
-    for some in zip(before.split(AT_ONCE), after.split(AT_ONCE), strict=True):
-        one, other = (each.cpu().double().log_softmax(-1) for each in some)
-        found.append((one.exp() * (one - other)).nan_to_num(0.0).sum(-1))
+def kl_divergence(before: Float[Tensor, "N V"], after: Float[Tensor, "N V"]) -> Float[Tensor, "N"]:
+    """KL divergence at each position, computed in chunks, since a vocabulary is wide."""
+    parts = []
+    chunks = zip(before.split(POSITIONS_PER_CHUNK), after.split(POSITIONS_PER_CHUNK), strict=True)
+    for chunk_before, chunk_after in chunks:
+        p = chunk_before.cpu().double().log_softmax(-1)
+        q = chunk_after.cpu().double().log_softmax(-1)
+        parts.append((p.exp() * (p - q)).nan_to_num(0.0).sum(-1))
 
-    return torch.cat(found)
-
-
-class Observation(NamedTuple):
-    vectors: Float[Tensor, "T E"]
-    scores: Float[Tensor, "N V"] | None
-    guesses: list[list[Guess]] | None
-    loss: float | None
-    said: str | None
+    return torch.cat(parts)
 
 
-def seen_by(
+def predict(
     model: Model, tokenizer: Tokenizer, reading: Reading, top: int, length: int
-) -> Observation:
+) -> Prediction:
+    """The predictions of a model for a text, with the loss and the greedy continuation."""
     vectors = hidden(model, reading)[0]  # (T, E)
     if isinstance(model, TaskModel):
-        return Observation(vectors, *answered(model, vectors, top), None, None)
+        scores, guesses = predict_classes(model, vectors, top)
+        return Prediction(vectors, scores, guesses, None, None)
     if not predicts_tokens(model):
-        return Observation(vectors, None, None, None, None)
+        return Prediction(vectors, None, None, None, None)
 
     backbone = backbone_of(model)
     scores = backbone.logits(vectors)[:, : tokenizer.vocabulary].float()
-    loss = said = None
-    if not isinstance(backbone, BERT):
-        ids = torch.tensor(reading.text.ids, device=scores.device)
-        loss = float(F.cross_entropy(scores[:-1], ids[1:])) if len(ids) > 1 else None
-        said = gone_on(backbone, tokenizer, reading, length) if length else None
+    guesses = top_tokens(model, tokenizer, vectors, top)
+    if isinstance(backbone, BERT):
+        return Prediction(vectors, scores, guesses, None, None)
 
-    return Observation(vectors, scores, guesses(model, tokenizer, vectors, top), loss, said)
+    loss = text = None
+    ids = torch.tensor(reading.text.ids, device=scores.device)
+    if len(ids) > 1:
+        loss = float(F.cross_entropy(scores[:-1], ids[1:]))
+    if length:
+        text = continue_greedily(backbone, tokenizer, reading, length)
+
+    return Prediction(vectors, scores, guesses, loss, text)
 
 
-def answered(
+def predict_classes(
     model: TaskModel, vectors: Float[Tensor, "T E"], top: int
-) -> tuple[Float[Tensor, "N C"] | None, list[list[Guess]] | None]:
-    """A tagger answers at each place, any other model once, and that counts for all of its places."""
-    head, T = model.config.head, len(vectors)
+) -> tuple[Float[Tensor, "N C"], list[list[Guess]]]:
+    """The classes of a task model: at each position for a tagger, one prediction for others."""
+    head = model.config.head
     if head.numbers or head.task == "choice":
         raise ValueError(
             f"model: its task is {head.task}, which has no classes to compare; expected another"
         )
 
-    places = (
-        torch.arange(T)
-        if head.task == "tag"
-        else torch.tensor([T - 1 if head.pooling == "last" else 0])
-    )
-    scores = model.scores(vectors.unsqueeze(0), places.unsqueeze(0).to(vectors.device), None, 1)[
-        0
-    ]  # (N, C)
-    likeliest, ids = scores.softmax(-1).topk(min(top, len(head.labels)))
-    said = [
-        [Guess(head.labels[id], id, each) for id, each in zip(*row, strict=True)]
-        for row in zip(ids.tolist(), likeliest.tolist(), strict=True)
-    ]
+    if head.task == "tag":
+        positions = torch.arange(len(vectors))
+    elif head.pooling == "last":
+        positions = torch.tensor([len(vectors) - 1])
+    else:
+        positions = torch.tensor([0])
 
-    return scores, said
+    rows = positions.unsqueeze(0).to(vectors.device)
+    scores = model.scores(vectors.unsqueeze(0), rows, None, 1)[0]  # (N, C)
+    best, classes = scores.softmax(-1).topk(min(top, len(head.labels)))
+
+    guesses = []
+    for row, row_best in zip(classes.tolist(), best.tolist(), strict=True):
+        pairs = zip(row, row_best, strict=True)
+        guesses.append([Guess(head.labels[number], number, value) for number, value in pairs])
+
+    return scores, guesses
 
 
-def gone_on(
+def continue_greedily(
     backbone: GPT | Transformer | RNN, tokenizer: Tokenizer, reading: Reading, length: int
 ) -> str:
-    """The likeliest token again and again. The whole text is read for each: so an edit's tokens
-    keep their places.
-    """
-    given = ids_of(backbone, reading)
-    said: list[int] = []
-    ids = given["target"][:, :1] if reading.source is not None else given["ids"]  # (1, T)
-    limit = None if isinstance(backbone, RNN) else backbone.config.context
+    """Generate greedily without a KV cache, so that the tokens of an edit keep their positions."""
+    arguments = ids_of(backbone, reading)
+    ids = arguments["target"][:, :1] if reading.source is not None else arguments["ids"]  # (1, T)
+    limit = None
+    if not isinstance(backbone, RNN):
+        limit = backbone.config.context
 
-    while len(said) < length and (limit is None or ids.shape[1] < limit):
-        now = (
-            backbone.hidden(ids)
-            if isinstance(backbone, GPT)
-            else backbone.forced(given["source"], ids)
-        )
-        id = int(backbone.logits(now[:, -1])[0, : tokenizer.vocabulary].argmax())
+    generated: list[int] = []
+    while len(generated) < length and (limit is None or ids.shape[1] < limit):
+        if isinstance(backbone, GPT):
+            vectors = backbone.hidden(ids)
+        else:
+            vectors = backbone.forced(arguments["source"], ids)
+
+        id = int(backbone.logits(vectors[:, -1])[0, : tokenizer.vocabulary].argmax())
         if id == tokenizer.end:
             break
 
-        said.append(id)
+        generated.append(id)
         ids = torch.cat([ids, ids.new_tensor([[id]])], dim=1)
 
-    return tokenizer.decode(said)
+    return tokenizer.decode(generated)

@@ -1,8 +1,7 @@
-"""Hook points that must be there and must be reached, for models whose attention somebody wrote or
-replaced.
+"""Hooks that must exist and must be reached, for models with custom or replaced attention.
 
-`listen` alone hears nothing where a module never sends its value through its taps; every number is
-then 0 or missing.
+`qkv.nn.hooks.add_hook` alone captures nothing if a module never sends its value through its hook
+point; every statistic would then be 0 or missing without an error.
 """
 
 from __future__ import annotations
@@ -19,52 +18,64 @@ from qkv.nn.hooks import CapturedValues, add_hook, hook_points
 def require_hook(
     model: nn.Module,
     point: str,
-    listener: Callable[[Tensor, str], Tensor | None],
+    hook: Callable[[Tensor, str], Tensor | None],
     *,
     heads: int | None = None,
 ) -> Iterator[None]:
-    """Listen at one hook point. A ValueError if the model has no such point, if no value passes it
-    while the context is open, or if a value is not (B, heads, T, S or D)."""
+    """Add a hook at one hook point, and check that it is called.
+
+    Args:
+        model: The model.
+        point: The name of the hook point, such as stack.blocks.3.attention.weights.
+        hook: Called with the value and the name of the point; may return a replacement.
+        heads: If given, the value must be (B, heads, T, S or D).
+
+    Raises:
+        ValueError: If the model has no such hook point, if no value passes it while the context is
+            open, or if a value has another shape.
+    """
     module, _, name = point.rpartition(".")
-    kind = type(model.get_submodule(module)).__name__
-    whose = f"{module} ({kind})" if module else kind
+    owner = type(model.get_submodule(module)).__name__
+    if module:
+        owner = f"{module} ({owner})"
+
     if point not in hook_points(model):
         raise ValueError(
-            f'{whose} has no hook point "{name}", so its {name} cannot be read or changed; give the module '
-            f'self.hooks = HookPoints("{name}", ...) of qkv.nn.hooks, and in its forward write '
-            f'{name} = self.hooks("{name}", {name})'
+            f'{owner} has no hook point "{name}", so its {name} cannot be read or changed; give '
+            f'the module self.hooks = HookPoints("{name}", ...) of qkv.nn.hooks, and in its '
+            f'forward write {name} = self.hooks("{name}", {name})'
         )
 
     reached = False
 
-    def hear(value: Tensor, name: str) -> Tensor | None:
+    def checked(value: Tensor, name: str) -> Tensor | None:
         nonlocal reached
         if heads is not None and (value.dim() != 4 or value.shape[1] != heads):
             short = name.rpartition(".")[2]
             raise ValueError(
-                f"{whose}: expected {short} of {heads} heads as the config says, (B, {heads}, T, ...), "
-                f"not {tuple(value.shape)}"
+                f"{owner}: expected {short} of {heads} heads as the config says, "
+                f"(B, {heads}, T, ...), not {tuple(value.shape)}"
             )
 
         reached = True
-        return listener(value, name)
+        return hook(value, name)
 
-    with add_hook(model, point, hear):
+    with add_hook(model, point, checked):
         yield
 
     if not reached:
         raise ValueError(
-            f'{whose} never sent its {name} through the hook point "{name}", so they cannot be read or changed; '
-            f'in its forward write {name} = self.hooks("{name}", {name})'
+            f'{owner} never sent its {name} through the hook point "{name}", so they cannot be '
+            f'read or changed; in its forward write {name} = self.hooks("{name}", {name})'
         )
 
 
 @contextmanager
 def capture_required(model: nn.Module, names: Iterable[str]) -> Iterator[CapturedValues]:
-    """The values at these hook points, each of which must be there and must be reached."""
-    seen = CapturedValues()
+    """Capture the values at these hook points; each must exist and must be reached."""
+    captured = CapturedValues()
     with ExitStack() as hooks:
         for name in names:
-            hooks.enter_context(require_hook(model, name, seen.store))
+            hooks.enter_context(require_hook(model, name, captured.store))
 
-        yield seen
+        yield captured

@@ -1,6 +1,4 @@
-"""What a model would say: the likeliest tokens at each place, after the last layer and after every
-layer before it.
-"""
+"""Next tokens and the logit lens: the likeliest tokens after the last and after every layer."""
 
 from __future__ import annotations
 
@@ -19,38 +17,40 @@ from qkv.nn.block import Stack
 from qkv.nn.hooks import CapturedValues, capture
 from qkv.text.tokenizer import Tokenizer
 
-AT_ONCE = 128
-"""So many places have their logits made together: a vocabulary is wide."""
+POSITIONS_PER_CHUNK = 128
+"""Positions whose logits are computed together; each has the width of the vocabulary."""
 
 
 def predicts_tokens(model: Model) -> bool:
-    """Whether there is an output layer for words: an encoder alone has none."""
+    """Whether the model has an output layer for tokens; a BERT without its head has none."""
     backbone = backbone_of(model)
     return not (isinstance(backbone, BERT) and backbone.head is None)
 
 
 def stack_of(model: Model) -> tuple[str, Stack] | None:
-    """The blocks that lead to the output, and their name in the model; an RNN has none."""
+    """The stack that leads to the output, with its name in the model; None for an RNN."""
     backbone = backbone_of(model)
     if isinstance(backbone, RNN):
         return None
     if isinstance(backbone, Transformer):
         return "decoder", backbone.decoder
+    if isinstance(model, TaskModel):
+        return "backbone.stack", backbone.stack
 
-    return ("backbone." if isinstance(model, TaskModel) else "") + "stack", backbone.stack
+    return "stack", backbone.stack
 
 
 def first_residual(model: Model) -> str:
-    """The point before the first block."""
-    found = stack_of(model)
-    if found is None:
+    """The hook point of the residual stream before the first block."""
+    named_stack = stack_of(model)
+    if named_stack is None:
         raise ValueError("layers: an RNN has no residual stream")
 
-    return f"{found[0]}.blocks.0.before"
+    return f"{named_stack[0]}.blocks.0.before"
 
 
 def residuals(model: Model) -> AbstractContextManager[CapturedValues]:
-    """Records the residual stream: before the first block, then after each, in this order."""
+    """Capture the residual stream: before the first block, then after each, in this order."""
     first = first_residual(model)
     return capture(model, first, first.replace("0.before", "*.after"))
 
@@ -58,59 +58,104 @@ def residuals(model: Model) -> AbstractContextManager[CapturedValues]:
 def next_tokens(
     model: Model, tokenizer: Tokenizer, reading: Reading, *, top: int = 5
 ) -> list[list[Guess]]:
-    """The likeliest tokens at each place: what comes next, or, of a BERT, what stands there."""
-    check(model, top)
+    """The likeliest tokens at each position: the next token, or for a BERT the token itself.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        reading: The text, from `read`.
+        top: The number of tokens at each position.
+
+    Returns:
+        For each position its guesses (text, id, probability), the likeliest first.
+
+    Raises:
+        ValueError: If top is below 1, or the model does not predict tokens.
+
+    Example:
+        >>> from qkv import insight, models, text
+        >>> tokenizer = text.train("words", ["the cat sat on the mat"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> reading = insight.read(model, tokenizer, "the cat")
+        >>> guesses = insight.next_tokens(model, tokenizer, reading, top=3)
+        >>> len(guesses), len(guesses[0])
+        (2, 3)
+    """
+    check_lens(model, top)
     with torch.no_grad(), without_dropout(model):
-        return guesses(model, tokenizer, hidden(model, reading)[0], top)
+        return top_tokens(model, tokenizer, hidden(model, reading)[0], top)
 
 
-def lens(
+def logit_lens(
     model: Model, tokenizer: Tokenizer, reading: Reading, *, top: int = 5
 ) -> list[list[list[Guess]]]:
-    """The logit lens: the output layer reads the residual stream after the embedding, then after
-    each block.
+    """The logit lens: apply the output layer to the residual stream after every layer.
 
-    By layer, by place, by rank. The last layer's are the model's own.
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        reading: The text, from `read`.
+        top: The number of tokens at each position.
+
+    Returns:
+        Guesses by layer, position and rank. The first layer is the embedding, and the last one
+        gives the model's own predictions; an RNN has these alone.
+
+    Raises:
+        ValueError: If top is below 1, or the model does not predict tokens.
+
+    Example:
+        >>> from qkv import insight, models, text
+        >>> tokenizer = text.train("words", ["the cat sat on the mat"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> layers = insight.logit_lens(model, tokenizer, insight.read(model, tokenizer, "the cat"))
+        >>> len(layers), len(layers[0])
+        (2, 2)
     """
-    check(model, top)
-    found = stack_of(model)
-    if found is None:
+    check_lens(model, top)
+    named_stack = stack_of(model)
+    if named_stack is None:
         return [next_tokens(model, tokenizer, reading, top=top)]
 
-    _, stack = found
-
+    final_norm = named_stack[1].norm or torch.nn.Identity()
     with torch.no_grad(), without_dropout(model):
-        with residuals(model) as seen:
+        with residuals(model) as captured:
             hidden(model, reading)
 
-        last = stack.norm or torch.nn.Identity()
-        return [guesses(model, tokenizer, last(layer[0]), top) for layer in seen.values()]
+        layers = []
+        for residual in captured.values():
+            layers.append(top_tokens(model, tokenizer, final_norm(residual[0]), top))
+
+    return layers
 
 
-def guesses(
+def top_tokens(
     model: Model, tokenizer: Tokenizer, vectors: Float[Tensor, "T E"], top: int
 ) -> list[list[Guess]]:
+    """The likeliest tokens for each vector, by the output layer of the model."""
     backbone = backbone_of(model)
-    known = min(
-        tokenizer.vocabulary, backbone.config.vocabulary
-    )  # some models have room for more tokens
-    said: list[list[Guess]] = []
+    # The output layer of some models is wider than the tokenizer's vocabulary.
+    vocabulary = min(tokenizer.vocabulary, backbone.config.vocabulary)
+    result: list[list[Guess]] = []
 
-    for some in vectors.split(AT_ONCE):
-        probability = backbone.logits(some).float().softmax(-1)[:, :known]  # (T, V)
-        likeliest, ids = probability.topk(min(top, known))  # (T, top)
-        for row in zip(ids.tolist(), likeliest.tolist(), strict=True):
-            said.append(
-                [Guess(readable(tokenizer, id), id, each) for id, each in zip(*row, strict=True)]
-            )
+    for chunk in vectors.split(POSITIONS_PER_CHUNK):
+        probability = backbone.logits(chunk).float().softmax(-1)[:, :vocabulary]  # (T, V)
+        best, ids = probability.topk(min(top, vocabulary))  # (T, top)
+        for row_ids, row_best in zip(ids.tolist(), best.tolist(), strict=True):
+            guesses = []
+            for id, value in zip(row_ids, row_best, strict=True):
+                guesses.append(Guess(readable(tokenizer, id), id, value))
 
-    return said
+            result.append(guesses)
+
+    return result
 
 
-def check(model: Model, top: int) -> None:
+def check_lens(model: Model, top: int) -> None:
+    """Raise if the model predicts no tokens, or too few are requested."""
     if top < 1:
         raise ValueError(f"top: expected 1 or more, not {top}")
     if not predicts_tokens(model):
         raise ValueError(
-            "lens: this BERT is an encoder only: it has no output layer that would say a word"
+            "lens: this BERT is an encoder only: it has no output layer that predicts tokens"
         )

@@ -1,4 +1,4 @@
-"""A text as a model reads it: its ids with the marks around them, and each token as people read it."""
+"""A text as model input: its token ids with the special tokens around them, and readable tokens."""
 
 from __future__ import annotations
 
@@ -15,43 +15,47 @@ from qkv.generation.fill import masked_ids, masks_of
 from qkv.generation.prompts import check_text
 from qkv.generation.text import prompt_ids
 from qkv.generation.translate import source_ids, translate_texts
-from qkv.insight.inspect.frame_tokens import marks_of
 from qkv.insight.inspect.whole_words import WholeWord, words_of
 from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.models.registry import Model, backbone_of
 from qkv.text.tokenizer import Tokenizer
 
 VISIBLE = str.maketrans({"\n": "↵", "\r": "␍", "\t": "⇥"})
+TEXTS_OF_TASK = {"pair": 2, "similarity": 2, "classify": 1}
 
 
 class Side(NamedTuple):
-    """One sequence: of a text there is one, of a translation there are two."""
+    """One token sequence; a translation has two, the source side and the target side."""
 
     ids: tuple[int, ...]
     tokens: tuple[str, ...]
-    """As people read them; a special token by its name."""
+    """Readable tokens; a special token has its name."""
     words: tuple[WholeWord, ...]
-    """The tokens joined to words."""
+    """The tokens grouped into whole words."""
 
 
 class Reading(NamedTuple):
+    """The token sequences of one forward pass."""
+
     text: Side
-    """What is read; of a translator the target, which begins with its start token."""
+    """The input; for a translator the target, which begins with its start token."""
     source: Side | None = None
-    """Of a translator."""
+    """The source of a translator."""
     segments: tuple[int, ...] | None = None
-    """Which of two texts a word is from, for a BERT that is told."""
+    """For each token 0 or 1, the text it is from, for a BERT with segment embeddings."""
     chosen: Side | None = None
-    """Of a translator: the token that was chosen at each place, which is the one the next place
-    reads; then the end.
-    """
+    """For a translator: the token predicted at each position, i.e. the target and its end token."""
 
     @property
     def rows(self) -> Side:
-        """Who looks at a source, and who is explained: of a translator the words chosen, of others
-        those read.
+        """The tokens that label the rows of cross-attention and attribution.
+
+        For a translator these are the predicted tokens, for other models the input tokens.
         """
-        return self.text if self.chosen is None else self.chosen
+        return self.chosen or self.text
+
+
+# From texts to token ids
 
 
 def read(
@@ -61,57 +65,96 @@ def read(
     source: str | None = None,
     target: str | None = None,
 ) -> Reading:
-    """One text; for a BERT perhaps two; for a translator a source, and a target unless it is to
-    translate itself.
+    """Turn a text into the input of a model.
+
+    Args:
+        model: The model, which determines the special tokens.
+        tokenizer: Its tokenizer.
+        texts: One text; a BERT takes one or two, a translator its source.
+        source: The source of a translator.
+        target: The target of a translator; by default its own translation of the source.
+
+    Returns:
+        The token ids with readable tokens and whole words.
+
+    Raises:
+        ValueError: If a text is missing, empty, too long, or not of the kind the model reads.
+
+    Example:
+        >>> from qkv import insight, models, text
+        >>> tokenizer = text.train("words", ["the cat sat on the mat"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> insight.read(model, tokenizer, "the cat sat").text.tokens
+        ('the', 'cat', 'sat')
     """
-    for name, text in (*(("text", each) for each in texts), ("source", source), ("target", target)):
-        if text is not None or name == "text":
-            check_text(text, name)
+    check_texts(texts, source, target)
 
     if isinstance(model, Transformer | RNN):
         if source is None and len(texts) == 1:
             source = texts[0]
         elif texts or source is None:
             raise ValueError(
-                "source: a translator reads a source (and a target, if it is not to translate itself)"
+                "source: a translator reads a source (and a target, if it is not to translate "
+                "itself)"
             )
 
         return read_pair(model, tokenizer, source, target)
 
     if source is not None or target is not None:
         raise ValueError(
-            f"source: a {type(backbone_of(model)).__name__} reads one text; give it without source and target"
+            f"source: a {type(backbone_of(model)).__name__} reads one text; give it without source "
+            "and target"
         )
     if not texts or not all(text.strip() for text in texts):
         raise ValueError("text: there is nothing to read; expected a text")
+
     if isinstance(model, TaskModel):
         return read_framed(model, tokenizer, texts)
-
     if isinstance(model, GPT):
-        if len(texts) > 1:
-            raise ValueError(
-                f"text: a GPT reads one text, not {len(texts)}; put quotation marks around it"
-            )
+        return read_prompt(model, tokenizer, texts)
 
-        return fitting(model, Reading(side(tokenizer, prompt_ids(tokenizer, texts[0]))))
-
-    return fitting(model, read_sentences(model, tokenizer, texts))
+    reading = read_sentences(model, tokenizer, texts)
+    check_length(model, reading)
+    return reading
 
 
-def fitting(model: GPT | BERT, reading: Reading) -> Reading:
-    """No longer than the texts that the model was trained on; of a Transformer-XL one segment."""
-    tokens, context = len(reading.text.ids), model.config.context
+def check_texts(texts: Sequence[str], source: str | None, target: str | None) -> None:
+    """Raise if a text is not a string that can be encoded."""
+    for text in texts:
+        check_text(text, "text")
+
+    if source is not None:
+        check_text(source, "source")
+    if target is not None:
+        check_text(target, "target")
+
+
+def check_length(model: GPT | BERT, reading: Reading) -> None:
+    """Raise if the text is longer than the context, which is one segment of a Transformer-XL."""
+    tokens = len(reading.text.ids)
+    context = model.config.context
     if tokens > context:
         raise ValueError(
             f"text: {tokens:,} tokens are more than the model's context of {context:,}; shorten it"
         )
 
+
+def read_prompt(model: GPT, tokenizer: Tokenizer, texts: Sequence[str]) -> Reading:
+    """The input of a GPT: one text, after a start token if the tokenizer uses one."""
+    if len(texts) > 1:
+        raise ValueError(
+            f"text: a GPT reads one text, not {len(texts)}; put quotation marks around it"
+        )
+
+    reading = Reading(side(tokenizer, prompt_ids(tokenizer, texts[0])))
+    check_length(model, reading)
     return reading
 
 
 def read_pair(
     model: Transformer | RNN, tokenizer: Tokenizer, source: str, target: str | None
 ) -> Reading:
+    """The input of a translator; without a target the model translates the source itself."""
     if tokenizer.start is None or tokenizer.end is None:
         raise ValueError(
             "tokenizer: a translator needs a start and an end token, and this one lacks them"
@@ -121,94 +164,153 @@ def read_pair(
         if text is not None and not text.strip():
             raise ValueError(f"{name}: there is nothing to read; expected a sentence")
 
-    (read,) = source_ids([model], tokenizer, [source])
+    (encoded_source,) = source_ids([model], tokenizer, [source])
     if target is None:
-        ((_, found),) = translate_texts([model], tokenizer, [source])
-        said = found[0].ids
+        ((_, translations),) = translate_texts([model], tokenizer, [source])
+        target_ids = translations[0].ids
     else:
-        said = tokenizer.encode(target)
+        target_ids = tokenizer.encode(target)
 
-    said = [id for id in said if id != tokenizer.end]
+    target_ids = [id for id in target_ids if id != tokenizer.end]
 
     return Reading(
-        side(tokenizer, [tokenizer.start, *said]),
-        side(tokenizer, read),
-        chosen=side(tokenizer, [*said, tokenizer.end]),
+        side(tokenizer, [tokenizer.start, *target_ids]),
+        side(tokenizer, encoded_source),
+        chosen=side(tokenizer, [*target_ids, tokenizer.end]),
     )
 
 
 def read_sentences(model: BERT, tokenizer: Tokenizer, texts: Sequence[str]) -> Reading:
-    """[CLS] text [SEP], or [CLS] text [SEP] text [SEP]; a [mask] in the text is a mask."""
+    """[CLS] text [SEP], or [CLS] text [SEP] text [SEP]; [mask] in a text is the mask token."""
     if len(texts) > 2:
         raise ValueError(
             f"text: a BERT reads one text or two, not {len(texts)}; put quotation marks around each"
         )
 
-    start, end = marks_of(model, tokenizer)["self"]
-    ids: list[int] = [*start]
-    segments: list[int] = [0] * len(start)
+    frame = frame_tokens(model, tokenizer)["self"]
+    ids = list(frame.before)
+    segments = [0] * len(ids)
 
     for number, text in enumerate(texts):
-        masked = tokenizer.mask is not None and masks_of(tokenizer).search(text) is not None
-        words = (
-            masked_ids(tokenizer, text)[len(start) :] if masked else [*tokenizer.encode(text), *end]
-        )
-        ids += words
-        segments += [number] * len(words)
+        if tokenizer.mask is not None and masks_of(tokenizer).search(text) is not None:
+            encoded = masked_ids(tokenizer, text)[len(frame.before) :]
+        else:
+            encoded = [*tokenizer.encode(text), *frame.after]
 
-    told = len(texts) == 2 and model.config.segments > 1
+        ids += encoded
+        segments += [number] * len(encoded)
 
-    return Reading(side(tokenizer, ids), segments=tuple(segments) if told else None)
+    if len(texts) == 2 and model.config.segments > 1:
+        return Reading(side(tokenizer, ids), segments=tuple(segments))
+
+    return Reading(side(tokenizer, ids))
 
 
 def read_framed(model: TaskModel, tokenizer: Tokenizer, texts: Sequence[str]) -> Reading:
-    """With the marks of its task; of several sequences (both orders of a pair, all choices) the
-    first.
+    """The input of a task model with its special tokens.
+
+    If the task has several sequences (both orders of a pair, all choices), this is the first.
     """
     task = model.config.head.task
-    words = (
-        tuple(word for text in texts for word in text.split()) if task == "tag" else tuple(texts)
-    )
-    needed = {"pair": 2, "similarity": 2, "classify": 1}.get(task)
-    if needed is not None and len(words) != needed:
+    parts = tuple(texts)
+    if task == "tag":
+        parts = tuple(" ".join(texts).split())
+
+    needed = TEXTS_OF_TASK.get(task)
+    if needed is not None and len(parts) != needed:
         raise ValueError(
-            f"text: a model for {task} reads {needed} text{'s' * (needed > 1)}, not {len(words)}"
+            f"text: a model for {task} reads {needed} text{'s' * (needed > 1)}, not {len(parts)}"
         )
-    if task == "choice" and len(words) < 2:
+    if task == "choice" and len(parts) < 2:
         raise ValueError(
-            "text: a model for choice reads a context and one choice or more; give at least two texts"
+            "text: a model for choice reads a context and one choice or more; give at least two "
+            "texts"
         )
 
     frame = Frame(**model.config.frame)
-    framed = frame.encode(tokenizer, [Example(words, None, "text")])[0]
-    ids, second = framed.sequences[0].tolist(), int(framed.seconds[0])
-    segments = tuple(int(place >= second) for place in range(len(ids))) if frame.segments else None
+    framed = frame.encode(tokenizer, [Example(parts, None, "text")])[0]
+    ids = framed.sequences[0].tolist()
+    if not frame.segments:
+        return Reading(side(tokenizer, ids))
 
+    second = int(framed.seconds[0])
+    segments = tuple(int(position >= second) for position in range(len(ids)))
     return Reading(side(tokenizer, ids), segments=segments)
 
 
-def side(tokenizer: Tokenizer, ids: Sequence[int]) -> Side:
-    tokens = tuple(readable(tokenizer, id) for id in ids)
-    words = tuple(
-        WholeWord(
-            word.text.translate(VISIBLE) or "".join(tokens[place] for place in word.places),
-            word.places,
-        )
-        for word in words_of(tokenizer, ids)
-    )
+# Special tokens around a text
 
-    return Side(tuple(ids), tokens, words)
+
+class FrameTokens(NamedTuple):
+    """Special tokens before and after a text."""
+
+    before: list[int]
+    after: list[int]
+
+    def around(self, ids: list[int]) -> list[int]:
+        """Return the ids with the special tokens around them."""
+        return [*self.before, *ids, *self.after]
+
+
+def frame_tokens(model: Model, tokenizer: Tokenizer) -> dict[str, FrameTokens]:
+    """The special tokens that `read` puts around a text, by kind of self-attention.
+
+    The key is `self`, or for a translator `encoder` and `decoder`. A task model reads a single
+    text, whatever its task.
+    """
+    start = tokenizer.start
+    if isinstance(model, TaskModel):
+        head = model.config.head
+        return {"self": as_frame(head.start, head.extract)}
+    if isinstance(model, GPT):
+        if not tokenizer.starts_texts:
+            start = None
+        return {"self": as_frame(start, None)}
+    if isinstance(model, BERT):
+        return {"self": as_frame(start, tokenizer.end)}
+    if isinstance(model, RNN):
+        raise ValueError("model: an RNN has no self-attention; expected another model")
+
+    return {"encoder": as_frame(None, tokenizer.end), "decoder": as_frame(start, None)}
+
+
+def as_frame(before: int | None, after: int | None) -> FrameTokens:
+    """FrameTokens of at most one token on each side."""
+    frame = FrameTokens([], [])
+    if before is not None:
+        frame.before.append(before)
+    if after is not None:
+        frame.after.append(after)
+
+    return frame
+
+
+# Readable tokens
+
+
+def side(tokenizer: Tokenizer, ids: Sequence[int]) -> Side:
+    """A token sequence with its readable tokens and whole words."""
+    tokens = tuple(readable(tokenizer, id) for id in ids)
+    words = []
+    for word in words_of(tokenizer, ids):
+        text = word.text.translate(VISIBLE)
+        if not text:
+            text = "".join(tokens[position] for position in word.places)
+
+        words.append(WholeWord(text, word.places))
+
+    return Side(tuple(ids), tokens, tuple(words))
 
 
 def readable(tokenizer: Tokenizer, id: int) -> str:
-    """A token as people read it: without marks of its word's beginning or middle; white space made
-    visible.
-    """
-    if id in tokenizer.special or id >= tokenizer.vocabulary:
-        return tokenizer.token(id).strip() if id < tokenizer.vocabulary else f"[{id}]"
+    """A token as people read it: without word-boundary markers, white space made visible."""
+    if id >= tokenizer.vocabulary:
+        return f"[{id}]"
+    if id in tokenizer.special:
+        return tokenizer.token(id).strip()
 
-    mark = getattr(tokenizer.inner.model, "continuing_subword_prefix", None) or ""
-    text = (tokenizer.decode([id]) or tokenizer.token(id)).removeprefix(mark)
+    prefix = getattr(tokenizer.inner.model, "continuing_subword_prefix", None) or ""
+    text = (tokenizer.decode([id]) or tokenizer.token(id)).removeprefix(prefix)
 
     return (text.strip(" ▁") or "␣" * len(text)).translate(VISIBLE)
 
@@ -217,7 +319,7 @@ def readable(tokenizer: Tokenizer, id: int) -> str:
 
 
 def ids_of(model: Model, reading: Reading) -> dict[str, Any]:
-    """What the model is called with: one row."""
+    """The keyword arguments of the model's forward pass: a batch of one row."""
     device = next(model.parameters()).device
 
     def row(ids: Sequence[int]) -> Tensor:
@@ -226,25 +328,27 @@ def ids_of(model: Model, reading: Reading) -> dict[str, Any]:
     if reading.source is not None:
         return {"source": row(reading.source.ids), "target": row(reading.text.ids)}
 
-    told = {} if reading.segments is None else {"segments": row(reading.segments)}
+    arguments = {"ids": row(reading.text.ids)}
+    if reading.segments is not None:
+        arguments["segments"] = row(reading.segments)
 
-    return {"ids": row(reading.text.ids), **told}
+    return arguments
 
 
 def hidden(model: Model, reading: Reading) -> Float[Tensor, "1 T E"]:
-    """The forward pass before the output layer; whoever listens hears it."""
+    """Run the forward pass up to the output layer; hooks see it."""
     return hidden_of(model, ids_of(model, reading))
 
 
-def hidden_of(model: Model, given: dict[str, Any]) -> Float[Tensor, "B T E"]:
-    """The same of any rows, named as `ids_of` names them."""
+def hidden_of(model: Model, arguments: dict[str, Any]) -> Float[Tensor, "B T E"]:
+    """Run the forward pass up to the output layer for any batch; arguments as from `ids_of`."""
     backbone = backbone_of(model)
-    return (
-        backbone.forced(**given)
-        if isinstance(backbone, Transformer | RNN)
-        else backbone.hidden(**given)
-    )
+    if isinstance(backbone, Transformer | RNN):
+        return backbone.forced(**arguments)
+
+    return backbone.hidden(**arguments)
 
 
 def logits(model: Model, reading: Reading) -> Float[Tensor, "1 T V"]:
+    """The logits at each position."""
     return backbone_of(model).logits(hidden(model, reading))

@@ -1,4 +1,4 @@
-"""How large the residual stream is after each layer, and the gradient that comes back to it."""
+"""Norms of the residual stream after each layer, and of the gradient of the loss there."""
 
 from __future__ import annotations
 
@@ -18,48 +18,69 @@ from qkv.nn.hooks import add_hook
 
 
 class Norms(NamedTuple):
-    """By layer: the embedding first, then after each block."""
+    """Norms by layer: the embedding first, then after each block."""
 
     residual: list[Float[Tensor, "T"]]
     gradient: list[Float[Tensor, "T"]] | None
-    """Of the loss on the text itself; None where there is none, and no number at a place on which
-    no loss hangs.
+    """Gradient of the loss on the text itself; None without a loss, NaN at a position that has no
+    influence on the loss."""
+
+
+def residual_norms(model: Model, reading: Reading) -> Norms:
+    """The Euclidean norm of the residual stream and of its gradient, by layer and position.
+
+    The loss is the mean cross-entropy of the next token over the text, for a BERT that of the token
+    itself. The last token has no next token, so its gradient is NaN, not 0.
+
+    Args:
+        model: The model; an RNN has no residual stream.
+        reading: The text, from `read`.
+
+    Returns:
+        Norms of the embedding and after each block.
+
+    Raises:
+        ValueError: If the model is an RNN.
+
+    Example:
+        >>> from qkv import insight, models, text
+        >>> tokenizer = text.train("words", ["the cat sat on the mat"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> norms = insight.residual_norms(model, insight.read(model, tokenizer, "the cat sat"))
+        >>> len(norms.residual), norms.residual[0].shape
+        (2, torch.Size([3]))
     """
+    arguments = ids_of(model, reading)
+    ids = arguments["target"] if reading.source is not None else arguments["ids"]
+    bidirectional = isinstance(backbone_of(model), BERT)
+    has_loss = predicts_tokens(model) and (bidirectional or ids.shape[1] > 1)
 
-
-def norms(model: Model, reading: Reading) -> Norms:
-    """The Euclidean length of each place's vector, and of the loss's gradient by it.
-
-    The loss is the mean over the text of saying the next word; of a BERT, of saying the word that
-    stands there. The last word is not asked for the next, so the loss has no gradient there, which
-    is not a small one.
-    """
-    given = ids_of(model, reading)
-    ids = given["target"] if reading.source is not None else given["ids"]
-    both_ways = isinstance(backbone_of(model), BERT)
-    learnable = predicts_tokens(model) and (both_ways or ids.shape[1] > 1)
-
-    with torch.set_grad_enabled(learnable), without_dropout(model):
-        with add_hook(model, first_residual(model), leaf), residuals(model) as seen:
+    with torch.set_grad_enabled(has_loss), without_dropout(model):
+        with add_hook(model, first_residual(model), as_leaf), residuals(model) as captured:
             last = hidden(model, reading)  # (1, T, E)
 
-        layers = list(seen.values())
+        layers = list(captured.values())
         lengths = [layer[0].detach().float().norm(dim=-1).cpu() for layer in layers]
-        if not learnable:
+        if not has_loss:
             return Norms(lengths, None)
 
-        read, said = (last, ids) if both_ways else (last[:, :-1], ids[:, 1:])
-        loss = F.cross_entropy(backbone_of(model).logits(read)[0].float(), said[0].long())
+        if not bidirectional:
+            last = last[:, :-1]
+            ids = ids[:, 1:]
+
+        loss = F.cross_entropy(backbone_of(model).logits(last)[0].float(), ids[0].long())
         gradients = torch.autograd.grad(loss, layers)
 
-    found = [each[0].float().norm(dim=-1).cpu() for each in gradients]
-    if not both_ways:
-        for last_one in (each[-1:] for each in found):
-            last_one[last_one == 0] = torch.nan  # without its mask a GPT has a gradient there, too
+    gradient_norms = [gradient[0].float().norm(dim=-1).cpu() for gradient in gradients]
+    if not bidirectional:
+        for norms in gradient_norms:
+            # A GPT without its causal mask has a gradient at the last position, too.
+            if norms[-1] == 0:
+                norms[-1] = torch.nan
 
-    return Norms(lengths, found)
+    return Norms(lengths, gradient_norms)
 
 
-def leaf(value: Tensor, name: str) -> Tensor:
-    """Where gradients begin, also above an embedding of eight bits, which has none."""
+def as_leaf(value: Tensor, name: str) -> Tensor:
+    """Hook: start the gradients here, also above an int8 embedding, which has none."""
     return value.detach().requires_grad_()

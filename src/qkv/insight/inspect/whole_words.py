@@ -1,4 +1,7 @@
-"""Words instead of pieces: which pieces make a word, and the attention between whole words."""
+"""Whole words: which tokens form a word, and the attention between words.
+
+Attention to a word is summed over its pieces; attention from a word is averaged.
+"""
 
 from __future__ import annotations
 
@@ -12,53 +15,57 @@ from qkv.text.tokenizer import Tokenizer
 
 
 class WholeWord(NamedTuple):
+    """A word of the text and the positions of its tokens."""
+
     text: str
     """Empty for a special token."""
     places: list[int]
-    """Of its pieces."""
+    """Positions of its tokens."""
 
 
 def words_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[WholeWord]:
-    """The words that ids are the pieces of, one after another."""
+    """Group consecutive token ids into whole words."""
     groups: list[list[int]] = []
-    for place, id in enumerate(ids):
+    for position, id in enumerate(ids):
         if not groups or tokenizer.starts_word[id]:
             groups.append([])
 
-        groups[-1].append(place)
+        groups[-1].append(position)
 
-    return [
-        WholeWord(tokenizer.decode([ids[place] for place in group]).strip(), group)
-        for group in groups
-    ]
+    result = []
+    for group in groups:
+        text = tokenizer.decode([ids[position] for position in group])
+        result.append(WholeWord(text.strip(), group))
+
+    return result
 
 
 def join_words(
     weights: Float[Tensor, "*n T S"], rows: Sequence[WholeWord], columns: Sequence[WholeWord]
 ) -> Float[Tensor, "*n W X"]:
-    """To a word: the sum of what its pieces get. From a word: the mean of what its pieces give. So
-    a row sums to 1.
-    """
+    """Attention between whole words: columns are summed, rows averaged; a row still sums to 1."""
     return mean_rows(sum_columns(weights, columns), rows)
 
 
 def sum_columns(
     weights: Float[Tensor, "*n T S"], words: Sequence[WholeWord]
 ) -> Float[Tensor, "*n T X"]:
-    return weights @ belongs(words, weights.shape[-1], weights).T
+    """Sum the columns of the tokens of each word."""
+    return weights @ membership(words, weights.shape[-1], weights).T
 
 
 def mean_rows(
     weights: Float[Tensor, "*n T S"], words: Sequence[WholeWord]
 ) -> Float[Tensor, "*n W S"]:
-    member = belongs(words, weights.shape[-2], weights)
+    """Average the rows of the tokens of each word."""
+    member = membership(words, weights.shape[-2], weights)
     return (member / member.sum(1, keepdim=True)) @ weights
 
 
-def belongs(words: Sequence[WholeWord], places: int, like: Tensor) -> Float[Tensor, "W T"]:
-    """1 where a place is of the word."""
-    member = like.new_zeros(len(words), places)
-    for number, word in enumerate(words):
-        member[number, word.places] = 1
+def membership(words: Sequence[WholeWord], tokens: int, like: Tensor) -> Float[Tensor, "W T"]:
+    """A matrix with 1 where token t belongs to word w, else 0; dtype and device as `like`."""
+    member = like.new_zeros(len(words), tokens)
+    for row, word in enumerate(words):
+        member[row, word.places] = 1
 
     return member

@@ -1,16 +1,15 @@
-"""What every layer of a model says at the places that are asked: kept in memory, kept in files, or
-computed again.
+"""Activations of every layer at chosen positions: on disk, in memory, or recomputed.
 
-A model reads its texts in blocks, always the same ones, so that all three ways give the same
-numbers. None of them needs memory for more than a few blocks of one layer (computed again: of all
-layers), except the first.
+The model reads its texts in the same blocks each time, so that all three give the same numbers.
+Except for those in memory, activations need memory for a few blocks of one layer only (recomputed:
+of all layers).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,95 +31,109 @@ from qkv.nn.hooks import capture
 Keep = Literal["disk", "memory", "recompute"]
 Store = Literal["float32", "float16"]
 BLOCK = 2048
-"""Vectors of a block, about: it has whole texts."""
+"""Approximate number of vectors in a block, which consists of whole texts."""
 TOKENS = 8192
-"""Of one forward pass, padding included."""
+"""Tokens of one forward pass, with padding."""
 
 
 @dataclass(frozen=True, eq=False)
 class ProbeData:
-    """Texts as ids, where each is asked, and the answers: one a place, or one a text whose vector
-    is its mean.
+    """Texts as ids, the positions that are probed, and the target of each vector.
+
+    A text has one vector for each of its positions, or with `mean` a single one.
     """
 
     ids: Sequence[Int[np.ndarray, "_"]]
-    places: Sequence[Int[np.ndarray, "_"]]
-    """In each text; of a mean, one place whichever it is."""
-    answers: Int[np.ndarray, "n"] | Float[np.ndarray, "n"]
-    """One for each place, text after text: the number of a class, or a number."""
+    positions: Sequence[Int[np.ndarray, "_"]]
+    """The probed positions of each text; with `mean` one position, which is ignored."""
+    targets: Int[np.ndarray, "n"] | Float[np.ndarray, "n"]
+    """A class number or a number for each vector, text after text."""
     padding: int = 0
     mean: bool = False
+    """The vector of a text is the mean over its tokens."""
 
     def __post_init__(self) -> None:
-        if len(self.ids) != len(self.places) or int(self.ends[-1] if len(self.ends) else 0) != len(
-            self.answers
-        ):
-            raise ValueError("answers: expected one for each place of each text")
+        vectors = sum(map(len, self.positions))
+        if len(self.ids) != len(self.positions) or vectors != len(self.targets):
+            raise ValueError("targets: expected one for each position of each text")
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @cached_property
     def ends(self) -> Int[np.ndarray, "texts"]:
-        """Just after each text's last vector, counted through all texts."""
-        return np.cumsum([len(each) for each in self.places], dtype=np.int64)
+        """The end of each text's vectors among those of all texts."""
+        return np.cumsum(list(map(len, self.positions)), dtype=np.int64)
 
     def begin(self, text: int) -> int:
-        return int(self.ends[text - 1]) if text else 0
+        """The first of a text's vectors among those of all texts."""
+        if text == 0:
+            return 0
 
-    def mixed(self, seed: int = 0) -> ProbeData:
-        """The same texts in random order, so that a block is a sample of all."""
+        return int(self.ends[text - 1])
+
+    def shuffled(self, seed: int = 0) -> ProbeData:
+        """The same texts in random order, so that each block is a sample of all texts."""
         order = np.random.default_rng(seed).permutation(len(self)).tolist()
-        answers = [self.answers[self.begin(text) : self.ends[text]] for text in order]
-        ids, places = [self.ids[text] for text in order], [self.places[text] for text in order]
+        targets = [self.targets[self.begin(text) : self.ends[text]] for text in order]
 
-        return ProbeData(ids, places, np.concatenate(answers), self.padding, self.mean)
+        return ProbeData(
+            [self.ids[text] for text in order],
+            [self.positions[text] for text in order],
+            np.concatenate(targets),
+            self.padding,
+            self.mean,
+        )
 
     def blocks(self, size: int = BLOCK) -> list[range]:
-        """Texts side by side with about `size` vectors together."""
-        numbers = np.maximum(self.ends - 1, 0) // size  # of each text's last vector
-        borders = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
-        return [
-            range(first, last)
-            for first, last in zip(borders, [*borders[1:], len(self)], strict=True)
-        ]
+        """Ranges of consecutive texts with about `size` vectors each."""
+        block_of_text = np.maximum(self.ends - 1, 0) // size  # by its last vector
+        begins = np.flatnonzero(np.diff(block_of_text, prepend=-1)).tolist()
+        return list(map(range, begins, [*begins[1:], len(self)]))
 
 
 # One forward pass
 
 
 def layers_of(model: Model) -> dict[str, str]:
-    """The layers by name, and the point of the model where each is heard: "embedding", then the
-    blocks from "0" on, and "norm" what the last norm makes of the last block, where there is one.
-    Of a translator, its encoder."""
+    """The layers of a model, each with its hook point.
+
+    The names are "embedding", then "0", "1" ... for the blocks, and "norm" for the output of the
+    final norm, if there is one. A translator has the layers of its encoder.
+    """
     backbone = backbone_of(model)
     if isinstance(backbone, RNN):
-        # Its embedding has no point of its own; of its layers only the last one is heard.
+        # The embedding has no hook point, and of the layers only the last one has.
         return {"embedding": "", str(backbone.config.depth - 1): "encoder"}
 
-    own = "backbone." if isinstance(model, TaskModel) else ""
     if isinstance(backbone, Transformer):
-        stack, place = backbone.encoder, "encoder"
+        stack = backbone.encoder
+        stack_name = "encoder"
         embedding = "embedding" if backbone.source_embedding is None else "source_embedding"
     else:
-        stack, place, embedding = backbone.stack, "stack", "embedding"
+        stack = backbone.stack
+        stack_name = "stack"
+        embedding = "embedding"
 
-    points = {"embedding": f"{own}{embedding}.output"}
-    points |= {
-        str(number): f"{own}{place}.blocks.{number}.after" for number in range(len(stack.blocks))
-    }
+    prefix = "backbone." if isinstance(model, TaskModel) else ""
+    points = {"embedding": f"{prefix}{embedding}.output"}
+    for number in range(len(stack.blocks)):
+        points[str(number)] = f"{prefix}{stack_name}.blocks.{number}.after"
 
-    return points if stack.norm is None else points | {"norm": f"{own}{place}.output"}
+    if stack.norm is not None:
+        points["norm"] = f"{prefix}{stack_name}.output"
+
+    return points
 
 
 def check_layers(model: Model, layers: Sequence[str] | None) -> tuple[str, ...]:
-    """All, or those that are named."""
+    """The named layers, or all; raises if the model has no such layer."""
     known = layers_of(model)
     for layer in layers or ():
         if layer not in known:
             raise ValueError(f"layers: expected some of {', '.join(known)}, not {layer!r}")
 
-    return tuple(known) if not layers else tuple(dict.fromkeys(layers))
+    return tuple(dict.fromkeys(layers or known))
 
 
 @torch.no_grad()
@@ -130,78 +143,85 @@ def capture_layers(
     padding_mask: Bool[Tensor, "B T"] | None,
     layers: Sequence[str],
 ) -> list[Float[Tensor, "B T E"]]:
-    """What each layer says of every word."""
-    points, backbone = layers_of(model), backbone_of(model)
-    with capture(model, *{points[layer] for layer in layers if points[layer]}) as seen:
+    """Run one batch, and return the activations of the layers."""
+    points = layers_of(model)
+    backbone = backbone_of(model)
+    hooked = {points[layer] for layer in layers if points[layer]}
+
+    with capture(model, *hooked) as captured:
         if isinstance(backbone, RNN):
             backbone.start(ids, padding_mask)
-            seen[""] = backbone.source_embedding(ids)
+            captured[""] = backbone.source_embedding(ids)
         elif isinstance(backbone, Transformer):
             backbone.encode(ids, padding_mask)
         else:
             backbone.hidden(ids, padding_mask=padding_mask)
 
-    return [seen[points[layer]] for layer in layers]
+    return [captured[points[layer]] for layer in layers]
 
 
-def vectors(
+def block_vectors(
     model: Model, texts: ProbeData, block: range, layers: Sequence[str]
 ) -> Float[Tensor, "L n E"]:
-    """What each layer says at each place of a block of texts, in their order; those of similar
-    length together.
-    """
-    device = next(model.parameters()).device
+    """The vectors of a block of texts in their order; texts of similar length run together."""
     begin = texts.begin(block.start)
-    made = torch.empty(
-        len(layers),
-        int(texts.ends[block.stop - 1]) - begin,
-        backbone_of(model).config.width,
-        device=device,
-    )
+    count = int(texts.ends[block.stop - 1]) - begin
+    width = backbone_of(model).config.width
+    vectors = torch.empty(len(layers), count, width, device=next(model.parameters()).device)
 
-    for chosen in passes(texts, block):
-        lengths = np.array([len(texts.ids[text]) for text in chosen])
-        padding_mask = np.arange(lengths.max()) < lengths[:, None]  # (B, T)
-        ids = np.full(padding_mask.shape, texts.padding, dtype=np.int64)
-        ids[padding_mask] = np.concatenate([texts.ids[text] for text in chosen])
-        kept = torch.from_numpy(padding_mask).to(device)
-        heard = capture_layers(
-            model, torch.from_numpy(ids).to(device), None if padding_mask.all() else kept, layers
-        )
-        rows = np.repeat(np.arange(len(chosen)), [len(texts.places[text]) for text in chosen])
-        row, place = (
-            torch.from_numpy(each.astype(np.int64)).to(device)
-            for each in (rows, np.concatenate([texts.places[text] for text in chosen]))
-        )
-        where = np.concatenate(
-            [np.arange(texts.begin(text), texts.ends[text]) - begin for text in chosen]
-        )
-        to = torch.from_numpy(where).to(device)
-        for number, each in enumerate(heard):
-            said = pooled(each, "mean", place, kept) if texts.mean else each[row, place]  # (n, E)
-            made[number, to] = said.to(made.dtype)
+    for batch in batches_of_block(texts, block):
+        rows = [np.arange(texts.begin(text), texts.ends[text]) - begin for text in batch]
+        into = torch.from_numpy(np.concatenate(rows)).to(vectors.device)
+        for number, values in enumerate(batch_vectors(model, texts, batch, layers)):
+            vectors[number, into] = values.to(vectors.dtype)
 
-    return made
+    return vectors
 
 
-def passes(texts: ProbeData, block: range) -> Iterator[list[int]]:
-    """The texts of a block that are read together."""
-    chosen: list[int] = []
-    for text in sorted(block, key=lambda each: len(texts.ids[each])):
-        if chosen and (len(chosen) + 1) * len(texts.ids[text]) > TOKENS:
-            yield chosen
-            chosen = []
+def batch_vectors(
+    model: Model, texts: ProbeData, batch: Sequence[int], layers: Sequence[str]
+) -> Iterator[Float[Tensor, "n E"]]:
+    """The vectors of some texts that run as one batch, layer by layer."""
+    device = next(model.parameters()).device
 
-        chosen.append(text)
+    # Pad the texts to one matrix
+    lengths = np.array([len(texts.ids[text]) for text in batch])
+    is_token = np.arange(lengths.max()) < lengths[:, None]  # (B, T)
+    ids = np.full(is_token.shape, texts.padding, dtype=np.int64)
+    ids[is_token] = np.concatenate([texts.ids[text] for text in batch])
+    padding_mask = torch.from_numpy(is_token).to(device)
 
-    if chosen:
-        yield chosen
+    # Row and position of each vector
+    positions = [texts.positions[text].astype(np.int64) for text in batch]
+    position = torch.from_numpy(np.concatenate(positions)).to(device)
+    row = torch.from_numpy(np.repeat(np.arange(len(batch)), list(map(len, positions)))).to(device)
+
+    model_mask = None if is_token.all() else padding_mask
+    for values in capture_layers(model, torch.from_numpy(ids).to(device), model_mask, layers):
+        if texts.mean:
+            yield pooled(values, "mean", position, padding_mask)
+        else:
+            yield values[row, position]
 
 
-# The three ways to have them
+def batches_of_block(texts: ProbeData, block: range) -> Iterator[list[int]]:
+    """The texts of a block in batches of at most TOKENS tokens, the shortest first."""
+    batch: list[int] = []
+    for text in sorted(block, key=lambda number: len(texts.ids[number])):
+        if batch and (len(batch) + 1) * len(texts.ids[text]) > TOKENS:
+            yield batch
+            batch = []
+
+        batch.append(text)
+
+    if batch:
+        yield batch
 
 
-@runtime_checkable  # the tests check every argument
+# Three ways to provide them
+
+
+@runtime_checkable  # the tests check the type of every argument
 class Activations(Protocol):
     """Vectors of texts by layer, block by block."""
 
@@ -209,36 +229,41 @@ class Activations(Protocol):
     blocks: list[range]
     layers: tuple[str, ...]
     together: bool
-    """Whether all layers come at the price of one."""
+    """True if all layers cost as much as one."""
 
     def read(self, block: int, layers: Sequence[str]) -> Float[Tensor, "L n E"]: ...
 
 
 class RecomputedActivations:
-    """Every block is read by the model again."""
+    """Runs the model on a block whenever it is read."""
 
     together = True
 
     def __init__(
         self, model: Model, texts: ProbeData, layers: Sequence[str], block: int = BLOCK
     ) -> None:
-        self.model, self.texts, self.layers = model, texts, tuple(layers)
+        self.model = model
+        self.texts = texts
+        self.layers = tuple(layers)
         self.blocks = texts.blocks(block)
 
     def read(self, block: int, layers: Sequence[str]) -> Float[Tensor, "L n E"]:
+        """The vectors of one block."""
         with without_dropout(self.model):
-            return vectors(self.model, self.texts, self.blocks[block], layers)
+            return block_vectors(self.model, self.texts, self.blocks[block], layers)
 
 
 class ActivationsInMemory:
-    """In memory, once the model has read each block."""
+    """Computes all blocks once, and keeps them in memory."""
 
     together = False
 
     def __init__(
         self, source: RecomputedActivations, advance: Callable[[int], object] | None = None
     ) -> None:
-        self.texts, self.layers, self.blocks = source.texts, source.layers, source.blocks
+        self.texts = source.texts
+        self.layers = source.layers
+        self.blocks = source.blocks
         self.vectors: list[Tensor] = []  # (L, n, E) each
         for number, block in enumerate(self.blocks):
             self.vectors.append(source.read(number, self.layers))
@@ -246,12 +271,14 @@ class ActivationsInMemory:
                 advance(len(block))
 
     def read(self, block: int, layers: Sequence[str]) -> Float[Tensor, "L n E"]:
+        """The vectors of one block."""
         return self.vectors[block][[self.layers.index(layer) for layer in layers]]
 
 
 class ActivationsOnDisk:
-    """In files, one a layer, that are read with plain reads: memory holds what was asked for, and
-    nothing else.
+    """Computes all blocks once, and keeps them in one file a layer.
+
+    The files are read with plain reads, not mapped, so that memory holds the requested block only.
     """
 
     together = False
@@ -263,46 +290,50 @@ class ActivationsOnDisk:
         store: Store,
         advance: Callable[[int], object] | None = None,
     ) -> None:
-        self.texts, self.layers, self.blocks = source.texts, source.layers, source.blocks
-        self.width, self.device = (
-            backbone_of(source.model).config.width,
-            next(source.model.parameters()).device,
-        )
-        self.store, self.files = np.dtype(store), [folder / f"{layer}.bin" for layer in self.layers]
-        opened = [file.open("wb") for file in self.files]
+        self.texts = source.texts
+        self.layers = source.layers
+        self.blocks = source.blocks
+        self.width = backbone_of(source.model).config.width
+        self.device = next(source.model.parameters()).device
+        self.dtype = np.dtype(store)
+        self.paths = [folder / f"{layer}.bin" for layer in self.layers]
+        self.write(source, advance)
 
-        try:
+    def write(self, source: RecomputedActivations, advance: Callable[[int], object] | None) -> None:
+        """Write all blocks; raise if a value is too large for the dtype."""
+        with ExitStack() as stack:
+            files = [stack.enter_context(path.open("wb")) for path in self.paths]
             for number, block in enumerate(self.blocks):
-                said = source.read(number, self.layers).cpu().numpy()  # (L, n, E)
-                largest = float(np.abs(said).max())
-                if not largest <= float(np.finfo(self.store).max):
+                vectors = source.read(number, self.layers).cpu().numpy()  # (L, n, E)
+                largest = float(np.abs(vectors).max())
+                if not largest <= float(np.finfo(self.dtype).max):
                     raise ValueError(
-                        f"store: a layer says {largest:.3g}, which {store} cannot hold; use float32"
+                        f"store: an activation is {largest:.3g}, which {self.dtype} cannot hold; "
+                        "use float32"
                     )
 
-                for file, each in zip(opened, said.astype(self.store, copy=False), strict=True):
-                    file.write(each.tobytes())
+                for file, values in zip(files, vectors, strict=True):
+                    file.write(values.astype(self.dtype, copy=False).tobytes())
 
                 if advance is not None:
                     advance(len(block))
-        finally:
-            for file in opened:
-                file.close()
 
     def read(self, block: int, layers: Sequence[str]) -> Float[Tensor, "L n E"]:
+        """The vectors of one block."""
         texts = self.blocks[block]
-        first, last = self.texts.begin(texts.start), int(self.texts.ends[texts.stop - 1])
-        size = self.store.itemsize * self.width
-        made = np.empty((len(layers), last - first, self.width), dtype=np.float32)
+        first = self.texts.begin(texts.start)
+        count = int(self.texts.ends[texts.stop - 1]) - first
+        size = self.dtype.itemsize * self.width
+        vectors = np.empty((len(layers), count, self.width), dtype=np.float32)
 
         for number, layer in enumerate(layers):
-            with self.files[self.layers.index(layer)].open("rb") as file:
+            with self.paths[self.layers.index(layer)].open("rb") as file:
                 file.seek(first * size)
-                read = np.frombuffer(file.read((last - first) * size), dtype=self.store)
+                values = np.frombuffer(file.read(count * size), dtype=self.dtype)
 
-            made[number] = read.reshape(-1, self.width)
+            vectors[number] = values.reshape(-1, self.width)
 
-        return torch.from_numpy(made).to(self.device)
+        return torch.from_numpy(vectors).to(self.device)
 
 
 @contextmanager
@@ -317,36 +348,67 @@ def activations(
     block: int = BLOCK,
     advance: Callable[[int], object] | None = None,
 ) -> Iterator[list[Activations]]:
-    """Those of several parts (to train, validate and test on). Files lie in a folder of their own
-    inside `folder`, the cache unless given, and are gone when the context is. `advance` hears of
-    each text that the model has read."""
+    """Provide the activations of several parts of the data while the context is open.
+
+    Args:
+        model: The model.
+        parts: The data, such as training, validation and test part.
+        layers: Names of layers ("embedding", "0", ..., "norm"); default all.
+        keep: Keep activations on "disk", in "memory", or "recompute" them at each use.
+        store: The dtype of the files.
+        folder: The folder of the files (default the cache), which are deleted in the end.
+        block: The approximate number of vectors that are read at a time.
+        advance: Called with the number of texts after each block that the model has read.
+
+    Yields:
+        The activations of each part.
+
+    Raises:
+        ValueError: If there is no such layer, or float16 cannot hold an activation.
+        DiskFull: If the files do not fit on the disk.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv import insight, models
+        >>> from qkv.insight.probing.activations import ProbeData
+        >>> model = models.GPT(models.GPTConfig(vocabulary=9, width=8, heads=2, depth=1))
+        >>> data = ProbeData([np.array([1, 2, 3])], [np.array([0, 2])], np.array([0, 1]))
+        >>> with insight.activations(model, [data], keep="memory") as (part,):
+        ...     part.layers, part.read(0, ["0"]).shape
+        (('embedding', '0', 'norm'), torch.Size([1, 2, 8]))
+    """
     chosen = check_layers(model, layers)
     sources = [RecomputedActivations(model, texts, chosen, block) for texts in parts]
     if keep == "recompute":
         yield list(sources)
-    elif keep == "memory":
+        return
+    if keep == "memory":
         yield [ActivationsInMemory(source, advance) for source in sources]
-    else:
-        numbers = (
-            sum(len(texts.answers) for texts in parts)
-            * len(chosen)
-            * backbone_of(model).config.width
-        )
-        parent = folder or cache_folder() / "activations"
-        check_room(parent, numbers * np.dtype(store).itemsize)
-        with storage.staging(parent, 0, "what the layers say") as made:
-            stored: list[Activations] = []
-            for number, source in enumerate(sources):
-                (made / str(number)).mkdir()
-                stored.append(ActivationsOnDisk(source, made / str(number), store, advance))
+        return
 
-            yield stored
+    parent = folder or cache_folder() / "activations"
+    check_room(parent, sources, np.dtype(store).itemsize)
+    with storage.staging(parent, 0, "activations") as staged:
+        stored: list[Activations] = []
+        for number, source in enumerate(sources):
+            (staged / str(number)).mkdir()
+            stored.append(ActivationsOnDisk(source, staged / str(number), store, advance))
+
+        yield stored
 
 
-def check_room(parent: Path, needed: int) -> None:
+def check_room(parent: Path, sources: Sequence[RecomputedActivations], itemsize: int) -> None:
+    """Raise if the disk has no room for the activations."""
     parent.mkdir(parents=True, exist_ok=True)
-    if needed > storage.free(parent):
+    needed = 0
+    for source in sources:
+        width = backbone_of(source.model).config.width
+        needed += itemsize * len(source.texts.targets) * len(source.layers) * width
+
+    free = storage.free(parent)
+    if needed > free:
         raise storage.DiskFull(
-            f"{parent}: no room on the disk for what the layers say: {math.ceil(needed / 1e6):,} MB, and "
-            f"{storage.free(parent) // 10**6:,} are free; make room, set QKV_CACHE to a folder elsewhere, or --recompute"
+            f"{parent}: no room on the disk for the activations: {math.ceil(needed / 1e6):,} MB, "
+            f"and {free // 10**6:,} are free; make room, set QKV_CACHE to a folder elsewhere, or "
+            "--recompute"
         )

@@ -1,9 +1,7 @@
-"""A probe: one matrix, or two with a ReLU between them, that reads an answer off a layer of a
-frozen model.
+"""Linear probes (optionally with one hidden layer) on the activations of a frozen model.
 
-All probes of a kind learn together: those of several layers, seeds and sets of answers are one
-product of matrices. Each is alone all the same. It has its own weights, its own order of the data
-and its own best moment.
+The probes of several layers, seeds and target sets train together as one batched matrix product,
+but independently: each has its own weights, its own order of the data and its own early stopping.
 """
 
 from __future__ import annotations
@@ -22,34 +20,32 @@ from qkv.insight.probing.activations import Activations
 from qkv.nn.config import check_at_least_one, documented
 
 POOL = 16384
-"""Vectors that are mixed with each other, from blocks of all places: so many are in memory, of all
-layers together at most NUMBERS numbers, half a gigabyte."""
+"""Largest number of vectors that are shuffled together, taken from random blocks."""
 NUMBERS = 1 << 27
-AT_ONCE = 512
-"""Vectors that are answered together."""
+"""Largest number of values in a pool over all layers (half a gigabyte)."""
+VECTORS_PER_CHUNK = 512
+"""Vectors that are predicted together."""
 UNKNOWN = -1
-"""The number of a class that is not among those to train on: no probe can say it."""
+"""Class number of a label that does not occur in the training part; no probe can predict it."""
 
 
 @documented
 @dataclass(frozen=True, kw_only=True)
 class Learning:
-    """How probes learn: AdamW on standardised vectors, the rate going down to 0."""
+    """Training of probes: AdamW on standardised vectors, with a learning rate that falls to 0."""
 
     hidden: int = 0
-    """Width of the hidden layer; 0 for none, a linear probe."""
+    """Width of the hidden layer; 0 for a linear probe."""
     batch: int = 256
-    """Vectors of a step; of few vectors fewer, a thirty-second of all, but 16 at least."""
+    """Vectors in a step; at most a thirty-second of all vectors, but at least 16."""
     rate: float = 2e-3
-    """The first learning rate."""
+    """Initial learning rate."""
     weight_decay: float = 0.01
-    """A step: this times the rate."""
+    """Weight decay of AdamW."""
     epochs: int | None = None
-    """Times through the vectors; unless given, as many as make 4,000 steps, at least 4 and at most
-    60.
-    """
+    """Passes over the vectors; by default as many as give 4,000 steps, from 4 to 60."""
     patience: int = 4
-    """Epochs without a better validation loss after which a probe learns no more."""
+    """Epochs without a better validation loss after which a probe stops."""
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "batch", "epochs", "patience")
@@ -59,14 +55,16 @@ class Learning:
             )
 
     def batch_of(self, vectors: int) -> int:
+        """The batch size for a number of vectors."""
         return min(self.batch, max(16, vectors // 32))
 
     def epochs_of(self, vectors: int) -> int:
+        """The number of epochs for a number of vectors."""
         return self.epochs or min(60, max(4, math.ceil(4000 * self.batch_of(vectors) / vectors)))
 
 
 class Probes(nn.Module):
-    """L layers x S seeds x K sets of answers, C classes (or one number) each."""
+    """L layers x S seeds x K target sets of probes, each with C classes (or one number)."""
 
     def __init__(
         self,
@@ -78,15 +76,14 @@ class Probes(nn.Module):
         hidden: int = 0,
     ) -> None:
         super().__init__()
-        S, K, self.targets = len(seeds), targets, targets
-        first, second = (
-            torch.empty(S, K, width, hidden or outputs),
-            torch.empty(S, K, hidden, outputs),
-        )
+        self.targets = targets
+        S = len(seeds)
+        K = targets
+        first = torch.empty(S, K, width, hidden or outputs)
+        second = torch.empty(S, K, hidden, outputs)
 
-        for number, seed in enumerate(
-            seeds
-        ):  # a seed's weights are the same whoever learns beside it
+        # The initial weights of a seed do not depend on the other probes.
+        for number, seed in enumerate(seeds):
             generator = torch.Generator().manual_seed(seed)
             for k in range(K):
                 first[number, k].uniform_(-1, 1, generator=generator).mul_(width**-0.5)
@@ -95,11 +92,14 @@ class Probes(nn.Module):
         first = first.transpose(1, 2).flatten(2)  # (S, E, K H)
         self.first = nn.Parameter(first.repeat(layers, 1, 1, 1))
         self.first_bias = nn.Parameter(torch.zeros(layers, S, 1, first.shape[-1]))
-        self.second = nn.Parameter(second.repeat(layers, 1, 1, 1, 1)) if hidden else None
-        self.second_bias = nn.Parameter(torch.zeros(layers, S, K, 1, outputs)) if hidden else None
+        self.second: nn.Parameter | None = None
+        self.second_bias: nn.Parameter | None = None
+        if hidden:
+            self.second = nn.Parameter(second.repeat(layers, 1, 1, 1, 1))
+            self.second_bias = nn.Parameter(torch.zeros(layers, S, K, 1, outputs))
 
     def forward(self, x: Float[Tensor, "L #S b E"]) -> Float[Tensor, "L S K b C"]:
-        y = x @ self.first + self.first_bias  # (L, S, b, K H), all sets of answers side by side
+        y = x @ self.first + self.first_bias  # (L, S, b, K H), all target sets side by side
         y = y.unflatten(-1, (self.targets, -1)).transpose(2, 3)  # (L, S, K, b, H)
         if self.second is None or self.second_bias is None:
             return y
@@ -109,31 +109,38 @@ class Probes(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """Probes that have learned, and what they take vectors and numbers for."""
+    """Trained probes with the standardisation of their inputs and targets."""
 
     layers: tuple[str, ...]
     probes: Probes
     mean: Float[Tensor, "L 1 E"]
     deviation: Float[Tensor, "L 1 E"]
     offset: float
+    """The number that an output of 0 stands for."""
     scale: float
-    """Of numbers: what 0 and 1 stand for."""
+    """The difference that an output of 1 makes."""
     classes: int
-    """0 where the answer is a number."""
+    """The number of classes; 0 if the target is a number."""
 
-    def standard(self, vectors: Float[Tensor, "L n E"]) -> Float[Tensor, "L n E"]:
+    def standardise(self, vectors: Float[Tensor, "L n E"]) -> Float[Tensor, "L n E"]:
+        """Vectors with mean 0 and standard deviation 1 in each dimension."""
         return (vectors - self.mean) / self.deviation
 
     @torch.no_grad()
-    def answers(self, vectors: Float[Tensor, "L n E"]) -> Float[Tensor, "L S K n"]:
+    def predict(self, vectors: Float[Tensor, "L n E"]) -> Float[Tensor, "L S K n"]:
         """The likeliest class, or the number."""
-        found = [
-            self.probes(part.unsqueeze(1)) for part in self.standard(vectors).split(AT_ONCE, dim=1)
-        ]
-        if self.classes:
-            return torch.cat([each.argmax(-1).float() for each in found], dim=-1)
+        parts = []
+        for chunk in self.standardise(vectors).split(VECTORS_PER_CHUNK, dim=1):
+            outputs = self.probes(chunk.unsqueeze(1))
+            if self.classes:
+                parts.append(outputs.argmax(-1).float())
+            else:
+                parts.append(self.offset + self.scale * outputs.squeeze(-1))
 
-        return torch.cat([self.offset + self.scale * each.squeeze(-1) for each in found], dim=-1)
+        return torch.cat(parts, dim=-1)
+
+
+# Training
 
 
 def fit(
@@ -147,161 +154,218 @@ def fit(
     learning: Learning = Learning(),  # noqa: B008 - it is frozen
     advance: Callable[[float], object] | None = None,
 ) -> Fitted:
-    """Teach probes to give the answers of each layer's vectors. `targets` are sets of answers, each
-    for the vectors to train and to validate on; `classes` is 0 for numbers. `advance` hears which
-    part of the work was done."""
+    """Train a probe for each layer, seed and target set.
+
+    Args:
+        training: The activations to train on.
+        validation: The activations for early stopping.
+        targets: Target sets, each for the training and the validation vectors.
+        classes: The number of classes; 0 if the targets are numbers.
+        layers: The layers; default all.
+        seeds: A probe is trained for each seed.
+        learning: Hyperparameters.
+        advance: Called with the share of the work that was done since the last call.
+    """
     layers = tuple(layers or training.layers)
     mean, deviation = moments(training, layers)
-    numbers = targets[0][0].astype(np.float64)
-    offset, scale = (0.0, 1.0) if classes else (float(numbers.mean()), float(numbers.std()) or 1.0)
+    offset, scale = units_of(targets[0][0], classes)
     probes = Probes(
         len(layers), seeds, len(targets), mean.shape[-1], classes or 1, learning.hidden
     ).to(mean.device)
     fitted = Fitted(layers, probes, mean, deviation, offset, scale, classes)
-    ready = [[in_units(each, fitted) for each in part] for part in zip(*targets, strict=True)]
-    to_train, to_validate = (torch.stack(part).to(mean.device) for part in ready)  # (K, n) each
+    training_targets, validation_targets = (
+        torch.stack([in_units(values, fitted) for values in part]).to(mean.device)
+        for part in zip(*targets, strict=True)
+    )  # (K, n) each
 
-    optimizer = torch.optim.AdamW(
-        probes.parameters(), lr=learning.rate, weight_decay=learning.weight_decay
-    )
-    count = to_train.shape[1]
-    epochs, batch = learning.epochs_of(count), learning.batch_of(count)
-    best = Best(probes, learning.patience)
-    done, total = 0, epochs * count
-
-    for epoch in range(epochs):
-        for pool in pools(training, epoch, mean.shape[-1]):
-            x, where = read(training, pool, fitted)  # (L, n, E), (n,)
-            order = orders(seeds, epoch, pool[0], len(where)).to(x.device)  # (S, n)
-            for chosen in order.split(batch, dim=1):  # (S, b)
-                for group in optimizer.param_groups:
-                    group["lr"] = learning.rate * (1 - done / total)
-
-                answers = to_train[:, where[chosen]].transpose(0, 1)  # (S, K, b)
-                loss = (
-                    losses(probes(x[:, chosen]), answers, classes).mean(-1).sum()
-                )  # (L, S, K, b): each for itself
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                optimizer.step()
-                done += chosen.shape[1]
-
-            if advance is not None:
-                advance(len(where) / total)
-
-        if not best.hear(validated(validation, to_validate, fitted)):
+    trainer = ProbeTrainer(fitted, training, training_targets, seeds, learning, advance)
+    best = BestWeights(probes, learning.patience)
+    for epoch in range(trainer.epochs):
+        trainer.run_epoch(epoch)
+        if not best.update(validation_loss(validation, validation_targets, fitted)):
             break
 
-    if advance is not None:
-        advance(1 - done / total)
-
-    best.put_back()
+    trainer.finish()
+    best.restore()
 
     return fitted
 
 
+class ProbeTrainer:
+    """The optimiser of all probes, and the progress of their training."""
+
+    def __init__(
+        self,
+        fitted: Fitted,
+        training: Activations,
+        targets: Tensor,
+        seeds: Sequence[int],
+        learning: Learning,
+        advance: Callable[[float], object] | None,
+    ) -> None:
+        self.fitted = fitted
+        self.training = training
+        self.targets = targets  # (K, n)
+        self.seeds = seeds
+        self.learning = learning
+        self.advance = advance
+        self.optimizer = torch.optim.AdamW(
+            fitted.probes.parameters(), lr=learning.rate, weight_decay=learning.weight_decay
+        )
+
+        count = targets.shape[1]
+        self.epochs = learning.epochs_of(count)
+        self.batch = learning.batch_of(count)
+        self.done = 0
+        self.total = self.epochs * count
+
+    def run_epoch(self, epoch: int) -> None:
+        """Train on all vectors once, pool by pool."""
+        for pool in pools(self.training, epoch, self.fitted.mean.shape[-1]):
+            x, index = read_blocks(self.training, pool, self.fitted)  # (L, n, E), (n,)
+            order = orders(self.seeds, epoch, pool[0], len(index)).to(x.device)  # (S, n)
+            for chosen in order.split(self.batch, dim=1):  # (S, b)
+                targets = self.targets[:, index[chosen]].transpose(0, 1)  # (S, K, b)
+                self.step(x[:, chosen], targets)
+                self.done += chosen.shape[1]
+
+            if self.advance is not None:
+                self.advance(len(index) / self.total)
+
+    def step(self, x: Float[Tensor, "L S b E"], targets: Tensor) -> None:
+        """One optimiser step; the loss of each probe is independent of the others."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning.rate * (1 - self.done / self.total)
+
+        loss = losses(self.fitted.probes(x), targets, self.fitted.classes)  # (L, S, K, b)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.mean(-1).sum().backward()
+        self.optimizer.step()
+
+    def finish(self) -> None:
+        """Report the rest of the work, which early stopping has saved."""
+        if self.advance is not None:
+            self.advance(1 - self.done / self.total)
+
+
 def losses(
-    said: Float[Tensor, "L S K b C"],
-    answers: Int[Tensor, "S K b"] | Float[Tensor, "S K b"],
+    outputs: Float[Tensor, "L S K b C"],
+    targets: Int[Tensor, "S K b"] | Float[Tensor, "S K b"],
     classes: int,
 ) -> Float[Tensor, "L S K b"]:
-    """Of each answer: its surprise, or the square of how far the number is off."""
-    shape = said.shape[:-1]
-    answers = answers.expand(shape)
+    """The cross-entropy of each prediction, or the squared error of a number."""
+    shape = outputs.shape[:-1]
+    targets = targets.expand(shape)
     if not classes:
-        return (said.squeeze(-1) - answers).square()
+        return (outputs.squeeze(-1) - targets).square()
 
-    said, answers = said.flatten(0, -2), answers.flatten()
-
-    # A class that nobody taught is no class of the probe's.
-    return functional.cross_entropy(said, answers, reduction="none", ignore_index=UNKNOWN).view(
-        shape
+    # A class that is unknown from training has no loss.
+    entropy = functional.cross_entropy(
+        outputs.flatten(0, -2), targets.flatten(), reduction="none", ignore_index=UNKNOWN
     )
+    return entropy.view(shape)
 
 
-def in_units(answers: np.ndarray, fitted: Fitted) -> Tensor:
+def units_of(targets: np.ndarray, classes: int) -> tuple[float, float]:
+    """Offset and scale that standardise numeric targets."""
+    if classes:
+        return 0.0, 1.0
+
+    numbers = targets.astype(np.float64)
+    return float(numbers.mean()), float(numbers.std()) or 1.0
+
+
+def in_units(targets: np.ndarray, fitted: Fitted) -> Tensor:
+    """Targets as the loss expects them: class numbers, or standardised numbers."""
     if fitted.classes:
-        return torch.from_numpy(answers.astype(np.int64))
+        return torch.from_numpy(targets.astype(np.int64))
 
-    return torch.from_numpy(((answers - fitted.offset) / fitted.scale).astype(np.float32))
+    return torch.from_numpy(((targets - fitted.offset) / fitted.scale).astype(np.float32))
 
 
 @torch.no_grad()
-def validated(validation: Activations, answers: Tensor, fitted: Fitted) -> Float[Tensor, "L S K"]:
+def validation_loss(
+    validation: Activations, targets: Tensor, fitted: Fitted
+) -> Float[Tensor, "L S K"]:
     """The mean loss of each probe."""
     total: Tensor = torch.zeros(())
     for block in range(len(validation.blocks)):
-        x, where = read(validation, [block], fitted)
-        for some, own in zip(
-            x.split(AT_ONCE, dim=1), answers[:, where].split(AT_ONCE, dim=1), strict=True
-        ):
-            said = fitted.probes(some.unsqueeze(1))  # (L, S, K, b, C)
-            own = own.expand(said.shape[1], -1, -1)  # (S, K, b)
-            total = total + losses(said, own, fitted.classes).sum(-1).cpu()  # (L, S, K)
+        x, index = read_blocks(validation, [block], fitted)
+        chunks = zip(
+            x.split(VECTORS_PER_CHUNK, dim=1),
+            targets[:, index].split(VECTORS_PER_CHUNK, dim=1),
+            strict=True,
+        )
+        for vectors, chunk_targets in chunks:
+            outputs = fitted.probes(vectors.unsqueeze(1))  # (L, S, K, b, C)
+            expanded = chunk_targets.expand(outputs.shape[1], -1, -1)  # (S, K, b)
+            total = total + losses(outputs, expanded, fitted.classes).sum(-1).cpu()  # (L, S, K)
 
-    return total / answers.shape[1]
+    return total / targets.shape[1]
 
 
-class Best:
-    """The weights of each probe at its best moment."""
+class BestWeights:
+    """Early stopping: the weights of each probe at its lowest validation loss."""
 
     def __init__(self, probes: Probes, patience: int) -> None:
-        self.probes, self.patience = probes, patience
+        self.probes = probes
+        self.patience = patience
         self.weights = [parameter.detach().clone() for parameter in probes.parameters()]
         self.loss: Tensor | None = None
         self.stale: Tensor | None = None
 
-    def hear(self, loss: Float[Tensor, "L S K"]) -> bool:
-        """Whether any probe still learns. One that was stopped stays as it was, whatever the others
-        do.
+    def update(self, loss: Float[Tensor, "L S K"]) -> bool:
+        """Keep the weights of probes that improved; return whether any probe still trains.
+
+        A probe that has stopped keeps its weights, whatever the others do.
         """
         if self.loss is None or self.stale is None:
-            self.loss, self.stale = torch.full_like(loss, math.inf), torch.zeros_like(loss)
+            self.loss = torch.full_like(loss, math.inf)
+            self.stale = torch.zeros_like(loss)
 
         better = (loss < self.loss) & (self.stale < self.patience)  # (L, S, K)
         self.loss = torch.where(better, loss, self.loss)
         self.stale = torch.where(better, 0, self.stale + 1)
 
-        for kept, own in zip(self.weights, self.probes.parameters(), strict=True):
-            if (
-                own.dim() == 4
-            ):  # (L, S, n, K H): the sets of answers lie side by side in the last dimension
-                chosen = better.repeat_interleave(
-                    own.shape[-1] // better.shape[-1], dim=-1
-                ).unsqueeze(2)
+        for stored, parameter in zip(self.weights, self.probes.parameters(), strict=True):
+            if parameter.dim() == 4:  # (L, S, n, K H): target sets side by side
+                repeats = parameter.shape[-1] // better.shape[-1]
+                chosen = better.repeat_interleave(repeats, dim=-1).unsqueeze(2)
             else:  # (L, S, K, n, C)
                 chosen = better[..., None, None]
 
-            kept.copy_(torch.where(chosen.to(own.device), own.detach(), kept))
+            stored.copy_(torch.where(chosen.to(parameter.device), parameter.detach(), stored))
 
         return bool((self.stale < self.patience).any())
 
     @torch.no_grad()
-    def put_back(self) -> None:
-        for kept, own in zip(self.weights, self.probes.parameters(), strict=True):
-            own.copy_(kept)
+    def restore(self) -> None:
+        """Set each probe to its best weights."""
+        for stored, parameter in zip(self.weights, self.probes.parameters(), strict=True):
+            parameter.copy_(stored)
 
 
-# The vectors
+# Vectors
 
 
 def moments(
     source: Activations, layers: Sequence[str]
 ) -> tuple[Float[Tensor, "L 1 E"], Float[Tensor, "L 1 E"]]:
-    """Mean and standard deviation of each number of a vector; where it never changes, 1."""
-    total, squares, count = torch.zeros(()), torch.zeros(()), 0
+    """Mean and standard deviation of each dimension; a constant dimension gets deviation 1."""
+    total = torch.zeros(())
+    squares = torch.zeros(())
+    count = 0
     device = torch.device("cpu")
 
     for block in range(len(source.blocks)):
         x = source.read(block, layers)
-        device, count = x.device, count + x.shape[1]
-        if device.type != "mps":  # Apple's GPUs know nothing finer than float32
+        device = x.device
+        count += x.shape[1]
+        if device.type != "mps":  # which has no float64
             x = x.double()
 
-        total, squares = (
-            total + x.sum(1, keepdim=True).cpu(),
-            squares + x.square().sum(1, keepdim=True).cpu(),
-        )
+        total = total + x.sum(1, keepdim=True).cpu()
+        squares = squares + x.square().sum(1, keepdim=True).cpu()
 
     mean = total / count  # (L, 1, E)
     variance = (squares / count - mean.square()).clamp(min=0)
@@ -311,36 +375,45 @@ def moments(
 
 
 def pools(source: Activations, epoch: int, width: int) -> Iterator[list[int]]:
-    """All blocks in the epoch's order, as many at a time as fit in a pool; the same whether layers
-    come one by one or all together."""
+    """All blocks in the order of the epoch, in groups that fit into a pool.
+
+    The groups are the same whether layers are read one by one or all together.
+    """
     order = np.random.default_rng((0, epoch)).permutation(len(source.blocks)).tolist()
-    size = max(1, max(len_of(source, block) for block in order))
-    at_once = max(1, min(POOL, NUMBERS // (len(source.layers) * width)) // size)
+    size = max(1, max(block_length(source, block) for block in order))
+    blocks = max(1, min(POOL, NUMBERS // (len(source.layers) * width)) // size)
 
-    return (order[first : first + at_once] for first in range(0, len(order), at_once))
+    for first in range(0, len(order), blocks):
+        yield order[first : first + blocks]
 
 
-def read(
+def read_blocks(
     source: Activations, blocks: Sequence[int], fitted: Fitted
 ) -> tuple[Tensor, Int[Tensor, "n"]]:
-    """The standardised vectors of some blocks (L, n, E), and which of all vectors they are."""
-    x = torch.cat([fitted.standard(source.read(block, fitted.layers)) for block in blocks], dim=1)
-    where = [
-        torch.arange(begin_of(source, block), begin_of(source, block) + len_of(source, block))
-        for block in blocks
-    ]
-    return x, torch.cat(where).to(x.device)
+    """The standardised vectors of some blocks (L, n, E), and their indices among all vectors."""
+    vectors = []
+    indices = []
+    for block in blocks:
+        vectors.append(fitted.standardise(source.read(block, fitted.layers)))
+        begin = block_begin(source, block)
+        indices.append(torch.arange(begin, begin + block_length(source, block)))
+
+    x = torch.cat(vectors, dim=1)
+    return x, torch.cat(indices).to(x.device)
 
 
-def begin_of(source: Activations, block: int) -> int:
+def block_begin(source: Activations, block: int) -> int:
+    """The index of the first vector of a block."""
     return source.texts.begin(source.blocks[block].start)
 
 
-def len_of(source: Activations, block: int) -> int:
-    return int(source.texts.ends[source.blocks[block].stop - 1]) - begin_of(source, block)
+def block_length(source: Activations, block: int) -> int:
+    """The number of vectors in a block."""
+    end = int(source.texts.ends[source.blocks[block].stop - 1])
+    return end - block_begin(source, block)
 
 
 def orders(seeds: Sequence[int], epoch: int, pool: int, count: int) -> Int[Tensor, "S n"]:
-    """Each seed visits a pool in an order of its own."""
+    """For each seed a random order of the vectors of a pool."""
     drawn = [np.random.default_rng((seed, epoch, pool)).permutation(count) for seed in seeds]
     return torch.from_numpy(np.stack(drawn))

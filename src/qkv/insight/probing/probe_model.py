@@ -1,8 +1,8 @@
-"""Probing a model: what each of its layers knows, beside two controls that should know little.
+"""Probe a model: what its layers encode, beside two controls.
 
-The random model has the same config and untrained weights: what it scores comes from the words
-alone, and from the probe. Shuffled labels are learned from the model's own vectors, and tested on
-the true ones: what they score is chance.
+The random model has the same config with untrained weights: its scores come from the tokens and
+the probe alone. The shuffled labels are a control task: probes train on them with the model's own
+vectors and are tested on the true labels, so that they score at chance level.
 """
 
 from __future__ import annotations
@@ -24,108 +24,100 @@ from torch import Tensor
 from qkv import storage
 from qkv.bootstrap import ratio_intervals
 from qkv.insight.probing.activations import Activations, Keep, Store, activations
-from qkv.insight.probing.linear_probe import Fitted, Learning, begin_of, fit
+from qkv.insight.probing.linear_probe import Fitted, Learning, block_begin, fit
 from qkv.insight.probing.probe_tasks import ProbeTask
 from qkv.models.registry import Model, build
 
 Way = Literal["model", "random model", "shuffled labels"]
 Measure = Literal["accuracy", "distance"]
 Stage = Callable[[str, float], object]
-"""Hears what is being done, and which part of it was done since."""
+"""Called with the name of a stage and the share of it that was done since the last call."""
+PARTS = ("training", "validation", "test")
 
 
 class Scored(NamedTuple):
-    """One layer, asked in one way."""
+    """The score of one layer."""
 
     way: Way
     measure: Measure
     layer: str
     seeds: tuple[float, ...]
-    """Of each seed, on all of the test part."""
+    """The score of each seed on the test part."""
     low: float | None
+    """Lower end of the 95% confidence interval of the mean over seeds; None for few texts."""
     high: float | None
-    """The mean over the seeds lies between these 95 times in 100, the test's texts being only a
-    sample.
-    """
+    """Upper end."""
     validation: float
-    """The mean over the seeds on the validation part, by which the best layer is chosen."""
+    """The mean over seeds on the validation part, by which the best layer is chosen."""
 
     @property
     def mean(self) -> float:
+        """The mean over seeds on the test part."""
         return statistics.fmean(self.seeds)
 
 
 def best_of(scores: Sequence[Scored]) -> Scored:
-    """The layer that is best on the validation part. Chosen by the test part, its score there would
-    be too good.
-    """
-    return (max if scores[0].measure == "accuracy" else min)(
-        scores, key=lambda each: each.validation
-    )
+    """The best layer by its validation score; choosing by the test score would be optimistic."""
+    if scores[0].measure == "accuracy":
+        return max(scores, key=lambda score: score.validation)
+
+    return min(scores, key=lambda score: score.validation)
 
 
 @dataclass(frozen=True, eq=False)
 class Probed:
-    """What came out of probing a model; `best` is the layer to remember."""
+    """The scores of all layers of a model; `best` is the layer to report."""
 
     model: str
     target: str
     measures: tuple[Measure, ...]
-    """The first one is what the target is about."""
+    """The measures; the first is the main one."""
     layers: tuple[str, ...]
     scores: list[Scored]
     baseline: dict[Measure, float]
-    """Who always says the same: the largest class, the middle place, the median number."""
+    """Majority-class baseline, or the score of always predicting the median."""
     facts: dict[str, Any]
-    """How it was done, and with how much."""
+    """Settings and sizes."""
     weights: dict[str, Tensor]
-    """Of all probes, by way, layer and part, seeds first."""
+    """The weights of all probes, by way, layer and part; the first dimension is the seed."""
 
     def of(self, way: Way, measure: Measure | None = None) -> list[Scored]:
-        """A way's scores by layer."""
-        return [
-            each
-            for each in self.scores
-            if (each.way, each.measure) == (way, measure or self.measures[0])
-        ]
+        """The scores of the model or of a control by layer; by default of the main measure."""
+        wanted = (way, measure or self.measures[0])
+        return [score for score in self.scores if (score.way, score.measure) == wanted]
 
     @property
     def best(self) -> Scored:
+        """The best layer of the model."""
         return best_of(self.of("model"))
 
     def as_object(self) -> dict[str, Any]:
-        """For JSON."""
+        """The results for JSON."""
+        best = self.best
         return {
             "model": self.model,
             "target": self.target,
             "measure": self.measures[0],
-            "best": {
-                "layer": self.best.layer,
-                "score": self.best.mean,
-                "validation": self.best.validation,
-            },
+            "best": {"layer": best.layer, "score": best.mean, "validation": best.validation},
             "baseline": self.baseline,
             **self.facts,
             "layers": list(self.layers),
-            "scores": [{**each._asdict(), "mean": each.mean} for each in self.scores],
+            "scores": [{**score._asdict(), "mean": score.mean} for score in self.scores],
         }
 
     def save(self, folder: Path) -> None:
-        """results.json and probes.safetensors, each there whole or not at all."""
-        storage.write_text(
-            folder / "results.json",
-            json.dumps(self.as_object(), indent=1, ensure_ascii=False) + "\n",
-        )
-        told = {
-            "labels": json.dumps(self.facts.get("labels", []), ensure_ascii=False),
-            "target": self.target,
-        }
-        size = sum(each.numel() * each.element_size() for each in self.weights.values())
+        """Write results.json and probes.safetensors, each atomically."""
+        results = json.dumps(self.as_object(), indent=1, ensure_ascii=False)
+        storage.write_text(folder / "results.json", results + "\n")
 
-        with storage.staging(folder, size, "probes.safetensors") as made:
-            save_file(self.weights, made / "probes.safetensors", metadata=told)
-            storage.flush(made / "probes.safetensors")
-            storage.move(made / "probes.safetensors", folder / "probes.safetensors")
+        labels = json.dumps(self.facts.get("labels", []), ensure_ascii=False)
+        metadata = {"labels": labels, "target": self.target}
+        size = sum(tensor.nbytes for tensor in self.weights.values())
+        name = "probes.safetensors"
+        with storage.staging(folder, size, name) as staged:
+            save_file(self.weights, staged / name, metadata=metadata)
+            storage.flush(staged / name)
+            storage.move(staged / name, folder / name)
 
 
 def probe(
@@ -141,176 +133,300 @@ def probe(
     store: Store = "float32",
     stage: Stage | None = None,
 ) -> Probed:
-    """Train probes on every layer's output, the model itself being frozen, and test them.
+    """Train and test probes on every layer of a frozen model.
 
-    `probe(model, about_words(model, tokenizer, "train.conllu", "upos"))`; see questions.py for the
-    other targets. The seeds are of the probes; the random model and the shuffled labels are drawn
-    once.
+    Args:
+        model: The model; a translator's encoder is probed, a task model's backbone.
+        question: The data, from `probe_task`.
+        name: The name of the model in the results.
+        layers: Names of layers ("embedding", "0", ..., "norm"); default all.
+        seeds: The number of probes for each layer.
+        learning: Hyperparameters of the probes.
+        controls: Also probe a random model and shuffled labels; both are drawn once.
+        keep: Keep activations on "disk", in "memory", or "recompute" them in each epoch.
+        store: The dtype of activations on disk.
+        stage: Called with the name of a stage and the share of it that was done.
+
+    Returns:
+        The scores with 95% confidence intervals, and the probes' weights.
+
+    Raises:
+        ValueError: If seeds is below 1, or a layer does not exist.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv import insight, models
+        >>> from qkv.data.tokens.token_arrays import Tokens
+        >>> from qkv.insight.probing.linear_probe import Learning
+        >>> from qkv.insight.probing.probe_tasks import position_task
+        >>> model = models.GPT(models.GPTConfig(vocabulary=9, width=8, heads=2, depth=1))
+        >>> tokens = Tokens([np.arange(200) % 9], np.array([200]), "")
+        >>> task = position_task(tokens, length=4, windows=20)
+        >>> result = insight.probe(model, task, seeds=1, learning=Learning(epochs=1))
+        >>> [score.layer for score in result.of("random model")]
+        ['embedding', '0', 'norm']
     """
     if seeds < 1:
         raise ValueError(f"seeds: expected 1 or more, not {seeds}")
 
-    numbers = range(seeds)
-    how: dict[str, Any] = {"layers": layers, "keep": keep, "store": store, "stage": stage}
-
-    with reading(model, question, "model", **how) as parts:
-        ways: tuple[Way, ...] = ("model", "shuffled labels") if controls else ("model",)
-        found = [asked(parts, question, ways, numbers, learning, stage, "probes of the model")]
-
+    run = ProbeRun(question, range(seeds), learning, stage, layers, keep, store)
     if controls:
-        with reading(randomised(model), question, "random model", **how) as parts:
-            ways = ("random model",)
-            found.append(
-                asked(parts, question, ways, numbers, learning, stage, "probes of the random model")
-            )
+        run.add("training probes on the model", model, ["model", "shuffled labels"])
+        run.add("training probes on the random model", randomised(model), ["random model"])
+    else:
+        run.add("training probes on the model", model, ["model"])
 
-    texts, words = (
-        [counted(part) for part in question.parts]
-        for counted in (len, lambda each: len(each.answers))
-    )
-    facts = {
-        "texts": dict(zip(("training", "validation", "test"), texts, strict=True)),
-        "places": dict(zip(("training", "validation", "test"), words, strict=True)),
+    return run.result(name)
+
+
+def facts_of(task: ProbeTask, learning: Learning, seeds: int) -> dict[str, Any]:
+    """The settings and sizes that the results report."""
+    return {
+        "texts": dict(zip(PARTS, map(len, task.parts), strict=True)),
+        "places": {name: len(part.targets) for name, part in zip(PARTS, task.parts, strict=True)},
         "hidden": learning.hidden,
         "seeds": seeds,
-        "chosen": "best is the layer with the best validation score; its score is that of the test part",
-        "interval": "95%, the test's texts drawn anew 1,000 times, of the mean over the seeds",
-        "labels": list(question.labels),
+        "chosen": "best is the layer with the best validation score; its score is on the test part",
+        "interval": "95%, of the mean over the seeds; bootstrap over test texts, 1,000 draws",
+        "labels": list(task.labels),
     }
-
-    scores = [score for asked_one in found for score in asked_one.scores]
-    weights = {name: tensor for asked_one in found for name, tensor in asked_one.weights.items()}
-    known = tuple(dict.fromkeys(score.layer for score in scores))
-
-    return Probed(
-        name, question.name, question.measures, known, scores, question.baseline(), facts, weights
-    )
 
 
 @contextmanager
-def reading(
-    model: Model, question: ProbeTask, what: str, stage: Stage | None = None, **how: Any
+def read_activations(
+    model: Model,
+    task: ProbeTask,
+    what: str,
+    *,
+    stage: Stage | None,
+    layers: Sequence[str] | None,
+    keep: Keep,
+    store: Store,
 ) -> Iterator[list[Activations]]:
-    """The activations of all three parts, with word of how far the model is."""
-    total = sum(map(len, question.parts))
+    """The activations of all three parts; `stage` is called while the model reads."""
+    total = sum(map(len, task.parts))
 
     def advance(texts: int) -> None:
         if stage is not None:
-            stage(f"the {what} reads", texts / total)
+            stage(what, texts / total)
 
-    with activations(model, question.parts, advance=advance, **how) as parts:
+    with activations(
+        model, task.parts, layers=layers, keep=keep, store=store, advance=advance
+    ) as parts:
         yield parts
 
 
 def randomised(model: Model, seed: int = 0) -> Model:
-    """Of the same config, as it was before it learned anything."""
+    """A model of the same config with random weights."""
     parameter = next(model.parameters())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build(model.config).to(parameter.device, parameter.dtype)
 
 
+class ProbeRun:
+    """The settings of a probing experiment, and the scores and weights so far."""
+
+    def __init__(
+        self,
+        task: ProbeTask,
+        seeds: Sequence[int],
+        learning: Learning,
+        stage: Stage | None,
+        layers: Sequence[str] | None,
+        keep: Keep,
+        store: Store,
+    ) -> None:
+        self.task = task
+        self.seeds = seeds
+        self.learning = learning
+        self.stage = stage
+        self.layers = layers
+        self.keep: Keep = keep
+        self.store: Store = store
+        self.scores: list[Scored] = []
+        self.weights: dict[str, Tensor] = {}
+
+    def add(self, what: str, model: Model, ways: Sequence[Way]) -> None:
+        """Read the texts with one model, then train and test its probes."""
+        reading = "reading the texts with the model"
+        if "random model" in ways:
+            reading = "reading the texts with the random-weight control"
+
+        with read_activations(
+            model,
+            self.task,
+            reading,
+            stage=self.stage,
+            layers=self.layers,
+            keep=self.keep,
+            store=self.store,
+        ) as parts:
+            result = train_probes(
+                parts, self.task, ways, self.seeds, self.learning, self.stage, what
+            )
+
+        self.scores += result.scores
+        self.weights |= result.weights
+
+    def result(self, name: str) -> Probed:
+        """The scores and weights of all models so far."""
+        return Probed(
+            name,
+            self.task.name,
+            self.task.measures,
+            tuple(dict.fromkeys(score.layer for score in self.scores)),
+            self.scores,
+            self.task.baseline(),
+            facts_of(self.task, self.learning, len(self.seeds)),
+            self.weights,
+        )
+
+
 class ProbeSetup(NamedTuple):
+    """Scores and weights of trained probes."""
+
     scores: list[Scored]
     weights: dict[str, Tensor]
 
 
-def asked(
+def train_probes(
     parts: Sequence[Activations],
-    question: ProbeTask,
+    task: ProbeTask,
     ways: Sequence[Way],
     seeds: Sequence[int],
     learning: Learning,
     stage: Stage | None = None,
     what: str = "probes",
 ) -> ProbeSetup:
-    """Train and test the probes of all layers: one layer after the other, or all at once where that
-    costs no more.
-    """
+    """Train and test the probes of all layers, one layer at a time unless together is as fast."""
     training, validation, test = parts
-    answers = training.texts.answers, validation.texts.answers
-    random = np.random.default_rng(0)
-    shuffled = random.permutation(answers[0]), random.permutation(answers[1])
-    targets = [shuffled if way == "shuffled labels" else answers for way in ways]
-    known = training.layers
-    on_gpu = training.read(0, known[:1]).device.type != "cpu"
-    groups = [known] if training.together or on_gpu else [(layer,) for layer in known]
-    made = ProbeSetup([], {})
+    targets = target_sets(training, validation, ways)
+    layers = training.layers
+    on_gpu = training.read(0, layers[:1]).device.type != "cpu"
+    groups = [(layer,) for layer in layers]
+    if training.together or on_gpu:
+        groups = [layers]
+
+    result = ProbeSetup([], {})
     if stage is not None:
-        stage(what, 0.0)  # it begins: the first probes may take a while
+        stage(what, 0.0)  # announces the stage: the first probes may take a while
 
     for group in groups:
 
-        def advance(part: float, share: float = len(group) / len(known)) -> None:
+        def advance(part: float, share: float = len(group) / len(layers)) -> None:
             if stage is not None:
                 stage(what, part * share)
 
         fitted = fit(
-            training, validation, targets, len(question.labels),
-            layers=group, seeds=seeds, learning=learning, advance=advance,
-        )  # fmt: skip
-        chosen_by = tested(fitted, validation, question.measures)
-        for measure, sums in tested(fitted, test, question.measures).items():
-            validated = chosen_by[measure].sum(-1).mean(1) / len(validation.texts.answers)  # (L, K)
-            made.scores.extend(scored(fitted.layers, ways, measure, sums, test, validated))
+            training,
+            validation,
+            targets,
+            len(task.labels),
+            layers=group,
+            seeds=seeds,
+            learning=learning,
+            advance=advance,
+        )
+        validation_sums = sums_by_text(fitted, validation, task.measures)
+        for measure, sums in sums_by_text(fitted, test, task.measures).items():
+            total = validation_sums[measure].sum(-1).mean(1)  # (L, K)
+            validated = total / len(validation.texts.targets)
+            result.scores.extend(layer_scores(group, ways, measure, sums, test, validated))
 
-        made.weights.update(weights_of(fitted, ways))
+        result.weights.update(weights_of(fitted, ways))
 
-    return made
+    return result
 
 
-def tested(
+def target_sets(
+    training: Activations, validation: Activations, ways: Sequence[Way]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The training and validation targets of each way: the true ones, or shuffled ones."""
+    random = np.random.default_rng(0)
+    targets = (training.texts.targets, validation.texts.targets)
+    shuffled = (random.permutation(targets[0]), random.permutation(targets[1]))
+
+    sets = []
+    for way in ways:
+        sets.append(shuffled if way == "shuffled labels" else targets)
+
+    return sets
+
+
+def sums_by_text(
     fitted: Fitted, test: Activations, measures: Sequence[Measure]
 ) -> dict[Measure, Float[np.ndarray, "L S K texts"]]:
-    """For each text the sum of its right answers, or of how far its answers are off."""
+    """For each text the number of right predictions, or the sum of absolute errors."""
     texts = test.texts
-    L, S, K = len(fitted.layers), fitted.probes.first.shape[1], fitted.probes.targets
-    sums: dict[Measure, np.ndarray] = {
-        measure: np.zeros((L, S, K, len(texts))) for measure in measures
-    }
+    shape = (len(fitted.layers), fitted.probes.first.shape[1], fitted.probes.targets)
+    result: dict[Measure, np.ndarray] = {}
+    for measure in measures:
+        result[measure] = np.zeros((*shape, len(texts)))
 
     for number, block in enumerate(test.blocks):
-        begin, ends = begin_of(test, number), texts.ends[block.start : block.stop]
-        said = (
-            fitted.answers(test.read(number, fitted.layers)).double().cpu().numpy()
-        )  # (L, S, K, n)
-        off = np.abs(said - texts.answers[begin : ends[-1]])
-        for measure, total in sums.items():
-            added = np.cumsum(off == 0 if measure == "accuracy" else off, axis=-1)
-            added = np.concatenate([np.zeros((L, S, K, 1)), added], axis=-1)[
-                ..., ends - begin
-            ]  # up to each text's end
-            total[..., block.start : block.stop] = np.diff(added, axis=-1, prepend=0)
+        begin = block_begin(test, number)
+        ends = texts.ends[block.start : block.stop]
+        vectors = test.read(number, fitted.layers)
+        predicted = fitted.predict(vectors).double().cpu().numpy()  # (L, S, K, n)
+        error = np.abs(predicted - texts.targets[begin : ends[-1]])
+        for measure, sums in result.items():
+            values = error == 0 if measure == "accuracy" else error
+            cumulative = np.cumsum(values, axis=-1)
+            cumulative = np.concatenate([np.zeros((*shape, 1)), cumulative], axis=-1)
+            up_to_end = cumulative[..., ends - begin]  # (L, S, K, texts of the block)
+            sums[..., block.start : block.stop] = np.diff(up_to_end, axis=-1, prepend=0)
 
-    return sums
+    return result
 
 
-def scored(
-    layers: Sequence[str], ways: Sequence[Way], measure: Measure, sums: Float[np.ndarray, "L S K texts"],
-    test: Activations, validated: Float[np.ndarray, "L K"],
-) -> Iterator[Scored]:  # fmt: skip
-    counts = np.array([len(each) for each in test.texts.places], dtype=np.float64)  # (texts,)
+def layer_scores(
+    layers: Sequence[str],
+    ways: Sequence[Way],
+    measure: Measure,
+    sums: Float[np.ndarray, "L S K texts"],
+    test: Activations,
+    validated: Float[np.ndarray, "L K"],
+) -> Iterator[Scored]:
+    """The scores of each layer and way with confidence intervals over the texts."""
+    counts = np.array(list(map(len, test.texts.positions)), dtype=np.float64)  # (texts,)
     means = sums.sum(-1) / counts.sum()  # (L, S, K)
-    by_text = sums.mean(1).reshape(-1, len(counts)).T  # (texts, L K): of the mean over the seeds
-    ends = [
-        found.reshape(means.shape[0], -1) for found in ratio_intervals(by_text, counts[:, None])
-    ]  # (L, K) each
+    by_text = sums.mean(1).reshape(-1, len(counts)).T  # (texts, L K), the mean over seeds
+    low, high = ratio_intervals(by_text, counts[:, None])
+    low = low.reshape(len(layers), -1)  # (L, K)
+    high = high.reshape(len(layers), -1)
 
     for k, way in enumerate(ways):
         for number, layer in enumerate(layers):
-            low, high = (
-                None if np.isnan(end[number, k]) else float(end[number, k]) for end in ends
+            yield Scored(
+                way,
+                measure,
+                layer,
+                tuple(map(float, means[number, :, k])),
+                number_or_none(low[number, k]),
+                number_or_none(high[number, k]),
+                float(validated[number, k]),
             )
-            seeds = tuple(map(float, means[number, :, k]))
-            yield Scored(way, measure, layer, seeds, low, high, float(validated[number, k]))
+
+
+def number_or_none(value: float) -> float | None:
+    """None for NaN, since JSON has no NaN."""
+    if np.isnan(value):
+        return None
+
+    return float(value)
 
 
 def weights_of(fitted: Fitted, ways: Sequence[Way]) -> dict[str, Tensor]:
-    """`way/layer/first` (S, E, H) and so on: (x - mean) / deviation @ first + first_bias is what a
-    probe says, or with a hidden layer, relu of it @ second + second_bias; times scale, plus offset
-    for numbers."""
-    made: dict[str, Tensor] = {}
-    probes, K = fitted.probes, fitted.probes.targets
+    """The weights of all probes by name: `way/layer/first` is (S, E, H), and so on.
+
+    The output of a probe is (x - mean) / deviation @ first + first_bias, or with a hidden layer
+    relu of that @ second + second_bias. For numbers it is multiplied by units[1] and shifted by
+    units[0].
+    """
+    probes = fitted.probes
+    K = probes.targets
+    result: dict[str, Tensor] = {}
 
     for number, layer in enumerate(fitted.layers):
         for k, way in enumerate(ways):
@@ -324,9 +440,7 @@ def weights_of(fitted: Fitted, ways: Sequence[Way]) -> dict[str, Tensor]:
             if not fitted.classes:
                 parts["units"] = torch.tensor([fitted.offset, fitted.scale])
 
-            made |= {
-                f"{way}/{layer}/{part}": value.detach().cpu().clone()
-                for part, value in parts.items()
-            }
+            for part, value in parts.items():
+                result[f"{way}/{layer}/{part}"] = value.detach().cpu().clone()
 
-    return made
+    return result

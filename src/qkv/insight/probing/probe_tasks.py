@@ -1,10 +1,11 @@
-"""What a probe is asked: where a word stands, what it is, or what a text is; as ids, places and
-answers.
+"""Probe tasks: token positions, columns of CoNLL-U, or labelled texts, as ids and targets.
 
-position             windows from the middle of texts, without marks: the place of each token, one
-class a place train.conllu:upos    a column of every word: its first piece is asked, or its last of
-a model that reads to the right labels.tsv           a class or a number of every text: the mean of
-its vectors, or its first or last one
+position             windows from the middle of texts without special tokens; the target is the
+                     position of each token
+train.conllu:upos    a column of every word, probed at its first piece, or at its last piece in
+                     a model that reads left to right
+labels.tsv           a class or a number for every text, probed at the mean of its vectors, or
+                     at its first or last one
 """
 
 from __future__ import annotations
@@ -32,48 +33,50 @@ from qkv.models.registry import Model
 from qkv.text.tokenizer import Tokenizer
 
 Measures = tuple[Literal["accuracy", "distance"], ...]
+Row = tuple[Int[np.ndarray, "_"], Int[np.ndarray, "_"]]
+"""The ids of a text, and its probed positions."""
 HELD_OUT = 0.1
-"""The part of the texts to validate on, and the part to test on, where no files for that are given.
-"""
+"""Share of the texts for validation, and again for testing, if no files are given for these."""
 LONGEST = 4096
-"""Of a text that a model without a longest one reads."""
+"""Longest text in tokens for a model without a maximum."""
 
 
 @dataclass(frozen=True, eq=False)
 class ProbeTask:
-    """Texts to train, validate and test probes on. Answers are classes by number, or numbers."""
+    """Data to train, validate and test probes on; targets are class numbers or numbers."""
 
     name: str
     parts: tuple[ProbeData, ProbeData, ProbeData]
     labels: tuple[str, ...]
-    """The classes; none where the answer is a number."""
+    """Names of the classes; none if the target is a number."""
     measures: Measures
     notes: tuple[str, ...] = ()
-    """What a person should know of the data."""
+    """Notes on the data for the user."""
 
     def __post_init__(self) -> None:
         for part, name in zip(self.parts, ("train", "validate", "test"), strict=True):
-            if not len(part.answers):
+            if not len(part.targets):
                 raise ValueError(f"{self.name}: there is nothing to {name} on; give more texts")
 
-        if len(np.unique(self.parts[0].answers)) < 2:
-            only = self.labels[0] if self.labels else f"{self.parts[0].answers[0]:g}"
+        targets = self.parts[0].targets
+        if len(np.unique(targets)) < 2:
+            only = self.labels[0] if self.labels else f"{targets[0]:g}"
             raise ValueError(
-                f"{self.name}: every answer is {only!r}; expected two different ones or more"
+                f"{self.name}: every target is {only!r}; expected two different ones or more"
             )
 
     def baseline(self) -> dict[Any, float]:
-        """The score of who always says the same, whatever is asked: the best that can be said so."""
-        training, _, test = (part.answers for part in self.parts)
-        made = (
-            {"accuracy": float((test == np.bincount(training).argmax()).mean())}
-            if self.labels
-            else {}
-        )
-        if "distance" in self.measures:
-            made["distance"] = float(np.abs(test - np.median(training)).mean())
+        """The test score of a constant prediction: the majority class, or the median."""
+        training = self.parts[0].targets
+        test = self.parts[2].targets
+        result = {}
+        for measure in self.measures:
+            if measure == "accuracy":
+                result[measure] = float((test == np.bincount(training).argmax()).mean())
+            else:
+                result[measure] = float(np.abs(test - np.median(training)).mean())
 
-        return {measure: made[measure] for measure in self.measures}
+        return result
 
 
 def probe_task(
@@ -87,40 +90,96 @@ def probe_task(
     length: int = 64,
     windows: int = 2000,
     most: int | None = None,
-    **columns: Any,
+    text: str | None = None,
+    label: str | None = None,
+    pooling: Pooling = "mean",
+    numbers: bool | None = None,
 ) -> ProbeTask:
-    """By the name of a target: position, file.conllu:column, or a table of labelled texts."""
+    """Open the data of a probe task.
+
+    Args:
+        model: The model that is probed.
+        tokenizer: Its tokenizer.
+        target: "position", file.conllu:column, or a table of labelled texts.
+        data: With position: the texts.
+        validation: Files for early stopping; by default a tenth of the texts is held out.
+        test: Files to test on; by default another tenth.
+        length: With position: the number of tokens in a window.
+        windows: With position: the number of training windows.
+        most: The largest number of training texts.
+        text: With a table: the column of the text; default the usual names.
+        label: With a table: the column of the label.
+        pooling: With a table: the vector of a text: the mean, or the first or last token's.
+        numbers: With a table: whether labels are numbers; by default if one has a fraction.
+
+    Returns:
+        The data of the training, validation and test part.
+
+    Raises:
+        ValueError: If the target is unknown, or the data do not fit it or are too few.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from qkv import insight, models, text
+        >>> tokenizer = text.train("words", ["good bad film"], 20)
+        >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "films.csv")
+        >>> _ = path.write_text("text,label\\n" + "good film,yes\\nbad film,no\\n" * 10)
+        >>> insight.probe_task(model, tokenizer, str(path)).labels
+        ('no', 'yes')
+    """
     if target == "position":
-        if not data:
-            raise ValueError("data: expected texts in which places are asked")
-
-        for name, files in (("validation", validation), ("test", test)):
-            if files:
-                raise ValueError(
-                    f"{name}: of position a part of the data is held out; leave it out"
-                )
-
+        check_position_data(data, validation, test)
         return about_position(model, tokenizer, data, length=length, windows=windows)
-
     if data:
         raise ValueError(f"data: the texts are those of {target}; leave it out")
 
-    file, _, column = target.rpartition(":")
-    if ".conllu" in file and column:
+    file, column = split_target(target)
+    if column:
         return about_words(
             model, tokenizer, file, column, validation=validation, test=test, most=most
         )
+
+    return about_texts(
+        model,
+        tokenizer,
+        target,
+        validation=validation,
+        test=test,
+        most=most,
+        text=text,
+        label=label,
+        pooling=pooling,
+        numbers=numbers,
+    )
+
+
+def check_position_data(
+    data: Sequence[str], validation: Sequence[str], test: Sequence[str]
+) -> None:
+    """Raise if the position task has no texts, or files that it would not use."""
+    if not data:
+        raise ValueError("data: expected texts whose token positions are probed")
+
+    for name, files in (("validation", validation), ("test", test)):
+        if files:
+            raise ValueError(f"{name}: with position a part of the data is held out; leave it out")
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """The file and the column of a CoNLL-U target; other files have no column."""
+    file, _, column = target.rpartition(":")
+    if ".conllu" in file and column:
+        return file, column
 
     if ".conllu" in Path(target).name:
         file = target.removesuffix(":")
         raise ValueError(f"target: name a column of {file}, such as {file}:upos")
 
-    return about_texts(
-        model, tokenizer, target, validation=validation, test=test, most=most, **columns
-    )
+    return target, ""
 
 
-# Where a token stands
+# Token positions
 
 
 def about_position(
@@ -131,52 +190,66 @@ def about_position(
     length: int = 64,
     windows: int = 2000,
 ) -> ProbeTask:
-    """Windows of `length` tokens; the last parts of the texts are held out to validate and to test
-    on.
-    """
-    context = model.config.context if not isinstance(model, RNN) else LONGEST
+    """Predict the position of a token in a window of `length` tokens."""
+    context = context_of(model)
     if not 2 <= length <= context:
         raise ValueError(
-            f"length: expected 2 to {context:,} tokens, which the model reads at most, not {length:,}"
+            f"length: expected 2 to {context:,} tokens, which the model reads at most, not "
+            f"{length:,}"
         )
 
-    return position_question(prepare_texts(open_texts(data), tokenizer), length, windows)
+    return position_task(prepare_texts(open_texts(data), tokenizer), length, windows)
 
 
-def position_question(
+def context_of(model: Model) -> int:
+    """The largest number of tokens that a model reads; LONGEST for an RNN."""
+    if isinstance(model, RNN):
+        return LONGEST
+
+    return model.config.context
+
+
+def position_task(
     tokens: Tokens, length: int, windows: int, held_out: float = HELD_OUT
 ) -> ProbeTask:
+    """The position task on tokens; the last parts are held out for validation and testing.
+
+    The windows are the same each time: seeds belong to the probes.
+    """
     training, rest = tokens.split(2 * held_out)
+    validation, test = rest.split(0.5)
     fewer = max(1, round(windows * held_out))
-    parts = zip((training, *rest.split(0.5)), (windows, fewer, fewer), strict=True)
-    labels = tuple(str(place) for place in range(length))
-    # The same windows every time: seeds are of probes.
-    made = tuple(windows_of(part, length, count, seed) for seed, (part, count) in enumerate(parts))
+    parts = (
+        draw_windows(training, length, windows, 0),
+        draw_windows(validation, length, fewer, 1),
+        draw_windows(test, length, fewer, 2),
+    )
+    labels = tuple(map(str, range(length)))
 
-    return ProbeTask("position", made, labels, ("distance", "accuracy"))  # type: ignore[arg-type]
+    return ProbeTask("position", parts, labels, ("distance", "accuracy"))
 
 
-def windows_of(tokens: Tokens, length: int, count: int, seed: int = 0) -> ProbeData:
-    """So many windows of exactly `length` tokens that begin anywhere but at the beginning of a
-    text, and have no marks around them: the first token must not be known for what it is."""
+def draw_windows(tokens: Tokens, length: int, count: int, seed: int = 0) -> ProbeData:
+    """Draw up to `count` windows of exactly `length` tokens without special tokens.
+
+    No window begins at the beginning of a text, where the first token would reveal its position.
+    """
     begins = np.setdiff1d(np.arange(len(tokens) - length + 1), np.append(tokens.ends, 0))
     if not len(begins):
         raise ValueError(
-            f"length: a part of the text has {len(tokens):,} tokens, too few for {length:,}; give more"
+            f"length: a part of the text has {len(tokens):,} tokens, too few for {length:,}; give "
+            "more"
         )
 
-    drawn = (
-        np.random.default_rng(seed)
-        .choice(begins, size=min(count, len(begins)), replace=False)
-        .tolist()
-    )
+    random = np.random.default_rng(seed)
+    drawn = random.choice(begins, size=min(count, len(begins)), replace=False).tolist()
     ids = [tokens.read(begin, begin + length) for begin in drawn]
-    places = [np.arange(length)] * len(ids)
+    positions = [np.arange(length)] * len(ids)
 
-    return ProbeData(ids, places, np.tile(np.arange(length), len(ids)))
+    return ProbeData(ids, positions, np.tile(np.arange(length), len(ids)))
 
 
-# What a word is, what a text is
+# Columns of CoNLL-U
 
 
 def about_words(
@@ -189,63 +262,80 @@ def about_words(
     test: Sequence[str] = (),
     most: int | None = None,
 ) -> ProbeTask:
-    """A column of CoNLL-U; of `head` the number of words from a word to its head, to the left below
-    0, roots left out. `most` sentences are trained on, all unless given."""
-    to_right = isinstance(model, GPT) or (
-        isinstance(model, TaskModel) and isinstance(model.backbone, GPT)
-    )
-    to_right = to_right or (isinstance(model, RNN) and not model.config.bidirectional)
-    frame = frame_of(model, tokenizer, "tag", "last" if to_right else "first")
+    """Predict a column of CoNLL-U for each word.
+
+    The target of `head` is the distance to the syntactic head in words, negative to the left; roots
+    are left out. At most `most` sentences are used for training.
+    """
+    pooling = "last" if reads_left_to_right(model) else "first"
+    frame = frame_of(model, tokenizer, "tag", pooling)
     examples = split([str(files)], validation, test, most, task="tag", label=column)
-    texts, known, cut = [], [], 0
+    rows: list[list[Row]] = []
+    tags: list[list[list[Any]]] = []
+    cut = 0
 
     for part in examples:
         framed = frame.encode(tokenizer, part)
-        texts.append(
-            [(without_end(model, each.sequences[0]), each.target_positions) for each in framed]
-        )
-        # Words that were cut off have no place, and so no tag.
-        known.append(
-            [
-                list(own.label or ())[: len(each.target_positions)]
-                for own, each in zip(part, framed, strict=True)
-            ]
-        )
-
         cut += framed.words_cut
+        rows.append([])
+        tags.append([])
+        for example, encoded in zip(part, framed, strict=True):
+            positions = encoded.target_positions
+            rows[-1].append((without_end(model, encoded.sequences[0]), positions))
+            # Words that were cut off have no position, and so no tag.
+            tags[-1].append(list(example.label or ())[: len(positions)])
 
-    notes = (
-        (f"{cut:,} words lie beyond {frame.context:,} tokens of their sentence, and are not asked",)
-        if cut
-        else ()
-    )
+    notes: tuple[str, ...] = ()
+    if cut:
+        notes = (f"{cut:,} words lie beyond {frame.context:,} tokens and are not probed",)
+
     name = f"{Path(files).name}:{column}"
     if column == "head":
-        return about_heads(name, texts, known, frame.padding, notes)
+        return head_distance_task(name, rows, tags, frame.padding, notes)
 
-    labels, answers = numbered(name, [[tag for tags in part for tag in tags] for part in known])
-    parts = [
-        as_texts(own, answer, frame.padding) for own, answer in zip(texts, answers, strict=True)
-    ]
-
-    return ProbeTask(name, in_order(parts), labels, ("accuracy",), notes)
-
-
-def about_heads(
-    name: str, texts: list[Any], heads: list[list[Any]], padding: int, notes: tuple[str, ...]
-) -> ProbeTask:
+    labels, targets = class_numbers(name, [list(chain.from_iterable(part)) for part in tags])
     parts = []
-    for own, part in zip(texts, heads, strict=True):
-        asked, answers = [], []
-        for (ids, places), tags in zip(own, part, strict=True):
-            away = np.array([int(head) - number for number, head in enumerate(tags, start=1)])
-            rooted = np.array([int(head) == 0 for head in tags], dtype=bool)
-            asked.append((ids, places[~rooted]))
-            answers.extend(away[~rooted].tolist())
+    for part_rows, part_targets in zip(rows, targets, strict=True):
+        parts.append(probe_data(part_rows, part_targets, frame.padding))
 
-        parts.append(as_texts(asked, np.array(answers, dtype=np.float64), padding))
+    return ProbeTask(name, shuffle_training(parts), labels, ("accuracy",), notes)
 
-    return ProbeTask(name, in_order(parts), (), ("distance",), notes)
+
+def reads_left_to_right(model: Model) -> bool:
+    """Whether only the last piece of a word has seen the whole word."""
+    if isinstance(model, RNN):
+        return not model.config.bidirectional
+    if isinstance(model, TaskModel):
+        return isinstance(model.backbone, GPT)
+
+    return isinstance(model, GPT)
+
+
+def head_distance_task(
+    name: str,
+    rows: list[list[Row]],
+    heads: list[list[list[Any]]],
+    padding: int,
+    notes: tuple[str, ...],
+) -> ProbeTask:
+    """Predict the distance from each word to its syntactic head."""
+    parts = []
+    for part_rows, part_heads in zip(rows, heads, strict=True):
+        kept_rows = []
+        distances = []
+        for (ids, positions), sentence_heads in zip(part_rows, part_heads, strict=True):
+            head = np.array(list(map(int, sentence_heads)), dtype=np.int64)
+            has_head = head != 0
+            distance = head - np.arange(1, len(head) + 1)
+            kept_rows.append((ids, positions[has_head]))
+            distances.extend(distance[has_head].tolist())
+
+        parts.append(probe_data(kept_rows, np.array(distances, dtype=np.float64), padding))
+
+    return ProbeTask(name, shuffle_training(parts), (), ("distance",), notes)
+
+
+# Labelled texts
 
 
 def about_texts(
@@ -261,8 +351,9 @@ def about_texts(
     pooling: Pooling = "mean",
     numbers: bool | None = None,
 ) -> ProbeTask:
-    """A class of each text; or a number, if a person says so or if all labels are numbers and one
-    has a fraction.
+    """Predict the class or the number of each text.
+
+    By default labels are numbers if all look like numbers and one has a fraction.
     """
     if pooling not in get_args(Pooling):
         raise ValueError(
@@ -271,75 +362,91 @@ def about_texts(
 
     frame = frame_of(model, tokenizer, "classify", pooling)
     examples = split([str(file)], validation, test, most, task="classify", text=text, label=label)
-    said = [[str(example.label) for example in part] for part in examples]
+    values = [[str(example.label) for example in part] for part in examples]
     if numbers is None:
-        every = set(chain.from_iterable(said))
-        numbers = all(map(is_number, every)) and any(not float(each).is_integer() for each in every)
+        numbers = are_fractions(set(chain.from_iterable(values)))
 
     name = Path(file).name
+    labels: tuple[str, ...] = ()
+    measures: Measures = ("distance",)
     if numbers:
-        for example in (example for part in examples for example in part):
-            if not is_number(str(example.label)):
-                raise ValueError(
-                    f"{example.where}: expected a number as the label, not {example.label!r}"
-                )
-
-        labels: tuple[str, ...] = ()
-        answers = [np.array(part, dtype=np.float64) for part in said]
+        check_numbers(chain.from_iterable(examples))
+        targets = [np.array(part, dtype=np.float64) for part in values]
     else:
-        labels, answers = numbered(name, said)
+        labels, targets = class_numbers(name, values)
+        measures = ("accuracy",)
 
-    texts = []
-
-    for part, answer in zip(examples, answers, strict=True):
+    parts = []
+    for part, part_targets in zip(examples, targets, strict=True):
         rows = []
         for framed in frame.encode(tokenizer, part):
             ids = without_end(model, framed.sequences[0])
             rows.append((ids, np.minimum(framed.target_positions, len(ids) - 1)))
 
-        texts.append(as_texts(rows, answer, frame.padding, mean=pooling == "mean"))
+        parts.append(probe_data(rows, part_targets, frame.padding, mean=pooling == "mean"))
 
-    return ProbeTask(name, in_order(texts), labels, ("distance",) if numbers else ("accuracy",))
+    return ProbeTask(name, shuffle_training(parts), labels, measures)
+
+
+def are_fractions(labels: set[str]) -> bool:
+    """Whether all labels are numbers, and one of them is no integer."""
+    return all(map(is_number, labels)) and not all(float(label).is_integer() for label in labels)
+
+
+def check_numbers(examples: chain[Example]) -> None:
+    """Raise if a label is not a number."""
+    for example in examples:
+        if not is_number(str(example.label)):
+            raise ValueError(
+                f"{example.where}: expected a number as the label, not {example.label!r}"
+            )
 
 
 def is_number(label: str) -> bool:
+    """Whether a label is a finite number."""
     try:
         return bool(np.isfinite(float(label)))
     except ValueError:
         return False
 
 
-def numbered(
-    name: str, said: Sequence[Sequence[str]]
+def class_numbers(
+    name: str, values: Sequence[Sequence[str]]
 ) -> tuple[tuple[str, ...], list[Int[np.ndarray, "_"]]]:
-    """Classes by number, in the order of their names. One that is never trained on is always wrong."""
-    labels = tuple(sorted(set(said[0])))
+    """The sorted classes of the training part, and the class numbers of all parts.
+
+    A class that does not occur in the training part is UNKNOWN: every prediction for it is wrong.
+    """
+    labels = tuple(sorted(set(values[0])))
+    if not labels:
+        raise ValueError(f"{name}: there is nothing to train on")
     if len(labels) < 2:
-        raise (
-            ValueError(f"{name}: every answer is {labels[0]!r}; expected two classes or more")
-            if labels
-            else (ValueError(f"{name}: there is nothing to train on"))
-        )
+        raise ValueError(f"{name}: every target is {labels[0]!r}; expected two classes or more")
 
-    number = {label: place for place, label in enumerate(labels)}
+    number = {label: index for index, label in enumerate(labels)}
+    targets = []
+    for part in values:
+        targets.append(np.array([number.get(label, UNKNOWN) for label in part], dtype=np.int64))
 
-    return labels, [
-        np.array([number.get(each, UNKNOWN) for each in part], dtype=np.int64) for part in said
-    ]
+    return labels, targets
 
 
-def as_texts(
-    rows: Sequence[tuple[Any, Any]], answers: np.ndarray, padding: int, mean: bool = False
+def probe_data(
+    rows: Sequence[Row], targets: np.ndarray, padding: int, mean: bool = False
 ) -> ProbeData:
-    return ProbeData(
-        [ids for ids, _ in rows], [places for _, places in rows], answers, padding, mean
-    )
+    """ProbeData from pairs of ids and positions."""
+    ids = [row[0] for row in rows]
+    positions = [row[1] for row in rows]
+    return ProbeData(ids, positions, targets, padding, mean)
 
 
-def in_order(parts: Sequence[ProbeData]) -> tuple[ProbeData, ProbeData, ProbeData]:
-    """What is trained on is mixed, so that a block is a sample of it."""
+# Parts of the data
+
+
+def shuffle_training(parts: Sequence[ProbeData]) -> tuple[ProbeData, ProbeData, ProbeData]:
+    """The three parts; the training part is shuffled, so that a block is a sample of it."""
     training, validation, test = parts
-    return training.mixed(), validation, test
+    return training.shuffled(), validation, test
 
 
 def split(
@@ -347,67 +454,98 @@ def split(
     validation: Sequence[str],
     test: Sequence[str],
     most: int | None,
-    **how: Any,
+    *,
+    task: str,
+    text: str | None = None,
+    label: str | None = None,
 ) -> list[list[Example]]:
-    """To train, to validate and to test on: files, or else a part of the texts, the same every
-    time.
-    """
+    """Training, validation and test examples; without files a fixed tenth is held out for each."""
     if most is not None and most < 1:
         raise ValueError(f"examples: expected 1 or more, not {most}")
 
-    named = {"target": data, "validation": validation, "test": test}
-    sources = {name: open_examples(files, **how) for name, files in named.items() if files}
-    check_apart({name: [part.name for part in source.parts] for name, source in sources.items()})
-    training, *held = ([*sources[name]] if name in sources else [] for name in named)
+    files = {"target": data, "validation": validation, "test": test}
+    sources = {}
+    for use, paths in files.items():
+        if paths:
+            sources[use] = open_examples(paths, task=task, text=text, label=label)
+
+    check_apart({use: [part.name for part in source.parts] for use, source in sources.items()})
+    examples = {use: list(source) for use, source in sources.items()}
+
+    # Hold out parts of the training examples
+    training = examples["target"]
     order = np.random.default_rng(0).permutation(len(training)).tolist()
     count = max(1, round(HELD_OUT * len(training)))
-
-    for number, files in enumerate((validation, test)):
-        if not files:
-            held[number] = [training[place] for place in order[:count]]
+    for use in ("validation", "test"):
+        if use not in examples:
+            examples[use] = [training[index] for index in order[:count]]
             order = order[count:]
 
     if not order:
         raise ValueError(
-            f"{data[0]}: {len(training)} texts are too few to hold some out; give validation and test"
+            f"{data[0]}: {len(training)} texts are too few to hold some out; give validation and "
+            "test"
         )
 
-    return [[training[place] for place in sorted(order[:most])], *held]
+    kept = [training[index] for index in sorted(order[:most])]
+    return [kept, examples["validation"], examples["test"]]
 
 
 def check_apart(files: Mapping[str, Sequence[str]]) -> None:
-    """No file is for two things: who has learned a text, or was chosen by it, is not tested on it."""
-    seen: dict[tuple[int, int] | str, str] = {}
+    """Raise if a file is used twice: test texts must be unknown from training and validation."""
+    uses: dict[tuple[int, int] | str, str] = {}
     for use, names in files.items():
         for name in names:
-            found = (
-                os.stat(name) if os.path.exists(name) else None
-            )  # else of the hub, or standard input
-            first = seen.setdefault((found.st_dev, found.st_ino) if found else name, use)
+            key: tuple[int, int] | str = name  # of a dataset on the hub, or standard input
+            if os.path.exists(name):
+                stat = os.stat(name)
+                key = (stat.st_dev, stat.st_ino)
+
+            first = uses.setdefault(key, use)
             if first != use:
                 raise ValueError(
-                    f"{use}: {name} is a file of {first}, too; expected texts that are in one of them"
+                    f"{use}: {name} is a file of {first}, too; expected texts that are in one of "
+                    "them"
                 )
 
 
+# Special tokens
+
+
 def frame_of(model: Model, tokenizer: Tokenizer, task: str, pooling: str) -> Frame:
-    """How the model reads a text: as its head was taught to, or with the marks of its family."""
+    """The special tokens around a text: those of the task head, or those of the architecture."""
     if isinstance(model, TaskModel):
         return Frame(**{**model.config.frame, "task": task, "pooling": pooling, "segments": False})
 
-    end = next(id for id in (tokenizer.end, tokenizer.padding, 0) if id is not None)
-    starts = isinstance(model, BERT) or (isinstance(model, GPT) and tokenizer.starts_texts)
-    context = model.config.context if not isinstance(model, RNN) else LONGEST
+    end = first_id(tokenizer.end, tokenizer.padding, 0)
+    start = None
+    if isinstance(model, BERT) or (isinstance(model, GPT) and tokenizer.starts_texts):
+        start = tokenizer.start
+
+    context = context_of(model)
     if isinstance(model, Transformer) and model.config.position != "learned":
         context = max(context, LONGEST)
 
     return Frame(
-        task=task, start=tokenizer.start if starts else None, delimiter=end, extract=end,
-        padding=next(id for id in (tokenizer.padding, end) if id is not None),
-        segments=False, context=context, pooling=pooling,
-    )  # fmt: skip
+        task=task,
+        start=start,
+        delimiter=end,
+        extract=end,
+        padding=first_id(tokenizer.padding, end),
+        segments=False,
+        context=context,
+        pooling=pooling,
+    )
+
+
+def first_id(*ids: int | None) -> int:
+    """The first id that is not None."""
+    return next(id for id in ids if id is not None)
 
 
 def without_end(model: Model, ids: Int[np.ndarray, "_"]) -> Int[np.ndarray, "_"]:
-    """A bare GPT reads no mark after a text: its last word is the one that has read all."""
-    return ids[:-1] if isinstance(model, GPT) else ids
+    """Remove the end token for a bare GPT, which reads none: its last token has seen the text."""
+    if isinstance(model, GPT):
+        return ids[:-1]
+
+    return ids

@@ -12,7 +12,7 @@ from torch import Tensor
 from qkv.data.batches.batch import IGNORE, Batch
 from qkv.data.sources.examples import Example
 from qkv.generation.generate import without_dropout
-from qkv.insight.heads import upper_layers
+from qkv.insight.inspect import upper_layers
 from qkv.insight.heads.head_ablation import ablate
 from qkv.insight.heads.text_batches import batches_of_examples
 from qkv.insight.inspect.capture import attention_sites
@@ -99,7 +99,7 @@ def check_equal_to_naive(
     for place in attention_sites(model):
         assert found.change[place.kind].shape == (place.depth, place.heads)
         for layer in range(place.depth):
-            point = place.tap(layer, "heads")
+            point = place.hook_point(layer, "heads")
             mean = (
                 naive_means(model, batches, point, place.kind == "encoder")
                 if how == "mean"

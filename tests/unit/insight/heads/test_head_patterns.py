@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from qkv.insight.heads import head_patterns as module
-from qkv.insight.heads.head_patterns import HeadPatterns, head_patterns, ids_of_text, random_twice
+from qkv.insight.heads.head_patterns import HeadPatterns, head_patterns, ids_of_text, repeated_tokens
 from qkv.models import HeadConfig, TaskModel, TaskModelConfig, Transformer
 from qkv.nn.hooks import add_hook, capture
 from qkv.text import train
@@ -63,7 +63,7 @@ def test_a_pattern_by_hand_is_its_role_and_no_other(role: str, pattern: Any) -> 
     assert score[role] == pytest.approx(1)
     # Token 1's previous token is the first one: of eleven tokens but the two first ones, that is
     # one of each text.
-    asked = found.asked["previous"]
+    asked = found.tokens["previous"]
     sizes = [len(ids_of_text(gpt(**SIZE), TOKENIZER, text)["self"]) for text in TEXTS]
     assert asked == sum(sizes) - 2
     both = {"previous": 2 / asked, "first": 2 / asked, "self": 0} | {role: 1}
@@ -74,7 +74,7 @@ def test_a_pattern_by_hand_is_its_role_and_no_other(role: str, pattern: Any) -> 
 
 def test_induction_by_hand() -> None:
     model = gpt(**SIZE)
-    ids, wanted = random_twice(model, TOKENIZER, 0)
+    ids, wanted = repeated_tokens(model, TOKENIZER, 0)
     twice, n = ids["self"], ids["self"].shape[1] // 2
     assert torch.equal(twice[:, :n], twice[:, n:])
     (query, key) = wanted["self"]["induction"].nonzero().T
@@ -87,7 +87,7 @@ def test_induction_by_hand() -> None:
         model, lambda q, k: k == torch.where(q >= n, q - n + 1, torch.zeros_like(q))
     )
     assert found.scores["induction"][0, 1] == pytest.approx(1)
-    assert found.asked["induction"] == 4 * n
+    assert found.tokens["induction"] == 4 * n
     found = set_by_hand(model, lambda q, k: k <= q)
     assert found.scores["induction"][0, 1] == pytest.approx(found.even["induction"])
     assert found.even["induction"] == pytest.approx(sum(1 / (q + 1) for q in query.tolist()) / n)
@@ -103,7 +103,7 @@ def test_random_words_stand_between_the_marks_of_a_text() -> None:
         transformer(**SIZE),
         TaskModel(TaskModelConfig(backbone=gpt(**SIZE).config, head=head)),
     ):
-        ids, wanted = random_twice(model, TOKENIZER, 0)
+        ids, wanted = repeated_tokens(model, TOKENIZER, 0)
         texts = [
             TOKENIZER.decode([id for id in row if id not in TOKENIZER.special])
             for row in next(iter(ids.values()))
@@ -172,7 +172,7 @@ def test_by_brute_force(make: Any) -> None:
                     counts[role] = counts.get(role, 0) + 1
     assert set(found.scores) == {*sums, "induction"}
     for role, total in sums.items():
-        assert found.asked[role] == counts[role]
+        assert found.tokens[role] == counts[role]
         assert_close(found.scores[role], (total / counts[role]).float())
 
 
@@ -252,7 +252,7 @@ def test_the_strongest_come_first_and_nothing_is_kept() -> None:
 def test_long_texts_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LONGEST", 4)
     (found,) = head_patterns(gpt(**SIZE), TOKENIZER, TEXTS)
-    assert found.asked["previous"] == 6
+    assert found.tokens["previous"] == 6
     assert ids_of_text(bert(**SIZE), TOKENIZER, TEXTS[0])["self"][-1] == TOKENIZER.end
 
 
@@ -260,7 +260,7 @@ def test_a_text_longer_than_a_segment_is_cut() -> None:
     (found,) = head_patterns(
         gpt(**SIZE | {"context": 5, "memory": 4, "position": "relative"}), TOKENIZER, TEXTS
     )
-    assert found.asked["previous"] == 2 * 4
+    assert found.tokens["previous"] == 2 * 4
 
 
 def test_bad_questions() -> None:

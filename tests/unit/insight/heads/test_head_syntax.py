@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qkv.data.sources.conllu import ConlluSentence, read_sentences
 from qkv.data.sources.files import find_files
-from qkv.insight.heads.head_syntax import DIRECTIONS, Arcs, find_arcs, framed, relation, syntax
+from qkv.insight.heads.head_syntax import DIRECTIONS, Arcs, best_head, encode_sentence, find_arcs, syntax
 from qkv.insight.inspect.model_input import read
 from qkv.insight.inspect.whole_words import join_words
 from qkv.nn.hooks import add_hook, capture
@@ -51,7 +51,7 @@ def sentences(tmp_path: Path) -> list[ConlluSentence]:
 def test_pieces_and_the_words_they_are_of(
     make: Any, tokenizer: Any, sentences: list[ConlluSentence]
 ) -> None:
-    ids, words = framed(make(**SIZE), tokenizer, sentences[0])
+    ids, words = encode_sentence(make(**SIZE), tokenizer, sentences[0])
     assert [word.text for word in words] == [form for form, _, _ in WORDS]
     assert tokenizer.decode(ids).strip() in ("the cats sat on a mat.", "the cats sat on a mat .")
     places = [place for word in words for place in word.places]
@@ -73,7 +73,7 @@ def points_at_heads(
 
     def put(value: Tensor, name: str) -> Tensor:
         sentence = next(texts)
-        _, words = framed(model, tokenizer, sentence)
+        _, words = encode_sentence(model, tokenizer, sentence)
         value = value.clone()
         value[:, 2] = 0
         for word, said in zip(words, sentence.words, strict=True):
@@ -123,7 +123,7 @@ def test_by_brute_force(make: Any, tokenizer: Any, sentences: list[ConlluSentenc
     assert count == 4
     row = 0
     for number, sentence in enumerate(sentences, start=1):
-        ids, words = framed(model, tokenizer, sentence)
+        ids, words = encode_sentence(model, tokenizer, sentence)
         with torch.no_grad(), capture(model, "stack.blocks.*.attention.weights") as seen:
             model(torch.tensor([ids]))
         for word in sentence.words:
@@ -156,7 +156,7 @@ def test_what_is_chosen_on_one_half_is_measured_on_the_other() -> None:
     right[:, 1, 2, 0] = random.random(600) < 0.6
     offset = random.choice([-2, -1, 1, 3], p=[0.2, 0.5, 0.2, 0.1], size=600)
     chosen = sentence % 2 == 0
-    found = relation("nsubj", Arcs([], sentence, offset, right), chosen, ~chosen)
+    found = best_head("nsubj", Arcs([], sentence, offset, right), chosen, ~chosen)
     assert (found.layer, found.head, found.direction, found.offset, found.words) == (
         2,
         0,

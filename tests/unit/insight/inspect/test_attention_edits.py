@@ -1,4 +1,4 @@
-"""An edit does what it says to the weights and the heads, to nothing else, and the output follows."""
+"""An edit changes the weights or heads that it names and nothing else, and the output follows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from qkv.insight.inspect.attention_edits import Edit, check, edited
+from qkv.insight.inspect.attention_edits import Edit, check_edit, edited
 from qkv.insight.inspect.capture import unmasked
 from qkv.insight.inspect.model_input import Reading, Side
 from qkv.nn.hooks import add_hook, capture
@@ -18,24 +18,24 @@ from support.families import KINDS, bert, gpt, rnn, transformer, words
 
 
 def reading(T: int = 5, S: int | None = None) -> Reading:
-    text, source = (None if n is None else Side(tuple(words(n).tolist()), (), ()) for n in (T, S))
-    assert text is not None
-    return Reading(text, source)
+    text = Side(tuple(words(T).tolist()), (), ())
+    if S is None:
+        return Reading(text)
+    return Reading(text, Side(tuple(words(S).tolist()), (), ()))
 
 
 def weights(model: Any, layer: int, *edits: str, ids: Tensor) -> Tensor:
-    """What a layer's heads look at, and what they say, with edits."""
+    """The weights of a layer with edits; checks that the heads' output follows from them."""
     point = f"stack.blocks.{layer}.attention"
     with (
         torch.no_grad(),
-        edited(model, [Edit.read(each) for each in edits]),
-        capture(model, f"{point}.*") as seen,
+        edited(model, [Edit.read(edit) for edit in edits]),
+        capture(model, f"{point}.*") as captured,
     ):
         model(ids)
-    assert_close(
-        seen[f"{point}.weights"] @ seen[f"{point}.value"], seen[f"{point}.heads"]
-    )  # what was said follows
-    return seen[f"{point}.weights"][0]  # (H, T, S)
+    heads = captured[f"{point}.weights"] @ captured[f"{point}.value"]
+    assert_close(heads, captured[f"{point}.heads"])
+    return captured[f"{point}.weights"][0]  # (H, T, S)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def weights(model: Any, layer: int, *edits: str, ids: Tensor) -> Tensor:
         ("encoder:1.*:0>2=1", Edit(1, None, 1.0, (0, 2), "encoder")),
     ],
 )
-def test_edits_as_they_are_written(text: str, edit: Edit) -> None:
+def test_edits_are_parsed_and_written(text: str, edit: Edit) -> None:
     assert Edit.read(text) == edit
     assert str(edit) == text
 
@@ -72,11 +72,12 @@ def test_a_weight_that_is_set(weight: str) -> None:
     model, ids = bert(), words(1, 5)
     before = weights(model, 0, ids=ids)
     after = weights(model, 0, f"0.1:0>4={weight}", f"0.3:2>2={weight}", ids=ids)
-    expected, to = before.clone(), float(weight)
+    expected = before.clone()
+    value = float(weight)
     for head, query, key in ((1, 0, 4), (3, 2, 2)):
         row = expected[head, query]
-        row *= (1 - to) / (1 - row[key])
-        row[key] = to
+        row *= (1 - value) / (1 - row[key])
+        row[key] = value
     assert_close(after, expected)
 
 
@@ -86,9 +87,10 @@ def test_patterns(make: Any) -> None:
     before = weights(model, 1, ids=ids)
     causal = make is gpt
     visible = torch.ones(4, 4, dtype=torch.float64)
+    if causal:
+        visible = visible.tril()
     patterns = {
-        "uniform": (visible.tril() if causal else visible)
-        / (torch.arange(1, 5).unsqueeze(1) if causal else 4),
+        "uniform": visible / visible.sum(-1, keepdim=True),
         "first": torch.eye(4, dtype=torch.float64)[[0, 0, 0, 0]],
         "previous": torch.eye(4, dtype=torch.float64)[[0, 0, 1, 2]],
     }
@@ -99,7 +101,7 @@ def test_patterns(make: Any) -> None:
         assert_close(weights(model, 1, f"1.*={name}", ids=ids), pattern.expand(4, -1, -1))
 
 
-def test_the_first_that_may_be_seen() -> None:
+def test_the_first_token_is_the_first_visible_one() -> None:
     model, ids = gpt(window=2), words(1, 4)
     assert_close(
         weights(model, 0, "0.0=first", ids=ids)[0], torch.eye(4, dtype=torch.float64)[[0, 0, 1, 2]]
@@ -113,34 +115,32 @@ def test_the_first_that_may_be_seen() -> None:
     "kind", [name for name in KINDS if "window" in name or name in ("strided", "fixed")]
 )
 @pytest.mark.parametrize("make", [gpt, bert])
-def test_only_an_edge_that_is_there_can_be_changed(make: Any, kind: str) -> None:
-    """Of every pair of tokens the scores say whether it is seen; what is not can neither be set nor
-    cut.
-    """
+def test_only_a_visible_edge_can_be_changed(make: Any, kind: str) -> None:
+    """An edge that the mask hides can neither be set nor cut."""
     model, ids = make(**KINDS[kind]), words(1, 8)
-    with torch.no_grad(), capture(model, "stack.blocks.0.attention.scores") as seen:
+    with torch.no_grad(), capture(model, "stack.blocks.0.attention.scores") as captured:
         model(ids)
-    shown = ~seen["stack.blocks.0.attention.scores"][0, 1].isneginf()  # (T, S)
+    visible = ~captured["stack.blocks.0.attention.scores"][0, 1].isneginf()  # (T, S)
     for query, key in product(range(8), repeat=2):
-        for value, given in product((0.0, 0.4), (reading(8), None)):
+        for value, text in product((0.0, 0.4), (reading(8), None)):
             edit = Edit(0, 1, value, (query, key))
-            if shown[query, key] and shown[query].sum() > 1:
-                check(model, edit, given)
+            if visible[query, key] and visible[query].sum() > 1:
+                check_edit(model, edit, text)
             else:
                 with pytest.raises(
                     ValueError, match=f"^change: 0.1:{query}>{key}=.*: token {query} .*see"
                 ):
-                    check(model, edit, given)
-    hidden = "token 7 cannot see token 0, which the model's mask hides from it"
-    with pytest.raises(ValueError, match=hidden), edited(gpt(window=3), [Edit.read("0.1:7>0=0.4")]):
+                    check_edit(model, edit, text)
+    edit = Edit.read("0.1:7>0=0.4")
+    with pytest.raises(ValueError, match=r"change: .*mask"), edited(gpt(window=3), [edit]):
         pass
 
 
 def test_a_model_without_its_mask_sees_later_tokens() -> None:
     model = gpt()
     with unmasked(model):
-        check(model, Edit.read("1.0:0>0=0.4"), reading())
-        check(model, Edit.read("1.0:2>3=off"))
+        check_edit(model, Edit.read("1.0:0>0=0.4"), reading())
+        check_edit(model, Edit.read("1.0:2>3=off"))
 
 
 def test_heads_off_and_scaled() -> None:
@@ -165,7 +165,7 @@ def test_heads_off_and_scaled() -> None:
         assert not torch.allclose(model(ids), expected)
 
 
-def test_decoding_with_a_memory_is_edited_alike() -> None:
+def test_decoding_with_a_kv_cache_is_edited_alike() -> None:
     model, ids = gpt(), words(1, 6)
     for text in (
         "1.2:4>1=off",
@@ -177,32 +177,33 @@ def test_decoding_with_a_memory_is_edited_alike() -> None:
     ):
         with torch.no_grad(), edited(model, [Edit.read(text)]):
             state = model.start()
-            said = torch.cat(
-                [
-                    model.decode(ids[:, :3], state),
-                    *(model.decode(ids[:, i : i + 1], state) for i in (3, 4, 5)),
-                ],
-                1,
-            )
-            assert_close(said, model(ids))
+            parts = [model.decode(ids[:, :3], state)]
+            for position in (3, 4, 5):
+                parts.append(model.decode(ids[:, position : position + 1], state))
+            assert_close(torch.cat(parts, 1), model(ids))
 
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder", "cross"])
 def test_a_translator(kind: str) -> None:
     model, source, target = transformer(), words(1, 5), words(1, 4)
-    point = {"encoder": "encoder.blocks.1.attention", "decoder": "decoder.blocks.1.attention",
-             "cross": "decoder.blocks.1.cross_attention"}[kind]  # fmt: skip
+    points = {
+        "encoder": "encoder.blocks.1.attention",
+        "decoder": "decoder.blocks.1.attention",
+        "cross": "decoder.blocks.1.cross_attention",
+    }
+    point = points[kind]
 
-    def seen(*edits: str) -> Tensor:
+    def captured_weights(*edits: str) -> Tensor:
         with (
             torch.no_grad(),
-            edited(model, [Edit.read(each) for each in edits]),
-            capture(model, f"{point}.weights") as found,
+            edited(model, [Edit.read(edit) for edit in edits]),
+            capture(model, f"{point}.weights") as captured,
         ):
             model(source, target)
-        return found[f"{point}.weights"][0]
+        return captured[f"{point}.weights"][0]
 
-    before, after = seen(), seen(f"{kind}:1.3:2>1=off")
+    before = captured_weights()
+    after = captured_weights(f"{kind}:1.3:2>1=off")
     before[3, 2, 1] = 0
     before[3, 2] /= before[3, 2].sum()
     assert_close(after, before)
@@ -211,92 +212,74 @@ def test_a_translator(kind: str) -> None:
 def test_an_rnn_has_one_head() -> None:
     model, source, target = rnn(), words(1, 5), words(1, 4)
 
-    def seen(*edits: str) -> Tensor:
+    def captured_weights(*edits: str) -> Tensor:
         with (
             torch.no_grad(),
-            edited(model, [Edit.read(each) for each in edits]),
-            capture(model, "weights") as found,
+            edited(model, [Edit.read(edit) for edit in edits]),
+            capture(model, "weights") as captured,
         ):
             model(source, target)
-            found.every.clear()  # the second reading begins with the first word again
+            captured.every.clear()  # a second forward pass starts at the first token again
             model(source, target)
-        return torch.cat(found.every["weights"], dim=-2).reshape(4, 5)
+        return torch.cat(captured.every["weights"], dim=-2).reshape(4, 5)
 
-    # Of a first word's look nothing later is changed here: only what is read there is another.
-    assert_close(seen("0.0:3>1=off")[:3], seen()[:3])
-    expected = seen()[3]
+    # An edit at token 3 leaves the earlier rows unchanged.
+    assert_close(captured_weights("0.0:3>1=off")[:3], captured_weights()[:3])
+    expected = captured_weights()[3]
     expected[1] = 0
-    assert_close(seen("0.0:3>1=off")[3], expected / expected.sum())
-    assert seen("0.0:0>1=0.8")[0, 1] == pytest.approx(0.8)
-    assert_close(seen("cross:0.0=uniform"), torch.full((4, 5), 0.2, dtype=torch.float64))
+    assert_close(captured_weights("0.0:3>1=off")[3], expected / expected.sum())
+    assert captured_weights("0.0:0>1=0.8")[0, 1] == pytest.approx(0.8)
+    assert_close(
+        captured_weights("cross:0.0=uniform"), torch.full((4, 5), 0.2, dtype=torch.float64)
+    )
     with torch.no_grad(), add_hook(model, "context", lambda value, name: value * 0):
         expected = model(source, target)
     with torch.no_grad(), edited(model, [Edit(0, 0)]):
         assert_close(model(source, target), expected)
 
 
-def test_nothing_stays_changed() -> None:
+def test_the_model_is_unchanged_afterwards() -> None:
     model, ids = gpt(), words(1, 5)
-    right = model(ids)
+    plain = model(ids)
     with edited(model, [Edit.read("0.0=off"), Edit.read("1.1:3>0=off"), Edit.read("1.2=first")]):
-        assert not torch.allclose(model(ids), right)
-    assert torch.equal(model(ids), right)
+        assert not torch.allclose(model(ids), plain)
+    assert torch.equal(model(ids), plain)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("hello", "change: cannot make sense of 'hello'; expected such as 3.5=off"),
-        ("3.5", "change: cannot make sense of '3.5'"),
-        (
-            "3.5:4",
-            "cannot make sense of '3.5:4'; .* or '3.5:7>2=off', in quotation marks, for a shell takes a bare >",
-        ),
-        ("0.5=loud", "expected off, a number, uniform, first, previous after the =, not 'loud'"),
-        ("0.5:2>1=first", "expected off or a number after the =, not 'first'"),
-        ("0.5:2>1=1.5", "expected a weight of 0 to 1, not 1.5"),
-        ("0.5=nan", "expected a finite number, not nan"),
+        ("hello", "'hello'; .*3.5=off"),
+        ("3.5", "'3.5'"),
+        ("3.5:4", "'3.5:4'; .*'3.5:7>2=off'.*shell"),
+        ("0.5=loud", "uniform, first, previous .*'loud'"),
+        ("0.5:2>1=first", "off or a number .*'first'"),
+        ("0.5:2>1=1.5", "0 to 1, not 1.5"),
+        ("0.5=nan", "finite"),
     ],
 )
-def test_what_makes_no_sense(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+def test_malformed_edits_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"change: .*{message}"):
         Edit.read(text)
 
 
 @pytest.mark.parametrize(
     ("make", "text", "message"),
     [
-        (gpt, "2.0=off", "change: 2.0=off: expected a layer of 0 to 1, not 2"),
-        (gpt, "1.4=off", "change: 1.4=off: expected a head of 0 to 3, not 4"),
-        (
-            gpt,
-            "1.0:5>1=off",
-            "change: 1.0:5>1=off: there is no token 5, for the text has only 5 tokens, 0 to 4",
-        ),
-        (
-            bert,
-            "1.0:1>9=off",
-            "change: 1.0:1>9=off: there is no token 9, for the text has only 5 tokens, 0 to 4",
-        ),
-        (gpt, "1.1:4>99=off", "there is no token 99, for the text has only 5 tokens, 0 to 4"),
-        (gpt, "1.0:2>3=off", "token 2 of a causal model cannot see token 3, which comes later"),
+        (gpt, "2.0=off", "layer of 0 to 1, not 2"),
+        (gpt, "1.4=off", "head of 0 to 3, not 4"),
+        (gpt, "1.0:5>1=off", "no token 5, .*text has only 5 tokens, 0 to 4"),
+        (bert, "1.0:1>9=off", "no token 9, .*text has only 5 tokens, 0 to 4"),
+        (gpt, "1.1:4>99=off", "no token 99, .*text has only 5 tokens, 0 to 4"),
+        (gpt, "1.0:2>3=off", "token 2 of a causal model cannot see token 3"),
         (gpt, "1.0:0>0=off", "token 0 sees only itself"),
-        (gpt, "cross:1.0=off", "this model has self attention, not cross"),
-        (
-            transformer,
-            "1.0=off",
-            "say which attention is meant, as in cross:1.0=off; one of encoder, decoder, cross",
-        ),
-        (transformer, "cross:1.0=previous", "a source has no word before a target's word"),
-        (
-            transformer,
-            "cross:0.0:4>6=off",
-            "there is no token 6, for the source has only 6 tokens, 0 to 5",
-        ),
+        (gpt, "cross:1.0=off", "self attention, not cross"),
+        (transformer, "1.0=off", "as in cross:1.0=off; one of encoder, decoder, cross"),
+        (transformer, "cross:1.0=previous", "cross-attention"),
+        (transformer, "cross:0.0:4>6=off", "no token 6, .*source has only 6 tokens, 0 to 5"),
     ],
 )
-def test_what_a_model_does_not_have(make: Any, text: str, message: str) -> None:
-    read = reading(5, 6 if make is transformer else None)
-    with pytest.raises(ValueError) as error:
-        check(make(), Edit.read(text), read)
-    assert message in str(error.value)
+def test_an_edit_must_fit_the_model_and_the_text(make: Any, text: str, message: str) -> None:
+    tokens = reading(5, 6 if make is transformer else None)
+    with pytest.raises(ValueError, match=rf"^change: .*{message}"):
+        check_edit(make(), Edit.read(text), tokens)

@@ -1,6 +1,4 @@
-"""What is captured is what eager attention says, in every family, and nothing more is kept than was
-asked for.
-"""
+"""Captured attention equals eager attention in every architecture; only what is asked is kept."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from qkv.insight.inspect import capture as capturing
+from qkv.insight.inspect import capture as module
 from qkv.insight.inspect.alignment import alignment
 from qkv.insight.inspect.capture import attention_sites, capture_attention, unmasked
 from qkv.insight.inspect.model_input import read
@@ -35,12 +33,13 @@ from support.readings import reading
 from support.small_task_models import small_tuned
 
 T, S = 7, 5
-UNPLAIN = ("alibi", "window", "strided", "fixed", "relative")  # scores that q.k alone does not give
+OTHER_SCORES = ("alibi", "window", "strided", "fixed", "relative")  # not q.k alone
 
 
-def by_hand(seen: dict[str, Tensor], at: str, causal: bool) -> Tensor:
-    """softmax(q k^T / sqrt(D)) of the recorded queries and keys, head by head, row by row."""
-    query, key = seen[f"{at}.query"][0], seen[f"{at}.key"][0]
+def by_hand(captured: dict[str, Tensor], at: str, causal: bool) -> Tensor:
+    """softmax(q k^T / sqrt(D)) of the captured queries and keys, head by head, row by row."""
+    query = captured[f"{at}.query"][0]
+    key = captured[f"{at}.key"][0]
     H, T, D = query.shape
     weights = torch.zeros(H, T, key.shape[1], dtype=query.dtype)
     for head in range(H):
@@ -49,9 +48,8 @@ def by_hand(seen: dict[str, Tensor], at: str, causal: bool) -> Tensor:
             scores = torch.stack(
                 [query[head, t] @ k for k in key[head * len(key) // H, :last]]
             ) / math.sqrt(D)
-            weights[head, t, :last] = (scores - scores.max()).exp() / (
-                scores - scores.max()
-            ).exp().sum()
+            powers = (scores - scores.max()).exp()
+            weights[head, t, :last] = powers / powers.sum()
     return weights
 
 
@@ -64,17 +62,19 @@ def by_hand(seen: dict[str, Tensor], at: str, causal: bool) -> Tensor:
 def test_weights_of_a_stack(make: Any, kind: str) -> None:
     model = make(**(GPT_KINDS if make is gpt else BERT_KINDS)[kind])
     ids = words(T).tolist()
-    with capture(model, "*") as seen, torch.no_grad():
+    with capture(model, "*") as captured, torch.no_grad():
         model(torch.tensor([ids]))
     (found,) = capture_attention(model, reading(ids))
     assert (found.kind, found.depth, found.heads, found.causal) == ("self", 2, 4, make is gpt)
     for layer, weights in found.layers.items():
         at = f"stack.blocks.{layer}.attention"
-        assert_close(weights, seen[f"{at}.weights"][0].float())
-        value = seen[f"{at}.value"][0].repeat_interleave(4 // seen[f"{at}.value"].shape[1], dim=0)
-        assert_close(weights.double() @ value, seen[f"{at}.heads"][0], rtol=0, atol=1e-5)
-        if not any(name in kind for name in UNPLAIN):
-            assert_close(weights.double(), by_hand(seen, at, make is gpt), rtol=0, atol=1e-6)
+        assert_close(weights, captured[f"{at}.weights"][0].float())
+        value = captured[f"{at}.value"][0].repeat_interleave(
+            4 // captured[f"{at}.value"].shape[1], dim=0
+        )
+        assert_close(weights.double() @ value, captured[f"{at}.heads"][0], rtol=0, atol=1e-5)
+        if not any(name in kind for name in OTHER_SCORES):
+            assert_close(weights.double(), by_hand(captured, at, make is gpt), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -83,22 +83,21 @@ def test_weights_of_a_stack(make: Any, kind: str) -> None:
 def test_weights_of_a_translator(kind: str) -> None:
     model = transformer(**TRANSFORMER_KINDS[kind])
     source, target = words(S, vocabulary=7).tolist(), words(T).tolist()
-    with capture(model, "*") as seen, torch.no_grad():
+    with capture(model, "*") as captured, torch.no_grad():
         model(torch.tensor([source]), torch.tensor([target]))
     found = capture_attention(model, reading(target, source))
-    assert [
-        (each.kind, each.causal, len(each.rows.ids), len(each.columns.ids)) for each in found
-    ] == [
-        ("encoder", False, S, S),
-        ("decoder", True, T, T),
-        ("cross", False, T, S),
-    ]
-    for each, place in zip(found, attention_sites(model), strict=True):
-        for layer, weights in each.layers.items():
-            at = place.point.format(layer)
-            assert_close(weights, seen[f"{at}.weights"][0].float())
-            if not any(name in kind for name in UNPLAIN):
-                assert_close(weights.double(), by_hand(seen, at, each.causal), rtol=0, atol=1e-6)
+    shapes = []
+    for attention in found:
+        rows, columns = len(attention.rows.ids), len(attention.columns.ids)
+        shapes.append((attention.kind, attention.causal, rows, columns))
+    assert shapes == [("encoder", False, S, S), ("decoder", True, T, T), ("cross", False, T, S)]
+    for attention, site in zip(found, attention_sites(model), strict=True):
+        for layer, weights in attention.layers.items():
+            at = site.point.format(layer)
+            assert_close(weights, captured[f"{at}.weights"][0].float())
+            if not any(name in kind for name in OTHER_SCORES):
+                expected = by_hand(captured, at, attention.causal)
+                assert_close(weights.double(), expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -109,31 +108,32 @@ def test_weights_of_an_rnn(kind: str) -> None:
     (found,) = capture_attention(model, reading(target, source))
     assert (found.kind, found.depth, found.heads) == ("cross", 1, 1)
     state = model.start(torch.tensor([source]))
-    for t, word in enumerate(target):
-        query = state.hidden[0][-1]  # (1, E): what asks before the word is read
+    for t, id in enumerate(target):
+        query = state.hidden[0][-1]  # (1, E): the state before the token is read
         scores = model.similarity()(query.unsqueeze(1), state.key)[0, 0]
         assert_close(found.layers[0][0, t].double(), scores.softmax(-1), rtol=0, atol=1e-6)
-        model.decode(torch.tensor([[word]]), state)
-    with pytest.raises(ValueError, match=r"attention: this RNN has none"):
+        model.decode(torch.tensor([[id]]), state)
+    with pytest.raises(ValueError, match=r"attention: .*none"):
         capture_attention(rnn(attention="none"), reading(target, source))
 
 
 @pytest.mark.parametrize("make", [transformer, rnn])
-def test_a_row_of_cross_attention_is_the_word_that_was_chosen_there(make: Any) -> None:
-    """As the alignment has it: one matrix, whoever shows it."""
+def test_a_row_of_cross_attention_is_the_predicted_token(make: Any) -> None:
+    """The rows equal those of the alignment."""
     tokenizer = train("words", ["the cats chase mice", "mice ran"], 80)
     model = make(vocabulary=tokenizer.vocabulary).float().eval()
     text = read(model, tokenizer, source="the cats chase mice", target="mice ran the")
     found = capture_attention(model, text)[-1]
     assert found.rows.tokens == ("mice", "ran", "the", tokenizer.token(tokenizer.end))
-    source, said = (torch.tensor([ids]) for ids in (text.source.ids, found.rows.ids))
+    source = torch.tensor([text.source.ids])
+    predicted = torch.tensor([found.rows.ids])
     rows = torch.cat(list(found.layers.values())).mean(0)  # (H, T, S) each -> (T, S)
-    assert_close(rows, alignment(model, source, said, start=tokenizer.start))
+    assert_close(rows, alignment(model, source, predicted, start=tokenizer.start))
 
 
 @pytest.mark.parametrize("family", ["gpt", "bert"])
-def test_weights_below_a_head(family: str) -> None:
-    """A model that reads its first word alone for its answer is looked at as a whole."""
+def test_weights_of_a_task_model(family: str) -> None:
+    """All positions of a task model are captured, also if its head pools the first token."""
     model, tokenizer = small_tuned("classify", family)
     text = read(model, tokenizer, "the cat sat on the mat")
     (found,) = capture_attention(model, text)
@@ -143,46 +143,44 @@ def test_weights_below_a_head(family: str) -> None:
 
 
 def test_one_layer_keeps_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the others no weights are made, and when the overview asks for them, each is gone before
-    the next comes.
-    """
+    """Other layers form no weights; with the overview each is freed before the next is formed."""
     model, text = gpt(depth=5), reading(words(T).tolist())
-    made: list[weakref.ref[Tensor]] = []
+    formed: list[weakref.ref[Tensor]] = []
     alive: list[int] = []
+    store = module.SiteCapture.store
 
-    def watching(hear: Any) -> Any:
-        def heard(self: Any, layer: int, weights: Tensor, name: str) -> None:
-            alive.append(sum(each() is not None for each in made))
-            made.append(weakref.ref(weights))
-            hear(self, layer, weights, name)
+    def watched(self: Any, layer: int, weights: Tensor, name: str) -> None:
+        alive.append(sum(reference() is not None for reference in formed))
+        formed.append(weakref.ref(weights))
+        store(self, layer, weights, name)
 
-        return heard
-
-    monkeypatch.setattr(capturing.Finding, "hear", watching(capturing.Finding.hear))
+    monkeypatch.setattr(module.SiteCapture, "store", watched)
     (whole,) = capture_attention(model, text)
-    made.clear(), alive.clear()
+    formed.clear()
+    alive.clear()
     (found,) = capture_attention(model, text, layers=[2], overview=False)
-    assert len(made) == 1
+    assert len(formed) == 1
     assert list(found.layers) == [2]
     assert found.overview.shape[0] == 0
     assert_close(found.layers[2], whole.layers[2])
-    made.clear(), alive.clear()
+    formed.clear()
+    alive.clear()
     (found,) = capture_attention(model, text, layers=[-1])
-    assert len(made) == 5
+    assert len(formed) == 5
     assert alive == [0, 0, 0, 0, 0]
     assert list(found.layers) == [4]
     assert_close(found.overview, whole.overview)
 
 
-def test_what_is_kept_holds_nothing_else() -> None:
-    """Not a view of something larger, and no graph."""
+def test_kept_weights_own_their_memory() -> None:
+    """They are no view of a larger tensor, and have no graph."""
     (found,) = capture_attention(gpt().float(), reading(words(T).tolist()))
     for weights in found.layers.values():
         assert weights.untyped_storage().nbytes() == weights.nbytes
         assert not weights.requires_grad
 
 
-def test_all_heads_at_a_glance() -> None:
+def test_the_overview_is_max_pooled() -> None:
     model = gpt(position="rotary")
     (found,) = capture_attention(model, reading(words(150).tolist()))
     assert found.overview.shape == (2, 4, 64, 64)
@@ -193,36 +191,36 @@ def test_all_heads_at_a_glance() -> None:
 
 
 def test_entropy_and_distance_of_known_patterns() -> None:
-    even, before = torch.full((8, 8), 1 / 8), torch.eye(8).roll(-1, 1)
+    uniform = torch.full((8, 8), 1 / 8)
+    before = torch.eye(8).roll(-1, 1)
     before[0] = torch.eye(8)[1]
-    weights = torch.stack([even, torch.eye(8), before])
-    assert_close(capturing.entropy(weights), torch.tensor([3.0, 0.0, 0.0]))
+    weights = torch.stack([uniform, torch.eye(8), before])
+    assert_close(module.entropy(weights), torch.tensor([3.0, 0.0, 0.0]))
     apart = torch.tensor([[abs(q - k) for k in range(8)] for q in range(8)]).float().mean()
-    assert_close(capturing.distance(weights, "self"), torch.tensor([float(apart), 0.0, 1.0]))
-    assert capturing.distance(weights, "cross").isnan().all()
+    assert_close(module.distance(weights, "self"), torch.tensor([float(apart), 0.0, 1.0]))
+    assert module.distance(weights, "cross").isnan().all()
 
 
-def test_without_its_mask_a_gpt_sees_later_words() -> None:
+def test_a_gpt_without_its_mask_attends_to_later_tokens() -> None:
     model, text = gpt(), reading(words(T).tolist())
     (masked,) = capture_attention(model, text)
     with unmasked(model):
         (free,) = capture_attention(model, text)
         assert not free.causal
     lower = free.layers[0].tril()
-    assert_close(
-        lower / lower.sum(-1, keepdim=True), masked.layers[0]
-    )  # the same scores, fewer words
+    # The same scores over fewer tokens
+    assert_close(lower / lower.sum(-1, keepdim=True), masked.layers[0])
     assert capture_attention(model, text)[0].causal
     assert type(model).mask is GPT.mask
-    with pytest.raises(ValueError, match=r"mask: only a GPT's"), unmasked(bert()):
+    with pytest.raises(ValueError, match=r"mask: .*GPT"), unmasked(bert()):
         pass
 
 
-def test_dropout_is_off_and_the_mode_comes_back() -> None:
+def test_dropout_is_off_and_the_mode_is_restored() -> None:
     model, text = gpt(attention_dropout=0.5, dropout=0.5), reading(words(T).tolist())
-    quiet = capture_attention(model, text)[0].layers[1]
+    expected = capture_attention(model, text)[0].layers[1]
     model.train()
-    assert_close(capture_attention(model, text)[0].layers[1], quiet)
+    assert_close(capture_attention(model, text)[0].layers[1], expected)
     assert model.training
     assert not any(part.listeners for part in model.modules() if hasattr(part, "listeners"))
 
@@ -230,10 +228,10 @@ def test_dropout_is_off_and_the_mode_comes_back() -> None:
 def test_the_last_layer_of_each_stack() -> None:
     model = transformer(depth=3, decoder_depth=2)
     found = capture_attention(model, reading(words(T).tolist(), words(S).tolist()), layers=[-1])
-    assert [list(each.layers) for each in found] == [[2], [1], [1]]
+    assert [list(attention.layers) for attention in found] == [[2], [1], [1]]
 
 
-def test_twice_without_its_mask_is_once() -> None:
+def test_unmasked_contexts_nest() -> None:
     model, text = gpt(), reading(words(T).tolist())
     with unmasked(model):
         with unmasked(model):
@@ -242,6 +240,6 @@ def test_twice_without_its_mask_is_once() -> None:
     assert capture_attention(model, text)[0].causal
 
 
-def test_layers_that_are_not_there() -> None:
-    with pytest.raises(ValueError, match=r"layer: expected 0 to 1, or -1 for the last, not 2"):
+def test_a_missing_layer_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"layer: .*not 2"):
         capture_attention(gpt(), reading([1, 2]), layers=[2])

@@ -1,4 +1,4 @@
-"""The lens and the norms, against the plain equations in float64."""
+"""The logit lens and the norms equal the plain equations in float64."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from qkv.insight.inspect.capture import unmasked
-from qkv.insight.inspect.logit_lens import lens, next_tokens
+from qkv.insight.inspect.logit_lens import logit_lens, next_tokens
 from qkv.insight.inspect.model_input import hidden, hidden_of, ids_of
-from qkv.insight.inspect.residual_norms import norms
+from qkv.insight.inspect.residual_norms import residual_norms
 from qkv.nn.hooks import add_hook, capture
 from qkv.text import train
 from support.families import bert, gpt, rnn, transformer, words
@@ -22,7 +22,7 @@ from support.shape_checks import unchecked
 T, S = 6, 5
 MODELS: dict[str, Any] = {
     "gpt": lambda: gpt(depth=11, position="rotary"),
-    "gpt with its norm after": lambda: gpt(norm_placement="after"),
+    "gpt, norm after": lambda: gpt(norm_placement="after"),
     "bert": lambda: bert(),
     "translator": lambda: transformer(decoder_depth=3),
 }
@@ -39,115 +39,120 @@ def texts(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_the_output_layer_reads_every_layer(family: str, tokenizer: Any) -> None:
+def test_the_output_layer_is_applied_to_every_layer(family: str, tokenizer: Any) -> None:
     model = MODELS[family]()
     text = texts(model)
     name = "decoder" if text.source else "stack"
     stack = getattr(model, name)
-    with torch.no_grad(), capture(model, f"{name}.*") as seen:
+    with torch.no_grad(), capture(model, f"{name}.*") as captured:
         last = hidden(model, text)
-    found = lens(model, tokenizer, text, top=3)
-    known = min(tokenizer.vocabulary, 13)
+    found = logit_lens(model, tokenizer, text, top=3)
+    vocabulary = min(tokenizer.vocabulary, 13)
     layers = [
-        seen[f"{name}.blocks.0.before"],
-        *(seen[f"{name}.blocks.{i}.after"] for i in range(len(stack.blocks))),
+        captured[f"{name}.blocks.0.before"],
+        *(captured[f"{name}.blocks.{i}.after"] for i in range(len(stack.blocks))),
     ]
     assert len(found) == len(layers)
     for layer, guesses in zip(layers, found, strict=True):
         normed = layer if stack.norm is None else stack.norm(layer)
-        probability = model.logits(normed)[0].detach().softmax(-1)[:, :known]
+        probability = model.logits(normed)[0].detach().softmax(-1)[:, :vocabulary]
         for t in range(T):
-            right = probability[t].sort(descending=True)
-            assert [each.id for each in guesses[t]] == right.indices[:3].tolist()
-            assert_close(
-                torch.tensor([each.probability for each in guesses[t]]), right.values[:3].float()
-            )
-    own = model.logits(last)[0, :, :known].argmax(-1)
-    assert [place[0].id for place in found[-1]] == own.tolist()
+            expected = probability[t].sort(descending=True)
+            assert [guess.id for guess in guesses[t]] == expected.indices[:3].tolist()
+            values = torch.tensor([guess.probability for guess in guesses[t]])
+            assert_close(values, expected.values[:3].float())
+    final = model.logits(last)[0, :, :vocabulary].argmax(-1)
+    assert [guesses[0].id for guesses in found[-1]] == final.tolist()
     assert found[-1] == next_tokens(model, tokenizer, text, top=3)
 
 
-def test_an_rnn_has_one_layer_to_ask(tokenizer: Any) -> None:
+def test_an_rnn_has_one_layer(tokenizer: Any) -> None:
     model = rnn()
     text = reading(words(T).tolist(), words(S).tolist())
-    assert lens(model, tokenizer, text) == [next_tokens(model, tokenizer, text)]
-    with pytest.raises(ValueError, match=r"layers: an RNN has no residual stream"):
-        norms(model, text)
+    assert logit_lens(model, tokenizer, text) == [next_tokens(model, tokenizer, text)]
+    with pytest.raises(ValueError, match=r"layers: .*RNN"):
+        residual_norms(model, text)
 
 
-def test_many_places_are_asked_in_parts(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_positions_are_computed_in_chunks(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = gpt()
     text = texts(model)
     whole = next_tokens(model, tokenizer, text)
-    monkeypatch.setattr("qkv.insight.inspect.logit_lens.AT_ONCE", 4)
+    monkeypatch.setattr("qkv.insight.inspect.logit_lens.POSITIONS_PER_CHUNK", 4)
     for one, other in zip(next_tokens(model, tokenizer, text), whole, strict=True):
-        assert [each.id for each in one] == [each.id for each in other]
+        assert [guess.id for guess in one] == [guess.id for guess in other]
 
 
-def test_an_encoder_alone_says_nothing(tokenizer: Any) -> None:
+def test_an_encoder_without_a_token_head_has_no_lens(tokenizer: Any) -> None:
     model = bert(mlm_head=False)
-    with pytest.raises(ValueError, match=r"lens: this BERT is an encoder only"):
+    with pytest.raises(ValueError, match=r"lens: .*encoder only"):
         next_tokens(model, tokenizer, texts(model))
-    assert norms(model, texts(model)).gradient is None
-    with pytest.raises(ValueError, match=r"top: expected 1 or more, not 0"):
-        lens(gpt(), tokenizer, texts(gpt()), top=0)
+    assert residual_norms(model, texts(model)).gradient is None
+    with pytest.raises(ValueError, match=r"top: .*not 0"):
+        logit_lens(gpt(), tokenizer, texts(gpt()), top=0)
 
 
 @pytest.mark.parametrize("family", MODELS)
 def test_norms_and_the_gradient_by_finite_differences(family: str) -> None:
-    """What a step along a layer's gradient changes is the step times the gradient's length."""
+    """The norm of the gradient equals that of the slopes along each dimension."""
     model = MODELS[family]()
     text = texts(model)
     name = "decoder" if text.source else "stack"
-    found = norms(model, text)
+    found = residual_norms(model, text)
     ids = torch.tensor(text.text.ids)
 
     def losses(layer: int, moved: torch.Tensor) -> torch.Tensor:
-        """The loss after each of these moves (N, T, E), a row each."""
+        """The loss after adding each row of `moved` (N, T, E) to a layer."""
         point = f"{name}.blocks.0.before" if layer == 0 else f"{name}.blocks.{layer - 1}.after"
-        rows = {side: each.expand(len(moved), -1) for side, each in ids_of(model, text).items()}
+        arguments = ids_of(model, text)
+        rows = {name: row.expand(len(moved), -1) for name, row in arguments.items()}
         with (
             torch.no_grad(),
             unchecked(),
             add_hook(model, point, lambda value, name: value + moved),
         ):
             logits = model.logits(hidden_of(model, rows))
-        said, right = (logits, ids) if family == "bert" else (logits[:, :-1], ids[1:])
-        return torch.stack([F.cross_entropy(each, right) for each in said])
+        targets = ids
+        if family != "bert":
+            logits = logits[:, :-1]
+            targets = ids[1:]
+        return torch.stack([F.cross_entropy(row, targets) for row in logits])
 
-    with torch.no_grad(), capture(model, f"{name}.blocks.*") as seen:
+    with torch.no_grad(), capture(model, f"{name}.blocks.*") as captured:
         hidden(model, text)
-    assert_close(found.residual[0], seen[f"{name}.blocks.0.before"][0].norm(dim=-1).float())
-    assert_close(found.residual[2], seen[f"{name}.blocks.1.after"][0].norm(dim=-1).float())
+    assert_close(found.residual[0], captured[f"{name}.blocks.0.before"][0].norm(dim=-1).float())
+    assert_close(found.residual[2], captured[f"{name}.blocks.1.after"][0].norm(dim=-1).float())
     assert found.gradient is not None
     assert len(found.gradient) == len(found.residual)
-    for layer, place in ((0, 1), (1, 3), (2, 2)):
+    for layer, position in ((0, 1), (1, 3), (2, 2)):
         width, step = 16, 1e-6
         moved = torch.zeros(width, T, width, dtype=torch.float64)
-        moved[:, place] = step * torch.eye(width)
+        moved[:, position] = step * torch.eye(width)
         above, below = losses(layer, torch.cat([moved, -moved])).chunk(2)
         slopes = (above - below) / (2 * step)
-        assert_close(found.gradient[layer][place], slopes.norm().float(), rtol=1e-4, atol=1e-7)
+        assert_close(found.gradient[layer][position], slopes.norm().float(), rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_no_loss_hangs_on_the_last_word(family: str) -> None:
-    """Not a gradient of 0, but none; a BERT is asked for its last word, too."""
+def test_the_last_position_has_no_gradient(family: str) -> None:
+    """It is NaN, not 0; a BERT predicts its last token, too."""
     model = MODELS[family]()
-    found = norms(model, texts(model)).gradient
+    found = residual_norms(model, texts(model)).gradient
     assert found is not None
     for layer in found:
         assert layer.isnan().tolist() == [False] * (T - 1) + [family != "bert"]
         assert layer[:-1].min() > 0
 
 
-def test_without_its_mask_every_word_is_seen_by_those_before() -> None:
+def test_without_its_mask_the_last_position_of_a_gpt_has_a_gradient() -> None:
     model = gpt()
     with unmasked(model):
-        found = norms(model, texts(model)).gradient
+        found = residual_norms(model, texts(model)).gradient
     assert found is not None
     assert [bool(layer[-1].isnan()) for layer in found] == [False, False, True]
 
 
-def test_one_word_has_no_next_one_to_be_wrong_about() -> None:
-    assert norms(gpt(), reading([3])).gradient is None
+def test_a_single_token_has_no_loss() -> None:
+    assert residual_norms(gpt(), reading([3])).gradient is None

@@ -1,4 +1,4 @@
-"""A text as each family reads it."""
+"""The input of each architecture: ids, special tokens, readable tokens and whole words."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from qkv.insight.inspect.model_input import hidden, ids_of, logits, read, readable
-from qkv.models import BERT, GPT, BERTConfig, GPTConfig
+from qkv.insight.inspect.model_input import frame_tokens, hidden, ids_of, logits, read, readable
+from qkv.models import (
+    BERT,
+    GPT,
+    BERTConfig,
+    GPTConfig,
+    HeadConfig,
+    TaskModel,
+    TaskModelConfig,
+)
 from qkv.text import Tokenizer, train
 from support.families import bert, gpt, rnn, transformer
 from support.sentences import SENTENCES
@@ -37,9 +45,8 @@ def test_a_gpt_reads_a_text(pairs: Tokenizer) -> None:
     assert "".join(found.text.tokens).replace("↵", "").replace("␣", "") == text.replace(
         " ", ""
     ).replace("\n", "")
-    assert [place for word in found.text.words for place in word.places] == list(
-        range(len(found.text.ids))
-    )
+    positions = [position for word in found.text.words for position in word.places]
+    assert positions == list(range(len(found.text.ids)))
     assert "unbelievable" in [word.text for word in found.text.words]
     assert_close(logits(model.eval(), found), model(torch.tensor([pairs.encode(text)])))
 
@@ -50,7 +57,7 @@ def test_a_bert_reads_one_text_or_two_and_masks(pieces: Tokenizer) -> None:
     assert (one.text.ids[0], one.text.ids[-1]) == (pieces.start, pieces.end)
     assert one.text.tokens[0] == pieces.token(pieces.start)
     assert one.segments is None
-    assert one.rows == one.text  # it says what stands there
+    assert one.rows == one.text  # a BERT predicts the token itself
     two = read(model, pieces, "the cat sat", "mice ran")
     boundary = two.text.ids.index(pieces.end) + 1
     assert two.segments == (0,) * boundary + (1,) * (len(two.text.ids) - boundary)
@@ -61,24 +68,26 @@ def test_a_bert_reads_one_text_or_two_and_masks(pieces: Tokenizer) -> None:
     assert masked.text.tokens[masked.text.ids.index(pieces.mask)] == pieces.token(pieces.mask)
 
 
-def test_pieces_are_shown_without_their_marks(pieces: Tokenizer) -> None:
+def test_pieces_are_shown_without_continuation_prefix(pieces: Tokenizer) -> None:
     inside = next(id for id in range(pieces.vocabulary) if pieces.token(id).startswith("##"))
     assert readable(pieces, inside) == pieces.token(inside)[2:]
 
 
 @pytest.mark.parametrize("task", ASKED)
 @pytest.mark.parametrize("family", ["gpt", "bert"])
-def test_a_fine_tuned_model_reads_with_the_marks_of_its_task(task: str, family: str) -> None:
+def test_a_task_model_reads_with_the_special_tokens_of_its_task(task: str, family: str) -> None:
     small = small_tuned(task, family)
     texts = ASKED[task][0]
     found = read(small.model, small.tokenizer, *([" ".join(texts)] if task == "tag" else texts))
     head = small.model.config.head
     assert found.text.ids[-1] == head.extract
-    if task in ("classify", "regress"):  # the answer from this reading is the model's answer
-        asked = torch.tensor([[len(found.text.ids) - 1 if head.pooling == "last" else 0]])
-        score = small.model.scores(hidden(small.model, found), asked, None, 1)
+    if task in ("classify", "regress"):  # the scores are the model's own
+        position = len(found.text.ids) - 1 if head.pooling == "last" else 0
+        rows = torch.tensor([[position]])
+        score = small.model.scores(hidden(small.model, found), rows, None, 1)
+        if head.numbers:
+            score = small.model.in_units(score)
         expected = alone(small, texts)
-        score = small.model.in_units(score) if head.numbers else score
         assert_close(score.flatten().double(), expected.flatten(), rtol=0, atol=1e-4)
 
 
@@ -90,53 +99,90 @@ def test_a_translator_reads_a_pair_or_translates_itself() -> None:
         assert found.source is not None
         assert found.source.ids == (*tokenizer.encode("the cat sat"), tokenizer.end)
         assert found.text.ids == (tokenizer.start, *tokenizer.encode("mice ran"))
-        assert found.rows.ids == (
-            *tokenizer.encode("mice ran"),
-            tokenizer.end,
-        )  # what each place chooses
+        predicted = (*tokenizer.encode("mice ran"), tokenizer.end)
+        assert found.rows.ids == predicted
         assert found.rows.tokens[:2] == ("mice", "ran")
-        given = ids_of(model, found)
-        assert_close(hidden(model, found), model.forced(given["source"], given["target"]))
-        own = read(model, tokenizer, "the cat sat")
-        assert own.source == found.source
-        assert own.text.ids[0] == tokenizer.start
-        assert tokenizer.end not in own.text.ids
-        assert own.rows.ids == (*own.text.ids[1:], tokenizer.end)
+        arguments = ids_of(model, found)
+        expected = model.forced(arguments["source"], arguments["target"])
+        assert_close(hidden(model, found), expected)
+        translated = read(model, tokenizer, "the cat sat")
+        assert translated.source == found.source
+        assert translated.text.ids[0] == tokenizer.start
+        assert tokenizer.end not in translated.text.ids
+        assert translated.rows.ids == (*translated.text.ids[1:], tokenizer.end)
 
 
 WRONG: list[tuple[Any, tuple[str, ...], dict[str, str], str]] = [
-    (gpt, (), {}, r"text: there is nothing to read"),
-    (gpt, ("  ",), {}, r"text: there is nothing to read"),
-    (gpt, ("a", "b"), {}, r"text: a GPT reads one text, not 2"),
-    (gpt, ("a",), {"source": "b"}, r"source: a GPT reads one text"),
-    (bert, ("a", "b", "c"), {}, r"text: a BERT reads one text or two, not 3"),
-    (transformer, (), {}, r"source: a translator reads a source"),
-    (transformer, (), {"source": " "}, r"source: there is nothing to read"),
-    (transformer, (), {"source": "a", "target": ""}, r"target: there is nothing to read"),
+    (gpt, (), {}, r"text: .*nothing to read"),
+    (gpt, ("  ",), {}, r"text: .*nothing to read"),
+    (gpt, ("a", "b"), {}, r"text: .*one text, not 2"),
+    (gpt, ("a",), {"source": "b"}, r"source: .*one text"),
+    (bert, ("a", "b", "c"), {}, r"text: .*one text or two, not 3"),
+    (transformer, (), {}, r"source: .*translator"),
+    (transformer, (), {"source": " "}, r"source: .*nothing to read"),
+    (transformer, (), {"source": "a", "target": ""}, r"target: .*nothing to read"),
 ]
 
 
-@pytest.mark.parametrize(("make", "texts", "how", "message"), WRONG)
-def test_what_cannot_be_read(
-    make: Any, texts: tuple[str, ...], how: dict[str, str], message: str
+@pytest.mark.parametrize(("make", "texts", "options", "message"), WRONG)
+def test_invalid_texts_are_refused(
+    make: Any, texts: tuple[str, ...], options: dict[str, str], message: str
 ) -> None:
     tokenizer = train("words", SENTENCES, 80)
     with pytest.raises(ValueError, match=message):
-        read(make(vocabulary=tokenizer.vocabulary), tokenizer, *texts, **how)
+        read(make(vocabulary=tokenizer.vocabulary), tokenizer, *texts, **options)
 
 
-def test_no_longer_than_the_context() -> None:
-    """Of a Transformer-XL that is one segment."""
+def test_a_text_longer_than_the_context_is_refused() -> None:
+    """The context of a Transformer-XL is one segment."""
     tokenizer = train("words", SENTENCES, 80)
     rotary = {"position": "rotary", "context": 4}
-    for make, how in (
+    for make, options in (
         (gpt, rotary),
         (gpt, {"position": "relative", "memory": 4, "context": 4}),
         (bert, rotary),
     ):
-        model = make(vocabulary=tokenizer.vocabulary, **how)
+        model = make(vocabulary=tokenizer.vocabulary, **options)
         assert len(read(model, tokenizer, "the cat").text.ids) <= 4
-        with pytest.raises(
-            ValueError, match=r"text: \d tokens are more than the model's context of 4; shorten it"
-        ):
+        with pytest.raises(ValueError, match=r"text: .*context of 4"):
             read(model, tokenizer, "the cat sat on the mat")
+
+
+# Special tokens around a text
+
+WORDS = train("words", SENTENCES, 80)
+SIZE: dict[str, Any] = {"vocabulary": 80, "context": 40}
+
+
+def task_model() -> TaskModel:
+    end = WORDS.end or 0
+    head = HeadConfig(
+        task="classify", labels=("a", "b"), start=3, delimiter=end, extract=end, padding=0
+    )
+    return TaskModel(TaskModelConfig(backbone=gpt(**SIZE).config, head=head))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: gpt(**SIZE), lambda: bert(**SIZE), lambda: transformer(**SIZE), task_model]
+)
+@pytest.mark.parametrize("starts", [False, True])
+def test_frame_tokens_are_those_that_read_puts_around_a_text(make: Any, starts: bool) -> None:
+    text = "the cat sat"
+    model = make()
+    tokenizer = Tokenizer(WORDS.inner, {"add_bos_token": starts})
+    assert tokenizer.starts_texts == starts
+    frames = frame_tokens(model, tokenizer)
+    if "self" in frames:
+        sides = {"self": read(model, tokenizer, text).text}
+    else:
+        reading = read(model, tokenizer, source=text, target=text)
+        assert reading.source is not None
+        sides = {"encoder": reading.source, "decoder": reading.text}
+    assert frames.keys() == sides.keys()
+    for kind, frame in frames.items():
+        assert tuple(frame.around(tokenizer.encode(text))) == sides[kind].ids
+
+
+def test_an_rnn_has_no_frame_tokens() -> None:
+    with pytest.raises(ValueError, match=r"model: .*RNN"):
+        frame_tokens(rnn(), WORDS)

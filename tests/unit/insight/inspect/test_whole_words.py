@@ -1,4 +1,4 @@
-"""Attention between whole words: what is looked at is summed, who looks is averaged."""
+"""Attention to a word is summed over its pieces; attention from a word is averaged."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ def test_pieces_are_joined_as_the_definition_says() -> None:
     assert found.shape == (2, 3, 3, 2)
     for w, row in enumerate(ROWS):
         for x, column in enumerate(COLUMNS):
-            by_hand = sum(weights[..., t, s] for t in row.places for s in column.places) / len(
-                row.places
-            )
-            assert_close(found[..., w, x], by_hand)
+            total = sum(weights[..., t, s] for t in row.places for s in column.places)
+            assert_close(found[..., w, x], total / len(row.places))
     assert_close(found.sum(-1), torch.ones(2, 3, 3, dtype=torch.float64))
 
 
-def test_one_side_alone() -> None:
+def test_rows_or_columns_alone() -> None:
     weights = torch.rand(6, 4)
     assert_close(
         sum_columns(weights, COLUMNS), torch.stack([weights[:, 0], weights[:, 1:].sum(1)], dim=1)
@@ -34,5 +32,5 @@ def test_one_side_alone() -> None:
 
 def test_words_of_one_piece_change_nothing() -> None:
     weights = torch.rand(5, 5)
-    single = [WholeWord(str(place), [place]) for place in range(5)]
+    single = [WholeWord(str(position), [position]) for position in range(5)]
     assert_close(join_words(weights, single, single), weights)

@@ -1,6 +1,4 @@
-"""Probing a model gives the same numbers however its vectors are kept, and its controls know
-nothing.
-"""
+"""Probe scores do not depend on where activations are stored, and the controls score low."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from qkv.insight.probing.activations import ProbeData, vectors
+from qkv.insight.probing.activations import ProbeData, block_vectors
 from qkv.insight.probing.linear_probe import Learning
 from qkv.insight.probing.probe_model import Measure, Probed, Scored, best_of, probe, randomised
 from qkv.insight.probing.probe_tasks import ProbeTask
@@ -23,24 +21,20 @@ from support.families import V, gpt
 LEARNING = Learning(epochs=4, rate=0.02)
 
 
-def some(count: int, seed: int, numbers: bool = False) -> ProbeData:
-    """The class of each word is the half of the vocabulary that it is from, or its id is the
-    number.
-    """
+def random_texts(count: int, seed: int, numbers: bool = False) -> ProbeData:
+    """Random texts; the target of a token is its half of the vocabulary, or its id as a number."""
     random = np.random.default_rng(seed)
     ids = [random.integers(V, size=random.integers(2, 9)) for _ in range(count)]
-    every = np.concatenate(ids)
-    return ProbeData(
-        ids,
-        [np.arange(len(each)) for each in ids],
-        every.astype(float) if numbers else (every > 6).astype(int),
-    )
+    tokens = np.concatenate(ids)
+    targets = tokens.astype(float) if numbers else (tokens > 6).astype(int)
+    return ProbeData(ids, [np.arange(len(row)) for row in ids], targets)
 
 
 def halves(numbers: bool = False) -> ProbeTask:
-    parts = some(80, 0, numbers), some(20, 1, numbers), some(30, 2, numbers)
-    labels, measures = ((), ("distance",)) if numbers else (("small", "large"), ("accuracy",))
-    return ProbeTask("half", parts, labels, measures)  # type: ignore[arg-type]
+    parts = random_texts(80, 0, numbers), random_texts(20, 1, numbers), random_texts(30, 2, numbers)
+    if numbers:
+        return ProbeTask("half", parts, (), ("distance",))
+    return ProbeTask("half", parts, ("small", "large"), ("accuracy",))
 
 
 @pytest.fixture(autouse=True)
@@ -49,49 +43,49 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def found() -> Probed:
+def result() -> Probed:
     torch.manual_seed(0)
     return probe(gpt().float(), halves(), seeds=2, learning=LEARNING, keep="memory")
 
 
-def test_the_model_knows_and_its_controls_do_not(found: Probed) -> None:
-    assert found.layers == ("embedding", "0", "1", "norm")
-    assert found.of("model")[0].mean > 0.97  # the word is in its embedding
-    assert found.of("random model")[0].mean > 0.9
-    for score in found.of("shuffled labels"):
+def test_the_model_scores_high_and_shuffled_labels_do_not(result: Probed) -> None:
+    assert result.layers == ("embedding", "0", "1", "norm")
+    assert result.of("model")[0].mean > 0.97  # the token is in its embedding
+    assert result.of("random model")[0].mean > 0.9
+    for score in result.of("shuffled labels"):
         assert abs(score.mean - 0.5) < 0.2
-    best = found.best
-    assert best.validation == max(score.validation for score in found.of("model"))
+    best = result.best
+    assert best.validation == max(score.validation for score in result.of("model"))
     assert best.low is not None
     assert best.low <= best.mean <= (best.high or 0)
     assert len(best.seeds) == 2
-    assert found.facts["places"]["test"] == len(halves().parts[2].answers)
+    assert result.facts["places"]["test"] == len(halves().parts[2].targets)
 
 
 @pytest.mark.parametrize("keep", ["disk", "recompute"])
-def test_files_and_computing_again_give_the_same_numbers(found: Probed, keep: str) -> None:
+def test_disk_and_recomputing_give_the_same_numbers(result: Probed, keep: str) -> None:
     torch.manual_seed(0)
     other = probe(gpt().float(), halves(), seeds=2, learning=LEARNING, keep=keep)  # type: ignore[arg-type]
     assert [score[:3] for score in sorted(other.scores)] == [
-        score[:3] for score in sorted(found.scores)
+        score[:3] for score in sorted(result.scores)
     ]
-    for one, same in zip(sorted(found.scores), sorted(other.scores), strict=True):
+    for one, same in zip(sorted(result.scores), sorted(other.scores), strict=True):
         assert same.seeds == pytest.approx(one.seeds, abs=0.01)
-    for name, weight in found.weights.items():
+    for name, weight in result.weights.items():
         assert_close(other.weights[name], weight, rtol=1e-3, atol=1e-3)
 
 
-def test_what_is_saved_answers_as_the_probe_did(found: Probed, tmp_path: Path) -> None:
-    found.save(tmp_path / "out")
+def test_saved_weights_predict_as_the_probe_did(result: Probed, tmp_path: Path) -> None:
+    result.save(tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "probes.safetensors",
         "results.json",
     ]
-    told = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert told["best"] == {
-        "layer": found.best.layer, "score": found.best.mean, "validation": found.best.validation,
+    report = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert report["best"] == {
+        "layer": result.best.layer, "score": result.best.mean, "validation": result.best.validation,
     }  # fmt: skip
-    assert {score["way"] for score in told["scores"]} == {
+    assert {score["way"] for score in report["scores"]} == {
         "model",
         "random model",
         "shuffled labels",
@@ -99,36 +93,37 @@ def test_what_is_saved_answers_as_the_probe_did(found: Probed, tmp_path: Path) -
     weights = load_file(tmp_path / "out" / "probes.safetensors")
     torch.manual_seed(0)
     model, test = gpt().float(), halves().parts[2]
-    x = vectors(model, test, range(len(test)), ("1",))[0]
-    own = {
+    x = block_vectors(model, test, range(len(test)), ("1",))[0]
+    layer = {
         part: weights[f"model/1/{part}"] for part in ("mean", "deviation", "first", "first_bias")
     }
-    said = ((x - own["mean"]) / own["deviation"]) @ own["first"][1] + own["first_bias"][1]
-    right = float((said.argmax(-1) == torch.from_numpy(test.answers)).double().mean())
-    (score,) = [each for each in found.of("model") if each.layer == "1"]
-    assert right == pytest.approx(score.seeds[1])
+    x = (x - layer["mean"]) / layer["deviation"]
+    outputs = x @ layer["first"][1] + layer["first_bias"][1]
+    accuracy = float((outputs.argmax(-1) == torch.from_numpy(test.targets)).double().mean())
+    (score,) = [score for score in result.of("model") if score.layer == "1"]
+    assert accuracy == pytest.approx(score.seeds[1])
 
 
 @pytest.mark.parametrize("hidden", [0, 4])
-def test_probes_that_learned_together_are_saved_apart(tmp_path: Path, hidden: int) -> None:
-    """With controls, and all layers at once: their weights are parts of the same tensors."""
+def test_probes_trained_together_are_saved_separately(tmp_path: Path, hidden: int) -> None:
+    """With controls and all layers at once the weights are slices of the same tensors."""
     learning = Learning(hidden=hidden, epochs=1)
-    found = probe(
+    result = probe(
         gpt().float(), halves(), seeds=2, learning=learning, controls=True, keep="recompute"
     )
-    found.save(tmp_path)
+    result.save(tmp_path)
     saved = load_file(tmp_path / "probes.safetensors")
     assert {name.rpartition("/")[0] for name in saved} == {
         f"{way}/{layer}"
         for way in ("model", "random model", "shuffled labels")
         for layer in ("embedding", "0", "1", "norm")
     }
-    assert saved.keys() == found.weights.keys()
+    assert saved.keys() == result.weights.keys()
     for name, weight in saved.items():
-        assert weight.equal(found.weights[name])
+        assert weight.equal(result.weights[name])
 
 
-def test_controls_change_nothing_of_the_models_own_scores(found: Probed) -> None:
+def test_controls_do_not_change_the_scores_of_the_model(result: Probed) -> None:
     torch.manual_seed(0)
     alone = probe(
         gpt().float(),
@@ -141,40 +136,38 @@ def test_controls_change_nothing_of_the_models_own_scores(found: Probed) -> None
     )
     assert len(alone.scores) == len(alone.of("model")) == 2
     for same in alone.scores:
-        (one,) = [score for score in found.of("model") if score.layer == same.layer]
+        (one,) = [score for score in result.of("model") if score.layer == same.layer]
         assert same.seeds == pytest.approx(one.seeds, abs=0.01)
         assert same.validation == pytest.approx(one.validation, abs=0.01)
     for name, weight in alone.weights.items():
-        assert_close(weight, found.weights[name], rtol=1e-3, atol=1e-3)
+        assert_close(weight, result.weights[name], rtol=1e-3, atol=1e-3)
 
 
-def test_the_best_layer_is_chosen_by_validation_and_reported_by_the_test(found: Probed) -> None:
+def test_the_best_layer_is_chosen_by_validation_and_reported_by_the_test(result: Probed) -> None:
     def scored(measure: Measure, layer: str, test: float, validation: float) -> Scored:
         return Scored("model", measure, layer, (test,), None, None, validation)
 
-    right = [scored("accuracy", "0", 0.9, 0.5), scored("accuracy", "1", 0.7, 0.8)]
-    assert best_of(right) == right[1]
-    assert replace(found, scores=right).best.mean == 0.7
-    off = [scored("distance", "0", 1.0, 3.0), scored("distance", "1", 2.0, 2.5)]
-    assert best_of(off) == off[1]
+    accuracy = [scored("accuracy", "0", 0.9, 0.5), scored("accuracy", "1", 0.7, 0.8)]
+    assert best_of(accuracy) == accuracy[1]
+    assert replace(result, scores=accuracy).best.mean == 0.7
+    distance = [scored("distance", "0", 1.0, 3.0), scored("distance", "1", 2.0, 2.5)]
+    assert best_of(distance) == distance[1]
 
 
 def test_the_validation_score_is_that_of_the_validation_part() -> None:
-    question = halves()
-    training, validation, _ = question.parts
-    other = ProbeTask(
-        "half", (training, validation, validation), question.labels, question.measures
-    )
-    found = probe(
+    task = halves()
+    training, validation, _ = task.parts
+    other = ProbeTask("half", (training, validation, validation), task.labels, task.measures)
+    result = probe(
         gpt().float(), other, seeds=2, learning=Learning(epochs=1), keep="memory", layers=["1"]
     )
-    for score in found.scores:
+    for score in result.scores:
         assert score.validation == pytest.approx(score.mean)
 
 
 def test_numbers_with_a_hidden_layer() -> None:
     learning = Learning(hidden=16, epochs=8, rate=0.02)
-    found = probe(
+    result = probe(
         gpt().float(),
         halves(numbers=True),
         seeds=1,
@@ -182,25 +175,25 @@ def test_numbers_with_a_hidden_layer() -> None:
         keep="memory",
         layers=["embedding"],
     )
-    assert found.of("model")[0].mean < 1 < 2.5 < found.of("shuffled labels")[0].mean
-    assert found.best.measure == "distance"
-    assert found.baseline["distance"] == pytest.approx(3.2, abs=0.4)
-    assert found.weights["model/embedding/second"].shape == (1, 16, 1)
+    assert result.of("model")[0].mean < 1 < 2.5 < result.of("shuffled labels")[0].mean
+    assert result.best.measure == "distance"
+    assert result.baseline["distance"] == pytest.approx(3.2, abs=0.4)
+    assert result.weights["model/embedding/second"].shape == (1, 16, 1)
 
 
-def test_the_random_model_is_another_one_and_always_the_same() -> None:
+def test_the_random_model_is_untrained_and_reproducible() -> None:
     model = gpt().float()
     one, other = randomised(model), randomised(model)
-    weights = [each.stack.blocks[0].attention.qkv.weight for each in (model, one, other)]
+    weights = [part.stack.blocks[0].attention.qkv.weight for part in (model, one, other)]
     assert weights[1].equal(weights[2])
     assert not weights[0].equal(weights[1])
 
 
-def test_it_can_be_watched() -> None:
-    heard: dict[str, float] = {}
+def test_progress_is_reported() -> None:
+    progress: dict[str, float] = {}
 
     def stage(what: str, part: float) -> None:
-        heard[what] = heard.get(what, 0) + part
+        progress[what] = progress.get(what, 0) + part
 
     probe(
         gpt().float(),
@@ -210,12 +203,15 @@ def test_it_can_be_watched() -> None:
         layers=["0", "1"],
         stage=stage,
     )
-    assert list(heard) == [
-        "the model reads", "probes of the model", "the random model reads", "probes of the random model",
-    ]  # fmt: skip
-    assert list(heard.values()) == pytest.approx([1, 1, 1, 1])
+    assert list(progress) == [
+        "reading the texts with the model",
+        "training probes on the model",
+        "reading the texts with the random-weight control",
+        "training probes on the random model",
+    ]
+    assert list(progress.values()) == pytest.approx([1, 1, 1, 1])
 
 
-def test_no_seed_is_no_probe() -> None:
-    with pytest.raises(ValueError, match=r"^seeds: expected 1 or more, not 0$"):
+def test_zero_seeds_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"seeds: .*not 0"):
         probe(gpt(), halves(), seeds=0)

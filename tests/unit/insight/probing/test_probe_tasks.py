@@ -1,4 +1,4 @@
-"""Which piece of which word is asked, and what the answer is."""
+"""The probed positions and the targets of each probe task."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from qkv.insight.probing.probe_tasks import (
     about_position,
     about_texts,
     about_words,
-    position_question,
+    draw_windows,
+    position_task,
     probe_task,
-    windows_of,
 )
 from qkv.models import BERT, GPT, RNN, BERTConfig, GPTConfig, RNNConfig
 from qkv.text import Tokenizer, train
@@ -52,7 +52,7 @@ def tsv(path: Path, rows: list[tuple[str, str]]) -> Path:
     return path
 
 
-def test_a_causal_model_is_asked_at_the_last_piece_of_a_word_and_bert_at_the_first(
+def test_a_gpt_is_probed_at_the_last_piece_of_a_word_and_a_bert_at_the_first(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     file = conllu(tmp_path / "a.conllu")
@@ -63,8 +63,8 @@ def test_a_causal_model_is_asked_at_the_last_piece_of_a_word_and_bert_at_the_fir
     ends = np.cumsum(pieces)
     causal = about_words(gpt(tokenizer), tokenizer, file).parts[0]
     both = about_words(bert(tokenizer), tokenizer, file).parts[0]
-    assert causal.places[0].tolist() == (ends - 1).tolist()
-    assert both.places[0].tolist() == (ends - pieces + 1).tolist()  # after [start]
+    assert causal.positions[0].tolist() == (ends - 1).tolist()
+    assert both.positions[0].tolist() == (ends - pieces + 1).tolist()  # after [start]
     assert len(causal.ids[0]) + 2 == len(both.ids[0])
     assert (both.ids[0][0], both.ids[0][-1]) == (tokenizer.start, tokenizer.end)
     assert both.ids[0][1:-1].tolist() == causal.ids[0].tolist()
@@ -75,12 +75,12 @@ def test_columns_as_classes_and_heads_as_numbers(tokenizer: Tokenizer, tmp_path:
     tags = probe_task(gpt(tokenizer), tokenizer, f"{file}:upos")
     assert (tags.labels, tags.measures) == (("DET", "NOUN", "PUNCT", "VERB"), ("accuracy",))
     assert [len(part) for part in tags.parts] == [16, 2, 2]
-    assert tags.parts[0].answers[:4].tolist() == [0, 1, 3, 2]
+    assert tags.parts[0].targets[:4].tolist() == [0, 1, 3, 2]
     assert tags.baseline() == {"accuracy": 0.25}
     heads = probe_task(gpt(tokenizer), tokenizer, f"{file}:head")
     assert (heads.labels, heads.measures) == ((), ("distance",))
-    assert heads.parts[0].answers[:3].tolist() == [1, 1, -1]  # the verb is the root
-    assert len(heads.parts[0].places[0]) == 3
+    assert heads.parts[0].targets[:3].tolist() == [1, 1, -1]  # the verb is the root
+    assert len(heads.parts[0].positions[0]) == 3
     assert heads.baseline() == {"distance": pytest.approx(2 / 3)}
 
 
@@ -92,7 +92,7 @@ def test_files_to_validate_and_to_test_on(tokenizer: Tokenizer, tmp_path: Path) 
     assert [len(part) for part in parts] == [7, 5, 3]
 
 
-def test_no_file_is_for_two_things(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_no_file_is_used_twice(tokenizer: Tokenizer, tmp_path: Path) -> None:
     model, file, other = (
         gpt(tokenizer),
         conllu(tmp_path / "a.conllu"),
@@ -109,33 +109,31 @@ def test_no_file_is_for_two_things(tokenizer: Tokenizer, tmp_path: Path) -> None
     ):
         same = [str(tmp_path / name)]
         for use in ("validation", "test"):
-            message = rf"^{use}: .*conllu is a file of target, too; expected texts that are in one of them$"
-            with pytest.raises(ValueError, match=message):
+            with pytest.raises(ValueError, match=rf"{use}: .*file of target"):
                 probe_task(model, tokenizer, f"{file}:upos", **{use: same})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"^test: .*b.conllu is a file of validation, too; "):
+    with pytest.raises(ValueError, match=r"test: .*file of validation"):
         about_words(model, tokenizer, file, validation=[str(other)], test=[str(other)])
     table = tsv(tmp_path / "a.tsv", [(text, "ab"[n % 2]) for n, text in enumerate(SENTENCES[:20])])
-    with pytest.raises(ValueError, match=r"^test: .*a.tsv is a file of target, too; "):
+    with pytest.raises(ValueError, match=r"test: .*file of target"):
         about_texts(model, tokenizer, table, test=[str(table)])
 
 
-def test_words_beyond_the_context_are_not_asked(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_words_beyond_the_context_are_not_probed(tokenizer: Tokenizer, tmp_path: Path) -> None:
     small = GPT(GPTConfig(vocabulary=tokenizer.vocabulary, **(SMALL | {"context": 5})))
-    question = about_words(small, tokenizer, conllu(tmp_path / "a.conllu"))
-    assert max(places[-1] for places in question.parts[0].places) < 5
-    assert "words lie beyond 5 tokens" in question.notes[0]
+    task = about_words(small, tokenizer, conllu(tmp_path / "a.conllu"))
+    assert max(positions[-1] for positions in task.parts[0].positions) < 5
+    assert "words lie beyond 5 tokens" in task.notes[0]
 
 
-@pytest.mark.parametrize(("pooling", "place"), [("first", 0), ("last", -1), ("mean", 0)])
+@pytest.mark.parametrize(("pooling", "position"), [("first", 0), ("last", -1), ("mean", 0)])
 def test_a_text_is_its_first_or_last_vector_or_the_mean(
-    tokenizer: Tokenizer, tmp_path: Path, pooling: Any, place: int
+    tokenizer: Tokenizer, tmp_path: Path, pooling: Any, position: int
 ) -> None:
     file = tsv(tmp_path / "a.tsv", [(text, "ab"[n % 2]) for n, text in enumerate(SENTENCES[:20])])
     part = about_texts(gpt(tokenizer), tokenizer, file, pooling=pooling).parts[1]
     assert part.mean == (pooling == "mean")
-    assert [int(each[0]) for each in part.places] == [
-        len(ids) - 1 if place else 0 for ids in part.ids
-    ]
+    for positions, ids in zip(part.positions, part.ids, strict=True):
+        assert int(positions[0]) == (len(ids) - 1 if position else 0)
     assert tokenizer.end not in part.ids[0].tolist()
 
 
@@ -151,9 +149,7 @@ def test_labels_are_numbers_if_one_has_a_fraction(tokenizer: Tokenizer, tmp_path
     names = tsv(
         tmp_path / "names.tsv", [(text, "ab"[n % 2]) for n, text in enumerate(SENTENCES[:20])]
     )
-    with pytest.raises(
-        ValueError, match=r"names.tsv:\d+: expected a number as the label, not '[ab]'$"
-    ):
+    with pytest.raises(ValueError, match=r"names.tsv:\d+: .*number"):
         about_texts(model, tokenizer, names, numbers=True)
 
 
@@ -161,72 +157,56 @@ def test_windows_begin_in_the_middle_of_texts() -> None:
     ids = np.arange(1000)
     ends = np.array([1, 2, 3, 50, 51, 400, 1000])
     tokens = Tokens([ids], ends, "f")
-    windows = windows_of(tokens, 10, 2000)
-    begins = sorted(int(each[0]) for each in windows.ids)
+    windows = draw_windows(tokens, 10, 2000)
+    begins = sorted(int(ids[0]) for ids in windows.ids)
     assert begins == sorted(set(range(991)) - {0, *ends.tolist()})
-    assert all(each.tolist() == list(range(each[0], each[0] + 10)) for each in windows.ids)
-    assert windows.answers.tolist() == list(range(10)) * len(windows)
-    question = position_question(tokens, 10, 30)
-    seen = [{id for each in part.ids for id in each.tolist()} for part in question.parts]
-    assert not seen[0] & seen[1]
-    assert not seen[1] & seen[2]
-    assert question.baseline() == {"distance": 2.5, "accuracy": pytest.approx(0.1)}
+    assert all(ids.tolist() == list(range(ids[0], ids[0] + 10)) for ids in windows.ids)
+    assert windows.targets.tolist() == list(range(10)) * len(windows)
+    task = position_task(tokens, 10, 30)
+    tokens_of_part = [set(np.concatenate(part.ids).tolist()) for part in task.parts]
+    assert not tokens_of_part[0] & tokens_of_part[1]
+    assert not tokens_of_part[1] & tokens_of_part[2]
+    assert task.baseline() == {"distance": 2.5, "accuracy": pytest.approx(0.1)}
 
 
-def test_what_cannot_be_asked(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_bad_targets_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
     model, file = gpt(tokenizer), conllu(tmp_path / "a.conllu")
     (tmp_path / "empty.conllu").write_text("")
     (tmp_path / "short.txt").write_text("a b c")
     same = tsv(tmp_path / "same.tsv", [(text, "a") for text in SENTENCES[:20]])
     one = tsv(tmp_path / "one.tsv", [("a text", "a")])
-    for target, how, message in [
+    for target, options, message in [
         (f"{file}:colour", {}, r"a.conllu: .*colour"),
-        (f"{file}:xpos", {}, r"^a.conllu:xpos: every answer is '_'; expected two classes or more$"),
-        (str(same), {}, r"^same.tsv: every answer is 'a'; expected two classes or more$"),
-        (str(one), {}, r"one.tsv: 1 texts are too few to hold some out; give validation and test$"),
+        (f"{file}:xpos", {}, r"a.conllu:xpos: .*'_'.*two classes"),
+        (str(same), {}, r"same.tsv: .*'a'.*two classes"),
+        (str(one), {}, r"one.tsv: .*too few"),
         (str(tmp_path / "none.tsv"), {}, r"none.tsv: no such file or folder"),
-        ("dev.conllu", {}, r"^target: name a column of dev.conllu, such as dev.conllu:upos$"),
-        ("dev.conllu:", {}, r"^target: name a column of dev.conllu, such as dev.conllu:upos$"),
-        (
-            "a:b/dev.conllu.xz",
-            {},
-            r"^target: name a column of a:b/dev.conllu.xz, such as a:b/dev.conllu.xz:upos$",
-        ),
-        (
-            "dev.conllu.gz",
-            {},
-            r"^target: name a column of dev.conllu.gz, such as dev.conllu.gz:upos$",
-        ),
+        ("dev.conllu", {}, r"target: .*such as dev.conllu:upos"),
+        ("dev.conllu:", {}, r"target: .*such as dev.conllu:upos"),
+        ("a:b/dev.conllu.xz", {}, r"target: .*such as a:b/dev.conllu.xz:upos"),
+        ("dev.conllu.gz", {}, r"target: .*such as dev.conllu.gz:upos"),
         ("old.conllu/labels.tsv", {}, r"^old.conllu/labels.tsv: no such file or folder"),
         (f"{tmp_path / 'empty.conllu'}:upos", {}, r"empty.conllu: the file has no sentences$"),
-        (f"{file}:upos", {"data": ["x"]}, r"^data: the texts are those of .*; leave it out$"),
-        (f"{file}:upos", {"most": 0}, r"^examples: expected 1 or more, not 0$"),
-        ("position", {}, r"^data: expected texts in which places are asked$"),
-        (
-            "position",
-            {"data": ["python"], "test": ["x"]},
-            r"^test: of position a part of the data is held out; leave",
-        ),
+        (f"{file}:upos", {"data": ["x"]}, r"data: .*leave it out"),
+        (f"{file}:upos", {"most": 0}, r"examples: .*not 0"),
+        ("position", {}, r"data: expected texts"),
+        ("position", {"data": ["python"], "test": ["x"]}, r"test: .*held out"),
         (
             "position",
             {"data": [str(tmp_path / "short.txt")], "length": 16},
             r"^held_out: |^length: a part of the text has \d tokens",
         ),
-        (
-            "position",
-            {"data": ["python"], "length": 33},
-            r"^length: expected 2 to 32 tokens, which the model .* not 33$",
-        ),
+        ("position", {"data": ["python"], "length": 33}, r"length: .*2 to 32 .*not 33"),
     ]:
         with pytest.raises((ValueError, FileNotFoundError), match=message):
-            probe_task(model, tokenizer, target, **how)  # type: ignore[arg-type]
+            probe_task(model, tokenizer, target, **options)  # type: ignore[arg-type]
 
 
-def test_an_rnn_has_no_longest_text(
+def test_an_rnn_has_no_maximum_length(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QKV_CACHE", str(tmp_path))
     (tmp_path / "long.txt").write_text(" ".join(SENTENCES * 5))
     model = RNN(RNNConfig(vocabulary=tokenizer.vocabulary, width=8))
-    question = about_position(model, tokenizer, [str(tmp_path / "long.txt")], length=40, windows=5)
-    assert {len(ids) for ids in question.parts[0].ids} == {40}
+    task = about_position(model, tokenizer, [str(tmp_path / "long.txt")], length=40, windows=5)
+    assert {len(ids) for ids in task.parts[0].ids} == {40}
