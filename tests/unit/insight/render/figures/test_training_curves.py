@@ -13,9 +13,10 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import same_color
 
+from qkv.insight.render.figures.curve_smoothing import BUCKETS, smoothed, thinned
 from qkv.insight.render.figures.figure_style import COLOURS
 from qkv.insight.render.figures.run_metrics import names, read_run, short
-from qkv.insight.render.figures.training_curves import BUCKETS, draw, plot, smoothed, thinned
+from qkv.insight.render.figures.training_curves import draw, plot
 from qkv.training.logging.metrics import NAME, Metrics
 
 
@@ -201,7 +202,7 @@ def test_a_run_in_progress_is_drawn_without_its_half_line(tmp_path: Path) -> Non
     folder = run(tmp_path / "run", row(1), row(2))
     with (folder / NAME).open("a") as file:
         file.write('{"step": 3, "lo')
-    assert read_run(folder, "run", "step").told.startswith("2 steps so far")
+    assert read_run(folder, "run", "step").summary.startswith("2 steps so far")
     assert is_png(plot([folder]))
 
 
