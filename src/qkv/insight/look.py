@@ -8,86 +8,34 @@ import html
 import json
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxtyping import Float
 from safetensors.torch import save_file
-from torch import Tensor
 
 from qkv import artifact, storage
-from qkv.generation.fill import Guess
 from qkv.insight.inspect.attribution import attribution as attribute
-from qkv.insight.inspect.capture import Attention, attention_sites, capture_attention
+from qkv.insight.inspect.capture import attention_sites, capture_attention
 from qkv.insight.inspect.logit_lens import lens, next_tokens, predicts_tokens, stack_of
+from qkv.insight.inspect.look_data import (
+    ALL_LAYERS_MAX_WEIGHTS as ALL_LAYERS,
+)
+from qkv.insight.inspect.look_data import ATTRIBUTION_MAX_TOKENS as BRIEF
+from qkv.insight.inspect.look_data import LENS_MAX_TOKENS as SHORT
+from qkv.insight.inspect.look_data import NORMS_MAX_TOKENS as MIDDLING
+from qkv.insight.inspect.look_data import LookData
 from qkv.insight.inspect.model_input import Reading, read
-from qkv.insight.inspect.residual_norms import Norms, norms
+from qkv.insight.inspect.residual_norms import norms
 from qkv.insight.render.figures.figure_style import ENDINGS
 from qkv.models import BERT, TaskModel
 from qkv.models.registry import Model, backbone_of
 from qkv.text.tokenizer import Tokenizer
 
 FORMATS = (".html", *ENDINGS, ".safetensors")
-ALL_LAYERS = 160_000_000
-"""Up to so many weights all layers are kept: 1,024 tokens of 12 layers with 12 heads. Beyond, one
-is.
-"""
-SHORT = 256
-"""Up to so many tokens the lens is made unasked: every layer has a distribution over the vocabulary
-at every place.
-"""
-BRIEF = 48
-"""Up to so many tokens a page has attributions, for which a gradient is made at every place."""
-MIDDLING = 1024
-"""Up to so many tokens the gradients' norms are made unasked."""
 
 
-@dataclass(frozen=True, eq=False)
-class Look:
-    """All that a look at a text shows. In a notebook it shows itself; `save` writes it as a page or
-    a picture.
-    """
-
-    model: str
-    """Its name, for titles."""
-    reading: Reading
-    attention: list[Attention]
-    """Of each kind; none of an RNN without attention, or where attention=False left it out."""
-    next: list[list[Guess]] | None
-    """The likeliest tokens at each place; None of an encoder that says no words."""
-    lens: list[list[list[Guess]]] | None
-    """The same after the embedding and after each layer."""
-    norms: Norms | None
-    attribution: Float[Tensor, "T S"] | None = None
-    """What each place's likeliest token owes to each token read: |gradient x input|, a row sums to
-    1.
-    """
-    both_ways: bool = False
-    """The model is a BERT, which says what stands at a place; any other says what comes next."""
-
-    def __repr__(self) -> str:
-        kinds = ", ".join(
-            f"{each.kind} ({each.depth} layers of {each.heads} heads)" for each in self.attention
-        )
-        return (
-            f"Look({self.model!r}, {len(self.reading.text.ids)} tokens, {kinds or 'no attention'})"
-        )
-
-    def of(self, kind: str | None = None) -> Attention:
-        """One kind of attention: of a translator cross-attention, unless another is named."""
-        kinds = [each.kind for each in self.attention]
-        if not kinds:
-            raise ValueError(
-                "attention: this look has none: an RNN without attention has no weights, and attention=False "
-                "captures none"
-            )
-        if kind is None:
-            return self.attention[kinds.index("cross") if "cross" in kinds else 0]
-        if kind not in kinds:
-            raise ValueError(f"kind: this model has {', '.join(kinds)}, not {kind}")
-
-        return self.attention[kinds.index(kind)]
+class Look(LookData):
+    """What a model does with a text. A notebook displays it; `save` writes a page or a picture."""
 
     def save(self, path: Path | str, **how: Any) -> Path:
         """As a page (.html), as numbers (.safetensors), or one view as a picture (.png, .svg,
