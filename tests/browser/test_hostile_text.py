@@ -40,7 +40,7 @@ def test_nothing_runs_and_nothing_overflows_in_any_view(open_page: Open, width: 
             )
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             assert page.inner_text("h1") == NAME
-    assert page.title() == f"{NAME}: a look inside"
+    assert page.title() == f"{NAME}: attention"
 
 
 def test_a_translation_of_hostile_words(open_page: Open) -> None:

@@ -53,7 +53,7 @@ def test_a_full_server_says_when_and_is_asked_again_by_itself(visit: Open) -> No
     alert = page.locator(".result [role=alert]")
     alert.wait_for()
     assert "queue: 64 requests wait already; come again" in alert.inner_text()
-    page.wait_for_selector("button:text-matches('Try again .by itself in (30|2.) s.')")
+    page.wait_for_selector("button:text-matches('Try again .automatically in (30|2.) s.')")
     page.clock.run_for(30_000)
     page.wait_for_function(
         "() => document.querySelectorAll('.result .tokens .token:not(.given)').length === 5"
@@ -70,7 +70,7 @@ def test_what_is_wrong_with_a_request_is_said_in_the_server_s_words(visit: Open)
     assert "prompt: " in alert.inner_text()
     assert page.locator("button:text-is('Generate')").is_visible()  # nothing hangs
     page = visit(link(tab="fill", model="bert", masked="no mask here"), refused=True)
-    page.click("button:text-is('Guess')")
+    page.click("button:text-is('Predict')")
     page.wait_for_selector("[role=alert]:has-text('write [mask] where a word is missing')")
 
 
@@ -78,12 +78,12 @@ def test_stopped(visit: Open, server: Any) -> None:
     page = visit(link(tab="write", model="gpt", prompt="the", max_tokens=20, temperature=0))
     page.route("**/v1/completions", lambda route: None)  # a model that takes its time
     page.click("button:text-is('Generate')")
-    page.wait_for_selector("text=The model reads …")
+    page.wait_for_selector("text=Running the model …")
     assert page.get_attribute(".result .tokens", "aria-busy") == "true"
     assert page.evaluate("document.activeElement.textContent") == "Stop"
     page.keyboard.press("Enter")
     written(page)
-    assert page.inner_text(".result .state") == "0 tokens. You stopped it."
+    assert page.inner_text(".result .state") == "0 tokens. Stopped."
     assert page.locator(".result .notice").count() == 0
     assert page.evaluate("document.activeElement.textContent") == "Generate"
     page.unroute("**/v1/completions")
@@ -153,7 +153,7 @@ def test_a_model_that_failed_one_that_is_not_there_and_a_locked_server(visit: Op
     ]  # one that failed is not offered
     page.click("#tab-fill")
     page.wait_for_selector("text=No model of this server fills masks.")
-    why = 'bert cannot fill masks: it only embeds texts. Look inside it with qkv look bert "a text"'
+    why = 'bert cannot fill masks: it only embeds texts. Inspect it with qkv look bert "a text"'
     assert page.inner_text(".gate > .note") == why
 
     def none(page: Any) -> None:
@@ -179,8 +179,8 @@ def test_a_server_that_is_gone_comes_back_and_nothing_is_lost(visit: Open) -> No
     page.wait_for_selector("#qkv[data-shown]")
     for path in ("**/v1/**", "**/health"):
         page.route(path, lambda route: route.abort())
-    page.click("button:text-is('Go on')")
-    page.wait_for_selector(".gate [role=alert]:has-text('The server does not answer.')")
+    page.click("button:text-is('Continue')")
+    page.wait_for_selector(".gate [role=alert]:has-text('The server does not respond.')")
     page.wait_for_selector(".result button:text-is('Try again')")
     assert tokens(page) == said
     for path in ("**/v1/**", "**/health"):
@@ -188,7 +188,7 @@ def test_a_server_that_is_gone_comes_back_and_nothing_is_lost(visit: Open) -> No
     page.wait_for_selector("#playground[data-state=ready]")
     assert page.locator(".gate").inner_text() == ""
     assert page.locator("[role=alert]").count() == 0  # nothing says any more that it is gone
-    page.click("button:text-is('Go on')")
+    page.click("button:text-is('Continue')")
     page.wait_for_function(
         "() => document.querySelectorAll('.result .tokens .token:not(.given)').length === 8"
     )
@@ -245,8 +245,8 @@ def test_dark_and_light_and_the_words_for_those_who_hear_the_page(visit: Open) -
     generate(page)
     heard = page.evaluate("window.heard")
     assert len(heard) == 2  # that it writes, and what it wrote: never a word for each token
-    assert heard[0] == "Writing …"
-    assert heard[1].startswith("20 tokens. That is the length you asked for.")
+    assert heard[0] == "Generating …"
+    assert heard[1].startswith("20 tokens. Maximum number of tokens reached.")
     unnamed = "all => all.filter(it => !it.labels?.length && !it.ariaLabel && !it.textContent.trim()).length"
     assert (
         page.eval_on_selector_all("#playground :is(input, textarea, select, button)", unnamed) == 0
@@ -266,7 +266,7 @@ def test_the_link_is_copied(visit: Open) -> None:
     assert other.evaluate("document.documentElement.dataset.theme") == "dark"
     assert asked == []
     assert other.locator(".masks").is_hidden()
-    page.click("button:text-is('Guess')")
+    page.click("button:text-is('Predict')")
     page.wait_for_selector(".masks .option")
     again = visit(copied(page))  # there was an answer: it is asked for
     again.wait_for_selector(".masks .option")

@@ -41,7 +41,7 @@ def test_translations_with_their_alignment(visit: Open, server: Any) -> None:
     row = aligned["weights"][0]
     best = max(range(len(row)), key=row.__getitem__)
     said = page.inner_text(".alignment .status")
-    assert said.startswith(f"“{aligned['target'][0]}” looks at “{aligned['source'][best]}” ")
+    assert said.startswith(f"“{aligned['target'][0]}” attends to “{aligned['source'][best]}” ")
     assert alike([said.split("” ")[2].split(",")[0]], [row[best]])
     seen = page.eval_on_selector_all(
         ".alignment-lines path:not(.faint)", "all => all.map(each => each.dataset.to)"
@@ -54,7 +54,7 @@ def test_translations_with_their_alignment(visit: Open, server: Any) -> None:
 def test_guesses_for_masks_and_one_put_in(visit: Open, server: Any) -> None:
     masked = "the [mask] sat on the [mask]"
     page = visit(link(tab="fill", model="bert", masked=masked))
-    page.click("button:text-is('Guess')")
+    page.click("button:text-is('Predict')")
     page.wait_for_selector(".masks .option")
     answer = answered(server, "/v1/fill", model="bert", text=masked, top=5)
     flat = [guess for mask in answer["masks"] for guess in mask]
@@ -111,18 +111,18 @@ def check_answer(page: Any, task: str, texts: list[str], answer: dict[str, Any])
     numbers = page.locator("section[aria-label=Answer] .number").all_inner_texts()
     heading = page.inner_text("section[aria-label=Answer] h2")
     if task == "regress":
-        assert heading == f"The number is {answer['number']:.3f}"
+        assert heading == f"Predicted value: {answer['number']:.3f}"
     elif task == "tag":
         assert page.locator(".tagged").all_inner_texts() == list(ASKED["tag"][0])
         assert page.locator(".tags .tag").all_inner_texts() == [tag for _, tag, _ in answer["tags"]]
         assert alike(numbers, [likely for _, _, likely in answer["tags"]])
     elif task == "choice":
-        assert heading.startswith(f"It chooses {texts[1 + answer['choice']]} with ")
+        assert heading.startswith(f"Predicted choice: {texts[1 + answer['choice']]}, ")
         assert alike(numbers, answer["scores"])
-        page.click("text=Another choice")
+        page.click("text=Add a choice")
         assert page.locator("#panel textarea").count() == len(texts) + 1
     else:
-        assert heading.startswith(f"It says {answer['label']} with ")
+        assert heading.startswith(f"Predicted class: {answer['label']}, ")
         assert alike(numbers, sorted(answer["scores"].values(), reverse=True))
         assert page.locator(".bars li").count() == 3
 
@@ -132,7 +132,7 @@ def test_a_talk_is_streamed_changed_and_asked_for_anew(visit: Open, server: Any)
     asked = bodies(page, "/v1/chat/completions")
     page.fill("#say", "hello")
     page.keyboard.press("Enter")
-    page.wait_for_selector("button:text-is('Another answer'):enabled")
+    page.wait_for_selector("button:text-is('Regenerate'):enabled")
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
     assert asked[0]["messages"] == messages
     how = {"model": "chat", "temperature": 0.8, "top_p": 0.95, "seed": 5, "max_tokens": 8}
@@ -144,9 +144,9 @@ def test_a_talk_is_streamed_changed_and_asked_for_anew(visit: Open, server: Any)
     )
     talk = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": said}]
     settings_where(page, lambda chosen: json.loads(chosen.get("talk", "[]")) == talk)
-    page.click("button:text-is('Another answer')")
+    page.click("button:text-is('Regenerate')")
     page.wait_for_function("() => document.querySelector('#seed').value !== '5'")
-    page.wait_for_selector("button:text-is('Another answer'):enabled")
+    page.wait_for_selector("button:text-is('Regenerate'):enabled")
     assert asked[1]["messages"] == messages
     assert asked[1]["seed"] != 5
     page.click("button:text-is('Edit')")
@@ -154,10 +154,10 @@ def test_a_talk_is_streamed_changed_and_asked_for_anew(visit: Open, server: Any)
     assert page.locator(".turn").count() == 0
     page.fill("#say", "hello again")
     page.keyboard.press("Enter")
-    page.wait_for_selector("button:text-is('Another answer'):enabled")
+    page.wait_for_selector("button:text-is('Regenerate'):enabled")
     assert asked[2]["messages"][1:] == [{"role": "user", "content": "hello again"}]
     settings_where(page, lambda chosen: len(json.loads(chosen["talk"])) == 2)
     again = visit(page.evaluate("location.hash"))
     assert again.locator(".turn").count() == 2
-    page.click("button:text-is('Begin anew')")
-    page.wait_for_selector("text=Say something, and the model answers.")
+    page.click("button:text-is('New conversation')")
+    page.wait_for_selector("text=Type a message to start a conversation.")

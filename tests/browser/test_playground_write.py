@@ -39,7 +39,7 @@ def test_what_streams_in_is_what_the_api_says_coloured_by_its_probability(
     assert {name: asked[0][name] for name in DRAWN} == DRAWN
     assert tokens(page, ".result .tokens .token.given") == [each["text"] for each in prompt]
     assert tokens(page) == shown_as(page, [each["text"] for each in choice["tokens"]])
-    assert page.inner_text(".result .state") == "12 tokens. That is the length you asked for."
+    assert page.inner_text(".result .state") == "12 tokens. Maximum number of tokens reached."
     for made, token in zip(
         page.locator(".result .tokens .token:not(.given)").all(), choice["tokens"], strict=True
     ):
@@ -63,7 +63,7 @@ def test_the_next_token_is_drawn_as_temperature_and_filters_change_it(
     page.fill("#top-k", "3")
     page.keyboard.press("Tab")
     page.locator(".two-bars .out").nth(7).wait_for()
-    assert page.locator(".two-bars .number").all_inner_texts()[3:] == ["left out"] * 8
+    assert page.locator(".two-bars .number").all_inner_texts()[3:] == ["filtered out"] * 8
     kept = answered(server, "/v1/next", model="gpt", prompt=PROMPT, top=10, top_k=3)["tokens"][:3]
     assert alike(
         page.locator(".two-bars .number").all_inner_texts()[:3],
@@ -73,7 +73,7 @@ def test_the_next_token_is_drawn_as_temperature_and_filters_change_it(
     page.wait_for_function(
         "() => document.querySelector('.two-bars .number').textContent === '100.0%'"
     )
-    assert "left out" in rows.nth(1).get_attribute("aria-label")
+    assert "filtered out" in rows.nth(1).get_attribute("aria-label")
     settings_where(
         page, lambda chosen: (chosen.get("top_k"), chosen.get("temperature")) == ("3", "0")
     )
@@ -101,12 +101,12 @@ def test_a_chosen_alternative_is_gone_on_from_and_undone(visit: Open, server: An
     assert tokens(page)[:3] == before[:3]
     assert tokens(page)[4:] == shown_as(page, [each["text"] for each in on["tokens"]])
     state = page.inner_text(".result .state")
-    assert state == "8 new tokens after 4 that stood there. That is the length you asked for."
+    assert state == "8 new tokens after 4 earlier ones. Maximum number of tokens reached."
     seen = tokens(page)
     other = visit(copied(page))  # what was chosen by hand comes with the link
     other.wait_for_selector(".result .tokens .token.chosen")
     assert tokens(other) == seen
-    assert other.inner_text(".result .state") == "12 tokens. They came with the link."
+    assert other.inner_text(".result .state") == "12 tokens. Restored from the link."
     assert other.evaluate("document.activeElement === document.body")
     kinds = "all => all.map(each => each.className)"
     assert other.eval_on_selector_all(".result .token", kinds) == page.eval_on_selector_all(
@@ -133,15 +133,15 @@ def test_a_token_of_the_prompt_opens_too_and_going_on_takes_all_ids(
         [math.exp(each["logprob"]) for each in listed],
     )
     page.keyboard.press("Escape")
-    assert page.evaluate("document.activeElement.dataset.place") == "2"
+    assert page.evaluate("document.activeElement.dataset.position") == "2"
     asked = bodies(page, "/v1/completions")
-    page.click("button:text-is('Go on')")
+    page.click("button:text-is('Continue')")
     page.wait_for_function(
         "() => document.querySelectorAll('.result .tokens .token:not(.given)').length === 8"
     )
     assert asked[0]["prompt"] == ids + [each["id"] for each in choice["tokens"]]
     page.locator(".result .tokens .token.given").first.click()
-    page.wait_for_selector("text=Nothing stands before the first token")
+    page.wait_for_selector("text=The first token has no context")
     page.keyboard.press("Escape")
     page.locator(".result .tokens .token.given").nth(2).click()
     chosen = next(each for each in listed if each["id"] != ids[2])
@@ -162,7 +162,7 @@ def test_a_token_of_the_prompt_opens_too_and_going_on_takes_all_ids(
 def test_by_keys_alone(visit: Open) -> None:
     page = visit(link(tab="write", model="gpt", max_tokens=6))
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.textContent") == "To the content"
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.id") == "prompt"
@@ -175,7 +175,7 @@ def test_by_keys_alone(visit: Open) -> None:
     page.locator(".result .tokens .token[tabindex='0']").focus()
     page.keyboard.press("End")
     page.keyboard.press("ArrowLeft")
-    place = int(page.evaluate("document.activeElement.dataset.place"))
+    place = int(page.evaluate("document.activeElement.dataset.position"))
     assert place == page.locator(".result .tokens .token").count() - 2
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
     page.keyboard.press("Enter")
@@ -186,7 +186,9 @@ def test_by_keys_alone(visit: Open) -> None:
     page.keyboard.press("Enter")
     page.wait_for_selector(".result .tokens .token.chosen")
     written(page)
-    assert page.locator(".result .tokens .token.chosen").get_attribute("data-place") == str(place)
+    assert page.locator(".result .tokens .token.chosen").get_attribute("data-position") == str(
+        place
+    )
 
 
 def test_zero_one_and_few_shot(visit: Open) -> None:
@@ -205,11 +207,11 @@ def test_zero_one_and_few_shot(visit: Open) -> None:
     page.click("button:text-is('Zero-shot')")
     assert page.inner_text(".preview") == "Write the opposite of each word.\nbig ->"
     page.click("button:text-is('One-shot')")
-    page.click("text=Put it into the prompt")
+    page.click("text=Use this prompt")
     assert page.input_value("#prompt") == one
     assert page.locator("#stop").is_visible()  # the answer ends with its line
     assert page.input_value("#stop") == "\\n"
-    assert "a line break is a stop text" in page.text_content("[role=status].unseen")
+    assert "a line break is a stop sequence" in page.text_content("[role=status].unseen")
     settings_where(page, lambda chosen: chosen.get("prompt") == one)
     page.click("#tab-chat")
     page.click("#tab-fill")
@@ -270,7 +272,7 @@ def test_another_text_has_another_seed(visit: Open) -> None:
     page = visit(link(tab="write", model="gpt", prompt=PROMPT, max_tokens=4))
     generate(page)
     asked = bodies(page, "/v1/completions")
-    page.click("button:text-is('Another text')")
+    page.click("button:text-is('Regenerate')")
     page.wait_for_function("() => document.querySelector('#seed').value !== '0'")
     written(page)
     assert str(asked[0]["seed"]) == page.input_value("#seed")
@@ -296,10 +298,10 @@ def test_a_full_context_is_said_and_nothing_is_asked_beyond_it(visit: Open) -> N
     page.click("button:text-is('Generate')")
     full = "The model's context of 64 tokens is full."
     page.wait_for_selector(f'.result .state:has-text("{full}")')
-    page.wait_for_selector(f'.distribution:has-text("{full} So nothing comes next.")')
+    page.wait_for_selector(f'.distribution:has-text("{full} No token can follow.")')
     assert page.locator(".result .tokens .token").count() == 65
-    assert page.locator("button:text-is('Go on')").is_disabled()
-    assert page.locator("button:text-is('Go on')").get_attribute("title") == full
+    assert page.locator("button:text-is('Continue')").is_disabled()
+    assert page.locator("button:text-is('Continue')").get_attribute("title") == full
     page.locator(".result .tokens .token").last.click()
     page.click(".card .option:not([aria-current]) >> nth=0")  # which nobody can read
     page.wait_for_selector(f'.result .state:has-text("0 new tokens after"):has-text("{full}")')
@@ -307,7 +309,7 @@ def test_a_full_context_is_said_and_nothing_is_asked_beyond_it(visit: Open) -> N
     page.click(".card .option:not([aria-current]) >> nth=0")
     page.wait_for_selector(f'.result .state:has-text("4 new tokens after"):has-text("{full}")')
     page.wait_for_selector(
-        f'.distribution:not([aria-busy]):has-text("{full} So nothing comes next.")'
+        f'.distribution:not([aria-busy]):has-text("{full} No token can follow.")'
     )
     following, seen = asked
     lengths = lambda bodies: [len(each.get("prompt", each.get("text"))) for each in bodies]  # noqa: E731
@@ -316,7 +318,7 @@ def test_a_full_context_is_said_and_nothing_is_asked_beyond_it(visit: Open) -> N
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.click("text=Copy link")
     page.wait_for_selector(
-        "[role=status].unseen:has-text('The link has the settings.')", state="attached"
+        "[role=status].unseen:has-text('Link with the settings copied.')", state="attached"
     )
 
 
@@ -345,7 +347,7 @@ def test_a_stop_text_is_none_of_the_text(visit: Open, server: Any) -> None:
     page = visit(link(tab="write", model="gpt", prompt=PROMPT, seed=7, max_tokens=12, stop=stop))
     generate(page)
     assert stopped["reason"] == "stop"
-    assert page.inner_text(".result .state").endswith("It came to a stop text.")
+    assert page.inner_text(".result .state").endswith("Stop sequence reached.")
     plain = page.text_content(".result .unseen")
     assert plain == f"As plain text: {PROMPT}{stopped['text']}"
     assert page.locator(".result .tokens .token.over").count() > 0

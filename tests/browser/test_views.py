@@ -86,7 +86,7 @@ def test_a_pinned_row_lists_and_shades_what_it_looks_at(open_page: Open) -> None
     page.click("canvas.cells", position={"x": 0.5 * cell, "y": 4.5 * cell})
     settled(page, token=4)
     row = look.attention[0].layers[0][0, 4]
-    assert page.inner_text(".side h2") == f"{CATS[4]} looks at"
+    assert page.inner_text(".side h2") == f"{CATS[4]} attends to"
     assert percents(page.inner_text(".bars")) == pytest.approx(
         row[:5].sort(descending=True).values.tolist(), abs=6e-4
     )
@@ -216,7 +216,11 @@ def test_lines_run_between_the_words_that_look_and_those_that_are_looked_at(
 def test_an_encoder_decoder_has_three_kinds_and_its_source_on_the_left(open_page: Open) -> None:
     look = made_look(KEDI, inside={3}, source=CAT)
     page = open_page(look)
-    assert page.inner_text("[aria-label='Attention of']").split() == ["Encoder", "Decoder", "Cross"]
+    assert page.inner_text("[aria-label='Kind of attention']").split() == [
+        "Encoder",
+        "Decoder",
+        "Cross",
+    ]
     page.keyboard.press("3")
     settled(page, view="lines", kind="cross")
     said = [*KEDI[1:], "[end]"]  # a row is the word that was chosen by looking
@@ -240,7 +244,7 @@ def test_what_comes_next(open_page: Open, causal: bool) -> None:
     page = open_page(look, "#view=next")
     page.click(".strip .piece >> nth=2")
     settled(page, token=2)
-    assert page.inner_text(".side h2") == ("After chase" if causal else "In the place of chase")
+    assert page.inner_text(".side h2") == ("After chase" if causal else "At the position of chase")
     shown = [line.split("\n") for line in page.locator(".bars li").all_inner_texts()]
     assert [text for text, _ in shown] == [guess.text for guess in look.next[2]]
     assert [float(chance[:-1]) for _, chance in shown] == pytest.approx(
@@ -261,9 +265,9 @@ def test_a_gpt_without_its_mask_is_asked_what_comes_next_and_a_bert_of_one_word_
 ) -> None:
     """The question is the model's, whatever its weights look like."""
     page = open_page(replace(made_look(causal=False), both_ways=False), "#view=next")
-    assert page.inner_text("nav [data-view=next]") == "Next word"
+    assert page.inner_text("nav [data-view=next]") == "Next token"
     page = open_page(replace(made_look(["alone"]), both_ways=True), "#view=next")
-    assert page.inner_text(".side h2") == "In the place of alone"
+    assert page.inner_text(".side h2") == "At the position of alone"
 
 
 def test_the_lens_has_every_layer_and_place(open_page: Open) -> None:
@@ -272,12 +276,12 @@ def test_the_lens_has_every_layer_and_place(open_page: Open) -> None:
     page = open_page(look, "#view=lens")
     for layer, places in enumerate(look.lens):
         for place, guesses in enumerate(places):
-            cell = page.locator(f"[data-layer='{layer}'][data-place='{place}']")
+            cell = page.locator(f"[data-layer='{layer}'][data-position='{place}']")
             assert cell.inner_text().split("\n") == [
                 guesses[0].text,
                 f"{round(100 * guesses[0].probability)}%",
             ]
-    page.hover("[data-layer='0'][data-place='3']")
+    page.hover("[data-layer='0'][data-position='3']")
     assert page.inner_text(".side h2") == "After the embedding, following un"
     assert [line.split("\n")[0] for line in page.locator(".bars li").all_inner_texts()] == [
         guess.text for guess in look.lens[0][3]

@@ -20,9 +20,9 @@ def test_whatever_is_missing_says_why(open_page: Open) -> None:
     assert page.locator(".strip .piece").count() == len(CATS)
     assert page.locator("nav [data-view]").count() == 7
     there = page.locator("nav [data-view]:not([aria-disabled])")
-    assert there.all_inner_texts() == ["Next word"]
+    assert there.all_inner_texts() == ["Next token"]
     said, lens = status(page), page.locator("[data-view=lens]")
-    reason = "It was not asked for: qkv look … --view lens makes it"
+    reason = "It was not requested: use qkv look … --view lens"
     assert lens.get_attribute("title") == reason
     lens.hover()
     assert status(page) == reason

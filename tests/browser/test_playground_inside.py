@@ -42,7 +42,7 @@ def weights(answer: Any, layer: int, head: int) -> torch.Tensor:
 def test_a_head_of_the_text_on_the_page(visit: Open, server: Any) -> None:
     page = visit(link(tab="write", model="gpt", prompt=PROMPT))
     asked = bodies(page, "/v1/attention")
-    page.click("text=See it think")
+    page.click("text=Look inside the model")
     settled(page, view="heads")
     page.wait_for_function("() => scrollY > 100")  # to where the text and the heads are seen
     text, heads = page.locator(".result").bounding_box(), page.locator("#qkv .grid").bounding_box()
@@ -116,7 +116,7 @@ def test_the_lens_follows_what_is_generated_one_question_at_a_time(
             f"{100 * each[0][2]:.0f}%" for each in guesses[-len(cells) :]
         ]  # it is open at the last word
     last = page.locator("#qkv .lens .chosen")
-    assert last.get_attribute("data-place") == str(len(ids) - 1)
+    assert last.get_attribute("data-position") == str(len(ids) - 1)
     assert last.bounding_box()["x"] + last.bounding_box()["width"] < 1280
     texts = [each["text"] for each in asked if isinstance(each["text"], list)]
     assert texts[-1] == ids  # token for token, and the whole text in the end
@@ -153,7 +153,7 @@ def test_a_knocked_out_head_changes_the_text_and_what_differs_is_marked(
     assert any(marked)
     assert page.inner_text(".sides > :nth-child(2) h3") == "Without layer 0, head 1"
     assert page.inner_text(".knockout > .note") == f"{sum(marked)} of 10 tokens differ."
-    assert page.inner_text(".other-heads") == "Written with all heads on."  # the text above
+    assert page.inner_text(".other-heads") == "Generated with all heads on."  # the text above
     assert page.inner_text(".actions > .note") == "Layer 0, head 1 is switched off."
     generate(page)
     assert page.locator(".other-heads").is_hidden()

@@ -106,7 +106,7 @@ def test_the_lens_of_a_long_text_opens_at_the_chosen_word(open_page: Open) -> No
         page.locator(".lens .chosen").bounding_box(),
         page.locator(".scroller").bounding_box(),
     )
-    assert page.get_attribute(".lens .chosen", "data-place") == "200"
+    assert page.get_attribute(".lens .chosen", "data-position") == "200"
     assert room["x"] + 90 < cell["x"] < cell["x"] + cell["width"] < room["x"] + room["width"]
     assert page.locator(".lens-cell").count() < 200  # only those in sight are made
 
