@@ -23,7 +23,7 @@ FLAGS = [
 ]
 SHOWN = "#qkv[data-shown]"
 LIMIT = 180_000
-"""Milliseconds that an event may take on a busy machine; tests wait for events, never for a time."""
+"""Milliseconds that an event may take on a busy machine; tests never wait for a fixed time."""
 
 
 def skip_without(what: str) -> None:
