@@ -20,7 +20,7 @@ MEANING = {
     "first": "the first token",
     "self": "itself",
     "same": "equal tokens",
-    "induction": "the token after an earlier equal one",
+    "induction": "what followed an earlier copy",
     "next": "the token after",
 }
 WIDTH = 70  # at least, so that the caption has room
