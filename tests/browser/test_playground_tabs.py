@@ -36,7 +36,7 @@ def test_translations_with_their_alignment(visit: Open, server: Any) -> None:
         if weight >= 0.05
     }
     drawn = page.eval_on_selector_all(
-        ".alignment-lines path", "all => all.map(each => [each.dataset.to, each.dataset.from])"
+        ".alignment-lines path", "all => all.map(node => [node.dataset.to, node.dataset.from])"
     )
     assert {(int(to), int(at)) for to, at in drawn} == strong
     page.locator(".aligned.target .aligned-word").first.focus()

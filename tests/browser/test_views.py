@@ -179,7 +179,7 @@ def test_all_heads_at_a_glance(open_page: Open) -> None:
             ".cell", "cells => cells.map(cell => cell.dataset.number)"
         )
         assert shown == [
-            f"{each:.{digits}f}" for value in getattr(look.attention[0], number).flatten().tolist()
+            f"{value:.{digits}f}" for value in getattr(look.attention[0], number).flatten().tolist()
         ]
     page.click(".cell >> nth=6")
     settled(page, view="head", layer=1, head=2)

@@ -49,7 +49,8 @@ def patterns_table(patterns: Sequence[HeadPatterns]) -> Table:
 
     for kind in patterns:
         for name in kind.scores:
-            row = [name, MEANING[name], f"{kind.even[name]:.2f}", strongest_heads(kind, name)]
+            row: list[str | Text] = [name, MEANING[name], f"{kind.even[name]:.2f}"]
+            row.append(strongest_heads(kind, name))
             if several:
                 row.insert(0, kind.kind)
 

@@ -99,7 +99,7 @@ def opening(
     if layer is not None:
         first = numbered("layer", layer, attention.depth)
 
-    heads = (0,)
+    heads: tuple[int, ...] = (0,)
     if head is not None:
         heads = head_numbers(head, attention.heads)
 

@@ -212,8 +212,12 @@ def syntax_figure(syntax: Syntax, title: str) -> Figure:
 def draw_relation_bars(axes: Axes, relations: Sequence[Relation]) -> None:
     """Two bars for each relation: the best head above, the best fixed offset below."""
     y = np.arange(len(relations))
-    heads = [100 * relation.accuracy for relation in relations]
-    offsets = [100 * relation.baseline for relation in relations]
+    heads = []
+    offsets = []
+    for relation in relations:
+        heads.append(100 * relation.accuracy)
+        offsets.append(100 * relation.baseline)
+
     axes.barh(y - 0.19, heads, BAR, color=COLOURS[0], label="best head")
     axes.barh(y + 0.19, offsets, BAR, color="#BBBBBB", label="best fixed offset")
 

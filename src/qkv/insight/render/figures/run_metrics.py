@@ -69,13 +69,13 @@ def folder_of(run: Path) -> Path:
 
 def names(folders: Sequence[Path]) -> list[str]:
     """The shortest path endings that tell the folders apart."""
-    parts = [folder.resolve().parts for folder in folders]
-    for count in range(1, max(map(len, parts)) + 1):
-        endings = ["/".join(path[-count:]) for path in parts]
+    paths = [folder.resolve() for folder in folders]
+    for count in range(1, max(len(path.parts) for path in paths) + 1):
+        endings = ["/".join(path.parts[-count:]) for path in paths]
         if len(set(endings)) == len(endings):
             return endings
 
-    return ["/".join(path) for path in parts]
+    return list(map(str, paths))
 
 
 def read_run(folder: Path, name: str, x: Horizontal) -> RunCurves:
@@ -153,7 +153,11 @@ def first_metric(validation: Iterable[Row]) -> str | None:
 
 
 def event_steps(rows: Iterable[Row], kind: str) -> Numbers:
-    steps = {row["step"] for row in rows if row.get("event") == kind}
+    steps = set()
+    for row in rows:
+        if row.get("event") == kind:
+            steps.add(row["step"])
+
     return np.array(sorted(steps), dtype=np.float64)
 
 

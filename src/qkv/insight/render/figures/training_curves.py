@@ -164,7 +164,7 @@ def panel_kinds(runs: Sequence[RunCurves]) -> list[str]:
 
 def line_styles(count: int) -> list[LineStyle]:
     """A colour and a dash pattern for each run."""
-    styles = []
+    styles: list[LineStyle] = []
     for index in range(count):
         dashes = DASHES[index // len(COLOURS) % len(DASHES)]
         styles.append({"color": COLOURS[index % len(COLOURS)], "linestyle": dashes})
