@@ -40,7 +40,7 @@ def test_nothing_runs_and_nothing_overflows_in_any_view(open_page: Open, width: 
             )
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             assert page.inner_text("h1") == NAME
-    assert page.title() == f"{NAME}: a look inside"
+    assert page.title() == f"{NAME}: attention"
 
 
 def test_a_translation_of_hostile_words(open_page: Open) -> None:
@@ -96,16 +96,17 @@ def test_right_to_left_words_keep_their_direction_and_the_others_theirs(open_pag
     look = made_look(["שלום", "hello", "مرحبا", "123"])
     page = open_page(look, "#view=next")
     assert page.get_attribute(".strip", "dir") == "rtl"
-    assert page.eval_on_selector_all(".strip .piece", "all => all.map(each => getComputedStyle(each).direction)") == [
-        "rtl", "ltr", "rtl", "ltr",
-    ]  # fmt: skip
+    directions = page.eval_on_selector_all(
+        ".strip .piece", "all => all.map(node => getComputedStyle(node).direction)"
+    )
+    assert directions == ["rtl", "ltr", "rtl", "ltr"]
     boxes = [piece.bounding_box()["x"] for piece in page.locator(".strip .piece").all()]
     assert boxes == sorted(boxes, reverse=True)
 
 
 @pytest.mark.parametrize("translation", [False, True])
 def test_a_phone_never_scrolls_sideways(open_page: Open, translation: bool) -> None:
-    words = [f"word{place}" for place in range(60)]
+    words = [f"word{position}" for position in range(60)]
     look = (
         made_look(words, source=words[:40], heads=16)
         if translation

@@ -1,4 +1,4 @@
-"""A text of 4,096 tokens with one layer of weights: there is always something to see."""
+"""A page of 4,096 tokens with the weights of one layer is never blank."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ T = 4096
 BLANK = """() => {
   const canvas = document.querySelector("canvas.cells");
   const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-  return pixels.every(each => each === 0);
+  return pixels.every(value => value === 0);
 }"""
 
 
 def long_look() -> Look:
-    """Two layers of one head that looks at the first word, in the second also from the last word at
-    word 2,000.
+    """Two layers of one head that attends to the first token; in the second, the last token attends
+    to token 2,000.
     """
     layers = []
     for layer in range(2):
@@ -28,12 +28,11 @@ def long_look() -> Look:
         if layer:
             weights[0, -1, 2000] = 0.7
         layers.append(weights)
-    words = side([f"word{place}" for place in range(T)], inside=range(1, T, 4))
-    made = made_look(["a"])
-    return Look(
-        "a model", made.reading._replace(text=words), [attention("self", words, words, layers, False, [0])],
-        None, None, None,
-    )  # fmt: skip
+    words = side([f"word{position}" for position in range(T)], inside=range(1, T, 4))
+    small = made_look(["a"])
+    reading = small.reading._replace(text=words)
+    kinds = [attention("self", words, words, layers, False, [0])]
+    return Look("a model", reading, kinds, None, None, None)
 
 
 def test_4096_tokens_are_never_a_blank_page(open_page: Open) -> None:
@@ -67,7 +66,7 @@ def test_4096_tokens_are_never_a_blank_page(open_page: Open) -> None:
     assert "up to 69.8%" in status(page)  # 8 bits
     page.keyboard.press("3")
     settled(page, view="lines")
-    assert page.locator(".words.left .row").count() < 60  # only those in sight
+    assert page.locator(".words.left .row").count() < 60  # only visible rows
     page.keyboard.press("ArrowUp")
     settled(page, layer=0)
     page.eval_on_selector(".lines", "box => box.scrollTop = box.scrollHeight")

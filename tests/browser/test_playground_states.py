@@ -1,6 +1,4 @@
-"""Every state: a model that loads or failed, a server that is full, slow, locked or gone, a text
-stopped or hostile.
-"""
+"""States of the playground: loading, failed, full, slow, locked and lost servers; hostile texts."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ MARKUP = "<img src=x onerror='window.hacked=1'></script><script>window.hacked=1<
 
 
 def refusing(path: str, status: int, message: str, times: int = 1, after: str | None = None) -> Any:
-    """The server refuses `path` so many times, then answers."""
+    """The server refuses `path` this many times, then responds."""
     left = [times]
 
     def answer(route: Any) -> None:
@@ -37,13 +35,13 @@ def refusing(path: str, status: int, message: str, times: int = 1, after: str | 
     return lambda page: page.route(f"**{path}", answer)
 
 
-def test_a_full_server_says_when_and_is_asked_again_by_itself(visit: Open) -> None:
+def test_a_full_server_is_retried_after_its_delay(visit: Open) -> None:
     full = refusing(
         "/v1/completions", 429, "queue: 64 requests wait already; come again", after="30"
     )
 
     def timed(page: Any) -> None:
-        page.clock.install()  # half a minute goes by when the test says so
+        page.clock.install()  # the test moves the clock
         full(page)
 
     page = visit(
@@ -53,7 +51,7 @@ def test_a_full_server_says_when_and_is_asked_again_by_itself(visit: Open) -> No
     alert = page.locator(".result [role=alert]")
     alert.wait_for()
     assert "queue: 64 requests wait already; come again" in alert.inner_text()
-    page.wait_for_selector("button:text-matches('Try again .by itself in (30|2.) s.')")
+    page.wait_for_selector("button:text-matches('Try again .automatically in (30|2.) s.')")
     page.clock.run_for(30_000)
     page.wait_for_function(
         "() => document.querySelectorAll('.result .tokens .token:not(.given)').length === 5"
@@ -62,28 +60,28 @@ def test_a_full_server_says_when_and_is_asked_again_by_itself(visit: Open) -> No
     assert alert.count() == 0
 
 
-def test_what_is_wrong_with_a_request_is_said_in_the_server_s_words(visit: Open) -> None:
+def test_invalid_requests_show_the_server_s_message(visit: Open) -> None:
     page = visit(link(tab="write", model="gpt", prompt="cat " * 200), refused=True)
     page.click("button:text-is('Generate')")
     alert = page.locator(".result [role=alert]")
     alert.wait_for()
     assert "prompt: " in alert.inner_text()
-    assert page.locator("button:text-is('Generate')").is_visible()  # nothing hangs
+    assert page.locator("button:text-is('Generate')").is_visible()  # it is not busy
     page = visit(link(tab="fill", model="bert", masked="no mask here"), refused=True)
-    page.click("button:text-is('Guess')")
+    page.click("button:text-is('Predict')")
     page.wait_for_selector("[role=alert]:has-text('write [mask] where a word is missing')")
 
 
 def test_stopped(visit: Open, server: Any) -> None:
     page = visit(link(tab="write", model="gpt", prompt="the", max_tokens=20, temperature=0))
-    page.route("**/v1/completions", lambda route: None)  # a model that takes its time
+    page.route("**/v1/completions", lambda route: None)  # a slow model
     page.click("button:text-is('Generate')")
-    page.wait_for_selector("text=The model reads …")
+    page.wait_for_selector("text=Running the model …")
     assert page.get_attribute(".result .tokens", "aria-busy") == "true"
     assert page.evaluate("document.activeElement.textContent") == "Stop"
     page.keyboard.press("Enter")
     written(page)
-    assert page.inner_text(".result .state") == "0 tokens. You stopped it."
+    assert page.inner_text(".result .state") == "0 tokens. Stopped."
     assert page.locator(".result .notice").count() == 0
     assert page.evaluate("document.activeElement.textContent") == "Generate"
     page.unroute("**/v1/completions")
@@ -91,7 +89,7 @@ def test_stopped(visit: Open, server: Any) -> None:
     assert len(tokens(page)) == 20
 
 
-def test_a_model_that_loads_is_there_when_it_is_loaded_and_one_may_write_meanwhile(
+def test_a_loading_model_becomes_available_and_text_can_be_written_meanwhile(
     visit: Open,
 ) -> None:
     loaded = []
@@ -99,9 +97,9 @@ def test_a_model_that_loads_is_there_when_it_is_loaded_and_one_may_write_meanwhi
     def loading(page: Any) -> None:
         def models(route: Any) -> None:
             answer = route.fetch().json()
-            for each in answer["data"]:
-                if each["id"] == "gpt" and not loaded:
-                    each["qkv"] |= {"state": "loading", "can": [], "layers": None}
+            for entry in answer["data"]:
+                if entry["id"] == "gpt" and not loaded:
+                    entry["qkv"] |= {"state": "loading", "can": [], "layers": None}
             route.fulfill(json=answer)
 
         def health(route: Any) -> None:
@@ -124,14 +122,14 @@ def test_a_model_that_loads_is_there_when_it_is_loaded_and_one_may_write_meanwhi
     generate(page)
 
 
-def test_a_model_that_failed_one_that_is_not_there_and_a_locked_server(visit: Open) -> None:
+def test_a_failed_model_a_missing_model_and_a_locked_server(visit: Open) -> None:
     def failed(page: Any) -> None:
         def models(route: Any) -> None:
             answer = route.fetch().json()
             answer["data"] = [
-                each for each in answer["data"] if each["id"] in ("gpt", "bert", "long")
+                entry for entry in answer["data"] if entry["id"] in ("gpt", "bert", "long")
             ]
-            by_name = {each["id"]: each["qkv"] for each in answer["data"]}
+            by_name = {entry["id"]: entry["qkv"] for entry in answer["data"]}
             by_name["gpt"] |= {"state": "failed", "can": []}
             by_name["bert"]["can"] = ["embed", "attention", "tokenize"]
             route.fulfill(json=answer)
@@ -150,10 +148,10 @@ def test_a_model_that_failed_one_that_is_not_there_and_a_locked_server(visit: Op
     )
     assert page.locator("#model option").all_inner_texts() == [
         "long"
-    ]  # one that failed is not offered
+    ]  # a failed model is not offered
     page.click("#tab-fill")
     page.wait_for_selector("text=No model of this server fills masks.")
-    why = 'bert cannot fill masks: it only embeds texts. Look inside it with qkv look bert "a text"'
+    why = 'bert cannot fill masks: it only embeds texts. Inspect it with qkv look bert "a text"'
     assert page.inner_text(".gate > .note") == why
 
     def none(page: Any) -> None:
@@ -175,38 +173,38 @@ def test_a_model_that_failed_one_that_is_not_there_and_a_locked_server(visit: Op
 def test_a_server_that_is_gone_comes_back_and_nothing_is_lost(visit: Open) -> None:
     page = visit(link(tab="write", model="gpt", prompt=PROMPT, max_tokens=4, think=1), refused=True)
     generate(page)
-    said = tokens(page)
+    before = tokens(page)
     page.wait_for_selector("#qkv[data-shown]")
     for path in ("**/v1/**", "**/health"):
         page.route(path, lambda route: route.abort())
-    page.click("button:text-is('Go on')")
-    page.wait_for_selector(".gate [role=alert]:has-text('The server does not answer.')")
+    page.click("button:text-is('Continue')")
+    page.wait_for_selector(".gate [role=alert]:has-text('The server does not respond.')")
     page.wait_for_selector(".result button:text-is('Try again')")
-    assert tokens(page) == said
+    assert tokens(page) == before
     for path in ("**/v1/**", "**/health"):
         page.unroute(path)
     page.wait_for_selector("#playground[data-state=ready]")
     assert page.locator(".gate").inner_text() == ""
-    assert page.locator("[role=alert]").count() == 0  # nothing says any more that it is gone
-    page.click("button:text-is('Go on')")
+    assert page.locator("[role=alert]").count() == 0  # no notice is left
+    page.click("button:text-is('Continue')")
     page.wait_for_function(
         "() => document.querySelectorAll('.result .tokens .token:not(.given)').length === 8"
     )
-    assert tokens(page)[:4] == said
+    assert tokens(page)[:4] == before
 
 
 @pytest.mark.parametrize("width", [1280, 360])
 def test_markup_is_text_and_no_tab_is_wider_than_the_window(visit: Open, width: int) -> None:
-    said = json.dumps([MARKUP, MARKUP])
-    talk = json.dumps(
+    texts = json.dumps([MARKUP, MARKUP])
+    messages = json.dumps(
         [{"role": "user", "content": MARKUP}, {"role": "assistant", "content": MARKUP + "x" * 500}]
     )
-    odd = "".join(each for each in HOSTILE if "\ud800" not in each and len(each) < 100)
+    odd = "".join(entry for entry in HOSTILE if "\ud800" not in entry and len(entry) < 100)
     written = {
         "text": MARKUP,
         "masked": MARKUP,
-        "said": said,
-        "talk": talk,
+        "said": texts,
+        "talk": messages,
         "system": MARKUP,
         "think": 1,
     }
@@ -227,7 +225,7 @@ def test_markup_is_text_and_no_tab_is_wider_than_the_window(visit: Open, width: 
     assert page.input_value("#prompt") == odd
 
 
-def test_dark_and_light_and_the_words_for_those_who_hear_the_page(visit: Open) -> None:
+def test_dark_and_light_and_announcements(visit: Open) -> None:
     page = visit(
         link(tab="write", model="gpt", prompt=PROMPT, max_tokens=20, temperature=0), theme="dark"
     )
@@ -238,16 +236,19 @@ def test_dark_and_light_and_the_words_for_those_who_hear_the_page(visit: Open) -
     page.evaluate(
         """() => {
           const status = document.querySelector("[role=status].unseen");
-          window.heard = [];
-          new MutationObserver(() => window.heard.push(status.textContent)).observe(status, { childList: true });
+          window.announced = [];
+          const record = () => window.announced.push(status.textContent);
+          new MutationObserver(record).observe(status, { childList: true });
         }"""
     )
     generate(page)
-    heard = page.evaluate("window.heard")
-    assert len(heard) == 2  # that it writes, and what it wrote: never a word for each token
-    assert heard[0] == "Writing …"
-    assert heard[1].startswith("20 tokens. That is the length you asked for.")
-    unnamed = "all => all.filter(it => !it.labels?.length && !it.ariaLabel && !it.textContent.trim()).length"
+    announced = page.evaluate("window.announced")
+    assert len(announced) == 2  # the start and the result, but not every token
+    assert announced[0] == "Generating …"
+    assert announced[1].startswith("20 tokens. Maximum number of tokens reached.")
+    unnamed = """all => all
+      .filter(node => !node.labels?.length && !node.ariaLabel && !node.textContent.trim())
+      .length"""
     assert (
         page.eval_on_selector_all("#playground :is(input, textarea, select, button)", unnamed) == 0
     )
@@ -260,14 +261,14 @@ def test_dark_and_light_and_the_words_for_those_who_hear_the_page(visit: Open) -
 
 def test_the_link_is_copied(visit: Open) -> None:
     page = visit(link(tab="fill", model="bert", masked="the [mask] sat", theme="dark"))
-    asked = bodies(page, "/v1/fill")
+    requests = bodies(page, "/v1/fill")
     other = visit(copied(page))
     assert other.input_value("#masked") == "the [mask] sat"
     assert other.evaluate("document.documentElement.dataset.theme") == "dark"
-    assert asked == []
+    assert requests == []
     assert other.locator(".masks").is_hidden()
-    page.click("button:text-is('Guess')")
+    page.click("button:text-is('Predict')")
     page.wait_for_selector(".masks .option")
-    again = visit(copied(page))  # there was an answer: it is asked for
+    again = visit(copied(page))  # with a result: it is requested again
     again.wait_for_selector(".masks .option")
     assert again.locator(".masks").inner_text() == page.locator(".masks").inner_text()

@@ -1,4 +1,4 @@
-"""Translate, fill, classify and chat: each against the API's own numbers."""
+"""Translate, fill, classify and chat: each shows the numbers of the API."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ def test_translations_with_their_alignment(visit: Open, server: Any) -> None:
     answer = answered(
         server, "/v1/translate", model="translator", text=TEXT, beams=3, n_best=2, alignment=True
     )
-    found = answer["translations"][0]
-    assert page.locator(".translation").all_inner_texts() == [each["text"] or "∅" for each in found]
+    results = answer["translations"][0]
+    assert page.locator(".translation").all_inner_texts() == [
+        entry["text"] or "∅" for entry in results
+    ]
     assert page.locator(".translations .number").all_inner_texts() == [
-        f"{each['score']:.2f}" for each in found
+        f"{entry['score']:.2f}" for entry in results
     ]
     aligned = answer["alignment"][0]
     assert page.locator(".aligned.source .word").all_inner_texts() == aligned["source"]
@@ -34,43 +36,43 @@ def test_translations_with_their_alignment(visit: Open, server: Any) -> None:
         if weight >= 0.05
     }
     drawn = page.eval_on_selector_all(
-        ".alignment-lines path", "all => all.map(each => [each.dataset.to, each.dataset.from])"
+        ".alignment-lines path", "all => all.map(node => [node.dataset.to, node.dataset.from])"
     )
     assert {(int(to), int(at)) for to, at in drawn} == strong
     page.locator(".aligned.target .aligned-word").first.focus()
     row = aligned["weights"][0]
     best = max(range(len(row)), key=row.__getitem__)
-    said = page.inner_text(".alignment .status")
-    assert said.startswith(f"“{aligned['target'][0]}” looks at “{aligned['source'][best]}” ")
-    assert alike([said.split("” ")[2].split(",")[0]], [row[best]])
-    seen = page.eval_on_selector_all(
-        ".alignment-lines path:not(.faint)", "all => all.map(each => each.dataset.to)"
+    text = page.inner_text(".alignment .status")
+    assert text.startswith(f"“{aligned['target'][0]}” attends to “{aligned['source'][best]}” ")
+    assert alike([text.split("” ")[2].split(",")[0]], [row[best]])
+    visible = page.eval_on_selector_all(
+        ".alignment-lines path:not(.faint)", "all => all.map(node => node.dataset.to)"
     )
-    assert set(seen) == {"0"}
+    assert set(visible) == {"0"}
     page.click("text=As a matrix")
     assert page.locator(".alignment canvas.cells").bounding_box()["width"] > 50
 
 
-def test_guesses_for_masks_and_one_put_in(visit: Open, server: Any) -> None:
+def test_predictions_for_masks_and_one_inserted(visit: Open, server: Any) -> None:
     masked = "the [mask] sat on the [mask]"
     page = visit(link(tab="fill", model="bert", masked=masked))
-    page.click("button:text-is('Guess')")
+    page.click("button:text-is('Predict')")
     page.wait_for_selector(".masks .option")
     answer = answered(server, "/v1/fill", model="bert", text=masked, top=5)
     flat = [guess for mask in answer["masks"] for guess in mask]
     assert page.locator(".masks .option .word").all_inner_texts() == shown_as(
-        page, [each["text"] for each in flat]
+        page, [entry["text"] for entry in flat]
     )
     assert alike(
         page.locator(".masks .option .number").all_inner_texts(),
-        [each["probability"] for each in flat],
+        [entry["probability"] for entry in flat],
     )
     assert page.locator(".hole").all_inner_texts() == ["mask 1", "mask 2"]
-    asked = bodies(page, "/v1/fill")
+    requests = bodies(page, "/v1/fill")
     page.locator(".masks > :nth-child(2) .option").nth(1).click()
     put = f"the [mask] sat on the {answer['masks'][1][1]['text'].strip()}"
     page.wait_for_function("() => document.querySelectorAll('.masks > div').length === 1")
-    assert page.input_value("#masked") == put == asked[0]["text"]
+    assert page.input_value("#masked") == put == requests[0]["text"]
     settings_where(page, lambda chosen: chosen.get("masked", "") == put)
     page.locator(".masks .option").first.click()
     page.wait_for_selector("text=Every mask is filled.")
@@ -83,7 +85,7 @@ def test_guesses_for_masks_and_one_put_in(visit: Open, server: Any) -> None:
     assert page.input_value("#masked") == f"{put}[mask]"
 
 
-def test_what_a_fine_tuned_model_says_of_each_task(visit: Open, server: Any) -> None:
+def test_the_predictions_of_a_fine_tuned_model_for_each_task(visit: Open, server: Any) -> None:
     page = visit(link(tab="classify"))
     for task in ("classify", "pair", "choice", "tag", "regress"):
         model = "tuned" if task == "classify" else task
@@ -98,12 +100,12 @@ def test_what_a_fine_tuned_model_says_of_each_task(visit: Open, server: Any) -> 
         with page.expect_response("**/v1/classify"):
             page.click("#panel button:text-is('Classify')")
         page.wait_for_selector("section[aria-label=Answer]:not(.stale) h2")
-        asked = texts[0] if len(texts) == 1 else texts
+        input_texts = texts[0] if len(texts) == 1 else texts
         check_answer(
             page,
             task,
             texts,
-            answered(server, "/v1/classify", model=model, texts=[asked])["answers"][0],
+            answered(server, "/v1/classify", model=model, texts=[input_texts])["answers"][0],
         )
 
 
@@ -111,53 +113,53 @@ def check_answer(page: Any, task: str, texts: list[str], answer: dict[str, Any])
     numbers = page.locator("section[aria-label=Answer] .number").all_inner_texts()
     heading = page.inner_text("section[aria-label=Answer] h2")
     if task == "regress":
-        assert heading == f"The number is {answer['number']:.3f}"
+        assert heading == f"Predicted value: {answer['number']:.3f}"
     elif task == "tag":
         assert page.locator(".tagged").all_inner_texts() == list(ASKED["tag"][0])
         assert page.locator(".tags .tag").all_inner_texts() == [tag for _, tag, _ in answer["tags"]]
         assert alike(numbers, [likely for _, _, likely in answer["tags"]])
     elif task == "choice":
-        assert heading.startswith(f"It chooses {texts[1 + answer['choice']]} with ")
+        assert heading.startswith(f"Predicted choice: {texts[1 + answer['choice']]}, ")
         assert alike(numbers, answer["scores"])
-        page.click("text=Another choice")
+        page.click("text=Add a choice")
         assert page.locator("#panel textarea").count() == len(texts) + 1
     else:
-        assert heading.startswith(f"It says {answer['label']} with ")
+        assert heading.startswith(f"Predicted class: {answer['label']}, ")
         assert alike(numbers, sorted(answer["scores"].values(), reverse=True))
         assert page.locator(".bars li").count() == 3
 
 
-def test_a_talk_is_streamed_changed_and_asked_for_anew(visit: Open, server: Any) -> None:
+def test_a_conversation_is_streamed_edited_and_regenerated(visit: Open, server: Any) -> None:
     page = visit(link(tab="chat", model="chat", max_tokens=8, seed=5, system="be brief"))
-    asked = bodies(page, "/v1/chat/completions")
+    requests = bodies(page, "/v1/chat/completions")
     page.fill("#say", "hello")
     page.keyboard.press("Enter")
-    page.wait_for_selector("button:text-is('Another answer'):enabled")
+    page.wait_for_selector("button:text-is('Regenerate'):enabled")
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
-    assert asked[0]["messages"] == messages
+    assert requests[0]["messages"] == messages
     how = {"model": "chat", "temperature": 0.8, "top_p": 0.95, "seed": 5, "max_tokens": 8}
     choice = answered(server, "/v1/chat/completions", messages=messages, **how)["choices"][0]
-    said = choice["message"]["content"]
+    text = choice["message"]["content"]
     assert (
         "".join(page.locator(".turn:not(.own) .token").all_text_contents())
-        == shown_as(page, [said])[0]
+        == shown_as(page, [text])[0]
     )
-    talk = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": said}]
-    settings_where(page, lambda chosen: json.loads(chosen.get("talk", "[]")) == talk)
-    page.click("button:text-is('Another answer')")
+    conversation = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": text}]
+    settings_where(page, lambda chosen: json.loads(chosen.get("talk", "[]")) == conversation)
+    page.click("button:text-is('Regenerate')")
     page.wait_for_function("() => document.querySelector('#seed').value !== '5'")
-    page.wait_for_selector("button:text-is('Another answer'):enabled")
-    assert asked[1]["messages"] == messages
-    assert asked[1]["seed"] != 5
+    page.wait_for_selector("button:text-is('Regenerate'):enabled")
+    assert requests[1]["messages"] == messages
+    assert requests[1]["seed"] != 5
     page.click("button:text-is('Edit')")
     assert page.input_value("#say") == "hello"
     assert page.locator(".turn").count() == 0
     page.fill("#say", "hello again")
     page.keyboard.press("Enter")
-    page.wait_for_selector("button:text-is('Another answer'):enabled")
-    assert asked[2]["messages"][1:] == [{"role": "user", "content": "hello again"}]
+    page.wait_for_selector("button:text-is('Regenerate'):enabled")
+    assert requests[2]["messages"][1:] == [{"role": "user", "content": "hello again"}]
     settings_where(page, lambda chosen: len(json.loads(chosen["talk"])) == 2)
     again = visit(page.evaluate("location.hash"))
     assert again.locator(".turn").count() == 2
-    page.click("button:text-is('Begin anew')")
-    page.wait_for_selector("text=Say something, and the model answers.")
+    page.click("button:text-is('New conversation')")
+    page.wait_for_selector("text=Type a message to start a conversation.")

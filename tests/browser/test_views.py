@@ -1,6 +1,4 @@
-"""Every view of the page draws the numbers it was given: pixels and words are compared with the
-look itself.
-"""
+"""Every view draws the numbers of the look: pixels and texts are compared with it."""
 
 from __future__ import annotations
 
@@ -18,7 +16,8 @@ from support.browser_fixtures import Open
 from support.look_page import cell_size, near, percents, pixel, ramp, settled, shades, status
 from support.made_looks import CATS, made_look
 
-CAT, KEDI = ["cats", "chase", "mice", "[end]"], ["[start]", "kediler", "fareler", "i", "kovalar"]
+CAT = ["cats", "chase", "mice", "[end]"]
+KEDI = ["[start]", "kediler", "fareler", "i", "kovalar"]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -28,20 +27,21 @@ def test_the_heat_map_has_the_colour_of_every_weight(
 ) -> None:
     look = made_look()
     page = open_page(look, f"#view=head&layer=1&head=1&scale={scale}", theme=theme)
-    weights, cell = look.attention[0].layers[1][1], cell_size(page, len(CATS))
+    weights = look.attention[0].layers[1][1]
+    cell = cell_size(page, len(CATS))
     for row in range(len(CATS)):
         for column in range(len(CATS)):
-            *found, opaque = pixel(
+            *colour, opaque = pixel(
                 page, "canvas.cells", (column + 0.12) * cell, (row + 0.12) * cell
             )
             if column > row:
                 assert opaque == 0  # the mask is not a weight of 0
             else:
                 expected = ramp(float(weights[row, column]), dark=theme == "dark", scale=scale)
-                assert near(tuple(found), expected)
+                assert near(tuple(colour), expected)
 
 
-def test_a_cell_says_who_looks_at_whom_and_how_much(open_page: Open) -> None:
+def test_the_status_names_query_key_and_weight_of_a_cell(open_page: Open) -> None:
     look = made_look()
     page = open_page(look, "#view=head&layer=2&head=0")
     cell = cell_size(page, len(CATS))
@@ -67,10 +67,10 @@ def test_the_page_of_the_mask_opens_with_both_matrices_side_by_side(open_page: O
     page.locator(".pair canvas.cells").first.hover(
         position={"x": 0.9 * left["width"], "y": 0.5 * left["height"]}
     )
-    free, masked = (float(seen.weights[1, 2]) for seen in both.values())
+    free, masked = (float(attention.weights[1, 2]) for attention in both.values())
     assert (
-        status(page)
-        == f"“quick” → “brown”: without a mask, {100 * free:.1f}%; with a causal mask, {masked:.0f}%"
+        status(page) == f"“quick” → “brown”: without a mask, {100 * free:.1f}%; "
+        f"with a causal mask, {masked:.0f}%"
     )
     page.click("nav >> text=Lines")
     settled(page, view="lines")
@@ -78,7 +78,7 @@ def test_the_page_of_the_mask_opens_with_both_matrices_side_by_side(open_page: O
     assert "without a mask" in status(page).lower()
 
 
-def test_a_pinned_row_lists_and_shades_what_it_looks_at(open_page: Open) -> None:
+def test_a_pinned_row_lists_and_shades_the_keys(open_page: Open) -> None:
     look = made_look()
     page = open_page(look, "#view=head")
     cell = cell_size(page, len(CATS))
@@ -86,7 +86,7 @@ def test_a_pinned_row_lists_and_shades_what_it_looks_at(open_page: Open) -> None
     page.click("canvas.cells", position={"x": 0.5 * cell, "y": 4.5 * cell})
     settled(page, token=4)
     row = look.attention[0].layers[0][0, 4]
-    assert page.inner_text(".side h2") == f"{CATS[4]} looks at"
+    assert page.inner_text(".side h2") == f"{CATS[4]} attends to"
     assert percents(page.inner_text(".bars")) == pytest.approx(
         row[:5].sort(descending=True).values.tolist(), abs=6e-4
     )
@@ -96,21 +96,22 @@ def test_a_pinned_row_lists_and_shades_what_it_looks_at(open_page: Open) -> None
 
 
 def test_the_heat_map_zooms_and_moves(open_page: Open) -> None:
-    look = made_look([f"word{place}" for place in range(200)], depth=1, heads=1)
+    look = made_look([f"word{position}" for position in range(200)], depth=1, heads=1)
     page = open_page(look, "#view=head")
     weights = look.attention[0].layers[0][0]
     box = page.locator("canvas.cells").bounding_box()
     x, y = 0.3 * box["width"], 0.6 * box["height"]
 
     def under_the_mouse() -> tuple[int, int]:
-        """Which words the page names there."""
+        """The query and the key that the page names there."""
         page.mouse.move(box["x"] + x, box["y"] + y)
         row, column = map(int, re.findall(r"“word(\d+)”", status(page)))
         return row, column
 
     def has_its_colour(row: int, column: int) -> bool:
         left, top = page.evaluate(
-            "() => new DOMMatrix(document.querySelector('.spot').style.transform).toFloat32Array().slice(12, 14)"
+            "() => new DOMMatrix(document.querySelector('.spot').style.transform)"
+            ".toFloat32Array().slice(12, 14)"
         )
         return near(
             pixel(page, "canvas.cells", left + 5, top + 5)[:3], ramp(float(weights[row, column]))
@@ -139,11 +140,11 @@ def test_the_heat_map_zooms_and_moves(open_page: Open) -> None:
     assert under_the_mouse() == pytest.approx((120, 60), abs=1)
 
 
-def test_one_strong_cell_is_seen_from_afar(open_page: Open) -> None:
+def test_one_strong_cell_is_visible_when_zoomed_out(open_page: Open) -> None:
     T = 1500
     weights = torch.full((1, T, T), 1e-4)
     weights[0, 1100, 333] = 1
-    look = made_look([f"w{place}" for place in range(T)], causal=False, layers=[weights])
+    look = made_look([f"w{position}" for position in range(T)], causal=False, layers=[weights])
     page = open_page(look, "#view=head&scale=root", height=600)
     page.wait_for_selector(".busy", state="hidden")
     settled(page, view="head")
@@ -154,7 +155,7 @@ def test_one_strong_cell_is_seen_from_afar(open_page: Open) -> None:
         for x in (-1, 0, 1)
         for y in (-1, 0, 1)
     ]
-    assert any(near(each, ramp(1.0)) for each in around)
+    assert any(near(value, ramp(1.0)) for value in around)
 
 
 def test_all_heads_at_a_glance(open_page: Open) -> None:
@@ -166,10 +167,11 @@ def test_all_heads_at_a_glance(open_page: Open) -> None:
         cell = f".grid > div:nth-child({layer + 2}) button:nth-of-type({head + 1})"
         colours = page.eval_on_selector(
             f"{cell} canvas",
-            "canvas => [...canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data]",
+            "canvas => [...canvas.getContext('2d')"
+            ".getImageData(0, 0, canvas.width, canvas.height).data]",
         )
-        for place, weight in enumerate(overview[layer, head].flatten().tolist()):
-            assert near(tuple(colours[4 * place : 4 * place + 3]), ramp(weight))
+        for position, weight in enumerate(overview[layer, head].flatten().tolist()):
+            assert near(tuple(colours[4 * position : 4 * position + 3]), ramp(weight))
     for number, digits in (("entropy", 2), ("distance", 1)):
         page.get_by_role("button", name=number.title()).first.click()
         settled(page, glance=number)
@@ -177,13 +179,13 @@ def test_all_heads_at_a_glance(open_page: Open) -> None:
             ".cell", "cells => cells.map(cell => cell.dataset.number)"
         )
         assert shown == [
-            f"{each:.{digits}f}" for each in getattr(look.attention[0], number).flatten().tolist()
+            f"{value:.{digits}f}" for value in getattr(look.attention[0], number).flatten().tolist()
         ]
     page.click(".cell >> nth=6")
     settled(page, view="head", layer=1, head=2)
 
 
-def test_lines_run_between_the_words_that_look_and_those_that_are_looked_at(
+def test_lines_run_between_queries_and_keys(
     open_page: Open,
 ) -> None:
     straight = torch.eye(8).unsqueeze(0)
@@ -209,41 +211,45 @@ def test_lines_run_between_the_words_that_look_and_those_that_are_looked_at(
     linked = page.eval_on_selector_all(
         ".words.right .row", "rows => rows.map(row => row.lastChild.textContent)"
     )
-    assert [place for place, said in enumerate(linked) if said] == [2, 5]
+    assert [position for position, text in enumerate(linked) if text] == [2, 5]
     assert pixel(page, ".frame canvas", width / 2, 6.5 * height)[3] == 0
 
 
 def test_an_encoder_decoder_has_three_kinds_and_its_source_on_the_left(open_page: Open) -> None:
     look = made_look(KEDI, inside={3}, source=CAT)
     page = open_page(look)
-    assert page.inner_text("[aria-label='Attention of']").split() == ["Encoder", "Decoder", "Cross"]
+    assert page.inner_text("[aria-label='Kind of attention']").split() == [
+        "Encoder",
+        "Decoder",
+        "Cross",
+    ]
     page.keyboard.press("3")
     settled(page, view="lines", kind="cross")
-    said = [*KEDI[1:], "[end]"]  # a row is the word that was chosen by looking
+    text = [*KEDI[1:], "[end]"]  # a row is a generated token
     assert [
         page.locator(f".words.{side} .word").all_inner_texts() for side in ("left", "right")
-    ] == [CAT, said]
+    ] == [CAT, text]
     for kind, attention in zip(("encoder", "decoder", "cross"), look.attention, strict=True):
         page.evaluate(f"location.hash = 'view=head&kind={kind}&layer=1&head=1'")
         settled(page, view="head", kind=kind)
         rows = page.locator(".row-labels .word").all_inner_texts()
         assert rows == list(attention.rows.tokens)
         cell = cell_size(page, len(rows))
-        *found, _ = pixel(page, "canvas.cells", 0.12 * cell, (len(rows) - 0.88) * cell)
-        assert near(tuple(found), ramp(float(attention.layers[1][1, -1, 0])))
+        *colour, _ = pixel(page, "canvas.cells", 0.12 * cell, (len(rows) - 0.88) * cell)
+        assert near(tuple(colour), ramp(float(attention.layers[1][1, -1, 0])))
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_what_comes_next(open_page: Open, causal: bool) -> None:
+def test_predicted_next_tokens(open_page: Open, causal: bool) -> None:
     look = made_look(causal=causal)
     assert look.next is not None
     page = open_page(look, "#view=next")
     page.click(".strip .piece >> nth=2")
     settled(page, token=2)
-    assert page.inner_text(".side h2") == ("After chase" if causal else "In the place of chase")
+    assert page.inner_text(".side h2") == ("After chase" if causal else "At the position of chase")
     shown = [line.split("\n") for line in page.locator(".bars li").all_inner_texts()]
     assert [text for text, _ in shown] == [guess.text for guess in look.next[2]]
-    assert [float(chance[:-1]) for _, chance in shown] == pytest.approx(
+    assert [float(probability[:-1]) for _, probability in shown] == pytest.approx(
         [100 * guess.probability for guess in look.next[2]], abs=0.051
     )
     parts = page.eval_on_selector_all(
@@ -251,33 +257,31 @@ def test_what_comes_next(open_page: Open, causal: bool) -> None:
     )
     first, second = look.next[2][:2]
     assert parts[1] / parts[0] == pytest.approx(second.probability / first.probability, rel=0.05)
-    assert (
-        page.locator(".bars .real").count() == causal
-    )  # the likeliest is always the word that follows
+    assert page.locator(".bars .real").count() == causal  # the likeliest is always the next token
 
 
-def test_a_gpt_without_its_mask_is_asked_what_comes_next_and_a_bert_of_one_word_is_not(
+def test_what_is_predicted_does_not_depend_on_the_mask(
     open_page: Open,
 ) -> None:
-    """The question is the model's, whatever its weights look like."""
+    """A GPT without its mask predicts next tokens; a BERT of one token does not."""
     page = open_page(replace(made_look(causal=False), both_ways=False), "#view=next")
-    assert page.inner_text("nav [data-view=next]") == "Next word"
+    assert page.inner_text("nav [data-view=next]") == "Next token"
     page = open_page(replace(made_look(["alone"]), both_ways=True), "#view=next")
-    assert page.inner_text(".side h2") == "In the place of alone"
+    assert page.inner_text(".side h2") == "At the position of alone"
 
 
-def test_the_lens_has_every_layer_and_place(open_page: Open) -> None:
+def test_the_lens_has_every_layer_and_position(open_page: Open) -> None:
     look = made_look()
     assert look.lens is not None
     page = open_page(look, "#view=lens")
-    for layer, places in enumerate(look.lens):
-        for place, guesses in enumerate(places):
-            cell = page.locator(f"[data-layer='{layer}'][data-place='{place}']")
+    for layer, positions in enumerate(look.lens):
+        for position, guesses in enumerate(positions):
+            cell = page.locator(f"[data-layer='{layer}'][data-position='{position}']")
             assert cell.inner_text().split("\n") == [
                 guesses[0].text,
                 f"{round(100 * guesses[0].probability)}%",
             ]
-    page.hover("[data-layer='0'][data-place='3']")
+    page.hover("[data-layer='0'][data-position='3']")
     assert page.inner_text(".side h2") == "After the embedding, following un"
     assert [line.split("\n")[0] for line in page.locator(".bars li").all_inner_texts()] == [
         guess.text for guess in look.lens[0][3]
@@ -297,20 +301,20 @@ def test_norms_of_the_residual_stream_and_the_gradient(open_page: Open) -> None:
         values = torch.stack(layers)[:, 5]
         circles = page.locator("figure").nth(number).locator("circle")
         assert [
-            float(each.split(": ")[1]) for each in circles.all_text_contents()
+            float(value.split(": ")[1]) for value in circles.all_text_contents()
         ] == pytest.approx(values.tolist(), rel=1e-3)
         heights = torch.tensor(
-            [float(circles.nth(place).get_attribute("cy") or "nan") for place in range(4)]
+            [float(circles.nth(position).get_attribute("cy") or "nan") for position in range(4)]
         )
         steps, logarithms = heights.diff(), values.log().diff()
         assert (steps * logarithms.sum()).allclose(logarithms * steps.sum(), atol=1e-2)
     page.evaluate("location.hash = 'view=norms&token=7'")
     settled(page, token=7)
     drawn = [page.locator("figure").nth(number).locator("circle").count() for number in (0, 1)]
-    assert drawn == [4, 0]  # no loss hangs on the last word
+    assert drawn == [4, 0]  # the last position has no loss
     assert "NaN" not in page.inner_html("#view")
     low = page.locator("figure").nth(1).locator("path.all").get_attribute("d") or ""
-    heights = torch.tensor([float(each) for each in re.findall(r",([\d.]+)", low)])
+    heights = torch.tensor([float(value) for value in re.findall(r",([\d.]+)", low)])
     known, least = torch.stack(look.norms.gradient)[:, :-1], 300 - 28
     values = torch.cat([known.amax(1), known.amin(1).flip(0)])
     part = (values * 1.15 / known.min()).log() / (1.15**2 * known.max() / known.min()).log()
@@ -324,14 +328,14 @@ def test_attribution_beside_attention(open_page: Open) -> None:
     words = look.reading.text.words
     for number, weights in enumerate((look.attention[0].layers[1][0], look.attribution)):
         row = join_words(weights, words, words)[4].tolist()
-        found = shades(page, f".pair > div:nth-child({number + 1}) .piece")
+        colour = shades(page, f".pair > div:nth-child({number + 1}) .piece")
         expected = [
             "" if weight**0.5 < 0.004 else "rgb({}, {}, {})".format(*ramp(weight)) for weight in row
         ]
-        for one, other in zip(found, expected, strict=True):
+        for one, other in zip(colour, expected, strict=True):
             assert bool(one) == bool(other)
             if one:
-                assert near(*(tuple(map(int, each[4:-1].split(","))) for each in (one, other)), 3)
+                assert near(*(tuple(map(int, value[4:-1].split(","))) for value in (one, other)), 3)
 
 
 def test_a_notebook_shows_the_page_in_a_frame(
@@ -349,7 +353,7 @@ def test_a_notebook_shows_the_page_in_a_frame(
     assert frame.locator(".row-labels .word").all_inner_texts() == CATS
 
 
-def test_a_text_of_one_word(open_page: Open) -> None:
+def test_a_text_of_one_token(open_page: Open) -> None:
     page = open_page(made_look(["alone"], depth=1, heads=1))
     for number, view in enumerate(
         ("head", "heads", "lines", "next", "lens", "norms", "attribution"), start=1

@@ -1,5 +1,7 @@
-"""A real Chromium that opens pages from the disk, or of a server of ours, and fails a test in which
-a page complains or asks anyone else."""
+"""Chromium for pages on disk and for the playground of a local server.
+
+A test fails if a page logs an error or sends a request elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -21,57 +23,52 @@ FLAGS = [
 ]
 SHOWN = "#qkv[data-shown]"
 LIMIT = 180_000
-"""Milliseconds that anything may take on a machine that others use; a test waits for an event,
-never for a time.
-"""
+"""Milliseconds that an event may take on a busy machine; tests never wait for a fixed time."""
 
 
-def lacking(what: str) -> None:
-    """Where changes are accepted nothing may be left untested."""
+def skip_without(what: str) -> None:
+    """Skip the test, or fail it in CI, where nothing may be left untested."""
     if os.environ.get("CI"):
         pytest.fail(f"{what} is not installed, so the pages cannot be tested")
     pytest.skip(f"{what} is not installed, so the pages are not tested in a browser")
 
 
-def complains(message: Any) -> bool:
-    return (
-        message.type in ("error", "warning") and "getImageData" not in message.text
-    )  # the tests read pixels
+def is_error(message: Any) -> bool:
+    # Reading pixels, as the tests do, logs a warning.
+    return message.type in ("error", "warning") and "getImageData" not in message.text
 
 
-class Heard:
-    """What pages complained of, and whom they asked."""
+class PageLog:
+    """The errors that pages logged, and the URLs they requested."""
 
     def __init__(self) -> None:
-        self.complaints: list[str] = []
-        self.asked: list[str] = []
+        self.errors: list[str] = []
+        self.urls: list[str] = []
 
     def listen(self, page: Any) -> None:
         page.on(
             "console",
-            lambda message: self.complaints.append(message.text) if complains(message) else None,
+            lambda message: self.errors.append(message.text) if is_error(message) else None,
         )
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
-        page.on("request", lambda request: self.asked.append(request.url))
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("dialog", lambda dialog: (self.errors.append(dialog.message), dialog.dismiss()))
+        page.on("request", lambda request: self.urls.append(request.url))
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Closed after each file: Playwright keeps an event loop, and the tests of serving start their
-    own.
-    """
+    """Closed after each file: Playwright keeps an event loop, and other tests start their own."""
     chromium = (
         shutil.which("chromium")
         or shutil.which("chromium-browser")
         or shutil.which("google-chrome")
     )
     if chromium is None:
-        lacking("Chromium")
+        skip_without("Chromium")
     try:
         from playwright.sync_api import sync_playwright
     except ModuleNotFoundError:
-        lacking("playwright")
+        skip_without("playwright")
     with sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=chromium, args=FLAGS, timeout=LIMIT)
         yield opened
@@ -80,9 +77,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def as_users_run_it() -> Iterator[None]:
-    """The pages are tested here; the shapes inside the server that they ask are checked in its own
-    tests.
-    """
+    """Without shape checks inside the server, which has its own tests."""
     with unchecked():
         yield
 
@@ -92,8 +87,8 @@ Open = Callable[..., Any]
 
 @pytest.fixture
 def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
-    """open_page(look, "#view=head", width=380): the page when it is drawn."""
-    heard = Heard()
+    """open_page(look, "#view=head", width=380) returns the page when it is drawn."""
+    log = PageLog()
     contexts = []
 
     def open(
@@ -103,16 +98,16 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
         width: int = 1200,
         height: int = 800,
         theme: str = "light",
-        **how: Any,
+        **opening: Any,
     ) -> Any:
-        out = write_page(look, tmp_path / f"page{len(contexts)}.html", **how)
+        out = write_page(look, tmp_path / f"page{len(contexts)}.html", **opening)
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=theme
         )
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(LIMIT)
-        heard.listen(page)
+        log.listen(page)
         page.goto(out.as_uri() + hash)
         page.wait_for_selector(SHOWN)
         return page
@@ -120,8 +115,8 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
     yield open
     for context in contexts:
         context.close()
-    assert heard.complaints == []
-    elsewhere = [url for url in heard.asked if not url.startswith(("data:", tmp_path.as_uri()))]
+    assert log.errors == []
+    elsewhere = [url for url in log.urls if not url.startswith(("data:", tmp_path.as_uri()))]
     assert elsewhere == []
 
 
@@ -139,12 +134,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def visit(browser: Any, server: Any) -> Iterator[Open]:
-    """visit("#tab=fill", width=390): the playground in a tab of its own, when its models are known.
+    """visit("#tab=fill", width=390): the playground in a new tab, when its models are known.
 
-    `refused=True`: the server will say no, which a browser's console repeats. `route` changes what
-    the server says.
+    With `refused=True` a request will fail, which the console logs. `route` changes responses.
     """
-    heard = Heard()
+    log = PageLog()
     contexts = []
     expected: list[str] = []
 
@@ -163,7 +157,7 @@ def visit(browser: Any, server: Any) -> Iterator[Open]:
             expected.append("Failed to load resource")
         page = context.new_page()
         page.set_default_timeout(LIMIT)
-        heard.listen(page)
+        log.listen(page)
         route(page)
         page.goto(f"{server.url}/{hash}")
         page.wait_for_selector(f"#playground[data-state={state}]")
@@ -172,5 +166,5 @@ def visit(browser: Any, server: Any) -> Iterator[Open]:
     yield open
     for context in contexts:
         context.close()
-    assert [each for each in heard.complaints if not each.startswith(tuple(expected))] == []
-    assert [url for url in heard.asked if not url.startswith(f"{server.url}/")] == []
+    assert [error for error in log.errors if not error.startswith(tuple(expected))] == []
+    assert [url for url in log.urls if not url.startswith(f"{server.url}/")] == []

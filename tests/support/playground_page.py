@@ -1,4 +1,4 @@
-"""The playground's server, and what its page shows, as words and numbers that a test can compare."""
+"""The playground's server, and what its page shows as text and numbers that a test can compare."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from support.small_task_models import small_tuned
 
 T = TypeVar("T")
 TASKS = ("pair", "choice", "tag", "regress")
-RUNNING = "async texts => (module => texts.map(module.running))(await import('qkv/words.js'))"
+PRINTABLE = (
+    "async texts => (module => texts.map(module.printable))(await import('qkv/token_text.js'))"
+)
 
 
 @contextmanager
@@ -33,12 +35,12 @@ def small_playground(folder: Path) -> Iterator[Running]:
 
 
 def link(**settings: Any) -> str:
-    """The end of an address that chooses these."""
+    """The end of an address with these settings."""
     return "#" + urllib.parse.urlencode(settings)
 
 
 def settings_where(page: Any, ready: Callable[[dict[str, str]], bool]) -> dict[str, str]:
-    """What the address says, once that is so: it is written a moment after a change."""
+    """The settings of the address once they are ready: it is written shortly after a change."""
 
     def settings() -> dict[str, str]:
         return dict(urllib.parse.parse_qsl(page.evaluate("location.hash").removeprefix("#")))
@@ -46,38 +48,38 @@ def settings_where(page: Any, ready: Callable[[dict[str, str]], bool]) -> dict[s
     return eventually(page, settings, ready)
 
 
-def eventually(page: Any, ask: Callable[[], T], ready: Callable[[T], bool]) -> T:
-    """Ask again and again, while the page goes on, until the answer is as it should be."""
+def eventually(page: Any, read: Callable[[], T], ready: Callable[[T], bool]) -> T:
+    """Poll, while the page goes on, until the value is ready; then return it."""
     end = time.monotonic() + LIMIT / 1000
-    while not ready(found := ask()):
-        assert time.monotonic() < end, f"still {found!r}"
+    while not ready(value := read()):
+        assert time.monotonic() < end, f"still {value!r}"
         page.wait_for_timeout(10)
-    return found
+    return value
 
 
 def painted(page: Any) -> None:
-    """Wait until what was asked for is laid out and on the screen."""
+    """Wait until the page is laid out and on the screen."""
     page.evaluate(
         "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
     )
 
 
 def answered(server: Running, path: str, **body: Any) -> Any:
-    """What the API says itself."""
+    """The JSON that the API itself responds with."""
     response = httpx.post(server.url + path, json=body, timeout=LIMIT / 1000)
     assert response.status_code == 200, response.text
     return response.json()
 
 
 def completed(server: Running, **body: Any) -> Any:
-    """Tokens of a completion, and the prompt's."""
+    """A completion, and the tokens of its prompt."""
     answer = answered(server, "/v1/completions", tokens=True, logprobs=10, **body)
     return answer["choices"][0], answer["prompt_tokens"]
 
 
 def shown_as(page: Any, texts: list[str]) -> list[str]:
-    """Texts as the page writes them: what cannot be seen is named."""
-    return list(page.evaluate(RUNNING, texts))
+    """Texts as the page writes them, with names for invisible characters."""
+    return list(page.evaluate(PRINTABLE, texts))
 
 
 def tokens(page: Any, selector: str = ".result .tokens .token:not(.given)") -> list[str]:
@@ -85,7 +87,7 @@ def tokens(page: Any, selector: str = ".result .tokens .token:not(.given)") -> l
 
 
 def written(page: Any) -> None:
-    """Waits until nothing is being written."""
+    """Wait until generation has ended."""
     page.wait_for_selector(".result .tokens[aria-busy=false]", state="attached")
     page.wait_for_selector("button:text-is('Generate'):visible")
 
@@ -99,37 +101,40 @@ def generate(page: Any) -> None:
 
 
 def stale(page: Any) -> bool:
-    """Whether the text is pale, as that of another prompt."""
+    """Whether the text is marked as that of another prompt."""
     return "stale" in page.get_attribute(".result", "class").split()
 
 
 def copied(page: Any) -> str:
-    """The end of the address that is copied as a link."""
+    """The end of the address that `Copy link` copies."""
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.click("text=Copy link")
-    page.wait_for_selector("[role=status].unseen:has-text('The link is copied')", state="attached")
+    page.wait_for_selector("[role=status].unseen:has-text('Link copied')", state="attached")
     return "#" + page.evaluate("navigator.clipboard.readText()").split("#")[1]
 
 
 def bodies(page: Any, path: str) -> list[dict[str, Any]]:
-    """Gathers what the page will ask of a route."""
-    found: list[dict[str, Any]] = []
+    """A list that collects the JSON of the page's requests to a route."""
+    requests: list[dict[str, Any]] = []
 
-    def hear(request: Any) -> None:
+    def collect(request: Any) -> None:
         if urllib.parse.urlsplit(request.url).path == path and request.method == "POST":
-            found.append(json.loads(request.post_data))
+            requests.append(json.loads(request.post_data))
 
-    page.on("request", hear)
-    return found
+    page.on("request", collect)
+    return requests
 
 
 def alike(shown: list[str], probabilities: list[float]) -> bool:
-    """Percentages that may differ in their last digit: halves are rounded differently by Python and
-    by a browser.
-    """
-    found = [
-        0.0 if text.startswith("under") else float(text.removesuffix("%")) / 100 for text in shown
-    ]
-    return len(found) == len(probabilities) and all(
-        abs(one - other) < 0.00051 for one, other in zip(found, probabilities, strict=True)
-    )
+    """True if percentages agree up to their last digit: Python and a browser round differently."""
+    if len(shown) != len(probabilities):
+        return False
+
+    for text, probability in zip(shown, probabilities, strict=True):
+        value = 0.0
+        if not text.startswith("under"):
+            value = float(text.removesuffix("%")) / 100
+        if abs(value - probability) >= 0.00051:
+            return False
+
+    return True

@@ -1,4 +1,4 @@
-"""Tables of heads for the terminal: what they do, which are missed, which grammar they know."""
+"""Tables of attention heads for the terminal: patterns, ablation and syntax."""
 
 from __future__ import annotations
 
@@ -6,124 +6,188 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from qkv.insight.heads.head_ablation import Importance
+from qkv.insight.heads.head_ablation import Head, Importance
 from qkv.insight.heads.head_patterns import HeadPatterns
-from qkv.insight.heads.head_syntax import Syntax
+from qkv.insight.heads.head_syntax import Relation, Syntax
 from qkv.tables import Table
 from qkv.text.printable import printable
 
-SHOWN = 5  # heads that are named for each role
-RANKED, HARMFUL = 10, 3  # heads that are missed most, and least
+SHOWN = 5  # heads that are named for each pattern
+RANKED = 10  # heads with the largest change
+HARMFUL = 3  # heads with the smallest change
 MEANING = {
     "previous": "the token before",
     "first": "the first token",
     "self": "itself",
     "same": "equal tokens",
-    "induction": "what followed it before",
+    "induction": "what followed an earlier copy",
     "next": "the token after",
 }
-WIDTH = 70  # at least, so that there is room for what is said below
-CLEAR, HALF = (
-    0.8,
-    0.5,
-)  # a head that gives so much of its weight to its role plays it; plays it in part
+WIDTH = 70  # at least, so that the caption has room
+CLEAR = 0.8  # share of the weight from which on a head clearly follows a pattern ...
+HALF = 0.5  # ... and from which on it does so in part
 
 
-def patterns_table(found: Sequence[HeadPatterns]) -> Table:
-    """A row for each role: the heads that play it most, layer.head, and how much of their weight
-    they give to it.
-    """
-    made = Table(header_style="bold", caption_justify="left", min_width=WIDTH)
-    made.caption = "layer.head, both from 0, and the part of its weight; even: of a head that looks everywhere alike"
-    several = len(found) > 1
-
-    for name in (*(["attention"] if several else []), "role", "looks at"):
-        made.add_column(name)
-
-    made.add_column("even", justify="right")
-    made.add_column("the strongest heads")
-
-    for each in found:
-        for role in each.scores:
-            heads = Text()
-            for layer, head, score in each.strongest(role, SHOWN):
-                style = "bold green" if score >= CLEAR else "green" if score >= HALF else ""
-                heads.append(
-                    f"{layer}.{head}\u00a0{score:.2f}", style=style
-                )  # a line ends between two of them
-                heads.append("   ")
-
-            names = [each.kind, role] if several else [role]
-            made.add_row(*names, MEANING[role], f"{each.even[role]:.2f}", heads)
-
-        made.add_section()
-
-    return made
+# Patterns
 
 
-def importance_table(found: Importance) -> Table:
-    """The heads that are missed most, and those that are missed least."""
-    made = Table(header_style="bold", caption_justify="left", min_width=WIDTH)
-    several, ranked = len(found.change) > 1, found.ranked()
-    said = "zeros" if found.how == "zero" else "its mean over the texts"
-    if found.measure == "loss":
-        of = f"loss, {found.unchanged:.4f} nats with all heads"
-    else:
-        of = "distance (1 - cosine) of a text's mean vector; the model says no words, so it has no loss"
-
-    made.caption = f"change of the {of}; output replaced by {said}; {found.texts:,} texts; 95% intervals, paired"
-
-    for name in (*(["attention"] if several else []), "layer.head"):
-        made.add_column(name)
-
-    for name in ("change", "from", "to"):
-        made.add_column(name, justify="right")
-
-    most, least = ranked[:RANKED], ranked[max(RANKED, len(ranked) - HARMFUL) :]
-
-    for some in (most, least):
-        for each in some:
-            sure = each.low > 0 or each.high < 0
-            change = Text(
-                f"{each.change:+.4f}", style=("red" if each.change > 0 else "blue") if sure else ""
-            )
-            ends = ["" if end != end else f"{end:+.4f}" for end in (each.low, each.high)]
-            made.add_row(
-                *([each.kind] if several else []), f"{each.layer}.{each.head}", change, *ends
-            )
-
-        made.add_section()
-
-    return made
-
-
-def syntax_table(found: Syntax) -> Table:
-    """A row for each relation: its best head against the best fixed offset."""
-    made = Table(header_style="bold", caption_justify="left", min_width=WIDTH)
-    how = (
-        "chosen on one half, measured on the other"
-        if found.halves
-        else "chosen where they are measured"
+def patterns_table(patterns: Sequence[HeadPatterns]) -> Table:
+    """A row for each pattern: the strongest heads as layer.head, and the share of their weight."""
+    table = Table(header_style="bold", caption_justify="left", min_width=WIDTH)
+    table.caption = (
+        "layer.head, both from 0, and the share of its weight; "
+        "uniform: the score of a head that attends equally everywhere"
     )
-    made.caption = f"{found.sentences:,} sentences; head and offset {how}; 95% intervals; green: surely above the offset"
-    made.caption += "; →: a word looks at what it hangs on, ←: that looks at the word"
-    if found.left_out:
-        made.caption += f"; {found.left_out:,} longer than the context were left out"
+    several = len(patterns) > 1
+    if several:
+        table.add_column("attention")
 
-    made.add_column("relation", no_wrap=True)
+    table.add_column("pattern")
+    table.add_column("attends to")
+    table.add_column("uniform", justify="right")
+    table.add_column("strongest heads")
 
-    for name in ("words", "head", "finds, %", "from", "to", "offset", "finds, %", "gain"):
-        made.add_column(name, justify="right")
+    for kind in patterns:
+        for name in kind.scores:
+            row: list[str | Text] = [name, MEANING[name], f"{kind.even[name]:.2f}"]
+            row.append(strongest_heads(kind, name))
+            if several:
+                row.insert(0, kind.kind)
 
-    for each in found.relations:
-        ends = ["" if end != end else f"{100 * end:.1f}" for end in (each.low, each.high)]
-        gain = 100 * (each.accuracy - each.baseline)
-        arrow = "→" if each.direction == "to its head" else "←"
-        style = "green" if each.gain_low > 0 else "red" if each.gain_high < 0 else ""
-        made.add_row(
-            Text(printable(each.name)), f"{each.words:,}", f"{each.layer}.{each.head} {arrow}",
-            Text(f"{100 * each.accuracy:.1f}", style=style), *ends, f"{each.offset:+d}", f"{100 * each.baseline:.1f}",
-            Text(f"{gain:+.1f}", style=style),
-        )  # fmt: skip
+            table.add_row(*row)
 
-    return made
+        table.add_section()
+
+    return table
+
+
+def strongest_heads(patterns: HeadPatterns, name: str) -> Text:
+    """The strongest heads of a pattern with their scores; clear ones are green."""
+    heads = Text()
+    for layer, head, score in patterns.strongest(name, SHOWN):
+        style = ""
+        if score >= CLEAR:
+            style = "bold green"
+        elif score >= HALF:
+            style = "green"
+
+        # A no-break space: a line ends between two heads.
+        heads.append(f"{layer}.{head}\u00a0{score:.2f}", style=style)
+        heads.append("   ")
+
+    return heads
+
+
+# Ablation
+
+
+def importance_table(importance: Importance) -> Table:
+    """The heads whose ablation changes the loss most, and those with the smallest change."""
+    table = Table(header_style="bold", caption_justify="left", min_width=WIDTH)
+    table.caption = importance_caption(importance)
+    several = len(importance.change) > 1
+    if several:
+        table.add_column("attention")
+
+    table.add_column("layer.head")
+    table.add_column(f"change in {importance.measure}", justify="right")
+    table.add_column("95% interval", justify="right")
+
+    ranked = importance.ranked()
+    most = ranked[:RANKED]
+    least = ranked[max(RANKED, len(ranked) - HARMFUL) :]
+    for heads in (most, least):
+        for head in heads:
+            row: list[str | Text] = [f"{head.layer}.{head.head}", change_cell(head)]
+            row.append(interval(head.low, head.high, "+.4f"))
+            if several:
+                row.insert(0, head.kind)
+
+            table.add_row(*row)
+
+        table.add_section()
+
+    return table
+
+
+def importance_caption(importance: Importance) -> str:
+    replacement = "zeros" if importance.how == "zero" else "its mean over the texts"
+    measure = "distance: 1 - cosine of a text's mean vector; the model has no loss"
+    if importance.measure == "loss":
+        measure = f"loss: {importance.unchanged:.4f} nats with all heads"
+
+    return (
+        f"{measure}; a head's output is replaced by {replacement}; "
+        f"{importance.texts:,} texts; paired intervals"
+    )
+
+
+def change_cell(head: Head) -> Text:
+    """The change in colour where its interval excludes 0: red if larger, blue if smaller."""
+    style = ""
+    if head.low > 0 or head.high < 0:
+        style = "red" if head.change > 0 else "blue"
+
+    return Text(f"{head.change:+.4f}", style=style)
+
+
+def interval(low: float, high: float, form: str) -> Text:
+    """An interval in brackets; nothing if its ends are NaN."""
+    if low != low or high != high:
+        return Text("")
+
+    return Text(f"[{low:{form}}, {high:{form}}]")
+
+
+# Syntax
+
+
+def syntax_table(syntax: Syntax) -> Table:
+    """A row for each relation: its best head compared with the best fixed offset."""
+    table = Table(header_style="bold", caption_justify="left", min_width=WIDTH)
+    table.caption = syntax_caption(syntax)
+    table.add_column("relation", no_wrap=True)
+    for name in ("words", "head", "accuracy, %", "95% interval", "offset", "accuracy, %", "gain"):
+        table.add_column(name, justify="right")
+
+    for relation in syntax.relations:
+        table.add_row(*relation_cells(relation))
+
+    return table
+
+
+def syntax_caption(syntax: Syntax) -> str:
+    selection = "chosen on the sentences they are measured on"
+    if syntax.halves:
+        selection = "chosen on one half, measured on the other"
+
+    caption = (
+        f"{syntax.sentences:,} sentences; head and offset {selection}; "
+        "green: significantly above the offset; "
+        "→: a word attends to its syntactic head, ←: the syntactic head attends to the word"
+    )
+    if syntax.left_out:
+        caption += f"; {syntax.left_out:,} longer than the context were left out"
+
+    return caption
+
+
+def relation_cells(relation: Relation) -> list[str | Text]:
+    style = ""
+    if relation.gain_low > 0:
+        style = "green"
+    elif relation.gain_high < 0:
+        style = "red"
+
+    arrow = "→" if relation.direction == "to its head" else "←"
+    gain = 100 * (relation.accuracy - relation.baseline)
+    return [
+        Text(printable(relation.name)),
+        f"{relation.words:,}",
+        f"{relation.layer}.{relation.head} {arrow}",
+        Text(f"{100 * relation.accuracy:.1f}", style=style),
+        interval(100 * relation.low, 100 * relation.high, ".1f"),
+        f"{relation.offset:+d}",
+        f"{100 * relation.baseline:.1f}",
+        Text(f"{gain:+.1f}", style=style),
+    ]

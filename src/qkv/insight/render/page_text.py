@@ -1,94 +1,125 @@
-"""What a page says in words: the text in its heading, and of each view that is not there why."""
+"""Texts of a page: its heading, and why a view is missing."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
+from qkv.insight.inspect.look_data import (
+    ATTRIBUTION_MAX_TOKENS,
+    LENS_MAX_TOKENS,
+    NORMS_MAX_TOKENS,
+    LookData,
+)
 from qkv.insight.inspect.whole_words import WholeWord
-from qkv.insight.look import BRIEF, MIDDLING, SHORT, Look
 
 HEADING = 60
-"""So many words of a text stand in the heading."""
+"""Words of a text in the heading, at most."""
 
-NAMED = re.compile(r"[\[<].+[\]>]", re.DOTALL)
-"""A special token, such as [SEP]: no bracket of the text."""
+SPECIAL = re.compile(r"[\[<].+[\]>]", re.DOTALL)
+"""A special token such as [SEP], and no bracket of the text."""
 AFTER_A_WORD = re.compile(r"[,.;:!?%)\]}'’”»…(\[{↵⇥]")
 BEFORE_A_WORD = re.compile(r".*[(\[{]", re.DOTALL)
 
+NO_TOKENS = "An encoder without a token head predicts no tokens"
 
-def heading(look: Look) -> list[str]:
-    """The text; of a translation the source, then the target, without the marks of their ends."""
-    source, chosen = look.reading.source, look.reading.chosen
-    if source is None or chosen is None:
+
+def heading(look: LookData) -> list[str]:
+    """The text; for a translation the source and the target without their end tokens."""
+    source = look.reading.source
+    target = look.reading.chosen
+    if source is None or target is None:
         return [joined(look.reading.text.words)]
 
-    ended = source.tokens[-1:] == chosen.tokens[-1:]
+    source_words = source.words
+    if source.tokens[-1:] == target.tokens[-1:]:
+        source_words = source_words[:-1]
 
-    return [joined(source.words[: -1 if ended else None]), joined(chosen.words[:-1])]
+    return [joined(source_words), joined(target.words[:-1])]
 
 
 def joined(words: Sequence[WholeWord]) -> str:
-    """A word that begins with a letter was parted from the one before; most signs stand at a word."""
-    text, before = "", ""
-    for each in (word.text for word in words[:HEADING]):
-        close = (
-            AFTER_A_WORD.match(each) and not NAMED.fullmatch(each) and not NAMED.fullmatch(before)
-        )
-        opened = BEFORE_A_WORD.fullmatch(before)
-        text += each if not text or close or opened else f" {each}"
-        before = each
+    """The words as one text: no space before most punctuation, nor after an opening bracket."""
+    text = ""
+    before = ""
+    for word in words[:HEADING]:
+        if text and not touches(before, word.text):
+            text += " "
+
+        text += word.text
+        before = word.text
 
     return text
 
 
-def lacking(look: Look) -> dict[str, str]:
-    """The views that this look has nothing for, each with the reason."""
-    found: dict[str, str] = {}
+def touches(before: str, word: str) -> bool:
+    """True if no space stands between two words."""
+    if BEFORE_A_WORD.fullmatch(before):
+        return True
+    if SPECIAL.fullmatch(before) or SPECIAL.fullmatch(word):
+        return False
+
+    return AFTER_A_WORD.match(word) is not None
+
+
+def lacking(look: LookData) -> dict[str, str]:
+    """The views that this look has no data for, each with the reason."""
+    reasons: dict[str, str] = {}
     tokens = len(look.reading.text.ids)
-    speechless = "An encoder alone says no words"
     if not look.attention:
-        none = "This RNN has no attention: no word of it looks at another"
-        why = (
-            none
-            if recurrent(look) and look.norms is None
-            else "Attention was not captured (attention=False)"
-        )
-        found |= dict.fromkeys(("head", "heads", "lines"), why)
+        reasons |= dict.fromkeys(("head", "heads", "lines"), why_no_attention(look))
 
     if look.next is None:
-        found["next"] = speechless
+        reasons["next"] = NO_TOKENS
+        if look.lens is None:
+            reasons["lens"] = NO_TOKENS
+    elif look.lens is None:
+        reasons["lens"] = not_computed("lens", tokens, LENS_MAX_TOKENS)
 
-    if look.lens is None:
-        found["lens"] = speechless if look.next is None else made_by("lens", tokens, SHORT)
-
-    if look.norms is None:
-        found["norms"] = (
-            "An RNN has no residual stream"
-            if recurrent(look)
-            else made_by("norms", tokens, MIDDLING)
-        )
+    if look.norms is None and recurrent(look):
+        reasons["norms"] = "An RNN has no residual stream"
+    elif look.norms is None:
+        reasons["norms"] = not_computed("norms", tokens, NORMS_MAX_TOKENS)
 
     if look.attribution is None:
-        known = (
-            f"Attribution is made for texts of up to {BRIEF} tokens"
-            if tokens > BRIEF
-            else "It was not asked for"
+        reasons["attribution"] = why_no_attribution(look, tokens)
+
+    return reasons
+
+
+def why_no_attention(look: LookData) -> str:
+    if recurrent(look) and look.norms is None:
+        return "This RNN has no attention"
+
+    return "Attention was not captured (attention=False)"
+
+
+def why_no_attribution(look: LookData, tokens: int) -> str:
+    if look.next is None:
+        return (
+            f"{NO_TOKENS} to explain; for a fine-tuned model, --view attribution explains the score"
         )
-        found["attribution"] = f"{known}: qkv look … --view attribution makes it"
-        if look.next is None:
-            found["attribution"] = (
-                f"{speechless} to explain; of a fine-tuned one --view attribution explains the score"
-            )
 
-    return found
+    reason = "It was not requested"
+    if tokens > ATTRIBUTION_MAX_TOKENS:
+        reason = (
+            f"By default, attribution is computed up to {ATTRIBUTION_MAX_TOKENS} tokens of text"
+        )
 
-
-def made_by(view: str, tokens: int, most: int) -> str:
-    known = f"The text has more than {most:,} tokens" if tokens > most else "It was not asked for"
-    return f"{known}: qkv look … --view {view} makes it"
+    return f"{reason}: use qkv look … --view attribution"
 
 
-def recurrent(look: Look) -> bool:
-    """A translator whose words look at the source alone, or at nothing, is an RNN."""
-    return look.reading.source is not None and {each.kind for each in look.attention} <= {"cross"}
+def not_computed(view: str, tokens: int, most: int) -> str:
+    reason = "It was not requested"
+    if tokens > most:
+        reason = f"The text has more than {most:,} tokens"
+
+    return f"{reason}: use qkv look … --view {view}"
+
+
+def recurrent(look: LookData) -> bool:
+    """True for an RNN translator: it has cross-attention alone, or no attention at all."""
+    if look.reading.source is None:
+        return False
+
+    return all(attention.kind == "cross" for attention in look.attention)

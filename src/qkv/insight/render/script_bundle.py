@@ -1,8 +1,8 @@
-"""The drawing code as one script. A page that is opened from the disk can import no file, and the
-policy of a page that imports data: URLs would let any such URL run: so all modules stand in the
-page's own script, named by its hash.
+"""The JavaScript modules of a page bundled into one script.
 
-Each module becomes a function that returns its exports, after the modules that it imports.
+A page opened from disk can import no file, and a content security policy that allows data: URLs
+would let any such URL run. So all modules are part of the page's one script, which the policy names
+by its hash. Each module becomes a function that returns its exports, after the modules it imports.
 """
 
 from __future__ import annotations
@@ -13,27 +13,32 @@ from importlib.resources import files
 
 IMPORT = re.compile(r'^import (\{ [\w, ]+ \}) from "qkv/(\w+)\.js";$', re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:class|const|function|async function) (\w+))", re.MULTILINE)
-LEFT = re.compile(
+UNSUPPORTED = re.compile(
     r"^\s*(?:import|export)\b.*|import\(.*|import\.meta.*|</script.*|<!--.*",
     re.MULTILINE | re.IGNORECASE,
 )
 
 
 def modules() -> list[str]:
-    every = files("qkv.insight.render").joinpath("web").iterdir()
-    return sorted(
-        each.name for each in every if each.name.endswith(".js") and each.name != "standalone.js"
-    )
+    """The file names of all modules but the entry of a stand-alone page."""
+    names = []
+    for file in files("qkv.insight.render").joinpath("web").iterdir():
+        if file.name.endswith(".js") and file.name != "standalone.js":
+            names.append(file.name)
+
+    return sorted(names)
 
 
 def module(name: str) -> str:
+    """The text of a file in the folder web."""
     return files("qkv.insight.render").joinpath("web", name).read_text(encoding="utf-8")
 
 
 @lru_cache(maxsize=4)
 def bundle(entry: str) -> str:
-    """The module `entry` and all that it imports; the exports of `store.js` are the constant
-    `qkv_store`.
+    """The module `entry` and all that it imports.
+
+    The exports of `store.js` are the constant `qkv_store`, and so on.
     """
     parts: dict[str, str] = {}
 
@@ -44,7 +49,6 @@ def bundle(entry: str) -> str:
             return
 
         code = module(name)
-
         for match in IMPORT.finditer(code):
             add(f"{match[2]}.js", (*importers, name))
 
@@ -56,9 +60,11 @@ def bundle(entry: str) -> str:
 
 
 def as_function(name: str, code: str) -> str:
+    """A module as a constant: a function, called once, that returns its exports."""
     exports = ", ".join(EXPORT.findall(code))
-    backbone = EXPORT.sub("", IMPORT.sub(r"const \1 = qkv_\2;", code))
-    if left := LEFT.search(backbone):
-        raise ValueError(f"{name}: {left[0].strip()!r} cannot be part of a page's script")
+    body = EXPORT.sub("", IMPORT.sub(r"const \1 = qkv_\2;", code))
+    if unsupported := UNSUPPORTED.search(body):
+        raise ValueError(f"{name}: {unsupported[0].strip()!r} cannot be part of a page's script")
 
-    return f"const qkv_{name.removesuffix('.js')} = (() => {{\n{backbone}return {{ {exports} }};\n}})();"
+    constant = f"qkv_{name.removesuffix('.js')}"
+    return f"const {constant} = (() => {{\n{body}return {{ {exports} }};\n}})();"

@@ -1,4 +1,4 @@
-"""A look in the terminal: the views of the page as coloured cells, bars and tables."""
+"""A look in the terminal: the views of the page as heat maps, bars and tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from qkv.generation.fill import Guess
 from qkv.insight.inspect.capture import Attention
-from qkv.insight.look import Look
+from qkv.insight.inspect.look_data import LookData
 from qkv.insight.render.terminal_cells import (
     HeatMap,
     bar,
@@ -35,19 +35,20 @@ from qkv.insight.render.views import (
     label,
     labels,
     layer_names,
-    question,
+    prediction_title,
 )
 from qkv.tables import Table
 
-LOOKED_AT = 4  # words that are named for a word that looks
+KEYS_NAMED = 4  # keys that are named for each query
 WORTH_NAMING = 0.05
-SMALLEST, LARGEST = 4, 16  # cells of a head among all heads
-GUESSED = 10  # cells of a guess of the lens, at least
+SMALLEST = 4  # cells of a head among all heads, at least ...
+LARGEST = 16  # ... and at most
+GUESS_WIDTH = 10  # cells of a token of the lens, at least
 BAR = 24
 
 
 def show(
-    look: Look,
+    look: LookData,
     console: Console,
     *,
     view: View = "head",
@@ -56,7 +57,7 @@ def show(
     head: Heads = None,
     words: bool = False,
 ) -> None:
-    """Print one view."""
+    """Print one view; `layer`, `head` and `words` choose its part as in `attention_view`."""
     match view:
         case "head":
             show_head(look, console, kind, layer, head, words)
@@ -88,77 +89,81 @@ def heading(console: Console, title: str, below: str = "") -> None:
 
 
 def show_head(
-    look: Look, console: Console, kind: str | None, layer: int, head: Heads, words: bool
+    look: LookData, console: Console, kind: str | None, layer: int, head: Heads, words: bool
 ) -> None:
-    one = attention_view(look, kind, layer, head, words)
-    heading(console, one.name, "A row looks at the columns; its weights sum to 1.")
-    console.print(HeatMap(one.mean, one.rows, one.columns))
+    """The weights of one head, or the mean of several, as a heat map."""
+    view = attention_view(look, kind, layer, head, words)
+    heading(console, view.name, "Rows: queries, columns: keys; a row sums to 1.")
+    console.print(HeatMap(view.mean, view.rows, view.columns))
 
 
 def show_heads(attention: Attention, console: Console) -> None:
-    """Layers down, heads across."""
-    L, H, t, s = attention.overview.shape
-    if not L:
+    """Small heat maps of all heads, layers down and heads across; their entropy if too many."""
+    layers, heads, t, s = attention.overview.shape
+    if layers == 0:
         raise ValueError("heads: this look has no overview of its heads")
 
-    margin = len(f"layer {L - 1}") + 2
-    size = min(LARGEST, max(t, s), (console.width - margin) // H - 1)
     name = NAMES[attention.kind]
+    margin = len(f"layer {layers - 1}") + 2
+    size = min(LARGEST, max(t, s), (console.width - margin) // heads - 1)
     if size < min(SMALLEST, s):
         heading(console, f"{name}: the entropy of all heads in bits, layers down, heads across")
         console.print(by_head(attention.entropy))
         return
 
-    heading(
-        console,
-        f"{name}: all heads at a glance",
-        "Layers down, heads across. The brighter, the more weight.",
-    )
-    wide = min(s, size)
-    above = "".join(fitted(str(head), wide, console, "centre") + " " for head in range(H))
-    console.print(Text(" " * margin + above, style="dim", no_wrap=True))
+    below = "Layers down, heads across. The brighter, the larger the weight."
+    heading(console, f"{name}: all heads", below)
+    above = Text(" " * margin, style="dim", no_wrap=True)
+    for head in range(heads):
+        above.append(fitted(str(head), min(s, size), console, "centre") + " ")
 
-    for layer in range(L):
-        blocks = [mosaic(attention.overview[layer, head], size, console) for head in range(H)]
-        for number, parts in enumerate(zip(*blocks, strict=True)):
-            line = Text(
-                f"layer {layer}".ljust(margin) if number == 0 else " " * margin, no_wrap=True
-            )
-            for part in parts:
-                line.append_text(part).append(" ")
+    console.print(above)
+    for layer in range(layers):
+        show_layer(attention.overview[layer], f"layer {layer}".ljust(margin), size, console)
 
-            console.print(line)
 
-        console.print()
+def show_layer(overview: Float[Tensor, "H t s"], name: str, size: int, console: Console) -> None:
+    """The heads of one layer side by side, with its name before the first line."""
+    tiles = [mosaic(head, size, console) for head in overview]
+    start = name
+    for parts in zip(*tiles, strict=True):
+        line = Text(start, no_wrap=True)
+        for part in parts:
+            line.append_text(part).append(" ")
+
+        console.print(line)
+        start = " " * len(name)
+
+    console.print()
 
 
 def show_lines(
-    look: Look, console: Console, kind: str | None, layer: int, head: Heads, words: bool
+    look: LookData, console: Console, kind: str | None, layer: int, head: Heads, words: bool
 ) -> None:
-    """Each word, and whom it looks at most."""
-    one = attention_view(look, kind, layer, head, words)
-    heading(console, one.name, "Each word, and the words it looks at most.")
-    width = min(16, max(len(row) for row in one.rows) + 1)
+    """Each query with the keys of its largest weights."""
+    view = attention_view(look, kind, layer, head, words)
+    heading(console, view.name, "Each query and the keys it attends to most.")
+    width = min(16, max(map(len, view.rows)) + 1)
     arrow = "─▶" if has_blocks(console) else "->"
 
-    for row, weights in zip(one.rows, one.mean, strict=True):
-        line = Text(
-            fitted(row, width, console, "right") + f" {arrow} ", no_wrap=True, overflow="ellipsis"
-        )
-        most = weights.topk(min(LOOKED_AT, len(one.columns)))
-        for rank, (weight, place) in enumerate(
-            zip(most.values.tolist(), most.indices.tolist(), strict=True)
-        ):
+    for row, weights in zip(view.rows, view.mean, strict=True):
+        start = fitted(row, width, console, "right") + f" {arrow} "
+        line = Text(start, no_wrap=True, overflow="ellipsis")
+        largest = weights.topk(min(KEYS_NAMED, len(view.columns)))
+        pairs = zip(largest.values.tolist(), largest.indices.tolist(), strict=True)
+        for rank, (weight, column) in enumerate(pairs):
             if rank == 0 or weight >= WORTH_NAMING:
                 line.append_text(cell(f" {weight:4.0%} ", math.sqrt(max(0.0, weight)), console))
-                line.append(" " + said(one.columns[place], console) + "  ")
+                line.append(" " + token_text(view.columns[column], console) + "  ")
 
         console.print(line)
 
 
-def show_attribution(look: Look, console: Console, layer: int, head: Heads, words: bool) -> None:
-    """Where a head looks, and below it what the output owes to each word: two different questions."""
-    part = attributed(look, words)
+def show_attribution(
+    look: LookData, console: Console, layer: int, head: Heads, words: bool
+) -> None:
+    """The attention weights of a head and, below them, the attribution of the predictions."""
+    attribution = attributed(look, words)
     if look.attention:
         show_head(look, console, None, layer, head, words)
         console.print()
@@ -166,9 +171,9 @@ def show_attribution(look: Look, console: Console, layer: int, head: Heads, word
     heading(
         console,
         "Attribution: gradient times input",
-        "Row: what is said there. Columns: how much it would change with each word; a row sums to 1.",
+        "Rows: predictions. Columns: the share of each input token; a row sums to 1.",
     )
-    console.print(HeatMap(part.weights, part.rows, part.columns))
+    console.print(HeatMap(attribution.weights, attribution.rows, attribution.columns))
 
 
 def show_numbers(attention: Attention, console: Console) -> None:
@@ -177,123 +182,124 @@ def show_numbers(attention: Attention, console: Console) -> None:
     if not len(attention.entropy):
         raise ValueError("numbers: this look has no overview of its heads")
 
-    heading(
-        console,
-        f"{name}: entropy in bits",
-        "How widely a head looks: 0 is one word, 3 is eight words alike.",
-    )
+    below = "How widely a head attends: 0 is one token, 3 is eight tokens equally."
+    heading(console, f"{name}: entropy in bits", below)
     console.print(by_head(attention.entropy))
     if attention.distance.isnan().all():
         return
 
     console.print()
-    heading(
-        console,
-        f"{name}: distance in tokens",
-        "How far away the words are that a head looks at, on average.",
-    )
+    below = "The mean distance between a token and those it attends to."
+    heading(console, f"{name}: distance in tokens", below)
     console.print(by_head(attention.distance))
 
 
 def by_head(values: Float[Tensor, "L H"]) -> HeatMap:
-    L, H = values.shape
-    most = max(float(values.nan_to_num().max()), 1e-9)
-    rows, columns = [f"layer {layer}" for layer in range(L)], [str(head) for head in range(H)]
-    return HeatMap(values, rows, columns, shades=values / most, say=lambda value: f"{value:.1f}")
+    """A heat map with layers down and heads across; the largest value is the brightest."""
+    layers, heads = values.shape
+    largest = max(float(values.nan_to_num().max()), 1e-9)
+    rows = [f"layer {layer}" for layer in range(layers)]
+    columns = list(map(str, range(heads)))
+    return HeatMap(values, rows, columns, shades=values / largest, say=lambda value: f"{value:.1f}")
 
 
-# What would be said
+# Predictions
 
 
-def show_next(look: Look, console: Console) -> None:
-    """Each token with what is likeliest after it, or, of a BERT, in its place."""
+def show_next(look: LookData, console: Console) -> None:
+    """The likeliest tokens after each position or, for a BERT, at each position."""
     if look.next is None:
-        raise ValueError("next: this model says no words")
+        raise ValueError("next: this model predicts no tokens")
 
-    heading(console, question(look))
+    heading(console, prediction_title(look))
     tokens = labels(look.reading.text)
     width = min(16, max(map(len, tokens)) + 1)
     length = max(4, min(BAR, console.width - width - 60))
 
     for token, guesses in zip(tokens, look.next, strict=True):
-        first, *others = guesses
+        best, *others = guesses
         line = Text(fitted(token, width, console, "right") + " ", no_wrap=True, overflow="ellipsis")
-        line.append(
-            bar(first.probability, length, has_blocks(console)).ljust(length + 1), style="cyan"
-        )
-        line.append(f"{first.probability:4.0%} ").append(said(first.text, console), style="bold")
+        filled = bar(best.probability, length, has_blocks(console))
+        line.append(filled.ljust(length + 1), style="cyan")
+        line.append(f"{best.probability:4.0%} ")
+        line.append(token_text(best.text, console), style="bold")
         for guess in others:
-            line.append(f"  {guess.probability:.0%} ", style="dim").append(
-                said(guess.text, console)
-            )
+            line.append(f"  {guess.probability:.0%} ", style="dim")
+            line.append(token_text(guess.text, console))
 
         console.print(line)
 
 
-def show_lens(look: Look, console: Console) -> None:
-    """Layers down, tokens across, and in each cell the likeliest token there; as many columns as
-    there is room for.
-    """
+def show_lens(look: LookData, console: Console) -> None:
+    """Layers down, tokens across, in each cell the likeliest token; a wide table is continued."""
     if look.lens is None:
-        raise ValueError("lens: it was not computed; this model says no words, or the text is long")
+        raise ValueError(
+            "lens: it was not computed; this model predicts no tokens, or the text is long"
+        )
 
     heading(
         console,
-        "The prediction after every layer",
-        "Above each column the token that is read. The brighter, the surer.",
+        "Logit lens: the prediction after every layer",
+        "Columns: the input tokens. The brighter, the higher the probability.",
     )
-    tokens = labels(look.reading.text)
     names = layer_names(len(look.lens))
     margin = max(map(len, names)) + 1
-    widest = max(len(label(row[0].text)) for layer in look.lens for row in layer)
-    width = max(6, min(GUESSED, widest)) + 2
-    at_once = max(1, (console.width - margin) // width)
+    width = max(6, min(GUESS_WIDTH, longest_guess(look.lens))) + 2
+    tokens = labels(look.reading.text)
+    columns = max(1, (console.width - margin) // width)
 
-    for first in range(0, len(tokens), at_once):
-        places = range(first, min(len(tokens), first + at_once))
+    for first in range(0, len(tokens), columns):
         above = Text(" " * margin, no_wrap=True, style="bold")
-        for place in places:
-            above.append(fitted(f" {tokens[place]}", width, console))
+        for token in tokens[first : first + columns]:
+            above.append(fitted(f" {token}", width, console))
 
         console.print(above)
-        for name, guesses in zip(names, look.lens, strict=True):
+        for name, layer in zip(names, look.lens, strict=True):
             line = Text(fitted(name, margin, console), no_wrap=True)
-            for place in places:
-                line.append_text(guess_cell(guesses[place], width, console))
+            for guesses in layer[first : first + columns]:
+                line.append_text(guess_cell(guesses, width, console))
 
             console.print(line)
 
         console.print()
 
 
-def guess_cell(guesses: Sequence[Guess], width: int, console: Console) -> Text:
-    best = guesses[0]
-    text = fitted(f" {label(best.text)}", width - 1, console) + " "
-    if has_colours(console):
-        return Text(text, style=style_of(best.probability))
+def longest_guess(lens: Sequence[Sequence[Sequence[Guess]]]) -> int:
+    """The length of the longest likeliest token."""
+    longest = 0
+    for layer in lens:
+        for guesses in layer:
+            longest = max(longest, len(label(guesses[0].text)))
 
-    return Text(text[:-1] + ink(best.probability, console))
+    return longest
+
+
+def guess_cell(guesses: Sequence[Guess], width: int, console: Console) -> Text:
+    """The likeliest token, shaded by its probability."""
+    best = guesses[0]
+    text = fitted(f" {label(best.text)}", width - 1, console)
+    if has_colours(console):
+        return Text(text + " ", style=style_of(best.probability))
+
+    return Text(text + ink(best.probability, console))
 
 
 # Norms
 
 
-def show_norms(look: Look, console: Console) -> None:
-    """A bar for each layer: the median over the text, and how far it ranges."""
+def show_norms(look: LookData, console: Console) -> None:
+    """A bar for each layer: the median over the positions, with minimum and maximum."""
     if look.norms is None:
         raise ValueError(
             "norms: they were not computed; an RNN has no residual stream, or the text is long"
         )
 
-    of = {
-        "The residual stream's norm": look.norms.residual,
-        "The gradient's norm": look.norms.gradient,
-    }
-
-    for title, layers in of.items():
-        if layers is not None:
-            heading(console, title, "The median over the text, and from the least to the most.")
-            console.print(norm_table(layers, console))
+    below = "The median over the positions, then minimum and maximum."
+    heading(console, "Residual stream norm", below)
+    console.print(norm_table(look.norms.residual, console))
+    if look.norms.gradient is not None:
+        heading(console, "Gradient norm", below)
+        console.print(norm_table(look.norms.gradient, console))
 
 
 def norm_table(layers: Sequence[Float[Tensor, "T"]], console: Console) -> Table:
@@ -301,14 +307,15 @@ def norm_table(layers: Sequence[Float[Tensor, "T"]], console: Console) -> Table:
     for justify in ("left", "left", "right", "right"):
         table.add_column(justify=justify, no_wrap=True)
 
-    known = [layer[~layer.isnan()] for layer in layers]  # on the last word of a text no loss hangs
+    # The last position of a text has no loss, and so no gradient.
+    known = [layer[~layer.isnan()] for layer in layers]
     medians = [float(torch.quantile(layer, 0.5)) for layer in known]
-    most = max(medians) or 1.0
+    largest = max(medians) or 1.0
 
     for name, layer, median in zip(layer_names(len(layers)), known, medians, strict=True):
         table.add_row(
             name,
-            Text(bar(median / most, BAR, has_blocks(console)), style="cyan"),
+            Text(bar(median / largest, BAR, has_blocks(console)), style="cyan"),
             f"{median:.3g}",
             Text(f"{layer.min():.3g} to {layer.max():.3g}", style="dim"),
         )
@@ -316,7 +323,10 @@ def norm_table(layers: Sequence[Float[Tensor, "T"]], console: Console) -> Table:
     return table
 
 
-def said(text: str, console: Console) -> str:
-    """A word where there is room for it."""
+def token_text(text: str, console: Console) -> str:
+    """A token in at most 20 cells, in characters that the console has."""
     shown = label(text, 20)
-    return fitted(shown, len(shown), console) if not has_blocks(console) else shown
+    if has_blocks(console):
+        return shown
+
+    return fitted(shown, len(shown), console)

@@ -1,6 +1,4 @@
-"""What there is to see of a look, and which part of it a view shows: one head, a layer's mean,
-words or pieces.
-"""
+"""The views of a look, and the part that a view shows: heads of one layer, tokens or words."""
 
 from __future__ import annotations
 
@@ -12,39 +10,39 @@ from rich.cells import cell_len
 from torch import Tensor
 
 from qkv.insight.inspect.capture import Attention
+from qkv.insight.inspect.look_data import LookData
 from qkv.insight.inspect.model_input import Side
 from qkv.insight.inspect.whole_words import join_words
-from qkv.insight.look import Look
 from qkv.text.printable import shortened
 
 View = Literal["head", "heads", "lines", "next", "lens", "norms", "numbers", "attribution"]
 Heads = int | Sequence[int] | None
-"""One head, several, or all of the layer."""
+"""One head, several, or None for all of the layer."""
 
 NAMES = {
     "self": "Self-attention",
-    "encoder": "Self-attention of the encoder",
-    "decoder": "Self-attention of the decoder",
+    "encoder": "Encoder self-attention",
+    "decoder": "Decoder self-attention",
     "cross": "Cross-attention",
 }
 
 
 class AttentionView(NamedTuple):
-    """Who looks at whom, in the chosen heads of one layer."""
+    """Attention weights of the chosen heads of one layer, between tokens or whole words."""
 
-    place: str
+    site: str
     """Such as: Self-attention, layer 3"""
     attention: Attention
     heads: tuple[int, ...]
     weights: Float[Tensor, "H T S"]
     rows: tuple[str, ...]
-    """Who looks (T)."""
+    """Labels of the queries (T)."""
     columns: tuple[str, ...]
-    """At whom (S)."""
+    """Labels of the keys (S)."""
 
     @property
     def name(self) -> str:
-        return f"{self.place}, {heads_named(self.heads, self.attention.heads)}"
+        return f"{self.site}, {heads_named(self.heads, self.attention.heads)}"
 
     @property
     def mean(self) -> Float[Tensor, "T S"]:
@@ -52,33 +50,37 @@ class AttentionView(NamedTuple):
 
 
 def attention_view(
-    look: Look, kind: str | None = None, layer: int = 0, head: Heads = None, words: bool = False
+    look: LookData,
+    kind: str | None = None,
+    layer: int = 0,
+    head: Heads = None,
+    words: bool = False,
 ) -> AttentionView:
-    """The weights of one layer's heads, between tokens or between whole words. A layer below 0
-    counts from the last.
+    """The attention weights of one layer's heads.
+
+    Args:
+        look: The look.
+        kind: The kind of attention; see `LookData.of`.
+        layer: The layer; a number below 0 counts from the last.
+        head: One head or several; None for all of the layer.
+        words: Whether tokens are joined to whole words.
     """
     attention = look.of(kind)
     layer = numbered("layer", layer, attention.depth)
     if layer not in attention.layers:
-        kept = ", ".join(map(str, attention.layers)) or "none"
+        captured = ", ".join(map(str, attention.layers)) or "none"
         raise ValueError(
-            f"layer: the weights of layer {layer} were not kept, only those of {kept}; look at it again"
+            f"layer: the weights of layer {layer} were not kept, only those of {captured}; "
+            "look at it again"
         )
 
-    every = range(attention.heads)
-    asked = every if head is None else (head,) if isinstance(head, int) else head
-    heads = tuple(dict.fromkeys(numbered("head", each, attention.heads) for each in asked))
-    if not heads:
-        raise ValueError("head: expected one or more")
-
+    heads = head_numbers(head, attention.heads)
     weights = attention.layers[layer][list(heads)]  # (H, T, S)
     if words:
         weights = join_words(weights, attention.rows.words, attention.columns.words)
 
-    place = f"{NAMES[attention.kind]}, layer {layer}"
-
     return AttentionView(
-        place,
+        f"{NAMES[attention.kind]}, layer {layer}",
         attention,
         heads,
         weights,
@@ -87,7 +89,25 @@ def attention_view(
     )
 
 
+def head_numbers(head: Heads, count: int) -> tuple[int, ...]:
+    """The heads as numbers from 0, each once."""
+    if head is None:
+        return tuple(range(count))
+    if isinstance(head, int):
+        head = (head,)
+
+    heads: dict[int, None] = {}
+    for number in head:
+        heads[numbered("head", number, count)] = None
+
+    if not heads:
+        raise ValueError("head: expected one or more")
+
+    return tuple(heads)
+
+
 def numbered(name: str, number: int, count: int) -> int:
+    """A layer or head counted from 0; an error that starts with `name` if it does not exist."""
     if not -count <= number < count:
         raise ValueError(f"{name}: expected 0 to {count - 1}, or -1 for the last, not {number}")
 
@@ -95,26 +115,32 @@ def numbered(name: str, number: int, count: int) -> int:
 
 
 def heads_named(heads: Sequence[int], count: int) -> str:
+    if count == 1:
+        return "the only head"
     if len(heads) == 1:
-        return "the only head" if count == 1 else f"head {heads[0]}"
+        return f"head {heads[0]}"
     if len(heads) == count:
-        return f"the mean of its {count} heads"
+        return f"mean of {count} heads"
 
-    return f"the mean of heads {', '.join(map(str, heads[:-1]))} and {heads[-1]}"
+    return f"mean of heads {', '.join(map(str, heads[:-1]))} and {heads[-1]}"
 
 
 class Attributed(NamedTuple):
+    """Attribution by |gradient x input|, between tokens or whole words."""
+
     weights: Float[Tensor, "T S"]
-    """The part that each word read has, by gradient times input, in what is said at each place."""
+    """The share of each input token in the prediction at each position."""
     rows: tuple[str, ...]
     columns: tuple[str, ...]
 
 
-def attributed(look: Look, words: bool = False) -> Attributed:
+def attributed(look: LookData, words: bool = False) -> Attributed:
+    """The attribution of a look; an error if it was not computed."""
     if look.attribution is None:
         raise ValueError("attribution: it was not computed; look again with attribution=True")
 
-    weights, rows = look.attribution, look.reading.rows
+    weights = look.attribution
+    rows = look.reading.rows
     columns = look.reading.source or look.reading.text
     if words:
         weights = join_words(weights, rows.words, columns.words)
@@ -122,26 +148,38 @@ def attributed(look: Look, words: bool = False) -> Attributed:
     return Attributed(weights, labels(rows, words), labels(columns, words))
 
 
-def question(look: Look) -> str:
-    """What a model that says words is asked at each place."""
-    return "What stands there, in the model's opinion" if look.both_ways else "What comes next"
+def prediction_title(look: LookData) -> str:
+    """What the predictions of a language model are: next tokens, or a BERT's at each position."""
+    if look.both_ways:
+        return "Predicted token at each position"
+
+    return "Predicted next tokens"
 
 
 def layer_names(count: int) -> list[str]:
-    """Of the residual stream: after the embedding, then after each block, counted from 0; an RNN
-    has its output.
-    """
+    """Names along the residual stream: embedding, then each block; an RNN has its output alone."""
     if count == 1:
         return ["output"]
 
-    return ["embedding", *(f"layer {layer}" for layer in range(count - 1))]
+    names = ["embedding"]
+    for layer in range(count - 1):
+        names.append(f"layer {layer}")
+
+    return names
 
 
 def labels(side: Side, words: bool = False) -> tuple[str, ...]:
-    return tuple(map(label, (word.text for word in side.words) if words else side.tokens))
+    """A label for each token, or for each whole word."""
+    if words:
+        return tuple(label(word.text) for word in side.words)
+
+    return tuple(map(label, side.tokens))
 
 
 def label(text: str, longest: int = 24) -> str:
-    """In one line, printable, and never without anything to see."""
+    """A text in one printable line of at most this many cells; ␣ if there is nothing to see."""
     text = shortened(text, longest)
-    return text if cell_len(text) else "␣"
+    if cell_len(text) == 0:
+        return "␣"
+
+    return text

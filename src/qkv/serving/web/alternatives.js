@@ -1,7 +1,7 @@
-// What could have stood at a place: a card beside the token, from which one goes on with another.
+// Alternatives to a token: a card beside it, from which generation continues with another one.
 
 import { element, percent } from "qkv/elements.js";
-import { quoted } from "qkv/words.js";
+import { quoted } from "qkv/token_text.js";
 import { named, probabilityOf, spaced } from "./tokens.js";
 
 export class Alternatives {
@@ -20,62 +20,62 @@ export class Alternatives {
     this.list.addEventListener("keydown", (event) => this.key(event));
   }
 
-  /** At a token. `coming` promises the alternatives, of which `onchoose` hears one. */
+  /** Opens at a token. `coming` promises the alternatives; `onchoose` gets the chosen one. */
   async open(anchor, token, coming, onchoose) {
     this.anchor = anchor;
-    const asked = (this.asked = {});
-    this.heading.replaceChildren("In the place of ", spaced(token));
+    const request = (this.request = {});
+    this.heading.replaceChildren("Alternatives to ", spaced(token));
     this.list.replaceChildren();
-    this.note.textContent = "Asking the model …";
+    this.note.textContent = "Loading …";
     this.element.showPopover();
-    this.place();
+    this.moveToAnchor();
     this.heading.focus();
     let options;
     try {
       options = await coming;
     } catch (error) {
-      if (this.asked === asked) this.note.textContent = error.message;
+      if (this.request === request) this.note.textContent = error.message;
       return;
     }
-    if (this.asked !== asked) return;
-    const listed = options.some(({ id }) => id === token.id) || token.given ? options : [...options, token];
+    if (this.request !== request) return;
+    const listed = options.some(({ id }) => id === token.id) || token.fromPrompt ? options : [...options, token];
     this.list.replaceChildren(...listed.map((option) => element("li", {}, this.option(option, token, onchoose))));
     const filtered = options.some((option) => option.probability === 0);
     this.note.textContent =
-      "Choose one to go on from there." + (filtered ? " The pale ones are left out by top-k, top-p or min-p." : "");
-    this.place();
+      "Choose one to continue from it." + (filtered ? " Pale ones are filtered out by top-k, top-p or min-p." : "");
+    this.moveToAnchor();
     (this.list.querySelector("[aria-current]") ?? this.list.querySelector("button"))?.focus();
   }
 
   option(option, token, onchoose) {
     const { id, probability } = option;
     const text = named(option);
-    const likely = probabilityOf(option);
-    const here = id === token.id;
+    const unfiltered = probabilityOf(option);
+    const current = id === token.id;
     const bar = element("span", { class: "bar", "aria-hidden": "true" });
-    bar.style.setProperty("--part", likely);
-    const left = probability === 0 ? ", left out by the filters" : "";
+    bar.style.setProperty("--part", unfiltered);
+    const filtered = probability === 0 ? ", filtered out" : "";
     return element(
       "button",
       {
         type: "button",
         class: probability === 0 ? "option out" : "option",
         "data-id": id,
-        "aria-current": here ? "true" : null,
-        "aria-label": `${quoted(text)}, ${percent(likely)}${here ? ", stands there" : ""}${left}`,
+        "aria-current": current ? "true" : null,
+        "aria-label": `${quoted(text)}, ${percent(unfiltered)}${current ? ", current" : ""}${filtered}`,
         onclick: () => {
           this.element.hidePopover();
           onchoose(option);
         },
       },
       spaced(option),
-      element("span", { class: "number" }, percent(likely)),
+      element("span", { class: "number" }, percent(unfiltered)),
       bar,
     );
   }
 
-  /** Below the token, inside the window. */
-  place() {
+  /** Moves the card below the token, inside the window. */
+  moveToAnchor() {
     const box = this.anchor.getClientRects()[0] ?? this.anchor.getBoundingClientRect();
     const { offsetWidth: width, offsetHeight: height } = this.element;
     const left = Math.max(12, Math.min(box.left, document.documentElement.clientWidth - width - 12));
@@ -85,7 +85,7 @@ export class Alternatives {
   }
 
   closed() {
-    this.asked = null;
+    this.request = null;
     const inside = this.element.contains(document.activeElement) || document.activeElement === document.body;
     if (inside && this.anchor?.isConnected) this.anchor.focus();
   }

@@ -1,24 +1,24 @@
-// The frame of the playground: the tabs, the model, the theme, the link, and what is chosen, in one place.
+// The frame of the playground: tabs, model, theme, link, and all settings.
 
 import { element } from "qkv/elements.js";
 import { Chat } from "./chat.js";
 import { Classify } from "./classify.js";
 import { Fill } from "./fill.js";
+import { InsideView } from "./inside_view.js";
 import { Models, TABS } from "./models.js";
 import { failed, noModel, notice, problem, unused } from "./notices.js";
 import { DEFAULTS, headsOff, read, write } from "./settings.js";
-import { Think } from "./think.js";
 import { Translate } from "./translate.js";
 import { Write } from "./write.js";
 
 const PANELS = { write: Write, chat: Chat, translate: Translate, fill: Fill, classify: Classify };
-const REST = 300; // milliseconds before what was chosen is written into the address
-const KEPT = "qkv.settings";
+const REST = 300; // milliseconds before settings are written into the address
+const STORED = "qkv.settings";
 
-/** What was chosen last in this tab: signing in leaves the page, and comes back without its address. */
-function remembered() {
+/** The last settings of this browser tab: signing in leaves the page, and returns without its address. */
+function storedSettings() {
   try {
-    return sessionStorage.getItem(KEPT) ?? "";
+    return sessionStorage.getItem(STORED) ?? "";
   } catch {
     return "";
   }
@@ -28,7 +28,7 @@ export class App {
   constructor(root) {
     this.root = root;
     this.defaults = DEFAULTS;
-    this.take(location.hash || remembered());
+    this.load(location.hash || storedSettings());
     this.dark = matchMedia("(prefers-color-scheme: dark)");
     this.models = new Models(
       () => this.show(),
@@ -37,25 +37,26 @@ export class App {
     this.panels = new Map();
   }
 
-  /** What an address says. An answer that it asks for is asked for once, as soon as its model is there. */
-  take(address) {
+  /** Reads the settings of an address. A result that it asks for is requested once, when its model is ready. */
+  load(address) {
     const { run, on, ...settings } = read(address);
     if (!(settings.tab in TABS)) settings.tab = "write";
     this.settings = { ...settings, run: false, on: "" };
-    this.coming = run || on ? { tab: settings.tab, on } : null;
+    this.pending = run || on ? { tab: settings.tab, on } : null;
   }
 
-  come() {
-    const { coming } = this;
-    if (!coming || !this.ready) return;
-    this.coming = null;
+  /** Requests the result that a link asks for. */
+  runPending() {
+    const { pending } = this;
+    if (!pending || !this.ready) return;
+    this.pending = null;
     this.write();
-    if (coming.tab === this.settings.tab) this.panelOf(coming.tab).arrive?.(coming.on);
+    if (pending.tab === this.settings.tab) this.panelOf(pending.tab).restore?.(pending.on);
   }
 
   open() {
     this.status = element("p", { class: "unseen", role: "status", "aria-live": "polite" });
-    this.theming = element("button", { type: "button", class: "tool", onclick: () => this.turn() });
+    this.theming = element("button", { type: "button", class: "tool", onclick: () => this.switchTheme() });
     this.link = element("button", { type: "button", onclick: () => this.copy() }, "Copy link");
     this.tabs = Object.entries(TABS).map(([tab, [title]]) =>
       element(
@@ -64,17 +65,17 @@ export class App {
         title,
       ),
     );
-    const list = element("div", { class: "tabs", role: "tablist", "aria-label": "What to do" }, ...this.tabs);
-    list.addEventListener("keydown", (event) => this.walk(event));
+    const list = element("div", { class: "tabs", role: "tablist", "aria-label": "Tasks" }, ...this.tabs);
+    list.addEventListener("keydown", (event) => this.moveTab(event));
     this.picker = element("select", { id: "model", onchange: () => this.set({ model: this.picker.value, look: "" }) });
     this.facts = element("p", { class: "note facts" });
     const name = element("label", { for: "model" }, "Model");
     this.picking = element("div", { class: "picking-model" }, name, this.picker, this.facts);
     this.gate = element("div", { class: "gate" });
     this.panel = element("div", { id: "panel", role: "tabpanel", tabindex: -1 });
-    this.think = new Think(this);
+    this.inside = new InsideView(this);
     this.root.replaceChildren(
-      element("a", { class: "skip", href: "#panel", onclick: (event) => this.skip(event) }, "To the content"),
+      element("a", { class: "skip", href: "#panel", onclick: (event) => this.skip(event) }, "Skip to the content"),
       element(
         "header",
         { class: "head" },
@@ -86,8 +87,8 @@ export class App {
       this.status,
     );
     addEventListener("hashchange", () => {
-      clearTimeout(this.writing); // it is about another address
-      this.take(location.hash);
+      clearTimeout(this.writing); // it belongs to another address
+      this.load(location.hash);
       this.show();
     });
     addEventListener("pagehide", () => this.write());
@@ -97,11 +98,11 @@ export class App {
   }
 
   skip(event) {
-    event.preventDefault(); // the address is taken
+    event.preventDefault(); // the address holds the settings
     this.panel.focus();
   }
 
-  /** The model that the tab works with, and whether it can begin. */
+  /** The model of the tab, or null. */
   get model() {
     return this.models.choose(this.settings.tab, this.settings.model);
   }
@@ -110,11 +111,11 @@ export class App {
     return this.model?.qkv.state === "ready" && !this.models.problem;
   }
 
-  /** What is chosen, as the model can be asked it: heads that it has not got are none that are off. */
-  get asked() {
+  /** The settings for a request: of the heads that are switched off, those that the model has. */
+  get requestSettings() {
     const { layers, heads } = this.model?.qkv ?? {};
-    const has = (place) => {
-      const [layer, head] = place.split(".");
+    const has = (name) => {
+      const [layer, head] = name.split(".");
       return layer < layers && head < heads;
     };
     return { ...this.settings, off: headsOff(this.settings).filter(has).join(" ") };
@@ -126,11 +127,11 @@ export class App {
 
   set(changes) {
     if (Object.entries(changes).every(([name, value]) => this.settings[name] === value)) return;
-    const turned = "tab" in changes;
-    if (turned) this.write(); // the way back leads to the tab before, as it was left
+    const switched = "tab" in changes;
+    if (switched) this.write(); // the back button returns to the tab as it was left
     this.settings = { ...this.settings, ...changes };
     clearTimeout(this.writing);
-    if (turned) this.write("pushState");
+    if (switched) this.write("pushState");
     else this.writing = setTimeout(() => this.write(), REST);
     this.show();
   }
@@ -139,12 +140,12 @@ export class App {
     return write({ ...this.settings, model: this.model?.id ?? this.settings.model, ...more });
   }
 
-  write(how = "replaceState") {
+  write(method = "replaceState") {
     clearTimeout(this.writing);
     const address = this.address();
-    history[how](null, "", address);
+    history[method](null, "", address);
     try {
-      sessionStorage.setItem(KEPT, address);
+      sessionStorage.setItem(STORED, address);
     } catch {
       // the address has it
     }
@@ -152,41 +153,41 @@ export class App {
 
   async copy() {
     this.write();
-    const { linked = {} } = this.panelOf(this.settings.tab); // null: the text is too long to go with it
+    const { linked = {} } = this.panelOf(this.settings.tab); // null: the text is too long for a link
     const address = new URL(this.address(linked ?? {}), location.href).href;
     try {
       await navigator.clipboard.writeText(address);
       this.link.textContent = linked ? "Link copied" : "Link copied: settings only";
-      const text = "The text is not in it: it was changed by hand, and is too long for a link.";
-      this.announce(linked ? "The link is copied: it shows the same again." : `The link has the settings. ${text}`);
+      const text = "The text is not included: it was edited, and is too long for a link.";
+      this.announce(linked ? "Link copied." : `Link with the settings copied. ${text}`);
       this.link.title = linked ? "" : text;
     } catch {
       history.replaceState(null, "", address);
-      this.link.textContent = "It is in the address bar";
+      this.link.textContent = "See the address bar";
     }
     setTimeout(() => (this.link.textContent = "Copy link"), 2000);
   }
 
-  turn() {
+  switchTheme() {
     this.set({ theme: this.theme === "dark" ? "light" : "dark" });
   }
 
-  /** Said to those who hear the page: few words, and never for every token. */
+  /** Announces a text to screen readers: short, and never for every token. */
   announce(text) {
     this.status.textContent = text;
   }
 
-  /** Something went wrong that is not one panel's own. Says whether it is dealt with. */
+  /** Handles an error that concerns all panels: the server is gone, or a model is still loading. */
   failed(error) {
     if (error.status === 0) this.models.lost(error);
     else if (error.status === 503) this.models.load();
   }
 
-  /** The server is back: what is said of its absence goes, and what it did not answer is asked again. */
+  /** The server is back: removes the notices about its absence, and repeats what failed. */
   recover() {
-    this.think.recover();
-    for (const each of [...this.panels.values(), this.think]) {
-      for (const made of each.element.querySelectorAll(".notice.lost")) made.remove();
+    this.inside.recover();
+    for (const panel of [...this.panels.values(), this.inside]) {
+      for (const node of panel.element.querySelectorAll(".notice.lost")) node.remove();
     }
   }
 
@@ -195,9 +196,9 @@ export class App {
     return this.panels.get(tab);
   }
 
-  /** The text on the page is another: whoever looks inside wants to know. */
-  changed() {
-    this.think.show(this.settings);
+  /** The text on the page has changed: updates the view inside the model. */
+  textChanged() {
+    this.inside.show(this.settings);
   }
 
   show() {
@@ -214,28 +215,28 @@ export class App {
     });
     this.panel.setAttribute("aria-labelledby", `tab-${tab}`);
     document.title = [TABS[tab][0], this.model?.id, "qkv"].filter(Boolean).join(" · ");
-    this.pick();
-    const gate = this.told();
-    const said = JSON.stringify(gate.map((each) => each.textContent));
-    if (this.said !== said) this.gate.replaceChildren(...gate);
-    this.said = said;
-    const there = this.model !== null;
-    this.panel.hidden = !there;
+    this.showModels();
+    const notices = this.notices();
+    const texts = JSON.stringify(notices.map(({ textContent }) => textContent));
+    if (this.shownNotices !== texts) this.gate.replaceChildren(...notices);
+    this.shownNotices = texts;
+    const hasModel = this.model !== null;
+    this.panel.hidden = !hasModel;
     this.root.dataset.state = this.ready ? "ready" : "waiting";
-    if (there) {
+    if (hasModel) {
       const panel = this.panelOf(tab);
       if (this.panel.firstChild !== panel.element) this.panel.replaceChildren(panel.element);
       const split = panel.element.classList.contains("split");
-      const beside = panel.stage ?? (split ? panel.element : this.panel); // so that both are seen
-      if (this.think.element.parentNode !== beside) beside.append(this.think.element);
+      const beside = panel.stage ?? (split ? panel.element : this.panel); // so that both are visible
+      if (this.inside.element.parentNode !== beside) beside.append(this.inside.element);
       panel.show(settings);
     }
-    this.think.show(settings);
-    if (there) this.panelOf(tab).element.classList.toggle("thinking", settings.think && !this.think.element.hidden);
-    this.come();
+    this.inside.show(settings);
+    if (hasModel) this.panelOf(tab).element.classList.toggle("thinking", settings.think && !this.inside.element.hidden);
+    this.runPending();
   }
 
-  pick() {
+  showModels() {
     const able = this.models.of(this.settings.tab);
     const { model } = this;
     const key = JSON.stringify([able.map(({ id, qkv }) => [id, qkv.state]), model?.id]);
@@ -250,35 +251,35 @@ export class App {
     if (!model) return;
     this.picker.value = model.id;
     const { layers, heads, context, vocabulary } = model.qkv;
-    const counts = { layers, heads, "tokens of context": context, "in the vocabulary": vocabulary };
+    const counts = { layers, heads, "tokens of context": context, "tokens in the vocabulary": vocabulary };
     const facts = Object.entries(counts).filter(([, count]) => count);
     this.facts.textContent = facts.map(([name, count]) => `${count.toLocaleString("en")} ${name}`).join(" · ");
   }
 
-  /** Above the panel: why nothing can be asked now, and of which models nothing can be asked at all. */
-  told() {
+  /** The notices above the panel: why nothing can be requested now, and models that no tab can use. */
+  notices() {
     const { models, settings } = this;
     const blocked = this.blocked();
     const list = models.problem ? [] : models.failed.map(failed);
-    const asked = !models.problem && (settings.tab === "fill" || !this.model);
-    const idle = asked ? unused(models.unused, settings.tab) : [];
+    const listed = !models.problem && (settings.tab === "fill" || !this.model);
+    const idle = listed ? unused(models.unused, settings.tab) : [];
     return [...list, ...(blocked ? [blocked] : []), ...idle];
   }
 
-  /** Why nothing can be asked now, or null. */
+  /** Why nothing can be requested now, or null. */
   blocked() {
     const { models, model, settings } = this;
     if (models.problem?.status === 0) {
-      return notice("error", "The server does not answer.", "Trying again by itself. Nothing that you wrote is lost.");
+      return notice("error", "The server does not respond.", "Retrying automatically. Your text is not lost.");
     }
     if (models.problem) return problem(models.problem, () => models.load());
-    if (!models.known) return notice("waiting", "Asking the server for its models …");
+    if (!models.known) return notice("waiting", "Loading the list of models …");
     if (!model) return noModel(settings.tab);
-    if (model.qkv.state === "loading") return notice("waiting", `${model.id} is loading.`, "You may write meanwhile.");
+    if (model.qkv.state === "loading") return notice("waiting", `${model.id} is loading.`, "You can write meanwhile.");
     return null;
   }
 
-  walk(event) {
+  moveTab(event) {
     const at = this.tabs.indexOf(document.activeElement);
     const count = this.tabs.length;
     const to = { ArrowRight: at + 1, ArrowLeft: at - 1 + count, Home: 0, End: count - 1 }[event.key];

@@ -1,9 +1,9 @@
-// Zero-, one- and few-shot prompts, as in the lecture: a task description, some examples, and the prompt.
+// Zero-, one- and few-shot prompts: a task description, some examples, and the prompt.
 
 import { choice, element } from "qkv/elements.js";
 import { parsed } from "./settings.js";
 
-const READY = {
+const PRESETS = {
   Translation: {
     task: "Translate English to French:",
     arrow: " => ",
@@ -41,8 +41,8 @@ const SHOTS = [
   [3, "Few-shot"],
 ];
 
-/** The text of a prompt: an arrow stands between a question and its answer, and the last one is left open. */
-export function composed({ task, arrow, examples, prompt, shots }) {
+/** The prompt as text: an arrow between each question and its answer, and the last answer left open. */
+export function compose({ task, arrow, examples, prompt, shots }) {
   const lines = examples.slice(0, shots).map(([question, answer]) => `${question}${arrow}${answer}`);
   const apart = arrow.includes("\n") ? "\n\n" : "\n";
   return [task, ...lines, `${prompt}${arrow.trimEnd()}`].filter((part) => part !== "").join(apart);
@@ -51,7 +51,7 @@ export function composed({ task, arrow, examples, prompt, shots }) {
 export class Builder {
   constructor(app, use) {
     this.app = app;
-    this.shots = choice("How many examples", SHOTS, (shots) => this.set({ shots }));
+    this.shots = choice("Number of examples", SHOTS, (shots) => this.set({ shots }));
     const field = (name, key, rows = 1) => {
       const input = element("textarea", { id: `build-${key}`, rows, dir: "auto" });
       input.addEventListener("input", () => this.set({ [key]: input.value }));
@@ -59,7 +59,7 @@ export class Builder {
       return element("div", { class: "labelled" }, element("label", { for: `build-${key}` }, name), input);
     };
     this.examples = element("div", { class: "examples" });
-    this.preview = element("pre", { class: "preview", tabindex: 0, "aria-label": "The prompt that this makes" });
+    this.preview = element("pre", { class: "preview", tabindex: 0, "aria-label": "Preview of the prompt" });
     this.element = element(
       "details",
       { class: "builder" },
@@ -73,9 +73,9 @@ export class Builder {
           element(
             "p",
             { class: "ready" },
-            element("span", { class: "name" }, "Begin with "),
-            ...Object.keys(READY).map((name) =>
-              element("button", { type: "button", onclick: () => this.set(READY[name]) }, name),
+            element("span", { class: "name" }, "Start from "),
+            ...Object.keys(PRESETS).map((name) =>
+              element("button", { type: "button", onclick: () => this.set(PRESETS[name]) }, name),
             ),
           ),
           this.shots.element,
@@ -87,21 +87,21 @@ export class Builder {
         element(
           "div",
           {},
-          element("p", { class: "name" }, "This is what the model reads"),
+          element("p", { class: "name" }, "Preview"),
           this.preview,
           element(
             "button",
-            { type: "button", class: "primary", onclick: () => use(composed(this.parts)) },
-            "Put it into the prompt",
+            { type: "button", class: "primary", onclick: () => use(compose(this.parts)) },
+            "Use this prompt",
           ),
-          element("p", { class: "note" }, "The answer then ends with its line: a line break becomes a stop text."),
+          element("p", { class: "note" }, "This also makes a line break a stop sequence."),
         ),
       ),
     );
   }
 
   get parts() {
-    const usual = { ...READY.Translation, shots: 3 };
+    const usual = { ...PRESETS.Translation, shots: 3 };
     const parts = { ...usual, ...parsed(this.app.settings.build, {}) };
     return Array.isArray(parts.examples) ? parts : { ...parts, examples: usual.examples };
   }
@@ -112,7 +112,7 @@ export class Builder {
   }
 
   example(number, side, value) {
-    const examples = this.parts.examples.map((each) => [...each]);
+    const examples = this.parts.examples.map((example) => [...example]);
     examples[number][side] = value;
     this.set({ examples });
   }
@@ -130,7 +130,7 @@ export class Builder {
         if (input.value !== value) input.value = value;
       });
     });
-    this.preview.textContent = composed(parts);
+    this.preview.textContent = compose(parts);
   }
 
   rows(count) {

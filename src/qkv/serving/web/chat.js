@@ -1,8 +1,8 @@
-// Chat: turns of a talk, streamed; one may stop an answer, ask for another, or change what was said before.
+// Chat: a streamed conversation; answers can be stopped and regenerated, earlier messages edited.
 
 import { element } from "qkv/elements.js";
 import { Latest, stream } from "./api.js";
-import { Draft } from "./draft.js";
+import { GeneratedText } from "./generated_text.js";
 import { note, notice, problem } from "./notices.js";
 import { Sampling, newSeed } from "./sampling.js";
 import { generation, parsed } from "./settings.js";
@@ -13,13 +13,13 @@ export class Chat {
     this.app = app;
     this.latest = new Latest();
     this.running = false;
-    this.answers = new Map(); // of the place of a message the tokens it was said in
-    this.list = element("ol", { class: "talk", "aria-label": "The talk" });
+    this.answers = new Map(); // from the index of a message to its tokens
+    this.list = element("ol", { class: "talk", "aria-label": "Conversation" });
     this.message = element("div");
-    const hint = "Optional: how it should behave";
+    const hint = "Optional: instructions for the model";
     this.system = element("textarea", { id: "system", rows: 2, dir: "auto", placeholder: hint });
     this.system.addEventListener("input", () => app.set({ system: this.system.value }));
-    this.input = element("textarea", { id: "say", rows: 2, dir: "auto", placeholder: "Ask something" });
+    this.input = element("textarea", { id: "say", rows: 2, dir: "auto", placeholder: "Type a message" });
     this.input.addEventListener("input", () => this.buttons());
     this.input.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -29,8 +29,8 @@ export class Chat {
     const button = (name, act, kind = "") => element("button", { type: "button", class: kind, onclick: act }, name);
     this.start = button("Send", () => this.send(), "primary");
     this.halt = button("Stop", () => this.latest.stop(), "primary");
-    this.again = button("Another answer", () => this.regenerate());
-    this.clear = button("Begin anew", () => this.begin());
+    this.again = button("Regenerate", () => this.regenerate());
+    this.clear = button("New conversation", () => this.begin());
     this.sampling = new Sampling(app);
     this.element = element(
       "div",
@@ -47,7 +47,7 @@ export class Chat {
         ),
         this.list,
         this.message,
-        element("div", { class: "labelled" }, element("label", { for: "say" }, "Your turn"), this.input),
+        element("div", { class: "labelled" }, element("label", { for: "say" }, "Message"), this.input),
         element(
           "div",
           { class: "actions" },
@@ -55,7 +55,7 @@ export class Chat {
           this.halt,
           this.again,
           this.clear,
-          element("span", { class: "note" }, "Enter sends, Shift and Enter begins a line."),
+          element("span", { class: "note" }, "Enter sends, Shift+Enter starts a new line."),
         ),
       ),
       element("aside", { class: "aside" }, this.sampling.element),
@@ -63,9 +63,9 @@ export class Chat {
   }
 
   get messages() {
-    const found = parsed(this.app.settings.talk, []);
+    const stored = parsed(this.app.settings.talk, []);
     const known = ({ role, content } = {}) => ["user", "assistant"].includes(role) && typeof content === "string";
-    return Array.isArray(found) ? found.filter(known) : [];
+    return Array.isArray(stored) ? stored.filter(known) : [];
   }
 
   show(settings) {
@@ -86,7 +86,7 @@ export class Chat {
     this.clear.disabled = this.running;
   }
 
-  keep(messages) {
+  store(messages) {
     this.shown = JSON.stringify(messages);
     this.app.set({ talk: messages.length ? this.shown : "" });
   }
@@ -94,23 +94,23 @@ export class Chat {
   draw() {
     const { messages } = this;
     this.shown = this.app.settings.talk;
-    this.list.replaceChildren(...messages.map((each, place) => this.turn(each, place)));
+    this.list.replaceChildren(...messages.map((message, index) => this.turn(message, index)));
     this.list.hidden = messages.length === 0;
     if (messages.length === 0 && !this.message.querySelector(".error")) {
-      this.message.replaceChildren(notice("empty", "Say something, and the model answers."));
+      this.message.replaceChildren(notice("empty", "Type a message to start a conversation."));
     } else this.message.replaceChildren();
   }
 
-  turn({ role, content }, place) {
-    const own = role === "user";
-    const body = new Tokens(own ? "You" : "The model");
-    const known = this.answers.get(place);
+  turn({ role, content }, index) {
+    const isUser = role === "user";
+    const body = new Tokens(isUser ? "You" : "Assistant");
+    const known = this.answers.get(index);
     body.show(known && known.text === content ? known.tokens : [{ text: content }]);
-    const edit = element("button", { type: "button", class: "plain", onclick: () => this.edit(place) }, "Edit");
+    const edit = element("button", { type: "button", class: "plain", onclick: () => this.edit(index) }, "Edit");
     return element(
       "li",
-      { class: own ? "turn own" : "turn" },
-      element("div", { class: "who" }, own ? "You" : "The model", ...(own ? [edit] : [])),
+      { class: isUser ? "turn own" : "turn" },
+      element("div", { class: "who" }, isUser ? "You" : "Assistant", ...(isUser ? [edit] : [])),
       body.element,
     );
   }
@@ -129,82 +129,91 @@ export class Chat {
     this.run(messages);
   }
 
-  /** What was said from here on is taken back into the box. */
-  edit(place) {
+  /** Puts a message back into the box, and removes it and all that follow. */
+  edit(index) {
     if (this.running) return;
     const { messages } = this;
-    this.input.value = messages[place].content;
-    this.keep(messages.slice(0, place));
+    this.input.value = messages[index].content;
+    this.store(messages.slice(0, index));
     this.draw();
     this.buttons();
     this.input.focus();
-    this.app.announce("Your turn is in its box again; what followed it is gone.");
+    this.app.announce("Your message is in its box again; the messages after it are removed.");
   }
 
   begin() {
     this.answers.clear();
-    this.said = null;
+    this.current = null;
     this.message.replaceChildren();
-    this.keep([]);
+    this.store([]);
     this.draw();
     this.buttons();
     this.input.focus();
   }
 
-  /** What "See it think" looks at. */
+  /** The text for the view inside the model. */
   get subject() {
-    return this.said?.ids.length ? { text: this.said.readable } : null;
+    return this.current?.ids.length ? { text: this.current.readable } : null;
   }
 
   async run(messages) {
     const { app } = this;
     const { settings } = app;
     this.running = true;
-    this.keep(messages);
+    this.store(messages);
     this.draw();
     this.buttons();
-    const draft = (this.said = new Draft({ prompt: "", model: app.model.id, context: app.model.qkv.context }));
-    const body = new Tokens("The model");
-    const made = element("li", { class: "turn" }, element("div", { class: "who" }, "The model"), body.element);
+    const answer = new GeneratedText({ prompt: "", model: app.model.id, context: app.model.qkv.context });
+    this.current = answer;
+    const body = new Tokens("Assistant");
+    const turn = element("li", { class: "turn" }, element("div", { class: "who" }, "Assistant"), body.element);
     body.element.classList.add("writing");
-    this.list.append(made);
+    this.list.append(turn);
     this.message.replaceChildren();
-    app.announce("The model answers …");
+    app.announce("Generating …");
     const system = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
     let text = "";
     let failed = null;
-    const asked = { model: draft.model, messages: [...system, ...messages], ...generation(app.asked), tokens: true };
+    const request = {
+      model: answer.model,
+      messages: [...system, ...messages],
+      ...generation(app.requestSettings),
+      tokens: true,
+    };
     try {
-      for await (const event of stream("/v1/chat/completions", asked, this.latest.begin())) {
+      for await (const event of stream("/v1/chat/completions", request, this.latest.begin())) {
         const [choice] = event.choices ?? [];
-        draft.hear(event.prompt_tokens, choice);
+        answer.append(event.prompt_tokens, choice);
         body.add(choice?.tokens ?? []);
         text += choice?.delta?.content ?? "";
-        made.scrollIntoView({ block: "nearest" });
-        app.changed();
+        turn.scrollIntoView({ block: "nearest" });
+        app.textChanged();
       }
     } catch (error) {
-      draft.reason = "stopped";
+      answer.reason = "stopped";
       if (error.name !== "AbortError") failed = error;
     }
     this.running = false;
     if (text) {
-      this.answers.set(messages.length, { text, tokens: draft.said });
-      this.keep([...messages, { role: "assistant", content: text }]);
+      this.answers.set(messages.length, { text, tokens: answer.generated });
+      this.store([...messages, { role: "assistant", content: text }]);
     }
     this.draw();
     if (failed) {
       this.message.replaceChildren(problem(failed, () => this.run(messages)));
       app.failed(failed);
-    } else if (draft.reason === "stopped") this.message.replaceChildren(note("You stopped it."));
-    else if (draft.full) this.message.replaceChildren(note(`${draft.fullness} Begin anew, or edit what you said.`));
-    else if (draft.reason === "length") {
-      this.message.replaceChildren(note("The answer has the length you asked for; a greater one lets it go on."));
+    } else if (answer.reason === "stopped") this.message.replaceChildren(note("Stopped."));
+    else if (answer.full) {
+      const advice = "Start a new conversation, or edit a message.";
+      this.message.replaceChildren(note(`${answer.fullMessage} ${advice}`));
+    }
+    else if (answer.reason === "length") {
+      this.message.replaceChildren(note("Maximum number of tokens reached; increase it for longer answers."));
     }
     if (!this.legend && text) this.list.before((this.legend = tokenLegend()));
     this.buttons();
     if ([document.body, this.halt].includes(document.activeElement)) this.input.focus();
-    app.announce(failed ? failed.message : `The model said: ${text}`);
-    app.changed();
+    app.announce(failed ? failed.message : `Assistant: ${text}`);
+    app.textChanged();
   }
 }

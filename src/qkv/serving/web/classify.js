@@ -1,20 +1,20 @@
-// Classify: what a fine-tuned model says of a text, of two, of choices, or of each word, as its task asks.
+// Classify: the prediction of a fine-tuned model for a text, two texts, choices, or each word of a sentence.
 
 import { element, percent } from "qkv/elements.js";
-import { bars } from "qkv/head.js";
-import { word } from "qkv/words.js";
-import { Latest, ask } from "./api.js";
+import { bars } from "qkv/one_head.js";
+import { tokenText } from "qkv/token_text.js";
+import { Latest, fetchJson } from "./api.js";
 import { notice, problem } from "./notices.js";
 import { parsed } from "./settings.js";
 
-// For each task the names of its texts; `more` lets a person add some.
-const ASKED = {
-  classify: { texts: ["Text"], says: "The model says which class the text belongs to." },
-  pair: { texts: ["First text", "Second text"], says: "The model says how the two belong together." },
-  similarity: { texts: ["First text", "Second text"], says: "The model says how alike the two are, in either order." },
-  regress: { texts: ["Text"], optional: "Second text, if the model reads two", says: "The model says a number." },
-  tag: { texts: ["Sentence, with spaces between its words"], says: "The model gives each word a tag." },
-  choice: { texts: ["Context", "Choice 1", "Choice 2"], more: true, says: "The model says which choice fits." },
+// For each task the names of its texts; with `more`, texts can be added.
+const TASKS = {
+  classify: { texts: ["Text"], about: "Predicts the class of a text." },
+  pair: { texts: ["First text", "Second text"], about: "Predicts the relation between two texts." },
+  similarity: { texts: ["First text", "Second text"], about: "Predicts how similar two texts are, in either order." },
+  regress: { texts: ["Text"], optional: "Second text (optional)", about: "Predicts a number." },
+  tag: { texts: ["Sentence, with spaces between its words"], about: "Predicts a tag for each word." },
+  choice: { texts: ["Context", "Choice 1", "Choice 2"], more: true, about: "Predicts which choice fits the context." },
 };
 const MOST = 8; // texts
 
@@ -25,8 +25,8 @@ export class Classify {
     this.fields = element("div", { class: "texts" });
     this.about = element("p", { class: "note" });
     this.start = element("button", { type: "button", class: "primary", onclick: () => this.classify() }, "Classify");
-    this.add = element("button", { type: "button", onclick: () => this.grow(1) }, "Another choice");
-    this.drop = element("button", { type: "button", onclick: () => this.grow(-1) }, "One choice fewer");
+    this.add = element("button", { type: "button", onclick: () => this.grow(1) }, "Add a choice");
+    this.drop = element("button", { type: "button", onclick: () => this.grow(-1) }, "Remove a choice");
     this.message = element("div");
     this.answer = element("div");
     this.result = element("section", { class: "sheet", "aria-label": "Answer", hidden: true }, this.answer);
@@ -43,47 +43,47 @@ export class Classify {
 
   get task() {
     const task = this.app.model?.qkv.task;
-    return ASKED[task] ? task : "classify";
+    return TASKS[task] ? task : "classify";
   }
 
   get texts() {
-    const found = parsed(this.app.settings.said, []);
-    return Array.isArray(found) ? found.map(String).slice(0, MOST) : [];
+    const stored = parsed(this.app.settings.said, []);
+    return Array.isArray(stored) ? stored.map(String).slice(0, MOST) : [];
   }
 
   names() {
-    const { texts, more, optional } = ASKED[this.task];
+    const { texts, more, optional } = TASKS[this.task];
     if (optional) return [...texts, optional];
     if (!more) return texts;
     const count = Math.min(MOST, Math.max(texts.length, this.texts.length));
-    return Array.from({ length: count }, (_, place) => (place ? `Choice ${place}` : "Context"));
+    return Array.from({ length: count }, (_, index) => (index ? `Choice ${index}` : "Context"));
   }
 
   show() {
     const names = this.names();
-    const { more, says } = ASKED[this.task];
-    this.about.textContent = says;
+    const { more, about } = TASKS[this.task];
+    this.about.textContent = about;
     this.add.hidden = !more || names.length >= MOST;
     this.drop.hidden = !more || names.length <= 3;
     const { texts } = this;
     if (this.named !== JSON.stringify(names)) this.build(names);
-    [...this.fields.querySelectorAll("textarea")].forEach((input, place) => {
-      if (input.value !== (texts[place] ?? "")) input.value = texts[place] ?? "";
+    [...this.fields.querySelectorAll("textarea")].forEach((input, index) => {
+      if (input.value !== (texts[index] ?? "")) input.value = texts[index] ?? "";
     });
-    this.start.disabled = !this.app.ready || !this.asked.some((text) => text.trim() !== "");
+    this.start.disabled = !this.app.ready || !this.inputTexts.some((text) => text.trim() !== "");
     this.result.classList.toggle("stale", Boolean(this.of) && this.of !== this.key);
     if (this.result.hidden && !this.message.firstChild) {
-      this.message.replaceChildren(notice("empty", "Write a text, and the model's answer stands here."));
+      this.message.replaceChildren(notice("empty", "Enter a text; the prediction is shown here."));
     }
   }
 
   build(names) {
     this.named = JSON.stringify(names);
     this.fields.replaceChildren(
-      ...names.map((name, place) => {
-        const rows = place && names.length > 2 ? 1 : 2;
-        const input = element("textarea", { id: `text-${place}`, rows, dir: "auto" });
-        input.addEventListener("input", () => this.change(place, input.value));
+      ...names.map((name, index) => {
+        const rows = index && names.length > 2 ? 1 : 2;
+        const input = element("textarea", { id: `text-${index}`, rows, dir: "auto" });
+        input.addEventListener("input", () => this.change(index, input.value));
         input.addEventListener("keydown", (event) => {
           if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.classify();
         });
@@ -92,9 +92,9 @@ export class Classify {
     );
   }
 
-  change(place, text) {
+  change(index, text) {
     const texts = this.names().map((_, number) => this.texts[number] ?? "");
-    texts[place] = text;
+    texts[index] = text;
     this.app.set({ said: JSON.stringify(texts) });
   }
 
@@ -105,18 +105,18 @@ export class Classify {
     this.fields.querySelector(".labelled:last-child textarea").focus();
   }
 
-  /** The texts that the task reads; the second one of a number may be missing. */
-  get asked() {
-    const texts = this.names().map((_, place) => this.texts[place] ?? "");
-    return ASKED[this.task].optional && !texts[1] ? texts.slice(0, 1) : texts;
+  /** The texts of the request; the second one of a regression is optional. */
+  get inputTexts() {
+    const texts = this.names().map((_, index) => this.texts[index] ?? "");
+    return TASKS[this.task].optional && !texts[1] ? texts.slice(0, 1) : texts;
   }
 
   get key() {
-    return JSON.stringify([this.app.model?.id, this.asked]);
+    return JSON.stringify([this.app.model?.id, this.inputTexts]);
   }
 
   get subject() {
-    const texts = this.asked.filter((text) => text.trim() !== "");
+    const texts = this.inputTexts.filter((text) => text.trim() !== "");
     if (!texts.length) return null;
     return texts.length === 1 ? { text: texts[0] } : { text: texts.slice(0, 2) };
   }
@@ -125,21 +125,21 @@ export class Classify {
     return { run: Boolean(this.of) && this.of === this.key };
   }
 
-  arrive() {
+  restore() {
     this.classify();
   }
 
   async classify() {
-    const { app, asked, key } = this;
+    const { app, inputTexts, key } = this;
     if (!app.ready) return;
-    if (this.result.hidden) this.message.replaceChildren(notice("waiting", "The model reads …"));
-    const text = [asked.length === 1 ? asked[0] : asked];
+    if (this.result.hidden) this.message.replaceChildren(notice("waiting", "Running the model …"));
+    const text = [inputTexts.length === 1 ? inputTexts[0] : inputTexts];
     try {
-      const { task, answers } = await ask("/v1/classify", { model: app.model.id, text }, this.latest.begin());
+      const { task, answers } = await fetchJson("/v1/classify", { model: app.model.id, text }, this.latest.begin());
       this.of = key;
       this.message.replaceChildren();
       this.result.hidden = false;
-      this.answer.replaceChildren(...this.told(task, answers[0], asked));
+      this.answer.replaceChildren(...this.answerNodes(task, answers[0], inputTexts));
       app.announce(this.answer.firstChild.textContent);
     } catch (error) {
       if (error.name === "AbortError") return;
@@ -150,31 +150,37 @@ export class Classify {
     this.show();
   }
 
-  told(task, { label, probability, scores, number, choice, tags }, texts) {
+  answerNodes(task, { label, probability, scores, number, choice, tags }, texts) {
     if (number !== null && number !== undefined) {
-      return [element("h2", {}, "The number is ", element("strong", { class: "big" }, number.toFixed(3)))];
+      return [element("h2", {}, "Predicted value: ", element("strong", { class: "big" }, number.toFixed(3)))];
     }
     if (tags) {
-      const made = tags.map(([text, tag, likely]) =>
+      const items = tags.map(([text, tag, probability]) =>
         element(
           "li",
           {},
-          word(text, { class: "tagged" }),
+          tokenText(text, { class: "tagged" }),
           element("span", { class: "tag" }, tag),
-          element("span", { class: "number" }, percent(likely)),
+          element("span", { class: "number" }, percent(probability)),
         ),
       );
-      return [element("h2", {}, `${tags.length} words, each with its tag`), element("ol", { class: "tags" }, ...made)];
+      return [element("h2", {}, `Predicted tags of ${tags.length} words`), element("ol", { class: "tags" }, ...items)];
     }
     if (choice !== null && choice !== undefined) {
       return [
-        element("h2", {}, "It chooses ", word(texts[choice + 1], { class: "word" }), ` with ${percent(probability)}`),
-        bars(scores.map((score, place) => [texts[place + 1], score, place === choice])),
+        element(
+          "h2",
+          {},
+          "Predicted choice: ",
+          tokenText(texts[choice + 1], { class: "word" }),
+          `, ${percent(probability)}`,
+        ),
+        bars(scores.map((score, index) => [texts[index + 1], score, index === choice])),
       ];
     }
     const rows = Object.entries(scores).sort((one, other) => other[1] - one[1]);
     return [
-      element("h2", {}, "It says ", word(label, { class: "word" }), ` with ${percent(probability)}`),
+      element("h2", {}, "Predicted class: ", tokenText(label, { class: "word" }), `, ${percent(probability)}`),
       bars(rows.map(([name, score]) => [name, score, name === label])),
     ];
   }

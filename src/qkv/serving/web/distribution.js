@@ -1,17 +1,17 @@
-// What may come next: each token as the model says it against as it will be drawn, and the rest as one bar.
+// Next-token probabilities: of the model, and after the sampling parameters; the remaining tokens as one bar.
 
 import { element, percent } from "qkv/elements.js";
-import { quoted, word } from "qkv/words.js";
-import { Latest, ask } from "./api.js";
+import { quoted, tokenText } from "qkv/token_text.js";
+import { Latest, fetchJson } from "./api.js";
 import { note } from "./notices.js";
 import { penalised, sampling } from "./settings.js";
 import { named, probabilityOf, spaced } from "./tokens.js";
 
 const SHOWN = 10;
-const PAUSE = 180; // milliseconds without a change before the server is asked
+const PAUSE = 180; // milliseconds without a change before a request
 
-const PENALTIES = "Penalties come on top of this, as the text grows.";
-const NOTHING = "Write something, and the tokens that may follow it stand here.";
+const PENALTIES = "Penalties are applied in addition, while text is generated.";
+const NOTHING = "Write a prompt to see the next-token probabilities.";
 
 /** The last few words of a text. */
 function last(text) {
@@ -30,61 +30,61 @@ export class Distribution {
     this.legend = element(
       "p",
       { class: "two-legend" },
-      element("span", { class: "said" }, "as the model says it"),
-      element("span", { class: "drawn" }, "as it will be drawn"),
+      element("span", { class: "said" }, "model"),
+      element("span", { class: "drawn" }, "after the sampling parameters"),
     );
     this.element = element(
       "section",
       { class: "distribution", "aria-labelledby": "next-title" },
-      element("h2", { id: "next-title" }, "The next token"),
+      element("h2", { id: "next-title" }, "Next token"),
       this.after,
       this.legend,
       this.list,
       this.message,
     );
-    this.say(NOTHING);
+    this.showNote(NOTHING);
   }
 
-  /** Of a text, or of ids; an empty one has nothing to follow. */
+  /** Shows what follows a text or ids; nothing follows an empty one. */
   show(prompt, ending) {
-    const { model, asked: settings } = this.app;
+    const { model, requestSettings: settings } = this.app;
     const body = { model: model?.id, prompt, top: SHOWN, ...sampling(settings) };
     this.penalised = penalised(settings);
     const key = JSON.stringify(body);
-    if (this.key === key) return; // it is being asked
+    if (this.key === key) return; // it is already requested
     this.key = key;
     clearTimeout(this.timer);
     this.element.setAttribute("aria-busy", "true");
     if (!model || prompt.length === 0) {
       this.latest.stop();
-      this.say(NOTHING);
+      this.showNote(NOTHING);
       return;
     }
-    this.after.replaceChildren("After ", word(last(ending), { class: "word" }));
-    if (this.list.hidden) this.message.replaceChildren(note("Asking the model …"));
-    this.timer = setTimeout(() => this.ask(body), PAUSE);
+    this.after.replaceChildren("After ", tokenText(last(ending), { class: "word" }));
+    if (this.list.hidden) this.message.replaceChildren(note("Loading …"));
+    this.timer = setTimeout(() => this.request(body), PAUSE);
   }
 
-  /** Nothing comes next, for a reason. */
+  /** Shows why nothing can follow. */
   none(reason) {
     clearTimeout(this.timer);
     this.latest.stop();
     this.key = null;
-    this.say(reason);
+    this.showNote(reason);
   }
 
-  async ask(body) {
+  async request(body) {
     try {
-      const answer = await ask("/v1/next", body, this.latest.begin());
+      const answer = await fetchJson("/v1/next", body, this.latest.begin());
       this.draw(answer.tokens);
     } catch (error) {
       if (error.name === "AbortError") return;
       this.key = null;
-      this.say(error.message);
+      this.showNote(error.message);
     }
   }
 
-  say(text) {
+  showNote(text) {
     this.element.removeAttribute("aria-busy");
     this.after.replaceChildren();
     this.list.replaceChildren();
@@ -97,26 +97,26 @@ export class Distribution {
     this.message.replaceChildren(...(this.penalised ? [note(PENALTIES)] : []));
     this.list.hidden = this.legend.hidden = false;
     const shown = tokens.slice(0, SHOWN).map((token) => [token, probabilityOf(token), token.probability]);
-    const sum = (of) => shown.reduce((all, each) => all + each[of], 0);
+    const sum = (of) => shown.reduce((total, row) => total + row[of], 0);
     const rest = [null, Math.max(0, 1 - sum(1)), Math.max(0, 1 - sum(2))];
-    this.list.replaceChildren(...[...shown, rest].map((each) => this.row(...each)));
+    this.list.replaceChildren(...[...shown, rest].map((row) => this.row(...row)));
   }
 
-  row(token, said, drawn) {
+  row(token, unfiltered, sampled) {
     const bar = (kind, part) => {
-      const made = element("span", { class: `bar ${kind}`, "aria-hidden": "true" });
-      made.style.setProperty("--part", part);
-      return made;
+      const node = element("span", { class: `bar ${kind}`, "aria-hidden": "true" });
+      node.style.setProperty("--part", part);
+      return node;
     };
-    const out = drawn < 1e-12;
+    const out = sampled < 1e-12;
     const name = token === null ? "all others" : quoted(named(token));
-    const drawnAs = out ? "left out" : percent(drawn);
+    const shown = out ? "filtered out" : percent(sampled);
     return element(
       "li",
-      { class: out ? "out" : "", "aria-label": `${name}: the model says ${percent(said)}; drawn: ${drawnAs}` },
+      { class: out ? "out" : "", "aria-label": `${name}: model ${percent(unfiltered)}, sampling ${shown}` },
       token === null ? element("span", { class: "rest" }, "all others") : spaced(token),
-      element("span", { class: "number" }, drawnAs),
-      element("span", { class: "pairs" }, bar("said", said), bar("drawn", drawn)),
+      element("span", { class: "number" }, shown),
+      element("span", { class: "pairs" }, bar("said", unfiltered), bar("drawn", sampled)),
     );
   }
 }

@@ -1,11 +1,11 @@
-// Fill: what stands, in the model's opinion, where the text says [mask].
+// Fill: the predicted tokens for each [mask] of a text.
 
 import { element, percent } from "qkv/elements.js";
-import { quoted, running, word } from "qkv/words.js";
-import { Latest, ask } from "./api.js";
+import { printable, quoted, tokenText } from "qkv/token_text.js";
+import { Latest, fetchJson } from "./api.js";
 import { notice, problem } from "./notices.js";
 
-const MASK = /\[mask\]|\[MASK\]|<mask>/g; // as people write it; the server knows the model's own spelling
+const MASK = /\[mask\]|\[MASK\]|<mask>/g; // accepted spellings; the server knows the model's own
 
 export class Fill {
   constructor(app) {
@@ -18,7 +18,7 @@ export class Fill {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.fill();
     });
     const button = (name, act, kind = "") => element("button", { type: "button", class: kind, onclick: act }, name);
-    this.start = button("Guess", () => this.fill(), "primary");
+    this.start = button("Predict", () => this.fill(), "primary");
     this.insert = button("Insert [mask]", () => this.mask());
     this.back = button("Undo", () => this.undo());
     this.count = element("input", { type: "number", id: "guesses", min: 1, max: 50, step: 1, inputmode: "numeric" });
@@ -32,8 +32,8 @@ export class Fill {
     this.message = element("div");
     this.result = element(
       "section",
-      { class: "sheet", "aria-label": "Guesses", hidden: true },
-      element("h2", {}, "What the model guesses"),
+      { class: "sheet", "aria-label": "Predictions", hidden: true },
+      element("h2", {}, "Predicted tokens"),
       this.read,
       this.masks,
     );
@@ -47,7 +47,7 @@ export class Fill {
         this.start,
         this.insert,
         this.back,
-        element("label", { for: "guesses" }, "Guesses"),
+        element("label", { for: "guesses" }, "Predictions"),
         this.count,
       ),
       this.message,
@@ -62,8 +62,8 @@ export class Fill {
     this.back.hidden = this.before.length === 0;
     this.result.classList.toggle("stale", Boolean(this.of) && this.of !== settings.masked);
     if (!this.of && !this.message.firstChild) {
-      const title = "Write a text with [mask] where a word is missing.";
-      this.message.replaceChildren(notice("empty", title, "A click on a guess puts it in."));
+      const title = "Write a text with [mask] where a token is missing.";
+      this.message.replaceChildren(notice("empty", title, "Click on a prediction to insert it."));
     }
   }
 
@@ -76,11 +76,11 @@ export class Fill {
     return { run: Boolean(this.of) && this.of === this.app.settings.masked };
   }
 
-  arrive() {
+  restore() {
     this.fill();
   }
 
-  /** At the cursor, or in the place of what is selected. */
+  /** Inserts [mask] at the cursor, or replaces the selection. */
   mask() {
     const { selectionStart: from, selectionEnd: to, value } = this.text;
     const masked = `${value.slice(0, from)}[mask]${value.slice(to)}`;
@@ -104,9 +104,10 @@ export class Fill {
     const { app } = this;
     const { masked, guesses } = app.settings;
     if (!app.ready) return;
-    if (this.result.hidden) this.message.replaceChildren(notice("waiting", "The model reads …"));
+    if (this.result.hidden) this.message.replaceChildren(notice("waiting", "Running the model …"));
     try {
-      const answer = await ask("/v1/fill", { model: app.model.id, text: masked, top: guesses }, this.latest.begin());
+      const body = { model: app.model.id, text: masked, top: guesses };
+      const answer = await fetchJson("/v1/fill", body, this.latest.begin());
       this.of = masked;
       this.draw(answer);
     } catch (error) {
@@ -125,48 +126,48 @@ export class Fill {
     let number = 0;
     this.read.replaceChildren(
       ...tokens.map(({ text, mask }) =>
-        mask ? element("span", { class: "hole" }, `mask ${++number}`) : element("span", {}, running(text)),
+        mask ? element("span", { class: "hole" }, `mask ${++number}`) : element("span", {}, printable(text)),
       ),
     );
-    this.masks.replaceChildren(...masks.map((guesses, place) => this.guesses(guesses, place, masks.length)));
-    const best = ([{ text, probability }], place) => `mask ${place + 1}: ${quoted(text)}, ${percent(probability)}`;
+    this.masks.replaceChildren(...masks.map((guesses, index) => this.guesses(guesses, index, masks.length)));
+    const best = ([{ text, probability }], index) => `mask ${index + 1}: ${quoted(text)}, ${percent(probability)}`;
     this.app.announce(masks.map(best).join("; "));
   }
 
-  guesses(guesses, place, count) {
+  guesses(guesses, index, count) {
     const items = guesses.map(({ text, probability }) => {
       const bar = element("span", { class: "bar", "aria-hidden": "true" });
       bar.style.setProperty("--part", probability);
-      const name = `Put in ${quoted(text)}, ${percent(probability)}`;
-      const put = element(
+      const name = `Insert ${quoted(text)}, ${percent(probability)}`;
+      const insert = element(
         "button",
-        { type: "button", class: "option", "aria-label": name, onclick: () => this.put(place, text) },
-        word(text, { class: "word", title: text }),
+        { type: "button", class: "option", "aria-label": name, onclick: () => this.replaceMask(index, text) },
+        tokenText(text, { class: "word", title: text }),
         element("span", { class: "number" }, percent(probability)),
         bar,
       );
-      return element("li", {}, put);
+      return element("li", {}, insert);
     });
     return element(
       "div",
       {},
-      element("h3", {}, count > 1 ? `Mask ${place + 1}` : "In the place of the mask"),
+      element("h3", {}, count > 1 ? `Mask ${index + 1}` : "Mask"),
       element("ol", { class: "bars options" }, ...items),
     );
   }
 
-  /** A guess in the place of its mask; the others are guessed anew, now that they know it. */
-  put(place, text) {
+  /** Replaces a mask by a prediction, and predicts the remaining masks again. */
+  replaceMask(index, text) {
     let number = -1;
-    const masked = this.of.replace(MASK, (mask) => (++number === place ? text.trim() : mask));
+    const masked = this.of.replace(MASK, (mask) => (++number === index ? text.trim() : mask));
     this.change(masked);
     if (masked.search(MASK) >= 0) this.fill();
     else {
       this.result.hidden = true;
       this.of = null;
-      this.message.replaceChildren(notice("empty", "Every mask is filled.", "Undo brings the last one back."));
+      this.message.replaceChildren(notice("empty", "Every mask is filled.", "Undo restores the last one."));
     }
-    this.app.announce(`${quoted(text)} is put in.`);
+    this.app.announce(`${quoted(text)} inserted.`);
     this.show(this.app.settings);
     this.text.focus();
   }

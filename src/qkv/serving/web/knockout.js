@@ -1,25 +1,25 @@
-// Heads switched off, and what the model then says: both texts side by side, from the same seed.
+// Switching heads off: the texts generated with and without them side by side, from the same seed.
 
 import { element } from "qkv/elements.js";
-import { Latest, ask } from "./api.js";
+import { Latest, fetchJson } from "./api.js";
 import { notice, problem } from "./notices.js";
 import { generation, headNames, headsOff } from "./settings.js";
 import { Tokens } from "./tokens.js";
 
 const HINT =
-  "Switch a head off (x, or Shift and a click on it), and the text is written again without it, from the same seed.";
-const SOON = "What is said next is said without the heads that are off.";
-const REST = 250; // milliseconds without another head before the texts are asked for
+  "Switch a head off (x, or Shift+click on it) to generate the text again without it, from the same seed.";
+const SOON = "The next text is generated without the heads that are switched off.";
+const REST = 250; // milliseconds without a change before the request
 
 export class Knockout {
   constructor(app) {
     this.app = app;
     this.latest = new Latest();
-    this.chosen = element("ul", { class: "chips off-heads", "aria-label": "Heads that are switched off" });
-    const title = "Or press x in the views below, or click with Shift on a head among all heads";
-    this.turn = element("button", { type: "button", title, onclick: () => this.toggle(this.place) });
+    this.chosen = element("ul", { class: "chips off-heads", "aria-label": "Heads switched off" });
+    const title = "Or press x in the views below, or Shift+click on a head in All heads";
+    this.switchButton = element("button", { type: "button", title, onclick: () => this.toggle(this.head) });
     this.clear = element("button", { type: "button", onclick: () => app.set({ off: "" }) }, "Switch all on");
-    this.sides = ["With all heads", "Without them"].map((title) => ({
+    this.sides = ["With all heads", "Without heads"].map((title) => ({
       heading: element("h3", {}, title),
       tokens: new Tokens(title),
     }));
@@ -33,59 +33,59 @@ export class Knockout {
     this.element = element(
       "div",
       { class: "knockout" },
-      element("div", { class: "actions" }, this.turn, this.clear, this.chosen),
+      element("div", { class: "actions" }, this.switchButton, this.clear, this.chosen),
       this.message,
       this.texts,
       this.summary,
     );
     this.texts.hidden = true;
-    this.turn.textContent = "Switch a head off";
+    this.switchButton.textContent = "Switch a head off";
   }
 
-  /** `state` says which head insight shows: that one is switched. */
+  /** `state` is that of the attention page: its head is the one to switch. */
   show(state) {
-    const { model, asked: settings } = this.app;
+    const { model, requestSettings: settings } = this.app;
     const off = headsOff(settings);
-    const speaks = model.qkv.can.includes("complete");
-    this.element.hidden = !speaks;
-    this.place = speaks && state?.kind === "self" ? `${state.layer}.${state.head}` : null;
-    const is = off.includes(this.place);
-    this.turn.disabled = this.place === null;
-    const which = this.place === null ? "a head" : headNames([this.place]);
-    this.turn.textContent = `Switch ${which} ${is ? "on" : "off"}`;
+    const generates = model.qkv.can.includes("complete");
+    this.element.hidden = !generates;
+    this.head = generates && state?.kind === "self" ? `${state.layer}.${state.head}` : null;
+    const is = off.includes(this.head);
+    this.switchButton.disabled = this.head === null;
+    const which = this.head === null ? "a head" : headNames([this.head]);
+    this.switchButton.textContent = `Switch ${which} ${is ? "on" : "off"}`;
     this.clear.hidden = off.length === 0;
     if (this.listed !== settings.off) {
       this.listed = settings.off;
-      this.chosen.replaceChildren(...off.map((each) => this.chip(each)));
+      this.chosen.replaceChildren(...off.map((head) => this.chip(head)));
     }
     this.compare(settings, off);
   }
 
-  chip(place) {
-    const name = headNames([place]);
-    const away = element(
+  chip(head) {
+    const name = headNames([head]);
+    const remove = element(
       "button",
-      { type: "button", "aria-label": `Switch ${name} on`, onclick: () => this.toggle(place) },
+      { type: "button", "aria-label": `Switch ${name} on`, onclick: () => this.toggle(head) },
       "×",
     );
-    return element("li", {}, name, away);
+    return element("li", {}, name, remove);
   }
 
-  toggle(place) {
+  toggle(head) {
     const off = headsOff(this.app.settings);
-    const others = off.filter((each) => each !== place);
-    this.app.set({ off: (others.length < off.length ? others : [...off, place]).join(" ") });
+    const others = off.filter((other) => other !== head);
+    this.app.set({ off: (others.length < off.length ? others : [...off, head]).join(" ") });
   }
 
-  /** The server is back: what it did not answer is asked again. */
+  /** The server is back: repeats a failed request. */
   recover() {
     if (this.message.querySelector(".lost")) this.key = null;
   }
 
-  /** Whenever the heads, the prompt or the sampling are others. */
+  /** Generates both texts when the heads, the prompt or the sampling parameters have changed. */
   compare(settings, off) {
     const panel = this.app.panelOf(settings.tab);
-    const prompt = settings.tab === "write" ? (panel.current?.given.map(({ id }) => id) ?? settings.prompt) : "";
+    const prompt = settings.tab === "write" ? (panel.current?.promptTokens.map(({ id }) => id) ?? settings.prompt) : "";
     const key = JSON.stringify([off, prompt, this.app.model.id, generation(settings)]);
     if (panel.running || this.key === key) return;
     this.key = key;
@@ -97,22 +97,23 @@ export class Knockout {
       this.summary.textContent = settings.tab !== "write" ? SOON : off.length ? "" : HINT;
       return;
     }
-    this.timer = setTimeout(() => this.ask({ model: this.app.model.id, prompt, ...generation(settings) }, off), REST);
+    const request = { model: this.app.model.id, prompt, ...generation(settings) };
+    this.timer = setTimeout(() => this.request(request, off), REST);
   }
 
-  async ask(body, off) {
+  async request(body, off) {
     const { heads_off: _, ...whole } = { ...body, logprobs: 0, tokens: true };
     const signal = this.latest.begin();
-    if (this.texts.hidden) this.message.replaceChildren(notice("waiting", "Writing it twice: with and without …"));
+    if (this.texts.hidden) this.message.replaceChildren(notice("waiting", "Generating both texts …"));
     this.texts.setAttribute("aria-busy", "true");
     try {
       const answers = await Promise.all(
-        [whole, { ...whole, heads_off: off }].map((each) => ask("/v1/completions", each, signal)),
+        [whole, { ...whole, heads_off: off }].map((request) => fetchJson("/v1/completions", request, signal)),
       );
       this.draw(...answers.map(({ choices: [{ tokens }] }) => tokens), off);
     } catch (error) {
       if (error.name === "AbortError") return;
-      this.message.replaceChildren(problem(error, () => this.ask(body, off)));
+      this.message.replaceChildren(problem(error, () => this.request(body, off)));
       this.app.failed(error);
     }
   }
@@ -126,13 +127,13 @@ export class Knockout {
     this.sides[0].tokens.show(first);
     this.sides[1].tokens.show(second);
     const differ = second.filter(({ differs }) => differs).length;
-    const said = `${differ} of ${second.length} tokens differ.`;
-    this.summary.textContent = differ || first.length !== second.length ? said : "Nothing changed.";
+    const changed = differ || first.length !== second.length;
+    this.summary.textContent = changed ? `${differ} of ${second.length} tokens differ.` : "Both texts are equal.";
     this.app.announce(this.summary.textContent);
   }
 }
 
-/** Both texts with the tokens marked that the longest text common to them does not have. */
+/** Both texts, with the tokens marked that are not in their longest common subsequence. */
 export function marked(one, other) {
   const width = other.length + 1;
   const longest = new Uint16Array((one.length + 1) * width);

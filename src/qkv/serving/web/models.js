@@ -1,44 +1,44 @@
-// The models of the server: what each can do, and whether it is there yet.
+// The models of the server: what each can do, and whether it is loaded.
 
-import { Problem, ask } from "./api.js";
+import { Problem, fetchJson } from "./api.js";
 
-/** What a tab asks of a model. */
+/** The title of each tab, and what a model must be able to do for it. */
 export const TABS = {
-  write: ["Write", "complete"],
+  write: ["Complete", "complete"],
   chat: ["Chat", "chat"],
   translate: ["Translate", "translate"],
   fill: ["Fill", "fill"],
   classify: ["Classify", "classify"],
 };
-const SOON = 1000; // milliseconds between two questions whether a model is loaded, or the server back
+const SOON = 1000; // milliseconds between two checks whether a model is loaded, or the server is back
 
 export class Models {
-  /** `changed()` is called when there is news, `back()` before it when the server answers again. */
+  /** Calls `changed()` after a change, and `back()` before it when the server responds again. */
   constructor(changed, back) {
     Object.assign(this, { changed, back });
     this.list = [];
-    this.known = false; // whether the server has answered
+    this.known = false; // whether the server has responded
     this.problem = null;
     this.watching = false;
   }
 
-  /** Those that can do what a tab does. One that is loading may not know yet: it may. */
+  /** The models for a tab. A model that is still loading may not list what it can do: it is included. */
   of(tab) {
     const can = TABS[tab][1];
     return this.list.filter(({ qkv }) => qkv.can.includes(can) || (qkv.state === "loading" && !qkv.can.length));
   }
 
-  /** Those that can do nothing that a tab is for. */
+  /** The models that no tab can use. */
   get unused() {
     const does = Object.values(TABS).map(([, can]) => can);
-    return this.list.filter(({ qkv: { state, can } }) => state === "ready" && !can.some((each) => does.includes(each)));
+    return this.list.filter(({ qkv: { state, can } }) => state === "ready" && !can.some((task) => does.includes(task)));
   }
 
   get failed() {
     return this.list.filter(({ qkv }) => qkv.state === "failed");
   }
 
-  /** The named one if it can, else one that is ready, else any. */
+  /** The named model if it fits the tab, else one that is ready, else any, or null. */
   choose(tab, name) {
     const able = this.of(tab);
     return able.find(({ id }) => id === name) ?? able.find(({ qkv }) => qkv.state === "ready") ?? able[0] ?? null;
@@ -47,9 +47,9 @@ export class Models {
   async load() {
     const before = this.problem;
     try {
-      const { data } = await ask("/v1/models");
-      const states = data.some(({ qkv }) => qkv.state === "failed") ? (await ask("/health")).models : {};
-      this.list = data.map((each) => ({ ...each, qkv: { ...each.qkv, error: states[each.id]?.error ?? null } }));
+      const { data } = await fetchJson("/v1/models");
+      const states = data.some(({ qkv }) => qkv.state === "failed") ? (await fetchJson("/health")).models : {};
+      this.list = data.map((model) => ({ ...model, qkv: { ...model.qkv, error: states[model.id]?.error ?? null } }));
       this.known = true;
       this.problem = null;
     } catch (problem) {
@@ -61,7 +61,7 @@ export class Models {
     if (unsettled) this.watch();
   }
 
-  /** Asks /health until something is new there, then for the models. */
+  /** Polls /health until something changes, then loads the models. */
   async watch() {
     if (this.watching) return;
     this.watching = true;
@@ -69,7 +69,7 @@ export class Models {
     for (;;) {
       await new Promise((resume) => setTimeout(resume, SOON));
       try {
-        const { models } = await ask("/health");
+        const { models } = await fetchJson("/health");
         const now = this.states(Object.entries(models).map(([name, { state }]) => [name, state]));
         if (this.problem || now !== before) break;
       } catch (problem) {
@@ -86,7 +86,7 @@ export class Models {
     return JSON.stringify(pairs.sort(([one], [other]) => (one < other ? -1 : 1)));
   }
 
-  /** Nobody answers: wait until someone does. */
+  /** The server does not respond: waits until it does. */
   lost(problem) {
     this.problem = problem;
     this.changed();

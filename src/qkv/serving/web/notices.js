@@ -1,11 +1,11 @@
-// What a panel says when there is nothing to show: it waits, it is empty, it went wrong, it cannot be done here.
+// Notices in place of a result: waiting, empty, error, or not available.
 
 import { element } from "qkv/elements.js";
 
-/** A calm box: `kind` is empty, waiting, error or lacking. Texts after the title are notes. */
+/** A box: `kind` is empty, waiting, error or lacking. Texts after the title are notes. */
 export function notice(kind, title, ...more) {
   const role = kind === "error" ? { role: "alert" } : {};
-  const notes = more.map((each) => (typeof each === "string" ? note(each) : each));
+  const notes = more.map((part) => (typeof part === "string" ? note(part) : part));
   return element(
     "div",
     { class: `notice ${kind}`, ...role },
@@ -23,26 +23,26 @@ export function code(text) {
 }
 
 const ADVICE = {
-  0: "Is it still running? Nothing that you wrote is lost.",
-  408: "It took too long. Ask for fewer tokens, or try again.",
+  0: "Is it still running? Your text is not lost.",
+  408: "The request timed out. Reduce the number of tokens, or try again.",
   413: "Shorten the text.",
-  429: "Too many are asking at once.",
+  429: "Too many requests at once.",
   503: "The model may still be loading.",
 };
 
-/** A problem in the server's own sentence, what to do, and a way to do it: what was wrong would be wrong again. */
+/** An error with the server's message, advice, and a button to try again unless the request itself is invalid. */
 export function problem(error, again) {
-  const made = notice("error", error.message);
-  if (error.status === 0) made.classList.add("lost"); // until the server is back
-  const body = made.lastChild;
+  const box = notice("error", error.message);
+  if (error.status === 0) box.classList.add("lost"); // until the server is back
+  const body = box.lastChild;
   const advice = ADVICE[error.status];
   if (advice) body.append(note(advice));
   if (error.status === 401) body.append(element("p", {}, element("a", { class: "button", href: "/" }, "Sign in")));
   else if (again && ![400, 413].includes(error.status)) body.append(retry(error, again));
-  return made;
+  return box;
 }
 
-/** A button that counts the seconds for which the server asked, and then does it itself. */
+/** A button that counts down the server's Retry-After, and then tries again by itself. */
 function retry(error, again) {
   const button = element("button", { type: "button", onclick: () => done() }, "Try again");
   let left = error.after === null ? 0 : Math.ceil(error.after);
@@ -52,12 +52,12 @@ function retry(error, again) {
     again();
   };
   const tick = () => {
-    if (timer !== null && !button.isConnected) return; // something else is shown by now
+    if (timer !== null && !button.isConnected) return; // another notice has replaced it
     if (left === 0) {
       done();
       return;
     }
-    button.textContent = `Try again (by itself in ${left} s)`;
+    button.textContent = `Try again (automatically in ${left} s)`;
     left -= 1;
     timer = setTimeout(tick, 1000);
   };
@@ -65,10 +65,10 @@ function retry(error, again) {
   return element("p", {}, button);
 }
 
-/** What a tab does, what serves a model that can, and what makes one. */
-const MADE_BY = {
-  write: ["completes texts", "qkv serve smollm2", "qkv train gpt --data my.txt --out runs/mine"],
-  chat: ["chats", "qkv serve smollm2", "qkv finetune smollm2 --task chat --data chats.jsonl --out runs/talker"],
+/** What a tab does, and the commands that serve and train a model for it. */
+const COMMANDS = {
+  write: ["generates text", "qkv serve smollm2", "qkv train gpt --data my.txt --out runs/mine"],
+  chat: ["chats", "qkv serve smollm2", "qkv finetune smollm2 --task chat --data chats.jsonl --out runs/assistant"],
   translate: [
     "translates",
     "qkv serve runs/translator",
@@ -86,23 +86,23 @@ const MADE_BY = {
   ],
 };
 
-/** A model that failed to load: it is offered nowhere. */
+/** A model that failed to load; it is not offered. */
 export function failed({ id, qkv: { error } }) {
   return notice("error", `${id} could not be loaded.`, element("p", {}, error ?? ""));
 }
 
-/** Models that no tab can use, and what they are there for; they are looked for where masks are filled. */
+/** Models that no tab can use, and what they can do instead. */
 export function unused(models, tab) {
   return models.map(({ id, qkv: { can } }) => {
-    const does = can.includes("embed") ? "only embeds texts." : "is for none of these tabs.";
+    const does = can.includes("embed") ? "only embeds texts." : "fits none of these tabs.";
     const why = tab === "fill" ? `${id} cannot fill masks: it ${does}` : `${id} ${does}`;
-    const look = can.includes("attention") ? [" Look inside it with ", code(`qkv look ${id} "a text"`)] : [];
+    const look = can.includes("attention") ? [" Inspect it with ", code(`qkv look ${id} "a text"`)] : [];
     return note(why, ...look);
   });
 }
 
 export function noModel(tab) {
-  const [does, serve, make] = MADE_BY[tab];
+  const [does, serve, make] = COMMANDS[tab];
   return notice(
     "lacking",
     `No model of this server ${does}.`,
@@ -111,9 +111,9 @@ export function noModel(tab) {
       { class: "commands" },
       element("dt", {}, "Serve one"),
       element("dd", {}, code(serve)),
-      element("dt", {}, "Make one"),
+      element("dt", {}, "Train one"),
       element("dd", {}, code(make)),
     ),
-    note("One server may have several models: name them all in one command."),
+    note("A server can have several models: name them all in one command."),
   );
 }

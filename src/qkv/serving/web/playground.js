@@ -1,4 +1,4 @@
-// The playground begins.
+// The entry of the playground.
 
 import { App } from "./app.js";
 

@@ -1,19 +1,19 @@
-// The controls of how a token is chosen, each a slider and a number, with what it does in a few words.
+// Sampling parameters: a slider, a number and a short hint for each.
 
 import { element } from "qkv/elements.js";
 
 // name, title, from, to, step, what it does
 const MAIN = [
-  ["temperature", "Temperature", 0, 2, 0.05, "0 always takes the likeliest token; higher is bolder"],
-  ["top_k", "Top-k", 0, 100, 1, "only so many of the likeliest; 0 keeps all"],
-  ["top_p", "Top-p", 0.01, 1, 0.01, "the fewest that together have this probability; 1 keeps all"],
-  ["max_tokens", "Length", 1, 256, 1, "at most so many new tokens"],
+  ["temperature", "Temperature", 0, 2, 0.05, "0 always takes the likeliest token; higher is more random"],
+  ["top_k", "Top-k", 0, 100, 1, "samples from the k likeliest tokens; 0 keeps all"],
+  ["top_p", "Top-p", 0.01, 1, 0.01, "samples from the likeliest tokens with this total probability; 1 keeps all"],
+  ["max_tokens", "Max tokens", 1, 256, 1, "the maximum number of new tokens"],
 ];
 const MORE = [
-  ["min_p", "Min-p", 0, 1, 0.01, "at least this part of the likeliest one's probability"],
-  ["repetition_penalty", "Repetition", 1, 2, 0.05, "makes tokens of the text so far less likely; 1 does nothing"],
-  ["presence_penalty", "Presence", -2, 2, 0.1, "taken off each token that was said already"],
-  ["frequency_penalty", "Frequency", -2, 2, 0.1, "the same, for each time it was said"],
+  ["min_p", "Min-p", 0, 1, 0.01, "drops tokens below this fraction of the highest probability"],
+  ["repetition_penalty", "Repetition", 1, 2, 0.05, "makes earlier tokens less likely; 1 has no effect"],
+  ["presence_penalty", "Presence", -2, 2, 0.1, "subtracted from the logits of earlier tokens"],
+  ["frequency_penalty", "Frequency", -2, 2, 0.1, "the same, times the number of occurrences"],
 ];
 const WHOLE = ["top_k", "max_tokens", "seed"];
 
@@ -34,15 +34,15 @@ export class Sampling {
       element(
         "div",
         { class: "field" },
-        element("label", { for: "stop" }, "Stop at"),
+        element("label", { for: "stop" }, "Stop sequences"),
         this.stop,
-        element("span", { class: "hint" }, "texts that end it, one a line; \\n is a line break"),
+        element("span", { class: "hint" }, "one per line; \\n is a line break"),
       ),
     );
     this.element = element(
       "details",
       { class: "sampling", open: true },
-      element("summary", {}, "How a token is chosen"),
+      element("summary", {}, "Sampling parameters"),
       ...MAIN.map(row),
       element(
         "div",
@@ -62,9 +62,11 @@ export class Sampling {
 
   row(name, title, least, most, step, hint) {
     const id = name.replaceAll("_", "-");
-    const told = { "aria-describedby": `${id}-hint` };
-    const slider = element("input", { type: "range", min: least, max: most, step, "aria-label": title, ...told });
-    const number = element("input", { type: "number", id, min: least, step: "any", inputmode: "decimal", ...told });
+    const description = { "aria-describedby": `${id}-hint` };
+    const range = { type: "range", min: least, max: most, step, "aria-label": title };
+    const slider = element("input", { ...range, ...description });
+    const box = { type: "number", id, min: least, step: "any", inputmode: "decimal" };
+    const number = element("input", { ...box, ...description });
     slider.addEventListener("input", () => this.change(name, slider.value));
     number.addEventListener("change", () => this.change(name, number.value));
     this.fields.set(name, [slider, number, least]);
@@ -92,7 +94,7 @@ export class Sampling {
     this.app.set({ temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, stop });
   }
 
-  /** A line break ends the text: it is put where it is seen. */
+  /** Makes a line break a stop sequence, and shows it. */
   stopAtLine() {
     const others = this.app.settings.stop.split("\n").filter((line) => line !== "" && line !== "\\n");
     this.app.set({ stop: [...others, "\\n"].join("\n") });
@@ -100,8 +102,9 @@ export class Sampling {
   }
 
   show(settings) {
-    if (this.thinking !== settings.think) this.element.open = !settings.think; // what it thinks needs the room
-    this.thinking = settings.think;
+    // the view inside the model needs the space
+    if (this.insideOpen !== settings.think) this.element.open = !settings.think;
+    this.insideOpen = settings.think;
     for (const [name, [slider, number]] of this.fields) {
       slider.value = settings[name];
       number.value = settings[name];

@@ -1,11 +1,11 @@
-// Everything that a person chose, as the end of the page's address: a link reproduces it, and a reload loses nothing.
+// All settings as the end of the page's address: a link or a reload restores them.
 
 export const DEFAULTS = {
   tab: "write",
   model: "",
   prompt: "",
   temperature: 0.8,
-  top_k: 0, // 0 leaves nothing out
+  top_k: 0, // 0 keeps all tokens
   top_p: 0.95,
   min_p: 0,
   repetition_penalty: 1,
@@ -13,8 +13,8 @@ export const DEFAULTS = {
   frequency_penalty: 0,
   max_tokens: 48,
   seed: 0,
-  stop: "", // one a line
-  off: "", // heads that are switched off: "3.5 2.0"
+  stop: "", // one per line
+  off: "", // heads that are switched off, as layer.head: "3.5 2.0"
   build: "", // the prompt builder's parts, as JSON
   text: "", // to translate
   beams: 4,
@@ -24,29 +24,29 @@ export const DEFAULTS = {
   said: "", // to classify: texts, as JSON
   system: "",
   talk: "", // messages, as JSON
-  think: false, // whether "See it think" is open
-  look: "", // what it shows
+  think: false, // whether the view inside the model is open
+  look: "", // the state of its attention page
   theme: "",
-  run: false, // of a copied link: the answer is asked for when it is opened
-  on: "", // of a copied link: the ids of a text that cannot be made again, "1.2_3.4*": prompt, said, * chosen by hand
+  run: false, // in a copied link: request the result when it is opened
+  on: "", // in a copied link: ids of an edited text, "1.2_3.4*": prompt, generated, * chosen by hand
 };
 
-/** Names that an address may have; anything else in it is left alone and forgotten. */
+/** Reads the settings of an address; unknown names are ignored. */
 export function read(hash) {
   const parts = new URLSearchParams(hash.replace(/^#/, ""));
-  const found = { ...DEFAULTS };
+  const settings = { ...DEFAULTS };
   for (const [name, usual] of Object.entries(DEFAULTS)) {
     if (!parts.has(name)) continue;
     const text = parts.get(name);
     if (typeof usual === "number") {
-      if (text.trim() !== "" && Number.isFinite(Number(text))) found[name] = Number(text);
-    } else found[name] = typeof usual === "boolean" ? text === "1" : text;
+      if (text.trim() !== "" && Number.isFinite(Number(text))) settings[name] = Number(text);
+    } else settings[name] = typeof usual === "boolean" ? text === "1" : text;
   }
-  if (!["dark", "light"].includes(found.theme)) found.theme = "";
-  return found;
+  if (!["dark", "light"].includes(settings.theme)) settings.theme = "";
+  return settings;
 }
 
-/** Only what differs from the usual, but the model by name: another server may prefer another. */
+/** Writes the settings that differ from the defaults, and always the tab. */
 export function write(settings) {
   const parts = new URLSearchParams();
   for (const [name, usual] of Object.entries(DEFAULTS)) {
@@ -56,37 +56,38 @@ export function write(settings) {
   return `#${parts}`;
 }
 
-const FILTERS = { top_k: 0, top_p: 1, min_p: 0 }; // with what changes nothing, and is left out of a request
+const FILTERS = { top_k: 0, top_p: 1, min_p: 0 }; // neutral values, which are left out of a request
 const PENALTIES = { repetition_penalty: 1, presence_penalty: 0, frequency_penalty: 0 };
 
-function unless(idle, settings) {
-  const changed = Object.keys(idle).filter((name) => settings[name] !== idle[name]);
+function changedFrom(neutral, settings) {
+  const changed = Object.keys(neutral).filter((name) => settings[name] !== neutral[name]);
   return Object.fromEntries(changed.map((name) => [name, settings[name]]));
 }
 
 export function penalised(settings) {
-  return Object.keys(unless(PENALTIES, settings)).length > 0;
+  return Object.keys(changedFrom(PENALTIES, settings)).length > 0;
 }
 
-/** The fields of a request that say how the next token is chosen. */
+/** The fields of a request that shape the next-token distribution. */
 export function sampling(settings) {
   const off = headsOff(settings);
-  return { temperature: settings.temperature, ...unless(FILTERS, settings), ...(off.length ? { heads_off: off } : {}) };
+  const filters = changedFrom(FILTERS, settings);
+  return { temperature: settings.temperature, ...filters, ...(off.length ? { heads_off: off } : {}) };
 }
 
-/** The same for a text: with penalties, length, seed and stop strings. */
+/** The fields of a request for a text: also penalties, length, seed and stop sequences. */
 export function generation(settings) {
   const stop = stops(settings);
   return {
     ...sampling(settings),
-    ...unless(PENALTIES, settings),
+    ...changedFrom(PENALTIES, settings),
     max_tokens: settings.max_tokens,
     seed: settings.seed,
     ...(stop.length ? { stop } : {}),
   };
 }
 
-/** One a line, in which \n stands for a line break. */
+/** The stop sequences, one per line, in which \n is a line break. */
 export function stops({ stop }) {
   return stop
     .split("\n")
@@ -95,14 +96,15 @@ export function stops({ stop }) {
 }
 
 export function headsOff({ off }) {
-  return off.split(" ").filter((each) => /^\d+\.\d+$/.test(each));
+  return off.split(" ").filter((head) => /^\d+\.\d+$/.test(head));
 }
 
-/** As heads are called everywhere. */
+/** The names of heads as in all views. */
 export function headNames(off) {
-  return off.map((each) => each.replace(/(.+)\.(.+)/, "layer $1, head $2")).join("; ");
+  return off.map((head) => head.replace(/(.+)\.(.+)/, "layer $1, head $2")).join("; ");
 }
 
+/** The JSON of a text, or `otherwise`. */
 export function parsed(text, otherwise) {
   try {
     return JSON.parse(text) ?? otherwise;

@@ -1,9 +1,9 @@
-// A text as its tokens, coloured by how likely the model found each; arrows walk through them, Enter opens one.
+// A text as tokens, coloured by their probability; arrow keys move between them, Enter opens one.
 
 import { element, percent } from "qkv/elements.js";
-import { quoted, running, visible } from "qkv/words.js";
+import { printable, quoted, visible } from "qkv/token_text.js";
 
-// From the likeliest on; the class colours, and underlines for eyes that see no colours.
+// From the likeliest on; the class sets a colour, and an underline for readers who see no colours.
 const STEPS = [
   [0.8, "sure", "80% and more"],
   [0.5, "likely", "50 to 80%"],
@@ -16,12 +16,12 @@ export function probabilityOf({ logprob }) {
   return logprob === null || logprob === undefined ? null : Math.exp(logprob);
 }
 
-/** A token's text; what has none, such as the end, by its name in the vocabulary. */
+/** A token's text, or its name in the vocabulary if it has none, such as the end of text. */
 export function named({ text, token, id }) {
   return text || token || `token ${id}`;
 }
 
-/** A token where it stands alone: the spaces that it begins with are seen, so that " Paris" is not "Paris". */
+/** A single token with visible leading spaces, so that " Paris" differs from "Paris". */
 export function spaced(token) {
   const text = named(token);
   const [, spaces, rest] = /^( *)([^]*)$/.exec(text);
@@ -34,31 +34,31 @@ function step(probability) {
   return probability === null ? "" : STEPS.find(([least]) => probability >= least)?.[1] ?? "rare";
 }
 
-/** What the colours mean. */
+/** The legend of the colours. */
 export function tokenLegend() {
   return element(
     "p",
     { class: "token-legend" },
-    "How likely the model found each token: ",
+    "Probability of each token: ",
     ...STEPS.map(([, name, text]) => element("span", { class: `token ${name}` }, text)),
   );
 }
 
 export class Tokens {
-  /** `onpick(place, made)` is told which one was clicked, or opened by Enter. */
+  /** Calls `onpick(position, node)` for a token that is clicked, or opened by Enter. */
   constructor(name, onpick = null) {
     this.onpick = onpick;
-    this.list = []; // {id, text, logprob, given, chosen, differs}
+    this.list = []; // {id, text, logprob, fromPrompt, chosen, differs, cut}
     this.at = 0;
     this.element = element("div", {
       class: onpick ? "tokens picking" : "tokens",
       role: "group",
-      "aria-label": onpick ? `${name}. Arrow keys go from token to token, Enter opens one.` : name,
+      "aria-label": onpick ? `${name}. Arrow keys move from token to token, Enter opens one.` : name,
     });
     if (!onpick) return;
     this.element.addEventListener("click", (event) => {
-      const made = event.target.closest(".token");
-      if (made && getSelection().isCollapsed) this.pick(made);
+      const node = event.target.closest(".token");
+      if (node && getSelection().isCollapsed) this.pick(node);
     });
     this.element.addEventListener("keydown", (event) => this.key(event));
   }
@@ -70,48 +70,49 @@ export class Tokens {
   }
 
   add(list) {
-    const every = list.map((token, number) => this.made(token, this.list.length + number));
+    const nodes = list.map((token, number) => this.tokenNode(token, this.list.length + number));
     this.list = [...this.list, ...list];
-    this.element.append(...every);
-    if (this.onpick && every.length && this.list.length === list.length) this.rove(0);
+    this.element.append(...nodes);
+    if (this.onpick && nodes.length && this.list.length === list.length) this.rove(0);
   }
 
-  made(token, place) {
-    const probability = token.given ? null : probabilityOf(token);
+  tokenNode(token, position) {
+    const probability = token.fromPrompt ? null : probabilityOf(token);
     const kinds = [
       "token",
-      token.given ? "given" : step(probability),
+      token.fromPrompt ? "given" : step(probability),
       token.chosen ? "chosen" : "",
       token.differs ? "differs" : "",
       /^[ \t]*\n\s*$/.test(token.text) ? "break" : "",
       token.text === "" ? "nothing" : "",
-      token.over ? "over" : "",
+      token.cut ? "over" : "",
     ];
-    const said = quoted(named(token));
+    const text = quoted(named(token));
     const facts = [
-      token.over ? "stop text, left off" : "",
-      token.given ? "of the prompt" : probability === null ? "" : percent(probability),
+      token.cut ? "stop sequence, not part of the text" : "",
+      token.fromPrompt ? "prompt" : probability === null ? "" : percent(probability),
       token.chosen ? "chosen by you" : "",
       token.differs ? "differs" : "",
     ];
-    const title = [said, facts.filter(Boolean).join(", ")].filter(Boolean).join(": ");
-    const pickable = this.onpick ? { role: "button", tabindex: -1, "aria-label": title, "data-place": place } : {};
+    const title = [text, facts.filter(Boolean).join(", ")].filter(Boolean).join(": ");
+    const button = { role: "button", tabindex: -1, "aria-label": title, "data-position": position };
+    const pickable = this.onpick ? button : {};
     const attributes = { class: kinds.filter(Boolean).join(" "), title, ...pickable };
-    return element(token.differs && !this.onpick ? "mark" : "span", attributes, running(token.text));
+    return element(token.differs && !this.onpick ? "mark" : "span", attributes, printable(token.text));
   }
 
-  /** One of them is in the order of the Tab key. */
-  rove(place) {
+  /** Makes one token reachable by the Tab key. */
+  rove(position) {
     const { children } = this.element;
     if (children[this.at]) children[this.at].tabIndex = -1;
-    this.at = Math.min(children.length - 1, Math.max(0, place));
+    this.at = Math.min(children.length - 1, Math.max(0, position));
     if (children[this.at]) children[this.at].tabIndex = 0;
     return children[this.at];
   }
 
-  pick(made) {
-    this.rove(Number(made.dataset.place));
-    this.onpick(this.at, made);
+  pick(node) {
+    this.rove(Number(node.dataset.position));
+    this.onpick(this.at, node);
   }
 
   key(event) {
@@ -124,7 +125,7 @@ export class Tokens {
     event.preventDefault();
   }
 
-  focus(place) {
-    this.rove(place)?.focus();
+  focus(position) {
+    this.rove(position)?.focus();
   }
 }

@@ -1,9 +1,9 @@
-// Translate: the best translations of a text, and which source words each word of the best one looked at.
+// Translate: the best translations of a text by beam search, and the cross-attention of the best one.
 
 import { element } from "qkv/elements.js";
-import { quoted, word } from "qkv/words.js";
+import { quoted, tokenText } from "qkv/token_text.js";
 import { Alignment } from "./alignment.js";
-import { Latest, ask } from "./api.js";
+import { Latest, fetchJson } from "./api.js";
 import { notice, problem } from "./notices.js";
 
 export class Translate {
@@ -34,7 +34,7 @@ export class Translate {
     this.result = element(
       "section",
       { class: "sheet", "aria-label": "Translations", hidden: true },
-      element("h2", {}, "The best translations"),
+      element("h2", {}, "Translations"),
       this.list,
       this.alignment.element,
     );
@@ -49,9 +49,9 @@ export class Translate {
         this.halt,
         element("label", { for: "beams" }, "Beams"),
         this.beams,
-        element("label", { for: "best" }, "Best"),
+        element("label", { for: "best" }, "Results"),
         this.best,
-        element("span", { class: "note" }, "Beams are translations that are weighed against each other, word by word."),
+        element("span", { class: "note" }, "Beam search keeps this many candidate translations."),
       ),
       this.message,
       this.result,
@@ -69,8 +69,8 @@ export class Translate {
     else this.result.classList.remove("stale");
     this.alignment.redraw();
     if (!this.of && !this.running && !this.message.firstChild) {
-      const more = "Lines then show which words each word of the translation looked at.";
-      this.message.replaceChildren(notice("empty", "Write a sentence, and translate it.", more));
+      const more = "Lines then show the attention from each word of the translation to the source.";
+      this.message.replaceChildren(notice("empty", "Write a sentence to translate.", more));
     }
   }
 
@@ -81,15 +81,15 @@ export class Translate {
   get subject() {
     const { text } = this.app.settings;
     if (text.trim() === "") return null;
-    const known = this.said && this.of === this.key(this.app.settings);
-    return known ? { source: text, target: this.said } : { source: text };
+    const known = this.translation && this.of === this.key(this.app.settings);
+    return known ? { source: text, target: this.translation } : { source: text };
   }
 
   get linked() {
     return { run: Boolean(this.of) && this.of === this.key(this.app.settings) };
   }
 
-  arrive() {
+  restore() {
     this.translate();
   }
 
@@ -112,12 +112,12 @@ export class Translate {
       alignment: true,
     };
     try {
-      const answer = await ask("/v1/translate", body, this.latest.begin());
+      const response = await fetchJson("/v1/translate", body, this.latest.begin());
       this.of = key;
-      this.draw(answer);
+      this.draw(response);
     } catch (error) {
       this.message.replaceChildren(
-        error.name === "AbortError" ? notice("empty", "You stopped it.") : problem(error, () => this.translate()),
+        error.name === "AbortError" ? notice("empty", "Stopped.") : problem(error, () => this.translate()),
       );
       if (error.name !== "AbortError") app.failed(error);
     }
@@ -125,26 +125,26 @@ export class Translate {
     this.show(app.settings);
     const { activeElement } = document;
     if (activeElement === this.halt || (focused && activeElement === document.body)) this.start.focus();
-    app.changed();
+    app.textChanged();
   }
 
-  draw({ translations: [found], alignment }) {
-    this.said = found[0].text;
+  draw({ translations: [results], alignment }) {
+    this.translation = results[0].text;
     this.message.replaceChildren();
     this.result.hidden = false;
     this.list.replaceChildren(
-      ...found.map(({ text, score }) =>
+      ...results.map(({ text, score }) =>
         element(
           "li",
           {},
-          word(text, { class: "translation" }),
+          tokenText(text, { class: "translation" }),
           ...(score === null || score === undefined
             ? []
-            : [element("span", { class: "number", title: "What it was ranked by" }, score.toFixed(2))]),
+            : [element("span", { class: "number", title: "Score" }, score.toFixed(2))]),
         ),
       ),
     );
     this.alignment.show(alignment?.[0] ?? null);
-    this.app.announce(`Translated: ${quoted(found[0].text)}`);
+    this.app.announce(`Translated: ${quoted(results[0].text)}`);
   }
 }

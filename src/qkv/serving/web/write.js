@@ -1,11 +1,11 @@
-// Write: a prompt, what the model makes of it token by token, and other ways it could have gone.
+// Generate: a prompt, the generated tokens, and alternatives to each of them.
 
 import { element } from "qkv/elements.js";
 import { Alternatives } from "./alternatives.js";
-import { Latest, ask, stream } from "./api.js";
+import { Latest, fetchJson, stream } from "./api.js";
 import { Builder } from "./builder.js";
 import { Distribution } from "./distribution.js";
-import { Draft, readSpelled } from "./draft.js";
+import { GeneratedText, parseIds } from "./generated_text.js";
 import { notice, problem } from "./notices.js";
 import { Sampling, newSeed } from "./sampling.js";
 import { generation, headNames, headsOff } from "./settings.js";
@@ -13,18 +13,18 @@ import { Tokens, tokenLegend } from "./tokens.js";
 
 const ALTERNATIVES = 10;
 const LINKED = 200; // ids that a link may carry
-const WHOLE = ["end", "stop", "length", "context"]; // reasons for which the same question has the same answer
+const COMPLETE = ["end", "stop", "length", "context"]; // reasons after which the same request gives the same text
 
-function nothing() {
-  const more = "Each is coloured by how likely the model found it. Open one to see what else could have stood there.";
-  return notice("empty", "The text comes here, token by token.", more);
+function emptyNotice() {
+  const more = "Tokens are coloured by their probability. Open one to see its alternatives.";
+  return notice("empty", "The generated text is shown here.", more);
 }
 
 export class Write {
   constructor(app) {
     this.app = app;
     this.latest = new Latest();
-    this.draft = Draft.kept();
+    this.text = GeneratedText.stored();
     this.running = false;
     this.prompt = element("textarea", { id: "prompt", rows: 4, dir: "auto", placeholder: "Once upon a time" });
     this.prompt.addEventListener("input", () => app.set({ prompt: this.prompt.value }));
@@ -34,13 +34,13 @@ export class Write {
     const button = (name, act, kind = "") => element("button", { type: "button", class: kind, onclick: act }, name);
     this.start = button("Generate", () => this.generate(), "primary");
     this.halt = button("Stop", () => this.latest.stop(), "primary");
-    this.another = button("Another text", () => this.anew());
-    this.onward = button("Go on", () => this.goOn());
+    this.another = button("Regenerate", () => this.regenerate());
+    this.onward = button("Continue", () => this.continueText());
     this.back = button("Undo", () => this.undo());
     this.off = element("p", { class: "note", hidden: true });
     this.builder = new Builder(app, (prompt) => this.use(prompt));
     this.legend = tokenLegend();
-    this.tokens = new Tokens("The text", (place, made) => this.pick(place, made));
+    this.tokens = new Tokens("Text", (position, node) => this.pick(position, node));
     this.plain = element("p", { class: "unseen" });
     this.message = element("div");
     this.state = element("p", { class: "note state" });
@@ -51,7 +51,7 @@ export class Write {
     this.result = element(
       "section",
       { class: "sheet result", "aria-labelledby": "result-title" },
-      element("h2", { id: "result-title" }, "The text"),
+      element("h2", { id: "result-title" }, "Text"),
       this.legend,
       this.tokens.element,
       this.plain,
@@ -59,7 +59,7 @@ export class Write {
       this.other,
       this.message,
     );
-    this.stage = element("div", { class: "stage" }, this.result); // where it thinks, the text stays in sight
+    this.stage = element("div", { class: "stage" }, this.result); // also has the view inside the model
     const measure = () => this.stage.style.setProperty("--stuck", `${this.result.offsetHeight}px`);
     new ResizeObserver(measure).observe(this.result);
     this.element = element(
@@ -83,42 +83,42 @@ export class Write {
     if (this.prompt.value !== settings.prompt) this.prompt.value = settings.prompt;
     this.sampling.show(settings);
     this.builder.show();
-    const off = headsOff(this.app.asked);
+    const off = headsOff(this.app.requestSettings);
     this.off.hidden = off.length === 0;
     const which = off.length === 1 ? `Layer${headNames(off).slice(5)} is` : `${off.length} heads are`;
     this.off.textContent = `${which} switched off.`;
-    this.settle();
-    if (!this.running) this.follow();
+    this.update();
+    if (!this.running) this.showNext();
   }
 
-  /** Whether the text is that of the prompt and of the heads that are chosen by now. */
-  age() {
-    const { draft, running, current } = this;
-    this.result.classList.toggle("stale", !running && Boolean(draft?.ids.length) && !current);
-    const others = !running && current?.said.length && current.off !== this.app.asked.off;
+  /** Shows whether the text still belongs to the prompt, and to the heads that are switched off. */
+  showAge() {
+    const { text, running, current } = this;
+    this.result.classList.toggle("stale", !running && Boolean(text?.ids.length) && !current);
+    const others = !running && current?.generated.length && current.off !== this.app.requestSettings.off;
     this.other.hidden = !others;
     const off = others && headsOff(current);
-    this.other.textContent = others ? `Written with ${off.length ? `${headNames(off)} off` : "all heads on"}.` : "";
+    this.other.textContent = others ? `Generated with ${off.length ? `${headNames(off)} off` : "all heads on"}.` : "";
   }
 
-  /** The draft as long as the prompt is still its own, else what is in the box. */
+  /** The text if it belongs to the model and the prompt of the settings, else null. */
   get current() {
     const { settings, model } = this.app;
-    const own = this.draft && this.draft.model === model?.id && this.draft.prompt === settings.prompt;
-    return own && this.draft.ids.length ? this.draft : null;
+    const matches = this.text && this.text.model === model?.id && this.text.prompt === settings.prompt;
+    return matches && this.text.ids.length ? this.text : null;
   }
 
-  /** What "See it think" looks at: ids where the text has been read, so that it is seen token for token. */
+  /** The text for the view inside the model: token ids where they are known. */
   get subject() {
     const { prompt } = this.app.settings;
     if (this.current) return { text: this.current.readable };
     return prompt === "" ? null : { text: prompt };
   }
 
-  follow() {
+  showNext() {
     if (!this.app.ready) return;
     const { prompt } = this.app.settings;
-    if (this.current?.full) this.distribution.none(`${this.current.fullness} So nothing comes next.`);
+    if (this.current?.full) this.distribution.none(`${this.current.fullMessage} No token can follow.`);
     else if (this.current) this.distribution.show(this.current.ids, this.current.text);
     else this.distribution.show(prompt, prompt);
   }
@@ -131,183 +131,190 @@ export class Write {
     const full = this.current?.full;
     this.another.disabled = !ready || this.running || !this.current;
     this.onward.disabled = this.another.disabled || Boolean(full);
-    this.onward.title = full ? this.current.fullness : "";
-    this.another.hidden = this.onward.hidden = !this.draft?.ids.length;
-    this.back.hidden = !this.draft?.before;
+    this.onward.title = full ? this.current.fullMessage : "";
+    this.another.hidden = this.onward.hidden = !this.text?.ids.length;
+    this.back.hidden = !this.text?.before;
     this.back.disabled = this.running;
   }
 
-  /** The prompt of the builder: examples stand on lines, so the answer ends with its line. */
+  /** Takes the prompt of the builder: its examples are lines, so the answer ends with its line. */
   use(prompt) {
     this.app.set({ prompt });
     this.sampling.stopAtLine();
     this.builder.element.open = false;
     this.prompt.focus();
     this.prompt.setSelectionRange(prompt.length, prompt.length);
-    this.app.announce("The prompt is in its box, and a line break is a stop text.");
+    this.app.announce("The prompt is in its box, and a line break is a stop sequence.");
   }
 
   generate() {
     if (!this.app.ready || this.running) return;
     const { prompt } = this.app.settings;
-    this.run(new Draft({ ...this.fresh, made: this.recipe }), prompt);
+    this.run(new GeneratedText({ ...this.newText, recipe: this.recipe }), prompt);
   }
 
-  /** A text that begins. */
-  get fresh() {
-    const { settings, model, asked } = this.app;
+  /** The fields of a new text. */
+  get newText() {
+    const { settings, model, requestSettings } = this.app;
     const { context } = model.qkv;
-    return { prompt: settings.prompt, model: model.id, context, off: asked.off, before: this.draft };
+    return { prompt: settings.prompt, model: model.id, context, off: requestSettings.off, before: this.text };
   }
 
-  /** All that a text follows from. */
+  /** Everything that determines the text. */
   get recipe() {
-    const { settings, model, asked } = this.app;
-    return JSON.stringify([model?.id, settings.prompt, generation(asked)]);
+    const { settings, model, requestSettings } = this.app;
+    return JSON.stringify([model?.id, settings.prompt, generation(requestSettings)]);
   }
 
-  /** What a link needs besides the settings to show the same text again; null where it would be too long. */
+  /** What a link needs besides the settings to restore the text; null if it would be too long. */
   get linked() {
-    const draft = this.running ? null : this.current;
-    if (!draft?.said.length) return {};
-    if (draft.made === this.recipe) return { run: true };
-    return draft.ids.length <= LINKED && !draft.full ? { on: draft.spelled } : null;
+    const text = this.running ? null : this.current;
+    if (!text?.generated.length) return {};
+    if (text.recipe === this.recipe) return { run: true };
+    return text.ids.length <= LINKED && !text.full ? { on: text.linkIds } : null;
   }
 
-  /** A link was opened that had a text: it is written again, or read again where it was chosen by hand. */
-  async arrive(on) {
+  /** Restores the text of a link: generates it again, or reads its ids if it was edited. */
+  async restore(on) {
     if (on === "") {
       this.generate();
       return;
     }
-    const { app, fresh } = this;
-    const prompt = readSpelled(on).flat().map((each) => parseInt(each, 10));
-    const off = headsOff(app.asked);
+    const { app, newText } = this;
+    const prompt = parseIds(on).flat().map((id) => parseInt(id, 10));
+    const off = headsOff(app.requestSettings);
     const read = { prompt, max_tokens: 0, echo: true, logprobs: ALTERNATIVES, tokens: true };
     try {
-      const body = { model: fresh.model, ...read, ...(off.length ? { heads_off: off } : {}) };
-      const { choices } = await ask("/v1/completions", body, this.latest.begin());
-      this.draft = Draft.linked(on, choices[0].tokens, fresh);
+      const body = { model: newText.model, ...read, ...(off.length ? { heads_off: off } : {}) };
+      const { choices } = await fetchJson("/v1/completions", body, this.latest.begin());
+      this.text = GeneratedText.fromLink(on, choices[0].tokens, newText);
       this.redraw();
     } catch (error) {
       if (error.name === "AbortError") return;
-      this.message.replaceChildren(problem(error, () => this.arrive(on)));
+      this.message.replaceChildren(problem(error, () => this.restore(on)));
       app.failed(error);
     }
   }
 
-  /** Another draft, about which nothing is asked. */
+  /** Shows another text without generating. */
   redraw() {
-    this.draft.keep();
+    this.text.store();
     this.draw();
-    this.follow();
-    this.app.changed();
+    this.showNext();
+    this.app.textChanged();
   }
 
-  anew() {
+  regenerate() {
     this.app.set({ seed: newSeed() });
     this.generate();
   }
 
-  goOn() {
-    const draft = this.current.with({});
-    this.run(draft, draft.ids);
+  continueText() {
+    const text = this.current.with({});
+    this.run(text, text.ids);
   }
 
   undo() {
-    this.draft = this.draft.before;
-    this.app.set({ prompt: this.draft.prompt });
+    this.text = this.text.before;
+    this.app.set({ prompt: this.text.prompt });
     this.redraw();
-    this.app.announce("Back to the text before.");
+    this.app.announce("Previous text restored.");
     (this.back.hidden ? this.prompt : this.back).focus();
   }
 
-  /** Lets the model write on after `prompt`, a text or the ids of all that stands in the draft. */
-  async run(draft, prompt) {
+  /** Generates after `prompt`: a string, or the ids of the whole text so far. */
+  async run(text, prompt) {
     const { app } = this;
     const focused = document.activeElement === this.start;
-    Object.assign(this, { draft, running: true });
-    Object.assign(draft, { reason: null, off: app.asked.off });
+    Object.assign(this, { text, running: true });
+    Object.assign(text, { reason: null, off: app.requestSettings.off });
     this.draw();
     if (focused) this.halt.focus();
-    app.announce("Writing …");
-    const body = { model: draft.model, prompt, ...generation(app.asked), logprobs: ALTERNATIVES, tokens: true };
+    app.announce("Generating …");
+    const body = {
+      model: text.model,
+      prompt,
+      ...generation(app.requestSettings),
+      logprobs: ALTERNATIVES,
+      tokens: true,
+    };
     try {
-      for await (const event of stream("/v1/completions", body, this.latest.begin())) this.hear(draft, event);
-      draft.reason ??= "end";
+      for await (const event of stream("/v1/completions", body, this.latest.begin())) this.append(text, event);
+      text.reason ??= "end";
     } catch (error) {
-      draft.reason = error.name === "AbortError" ? "stopped" : "failed";
-      if (draft.reason === "failed") {
-        this.message.replaceChildren(problem(error, () => this.run(draft, draft.ids.length ? draft.ids : prompt)));
+      text.reason = error.name === "AbortError" ? "stopped" : "failed";
+      if (text.reason === "failed") {
+        this.message.replaceChildren(problem(error, () => this.run(text, text.ids.length ? text.ids : prompt)));
         app.failed(error);
       }
     }
-    if (draft.reason !== "failed") this.message.replaceChildren();
-    if (!WHOLE.includes(draft.reason)) draft.made = null;
+    if (text.reason !== "failed") this.message.replaceChildren();
+    if (!COMPLETE.includes(text.reason)) text.recipe = null;
     const halted = document.activeElement === this.halt;
     this.running = false;
-    draft.keep();
-    this.settle();
+    text.store();
+    this.update();
     if (halted) this.start.focus();
-    app.announce(`${this.state.textContent} ${draft.reason === "failed" ? "" : draft.saidText}`);
-    app.changed();
-    this.follow();
+    app.announce(`${this.state.textContent} ${text.reason === "failed" ? "" : text.generatedText}`);
+    app.textChanged();
+    this.showNext();
   }
 
-  hear(draft, event) {
+  append(text, event) {
     const [choice] = event.choices ?? [];
-    const first = draft.hear(event.prompt_tokens, choice);
-    if (this.draft !== draft) return;
-    if (draft.reason === "stop") this.tokens.show(draft.all);
-    else this.tokens.add(draft.all.slice(first));
-    if (draft.said.length) this.message.replaceChildren();
-    this.app.changed();
+    const first = text.append(event.prompt_tokens, choice);
+    if (this.text !== text) return;
+    if (text.reason === "stop") this.tokens.show(text.all);
+    else this.tokens.add(text.all.slice(first));
+    if (text.generated.length) this.message.replaceChildren();
+    this.app.textChanged();
   }
 
-  /** All of the draft anew. */
+  /** Draws the whole text. */
   draw() {
-    const { draft } = this;
-    this.tokens.element.hidden = !draft;
-    this.tokens.show(draft ? draft.all : []);
-    const waiting = this.running && !draft.said.length ? notice("waiting", "The model reads …") : null;
-    this.message.replaceChildren(...(draft ? [] : [nothing()]), ...(waiting ? [waiting] : []));
-    this.settle();
+    const { text } = this;
+    this.tokens.element.hidden = !text;
+    this.tokens.show(text ? text.all : []);
+    const waiting = this.running && !text.generated.length ? notice("waiting", "Running the model …") : null;
+    this.message.replaceChildren(...(text ? [] : [emptyNotice()]), ...(waiting ? [waiting] : []));
+    this.update();
   }
 
-  settle() {
-    const { draft, running } = this;
+  /** Updates everything that depends on the settings or on the state of generation. */
+  update() {
+    const { text, running } = this;
     this.tokens.element.classList.toggle("writing", running);
     this.tokens.element.setAttribute("aria-busy", String(running));
-    this.plain.textContent = running || !draft ? "" : `As plain text: ${draft.text}`;
-    this.legend.hidden = !draft?.said.length && !running;
-    this.state.textContent = running ? "Writing …" : (draft?.sentence ?? "");
-    this.age();
+    this.plain.textContent = running || !text ? "" : `As plain text: ${text.text}`;
+    this.legend.hidden = !text?.generated.length && !running;
+    this.state.textContent = running ? "Generating …" : (text?.sentence ?? "");
+    this.showAge();
     this.buttons();
   }
 
-  /** Another token at this place: what stood before it stays, and the model goes on from the chosen one. */
-  pick(place, made) {
+  /** Opens the alternatives to a token; generation continues from the chosen one. */
+  pick(position, node) {
     if (this.running) return;
-    const { draft } = this;
-    const token = draft.all[place];
-    const known = token.alternatives?.length ? Promise.resolve(token.alternatives) : this.asked(place);
-    this.alternatives.open(made, token, known, ({ id, text, token: name, logprob }) => {
-      const chosen = { id, text, token: name, logprob, chosen: true, alternatives: token.alternatives ?? [] };
-      const next = draft.upTo(place, chosen);
-      this.app.set({ prompt: next.prompt }); // another, where a token of the prompt is another
+    const { text } = this;
+    const token = text.all[position];
+    const known = token.alternatives?.length ? Promise.resolve(token.alternatives) : this.fetchAlternatives(position);
+    this.alternatives.open(node, token, known, ({ id, text: chosenText, token: name, logprob }) => {
+      const { alternatives = [] } = token;
+      const next = text.upTo(position, { id, text: chosenText, token: name, logprob, chosen: true, alternatives });
+      this.app.set({ prompt: next.prompt }); // it changes with a token of the prompt
       if (!next.full) this.run(next, next.ids);
       else {
-        this.draft = Object.assign(next, { reason: "context" });
+        this.text = Object.assign(next, { reason: "context" });
         this.redraw();
       }
     });
   }
 
-  /** Of a token of the prompt nothing is known yet. */
-  async asked(place) {
-    if (place === 0) throw new Error("Nothing stands before the first token, so nothing says what it could be.");
-    const body = { model: this.draft.model, prompt: this.draft.ids.slice(0, place), top: ALTERNATIVES };
-    const off = headsOff(this.app.asked);
-    return (await ask("/v1/next", off.length ? { ...body, heads_off: off } : body)).tokens;
+  /** The alternatives to a token of the prompt, which come with no response. */
+  async fetchAlternatives(position) {
+    if (position === 0) throw new Error("The first token has no context, so it has no alternatives.");
+    const body = { model: this.text.model, prompt: this.text.ids.slice(0, position), top: ALTERNATIVES };
+    const off = headsOff(this.app.requestSettings);
+    return (await fetchJson("/v1/next", off.length ? { ...body, heads_off: off } : body)).tokens;
   }
 }

@@ -1,6 +1,4 @@
-"""The file of a page: what is written can be read back, nothing in it ends early, and nothing in it
-is markup.
-"""
+"""The page's file: its data can be read back, no block ends early, and no text is markup."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ from support.made_looks import HOSTILE, attention, made_look, recurrent_look, si
 
 
 class Blocks(HTMLParser):
-    """What a browser finds in a file: its elements, and the content of its scripts."""
+    """What a browser parses from a file: its elements, and the content of its scripts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -53,10 +51,10 @@ class Blocks(HTMLParser):
         self.inside = False
 
     def block(self, name: str) -> str:
-        (found,) = (
+        (block,) = (
             content for attributes, content in self.scripts if attributes.get("id") == f"qkv.{name}"
         )
-        return found
+        return block
 
     def data(self) -> dict[str, Any]:
         return dict(json.loads(self.block("data")))
@@ -71,42 +69,42 @@ def test_few_weights_are_exact_to_four_digits() -> None:
     look = made_look()
     blocks = Blocks(page(look))
     assert blocks.data()["attention"][0]["code"] == "linear16"
-    for layer, kept in look.attention[0].layers.items():
+    for layer, expected in look.attention[0].layers.items():
         for head in range(2):
-            found = blocks.numbers(f"self.{layer}.{head}", "<u2") / 65535
-            assert abs(found - kept[head].flatten().numpy()).max() < 1e-5
+            decoded = blocks.numbers(f"self.{layer}.{head}", "<u2") / 65535
+            assert abs(decoded - expected[head].flatten().numpy()).max() < 1e-5
     assert look.attribution is not None
-    found = blocks.numbers("attribution", "<u2") / 65535
-    assert abs(found - look.attribution.flatten().numpy()).max() < 1e-5
+    decoded = blocks.numbers("attribution", "<u2") / 65535
+    assert abs(decoded - look.attribution.flatten().numpy()).max() < 1e-5
 
 
-def test_many_weights_have_8_bits_that_spare_the_small_ones(
+def test_many_weights_have_8_bits_of_their_root(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pages, "EXACT", 100)
     look = made_look()
     blocks = Blocks(page(look))
     assert blocks.data()["attention"][0]["code"] == "root8"
-    found = (blocks.numbers("self.1.1", "u1") / 255) ** 2
+    decoded = (blocks.numbers("self.1.1", "u1") / 255) ** 2
     expected = look.attention[0].layers[1][1].flatten().double().numpy()
-    assert abs(np.sqrt(found) - np.sqrt(expected)).max() <= 0.5 / 255 + 1e-6
+    assert abs(np.sqrt(decoded) - np.sqrt(expected)).max() <= 0.5 / 255 + 1e-6
 
 
-def test_the_overview_has_every_layer_also_those_whose_weights_are_not_there() -> None:
+def test_the_overview_has_layers_whose_weights_were_not_kept() -> None:
     look = made_look(kept=[1])
     blocks = Blocks(page(look))
     described = blocks.data()["attention"][0]
     assert (described["depth"], described["layers"], described["overview"]) == (3, [1], [8, 8])
-    found = (blocks.numbers("self.overview", "u1") / 255) ** 2
+    decoded = (blocks.numbers("self.overview", "u1") / 255) ** 2
     expected = look.attention[0].overview.flatten().double().numpy()
-    assert abs(np.sqrt(found) - np.sqrt(expected)).max() <= 0.5 / 255 + 1e-6
-    assert [each.get("id") for each, _ in blocks.scripts if ".1." in str(each.get("id"))] == [
+    assert abs(np.sqrt(decoded) - np.sqrt(expected)).max() <= 0.5 / 255 + 1e-6
+    assert [script.get("id") for script, _ in blocks.scripts if ".1." in str(script.get("id"))] == [
         "qkv.self.1.0",
         "qkv.self.1.1",
     ]
 
 
-def test_weights_that_someone_scaled_may_be_larger_than_1() -> None:
+def test_scaled_weights_may_be_larger_than_1() -> None:
     words = side(["a", "b", "c"])
     layers = [3 * weights(1, 3, 3, False)]
     look = replace(
@@ -120,26 +118,26 @@ def test_weights_that_someone_scaled_may_be_larger_than_1() -> None:
     )
 
 
-def test_what_is_no_number_is_null_and_the_others_stay() -> None:
+def test_a_non_finite_norm_is_null() -> None:
     look = made_look()
     assert look.norms is not None
     assert look.norms.gradient is not None
     norms = Blocks(page(look)).data()["norms"]
-    for found, layer in zip(norms["gradient"], look.norms.gradient, strict=True):
-        assert found[-1] is None
-        assert found[:-1] == pytest.approx(layer[:-1].tolist(), rel=1e-4)
+    for values, layer in zip(norms["gradient"], look.norms.gradient, strict=True):
+        assert values[-1] is None
+        assert values[:-1] == pytest.approx(layer[:-1].tolist(), rel=1e-4)
     assert None not in norms["residual"][0]
 
 
 @pytest.mark.parametrize("both_ways", [True, False])
-def test_what_a_guess_is_about_is_not_read_from_the_weights(both_ways: bool) -> None:
+def test_what_is_predicted_does_not_depend_on_the_mask(both_ways: bool) -> None:
     for causal in (True, False):
         look = replace(made_look(causal=causal), both_ways=both_ways)
         data = Blocks(page(look)).data()
         assert (data["follows"], data["attention"][0]["causal"]) == (not both_ways, causal)
 
 
-def test_a_translator_s_rows_are_the_words_it_chose() -> None:
+def test_the_rows_of_a_translation_are_the_tokens_it_generated() -> None:
     data = Blocks(
         page(made_look(["[start]", "kediler", "kovalar"], source=["cats", "chase"]))
     ).data()
@@ -173,38 +171,40 @@ def test_the_heading_invents_no_spaces(tokens: list[str], inside: set[int], expe
     assert heading(made_look(tokens, inside=inside)) == [expected]
 
 
-def test_the_heading_of_a_translation_has_both_texts_without_their_marks() -> None:
+def test_the_heading_of_a_translation_has_both_texts_without_end_tokens() -> None:
     look = made_look(
         ["[start]", "kedi", "ler", "kovalar"], inside={2}, source=["cats", "chase", "[end]"]
     )
     assert heading(look) == ["cats chase", "kediler kovalar"]
 
 
-def test_why_a_view_is_not_there() -> None:
+def test_missing_views_have_a_reason() -> None:
     full = made_look()
     assert lacking(full) == {}
     encoder = replace(full, next=None, lens=None, attribution=None)
     assert lacking(encoder).keys() == {"next", "lens", "attribution"}
-    assert all(
-        each.startswith("An encoder alone says no words") for each in lacking(encoder).values()
-    )
+    for reason in lacking(encoder).values():
+        assert reason.startswith("An encoder without a token head predicts no tokens")
     long = replace(
         made_look(["a"] * 1025, depth=1, heads=1), lens=None, norms=None, attribution=None
     )
     assert lacking(long) == {
-        "lens": "The text has more than 256 tokens: qkv look … --view lens makes it",
-        "norms": "The text has more than 1,024 tokens: qkv look … --view norms makes it",
-        "attribution": "Attribution is made for texts of up to 48 tokens: qkv look … --view attribution makes it",
+        "lens": "The text has more than 256 tokens: use qkv look … --view lens",
+        "norms": "The text has more than 1,024 tokens: use qkv look … --view norms",
+        "attribution": (
+            "By default, attribution is computed up to 48 tokens of text: "
+            "use qkv look … --view attribution"
+        ),
     }
     rnn = recurrent_look()
     assert lacking(rnn) == {"norms": "An RNN has no residual stream"}
     assert lacking(replace(rnn, attention=[])).keys() == {"head", "heads", "lines", "norms"}
     assert lacking(replace(full, attribution=None))["attribution"].startswith(
-        "It was not asked for"
+        "It was not requested"
     )
 
 
-def test_hostile_words_are_data_and_never_markup() -> None:
+def test_hostile_texts_are_data_and_never_markup() -> None:
     look = made_look(HOSTILE, source=HOSTILE[::-1], model="</title><script>alert(1)</script>")
     text = page(look)
     blocks = Blocks(text)
@@ -220,10 +220,10 @@ def test_hostile_words_are_data_and_never_markup() -> None:
         if attributes.get("type") == "application/json":
             assert not set(content) & set("<>&\u2028\u2029")
             assert content.isascii()
-    assert text.encode()  # a lone surrogate is no text
+    assert text.encode()  # a lone surrogate could not be encoded
 
 
-def test_the_policy_names_the_only_scripts_that_may_run_and_lets_nothing_be_fetched() -> None:
+def test_the_policy_allows_one_script_and_no_request() -> None:
     text = page(made_look())
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)
     assert policy is not None
@@ -240,14 +240,14 @@ def test_the_policy_names_the_only_scripts_that_may_run_and_lets_nothing_be_fetc
     assert not re.search(r"https?://", text.replace("http://www.w3.org/2000/svg", ""))
 
 
-def test_the_script_of_a_page_has_every_module_after_those_that_it_imports() -> None:
+def test_the_script_has_every_module_after_those_it_imports() -> None:
     script = bundle("standalone.js")
-    there = re.findall(r"^const qkv_(\w+) = ", script, re.MULTILINE)
-    assert {f"{name}.js" for name in there} == {*modules(), "standalone.js"}
-    assert len(there) == len(set(there))
-    for place, name in enumerate(there):
+    names = re.findall(r"^const qkv_(\w+) = ", script, re.MULTILINE)
+    assert {f"{name}.js" for name in names} == {*modules(), "standalone.js"}
+    assert len(names) == len(set(names))
+    for index, name in enumerate(names):
         imported = re.findall(r'from "qkv/(\w+)\.js"', module(f"{name}.js"))
-        assert set(imported) <= set(there[:place])
+        assert set(imported) <= set(names[:index])
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_the_script_of_a_page_has_every_module_after_those_that_it_imports() -> 
         ('import { a } from "qkv/broken.js";\n', "broken.js: it imports itself"),
     ],
 )
-def test_code_that_cannot_stand_in_a_page_is_refused(
+def test_unsupported_code_is_refused(
     monkeypatch: pytest.MonkeyPatch, code: str, message: str
 ) -> None:
     monkeypatch.setattr("qkv.insight.render.script_bundle.module", lambda name: code)
@@ -270,7 +270,7 @@ def test_code_that_cannot_stand_in_a_page_is_refused(
         bundle("broken.js")
 
 
-def test_the_drawing_code_knows_no_file_and_has_the_house_colours() -> None:
+def test_the_drawing_code_has_the_colours_of_the_figures() -> None:
     code = {name: module(name) for name in modules()}
     assert "standalone.js" not in code
     for name, text in code.items():
@@ -283,7 +283,7 @@ def test_the_drawing_code_knows_no_file_and_has_the_house_colours() -> None:
     assert all(colour in code["colour.js"] for colour in figure_style.COLOURS)
 
 
-def test_where_it_opens() -> None:
+def test_the_opening_state() -> None:
     def start(look: Look, **how: Any) -> dict[str, Any]:
         return dict(Blocks(page(look, **how)).data()["start"])
 
@@ -321,10 +321,9 @@ def test_a_look_without_an_overview_is_refused() -> None:
         page(replace(look, attention=[bare]))
 
 
-def test_the_file_is_written_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    look, out = made_look(), tmp_path / "new" / "page.html"
+def test_the_file_is_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = made_look()
+    out = tmp_path / "new" / "page.html"
     assert write_page(look, out, layer=1) == out
     assert out.read_text(encoding="utf-8") == page(look, layer=1)
     before = out.read_bytes()

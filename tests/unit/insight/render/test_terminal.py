@@ -1,4 +1,4 @@
-"""Each view in the terminal says what is in the look, as text that is never markup."""
+"""Views in the terminal: each has the numbers of the look, and text is never markup."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ def test_tokens_are_counted_as_an_edit_counts_them() -> None:
     tokenizer = train("words", ["the quick brown fox jumps over it"], 40)
     model = gpt(vocabulary=tokenizer.vocabulary)
     with edited(model, [Edit.read("0.0:4>1=off")]):
-        found = look_of(model, "the quick brown fox jumps over it", tokenizer=tokenizer)
-    _, _, header, *rows = printed(found, 50, view="head", head=0).splitlines()
+        look = look_of(model, "the quick brown fox jumps over it", tokenizer=tokenizer)
+    _, _, header, *rows = printed(look, 50, view="head", head=0).splitlines()
     assert header.split() == ["0", "1", "2", "3", "4", "5", "6"]
     number, token, *weights = next(row.split() for row in rows if "jumps" in row)
     assert (number, token) == ("4", "jumps")
-    assert [place for place in range(5) if weights[place] == "0.00"] == [1]
+    assert [position for position in range(5) if weights[position] == "0.00"] == [1]
 
 
-def test_without_a_head_it_is_their_mean() -> None:
+def test_without_a_head_the_mean_is_shown() -> None:
     look = look_at(TOKENS)
     title, *_, last = printed(look, view="head", layer=-1).splitlines()
-    assert title == "Self-attention, layer 1, the mean of its 3 heads"
+    assert title == "Self-attention, layer 1, mean of 3 heads"
     mean = look.attention[0].layers[1].mean(0)[3]
     assert last.split() == ["fox", *(f"{weight:.2f}" for weight in mean.tolist())]
 
@@ -87,7 +87,7 @@ def test_all_heads_stand_in_a_grid() -> None:
     pixels = [row for row in rows if "▀" in row]
     assert len(pixels) == 3 * 2  # four rows of a head in two lines
     assert all(row.count("▀") == 5 * 4 for row in pixels)
-    assert f"38;5;{BLUES[-1]};48;5;" in pixels[0]  # the first word looks at itself alone
+    assert f"38;5;{BLUES[-1]};48;5;" in pixels[0]  # the first token attends to itself alone
 
 
 def test_too_many_heads_are_one_cell_each() -> None:
@@ -107,10 +107,10 @@ def test_lines_name_the_heaviest_first() -> None:
     assert re.findall(r"(\d+)%\s+(\w+)", second) == [("96", "mice")]
 
 
-def test_next_and_lens_say_the_guesses() -> None:
+def test_next_and_lens_show_the_predictions() -> None:
     look = look_at(TOKENS)
     title, *rows = printed(look, view="next").splitlines()
-    assert title == "What comes next"
+    assert title == "Predicted next tokens"
     for row, token in zip(rows, TOKENS, strict=True):
         assert re.search(rf"{token} █+ +75% after {token}  12% other", row)
     lens = printed(look, 120, view="lens").splitlines()
@@ -122,21 +122,19 @@ def test_next_and_lens_say_the_guesses() -> None:
     assert len({cell_len(line) for line in (embedding, first, last)}) == 1
 
 
-def test_the_question_is_the_model_s_whatever_its_weights_look_like() -> None:
-    """A GPT without its mask still says the next word; the weights of a BERT that reads one word
-    are a triangle.
-    """
+def test_the_title_of_predictions_does_not_depend_on_the_mask() -> None:
+    """A GPT without its mask predicts next tokens; a BERT's weights on one token are a triangle."""
     tokenizer = train("characters", ["abcdefg"], 100)
     model = gpt(vocabulary=tokenizer.vocabulary)
     with unmasked(model):
         free = look_of(model, "abc", tokenizer=tokenizer)
     assert not free.attention[0].causal
-    assert printed(free, view="next").startswith("What comes next")
+    assert printed(free, view="next").startswith("Predicted next tokens")
     model = bert(vocabulary=tokenizer.vocabulary)
-    tokenizer.start = tokenizer.end = None  # nothing stands around a text
+    tokenizer.start = tokenizer.end = None  # no special tokens around a text
     alone = look_of(model, "a", tokenizer=tokenizer)
     assert len(alone.reading.text.ids) == 1
-    assert printed(alone, view="next").startswith("What stands there")
+    assert printed(alone, view="next").startswith("Predicted token at each position")
 
 
 def test_a_translator_s_attribution_has_rows_like_its_attention() -> None:
@@ -152,8 +150,8 @@ def test_a_translator_s_attribution_has_rows_like_its_attention() -> None:
     )
 
 
-def test_a_long_lens_goes_on_below() -> None:
-    tokens = [f"w{place}" for place in range(40)]
+def test_a_long_lens_is_continued_below() -> None:
+    tokens = [f"w{position}" for position in range(40)]
     text = printed(look_at(tokens), 80, view="lens")
     assert all(re.search(rf"\b{token}\b", text) for token in tokens)
     assert text.count("embedding") > 1
@@ -161,7 +159,7 @@ def test_a_long_lens_goes_on_below() -> None:
 
 def test_norms_are_medians() -> None:
     text = printed(look_at(TOKENS), view="norms")
-    residual, gradient = text.split("The gradient's norm")
+    residual, gradient = text.split("Gradient norm")
     assert re.findall(r"(embedding|layer \d)\s+█+\S*\s+([\d.]+)\s+(\S+) to (\S+)", residual) == [
         ("embedding", "2.5", "1", "4"), ("layer 0", "5", "2", "8"), ("layer 1", "7.5", "3", "12"),
     ]  # fmt: skip
@@ -180,12 +178,12 @@ def test_entropy_and_distance_by_head() -> None:
     ):
         for layer, row in enumerate(numbers.tolist()):
             (line,) = [line for line in part.splitlines() if line.startswith(f"layer {layer}")]
-            assert line.split()[2:] == [f"{each:.1f}" for each in row]
+            assert line.split()[2:] == [f"{value:.1f}" for value in row]
     cross = translation(["a", "b"], ["c"], torch.tensor([[0.5, 0.5]]))
     assert "distance" not in printed(cross, view="numbers")
 
 
-def test_attribution_stands_below_attention() -> None:
+def test_attribution_is_printed_below_attention() -> None:
     text = printed(look_at(TOKENS), view="attribution", layer=0, head=0)
     above, below = text.split("Attribution: gradient times input")
     assert (
@@ -213,16 +211,18 @@ def test_text_is_never_markup_and_no_line_is_too_long(
 @pytest.mark.parametrize("view", get_args(View))
 def test_a_single_token_and_a_long_text_are_shown(view: View) -> None:
     assert printed(look_at(["one"]), view=view)
-    long = printed(look_at([f"w{place}" for place in range(300)], layers=1, heads=1), view=view)
+    long = printed(
+        look_at([f"w{position}" for position in range(300)], layers=1, heads=1), view=view
+    )
     if view == "head":
         assert len(long.splitlines()) < 60
         assert "Each cell: the largest weight among" in long
 
 
-def test_what_is_not_there_is_said(without_shape_checks: None) -> None:
+def test_errors_name_what_is_missing(without_shape_checks: None) -> None:
     look = translation(["a"], ["b"], torch.ones(1, 1))
     for view, message in {
-        "next": "next: this model says no words",
+        "next": "next: this model predicts no tokens",
         "lens": "lens: it was not computed",
         "norms": "norms: they were not computed",
         "attribution": "attribution: it was not computed",

@@ -1,4 +1,4 @@
-"""Coloured cells: the colour is the weight, and every form of the map has all of it."""
+"""Heat maps of coloured cells: the colour is the weight, in every form of the map."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ground(segment: Segment) -> int | None:
     )
 
 
-def test_a_cell_says_its_weight_and_has_the_colour_of_its_root() -> None:
+def test_a_cell_has_its_number_and_the_colour_of_its_root() -> None:
     header, *rows = lines(HeatMap(WEIGHTS, WORDS, WORDS), console())
     assert text(header).split() == list(WORDS)
     for row, weights in zip(rows, WEIGHTS.tolist(), strict=True):
@@ -61,10 +61,8 @@ def test_letters_are_black_on_bright_and_white_on_dark() -> None:
 
 @pytest.mark.parametrize("colours", [True, False])
 @pytest.mark.parametrize("width", [200, 60, 34, 25])
-def test_every_line_fits_and_columns_stand_under_each_other(width: int, colours: bool) -> None:
-    """Numbers, narrow cells, pooled cells: with wide letters, letters from right to left, and very
-    long words.
-    """
+def test_every_line_fits_and_columns_are_aligned(width: int, colours: bool) -> None:
+    """Numbers, narrow cells and pooled cells with wide, right-to-left and very long tokens."""
     words = [*HOSTILE, "end"]
     weights = torch.rand(8, 8, generator=torch.Generator().manual_seed(0)).softmax(-1)
     shown = [
@@ -72,41 +70,41 @@ def test_every_line_fits_and_columns_stand_under_each_other(width: int, colours:
         for line in lines(HeatMap(weights, words, words, "title"), console(width, colours=colours))
     ]
     assert all(cell_len(line) <= width for line in shown)
-    backbone = [line for line in shown[2:] if not line.startswith("Each cell")]
-    assert len({cell_len(line) for line in backbone}) == 1
+    body = [line for line in shown[2:] if not line.startswith("Each cell")]
+    assert len({cell_len(line) for line in body}) == 1
 
 
-def test_narrower_forms_say_the_same() -> None:
+def test_narrower_forms_have_the_same_weights() -> None:
     weights = torch.eye(12) * 0.5 + 0.5 / 12
-    words = [f"w{place}" for place in range(12)]
+    words = [f"w{position}" for position in range(12)]
     numbered = lines(
-        HeatMap(weights, ["word" + each for each in words], ["word" + each for each in words]),
+        HeatMap(weights, ["word" + name for name in words], ["word" + name for name in words]),
         console(84),
     )
-    assert text(numbered[0]).split() == [str(place) for place in range(12)]
+    assert text(numbered[0]).split() == [str(position) for position in range(12)]
     assert [text(line).split()[:2] for line in numbered[1:]] == [
         [str(at), f"word{word}"] for at, word in enumerate(words)
     ]
     assert "0.54" in text(numbered[1])
 
     narrow = lines(HeatMap(weights, words, words), console(40))
-    for place, line in enumerate(narrow[1:]):
+    for position, line in enumerate(narrow[1:]):
         grounds = [
             ground(segment)
             for segment in line
             for _ in range(cell_len(segment.text) // 2)
             if ground(segment)
         ]
-        assert grounds.index(BLUES[7]) == place  # the root of 0.54
+        assert grounds.index(BLUES[7]) == position  # the root of 0.54
         assert grounds.count(BLUES[2]) == 11
 
 
-def test_pooled_cells_hold_the_largest_weight_and_say_so() -> None:
+def test_pooled_cells_have_the_largest_weight_and_a_note() -> None:
     weights = torch.zeros(100, 100)
     weights[99, 3] = 1.0
-    names = [f"w{place}" for place in range(100)]
-    *shown, said = lines(HeatMap(weights, names, names), console(60))
-    several = int(re.findall(r"among (\d+) by \1 words", text(said))[0])
+    names = [f"w{position}" for position in range(100)]
+    *shown, note = lines(HeatMap(weights, names, names), console(60))
+    several = int(re.findall(r"among (\d+) by \1 tokens", text(note))[0])
     bright = [
         (number, segment)
         for number, line in enumerate(shown)
@@ -117,28 +115,28 @@ def test_pooled_cells_hold_the_largest_weight_and_say_so() -> None:
     assert bright[0][0] == 1 + 99 // several  # below the ruler
 
 
-def test_without_colours_shades_are_signs() -> None:
+def test_without_colours_shades_are_characters() -> None:
     weights = torch.tensor([[1.0, 0.25, 0.0]] * 1).repeat(1, 12)  # (1, 36)
-    names = [f"{place}" for place in range(36)]
-    for encoding, signs in (("utf-8", SHADES[1]), ("ascii", SHADES[0])):
+    names = [f"{position}" for position in range(36)]
+    for encoding, characters in (("utf-8", SHADES[1]), ("ascii", SHADES[0])):
         shown = lines(
             HeatMap(weights, ["row"], names), console(80, colours=False, encoding=encoding)
         )
-        (line,) = [text(each) for each in shown if text(each).lstrip().startswith("row")]
-        half = signs[int(0.5 * len(signs))]
-        assert line.endswith((signs[-1] * 2 + half * 2 + "  ") * 12)
+        (line,) = [text(row) for row in shown if text(row).lstrip().startswith("row")]
+        half = characters[int(0.5 * len(characters))]
+        assert line.endswith((characters[-1] * 2 + half * 2 + "  ") * 12)
 
 
 def test_columns_of_another_text_have_a_legend() -> None:
     weights = torch.full((1, 30), 1 / 30)
-    names = [f"word{place}" for place in range(30)]
+    names = [f"word{position}" for position in range(30)]
     *_, legend = [text(line) for line in lines(HeatMap(weights, ["row"], names), console(300))]
     assert "row" in legend  # there is room for all names
     shown = " ".join(text(line) for line in lines(HeatMap(weights, ["row"], names), console(90)))
     assert re.search(r"columns: 0 word0 +1 word1 .* 29 word29", shown)
 
 
-def test_an_old_terminal_gets_letters_it_has() -> None:
+def test_an_ascii_terminal_gets_ascii() -> None:
     plain = console(40, colours=False, encoding="ascii")
     assert fitted("東京", 6, plain) == "??    "
     shown = "\n".join(
@@ -147,7 +145,7 @@ def test_an_old_terminal_gets_letters_it_has() -> None:
     assert shown.isascii()
 
 
-def test_a_word_from_right_to_left_does_not_turn_what_follows() -> None:
+def test_right_to_left_text_does_not_turn_what_follows() -> None:
     assert fitted("كتاب", 6, console()) == "كتاب\u200e  "
     assert fitted("book", 6, console(), "right") == "  book"
 
@@ -175,7 +173,7 @@ def test_bars_and_rulers() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437", "shift_jis", "utf-8"])
-def test_a_word_never_commands_the_terminal_whatever_its_encoding(encoding: str) -> None:
+def test_text_never_controls_the_terminal_in_any_encoding(encoding: str) -> None:
     for word in (
         "\x1b[31mred",
         "a\x9b2Jb",
@@ -192,9 +190,9 @@ def test_a_word_never_commands_the_terminal_whatever_its_encoding(encoding: str)
     assert fitted("\x1b[31mred", 8, console(encoding="ascii")) == "?[31mred"
 
 
-def test_in_an_old_terminal_every_form_can_be_written() -> None:
-    """A title that is too long, and cells that stand for several words."""
+def test_every_form_can_be_written_to_an_ascii_terminal() -> None:
+    """Also a title that is too long, and cells that stand for several tokens."""
     on = console(40, colours=False, encoding="ascii")
-    words = [f"w{place}" for place in range(60)]
+    words = [f"w{position}" for position in range(60)]
     on.print(HeatMap(torch.eye(60), words, words, "a title " * 10))
     on.file.flush()

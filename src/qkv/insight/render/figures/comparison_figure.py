@@ -1,4 +1,4 @@
-"""Prompting against fine-tuning: accuracy over the number of examples, as a table and as a picture."""
+"""Prompting compared with fine-tuning by the number of labelled examples: a figure and a table."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ from qkv.insight.render.figures.figure_style import COLOURS, PALE, ROUND, check_
 from qkv.tables import Table
 
 Way = Literal["prompted", "fine-tuned"]
-LOOKS: dict[Way, dict[str, Any]] = {
+STYLES: dict[Way, dict[str, Any]] = {
     "prompted": {"color": COLOURS[0], "marker": "o"},
     "fine-tuned": {"color": COLOURS[1], "marker": "s"},
 }
-NOWHERE = -0.6  # where 0 examples are drawn: on a logarithmic scale 1 is at 0, and 0 has no place
-APART = 0.022  # how far the two ways stand from their number, of the whole width
-CLOSE = (
-    0.055  # numbers of examples nearer than this, of the whole width, have one tick between them
-)
+ZERO_X = -0.6  # the x coordinate of 0 examples: on a logarithmic axis 1 is at 0
+APART = 0.022  # distance between the two ways at one number, as a fraction of the width
+CLOSE = 0.055  # ticks that are nearer than this fraction of the width are merged
 
 
 class Compared(NamedTuple):
-    """One way with one number of examples."""
+    """The accuracy of one way with one number of examples."""
 
     way: Way
     examples: int
@@ -37,7 +35,7 @@ class Compared(NamedTuple):
     """Of each seed."""
     low: float
     high: float
-    """Between these the mean lies 95 times in 100, the test being only a sample."""
+    """The ends of the 95% interval of the mean over samples of the test rows."""
 
     @property
     def mean(self) -> float:
@@ -45,120 +43,156 @@ class Compared(NamedTuple):
 
     @property
     def spread(self) -> float | None:
-        """The standard deviation over the seeds; of one seed there is none."""
-        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
+        """The standard deviation over the seeds; None with one seed."""
+        if len(self.accuracies) == 1:
+            return None
+
+        return statistics.stdev(self.accuracies)
 
 
-def comparison_table(points: Sequence[Compared], chance: float | None = None) -> Table:
+def points_of(points: Sequence[Compared], way: Way) -> list[Compared]:
+    """The points of one way by number of examples."""
+    matches = [point for point in points if point.way == way]
+    return sorted(matches, key=lambda point: point.examples)
+
+
+def comparison_table(points: Sequence[Compared], random_baseline: float | None = None) -> Table:
     """A row for each way and number of examples."""
-    made = Table(header_style="bold", caption_justify="left", caption="[ ]: 95% intervals")
-    if chance is not None:
-        made.caption = f"[ ]: 95% intervals; guessing is right in {chance:.1%}"
+    table = Table(header_style="bold", caption_justify="left", caption="[ ]: 95% intervals")
+    if random_baseline is not None:
+        table.caption = f"[ ]: 95% intervals; random guessing: {random_baseline:.1%}"
 
-    made.add_column("way")
-
+    table.add_column("way")
     for name in ("examples", "accuracy, %", "seeds", "spread"):
-        made.add_column(name, justify="right")
+        table.add_column(name, justify="right")
 
-    for way in LOOKS:
-        for point in sorted(
-            (each for each in points if each.way == way), key=lambda each: each.examples
-        ):
-            ends = f"[{100 * point.low:.1f}, {100 * point.high:.1f}]"
-            spread = "" if point.spread is None else f"± {100 * point.spread:.1f}"
-            seeds = str(len(point.accuracies))
-            # Brackets would be markup to a table.
-            made.add_row(
-                way, f"{point.examples:,}", f"{100 * point.mean:.1f} \\{ends}", seeds, spread
-            )
+    for way in STYLES:
+        for point in points_of(points, way):
+            table.add_row(way, *cells(point))
 
-        made.add_section()
+        table.add_section()
 
-    return made
+    return table
+
+
+def cells(point: Compared) -> list[str]:
+    """Examples, accuracy with its interval, seeds and spread as text."""
+    # An unescaped bracket would be markup in a table.
+    interval = f"\\[{100 * point.low:.1f}, {100 * point.high:.1f}]"
+    spread = ""
+    if point.spread is not None:
+        spread = f"± {100 * point.spread:.1f}"
+
+    accuracy = f"{100 * point.mean:.1f} {interval}"
+    return [f"{point.examples:,}", accuracy, str(len(point.accuracies)), spread]
 
 
 def draw_comparison(
-    points: Sequence[Compared], path: Path, title: str, below: str, chance: float | None
+    points: Sequence[Compared],
+    path: Path,
+    title: str,
+    below: str,
+    random_baseline: float | None,
 ) -> Path:
-    """A .png, .svg or .pdf file: examples to the right, accuracy upwards, both ways with their
-    intervals.
-    """
+    """Draw accuracy by number of examples to a .png, .svg or .pdf file."""
     check_ending(path, "path")
     if not points:
         raise ValueError("points: expected one or more to draw")
 
-    return save(lambda: draw(points, title, below, chance), path)
+    return save(lambda: draw(points, title, below, random_baseline), path)
 
 
-def draw(points: Sequence[Compared], title: str, below: str, chance: float | None) -> Figure:
+def draw(
+    points: Sequence[Compared], title: str, below: str, random_baseline: float | None
+) -> Figure:
+    """Examples on the x axis, accuracy on the y axis, both ways with their intervals."""
     figure = Figure(figsize=(9, 5.6), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
     axes = figure.add_subplot()
     numbers = sorted({point.examples for point in points})
-    left, right = place(numbers[0]), place(numbers[-1])
-    width, both = max(0.5, right - left), len({point.way for point in points}) == 2
+    width = max(0.5, x_of(numbers[-1]) - x_of(numbers[0]))
 
-    for way, look in LOOKS.items():
-        own = sorted((each for each in points if each.way == way), key=lambda each: each.examples)
-        shift = APART * width * both * (-1 if way == "prompted" else 1) / 2
-        trace(axes, own, [place(each.examples) + shift for each in own], look, way)
+    # With both ways at one number, prompted is drawn slightly left and fine-tuned right.
+    both = len({point.way for point in points}) == 2
+    shift = both * APART * width / 2
+    draw_way(axes, points, "prompted", -shift)
+    draw_way(axes, points, "fine-tuned", shift)
+    if random_baseline is not None:
+        draw_baseline(axes, 100 * random_baseline)
 
-    if chance is not None:
-        axes.axhline(100 * chance, color=PALE, linewidth=1, linestyle="--", zorder=1)
-        axes.annotate(
-            "guessing", (0.99, 100 * chance), xycoords=("axes fraction", "data"), xytext=(0, 3),
-            textcoords="offset points", ha="right", fontsize=9, color=PALE,
-        )  # fmt: skip
-
-    if len(numbers) > 1 and numbers[0] == 0:  # the scale begins to the right of this
-        axes.axvline(NOWHERE / 2, color=PALE, linewidth=1, linestyle=":", zorder=1)
-
-    shown = spaced(numbers, CLOSE * width)
-    axes.set_xticks([place(each) for each in shown], [f"{each:,}" for each in shown])
-    axes.set_xlim(left - 0.05 * width, right + 0.05 * width)
-    axes.set_xlabel("labelled examples: before the question, or trained on")
+    draw_x_axis(axes, numbers, width)
     axes.set_ylabel("accuracy, %")
     axes.margins(y=0.1)
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=ROUND))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.grid(axis="x", visible=False)
     axes.legend(loc="best")
     head(axes, title, below)
 
     return figure
 
 
-def trace(
-    axes: Axes, own: Sequence[Compared], x: Sequence[float], look: dict[str, Any], way: Way
-) -> None:
-    """The means joined by a line, the interval of each upright, and each seed as a small dot."""
-    for at, point in zip(x, own, strict=True):
-        ends = [100 * point.low, 100 * point.high]
+def draw_way(axes: Axes, points: Sequence[Compared], way: Way, shift: float) -> None:
+    """The means joined by a line, the intervals as vertical lines, and each seed as a small dot."""
+    style = STYLES[way]
+    colour = style["color"]
+    x = []
+    means = []
+    for point in points_of(points, way):
+        at = x_of(point.examples) + shift
+        x.append(at)
+        means.append(100 * point.mean)
+        interval = [100 * point.low, 100 * point.high]
         axes.plot(
-            [at, at], ends, color=look["color"], linewidth=1.8, alpha=0.6, solid_capstyle="round"
+            [at, at], interval, color=colour, linewidth=1.8, alpha=0.6, solid_capstyle="round"
         )
         if point.spread is not None:
-            each = [100 * accuracy for accuracy in point.accuracies]
-            axes.plot(
-                [at] * len(each), each, ".", color=look["color"], markersize=5, alpha=0.5, zorder=2
-            )
+            seeds = [100 * accuracy for accuracy in point.accuracies]
+            x_seeds = [at] * len(seeds)
+            axes.plot(x_seeds, seeds, ".", color=colour, markersize=5, alpha=0.5, zorder=2)
 
-    if own:
-        y = [100 * point.mean for point in own]
-        axes.plot(
-            x, y, linewidth=1.3, markersize=8, markeredgecolor="white", zorder=3, label=way, **look
-        )
+    if x:
+        line: dict[str, Any] = {"linewidth": 1.3, "markersize": 8, "markeredgecolor": "white"}
+        axes.plot(x, means, zorder=3, label=way, **line, **style)
 
 
-def place(examples: int) -> float:
-    """To the right as the logarithm; 0 stands apart, left of 1."""
-    return math.log10(examples) if examples else NOWHERE
+def draw_baseline(axes: Axes, value: float) -> None:
+    axes.axhline(value, color=PALE, linewidth=1, linestyle="--", zorder=1)
+    axes.annotate(
+        "random guessing",
+        (0.99, value),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, 3),
+        textcoords="offset points",
+        ha="right",
+        fontsize=9,
+        color=PALE,
+    )
+
+
+def draw_x_axis(axes: Axes, numbers: Sequence[int], width: float) -> None:
+    """A logarithmic axis with a tick for each number of examples, and a line after 0."""
+    if len(numbers) > 1 and numbers[0] == 0:
+        axes.axvline(ZERO_X / 2, color=PALE, linewidth=1, linestyle=":", zorder=1)
+
+    ticks = spaced(numbers, CLOSE * width)
+    axes.set_xticks([x_of(number) for number in ticks], [f"{number:,}" for number in ticks])
+    axes.set_xlim(x_of(numbers[0]) - 0.05 * width, x_of(numbers[-1]) + 0.05 * width)
+    axes.set_xlabel("labelled examples, in the prompt or for training")
+    axes.grid(axis="x", visible=False)
+
+
+def x_of(examples: int) -> float:
+    """The logarithm of the number; 0 stands apart, left of 1."""
+    if examples == 0:
+        return ZERO_X
+
+    return math.log10(examples)
 
 
 def spaced(numbers: Sequence[int], least: float) -> list[int]:
-    """Those that have room for their name, the last one always."""
-    kept: list[int] = []
+    """The numbers that have room for their tick, the last one always."""
+    ticks: list[int] = []
     for number in reversed(numbers):
-        if not kept or place(kept[-1]) - place(number) >= least:
-            kept.append(number)
+        if not ticks or x_of(ticks[-1]) - x_of(number) >= least:
+            ticks.append(number)
 
-    return kept[::-1]
+    return ticks[::-1]

@@ -1,6 +1,4 @@
-"""Pictures of heads: which matter, what they do, which grammar they know, and where an answer comes
-from.
-"""
+"""Figures of attention heads: ablation, attention patterns, syntax and activation patching."""
 
 from __future__ import annotations
 
@@ -18,191 +16,234 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
-from qkv.insight.heads.head_ablation import Importance
+from qkv.insight.heads.head_ablation import Head, Importance
 from qkv.insight.heads.head_patterns import HeadPatterns
-from qkv.insight.heads.head_syntax import Syntax
+from qkv.insight.heads.head_syntax import Relation, Syntax
 from qkv.insight.inspect.activation_patching import Patched
 from qkv.insight.render.figures.figure_style import COLOURS, INK, PALE, check_ending, save
 from qkv.insight.render.views import label
 
-# Zero is white: blue below, vermilion above, which all eyes tell apart.
+# Zero is white, blue is below and vermilion above: colour-blind readers can tell them apart.
 DIVERGING = LinearSegmentedColormap.from_list(
     "change", ["#08519C", "#6BAED6", "#FFFFFF", "#F4A582", "#B2400E"]
 )
 RISING = LinearSegmentedColormap.from_list("part", ["#FFFFFF", "#9ECAE1", "#2171B5", "#08306B"])
 RANKED = 16  # heads that have a bar
-MARKED, WORTH_MARKING = (
-    3,
-    0.25,
-)  # heads that have a circle in a heat map, if they play their role so much
-SHALLOW = 12  # layers: of fewer, a picture has more rows than one
-LONGEST = 14  # characters of a token's name
+MARKED = 3  # heads that have a circle in a heat map ...
+WORTH_MARKING = 0.25  # ... if their score is at least this
+SHALLOW = 12  # layers; maps of deeper models are narrower and stand in one row
+LONGEST = 14  # characters of a token
 NAMED = 60  # tokens that have room for their names
-LINES = 4  # of what is said below
-UNDER_AXES = 42  # points: so deep are the ticks of an axis and its label
+LINES = 4  # of the text at the bottom
+UNDER_AXES = 42  # points that the ticks and the label of an x axis take
+BAR = 0.36  # height of a bar; two stand side by side
 
 
-def draw_importance(found: Importance, path: Path, title: str) -> Path:
-    """A heat map of layers and heads for each kind of attention, and the heads that are missed most
-    as bars.
-    """
+# Ablation
+
+
+def draw_importance(importance: Importance, path: Path, title: str) -> Path:
+    """A heat map of layers and heads per kind of attention, and the largest changes as bars."""
     check_ending(path, "plot")
-    return save(lambda: importance(found, title), path)
+    return save(lambda: importance_figure(importance, title), path)
 
 
-def importance(found: Importance, title: str) -> Figure:
-    kinds = list(found.change)
-    L, H = max(each.shape[0] for each in found.change.values()), found.change[kinds[0]].shape[1]
-    width = max(2.2, 0.3 * H + 0.9)
+def importance_figure(importance: Importance, title: str) -> Figure:
+    kinds = list(importance.change)
+    deepest = max(len(change) for change in importance.change.values())
+    heads = importance.change[kinds[0]].shape[1]
+    width = max(2.2, 0.3 * heads + 0.9)
     figure, grid = sheet(
-        width * len(kinds) + 5.2, max(4.6, 0.19 * L + 2.0), [*[width] * len(kinds), 4.2]
+        width * len(kinds) + 5.2,
+        max(4.6, 0.19 * deepest + 2.0),
+        [*[width] * len(kinds), 4.2],
     )
-    most = max(float(np.abs(each).max()) for each in found.change.values()) or 1.0
-    unit = "nats" if found.measure == "loss" else "1 - cosine"
+    unit = "nats" if importance.measure == "loss" else "1 - cosine"
 
-    for place, kind in enumerate(kinds):
-        axes = figure.add_subplot(grid[0, place])
-        drawn = heat(
-            axes,
-            found.change[kind],
-            "" if kind == "self" else kind,
-            DIVERGING,
-            TwoSlopeNorm(0, -most, most),
-        )
-
-        if place == len(kinds) - 1:
-            colour_bar(figure, axes, drawn, f"change of the {found.measure}, {unit}")
-
-    ranked = found.ranked()[:RANKED]
+    draw_changes(figure, grid, importance, unit)
     bars = figure.add_subplot(grid[0, len(kinds)])
-    y = np.arange(len(ranked))
-    bars.barh(y, [each.change for each in ranked], color=COLOURS[1], height=0.7)
-
-    for at, each in zip(y, ranked, strict=True):
-        if each.low == each.low:  # there is an interval
-            bars.plot([each.low, each.high], [at, at], color=INK, linewidth=1.2)
-
-    several = len(kinds) > 1
-    names = [
-        f"{each.kind} {each.layer}.{each.head}" if several else f"{each.layer}.{each.head}"
-        for each in ranked
-    ]
-    bars.set_yticks(y, names)
-    bars.set_ylim(len(ranked) - 0.4, -0.6)
-    bars.grid(axis="y", visible=False)
-    bars.axvline(0, color=PALE, linewidth=1)
-    bars.xaxis.set_major_locator(MaxNLocator(4))
+    draw_ranking(bars, importance.ranked()[:RANKED], several=len(kinds) > 1)
     bars.set_xlabel(f"{unit}, with 95% intervals")
-    bars.set_title("most missed, layer.head", fontsize=11, loc="left")
-    said = "zeros" if found.how == "zero" else "its mean"
-    told = (
-        f"{found.measure} {found.unchanged:.3f} with all heads"
-        if found.measure == "loss"
-        else "of the text's vector"
-    )
-    over(figure, title, f"each head's output replaced by {said}; {told}; {found.texts:,} texts")
+    write_texts(figure, title, importance_summary(importance))
 
     return figure
 
 
-def draw_patterns(found: Sequence[HeadPatterns], path: Path, title: str) -> Path:
-    """A heat map of layers and heads for each role, the strongest heads named."""
+def draw_changes(figure: Figure, grid: GridSpec, importance: Importance, unit: str) -> None:
+    """A heat map per kind of attention, all with the same colours."""
+    largest = max(float(np.abs(change).max()) for change in importance.change.values()) or 1.0
+    for index, (kind, change) in enumerate(importance.change.items()):
+        axes = figure.add_subplot(grid[0, index])
+        title = "" if kind == "self" else kind
+        image = heat(axes, change, title, DIVERGING, TwoSlopeNorm(0, -largest, largest))
+
+    colour_bar(figure, axes, image, f"change in {importance.measure}, {unit}")
+
+
+def draw_ranking(axes: Axes, ranked: Sequence[Head], several: bool) -> None:
+    """A bar with its interval for each head, named by layer.head."""
+    y = np.arange(len(ranked))
+    names = []
+    for at, head in enumerate(ranked):
+        name = f"{head.layer}.{head.head}"
+        if several:
+            name = f"{head.kind} {name}"
+
+        names.append(name)
+        if not np.isnan(head.low):
+            axes.plot([head.low, head.high], [at, at], color=INK, linewidth=1.2)
+
+    axes.barh(y, [head.change for head in ranked], color=COLOURS[1], height=0.7)
+    axes.set_yticks(y, names)
+    axes.set_ylim(len(ranked) - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)
+    axes.axvline(0, color=PALE, linewidth=1)
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.set_title("largest change, layer.head", fontsize=11, loc="left")
+
+
+def importance_summary(importance: Importance) -> str:
+    replacement = "zeros" if importance.how == "zero" else "its mean"
+    measured = "distance of the text's mean vector"
+    if importance.measure == "loss":
+        measured = f"loss {importance.unchanged:.3f} with all heads"
+
+    texts = f"{importance.texts:,} texts"
+    return f"each head's output replaced by {replacement}; {measured}; {texts}"
+
+
+# Attention patterns
+
+
+def draw_patterns(patterns: Sequence[HeadPatterns], path: Path, title: str) -> Path:
+    """A heat map of layers and heads for each pattern, the strongest heads named."""
     check_ending(path, "plot")
-    return save(lambda: all_patterns(found, title), path)
+    return save(lambda: patterns_figure(patterns, title), path)
 
 
-def all_patterns(found: Sequence[HeadPatterns], title: str) -> Figure:
-    maps = [(each, role) for each in found for role in each.scores]
-    L, H = maps[0][0].scores[maps[0][1]].shape
-    columns = min(len(maps), 5 if L > SHALLOW else 3)
+def patterns_figure(patterns: Sequence[HeadPatterns], title: str) -> Figure:
+    maps = [(kind, name) for kind in patterns for name in kind.scores]
+    first, name = maps[0]
+    layers, heads = first.scores[name].shape
+    columns = min(len(maps), 5 if layers > SHALLOW else 3)
     rows = -(-len(maps) // columns)
-    width, height = max(2.4, 0.2 * H + 1.0), max(2.2, 0.17 * L + 1.3)
+    width = max(2.4, 0.2 * heads + 1.0)
+    height = max(2.2, 0.17 * layers + 1.3)
     figure, grid = sheet(width * columns + 0.9, height * rows + 1.0, [width] * columns, rows)
 
-    for place, (each, role) in enumerate(maps):
-        axes = figure.add_subplot(grid[divmod(place, columns)])
-        name = role if each.kind == "self" else f"{each.kind}: {role}"
-        drawn = heat(axes, each.scores[role].numpy(), name, RISING, None, (0, 1))
-        if place % columns:
+    for index, (kind, name) in enumerate(maps):
+        axes = figure.add_subplot(grid[divmod(index, columns)])
+        image = draw_pattern(axes, kind, name)
+        if index % columns:
             axes.set_ylabel("")
+        if index == columns - 1:
+            colour_bar(figure, axes, image, "share of the weight")
 
-        for layer, head, score in each.strongest(role, MARKED):
-            if score >= WORTH_MARKING:
-                axes.plot(
-                    head,
-                    layer,
-                    "o",
-                    markersize=7,
-                    markerfacecolor="none",
-                    markeredgecolor=COLOURS[1],
-                )
-
-        best = ", ".join(
-            f"{layer}.{head} {score:.2f}" for layer, head, score in each.strongest(role, 2)
-        )
-        axes.set_xlabel(f"{best}\neven {each.even[role]:.2f}", fontsize=9)
-        if place == columns - 1:
-            colour_bar(figure, axes, drawn, "part of its weight")
-
-    told = "how much of a head's weight goes where its role says; circles: the strongest three; even: of a head that"
-    over(figure, title, f"{told} looks at all it may see alike")
+    write_texts(
+        figure,
+        title,
+        "share of a head's attention weight that follows the pattern; circles: the strongest "
+        "three; uniform: the score of a head that attends equally everywhere",
+    )
 
     return figure
 
 
-def draw_syntax(found: Syntax, path: Path, title: str) -> Path:
+def draw_pattern(axes: Axes, patterns: HeadPatterns, name: str) -> Any:
+    """One pattern: scores by layer and head, circles around the strongest, the best two named."""
+    title = name if patterns.kind == "self" else f"{patterns.kind}: {name}"
+    image = heat(axes, patterns.scores[name].numpy(), title, RISING, None, (0, 1))
+    circle: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": COLOURS[1]}
+    for layer, head, score in patterns.strongest(name, MARKED):
+        if score >= WORTH_MARKING:
+            axes.plot(head, layer, "o", markersize=7, **circle)
+
+    best = []
+    for layer, head, score in patterns.strongest(name, 2):
+        best.append(f"{layer}.{head} {score:.2f}")
+
+    axes.set_xlabel(f"{', '.join(best)}\nuniform {patterns.even[name]:.2f}", fontsize=9)
+
+    return image
+
+
+# Syntax
+
+
+def draw_syntax(syntax: Syntax, path: Path, title: str) -> Path:
     """Bars: the best head of each relation, and the best fixed offset beside it."""
     check_ending(path, "plot")
-    return save(lambda: relations(found, title), path)
+    return save(lambda: syntax_figure(syntax, title), path)
 
 
-def relations(found: Syntax, title: str) -> Figure:
-    shown = found.relations
-    figure, grid = sheet(8.8, 0.36 * len(shown) + 2.4, [1])
+def syntax_figure(syntax: Syntax, title: str) -> Figure:
+    relations = syntax.relations
+    figure, grid = sheet(8.8, 0.36 * len(relations) + 2.4, [1])
     axes = figure.add_subplot(grid[0, 0])
-    y = np.arange(len(shown))
-    axes.barh(
-        y - 0.19,
-        [100 * each.accuracy for each in shown],
-        0.36,
-        color=COLOURS[0],
-        label="the best head",
+    draw_relation_bars(axes, relations)
+    for at, relation in enumerate(relations):
+        annotate_relation(axes, relation, at)
+
+    axes.set_yticks(
+        np.arange(len(relations)),
+        [f"{label(relation.name)}  {relation.words:,}" for relation in relations],
     )
-
-    axes.barh(
-        y + 0.19,
-        [100 * each.baseline for each in shown],
-        0.36,
-        color="#BBBBBB",
-        label="the best fixed offset",
-    )
-
-    for at, each in zip(y, shown, strict=True):
-        ends = [100 * end for end in (each.low, each.high)]
-        if ends[0] == ends[0]:
-            axes.plot(ends, [at - 0.19, at - 0.19], color=INK, linewidth=1.2)
-
-        arrow = "→" if each.direction == "to its head" else "←"
-        far = 100 * max(each.accuracy, each.baseline, each.high if each.high == each.high else 0)
-        said = f"{each.layer}.{each.head} {arrow}   {each.offset:+d}"
-        axes.annotate(
-            said,
-            (far, at),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-            color=PALE,
-        )
-
-    axes.set_yticks(y, [f"{label(each.name)}  {each.words:,}" for each in shown])
-    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.set_ylim(len(relations) - 0.4, -0.6)
     axes.set_xlim(0, 114)
     axes.set_xlabel(
-        "found, %;  layer.head → word looks at its head, ← is looked at;  then the offset"
+        "accuracy, %;  layer.head: → word attends to its head, ← head to the word;  then the offset"
     )
     axes.grid(axis="y", visible=False)
-    # Not the figure's own legend, which would lie on what is said at the bottom.
+    draw_legend_below(figure, axes)
+
+    selection = "chosen on the sentences they are measured on"
+    if syntax.halves:
+        selection = "chosen on one half of the sentences, measured on the other"
+
+    write_texts(
+        figure,
+        title,
+        f"{syntax.sentences:,} sentences; head and offset {selection}; lines: 95% intervals",
+    )
+
+    return figure
+
+
+def draw_relation_bars(axes: Axes, relations: Sequence[Relation]) -> None:
+    """Two bars for each relation: the best head above, the best fixed offset below."""
+    y = np.arange(len(relations))
+    heads = []
+    offsets = []
+    for relation in relations:
+        heads.append(100 * relation.accuracy)
+        offsets.append(100 * relation.baseline)
+
+    axes.barh(y - 0.19, heads, BAR, color=COLOURS[0], label="best head")
+    axes.barh(y + 0.19, offsets, BAR, color="#BBBBBB", label="best fixed offset")
+
+
+def annotate_relation(axes: Axes, relation: Relation, at: float) -> None:
+    """The interval of the head's bar, and to the right of both bars the head and the offset."""
+    right = max(relation.accuracy, relation.baseline)
+    if not np.isnan(relation.low):
+        right = max(right, relation.high)
+        ends = [100 * relation.low, 100 * relation.high]
+        axes.plot(ends, [at - 0.19, at - 0.19], color=INK, linewidth=1.2)
+
+    arrow = "→" if relation.direction == "to its head" else "←"
+    axes.annotate(
+        f"{relation.layer}.{relation.head} {arrow}   {relation.offset:+d}",
+        (100 * right, at),
+        xytext=(6, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=9,
+        color=PALE,
+    )
+
+
+def draw_legend_below(figure: Figure, axes: Axes) -> None:
+    """A legend right below the axes: a figure's legend would cover the text at the bottom."""
     below = axes.transAxes + ScaledTranslation(0, -UNDER_AXES / 72, figure.dpi_scale_trans)
     axes.legend(
         loc="upper left",
@@ -213,52 +254,45 @@ def relations(found: Syntax, title: str) -> Figure:
         fontsize=10,
     )
 
-    how = (
-        "chosen on one half of the sentences, measured on the other"
-        if found.halves
-        else "chosen where it is measured"
-    )
-    over(
-        figure, title, f"{found.sentences:,} sentences; head and offset {how}; lines: 95% intervals"
-    )
 
-    return figure
+# Activation patching
 
 
-def draw_patched(found: Patched, names: Sequence[str], path: Path, title: str, below: str) -> Path:
-    """Layers down; tokens or heads across: how much of the clean answer comes back."""
+def draw_patched(
+    patched: Patched, names: Sequence[str], path: Path, title: str, below: str
+) -> Path:
+    """Layers down, tokens or heads across: how much of the clean answer is restored."""
     check_ending(path, "plot")
-    return save(lambda: patched(found, names, title, below), path)
+    return save(lambda: patched_figure(patched, names, title, below), path)
 
 
-def patched(found: Patched, names: Sequence[str], title: str, below: str) -> Figure:
-    L, N = found.restored.shape
-    figure, grid = sheet(max(7.2, 0.42 * N + 2.6), max(4.2, 0.17 * L + 2.4), [1])
+def patched_figure(patched: Patched, names: Sequence[str], title: str, below: str) -> Figure:
+    layers, columns = patched.restored.shape
+    figure, grid = sheet(max(7.2, 0.42 * columns + 2.6), max(4.2, 0.17 * layers + 2.4), [1])
     axes = figure.add_subplot(grid[0, 0])
-    most = max(1.0, float(found.restored.abs().max()))
-    drawn = heat(axes, found.restored.numpy(), "", DIVERGING, TwoSlopeNorm(0, -most, most))
-    axes.set_xlabel("head" if found.at == "heads" else "token")
-    if found.at != "heads" and N <= NAMED:
-        axes.set_xticks(
-            range(N),
-            [label(name, LONGEST) for name in names],
-            rotation=60,
-            ha="right",
-            rotation_mode="anchor",
-        )
+    largest = max(1.0, float(patched.restored.abs().max()))
+    norm = TwoSlopeNorm(0, -largest, largest)
+    image = heat(axes, patched.restored.numpy(), "", DIVERGING, norm)
+    if patched.at != "heads":
+        axes.set_xlabel("token")
 
-    colour_bar(figure, axes, drawn, "0: as corrupted, 1: as clean")
-    over(figure, title, below)
+    if patched.at != "heads" and columns <= NAMED:
+        shown = [label(name, LONGEST) for name in names]
+        axes.set_xticks(range(columns), shown, rotation=60, ha="right", rotation_mode="anchor")
+
+    colour_bar(figure, axes, image, "0: as corrupted, 1: as clean")
+    write_texts(figure, title, below)
 
     return figure
 
 
-# What they share
+# Shared drawing steps
 
 
 def sheet(
     width: float, height: float, widths: Sequence[float], rows: int = 1
 ) -> tuple[Figure, GridSpec]:
+    """A figure of this size in inches and a grid with these relative column widths."""
     figure = Figure(
         figsize=(min(width, 24), min(height, 20)),
         layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1),
@@ -274,35 +308,33 @@ def heat(
     norm: Any = None,
     ends: tuple[float, float] | None = None,
 ) -> Any:
-    """Layers down, heads or tokens across."""
+    """Draw a heat map with layers down and heads or tokens across; return its image."""
     low, high = ends or (None, None)
-    drawn = axes.imshow(
+    image = axes.imshow(
         values, cmap=colours, norm=norm, vmin=low, vmax=high, aspect="auto", interpolation="nearest"
     )
     axes.grid(visible=False)
     axes.set_xlabel("head")
     axes.set_ylabel("layer")
-
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
 
     if title:
         axes.set_title(title, fontsize=11, loc="left")
 
-    return drawn
+    return image
 
 
-def colour_bar(figure: Figure, axes: Axes, drawn: Any, label: str) -> None:
-    bar = figure.colorbar(drawn, ax=axes, shrink=0.8, pad=0.03)
+def colour_bar(figure: Figure, axes: Axes, image: Any, label: str) -> None:
+    bar = figure.colorbar(image, ax=axes, shrink=0.8, pad=0.03)
     bar.set_label(label, fontsize=9)
     bar.ax.tick_params(labelsize=8)
     bar.outline.set_visible(False)
 
 
-def over(figure: Figure, title: str, below: str) -> None:
-    """What it is, and in a paler line at the bottom how it was found."""
-    letters = int(11.5 * figure.get_figwidth())  # of one line
-    figure.suptitle(label(title, letters), fontsize=16, fontweight="bold", x=0.012, ha="left")
-    figure.supxlabel(
-        fill(label(below, LINES * letters), letters), fontsize=10, color=PALE, x=0.012, ha="left"
-    )
+def write_texts(figure: Figure, title: str, below: str) -> None:
+    """Write a title, and in a paler line at the bottom how the numbers were measured."""
+    width = int(11.5 * figure.get_figwidth())  # characters of one line
+    figure.suptitle(label(title, width), fontsize=16, fontweight="bold", x=0.012, ha="left")
+    text = fill(label(below, LINES * width), width)
+    figure.supxlabel(text, fontsize=10, color=PALE, x=0.012, ha="left")

@@ -1,10 +1,10 @@
-"""A look as a picture for slides: one view, as PNG, SVG or PDF."""
+"""One view of a look as a figure for slides: PNG, SVG or PDF."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 from jaxtyping import Float
@@ -14,20 +14,21 @@ from matplotlib.ticker import FuncFormatter
 from torch import Tensor
 
 from qkv.insight.inspect.capture import Attention
-from qkv.insight.look import Look
+from qkv.insight.inspect.look_data import LookData
 from qkv.insight.render.figures import figure_style
 from qkv.insight.render.figures.attention import (
     BLUES,
     all_heads,
-    bare,
     canvas,
     entitle,
     heat_map,
-    lines_between,
+    hide_frame,
     matrix,
     room,
 )
-from qkv.insight.render.figures.figure_style import COLOURS, INK, PALE, check_ending
+from qkv.insight.render.figures.attention_lines import lines_between
+from qkv.insight.render.figures.figure_style import COLOURS, INK, check_ending
+from qkv.insight.render.figures.prediction_figures import draw_lens, draw_next
 from qkv.insight.render.views import (
     NAMES,
     Heads,
@@ -35,46 +36,58 @@ from qkv.insight.render.views import (
     attention_view,
     attributed,
     label,
-    labels,
     layer_names,
-    question,
 )
 
-PLACES = 30  # places whose guesses are drawn; of more, the last ones
-GUESSES = 4
-LENS_PLACES = 24  # places of the lens that have room for their words
-LENS_LETTERS = 40  # points that letters have of an inch of a cell
 NUMBERED = 16  # layers or heads whose numbers have room
 NORM_NAMES = 16  # layers that are named below their norms
-FLAT_NAMES = 5  # names that have room beside each other
-LOGARITHMIC = 30  # from this ratio on, norms are drawn by their logarithm
+FLAT_NAMES = 5  # names that have room side by side
+LOGARITHMIC = 30  # norms with a larger ratio have a logarithmic axis
 
 
-def save(look: Look, path: Path, **how: Any) -> Path:
-    """Draw one view to a .png, .svg or .pdf file; view, kind, layer, head and words choose it."""
+def save(
+    look: LookData,
+    path: Path,
+    *,
+    view: View = "head",
+    kind: str | None = None,
+    layer: int = 0,
+    head: Heads = None,
+    words: bool = False,
+) -> Path:
+    """Draw one view to a .png, .svg or .pdf file; see `draw`."""
     check_ending(path, "out")
-    return figure_style.save(lambda: draw(look, **how), path)
+    return figure_style.save(lambda: draw(look, view, kind, layer, head, words), path)
 
 
 def draw(
-    look: Look,
+    look: LookData,
     view: View = "head",
     kind: str | None = None,
     layer: int = 0,
     head: Heads = None,
     words: bool = False,
 ) -> Figure:
+    """Draw one view.
+
+    Args:
+        look: The look.
+        view: The view.
+        kind: The kind of attention; see `LookData.of`.
+        layer: The layer, for views of one layer.
+        head: One head, several, or None for all of the layer.
+        words: Whether tokens are joined to whole words.
+    """
     match view:
         case "head":
             return draw_head(look, kind, layer, head, words)
         case "heads":
             attention = look.of(kind)
-            return all_heads(
-                attention, f"{NAMES[attention.kind]}: all heads at a glance", label(look.model, 60)
-            )
+            title = f"{NAMES[attention.kind]}: all heads"
+            return all_heads(attention, title, label(look.model, 60))
         case "lines":
-            one = attention_view(look, kind, layer, head, words)
-            return lines_between(one, label(look.model, 40))
+            chosen = attention_view(look, kind, layer, head, words)
+            return lines_between(chosen, label(look.model, 40))
         case "next":
             return draw_next(look)
         case "lens":
@@ -82,7 +95,7 @@ def draw(
         case "norms":
             return draw_norms(look)
         case "numbers":
-            return draw_numbers(look, look.of(kind))
+            return draw_numbers(look.of(kind))
         case "attribution":
             return draw_attribution(look, layer, head, words)
 
@@ -92,220 +105,135 @@ def draw(
 # Attention
 
 
-def draw_head(look: Look, kind: str | None, layer: int, head: Heads, words: bool) -> Figure:
-    one = attention_view(look, kind, layer, head, words)
-    across = one.attention.kind == "cross"
-    return heat_map(
-        one.mean,
-        one.rows,
-        one.columns,
-        one.name,
-        label(look.model, 60),
-        row_name="target: looks" if across else "who looks",
-        column_name="source: looked at" if across else "at whom",
-    )
+def draw_head(look: LookData, kind: str | None, layer: int, head: Heads, words: bool) -> Figure:
+    """The weights of one head, or the mean of several, as a heat map."""
+    view = attention_view(look, kind, layer, head, words)
+    names = {"row_name": "queries", "column_name": "keys"}
+    if view.attention.kind == "cross":
+        names = {"row_name": "target (queries)", "column_name": "source (keys)"}
+
+    below = label(look.model, 60)
+    return heat_map(view.mean, view.rows, view.columns, view.name, below, **names)
 
 
-def draw_attribution(look: Look, layer: int, head: Heads, words: bool) -> Figure:
-    """Where a head looks, and beside it what the output owes to each word: two different questions."""
-    part = attributed(look, words)
-    one = attention_view(look, None, layer, head, words)
-    wide, high = room(part.rows, part.columns)
+def draw_attribution(look: LookData, layer: int, head: Heads, words: bool) -> Figure:
+    """Attention weights of a head and, beside them, the attribution of the predictions."""
+    attribution = attributed(look, words)
+    view = attention_view(look, None, layer, head, words)
+    wide, high = room(attribution.rows, attribution.columns)
     figure = canvas(max(9.6, 2 * wide + 0.6), high + 1.2)
     left, right = figure.subplots(1, 2)
-    matrix(left, one.mean, one.rows, one.columns, one.name)
+    matrix(left, view.mean, view.rows, view.columns, view.name)
     matrix(
         right,
-        part.weights,
-        part.rows,
-        part.columns,
-        "gradient times input, of what is said in the row",
+        attribution.weights,
+        attribution.rows,
+        attribution.columns,
+        "gradient x input of the prediction in each row",
     )
-
-    entitle(figure, "Attention is not explanation: weights, and what the output owes to each word")
+    entitle(figure, "Attention is not explanation: attention weights and input attribution")
 
     return figure
 
 
-def draw_numbers(look: Look, attention: Attention) -> Figure:
+def draw_numbers(attention: Attention) -> Figure:
     """Entropy and distance of each head: layers down, heads across."""
-    L, H = attention.entropy.shape
-    if not L:
+    layers, heads = attention.entropy.shape
+    if layers == 0:
         raise ValueError("numbers: this look has no overview of its heads")
 
-    panels = {"entropy, bits": attention.entropy, "distance, tokens": attention.distance}
-    shown = {name: values for name, values in panels.items() if not values.isnan().all()}
-    side = min(0.62, 9 / max(L, H))
-    wide = max(3.6, side * H + 1.6)
-    figure = canvas(max(6.4, wide * len(shown) + 0.3), max(2.2, side * L) + 1.6)
+    panels = {"entropy, bits": attention.entropy}
+    title = "entropy of each head"
+    if not attention.distance.isnan().all():
+        panels["distance, tokens"] = attention.distance
+        title = "entropy and distance of each head"
 
-    for place, (name, values) in enumerate(shown.items()):
-        by_head(figure, figure.add_subplot(1, len(shown), place + 1), values, name)
+    side = min(0.62, 9 / max(layers, heads))
+    wide = max(3.6, side * heads + 1.6)
+    figure = canvas(max(6.4, wide * len(panels) + 0.3), max(2.2, side * layers) + 1.6)
+    for number, (name, values) in enumerate(panels.items(), start=1):
+        draw_by_head(figure, figure.add_subplot(1, len(panels), number), values, name)
 
-    how = "how widely and how far" if len(shown) == 2 else "how widely"
-    entitle(figure, f"{NAMES[attention.kind]}: {how} each head looks")
+    entitle(figure, f"{NAMES[attention.kind]}: {title}")
 
     return figure
 
 
-def by_head(figure: Figure, axes: Axes, values: Float[Tensor, "L H"], name: str) -> None:
-    L, H = values.shape
-    most = max(float(values.max()), 1e-9)
-    image = axes.imshow(values.numpy(), cmap=BLUES, vmin=0, vmax=most, aspect="equal")
-    small = max(L, H) <= NUMBERED
-
-    for (layer, head), value in np.ndenumerate(values.numpy()) if small else ():
-        colour = "white" if value > 0.6 * most else INK
-        axes.text(head, layer, f"{value:.1f}", ha="center", va="center", fontsize=11, color=colour)
-
-    if not small:
+def draw_by_head(figure: Figure, axes: Axes, values: Float[Tensor, "L H"], name: str) -> None:
+    """A heat map with numbers, or with a colour bar where they have no room."""
+    layers, heads = values.shape
+    largest = max(float(values.max()), 1e-9)
+    image = axes.imshow(values.numpy(), cmap=BLUES, vmin=0, vmax=largest, aspect="equal")
+    if max(layers, heads) <= NUMBERED:
+        write_values(axes, values.numpy(), largest)
+    else:
         bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=30)
         bar.outline.set_visible(False)
 
-    every = 1 if max(L, H) <= 2 * NUMBERED else 4
-    axes.set_xticks(range(0, H, every))
-    axes.set_yticks(range(0, L, every))
-    bare(axes)
+    every = 1 if max(layers, heads) <= 2 * NUMBERED else 4
+    axes.set_xticks(range(0, heads, every))
+    axes.set_yticks(range(0, layers, every))
+    hide_frame(axes)
     axes.tick_params(labelsize=12, labelcolor=INK)
     axes.set_xlabel("head", fontsize=13)
     axes.set_ylabel("layer", fontsize=13)
     axes.set_title(name, fontsize=14, loc="left")
 
 
-# What would be said
-
-
-def draw_next(look: Look) -> Figure:
-    """Each token with what is likeliest after it, or, of a BERT, in its place."""
-    if look.next is None:
-        raise ValueError("next: this model says no words")
-
-    tokens = labels(look.reading.text)
-    first = max(0, len(tokens) - PLACES)
-    shown, guessed = tokens[first:], look.next[first:]
-    figure = canvas(10.5, max(2.6, 0.42 * len(shown) + 1.4))
-    axes = figure.add_subplot()
-    places = range(len(shown))
-    axes.barh(
-        places, [guesses[0].probability for guesses in guessed], color=COLOURS[5], height=0.66
-    )
-
-    for place, (best, *others) in zip(places, guessed, strict=True):
-        start = axes.annotate(
-            f"{label(best.text, 16)} {best.probability:.0%}", (best.probability, place), xytext=(7, 0),
-            textcoords="offset points", va="center", fontsize=14, color=INK, fontweight="bold",
-        )  # fmt: skip
-        others = [each for each in others[: GUESSES - 1] if each.probability >= 0.01]
-        rest = ",  ".join(f"{label(each.text, 10)} {each.probability:.0%}" for each in others)
-        axes.annotate(
-            rest, (1, 0.5), xycoords=start, xytext=(12, 0), textcoords="offset points", va="center", fontsize=12,
-            color=PALE, annotation_clip=False,
-        )  # fmt: skip
-
-    axes.set_yticks(places, shown, fontsize=14, color=INK)
-    axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_xlim(0, 2)  # to the right of the bars stands what they mean
-    axes.set_xticks([])
-    bare(axes)
-    of = f", the last {PLACES} of {len(tokens):,} tokens" if first else ""
-    axes.set_title(label(look.model, 60) + of, fontsize=12, color=PALE, loc="left")
-    entitle(figure, question(look))
-
-    return figure
-
-
-def draw_lens(look: Look) -> Figure:
-    """Tokens to the right, layers upwards; in each cell the likeliest token, the darker the surer."""
-    if look.lens is None:
-        raise ValueError("lens: it was not computed; this model says no words, or the text is long")
-
-    tokens, depth = labels(look.reading.text), len(look.lens)
-    sure = np.array(
-        [[guesses[0].probability for guesses in layer] for layer in look.lens]
-    )  # (L + 1, T)
-    small = len(tokens) <= LENS_PLACES
-    wide = min(1.05, 20 / len(tokens)) if small else 12 / len(tokens)
-    high = 0.34 if depth <= 16 else 0.26
-    figure = canvas(max(6.4, wide * len(tokens) + 1.9), high * depth + 2.0)
-    axes = figure.add_subplot()
-    image = axes.imshow(sure, cmap=BLUES, vmin=0, vmax=1, aspect="auto", origin="lower")
-    font = min(12.0, high * LENS_LETTERS)
-    letters = max(2, int(wide * 72 / (0.6 * font)))
-
-    for (layer, place), probability in np.ndenumerate(sure) if small else ():
-        colour = "white" if probability > 0.55 else INK
-        text = label(look.lens[layer][place][0].text, letters)
-        axes.text(place, layer, text, ha="center", va="center", fontsize=font, color=colour)
-
-    every = max(1, -(-len(tokens) // 48))
-    names = [label(token, 12) for token in tokens]
-    turned = max(map(len, names)) > letters or not small
-    axes.set_xticks(
-        range(0, len(tokens), every), names[::every], fontsize=13 if small else 8, color=INK
-    )
-
-    for name in axes.get_xticklabels() if turned else ():
-        name.set(rotation=45, ha="right", va="top", rotation_mode="anchor")
-
-    steps = max(1, -(-depth // 32))
-    axes.set_yticks(
-        range(0, depth, steps),
-        layer_names(depth)[::steps],
-        fontsize=12 if depth <= 16 else 10,
-        color=INK,
-    )
-
-    bare(axes)
-    axes.set_title(label(look.model, 60), fontsize=12, color=PALE, loc="left")
-    bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, pad=0.02)
-    bar.set_label("probability", fontsize=12)
-    bar.ax.tick_params(labelsize=11, length=0)
-    bar.outline.set_visible(False)
-    entitle(figure, "The prediction after every layer")
-
-    return figure
+def write_values(axes: Axes, values: Float[np.ndarray, "L H"], largest: float) -> None:
+    for (layer, head), value in np.ndenumerate(values):
+        colour = "white" if value > 0.6 * largest else INK
+        axes.text(head, layer, f"{value:.1f}", ha="center", va="center", fontsize=11, color=colour)
 
 
 # Norms
 
 
-def draw_norms(look: Look) -> Figure:
-    """By layer: the median over the text as a line, and from the least to the most as a band."""
+def draw_norms(look: LookData) -> Figure:
+    """Norms by layer: the median over the positions as a line, minimum to maximum as a band."""
     if look.norms is None:
         raise ValueError(
             "norms: they were not computed; an RNN has no residual stream, or the text is long"
         )
 
-    found = {"residual stream": look.norms.residual, "gradient of the loss": look.norms.gradient}
-    panels = {name: layers for name, layers in found.items() if layers is not None}
+    panels: dict[str, Sequence[Float[Tensor, "T"]]] = {"residual stream": look.norms.residual}
+    if look.norms.gradient is not None:
+        panels["gradient of the loss"] = look.norms.gradient
+
+    return norms_figure(panels, f"Norms by layer: {label(look.model, 40)}")
+
+
+def norms_figure(panels: Mapping[str, Sequence[Float[Tensor, "T"]]], title: str) -> Figure:
     figure = canvas(max(6.8, 5.6 * len(panels)), 4.6)
+    for index, (name, layers) in enumerate(panels.items()):
+        axes = figure.add_subplot(1, len(panels), index + 1)
+        draw_norm_panel(axes, layers, COLOURS[index])
+        axes.set_title(name, fontsize=14, loc="left")
 
-    for place, (name, layers) in enumerate(panels.items()):
-        norm_panel(figure.add_subplot(1, len(panels), place + 1), layers, name, COLOURS[place])
-
-    entitle(figure, f"Norms by layer: {label(look.model, 40)}")
+    entitle(figure, title)
 
     return figure
 
 
-def norm_panel(axes: Axes, layers: Sequence[Float[Tensor, "T"]], name: str, colour: str) -> None:
+def draw_norm_panel(axes: Axes, layers: Sequence[Float[Tensor, "T"]], colour: str) -> None:
     values = np.stack([layer.numpy() for layer in layers])  # (L + 1, T)
-    x, names = range(len(values)), layer_names(len(values))
-    low, middle, high = np.nanmin(values, 1), np.nanmedian(values, 1), np.nanmax(values, 1)
-    axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0, label="least to most")
-    axes.plot(
-        x, middle, color=colour, linewidth=3, marker="o", markersize=6, label="median of the text"
+    x = range(len(values))
+    low = np.nanmin(values, 1)
+    median = np.nanmedian(values, 1)
+    high = np.nanmax(values, 1)
+    axes.fill_between(
+        x, low, high, color=colour, alpha=0.18, linewidth=0, label="minimum to maximum"
     )
+    axes.plot(x, median, color=colour, linewidth=3, marker="o", markersize=6, label="median")
     if low.min() > 0 and high.max() > LOGARITHMIC * low.min():
         axes.set_yscale("log")
 
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axes.tick_params(labelsize=12)
     every = -(-len(values) // NORM_NAMES)
-    axes.set_xticks(x[::every], names[::every])
+    axes.set_xticks(x[::every], layer_names(len(values))[::every])
+    if len(values) > FLAT_NAMES:
+        for tick in axes.get_xticklabels():
+            tick.set(rotation=45, ha="right", va="top", rotation_mode="anchor")
 
-    for tick in axes.get_xticklabels() if len(values) > FLAT_NAMES else ():
-        tick.set(rotation=45, ha="right", va="top", rotation_mode="anchor")
-
-    axes.set_title(name, fontsize=14, loc="left")
     axes.legend(fontsize=12, loc="best")

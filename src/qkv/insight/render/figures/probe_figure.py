@@ -1,6 +1,4 @@
-"""What probes found, layer by layer: lines with their intervals, in one panel or several side by
-side.
-"""
+"""Probe scores by layer: lines with confidence intervals in panels, and a table."""
 
 from __future__ import annotations
 
@@ -19,12 +17,16 @@ from qkv.insight.render.figures.figure_style import COLOURS, PALE, ROUND, check_
 from qkv.tables import Table
 
 SHORT: dict[Way, str] = {"model": "model", "random model": "random", "shuffled labels": "shuffled"}
-"""Above the columns of a table: no word is wider than its numbers."""
+"""Column headers that are no wider than their numbers."""
 WAYS: dict[Way, str] = {"model": COLOURS[0], "random model": COLOURS[1], "shuffled labels": PALE}
+BASELINES: dict[Measure, str] = {"accuracy": "majority class", "distance": "always the median"}
 MARKERS = "osD^vPX"
+TICKS = 16  # numbered layers that have a tick, at most
 
 
 class Line(NamedTuple):
+    """A line of a panel: scores by layer."""
+
     name: str
     scores: Sequence[Scored]
     """By layer."""
@@ -33,40 +35,58 @@ class Line(NamedTuple):
 
 
 class Panel(NamedTuple):
+    """Lines over the same layers and the same measure."""
+
     title: str
     lines: Sequence[Line]
     levels: Mapping[str, float]
-    """Dotted lines across, by name: what one gets who knows nothing."""
+    """Baselines by name, drawn as dotted horizontal lines."""
     measure: Measure
 
 
-def draw_probed(found: Probed, path: Path) -> Path:
-    """A .png, .svg or .pdf file: layers to the right, the score upwards, a panel for each measure."""
-    panels = []
-    for measure in found.measures:
-        lines = [
-            Line(way, found.of(way, measure), colour, way != "model")
-            for way, colour in WAYS.items()
-        ]
-        name = {"accuracy": "largest class", "distance": "always the middle"}[measure]
-        own = [line for line in lines if line.scores]
-        levels = {name: found.baseline[measure]} if measure in found.baseline else {}
-        panels.append(Panel("", own, levels, measure))
+def draw_probed(probed: Probed, path: Path) -> Path:
+    """Draw probe scores by layer to a .png, .svg or .pdf file, with a panel for each measure."""
+    panels = [probed_panel(probed, measure) for measure in probed.measures]
+    hidden = probed.facts.get("hidden", 0)
+    probe = "linear"
+    if hidden:
+        probe = f"one hidden layer of {hidden:,}"
 
-    best, hidden = found.best, found.facts.get("hidden", 0)
-    kind = f"one hidden layer of {hidden:,}" if hidden else "linear"
-    below = f"{named(best.layer)}, the best on the validation part: {shown(best)}; probe: {kind}; band: 95%"
+    best = probed.best
+    below = (
+        f"{layer_name(best.layer)}, the best on the validation split: {shown(best)}; "
+        f"probe: {probe}; band: 95% interval"
+    )
 
     return draw_panels(
-        panels, path, f"{found.model}: what each layer knows of {found.target}", below
+        panels, path, f"{probed.model}: probing each layer for {probed.target}", below
     )
 
 
+def probed_panel(probed: Probed, measure: Measure) -> Panel:
+    """The model and its controls for one measure, with the majority-class baseline."""
+    lines = []
+    for way, colour in WAYS.items():
+        scores = probed.of(way, measure)
+        if scores:
+            lines.append(Line(way, scores, colour, way != "model"))
+
+    levels = {}
+    if measure in probed.baseline:
+        levels[BASELINES[measure]] = probed.baseline[measure]
+
+    return Panel("", lines, levels, measure)
+
+
 def title_of(measure: Measure) -> str:
-    return "accuracy, %" if measure == "accuracy" else "mean absolute distance"
+    if measure == "accuracy":
+        return "accuracy, %"
+
+    return "mean absolute distance"
 
 
 def draw_panels(panels: Sequence[Panel], path: Path, title: str, below: str) -> Path:
+    """Draw panels side by side to a .png, .svg or .pdf file."""
     check_ending(path, "path")
     if not any(panel.lines for panel in panels):
         raise ValueError("panels: expected one line or more to draw")
@@ -79,15 +99,13 @@ def draw(panels: Sequence[Panel], title: str, below: str) -> Figure:
         figsize=(2.6 + 6.2 * len(panels), 5.6),
         layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1),
     )
-    axes = figure.subplots(
-        1, len(panels), squeeze=False, sharey=len({panel.measure for panel in panels}) == 1
-    )[0]
-    for one, panel in zip(axes, panels, strict=True):
-        draw_panel(one, panel)
+    measures = {panel.measure for panel in panels}
+    row = figure.subplots(1, len(panels), squeeze=False, sharey=len(measures) == 1)[0]
+    for axes, panel in zip(row, panels, strict=True):
+        draw_panel(axes, panel)
 
-    figure.legend(
-        *axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=6, fontsize=10
-    )
+    handles, labels = row[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", ncols=6, fontsize=10)
     figure.suptitle(f"{title}\n\n", fontsize=16, fontweight="bold", x=0.01, ha="left")
     figure.text(0.012, 0.895, below, fontsize=11, color=PALE)
 
@@ -95,34 +113,16 @@ def draw(panels: Sequence[Panel], title: str, below: str) -> Figure:
 
 
 def draw_panel(axes: Axes, panel: Panel) -> None:
+    """Layers on the x axis, the score on the y axis."""
     factor = 100 if panel.measure == "accuracy" else 1
-    layers = list(dict.fromkeys(score.layer for line in panel.lines for score in line.scores))
-    for line, marker in zip(panel.lines, MARKERS * len(panel.lines), strict=False):
-        x = [layers.index(score.layer) for score in line.scores]
-        low, high = ([factor * (each.mean if end is None else end) for each, end in zip(line.scores, ends, strict=True)]
-            for ends in ([each.low for each in line.scores], [each.high for each in line.scores]))  # fmt: skip
-        axes.fill_between(x, low, high, color=line.colour, alpha=0.15, linewidth=0)
-        axes.plot(
-            x, [factor * each.mean for each in line.scores], color=line.colour, label=line.name, marker=marker,
-            markersize=5, markeredgecolor="white", linewidth=1.8, linestyle="--" if line.dashed else "-",
-        )  # fmt: skip
+    layers = panel_layers(panel)
+    for number, line in enumerate(panel.lines):
+        draw_line(axes, line, layers, factor, MARKERS[number % len(MARKERS)])
 
     for name, level in panel.levels.items():
-        axes.axhline(factor * level, color=PALE, linewidth=1, linestyle=":", zorder=1)
-        axes.annotate(  # outside, where no line runs
-            name.replace(" ", "\n", 1), (1.01, factor * level), xycoords=("axes fraction", "data"), ha="left",
-            va="center", fontsize=9, color=PALE, annotation_clip=False,
-        )  # fmt: skip
+        draw_level(axes, name, factor * level)
 
-    blocks = [place for place, layer in enumerate(layers) if layer.isdigit()]
-    blocks = blocks[:: max(1, -(-len(blocks) // 16))]
-    ticks = sorted({*blocks, *(place for place, layer in enumerate(layers) if not layer.isdigit())})
-    axes.set_xticks(ticks, [layers[place] for place in ticks])
-
-    for tick in axes.get_xticklabels():  # words lean outwards, away from the numbers between them
-        if not tick.get_text().isdigit():
-            tick.set_horizontalalignment("left" if tick.get_text() == "norm" else "right")
-
+    tick_layers(axes, layers)
     axes.set_xlabel("layer")
     axes.set_ylabel(title_of(panel.measure))
     axes.set_title(panel.title, fontsize=12, loc="left")
@@ -131,54 +131,149 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
     axes.grid(axis="x", visible=False)
 
 
+def panel_layers(panel: Panel) -> list[str]:
+    """The layers of all lines, in the order in which they first occur."""
+    layers: dict[str, None] = {}
+    for line in panel.lines:
+        for score in line.scores:
+            layers[score.layer] = None
+
+    return list(layers)
+
+
+def draw_line(axes: Axes, line: Line, layers: list[str], factor: float, marker: str) -> None:
+    """A line over the layers, with its interval as a band."""
+    x = []
+    means = []
+    lows = []
+    highs = []
+    for score in line.scores:
+        low, high = interval(score)
+        x.append(layers.index(score.layer))
+        means.append(factor * score.mean)
+        lows.append(factor * low)
+        highs.append(factor * high)
+
+    axes.fill_between(x, lows, highs, color=line.colour, alpha=0.15, linewidth=0)
+    axes.plot(
+        x,
+        means,
+        color=line.colour,
+        label=line.name,
+        marker=marker,
+        markersize=5,
+        markeredgecolor="white",
+        linewidth=1.8,
+        linestyle="--" if line.dashed else "-",
+    )
+
+
+def interval(score: Scored) -> tuple[float, float]:
+    """The ends of a score's interval; the mean where it has none."""
+    low = score.low
+    high = score.high
+    if low is None:
+        low = score.mean
+    if high is None:
+        high = score.mean
+
+    return low, high
+
+
+def draw_level(axes: Axes, name: str, level: float) -> None:
+    """A dotted line across, named at its right end outside the panel, where no line runs."""
+    axes.axhline(level, color=PALE, linewidth=1, linestyle=":", zorder=1)
+    axes.annotate(
+        name.replace(" ", "\n", 1),
+        (1.01, level),
+        xycoords=("axes fraction", "data"),
+        ha="left",
+        va="center",
+        fontsize=9,
+        color=PALE,
+        annotation_clip=False,
+    )
+
+
+def tick_layers(axes: Axes, layers: Sequence[str]) -> None:
+    """Ticks for the embedding, the norm and as many numbered layers as there is room for."""
+    blocks = [index for index, layer in enumerate(layers) if layer.isdigit()]
+    shown_blocks = blocks[:: max(1, -(-len(blocks) // TICKS))]
+    ticks = []
+    for index, layer in enumerate(layers):
+        if index in shown_blocks or not layer.isdigit():
+            ticks.append(index)
+
+    axes.set_xticks(ticks, [layers[index] for index in ticks])
+
+    # Names are aligned outwards, away from the numbers between them.
+    for tick in axes.get_xticklabels():
+        if tick.get_text() == "norm":
+            tick.set_horizontalalignment("left")
+        elif not tick.get_text().isdigit():
+            tick.set_horizontalalignment("right")
+
+
 # In the terminal
 
 
-def probe_table(found: Probed) -> Table:
+def probe_table(probed: Probed) -> Table:
     """A row for each layer: the score and its interval, and the controls."""
-    made = Table(header_style="bold", caption_justify="left", caption=Text(told(found)))
-    made.add_column("layer", no_wrap=True)
-    columns = [
-        (way, measure) for measure in found.measures for way in WAYS if found.of(way, measure)
-    ]
+    table = Table(header_style="bold", caption_justify="left", caption=Text(caption(probed)))
+    table.add_column("layer", no_wrap=True)
 
-    for way, measure in columns:
-        made.add_column(f"{SHORT[way]}\n{measure}", justify="right")
+    columns = []
+    for measure in probed.measures:
+        for way in WAYS:
+            scores = probed.of(way, measure)
+            if scores:
+                table.add_column(f"{SHORT[way]}\n{measure}", justify="right")
+                columns.append({score.layer: shown(score) for score in scores})
 
-    by_layer = [
-        {score.layer: score for score in found.of(way, measure)} for way, measure in columns
-    ]
+    for layer in probed.layers:
+        cells = [Text(column.get(layer, "")) for column in columns]
+        style = "bold" if layer == probed.best.layer else ""
+        table.add_row(layer, *cells, style=style)
 
-    for layer in found.layers:
-        cells = [Text(shown(scores[layer])) if layer in scores else Text("") for scores in by_layer]
-        made.add_row(layer, *cells, style="bold" if layer == found.best.layer else "")
-
-    return made
+    return table
 
 
-def told(found: Probed) -> str:
-    said = ", ".join(
-        f"{number(value, measure)} ({title_of(measure)})"
-        for measure, value in found.baseline.items()
+def caption(probed: Probed) -> str:
+    """What is bold, what the brackets are, the majority-class baseline and the controls."""
+    baselines = []
+    for measure, value in probed.baseline.items():
+        baselines.append(f"{number(value, measure)} ({title_of(measure)})")
+
+    best = layer_name(probed.best.layer)
+    text = (
+        f"bold: {best}, the best on the validation split; all scores are of the test split\n"
+        f"[ ]: 95% intervals over the test texts; majority-class baseline: {', '.join(baselines)}"
     )
-    controls = [way for way in WAYS if way != "model" and found.of(way)]
-    return (
-        f"bold: {named(found.best.layer)}, the best on the validation part; all scores are of the test part\n"
-        f"[ ]: 95% intervals over the test's texts; who always says the same: {said}"
-        + (f"\ncontrols: {', '.join(controls)}" if controls else "")
-    )
+    controls = [way for way in WAYS if way != "model" and probed.of(way)]
+    if controls:
+        text += f"\ncontrols: {', '.join(controls)}"
+
+    return text
 
 
 def shown(score: Scored) -> str:
-    ends = "" if score.low is None or score.high is None else (
-        f" [{number(score.low, score.measure)}, {number(score.high, score.measure)}]"
-    )  # fmt: skip
-    return number(score.mean, score.measure) + ends
+    """A score with its interval, if it has one."""
+    mean = number(score.mean, score.measure)
+    if score.low is None or score.high is None:
+        return mean
+
+    return f"{mean} [{number(score.low, score.measure)}, {number(score.high, score.measure)}]"
 
 
 def number(value: float, measure: Measure) -> str:
-    return f"{100 * value:.1f}" if measure == "accuracy" else f"{value:.2f}"
+    if measure == "accuracy":
+        return f"{100 * value:.1f}"
+
+    return f"{value:.2f}"
 
 
-def named(layer: str) -> str:
-    return f"layer {layer}" if layer.isdigit() else layer
+def layer_name(layer: str) -> str:
+    if layer.isdigit():
+        return f"layer {layer}"
+
+    return layer

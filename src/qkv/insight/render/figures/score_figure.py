@@ -1,10 +1,10 @@
-"""Scores of several models in one picture, each with its interval."""
+"""Evaluation scores of several models in one figure, each with its confidence interval."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,150 +14,242 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from qkv.insight.render.figures.figure_style import COLOURS, INK, PALE, ROUND, check_ending, save
 
-MARKS = "osD^vP*X"
-ACROSS = 3  # panels beside each other
+MARKERS = "osD^vP*X"
+COLUMNS = 3  # panels side by side
 FEW = 6  # dots in a panel that have room for their numbers
+LOG_RATIO = 10  # scores further apart than this have a logarithmic axis
+Styles = Mapping[str, Mapping[str, Any]]
+"""Colour and marker of each model."""
 
 
-def plot(found: Mapping[str, Any], out: Path) -> Path:
-    """Draw what `qkv evaluate --out` writes: a panel for each score, a dot with its interval for
-    each model.
-    """
+class ModelScore(NamedTuple):
+    """One score of one model on one task with one number of examples in the prompt."""
+
+    model: str
+    shots: int
+    value: float
+    low: float
+    high: float
+    random_baseline: float | None
+    """The score of random guessing, where the task has one."""
+
+
+class ScorePanel(NamedTuple):
+    """All scores of one name on one task."""
+
+    task: str
+    name: str
+    percent: bool
+    higher_is_better: bool
+    rows: int
+    scores: list[ModelScore]
+
+
+def plot(results: Mapping[str, Any], out: Path) -> Path:
+    """Draw the results of `qkv evaluate --out`: a panel per score, a dot per model."""
     check_ending(out)
-    return save(lambda: draw(found["results"]), out)
+    return save(lambda: draw(results["results"]), out)
+
+
+# From the results to panels
+
+
+def score_panels(results: Sequence[Mapping[str, Any]]) -> list[ScorePanel]:
+    """One panel for each task and score name, in the order of the results."""
+    panels: dict[tuple[str, str], ScorePanel] = {}
+    for result in results:
+        for score in result["scores"]:
+            key = (result["task"], score["name"])
+            if key not in panels:
+                panels[key] = ScorePanel(
+                    task=result["task"],
+                    name=score["name"],
+                    percent=score["percent"],
+                    higher_is_better=score["higher_is_better"],
+                    rows=result["rows"],
+                    scores=[],
+                )
+
+            panels[key].scores.append(read_score(result, score, panels[key].percent))
+
+    return list(panels.values())
+
+
+def read_score(result: Mapping[str, Any], score: Mapping[str, Any], percent: bool) -> ModelScore:
+    """A score with its interval, in percent where its panel is; without one the value alone."""
+    factor = 100.0 if percent else 1.0
+    value = factor * score["value"]
+    low = value
+    high = value
+    baseline = result.get("chance")
+    if score["low"] is not None:
+        low = factor * score["low"]
+    if score["high"] is not None:
+        high = factor * score["high"]
+    if baseline is not None:
+        baseline *= factor
+
+    return ModelScore(result["model"], result["shots"], value, low, high, baseline)
+
+
+# Drawing
 
 
 def draw(results: Sequence[Mapping[str, Any]]) -> Figure:
-    models = list(dict.fromkeys(result["model"] for result in results))
-    panels: dict[tuple[str, str], list[tuple[Mapping[str, Any], Mapping[str, Any]]]] = {}
-    for result in results:
-        for score in result["scores"]:
-            panels.setdefault((result["task"], score["name"]), []).append((result, score))
-
-    columns = min(ACROSS, len(panels))
+    """A grid of panels with one legend below."""
+    panels = score_panels(results)
+    styles = model_styles(results)
+    columns = min(COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
-    size = (max(5.0, 3.6 * columns), 3.2 * rows + 0.9)
     figure = Figure(
-        figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1, wspace=0.04, hspace=0.06)
+        figsize=(max(5.0, 3.6 * columns), 3.2 * rows + 0.9),
+        layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1, wspace=0.04, hspace=0.06),
     )
-    looks: dict[str, dict[str, Any]] = {
-        model: {"color": COLOURS[place % len(COLOURS)], "marker": MARKS[place % len(MARKS)]}
-        for place, model in enumerate(models)
-    }
+    for number, panel in enumerate(panels, start=1):
+        draw_panel(figure.add_subplot(rows, columns, number), panel, styles)
 
-    for place, ((task, name), scored) in enumerate(panels.items()):
-        panel(figure.add_subplot(rows, columns, place + 1), task, name, scored, looks)
+    entries = []
+    for model, style in styles.items():
+        entries.append(Line2D([], [], linestyle="none", markersize=8, label=model, **style))
 
-    entries = [
-        Line2D([], [], linestyle="none", markersize=8, label=model, **look)
-        for model, look in looks.items()
-    ]
-    below = Line2D([], [], color=PALE, linewidth=1.6, label="95% interval")
+    entries.append(Line2D([], [], color=PALE, linewidth=1.6, label="95% interval"))
     figure.legend(
-        handles=[*entries, below],
-        loc="outside lower center",
-        ncols=min(4, len(entries) + 1),
-        frameon=False,
+        handles=entries, loc="outside lower center", ncols=min(4, len(entries)), frameon=False
     )
 
     return figure
 
 
-def panel(
-    axes: Axes,
-    task: str,
-    name: str,
-    scored: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
-    looks: Mapping[str, Mapping[str, Any]],
-) -> None:
-    """One score: to the right the number of examples, if there are several, and the models beside
-    each other.
-    """
-    shots = sorted({result["shots"] for result, _ in scored})
-    models = [model for model in looks if any(result["model"] == model for result, _ in scored)]
-    scale = 100.0 if scored[0][1]["percent"] else 1.0
+def model_styles(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """A colour and a marker for each model."""
+    styles: dict[str, dict[str, Any]] = {}
+    for result in results:
+        if result["model"] not in styles:
+            index = len(styles)
+            colour = COLOURS[index % len(COLOURS)]
+            styles[result["model"]] = {"color": colour, "marker": MARKERS[index % len(MARKERS)]}
 
+    return styles
+
+
+def draw_panel(axes: Axes, panel: ScorePanel, styles: Styles) -> None:
+    """One score: the number of examples on the x axis, and the models side by side."""
+    shots = sorted({score.shots for score in panel.scores})
+    by_model: dict[str, list[ModelScore]] = {}
+    for score in sorted(panel.scores, key=lambda score: score.shots):
+        by_model.setdefault(score.model, []).append(score)
+
+    models = sorted(by_model, key=list(styles).index)
+    numbered = len(panel.scores) <= FEW
     for number, model in enumerate(models):
         shift = 0.7 * ((number + 0.5) / len(models) - 0.5)
-        own = sorted(
-            ((r, s) for r, s in scored if r["model"] == model), key=lambda pair: pair[0]["shots"]
-        )
-        x = [shots.index(result["shots"]) + shift for result, _ in own]
-        y = [scale * score["value"] for _, score in own]
-        low, high = ([scale * end(score, each) for _, score in own] for each in ("low", "high"))
-        look = looks[model]
-        for at, bottom, top in zip(x, low, high, strict=True):
-            axes.plot(
-                [at, at],
-                [bottom, top],
-                color=look["color"],
-                linewidth=1.8,
-                alpha=0.75,
-                solid_capstyle="round",
-            )
+        x = [shots.index(score.shots) + shift for score in by_model[model]]
+        draw_model(axes, by_model[model], x, styles[model], numbered)
 
+    for score in panel.scores:
+        if score.random_baseline is not None:
+            draw_baseline(axes, score.random_baseline)
+            break
+
+    label_panel(axes, panel, shots)
+    scale_y_axis(axes, panel)
+
+
+def draw_model(
+    axes: Axes,
+    scores: Sequence[ModelScore],
+    x: Sequence[float],
+    style: Mapping[str, Any],
+    numbered: bool,
+) -> None:
+    """A model's dots, joined by a dotted line, each with its interval and perhaps its number."""
+    for at, score in zip(x, scores, strict=True):
         axes.plot(
-            x,
-            y,
-            linewidth=0.9,
-            linestyle=":",
-            markersize=8,
-            markeredgecolor="white",
-            zorder=3,
-            **look,
+            [at, at],
+            [score.low, score.high],
+            color=style["color"],
+            linewidth=1.8,
+            alpha=0.75,
+            solid_capstyle="round",
         )
-
-        for at, value in zip(x, y, strict=True) if len(scored) <= FEW else ():
+        if numbered:
             axes.annotate(
-                said(value),
-                (at, value),
+                formatted(score.value),
+                (at, score.value),
                 xytext=(8, 0),
                 textcoords="offset points",
                 fontsize=9,
                 va="center",
             )
 
-    chance = next(
-        (result["chance"] for result, _ in scored if result.get("chance") is not None), None
+    axes.plot(
+        x,
+        [score.value for score in scores],
+        linewidth=0.9,
+        linestyle=":",
+        markersize=8,
+        markeredgecolor="white",
+        zorder=3,
+        **style,
     )
-    if chance is not None:
-        axes.axhline(scale * chance, color=PALE, linewidth=1, linestyle="--", zorder=1)
-        axes.annotate(
-            "guessing", (0.01, scale * chance), xycoords=("axes fraction", "data"), va="bottom", fontsize=9, color=PALE,
-        )  # fmt: skip
 
-    axes.set_title(task, fontsize=12, fontweight="bold", loc="left", color=INK)
-    better = "" if scored[0][1]["higher_is_better"] else " (lower is better)"
-    axes.set_ylabel(f"{name}{', %' if scale > 1 else ''}{better}")
+
+def draw_baseline(axes: Axes, value: float) -> None:
+    axes.axhline(value, color=PALE, linewidth=1, linestyle="--", zorder=1)
+    axes.annotate(
+        "random guessing",
+        (0.01, value),
+        xycoords=("axes fraction", "data"),
+        va="bottom",
+        fontsize=9,
+        color=PALE,
+    )
+
+
+def label_panel(axes: Axes, panel: ScorePanel, shots: Sequence[int]) -> None:
+    """Title, axis labels and ticks of a panel."""
+    label = panel.name
+    if panel.percent:
+        label += ", %"
+    if not panel.higher_is_better:
+        label += " (lower is better)"
+
+    ticks = list(map(str, shots))
+    below = "examples in the prompt"
+    if len(shots) == 1:
+        ticks = [""]
+        below = "1 row" if panel.rows == 1 else f"{panel.rows:,} rows"
+
+    axes.set_title(panel.task, fontsize=12, fontweight="bold", loc="left", color=INK)
+    axes.set_ylabel(label)
+    axes.set_xlabel(below)
     axes.set_xlim(-0.6, len(shots) - 0.4)
-    axes.set_xticks(range(len(shots)), [str(each) for each in shots] if len(shots) > 1 else [""])
-    rows = scored[0][0]["rows"]
-    one = "1 row" if rows == 1 else f"{rows:,} rows"
-    axes.set_xlabel("examples before the question" if len(shots) > 1 else one)
+    axes.set_xticks(range(len(shots)), ticks)
     axes.grid(axis="x", visible=False)
     axes.margins(y=0.12)
-    lows, highs = ([end(score, each) for _, score in scored] for each in ("low", "high"))
-    unbounded = not scored[0][1][
-        "higher_is_better"
-    ]  # perplexity and bits; accuracy, BLEU and chrF end at 100
-    if unbounded and min(lows) > 0 and max(highs) > 10 * min(lows):
-        axes.set_yscale("log")  # one of them is off by far; the others would lie flat
+
+
+def scale_y_axis(axes: Axes, panel: ScorePanel) -> None:
+    """A logarithmic axis where one of several perplexities would flatten the others.
+
+    Accuracy, BLEU and chrF end at 100 and always have a linear axis.
+    """
+    lowest = min(score.low for score in panel.scores)
+    highest = max(score.high for score in panel.scores)
+    unbounded = not panel.higher_is_better
+    if unbounded and lowest > 0 and highest > LOG_RATIO * lowest:
+        axes.set_yscale("log")
     else:
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=ROUND))
 
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def end(score: Mapping[str, Any], name: str) -> float:
-    """Of the interval; without one it is the dot alone."""
-    return float(score["value"] if score[name] is None else score[name])
+def formatted(value: float) -> str:
+    """A score with three digits or so."""
+    if value >= 1e5:
+        return f"{value:.2g}"
+    if value >= 1000:
+        return f"{value:,.0f}"
 
-
-def said(value: float) -> str:
-    return (
-        f"{value:.2g}"
-        if value >= 1e5
-        else f"{value:,.0f}"
-        if value >= 1000
-        else f"{value:#.3g}".rstrip(".")
-    )
+    return f"{value:#.3g}".rstrip(".")

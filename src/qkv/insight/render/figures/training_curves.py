@@ -1,6 +1,4 @@
-"""The curves of one or many runs in one picture: losses, learning rate, gradient norm, and what
-went wrong when.
-"""
+"""Training curves of one or several runs in one figure: losses, learning rate, gradient norm."""
 
 from __future__ import annotations
 
@@ -15,6 +13,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from qkv.insight.render.figures.curve_smoothing import smoothed, thinned
 from qkv.insight.render.figures.figure_style import COLOURS, INK, PALE, ROUND, head, save
 from qkv.insight.render.figures.run_metrics import (
     Horizontal,
@@ -27,9 +26,20 @@ from qkv.insight.render.figures.run_metrics import (
 )
 from qkv.training.logging.metrics import NAME
 
-DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))  # one for each time the colours are used up
-BUCKETS = 2000  # no picture has more columns to show
+DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))  # the next one when all colours are in use
 PANELS = {"learning_rate": "learning rate", "gradient_norm": "gradient norm"}
+LineStyle = Mapping[str, Any]
+# The field of RunCurves, the label and the style of each kind of line and mark.
+LEGEND: tuple[tuple[str, str, LineStyle], ...] = (
+    ("x", "training", {}),
+    (
+        "validation",
+        "validation",
+        {"marker": "o", "markersize": 6.5, "markeredgecolor": "white", "linewidth": 1.3},
+    ),
+    ("skipped", "step skipped", {"marker": "x", "linestyle": "none", "markeredgewidth": 1.8}),
+    ("rewound", "went back to a checkpoint", {"marker": "<", "linestyle": ":", "linewidth": 1}),
+)
 
 
 def plot(
@@ -39,11 +49,20 @@ def plot(
     x: Horizontal = "step",
     smooth: float = 0.02,
 ) -> Path:
-    """Draw runs, also those still in progress, and return the picture's path.
+    """Draw the curves of runs, also those in progress, and return the figure's path.
 
-    `smooth` is the part of a run over which its loss is averaged, around each step. The picture
-    goes to RUN/curves.png, of several runs to curves.png here, unless `out` names a .png, .svg or
-    .pdf file or a folder.
+    Args:
+        runs: The folders of the runs.
+        out: A .png, .svg or .pdf file, or a folder. By default RUN/curves.png, or curves.png in
+            the working directory for several runs.
+        x: What the x axis shows.
+        smooth: The fraction of a run over which its loss is averaged around each step.
+
+    Returns:
+        The path of the figure.
+
+    Raises:
+        ValueError: If a folder is not a run, or a setting is out of range.
     """
     if not runs:
         raise ValueError("runs: expected the folder of one run or more")
@@ -52,25 +71,41 @@ def plot(
     if x not in ("step", "tokens", "seconds"):
         raise ValueError(f"x: expected step, tokens or seconds, not {x!r}")
 
-    folders = [folder_of(each) for run in runs for each in with_seeds(Path(run))]
-    folders = list({folder.resolve(): folder for folder in folders}.values())
-    out = place_of(out, folders)
-    read = [read_run(folder, name, x) for folder, name in zip(folders, names(folders), strict=True)]
+    folders = run_folders(runs)
+    out = figure_path(out, folders)
+    curves = []
+    for folder, name in zip(folders, names(folders), strict=True):
+        curves.append(read_run(folder, name, x))
 
-    return save(lambda: draw(read, x, smooth), out)
+    return save(lambda: draw(curves, x, smooth), out)
+
+
+def run_folders(runs: Sequence[Path | str]) -> list[Path]:
+    """The folders of the runs without repetitions, with those of several seeds expanded."""
+    folders: dict[Path, Path] = {}
+    for run in runs:
+        for path in with_seeds(Path(run)):
+            folder = folder_of(path)
+            folders[folder.resolve()] = folder
+
+    return list(folders.values())
 
 
 def with_seeds(run: Path) -> list[Path]:
-    """A run; or those of its seeds, where `qkv finetune --seeds` made several."""
-    seeds = (
-        [] if (run / NAME).exists() else sorted(each.parent for each in run.glob(f"seed-*/{NAME}"))
-    )
-    return seeds or [run]
+    """The run itself, or the runs of its seeds after `qkv finetune --seeds`."""
+    if (run / NAME).exists():
+        return [run]
+
+    metrics = sorted(run.glob(f"seed-*/{NAME}"))
+    return [path.parent for path in metrics] or [run]
 
 
-def place_of(out: Path | str | None, folders: Sequence[Path]) -> Path:
+def figure_path(out: Path | str | None, folders: Sequence[Path]) -> Path:
+    """The path of the figure: `out`, a file in the folder `out`, or the default."""
+    if out is None and len(folders) == 1:
+        return folders[0] / "curves.png"
     if out is None:
-        return (folders[0] if len(folders) == 1 else Path()) / "curves.png"
+        return Path("curves.png")
 
     out = Path(out)
     if out.is_dir():
@@ -83,263 +118,255 @@ def place_of(out: Path | str | None, folders: Sequence[Path]) -> Path:
     return out
 
 
-def smoothed(values: Numbers, part: float) -> Numbers:
-    """Averaged around each place with weights that fall to both sides. What is not finite does not
-    count.
-    """
-    half = round(part * len(values) / 2)
-    for _ in range(2 if half else 0):  # a mean of means weighs the middle most
-        values = moving_mean(values, half)
-
-    return values
-
-
-def moving_mean(values: Numbers, half: int) -> Numbers:
-    finite = (
-        np.abs(values) < 1e9
-    )  # and what is finite but so large that the running sum forgets all else
-    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(finite)])
-    place = np.arange(len(values))
-    reach = np.minimum(half, place)  # a loss falls fast at first: never further ahead than back
-    begin, end = place - reach, np.minimum(place + reach + 1, len(values))
-    count = counts[end] - counts[begin]
-
-    return np.where(count > 0, (sums[end] - sums[begin]) / np.maximum(count, 1), np.nan)
-
-
-def thinned(x: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
-    """Of a long run the lowest and the highest of each stretch: the same picture from fewer points."""
-    if len(values) <= 2 * BUCKETS:
-        return x, values
-
-    kept: list[int] = []
-
-    for part in np.array_split(np.arange(len(values)), BUCKETS):
-        finite = part[np.isfinite(values[part])]
-        if len(finite):
-            kept += sorted(
-                {int(finite[values[finite].argmin()]), int(finite[values[finite].argmax()])}
-            )
-
-    return x[kept], values[kept]
-
-
-# From numbers to a picture
+# Drawing
 
 
 def draw(runs: Sequence[RunCurves], x: Horizontal, smooth: float) -> Figure:
-    panels = [kind for kind in PANELS if any(np.isfinite(run.columns[kind]).any() for run in runs)]
-    panels += dict.fromkeys(run.metric for run in runs if run.metric is not None)
-    figure = Figure(
-        figsize=(10, 6.6 if panels else 5), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
-    )
-    grid = figure.add_gridspec(
-        2 if panels else 1, max(len(panels), 1), height_ratios=[3, 1] if panels else [1]
-    )
-    main = figure.add_subplot(grid[0, :])
+    """Losses in a large panel; learning rate, gradient norm and metrics in small ones below."""
+    kinds = panel_kinds(runs)
+    size = (10.0, 5.0)
+    heights = [1]
+    if kinds:
+        size = (10.0, 6.6)
+        heights = [3, 1]
+
+    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
+    grid = figure.add_gridspec(len(heights), max(len(kinds), 1), height_ratios=heights)
     scale, label = unit(runs, x)
-    looks: list[dict[str, Any]] = [
-        {
-            "color": COLOURS[place % len(COLOURS)],
-            "linestyle": DASHES[place // len(COLOURS) % len(DASHES)],
-        }
-        for place in range(len(runs))
-    ]
+    styles = line_styles(len(runs))
 
-    for run, look in zip(runs, looks, strict=True):
-        trace(main, run.x / scale, run.columns["loss"], smooth, look)
-        main.plot(
-            run.validation_x / scale, run.validation, **look, linewidth=1.3, marker="o", markersize=6.5,
-            markeredgecolor="white", markeredgewidth=1.0, zorder=4,
-        )  # fmt: skip
-        mark(main, run, scale, look["color"])
+    main = figure.add_subplot(grid[0, :])
+    draw_losses(main, runs, styles, scale, smooth)
+    for index, kind in enumerate(kinds):
+        panel = figure.add_subplot(grid[1, index])
+        draw_small_panel(panel, kind, runs, styles, scale, smooth)
 
-    fit(main, [run.columns["loss"] for run in runs] + [run.validation for run in runs])
-    show_all(main, [run.validation for run in runs])
-    main.set_ylabel("loss")
-    legend(main, runs, looks)
-
-    for place, kind in enumerate(panels):
-        panel = figure.add_subplot(grid[1, place])
-        for run, look in zip(runs, looks, strict=True):
-            if kind == run.metric:
-                panel.plot(
-                    run.validation_x / scale,
-                    run.metrics,
-                    **look,
-                    linewidth=1.3,
-                    marker="o",
-                    markersize=4,
-                )
-            elif kind in PANELS:
-                blur = smooth if kind == "gradient_norm" else 0
-                trace(
-                    panel,
-                    run.x / scale,
-                    run.columns[kind],
-                    blur,
-                    look,
-                    width=1.5,
-                    faint=len(runs) == 1,
-                )
-
-        if kind in PANELS:
-            fit(panel, [run.columns[kind] for run in runs], zero=True)
-
-        panel.set_title(
-            PANELS.get(kind, kind.replace("_", " ")), fontsize=11, loc="left", color=INK
-        )
-        panel.yaxis.set_major_locator(MaxNLocator(4, steps=ROUND))
-        panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        panel.tick_params(labelsize=9)
-
-    right = (
-        max(float(np.nanmax(np.concatenate([run.x, run.validation_x]))) for run in runs) / scale
-        or 1.0
-    )
-
-    for axes, ticks in zip(
-        figure.axes, (8, *[5 if len(panels) < 3 else 4] * len(panels)), strict=True
-    ):
-        axes.set_xlim(-0.01 * right, 1.02 * right)
-        axes.xaxis.set_major_locator(MaxNLocator(ticks, integer=x == "step", steps=ROUND))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-
+    share_x_axis(figure, runs, scale, integer=x == "step")
     main.set_xlabel(label)
-    told(main, runs)
+    draw_title(main, runs)
 
     return figure
 
 
-def trace(
+def panel_kinds(runs: Sequence[RunCurves]) -> list[str]:
+    """The small panels that have something to show: columns of PANELS, then validation metrics."""
+    kinds = []
+    for kind in PANELS:
+        if len(finite_values(columns_of(runs, kind))):
+            kinds.append(kind)
+
+    for run in runs:
+        if run.metric is not None and run.metric not in kinds:
+            kinds.append(run.metric)
+
+    return kinds
+
+
+def line_styles(count: int) -> list[LineStyle]:
+    """A colour and a dash pattern for each run."""
+    styles: list[LineStyle] = []
+    for index in range(count):
+        dashes = DASHES[index // len(COLOURS) % len(DASHES)]
+        styles.append({"color": COLOURS[index % len(COLOURS)], "linestyle": dashes})
+
+    return styles
+
+
+def draw_losses(
+    axes: Axes, runs: Sequence[RunCurves], styles: Sequence[LineStyle], scale: float, smooth: float
+) -> None:
+    """Training and validation losses of all runs, with marks for skipped and rewound steps."""
+    for run, style in zip(runs, styles, strict=True):
+        draw_curve(axes, run.x / scale, run.columns["loss"], smooth, style)
+        axes.plot(
+            run.validation_x / scale,
+            run.validation,
+            **style,
+            linewidth=1.3,
+            marker="o",
+            markersize=6.5,
+            markeredgecolor="white",
+            markeredgewidth=1.0,
+            zorder=4,
+        )
+        mark_events(axes, run, scale, style["color"])
+
+    validation = [run.validation for run in runs]
+    fit_y_axis(axes, columns_of(runs, "loss") + validation)
+    extend_y_axis(axes, validation)
+    axes.set_ylabel("loss")
+    draw_legend(axes, runs, styles)
+
+
+def draw_small_panel(
+    axes: Axes,
+    kind: str,
+    runs: Sequence[RunCurves],
+    styles: Sequence[LineStyle],
+    scale: float,
+    smooth: float,
+) -> None:
+    """One column of PANELS along training, or one metric at each validation."""
+    for run, style in zip(runs, styles, strict=True):
+        if kind == run.metric:
+            x = run.validation_x / scale
+            axes.plot(x, run.metrics, **style, linewidth=1.3, marker="o", markersize=4)
+        elif kind in PANELS:
+            window = smooth * (kind == "gradient_norm")  # a learning rate is smooth already
+            x = run.x / scale
+            faint = len(runs) == 1
+            draw_curve(axes, x, run.columns[kind], window, style, width=1.5, faint=faint)
+
+    if kind in PANELS:
+        fit_y_axis(axes, columns_of(runs, kind), zero=True)
+
+    title = PANELS.get(kind, kind.replace("_", " "))
+    axes.set_title(title, fontsize=11, loc="left", color=INK)
+    axes.yaxis.set_major_locator(MaxNLocator(4, steps=ROUND))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.tick_params(labelsize=9)
+
+
+def share_x_axis(figure: Figure, runs: Sequence[RunCurves], scale: float, integer: bool) -> None:
+    """Give all panels the same range of x, and fewer ticks to the small ones."""
+    longest = 0.0
+    for run in runs:
+        longest = max(longest, float(np.nanmax(np.concatenate([run.x, run.validation_x]))))
+
+    right = longest / scale or 1.0
+    ticks = [8, 5, 5]
+    if len(figure.axes) > len(ticks):
+        ticks = [8] + [4] * (len(figure.axes) - 1)
+
+    for axes, count in zip(figure.axes, ticks, strict=False):
+        axes.set_xlim(-0.01 * right, 1.02 * right)
+        axes.xaxis.set_major_locator(MaxNLocator(count, integer=integer, steps=ROUND))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+
+
+def draw_curve(
     axes: Axes,
     x: Numbers,
     values: Numbers,
     smooth: float,
-    look: Mapping[str, Any],
+    style: LineStyle,
     width: float = 2.2,
     faint: bool = True,
 ) -> None:
-    """Each step faint, the mean around it strong; a curve of one point is a dot."""
+    """Draw the smoothed curve over a faint line of each step; a single point becomes a dot."""
     values = np.where(np.isfinite(values), values, np.nan)
+    colour = style["color"]
     if np.isfinite(values).sum() == 1:
-        axes.plot(x, values, color=look["color"], marker="D", markersize=5, linestyle="none")
+        axes.plot(x, values, color=colour, marker="D", markersize=5, linestyle="none")
         return
 
     if smooth and faint:
-        axes.plot(*thinned(x, values), color=look["color"], linewidth=0.8, alpha=0.28, zorder=2)
+        axes.plot(*thinned(x, values), color=colour, linewidth=0.8, alpha=0.28, zorder=2)
 
-    axes.plot(
-        *thinned(x, smoothed(values, smooth)),
-        **look,
-        linewidth=width,
-        zorder=3,
-        solid_capstyle="round",
-    )
+    mean = smoothed(values, smooth)
+    axes.plot(*thinned(x, mean), **style, linewidth=width, zorder=3, solid_capstyle="round")
 
 
-def mark(axes: Axes, run: RunCurves, scale: float, colour: str) -> None:
-    """At the foot of the picture, whatever the losses were."""
-    foot = axes.get_xaxis_transform()
-    for places, sign, height in ((run.skipped, "x", 0.03), (run.rewound, "<", 0.08)):
-        at = places / scale
-        look: dict[str, Any] = {
-            "color": colour,
-            "markersize": 7,
-            "markeredgewidth": 1.8,
-            "zorder": 5,
-        }
+def mark_events(axes: Axes, run: RunCurves, scale: float, colour: str) -> None:
+    """Mark skipped and rewound steps at the bottom of the panel, whatever the losses are."""
+    bottom = axes.get_xaxis_transform()
+    style: dict[str, Any] = {"color": colour, "markersize": 7, "markeredgewidth": 1.8, "zorder": 5}
+    for steps, marker, height in ((run.skipped, "x", 0.03), (run.rewound, "<", 0.08)):
+        axes.plot(steps / scale, np.full(len(steps), height), marker, transform=bottom, **style)
 
-        axes.plot(at, np.full(len(at), height), sign, transform=foot, **look)
-
-    for place in run.rewound / scale:
-        axes.axvline(place, color=colour, linewidth=1, linestyle=":", alpha=0.7, zorder=1)
+    for x in run.rewound / scale:
+        axes.axvline(x, color=colour, linewidth=1, linestyle=":", alpha=0.7, zorder=1)
 
 
-def fit(axes: Axes, curves: Sequence[Numbers], zero: bool = False) -> None:
-    """All of the curves but their few highest and lowest points, which would press the rest flat."""
+def columns_of(runs: Sequence[RunCurves], kind: str) -> list[Numbers]:
+    return [run.columns[kind] for run in runs]
+
+
+def finite_values(curves: Sequence[Numbers]) -> Numbers:
     values = np.concatenate(curves)
-    values = values[np.isfinite(values)]
+    return values[np.isfinite(values)]
+
+
+def fit_y_axis(axes: Axes, curves: Sequence[Numbers], zero: bool = False) -> None:
+    """Fit the y axis to the curves without their few extremes, which would flatten the rest."""
+    values = finite_values(curves)
     if len(values) == 0:
         return
 
-    low, high = (
-        float(each) for each in np.percentile(values, (0.2, 99), method="closest_observation")
-    )
-    low = 0.0 if zero else low
+    low, high = np.percentile(values, (0.2, 99), method="closest_observation").tolist()
+    if zero:
+        low = 0.0
+
     margin = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
-    axes.set_ylim(low if zero else low - margin, high + margin)
+    if not zero:
+        low -= margin
+
+    axes.set_ylim(low, high + margin)
 
 
-def show_all(axes: Axes, curves: Sequence[Numbers]) -> None:
-    """Every point of these is in the picture, too: of few, each one tells something."""
-    values = np.concatenate(curves)
-    values = values[np.isfinite(values)]
+def extend_y_axis(axes: Axes, curves: Sequence[Numbers]) -> None:
+    """Extend the y axis to all points of these curves unless that would flatten the rest."""
+    values = finite_values(curves)
+    if len(values) == 0:
+        return
+
     low, high = axes.get_ylim()
-    if len(values) and values.max() < high + 10 * (
-        high - low
-    ):  # but for what would press the rest flat
-        margin = 0.06 * (max(high, values.max()) - low)
-        axes.set_ylim(low, max(high, float(values.max()) + margin))
+    highest = float(values.max())
+    if highest < high + 10 * (high - low):
+        margin = 0.06 * (max(high, highest) - low)
+        axes.set_ylim(low, max(high, highest + margin))
 
 
-def legend(axes: Axes, runs: Sequence[RunCurves], looks: Sequence[Mapping[str, Any]]) -> None:
-    def entry(label: str, **look: Any) -> Line2D:
-        return Line2D([], [], **{"color": PALE, "linewidth": 2.2, **look, "label": label})
+def draw_legend(axes: Axes, runs: Sequence[RunCurves], styles: Sequence[LineStyle]) -> None:
+    """An entry for each of several runs, and one for each kind of line and mark."""
 
-    alone = len(runs) == 1
-    colour = looks[0]["color"] if alone else PALE
-    entries = (
-        []
-        if alone
-        else [entry(name_and_best(run), **look) for run, look in zip(runs, looks, strict=True)]
-    )
-    if any(len(run.x) for run in runs):
-        entries.append(entry("training", color=colour))
+    def entry(label: str, **style: Any) -> Line2D:
+        return Line2D([], [], **{"color": PALE, "linewidth": 2.2, **style, "label": label})
 
-    if any(len(run.validation) for run in runs):
-        dot: dict[str, Any] = {
-            "marker": "o",
-            "markersize": 6.5,
-            "markeredgecolor": "white",
-            "linewidth": 1.3,
-        }
+    entries = []
+    colour = styles[0]["color"]
+    if len(runs) > 1:
+        colour = PALE
+        for run, style in zip(runs, styles, strict=True):
+            entries.append(entry(name_and_best(run), **style))
 
-        entries.append(entry("validation", color=colour, **dot))
+    for field, label, style in LEGEND:
+        if any(len(getattr(run, field)) for run in runs):
+            entries.append(entry(label, color=colour, **style))
 
-    if any(len(run.skipped) for run in runs):
-        entries.append(
-            entry("step skipped", color=colour, marker="x", linestyle="none", markeredgewidth=1.8)
-        )
+    columns = 1
+    if len(entries) > 10:
+        columns = 2
 
-    if any(len(run.rewound) for run in runs):
-        entries.append(
-            entry("went back to a checkpoint", color=colour, marker="<", linestyle=":", linewidth=1)
-        )
-
-    axes.legend(handles=entries, loc="best", ncols=1 if len(entries) <= 10 else 2)
+    axes.legend(handles=entries, loc="best", ncols=columns)
 
 
 def name_and_best(run: RunCurves) -> str:
-    name = (
-        f"./{run.name}" if run.name.startswith("_") else run.name
-    )  # matplotlib hides names that begin with _
-    return name if run.best is None else f"{name}  (best {run.best[0]:.4g})"
+    name = run.name
+    if name.startswith("_"):  # matplotlib hides labels that begin with _
+        name = f"./{name}"
+    if run.best is None:
+        return name
+
+    return f"{name}  (best {run.best[0]:.4g})"
 
 
-def told(axes: Axes, runs: Sequence[RunCurves]) -> None:
+def draw_title(axes: Axes, runs: Sequence[RunCurves]) -> None:
     if len(runs) > 1:
-        title, below = f"{len(runs)} runs compared", "best: the lowest validation loss of each"
-    else:
-        title, below = runs[0].name, runs[0].told
-        if runs[0].best is not None:
-            below += f"; best validation loss {runs[0].best[0]:.4g} at step {runs[0].best[1]:,}"
+        head(axes, f"{len(runs)} runs compared", "best: the lowest validation loss of each run")
+        return
 
-    head(axes, title, below)
+    (run,) = runs
+    below = run.summary
+    if run.best is not None:
+        loss, step = run.best
+        below += f"; best validation loss {loss:.4g} at step {step:,}"
+
+    head(axes, run.name, below)
 
 
 def unit(runs: Sequence[RunCurves], x: Horizontal) -> tuple[float, str]:
+    """The divisor of x and the label of the x axis; long times are shown in hours or minutes."""
     if x != "seconds":
         return 1.0, x
 

@@ -14,14 +14,14 @@ function oklch(lightness, chroma, hue) {
     -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
     -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s,
   ];
-  return linear.map((each) => {
-    const light = Math.min(1, Math.max(0, each));
+  return linear.map((channel) => {
+    const light = Math.min(1, Math.max(0, channel));
     return Math.round(255 * (light <= 0.0031308 ? 12.92 * light : 1.055 * light ** (1 / 2.4) - 0.055));
   });
 }
 
-// No weight is the colour of paper, all weight is ink: in the dark the paper is dark and the ink is light.
-function made(dark) {
+// Weight 0 has the colour of the background, weight 1 that of text, in the light and in the dark theme.
+function ramp(dark) {
   return Array.from({ length: STEPS }, (_, step) => {
     const t = step / (STEPS - 1);
     const chroma = 0.006 + 0.105 * Math.sin(Math.PI * 0.84 * t);
@@ -29,19 +29,19 @@ function made(dark) {
   });
 }
 
-const RAMPS = { light: made(false), dark: made(true) };
+const RAMPS = { light: ramp(false), dark: ramp(true) };
 
-// Okabe and Ito's, which all eyes tell apart.
+// Okabe and Ito's palette, which colour-blind readers can tell apart.
 const HEADS = {
   light: ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"],
   dark: ["#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#F0E442", "#FFFFFF"],
 };
 
-/** From a weight to a place on the ramp. Faint ones are lost on a linear scale; those of a long text are all faint. */
+/** From a weight to a position on the ramp. A linear scale hides small weights, as those of a long text. */
 const SCALES = {
-  linear: { place: (weight) => weight, ticks: [0, 0.25, 0.5, 0.75, 1] },
-  root: { place: Math.sqrt, ticks: [0, 0.01, 0.05, 0.2, 0.5, 1] },
-  log: { place: (weight) => (weight > 1e-4 ? 1 + Math.log10(weight) / 4 : 0), ticks: [1e-4, 0.001, 0.01, 0.1, 1] },
+  linear: { rampPosition: (weight) => weight, ticks: [0, 0.25, 0.5, 0.75, 1] },
+  root: { rampPosition: Math.sqrt, ticks: [0, 0.01, 0.05, 0.2, 0.5, 1] },
+  log: { rampPosition: (weight) => (weight > 1e-4 ? 1 + Math.log10(weight) / 4 : 0), ticks: [1e-4, 0.001, 0.01, 0.1, 1] },
 };
 
 export class Colours {
@@ -50,18 +50,18 @@ export class Colours {
     this.scale = scale;
     this.ramp = RAMPS[theme];
     this.heads = HEADS[theme];
-    this.place = SCALES[scale].place;
-    this.ticks = SCALES[scale].ticks; // weights worth a number under the legend
+    this.rampPosition = SCALES[scale].rampPosition;
+    this.ticks = SCALES[scale].ticks; // weights with a number below the legend
     this.tables = new Map();
   }
 
-  /** The colour of each number that a code can write, as a pixel: for drawing many cells. */
+  /** The colour of each number of a code as a pixel, for drawing many cells. */
   table(code, most) {
     const key = `${code.name} ${most}`;
     if (!this.tables.has(key)) {
       const pixels = new Uint32Array(code.steps + 1);
       for (let number = 0; number <= code.steps; number++) {
-        const [red, green, blue] = this.at(this.place(Math.min(1, most * code.value(number))));
+        const [red, green, blue] = this.at(this.rampPosition(Math.min(1, most * code.value(number))));
         pixels[number] = (255 << 24) | (blue << 16) | (green << 8) | red;
       }
       this.tables.set(key, pixels);
@@ -73,14 +73,14 @@ export class Colours {
     return this.ramp[Math.round(Math.min(1, Math.max(0, t)) * (STEPS - 1))];
   }
 
-  /** Paints the background of a word or a cell for a weight, and keeps its text readable. */
+  /** Sets the background of an element for a weight, and keeps its text readable. */
   shade(element, weight) {
-    const t = weight === null ? 0 : this.place(Math.min(1, weight));
+    const t = weight === null ? 0 : this.rampPosition(Math.min(1, weight));
     element.style.backgroundColor = t < 0.004 ? "" : `rgb(${this.at(t)})`;
     element.style.color = t < 0.004 ? "" : this.ink(t);
   }
 
-  /** Of a text on the ramp: white or black, whichever is easier to read there. */
+  /** The colour of text at a position on the ramp: white or black, whichever is easier to read. */
   ink(t) {
     const white = this.theme === "light" ? t > 0.58 : t < 0.46;
     return white ? "#fff" : "#101216";

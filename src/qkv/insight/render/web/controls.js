@@ -1,4 +1,4 @@
-// The controls above the views: which view, which attention, layer and head, pieces or words, colours, theme.
+// The controls above the views: view, kind of attention, layer and head, tokens or words, colours, theme.
 
 import { choice, element } from "qkv/elements.js";
 
@@ -12,11 +12,11 @@ export class Controls {
     this.views = views.map(([view, title]) =>
       element("button", { type: "button", "data-view": view, onclick: () => page.choose(view) }, title),
     );
-    for (const button of this.views) this.lacking(button);
+    for (const button of this.views) this.explain(button);
     this.kinds =
       data.attention.length > 1
         ? choice(
-            "Attention of",
+            "Kind of attention",
             data.attention.map(({ kind }) => [kind, KINDS[kind] ?? kind]),
             (kind) => page.set({ kind }),
           )
@@ -26,7 +26,7 @@ export class Controls {
     this.words = choice(
       "Units",
       [
-        [false, "Pieces"],
+        [false, "Tokens"],
         [true, "Words"],
       ],
       (words) => page.set({ words }),
@@ -37,7 +37,7 @@ export class Controls {
       ...Object.entries(SCALES).map(([value, name]) => element("option", { value }, name)),
     );
     this.legend = element("div", { class: "legend", role: "img" });
-    this.theme = element("button", { type: "button", class: "tool", onclick: () => page.standing.turn(page) });
+    this.theme = element("button", { type: "button", class: "tool", onclick: () => page.host.switchTheme(page) });
     const help = element(
       "button",
       { type: "button", class: "tool", "aria-label": "Help", title: "Help (?)", onclick: () => page.help.show() },
@@ -52,7 +52,7 @@ export class Controls {
     );
     this.attention = element(
       "div",
-      { class: "controls", role: "group", "aria-label": "What is shown" },
+      { class: "controls", role: "group", "aria-label": "Attention" },
       ...(this.kinds ? [this.kinds.element] : []),
       this.layer.element,
       this.head.element,
@@ -68,7 +68,7 @@ export class Controls {
     this.renew();
   }
 
-  /** What there is to see may be other of another text. */
+  /** Another text may have other views. */
   renew() {
     const { data } = this.page.store;
     this.joinable = data.sides.some(({ words, tokens }) => words.length < tokens.length);
@@ -80,8 +80,8 @@ export class Controls {
     });
   }
 
-  /** A view that is not there says why while the mouse or the focus is on its name. */
-  lacking(button) {
+  /** Shows why a view is missing while its button has the pointer or the focus. */
+  explain(button) {
     const { page } = this;
     const reason = () => page.store.data.lacking[button.dataset.view];
     let before = "";
@@ -89,11 +89,11 @@ export class Controls {
       button.addEventListener(event, () => {
         if (!reason()) return;
         if (page.status.textContent !== reason()) before = page.status.textContent;
-        page.say(reason());
+        page.setStatus(reason());
       });
     }
     for (const event of ["pointerleave", "blur"]) {
-      button.addEventListener(event, () => page.status.textContent === reason() && page.say(before));
+      button.addEventListener(event, () => page.status.textContent === reason() && page.setStatus(before));
     }
   }
 
@@ -102,7 +102,7 @@ export class Controls {
     for (const button of this.views) {
       if (button.dataset.view === state.view) {
         button.setAttribute("aria-current", "page");
-        const nav = button.parentNode; // which is wider than a phone
+        const nav = button.parentNode; // which may be wider than the window
         nav.scrollLeft = Math.min(nav.scrollLeft, button.offsetLeft - nav.offsetLeft);
         nav.scrollLeft = Math.max(
           nav.scrollLeft,
@@ -118,7 +118,7 @@ export class Controls {
       [this.layer, attention?.depth ?? 0],
       [this.head, attention?.heads ?? 0],
     ]) {
-      const all = page.named && of("heads"); // which are then shown side by side
+      const all = page.named && of("heads"); // all heads are then side by side
       stepper.element.hidden = count < 2 || all || !of("head", "heads", "lines", "attribution");
     }
     this.layer.show(state.layer, attention?.depth ?? 0);
@@ -128,7 +128,7 @@ export class Controls {
     this.scale.value = state.scale;
     this.scale.hidden = this.scale.previousSibling.hidden = of("next", "lens");
     this.shades.hidden = of("lines", "norms") || (of("heads") && state.glance !== "pattern");
-    this.attention.hidden = [...this.attention.children].every((each) => each.hidden);
+    this.attention.hidden = [...this.attention.children].every((control) => control.hidden);
     this.legendOf(page.colours);
     const { theme } = page.colours;
     this.theme.textContent = theme === "dark" ? "☀" : "☾";
@@ -148,10 +148,10 @@ export class Controls {
         { class: "at" },
         `${Number((100 * weight).toPrecision(2))}${weight === 1 ? "%" : ""}`,
       );
-      tick.style.left = `${100 * colours.place(weight)}%`;
+      tick.style.left = `${100 * colours.rampPosition(weight)}%`;
       return tick;
     });
-    this.legend.setAttribute("aria-label", `Colours from 0% to 100%, on a scale that is ${SCALES[colours.scale]}`);
+    this.legend.setAttribute("aria-label", `Colours from 0% to 100%, ${SCALES[colours.scale]} scale`);
     this.legend.replaceChildren(ramp, ...ticks);
   }
 
@@ -161,7 +161,7 @@ export class Controls {
   }
 }
 
-/** A number to choose from a list, or one more, or one less. */
+/** A number that is chosen from a list, increased or decreased. */
 class Stepper {
   constructor(name, onpick) {
     const id = `choose-${name.toLowerCase()}`;
@@ -169,12 +169,20 @@ class Stepper {
     this.list = element("select", { id, onchange: () => onpick(this.list.selectedIndex) });
     this.less = element(
       "button",
-      { type: "button", "aria-label": `${name} before`, onclick: () => onpick(this.list.selectedIndex - 1) },
+      {
+        type: "button",
+        "aria-label": `Previous ${name.toLowerCase()}`,
+        onclick: () => onpick(this.list.selectedIndex - 1),
+      },
       "‹",
     );
     this.more = element(
       "button",
-      { type: "button", "aria-label": `${name} after`, onclick: () => onpick(this.list.selectedIndex + 1) },
+      {
+        type: "button",
+        "aria-label": `Next ${name.toLowerCase()}`,
+        onclick: () => onpick(this.list.selectedIndex + 1),
+      },
       "›",
     );
     this.element = element(

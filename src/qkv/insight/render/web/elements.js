@@ -1,15 +1,15 @@
-// Elements of a page, made from code. Texts become text nodes: nothing that a person or a model wrote is ever markup.
+// Creating elements. Texts become text nodes, so that no text of a user or a model is ever markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-function filled(made, attributes, children) {
+function filled(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (value === true) made.setAttribute(name, "");
-    else if (value !== false && value !== null && value !== undefined) made.setAttribute(name, value);
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value);
   }
-  made.append(...children);
-  return made;
+  node.append(...children);
+  return node;
 }
 
 /** element("button", {class: "key", onclick: open}, "Open") */
@@ -17,43 +17,43 @@ export function element(tag, attributes = {}, ...children) {
   return filled(document.createElement(tag), attributes, children);
 }
 
-/** The same for a part of a drawing. */
+/** The same for SVG. */
 export function svg(tag, attributes = {}, ...children) {
   return filled(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** Some buttons of which one is pressed. `choices` are pairs of a value and its name. */
+/** A group of buttons of which one is pressed. `choices` are pairs of a value and its name. */
 export function choice(label, choices, onpick) {
   const buttons = choices.map(([value, name]) =>
     element("button", { type: "button", onclick: () => onpick(value) }, name),
   );
-  const whole = element("div", { class: "choice", role: "group", "aria-label": label }, ...buttons);
+  const group = element("div", { class: "choice", role: "group", "aria-label": label }, ...buttons);
   const show = (chosen) =>
-    buttons.forEach((button, place) => button.setAttribute("aria-pressed", String(choices[place][0] === chosen)));
-  return { element: whole, show };
+    buttons.forEach((button, index) => button.setAttribute("aria-pressed", String(choices[index][0] === chosen)));
+  return { element: group, show };
 }
 
-/** Lets the browser draw and hear before the next piece of work. */
+/** Lets the browser draw and handle events before the next piece of work. */
 export function pause() {
   return new Promise((resume) => setTimeout(resume));
 }
 
-/** At most once a frame, however often it is asked for. */
+/** Calls `draw` at most once per frame. */
 export function oncePerFrame(draw) {
-  let asked = 0;
+  let requested = 0;
   return () => {
-    if (!asked) {
-      asked = requestAnimationFrame(() => {
-        asked = 0;
+    if (!requested) {
+      requested = requestAnimationFrame(() => {
+        requested = 0;
         draw();
       });
     }
   };
 }
 
-/** How high a drawing may be: down to the end of the window; in a page that goes on below it, most of a window. */
-export function roomBelow(made, margin) {
-  const top = made.getBoundingClientRect().top + window.scrollY;
+/** How high a drawing may be: to the bottom of the window, or most of a window if it is further down the page. */
+export function roomBelow(node, margin) {
+  const top = node.getBoundingClientRect().top + window.scrollY;
   const room = window.innerHeight - top - margin;
   return Math.max(260, top > window.innerHeight ? 0.75 * window.innerHeight : room);
 }

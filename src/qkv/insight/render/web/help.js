@@ -1,18 +1,18 @@
-// The keys and what the views mean.
+// The help dialog: the keys, and how to read the views.
 
 import { element } from "qkv/elements.js";
 
 const KEYS = [
-  ["← →", "another head; where there are no heads, another word"],
-  ["↑ ↓", "another layer"],
-  ["n p", "the next word, the one before; Esc lets go of it"],
-  ["w", "pieces or whole words"],
-  ["a", "another kind of attention"],
-  ["k", "keep this head among the lines"],
-  ["Shift and arrows", "walk from cell to cell of the heat map; Enter pins the row"],
-  ["+ − 0", "larger, smaller, all of the heat map (or wheel, drag, two fingers)"],
+  ["← →", "previous or next head; in views without heads, token"],
+  ["↑ ↓", "previous or next layer"],
+  ["n p", "next or previous token; Esc clears the choice"],
+  ["w", "tokens or whole words"],
+  ["a", "next kind of attention"],
+  ["k", "add this head to the lines, or remove it"],
+  ["Shift and arrows", "move from cell to cell of the heat map; Enter pins the row"],
+  ["+ − 0", "zoom in, zoom out, show all of the heat map (or wheel, drag, two fingers)"],
   ["Enter", "in all heads: open the head"],
-  ["t", "dark or light"],
+  ["t", "dark or light theme"],
   ["?", "this help"],
 ];
 
@@ -40,9 +40,9 @@ export class Help {
       element(
         "p",
         {},
-        "A row is a word that looks, a column a word that is looked at: the weights of a row sum to 100%. ",
-        "Joined to words, what the pieces of a word get is summed, and what they give is averaged. ",
-        "The address of the page holds what you see: copy it to show the same again.",
+        "Rows of a heat map are queries, columns are keys: the attention weights of a row sum to 100%. ",
+        "For whole words, attention to a word is summed over its tokens; attention from a word is averaged. ",
+        "The address of the page holds its state: copy it to share the view.",
       ),
       element("button", { type: "button", onclick: () => this.element.close() }, "Close"),
     );

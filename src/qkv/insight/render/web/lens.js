@@ -1,11 +1,11 @@
-// The logit lens: what the model would say after each layer. Only the columns in sight are made.
+// The logit lens: the predicted tokens after each layer. Only the visible columns get elements.
 
 import { element, oncePerFrame, percent } from "qkv/elements.js";
-import { bars } from "qkv/head.js";
-import { label, quoted, stage, word } from "qkv/words.js";
+import { bars } from "qkv/one_head.js";
+import { label, layerName, quoted, tokenText } from "qkv/token_text.js";
 
 const WIDTH = 96;
-const SPARE = 3; // columns beside those in sight
+const SPARE = 3; // columns beside the visible ones
 
 export class Lens {
   constructor(page) {
@@ -14,7 +14,7 @@ export class Lens {
     this.table = element("div", { class: "lens", role: "table", "aria-label": "The likeliest token after each layer" });
     this.scroller = element(
       "div",
-      { class: "scroller deep", tabindex: 0, role: "group", "aria-label": "Layers and words" },
+      { class: "scroller deep", tabindex: 0, role: "group", "aria-label": "Layers and tokens" },
       this.table,
     );
     this.heading = element("h2");
@@ -32,86 +32,86 @@ export class Lens {
     this.table.addEventListener("pointerover", (event) => this.point(event));
     this.table.addEventListener("click", (event) => {
       this.point(event);
-      const cell = event.target.closest("[data-place]");
-      if (cell) this.page.set({ token: Number(cell.dataset.place) });
+      const cell = event.target.closest("[data-position]");
+      if (cell) this.page.set({ token: Number(cell.dataset.position) });
     });
   }
 
   async show(state) {
     const { store } = this.page;
     const layers = await store.part("lens");
-    if (this.page.store !== store) return; // the text is another by now
+    if (this.page.store !== store) return; // the text has changed meanwhile
     this.layers = layers;
     this.side = store.data.sides[store.data.text];
     this.note.textContent =
       this.layers.length === 1
-        ? "What the model says: the likeliest token, and how likely. An RNN has no residual stream to read before."
-        : "What the output layer would say after each layer: the likeliest token, and how likely.";
+        ? "The likeliest token and its probability. An RNN has no residual stream for a logit lens."
+        : "The output layer applied after each layer: the likeliest token and its probability.";
     const last = this.side.tokens.length - 1;
-    const { grows } = this.page.standing;
+    const { grows } = this.page.host;
     const token = Math.min(state.token ?? (grows ? last : 0), last);
     if (this.token !== token || this.chosen[1] >= this.side.tokens.length) {
       this.token = token;
       this.chosen = [this.chosen?.[0] ?? this.layers.length - 1, token];
     }
-    this.first = null; // the colours may be others
+    this.first = null; // the colours may have changed
     this.paint();
     if (grows || state.token !== null) this.reveal(token);
     this.paint();
-    this.tell();
-    this.page.say(this.sentence(...this.chosen));
+    this.showCell();
+    this.page.setStatus(this.sentence(...this.chosen));
   }
 
-  reveal(place) {
-    const left = place * WIDTH;
+  reveal(position) {
+    const left = position * WIDTH;
     const { scrollLeft, clientWidth } = this.scroller;
     if (clientWidth && (left < scrollLeft || left + 2 * WIDTH > scrollLeft + clientWidth))
       this.scroller.scrollLeft = left - clientWidth / 2;
   }
 
-  /** The arrows go from cell to cell. */
+  /** The arrow keys move from layer to layer. */
   key(event) {
     const rows = { ArrowUp: -1, ArrowDown: 1 }[event.key];
     if (rows === undefined || event.shiftKey) return false;
     const layer = Math.min(this.layers.length - 1, Math.max(0, this.chosen[0] + rows));
     this.chosen = [layer, this.chosen[1]];
-    this.tell();
+    this.showCell();
     this.table.querySelector(".chosen")?.scrollIntoView({ block: "nearest", inline: "nearest" });
-    this.page.say(this.sentence(...this.chosen));
+    this.page.setStatus(this.sentence(...this.chosen));
     return true;
   }
 
   point(event) {
     const cell = event.target.closest("[data-layer]");
     if (!cell) return;
-    this.chosen = [Number(cell.dataset.layer), Number(cell.dataset.place)];
-    this.tell();
-    this.page.say(this.sentence(...this.chosen));
+    this.chosen = [Number(cell.dataset.layer), Number(cell.dataset.position)];
+    this.showCell();
+    this.page.setStatus(this.sentence(...this.chosen));
   }
 
-  sentence(layer, place) {
-    const [text, , probability] = this.layers[layer][place][0];
-    return `${this.after(layer)}, ${quoted(this.side.tokens[place])}: ${quoted(text)}, ${percent(probability)}`;
+  sentence(layer, position) {
+    const [text, , probability] = this.layers[layer][position][0];
+    return `${this.after(layer)}, ${quoted(this.side.tokens[position])}: ${quoted(text)}, ${percent(probability)}`;
   }
 
   after(layer) {
-    const name = stage(layer, this.layers.length);
+    const name = layerName(layer, this.layers.length);
     return name === "output" ? "At the output" : `After ${layer === 0 ? "the " : ""}${name}`;
   }
 
-  tell() {
-    const [layer, place] = this.chosen;
+  showCell() {
+    const [layer, position] = this.chosen;
     const { follows } = this.page.store.data;
     this.heading.replaceChildren(
-      `${this.after(layer)}, ${follows ? "following" : "in the place of"} `,
-      word(this.side.tokens[place], { class: "word" }),
+      `${this.after(layer)}, ${follows ? "following" : "at the position of"} `,
+      tokenText(this.side.tokens[position], { class: "word" }),
     );
-    const real = this.side.ids[follows ? place + 1 : place];
+    const actual = this.side.ids[follows ? position + 1 : position];
     this.list.replaceChildren(
-      bars(this.layers[layer][place].map(([text, id, probability]) => [text, probability, id === real])),
+      bars(this.layers[layer][position].map(([text, id, probability]) => [text, probability, id === actual])),
     );
     this.table.querySelector(".chosen")?.classList.remove("chosen");
-    this.table.querySelector(`[data-layer="${layer}"][data-place="${place}"]`)?.classList.add("chosen");
+    this.table.querySelector(`[data-layer="${layer}"][data-position="${position}"]`)?.classList.add("chosen");
   }
 
   paint() {
@@ -121,42 +121,42 @@ export class Lens {
     const last = Math.min(count - 1, Math.ceil((this.scroller.scrollLeft + this.scroller.clientWidth) / WIDTH) + SPARE);
     if (this.first === first && this.last === last) return;
     Object.assign(this, { first, last });
-    const places = Array.from({ length: last - first + 1 }, (_, place) => first + place);
+    const positions = Array.from({ length: last - first + 1 }, (_, index) => first + index);
     const line = (name, cells) => {
-      const room = element("span", { class: "room" });
-      room.style.width = `${first * WIDTH}px`;
-      return element("div", { role: "row", class: "lens-row" }, name, room, ...cells);
+      const spacer = element("span", { class: "room" });
+      spacer.style.width = `${first * WIDTH}px`;
+      return element("div", { role: "row", class: "lens-row" }, name, spacer, ...cells);
     };
-    const top = places.map((place) =>
+    const top = positions.map((position) =>
       element(
         "span",
-        { role: "columnheader", class: "lens-word", "data-place": place },
-        label(this.side.tokens[place]),
+        { role: "columnheader", class: "lens-word", "data-position": position },
+        label(this.side.tokens[position]),
       ),
     );
-    const rows = this.layers.map((places_, layer) =>
+    const rows = this.layers.map((guesses, layer) =>
       line(
-        element("span", { role: "rowheader", class: "lens-layer" }, stage(layer, this.layers.length)),
-        places.map((place) => this.cell(layer, place, places_[place][0])),
+        element("span", { role: "rowheader", class: "lens-layer" }, layerName(layer, this.layers.length)),
+        positions.map((position) => this.cell(layer, position, guesses[position][0])),
       ),
     );
     this.table.style.width = `calc(var(--lens-name) + ${count * WIDTH}px)`;
     this.table.replaceChildren(
-      line(element("span", { class: "lens-layer corner", role: "columnheader" }, "layer \\ word"), top),
+      line(element("span", { class: "lens-layer corner", role: "columnheader" }, "layer \\ token"), top),
       ...rows,
     );
-    const [layer, place] = this.chosen;
-    this.table.querySelector(`[data-layer="${layer}"][data-place="${place}"]`)?.classList.add("chosen");
+    const [layer, position] = this.chosen;
+    this.table.querySelector(`[data-layer="${layer}"][data-position="${position}"]`)?.classList.add("chosen");
   }
 
-  cell(layer, place, [text, , probability]) {
-    const made = element(
+  cell(layer, position, [text, , probability]) {
+    const node = element(
       "span",
-      { role: "cell", class: "lens-cell", "data-layer": layer, "data-place": place },
+      { role: "cell", class: "lens-cell", "data-layer": layer, "data-position": position },
       label(text),
       element("span", { class: "number" }, `${Math.round(100 * probability)}%`),
     );
-    this.page.colours.shade(made, probability);
-    return made;
+    this.page.colours.shade(node, probability);
+    return node;
   }
 }

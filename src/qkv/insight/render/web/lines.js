@@ -1,29 +1,29 @@
-// Lines between words: who looks on one side, who is looked at on the other; one head, or several in their colours.
+// Attention as lines between queries and keys; one head, or several in their colours.
 
 import { element, oncePerFrame, percent, roomBelow } from "qkv/elements.js";
-import { missing } from "qkv/head.js";
-import { label, quoted } from "qkv/words.js";
+import { missing } from "qkv/one_head.js";
+import { label, quoted } from "qkv/token_text.js";
 
-const [LOW, HIGH] = [28, 54]; // pixels of a word, where there are many and where there are few
-const FEW = 32; // words, between which all lines are drawn
-const STRONGEST = 12; // lines of a word where there are more
-const LEAST = 0.005; // a weight that is still a line
-const NEAR = 300; // words above and below whose lines come into sight
-const CHOSEN = 6; // heads beside the current one
+const [LOW, HIGH] = [28, 54]; // pixels of a token, at least and at most
+const FEW = 32; // tokens up to which all lines are drawn
+const STRONGEST = 12; // lines of a token in a longer text
+const LEAST = 0.005; // smaller weights are not drawn
+const NEAR = 300; // tokens above and below whose lines may be visible
+const CHOSEN = 6; // heads besides the current one
 
 export class Lines {
   constructor(page) {
     this.page = page;
     this.title = "Lines";
     this.buttons = element("div", { class: "choice wrap", role: "group", "aria-label": "More heads of this layer" });
-    this.chosen = element("ul", { class: "chips", "aria-label": "Heads that are drawn" });
+    this.chosen = element("ul", { class: "chips", "aria-label": "Heads shown" });
     this.note = element("p", { class: "note" });
     this.canvas = element("canvas", { "aria-hidden": "true" });
     this.sides = [element("div", { class: "words left" }), element("div", { class: "words right" })];
     this.heads = [element("h2"), element("h2")];
     this.scroller = element(
       "div",
-      { class: "lines", tabindex: 0, role: "group", "aria-label": "Words and the lines between them" },
+      { class: "lines", tabindex: 0, role: "group", "aria-label": "Tokens and the lines between them" },
       ...this.sides,
     );
     this.frame = element("div", { class: "frame" }, this.canvas, this.scroller);
@@ -41,8 +41,8 @@ export class Lines {
     new ResizeObserver(this.draw).observe(this.scroller);
   }
 
-  /** Heads as [layer, head]: the current one first. */
-  drawn({ layer, head, kept }) {
+  /** The heads to draw as [layer, head], the current one first. */
+  shownHeads({ layer, head, kept }) {
     return [[layer, head], ...kept.filter(([other, which]) => other !== layer || which !== head)].slice(0, CHOSEN + 1);
   }
 
@@ -50,62 +50,61 @@ export class Lines {
     const { store } = this.page;
     this.attention = store.attention(state.kind);
     const names = this.page.names(state.kind);
-    const across = state.kind === "cross"; // the source is on the left, as it is read first
+    const across = state.kind === "cross"; // the source is on the left, since it is read first
     this.left = across ? names.columns : names.rows;
     this.right = across ? names.rows : names.columns;
     this.across = across;
     Object.assign(this, names);
-    const [looks, looked] = ["looks", "is looked at"];
-    this.heads[0].textContent = across ? `Source: ${looked}` : looks;
-    this.heads[1].textContent = across ? `Target: ${looks}` : looked;
+    this.heads[0].textContent = across ? "Source (keys)" : "Queries";
+    this.heads[1].textContent = across ? "Target (queries)" : "Keys";
     this.choices(state);
     const full = this.attention.layers.includes(state.layer);
     this.note.replaceChildren(
       ...(full
         ? [
-            `Weights from ${percent(LEAST)} on; the stronger, the bolder.`,
-            this.columns.count > FEW ? ` At most ${STRONGEST} lines a word.` : "",
+            `Weights of ${percent(LEAST)} and more; the larger, the bolder.`,
+            this.columns.count > FEW ? ` At most ${STRONGEST} lines per token.` : "",
           ]
         : missing(this.attention, state.layer)),
     );
-    const asked = (this.asked = JSON.stringify([store.number, this.drawn(state), state.kind, state.words]));
-    if (this.shown !== asked) {
+    const request = (this.request = JSON.stringify([store.number, this.shownHeads(state), state.kind, state.words]));
+    if (this.shown !== request) {
       const matrices = await Promise.all(
-        this.drawn(state).map(
+        this.shownHeads(state).map(
           async ([layer, head]) => (await store.matrix(state.kind, layer, head, state.words)) ?? null,
         ),
       );
-      if (this.asked !== asked) return;
+      if (this.request !== request) return;
       this.matrices = matrices;
       this.lists = matrices.map(() => new Map());
-      this.shown = asked;
+      this.shown = request;
     }
-    this.pinned = state.token === null ? null : this.rows.of(state.token);
-    this.place();
-    if (this.pinned !== null) this.revealed(this.pinned);
+    this.pinned = state.token === null ? null : this.rows.indexOf(state.token);
+    this.layout();
+    if (this.pinned !== null) this.reveal(this.pinned);
     this.paint();
   }
 
   choices(state) {
     const { colours } = this.page;
-    const heads = this.drawn(state);
+    const heads = this.shownHeads(state);
     const colourOf = (layer, head) => heads.findIndex(([a, b]) => a === layer && b === head);
     this.buttons.replaceChildren(
       ...Array.from({ length: this.attention.heads }, (_, head) => {
         const pressed = colourOf(state.layer, head) >= 0;
-        const made = element(
+        const node = element(
           "button",
           {
             type: "button",
             "aria-pressed": String(pressed),
             "aria-label": this.attention.names?.[head] ?? `Head ${head}`,
             disabled: head === state.head,
-            onclick: () => this.page.keep(state.layer, head),
+            onclick: () => this.page.toggleHead(state.layer, head),
           },
           this.attention.names?.[head] ?? head,
         );
-        if (pressed) made.style.borderBottomColor = colours.heads[colourOf(state.layer, head)];
-        return made;
+        if (pressed) node.style.borderBottomColor = colours.heads[colourOf(state.layer, head)];
+        return node;
       }),
     );
     this.chosen.replaceChildren(
@@ -120,19 +119,19 @@ export class Lines {
                   "button",
                   {
                     type: "button",
-                    "aria-label": `Leave out ${this.page.called(layer, head)}`,
-                    onclick: () => this.page.keep(layer, head),
+                    "aria-label": `Remove ${this.page.headName(layer, head)}`,
+                    onclick: () => this.page.toggleHead(layer, head),
                   },
                   "×",
                 ),
               ];
-        return element("li", {}, dot, this.page.called(layer, head), ...away);
+        return element("li", {}, dot, this.page.headName(layer, head), ...away);
       }),
     );
   }
 
-  /** Room for all words; only those in sight are made. */
-  place() {
+  /** Sets the sizes for all tokens; only the visible ones get elements. */
+  layout() {
     const room = roomBelow(this.frame, 28);
     const count = Math.max(this.left.count, this.right.count);
     this.height = Math.min(HIGH, Math.max(LOW, Math.floor(room / count)));
@@ -143,21 +142,22 @@ export class Lines {
     this.frame.style.height = `${Math.min(count * this.height + 4, room)}px`;
   }
 
-  revealed(row) {
+  reveal(row) {
     const top = row * this.height;
     const { scrollTop, clientHeight } = this.scroller;
     if (clientHeight && (top < scrollTop || top + this.height > scrollTop + clientHeight))
       this.scroller.scrollTop = top - clientHeight / 2;
   }
 
-  inSight(count) {
+  /** The first and the last visible token of a side. */
+  visibleRange(count) {
     const first = Math.max(0, Math.floor(this.scroller.scrollTop / this.height));
     const last = Math.min(count - 1, Math.ceil((this.scroller.scrollTop + this.scroller.clientHeight) / this.height));
     return [first, last];
   }
 
-  /** The lines that start at a word that looks, of one head. */
-  from(number, row) {
+  /** The lines of one query in one head. */
+  linesOf(number, row) {
     const list = this.lists[number];
     if (!list.has(row)) {
       const count = this.columns.count > FEW ? STRONGEST : this.columns.count;
@@ -166,89 +166,91 @@ export class Lines {
     return list.get(row);
   }
 
-  /** Who is alone: {row} or {column} of the word under the mouse, else of the pinned one. */
-  alone() {
+  /** The token whose lines are shown focus, {row} or {column}: the hovered one, else the pinned one. */
+  focused() {
     return this.hovered ?? (this.pinned === null ? null : { row: this.pinned });
   }
 
   paint() {
     if (!this.lists) return;
-    const alone = this.alone();
-    const weights = new Map(); // of the words on the other side of the one that is alone
+    const focus = this.focused();
+    const weights = new Map(); // of the tokens on the other side of the focused one
     const lines = [];
-    const [first, last] = this.inSight(this.rows.count);
-    const [firstLooked, lastLooked] = this.inSight(this.columns.count);
-    const [from, to] = alone?.row !== undefined ? [alone.row, alone.row] : [first - NEAR, last + NEAR];
+    const [first, last] = this.visibleRange(this.rows.count);
+    const [firstKey, lastKey] = this.visibleRange(this.columns.count);
+    const [from, to] = focus?.row !== undefined ? [focus.row, focus.row] : [first - NEAR, last + NEAR];
     this.matrices.forEach((matrix, number) => {
       if (!matrix) return;
       for (let row = Math.max(0, from); row <= Math.min(this.rows.count - 1, to); row++) {
-        for (const [column, weight] of this.from(number, row)) {
-          if (alone?.column !== undefined && alone.column !== column) continue;
-          const seen = (row >= first && row <= last) || (column >= firstLooked && column <= lastLooked);
-          if (seen || alone) lines.push([row, column, weight, number]);
-          if (alone) {
-            const other = alone.row !== undefined ? column : row;
+        for (const [column, weight] of this.linesOf(number, row)) {
+          if (focus?.column !== undefined && focus.column !== column) continue;
+          const inView = (row >= first && row <= last) || (column >= firstKey && column <= lastKey);
+          if (inView || focus) lines.push([row, column, weight, number]);
+          if (focus) {
+            const other = focus.row !== undefined ? column : row;
             weights.set(other, Math.max(weights.get(other) ?? 0, weight));
           }
         }
       }
     });
-    this.words(alone, weights);
-    this.strokes(lines);
+    this.drawTokens(focus, weights);
+    this.drawLines(lines);
     this.canvas.dispatchEvent(new CustomEvent("drawn"));
   }
 
-  words(alone, weights) {
+  drawTokens(focus, weights) {
     [this.left, this.right].forEach((names, number) => {
-      const looks = (number === 0) !== this.across;
-      const [first, last] = this.inSight(names.count);
+      const isQuery = (number === 0) !== this.across;
+      const [first, last] = this.visibleRange(names.count);
       const side = this.sides[number];
-      while (side.children.length < last - first + 1) side.append(this.row(looks));
+      while (side.children.length < last - first + 1) side.append(this.row(isQuery));
       while (side.children.length > Math.max(0, last - first + 1)) side.lastChild.remove();
       for (let index = first; index <= last; index++) {
-        const made = side.children[index - first];
-        made.index = index;
-        if (made.of !== names.texts[index]) {
-          made.of = names.texts[index];
-          label(made.of, made.firstChild);
+        const node = side.children[index - first];
+        node.index = index;
+        if (node.text !== names.texts[index]) {
+          node.text = names.texts[index];
+          label(node.text, node.firstChild);
         }
-        made.style.transform = `translateY(${index * this.height}px)`;
-        const own = alone && (looks ? alone.row : alone.column) === index;
-        const weight = alone && (looks ? alone.column : alone.row) !== undefined ? weights.get(index) : undefined;
-        made.classList.toggle("own", Boolean(own));
-        made.classList.toggle("faint", Boolean(alone) && !own && weight === undefined);
-        made.lastChild.textContent = weight === undefined ? "" : percent(weight);
+        node.style.transform = `translateY(${index * this.height}px)`;
+        const isFocus = focus && (isQuery ? focus.row : focus.column) === index;
+        const weight = focus && (isQuery ? focus.column : focus.row) !== undefined ? weights.get(index) : undefined;
+        node.classList.toggle("own", Boolean(isFocus));
+        node.classList.toggle("faint", Boolean(focus) && !isFocus && weight === undefined);
+        node.lastChild.textContent = weight === undefined ? "" : percent(weight);
       }
     });
   }
 
-  row(looks) {
-    const made = element("div", { class: "row" }, element("bdi"), element("span", { class: "number" }));
-    made.addEventListener("pointerenter", () =>
-      this.hover(looks ? { row: made.index } : { column: made.index }, made.of, looks),
+  row(isQuery) {
+    const node = element("div", { class: "row" }, element("bdi"), element("span", { class: "number" }));
+    node.addEventListener("pointerenter", () =>
+      this.hover(isQuery ? { row: node.index } : { column: node.index }, node.text, isQuery),
     );
-    made.addEventListener("pointerleave", () => this.hover(null));
-    if (looks) {
-      made.addEventListener("click", () => {
-        const token = this.rows.piece(made.index);
+    node.addEventListener("pointerleave", () => this.hover(null));
+    if (isQuery) {
+      node.addEventListener("click", () => {
+        const token = this.rows.firstToken(node.index);
         if (getSelection().isCollapsed) this.page.set({ token: this.page.state.token === token ? null : token });
       });
     }
-    return made;
+    return node;
   }
 
-  hover(alone, text, looks) {
-    this.hovered = alone;
+  hover(focus, text, isQuery) {
+    this.hovered = focus;
     this.draw();
-    if (!alone) return;
-    const strongest = looks && this.matrices[0] ? this.from(0, alone.row)[0] : undefined;
+    if (!focus) return;
+    const strongest = isQuery && this.matrices[0] ? this.linesOf(0, focus.row)[0] : undefined;
     const most = strongest
-      ? `, most of all at ${quoted(this.columns.texts[strongest[0]])}: ${percent(strongest[1])}`
-      : "";
-    this.page.say(`${this.page.place()}: ${quoted(text)} ${looks ? `looks${most}` : "is looked at"}`);
+      ? ` attends most to ${quoted(this.columns.texts[strongest[0]])}: ${percent(strongest[1])}`
+      : isQuery
+        ? ""
+        : " as a key";
+    this.page.setStatus(`${this.page.site()}: ${quoted(text)}${most}`);
   }
 
-  strokes(lines) {
+  drawLines(lines) {
     const ratio = window.devicePixelRatio || 1;
     const box = this.frame.getBoundingClientRect();
     const [width, height] = [Math.round(box.width * ratio), Math.round(box.height * ratio)];
@@ -264,8 +266,8 @@ export class Lines {
     const middle = (begin + end) / 2;
     const at = (index) => (index + 0.5) * this.height - this.scroller.scrollTop;
     const heads = this.matrices.length;
-    const apart = Math.min(4, this.height / (2 * heads)); // heads that agree run side by side
-    lines.sort((one, other) => one[2] - other[2]); // the strongest on top
+    const apart = Math.min(4, this.height / (2 * heads)); // lines of several heads run side by side
+    lines.sort((one, other) => one[2] - other[2]); // the largest weights on top
     for (const [row, column, weight, number] of lines) {
       const shift = (number - (heads - 1) / 2) * apart;
       const [left, right] = (this.across ? [at(column), at(row)] : [at(row), at(column)]).map((y) => y + shift);

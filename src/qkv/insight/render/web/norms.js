@@ -1,13 +1,13 @@
-// How large the residual stream is after each layer, and the gradient that comes back: small line charts.
+// Norms of the residual stream and of its gradient after each layer, as line charts.
 
 import { element, svg } from "qkv/elements.js";
-import { Strip } from "qkv/strip.js";
-import { quoted, stage, visible } from "qkv/words.js";
+import { TokenStrip } from "qkv/token_strip.js";
+import { layerName, quoted, visible } from "qkv/token_text.js";
 
 const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [560, 300, 58, 28, 14, 28];
 const NAMED = 8; // layers that have room for their names
 
-function middle(values, part) {
+function quantile(values, part) {
   const sorted = [...values].sort((one, other) => one - other);
   return sorted[Math.round((sorted.length - 1) * part)];
 }
@@ -19,18 +19,18 @@ function short(value) {
     : String(Number(value.toPrecision(2)));
 }
 
-/** Round numbers on a scale of logarithms. */
+/** Round numbers on a logarithmic scale. */
 function ticks(low, high) {
-  const found = [];
+  const values = [];
   const decades = Math.log10(high / low);
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) {
-    for (const step of decades < 1.2 ? [1, 2, 3, 5, 7] : decades < 2.5 ? [1, 3] : [1]) found.push(step * 10 ** power);
+    for (const step of decades < 1.2 ? [1, 2, 3, 5, 7] : decades < 2.5 ? [1, 3] : [1]) values.push(step * 10 ** power);
   }
-  const within = found.filter((value) => value >= low * 0.999 && value <= high * 1.001);
-  return within.length > 7 ? within.filter((_, place) => place % 2 === 0) : within;
+  const within = values.filter((value) => value >= low * 0.999 && value <= high * 1.001);
+  return within.length > 7 ? within.filter((_, index) => index % 2 === 0) : within;
 }
 
-/** `layers` has for each layer a number for each word, or null: on the last word of a text no loss hangs. */
+/** `layers` has a number for each layer and position, or null: the last position has no loss, so no gradient. */
 function chart(title, layers, chosen, name) {
   const positive = layers.flat().filter((value) => value > 0);
   const [low, high] = [
@@ -46,11 +46,11 @@ function chart(title, layers, chosen, name) {
   const known = layers
     .map((values, layer) => [layer, values.filter((value) => value !== null)])
     .filter(([, values]) => values.length);
-  const at = (part) => known.map(([layer, values]) => [layer, middle(values, part)]);
+  const at = (part) => known.map(([layer, values]) => [layer, quantile(values, part)]);
   const path = (points) =>
-    points.map(([layer, value], place) => `${place ? "L" : "M"}${x(layer).toFixed(1)},${y(value).toFixed(1)}`).join("");
+    points.map(([layer, value], index) => `${index ? "L" : "M"}${x(layer).toFixed(1)},${y(value).toFixed(1)}`).join("");
   const band = (lower, upper) => `${path([...upper, ...lower.reverse()])}Z`;
-  const own = layers
+  const chosenPoints = layers
     .map((values, layer) => [layer, chosen === null ? null : values[chosen]])
     .filter(([, value]) => value !== null);
   const lines = ticks(low, high).map((value) =>
@@ -69,7 +69,7 @@ function chart(title, layers, chosen, name) {
       svg(
         "text",
         { class: "tick", x: x(layer), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle" },
-        stage(layer),
+        layerName(layer),
       ),
     );
   const drawn = svg(
@@ -80,12 +80,12 @@ function chart(title, layers, chosen, name) {
     svg("path", { class: "all", d: band(at(0), at(1)) }),
     svg("path", { class: "most", d: band(at(0.25), at(0.75)) }),
     svg("path", { class: "median", d: path(at(0.5)) }),
-    ...(own.length ? [svg("path", { class: "chosen", d: path(own) })] : []),
-    ...own.map(([layer, value]) =>
+    ...(chosenPoints.length ? [svg("path", { class: "chosen", d: path(chosenPoints) })] : []),
+    ...chosenPoints.map(([layer, value]) =>
       svg(
         "circle",
         { class: "chosen", cx: x(layer), cy: y(value), r: 3 },
-        svg("title", {}, `${stage(layer)}: ${value.toPrecision(4)}`),
+        svg("title", {}, `${layerName(layer)}: ${value.toPrecision(4)}`),
       ),
     ),
   );
@@ -93,9 +93,9 @@ function chart(title, layers, chosen, name) {
     "p",
     { class: "legend-words" },
     element("span", { class: "key median" }, "median"),
-    element("span", { class: "key most" }, "half of the words"),
-    element("span", { class: "key all" }, "all words"),
-    ...(own.length
+    element("span", { class: "key most" }, "middle half of the positions"),
+    element("span", { class: "key all" }, "all positions"),
+    ...(chosenPoints.length
       ? [element("span", { class: "key chosen" }, element("bdi", { class: "word" }, visible(name)))]
       : []),
   );
@@ -110,7 +110,7 @@ export class Norms {
     this.page = page;
     this.title = "Norms";
     this.charts = element("div", { class: "charts" });
-    this.strip = new Strip("The text; choose a word to draw its line", (token) =>
+    this.strip = new TokenStrip("The text; choose a token to draw its line", (token) =>
       page.set({ token: page.state.token === token ? null : token }),
     );
     this.element = element("section", { class: "view" }, this.charts, this.strip.element);
@@ -125,16 +125,16 @@ export class Norms {
     const chosen = state.token === null ? null : Math.min(state.token, side.tokens.length - 1);
     const name = chosen === null ? "" : side.tokens[chosen];
     this.charts.replaceChildren(
-      chart("Length of the residual stream after each layer", norms.residual, chosen, name),
-      ...(norms.gradient ? [chart("Length of the loss's gradient after each layer", norms.gradient, chosen, name)] : []),
+      chart("Residual stream norm after each layer", norms.residual, chosen, name),
+      ...(norms.gradient ? [chart("Gradient norm after each layer", norms.gradient, chosen, name)] : []),
     );
     this.strip.show(side);
     this.strip.mark(chosen);
     const ends = [norms.residual[0], norms.residual.at(-1)];
-    const [first, last] = ends.map((values) => (chosen === null ? middle(values, 0.5) : values[chosen]));
-    const whose = chosen === null ? "Median of the words" : quoted(name);
-    const way = last < first ? "shrinks" : "grows";
-    const said = `the residual stream ${way} from ${first?.toPrecision(3)} to ${last?.toPrecision(3)}`;
-    this.page.say(first === null || last === null ? `${whose}: a length is no number` : `${whose}: ${said}`);
+    const [first, last] = ends.map((values) => (chosen === null ? quantile(values, 0.5) : values[chosen]));
+    const whose = chosen === null ? "Median of the positions" : quoted(name);
+    const change = last < first ? "falls" : "rises";
+    const sentence = `the residual stream norm ${change} from ${first?.toPrecision(3)} to ${last?.toPrecision(3)}`;
+    this.page.setStatus(first === null || last === null ? `${whose}: a norm is not finite` : `${whose}: ${sentence}`);
   }
 }

@@ -1,39 +1,47 @@
-// The page around the views: what is shown, the controls, the keys, and the line that says it in words.
+// The page around the views: its state, the controls, the keys and the status line.
 
-import { alone } from "qkv/alone.js";
-import { Beside } from "qkv/beside.js";
+import { AllHeads } from "qkv/all_heads.js";
+import { Attribution } from "qkv/attribution.js";
 import { Colours } from "qkv/colour.js";
-import { Compare } from "qkv/compare.js";
+import { Controls } from "qkv/controls.js";
 import { element } from "qkv/elements.js";
-import { Grid } from "qkv/grid.js";
-import { Head } from "qkv/head.js";
 import { Help } from "qkv/help.js";
+import { standalone } from "qkv/host.js";
 import { Lens } from "qkv/lens.js";
 import { Lines } from "qkv/lines.js";
-import { Controls } from "qkv/controls.js";
 import { Matrix } from "qkv/matrix.js";
-import { Next } from "qkv/next.js";
+import { NamedHeads } from "qkv/named_heads.js";
+import { NextTokens } from "qkv/next_tokens.js";
 import { Norms } from "qkv/norms.js";
-import { VIEWS, readFrom, within, written } from "qkv/state.js";
+import { OneHead } from "qkv/one_head.js";
+import { VIEWS, fromHash, toHash, within } from "qkv/state.js";
 import { Store } from "qkv/store.js";
-import { Names, word } from "qkv/words.js";
+import { Names, tokenText } from "qkv/token_text.js";
 
-const LONG = 256; // words, among which the weights are faint
-const MADE = { head: Head, heads: Grid, lines: Lines, next: Next, lens: Lens, norms: Norms, attribution: Compare };
+const LONG = 256; // tokens; in a longer text the weights are small
+const CLASSES = {
+  head: OneHead,
+  heads: AllHeads,
+  lines: Lines,
+  next: NextTokens,
+  lens: Lens,
+  norms: Norms,
+  attribution: Attribution,
+};
 
 export class Page {
-  /** `source` is described in store.js, `place` in alone.js; all is put into `root`. */
-  constructor(source, root, place = alone) {
+  /** `source` is described in store.js, `host` in host.js; the page is put into `root`. */
+  constructor(source, root, host = standalone) {
     this.store = new Store(source);
     this.root = root;
-    this.standing = place;
+    this.host = host;
     this.views = new Map();
     this.known = new Map();
     this.begin();
-    this.state = readFrom(place.read(), this.first, this.store.data);
+    this.state = fromHash(host.read(), this.first, this.store.data);
   }
 
-  /** What is shown where no address says anything. */
+  /** Sets the state that is shown without an address. */
   begin() {
     const { data } = this.store;
     const longest = Math.max(...data.sides.map(({ tokens }) => tokens.length));
@@ -57,25 +65,25 @@ export class Page {
     const titles = VIEWS.map((view) => [view, this.view(view).title]);
     this.controls = new Controls(this, titles);
     this.status = element("p", { class: "status", role: "status", "aria-live": "polite" });
-    this.main = element(this.standing.tag, { id: "view", tabindex: -1 });
+    this.main = element(this.host.tag, { id: "view", tabindex: -1 });
     this.help = new Help(titles.map(([, title]) => title));
     this.root.replaceChildren(
-      ...(this.standing.heading ? [this.heading()] : []),
+      ...(this.host.heading ? [this.heading()] : []),
       this.controls.element,
       this.status,
       this.main,
       this.help.element,
     );
     const reread = () => {
-      this.state = readFrom(this.standing.read(), this.first, this.store.data);
+      this.state = fromHash(this.host.read(), this.first, this.store.data);
       this.show();
     };
-    this.standing.watch(reread, () => this.show());
-    this.standing.keys.addEventListener("keydown", (event) => this.key(event));
+    this.host.watch(reread, () => this.show());
+    this.host.keys.addEventListener("keydown", (event) => this.key(event));
     await this.show();
   }
 
-  /** The same model has read another text, or more of it: what is shown stays, as far as there is such a thing. */
+  /** Shows another text of the same model, and keeps the state as far as possible. */
   async renew(source) {
     const store = new Store(source);
     await store.open();
@@ -87,25 +95,28 @@ export class Page {
     await this.show();
   }
 
-  /** The text; of a translation the source, an arrow and the target, each in its own direction. */
+  /** The text; for a translation the source, an arrow and the target, each in its own direction. */
   heading() {
     const { model, heading } = this.store.data;
-    const texts = heading.map((text) => word(text.slice(0, 400)));
+    const texts = heading.map((text) => tokenText(text.slice(0, 400)));
     const joined = texts.flatMap((text, number) => (number ? [" → ", text] : [text]));
     return element("header", { class: "top" }, element("h1", {}, model), element("p", { class: "text" }, ...joined));
   }
 
   view(name) {
-    if (!this.views.has(name)) this.views.set(name, new (this.named && name === "heads" ? Beside : MADE[name])(this));
+    if (!this.views.has(name)) {
+      const View = this.named && name === "heads" ? NamedHeads : CLASSES[name];
+      this.views.set(name, new View(this));
+    }
     return this.views.get(name);
   }
 
-  /** Whether heads have names: then they are few, and all heads are seen side by side. */
+  /** Whether heads have names: then they are few, and are shown side by side. */
   get named() {
     return this.store.data.attention.some(({ names }) => names);
   }
 
-  /** The names of both sides of an attention, as words where that is chosen and the weights are there to join. */
+  /** The labels of queries and keys: words if these are chosen and the weights are loaded, else tokens. */
   names(kind) {
     const attention = this.store.attention(kind);
     return this.namesOf(attention, this.state.words && attention.layers.includes(this.state.layer));
@@ -120,7 +131,7 @@ export class Page {
     return { rows: of(rows), columns: of(columns) };
   }
 
-  /** The overview's picture of a head, spread over the words that are shown. */
+  /** A head from the overview, spread over the tokens or words that are shown. */
   coarse({ kind, layer, head }) {
     const { rows, columns } = this.names(kind);
     const { levels, code, most } = this.store.coarse(kind, layer, head);
@@ -132,21 +143,21 @@ export class Page {
     if (JSON.stringify(state) === JSON.stringify(this.state)) return;
     const moved = state.layer !== this.state.layer || state.head !== this.state.head || state.kind !== this.state.kind;
     this.state = state;
-    this.standing.write(written(state));
-    if (moved) this.say(this.place());
+    this.host.write(toHash(state));
+    if (moved) this.setStatus(this.site());
     this.show();
   }
 
   async show() {
     const { state, root } = this;
-    const theme = this.standing.theme(state);
-    const scale = ["next", "lens"].includes(state.view) ? "linear" : state.scale; // probabilities are seldom faint
+    const theme = this.host.theme(state);
+    const scale = ["next", "lens"].includes(state.view) ? "linear" : state.scale; // probabilities are rarely small
     if (this.colours?.theme !== theme || this.colours.scale !== scale) this.colours = new Colours(theme, scale);
     this.controls.show(state);
     const view = this.view(state.view);
     if (this.main.firstChild !== view.element) {
       this.main.replaceChildren(view.element);
-      this.say(state.kind === null ? "" : this.place()); // a view may know better
+      this.setStatus(state.kind === null ? "" : this.site()); // a view may replace it
     }
     root.dataset.view = state.view;
     try {
@@ -157,33 +168,34 @@ export class Page {
       );
       throw error;
     }
-    if (this.state === state) root.dataset.shown = written(state);
+    if (this.state === state) root.dataset.shown = toHash(state);
   }
 
-  /** A view, or why it is not there. */
+  /** Opens a view, or shows why it is missing. */
   choose(view) {
     const reason = this.store.data.lacking[view];
-    if (reason) this.say(reason);
+    if (reason) this.setStatus(reason);
     else this.set({ view });
   }
 
-  say(text) {
+  setStatus(text) {
     this.status.textContent = text;
   }
 
-  place() {
+  /** Where the shown weights come from: the kind of attention, the layer and the head. */
+  site() {
     const { kind, layer, head } = this.state;
     const several = this.store.data.attention.length > 1 ? `${kind} attention, ` : "";
-    return `${several}${this.called(layer, head)}`.replace(/^./, (letter) => letter.toUpperCase());
+    return `${several}${this.headName(layer, head)}`.replace(/^./, (letter) => letter.toUpperCase());
   }
 
-  /** What a head of the chosen attention is called: its name, or its numbers. */
-  called(layer, head) {
+  /** The name of a head, or its numbers. */
+  headName(layer, head) {
     return this.store.attention(this.state.kind).names?.[head] ?? `layer ${layer}, head ${head}`;
   }
 
-  /** Draws a head beside the current one, or no longer. */
-  keep(layer, head) {
+  /** Adds a head to the lines, or removes it. */
+  toggleHead(layer, head) {
     const others = this.state.kept.filter(([a, b]) => a !== layer || b !== head);
     this.set({ kept: others.length < this.state.kept.length ? others : [...others, [layer, head]] });
   }
@@ -205,25 +217,25 @@ export class Page {
       return;
     }
     const { layer, head, view: name } = this.state;
-    const ofWords = ["next", "lens", "norms"].includes(name); // where there are no heads
+    const withoutHeads = ["next", "lens", "norms"].includes(name);
     const actions = {
-      ArrowLeft: () => (ofWords ? this.step(-1) : this.set({ head: head - 1 })),
-      ArrowRight: () => (ofWords ? this.step(1) : this.set({ head: head + 1 })),
+      ArrowLeft: () => (withoutHeads ? this.step(-1) : this.set({ head: head - 1 })),
+      ArrowRight: () => (withoutHeads ? this.step(1) : this.set({ head: head + 1 })),
       ArrowUp: () => this.set({ layer: layer - 1 }),
       ArrowDown: () => this.set({ layer: layer + 1 }),
       w: () => this.controls.joinable && this.set({ words: !this.state.words }),
       n: () => this.step(1),
       p: () => this.step(-1),
-      k: () => this.keep(layer, head),
+      k: () => this.toggleHead(layer, head),
       a: () => this.controls.nextKind(),
-      t: () => this.standing.turn(this),
+      t: () => this.host.switchTheme(this),
       "?": () => this.help.show(),
       Escape: () => this.set({ token: null }),
     };
     const number = /^[1-9]$/.test(event.key) ? VIEWS[Number(event.key) - 1] : undefined;
     const act = number ? () => this.choose(number) : actions[event.key];
     if (!act || event.shiftKey !== (event.key === "?" && event.shiftKey)) return;
-    if (ofWords && /^Arrow(Up|Down)$/.test(event.key)) return; // these scroll
+    if (withoutHeads && /^Arrow(Up|Down)$/.test(event.key)) return; // these keys scroll
     event.preventDefault();
     act();
   }

@@ -1,4 +1,4 @@
-// The page that has all its data in itself.
+// The entry of a stand-alone page, which contains all its data.
 
 import { Page } from "qkv/page.js";
 import { embedded } from "qkv/store.js";

@@ -1,8 +1,8 @@
-// What is shown, as the end of the page's address: a link shows the same again.
+// The state of the page as the end of its address: a link restores it.
 
 export const VIEWS = ["head", "heads", "lines", "next", "lens", "norms", "attribution"];
 
-export function written(state) {
+export function toHash(state) {
   const parts = new URLSearchParams();
   for (const name of ["view", "kind", "layer", "head"]) if (state[name] !== null) parts.set(name, state[name]);
   if (state.words) parts.set("words", 1);
@@ -14,24 +14,24 @@ export function written(state) {
   return `#${parts}`;
 }
 
-/** What an address says, as far as the data has it. */
-export function readFrom(hash, state, data) {
+/** The state that an address describes, as far as the data has it. */
+export function fromHash(hash, state, data) {
   const parts = new URLSearchParams(hash.slice(1));
   const one = (name, of) => (of.includes(parts.get(name)) ? parts.get(name) : state[name]);
   const number = (name) => (/^\d+$/.test(parts.get(name) ?? "") ? Number(parts.get(name)) : state[name]);
-  const kept = (parts.get("kept") ?? "").split(" ").filter((each) => /^\d+\.\d+$/.test(each));
+  const kept = (parts.get("kept") ?? "").split(" ").filter((head) => /^\d+\.\d+$/.test(head));
   return within(
     {
       view: one("view", VIEWS),
       kind: one(
         "kind",
-        data.attention.map((each) => each.kind),
+        data.attention.map(({ kind }) => kind),
       ),
       layer: number("layer"),
       head: number("head"),
       words: parts.has("words") ? parts.get("words") === "1" : parts.has("view") ? false : state.words,
       token: parts.has("token") ? number("token") : parts.has("view") ? null : state.token,
-      kept: parts.has("view") ? kept.map((each) => each.split(".").map(Number)) : state.kept,
+      kept: parts.has("view") ? kept.map((head) => head.split(".").map(Number)) : state.kept,
       scale: one("scale", ["linear", "root", "log"]),
       glance: one("glance", ["pattern", "entropy", "distance"]),
       theme: one("theme", ["dark", "light"]),
@@ -40,9 +40,9 @@ export function readFrom(hash, state, data) {
   );
 }
 
-/** The nearest state that there is something to see of. */
+/** The nearest state that the data has something to show for. */
 export function within(state, data) {
-  const attention = data.attention.find((each) => each.kind === state.kind);
+  const attention = data.attention.find(({ kind }) => kind === state.kind);
   const views = available(data);
   const view = views.includes(state.view) ? state.view : views[0];
   if (!attention) return { ...state, view };
@@ -60,7 +60,7 @@ export function within(state, data) {
   };
 }
 
-/** The views there is data for. */
+/** The views that have data. */
 function available(data) {
   return VIEWS.filter((view) => !(view in data.lacking));
 }

@@ -1,37 +1,37 @@
-// Where the views get their data. A source knows where the data lies; the store decodes and remembers.
+// The data of the views. A source provides it; the store decodes and caches.
 //
-// A source has `data` (the names, the words, what there is), `bytes(name)`, which promises the bytes of a block, and
-// `part(name)`, which promises a part of the data that is only read when it is shown. That of the standalone page is
-// `embedded`; a page that is served fetches both.
+// A source has `data` (tokens, words, shapes), `bytes(name)`, which promises the bytes of a block, and `part(name)`,
+// which promises a part of the data that is only read when it is shown. The source of a stand-alone page is `embedded`;
+// that of a served page fetches both.
 
 import { decode, inflate, joined } from "qkv/matrix.js";
 
-const REMEMBERED = 96 << 20; // bytes of decoded heads
+const CACHE_SIZE = 96 << 20; // bytes of decoded heads
 
-let made = 0;
+let stores = 0;
 
 export class Store {
   constructor(source) {
-    this.number = made++; // what was drawn from one store is not what another one has
+    this.number = stores++; // tells the drawings of two stores apart
     this.source = source;
     this.data = source.data;
-    this.heads = new Map(); // from the one used longest ago to the latest
+    this.heads = new Map(); // from the least to the most recently used
     this.overviews = new Map();
     this.parts = new Map();
   }
 
   attention(kind) {
-    return this.data.attention.find((each) => each.kind === kind);
+    return this.data.attention.find((attention) => attention.kind === kind);
   }
 
-  /** Must have come before anything is shown: all that `coarse` needs. */
+  /** Loads the overviews, which `coarse` needs, before anything is shown. */
   async open() {
-    for (const each of this.data.attention) {
-      this.overviews.set(each.kind, await inflate(await this.source.bytes(`${each.kind}.overview`)));
+    for (const { kind } of this.data.attention) {
+      this.overviews.set(kind, await inflate(await this.source.bytes(`${kind}.overview`)));
     }
   }
 
-  /** A head as the overview has it: at once, but each cell is the highest of several where the text is long. */
+  /** A head from the overview, without waiting; for a long text each cell is the maximum of several. */
   coarse(kind, layer, head) {
     const { overview, heads, shape, most } = this.attention(kind);
     const size = overview[0] * overview[1];
@@ -40,20 +40,20 @@ export class Store {
     return decode(bytes, "root8", overview, most, shape);
   }
 
-  /** Promises the weights of one head, whole, or null where only the overview has the layer. */
+  /** Promises all weights of one head, or null if only the overview has the layer. */
   matrix(kind, layer, head, words = false) {
     const { layers, code, shape, most } = this.attention(kind);
     if (!layers.includes(layer)) return Promise.resolve(null);
-    return this.remembered(kind, `${kind}.${layer}.${head}`, code, shape, most, words);
+    return this.cached(kind, `${kind}.${layer}.${head}`, code, shape, most, words);
   }
 
-  /** The same for the attribution, which is a matrix, too. */
+  /** Promises the attribution, which is a matrix, too. */
   attribution(words = false) {
     const { code, shape, most } = this.data.attribution;
-    return this.remembered(null, "attribution", code, shape, most, words);
+    return this.cached(null, "attribution", code, shape, most, words);
   }
 
-  remembered(kind, block, code, shape, most, words) {
+  cached(kind, block, code, shape, most, words) {
     const name = words ? `${block} in words` : block;
     const known = this.heads.get(name);
     if (known) {
@@ -65,10 +65,10 @@ export class Store {
     const matrix = words ? this.inWords(kind, block, code, shape, most) : this.read(block, code, shape, most);
     this.heads.set(name, { matrix, size });
     matrix.catch(() => this.heads.delete(name));
-    let kept = 0;
-    for (const [other, { size: each }] of [...this.heads].reverse()) {
-      kept += each;
-      if (kept > REMEMBERED && other !== name) this.heads.delete(other);
+    let total = 0;
+    for (const [other, { size: bytes }] of [...this.heads].reverse()) {
+      total += bytes;
+      if (total > CACHE_SIZE && other !== name) this.heads.delete(other);
     }
     return matrix;
   }
@@ -78,25 +78,25 @@ export class Store {
   }
 
   async inWords(kind, block, code, shape, most) {
-    const pieces = await this.remembered(kind, block, code, shape, most, false);
+    const tokens = await this.cached(kind, block, code, shape, most, false);
     const { rows, columns } = kind === null ? this.data.attribution : this.attention(kind);
-    return joined(pieces, this.data.sides[rows].words, this.data.sides[columns].words);
+    return joined(tokens, this.data.sides[rows].words, this.data.sides[columns].words);
   }
 
-  /** "next" or "lens": the guesses; "norms" where the data has none yet. */
+  /** "next" or "lens": the predictions; "norms" if the data has none yet. */
   part(name) {
     if (!this.parts.has(name)) this.parts.set(name, this.source.part(name));
     return this.parts.get(name);
   }
 }
 
-/** The source of a standalone page: blocks of the page itself, read while the rest of it may still be loading. */
+/** The source of a stand-alone page: blocks of the page itself, read while the rest may still be loading. */
 export function embedded(page = document) {
   async function block(name) {
     for (;;) {
-      const found = page.getElementById(`qkv.${name}`);
-      if (found && (found.nextElementSibling || page.readyState !== "loading")) return found.textContent;
-      if (page.readyState !== "loading") throw new Error(`${name}: the page has no such block; it is not whole`);
+      const node = page.getElementById(`qkv.${name}`);
+      if (node && (node.nextElementSibling || page.readyState !== "loading")) return node.textContent;
+      if (page.readyState !== "loading") throw new Error(`${name}: the page has no such block; the file is incomplete`);
       await new Promise((resume) => setTimeout(resume, 15));
     }
   }

@@ -1,6 +1,4 @@
-"""Prompting against fine-tuning: every number has its row and its place, with its interval and its
-seeds.
-"""
+"""Prompting compared with fine-tuning: rows of the table, and points and intervals drawn."""
 
 from __future__ import annotations
 
@@ -12,13 +10,13 @@ import pytest
 from rich.console import Console
 
 from qkv.insight.render.figures.comparison_figure import (
-    NOWHERE,
+    ZERO_X,
     Compared,
     comparison_table,
     draw,
     draw_comparison,
-    place,
     spaced,
+    x_of,
 )
 from qkv.insight.render.figures.figure_style import STYLE
 
@@ -30,7 +28,7 @@ POINTS = [
 ]
 
 
-def test_the_table_has_a_row_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_a_row_for_each_point(capsys: pytest.CaptureFixture[str]) -> None:
     Console(width=100).print(comparison_table(POINTS, 0.5))
     text = capsys.readouterr().out
     rows = [
@@ -44,47 +42,47 @@ def test_the_table_has_a_row_for_each(capsys: pytest.CaptureFixture[str]) -> Non
         ["fine-tuned", "8", "55.0 [51.0, 59.0]", "2", "± 7.1"],
         ["fine-tuned", "1,000", "91.0 [88.0, 93.0]", "2", "± 1.4"],
     ]
-    assert "[ ]: 95% intervals; guessing is right in 50.0%" in text
+    assert "[ ]: 95% intervals; random guessing: 50.0%" in text
 
 
-def test_the_picture_has_both_ways_with_intervals_and_seeds() -> None:
+def test_the_figure_has_both_ways_with_intervals_and_seeds() -> None:
     with matplotlib.rc_context(STYLE):
         figure = draw(POINTS, "title", "below", 0.5)
     (axes,) = figure.axes
     lines = {str(line.get_label()): line for line in axes.lines}
-    for way, numbers, means in (
+    for way, counts, means in (
         ("prompted", (0, 8), (62.0, 75.0)),
         ("fine-tuned", (8, 1000), (55.0, 91.0)),
     ):
         assert list(lines[way].get_ydata()) == pytest.approx(means)
         assert list(lines[way].get_xdata()) == pytest.approx(
-            [place(each) for each in numbers], abs=0.05
+            [x_of(count) for count in counts], abs=0.05
         )
     heights = [tuple(line.get_ydata()) for line in axes.lines]  # type: ignore[arg-type]
     for point in POINTS:
         assert (100 * point.low, 100 * point.high) in heights
-        seeds = tuple(100 * each for each in point.accuracies)
+        seeds = tuple(100 * accuracy for accuracy in point.accuracies)
         assert (seeds in heights) == (len(seeds) > 1)
     assert (50.0, 50.0) in heights  # guessing
     assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "8", "1,000"]
-    (dots,) = [line for line in axes.lines if list(line.get_xdata()) == [NOWHERE / 2] * 2]
+    (dots,) = [line for line in axes.lines if list(line.get_xdata()) == [ZERO_X / 2] * 2]
     assert dots.get_linestyle() == ":"  # between 0 and the scale
 
 
-def test_examples_go_to_the_right_as_their_logarithm_and_none_stand_left_of_one() -> None:
-    assert [place(each) for each in (1, 10, 1000)] == pytest.approx([0, 1, 3])
-    assert place(0) < place(1)
+def test_the_x_axis_is_logarithmic_with_zero_left_of_one() -> None:
+    assert [x_of(number) for number in (1, 10, 1000)] == pytest.approx([0, 1, 3])
+    assert x_of(0) < x_of(1)
     assert spaced([0, 1, 8, 9, 1000], 0.1) == [0, 1, 9, 1000]
-    assert math.isclose(place(9) - place(8), 0.0511, abs_tol=1e-3)
+    assert math.isclose(x_of(9) - x_of(8), 0.0511, abs_tol=1e-3)
 
 
 @pytest.mark.parametrize("points", [POINTS, POINTS[:1], POINTS[2:3]])
-def test_the_picture_is_written_also_of_one_point(tmp_path: Path, points: list[Compared]) -> None:
+def test_a_figure_of_one_point_is_written(tmp_path: Path, points: list[Compared]) -> None:
     out = draw_comparison(points, tmp_path / "new" / "c.png", "$a_b$", "", None)
     assert out.stat().st_size > 1000
 
 
-def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
+def test_no_points_and_other_endings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^points: expected one or more to draw$"):
         draw_comparison([], tmp_path / "c.png", "", "", None)
     with pytest.raises(ValueError, match=r"^path: expected the name of a \.png"):

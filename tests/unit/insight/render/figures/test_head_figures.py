@@ -1,4 +1,4 @@
-"""Pictures and tables of heads have what they should, and show a person's words as they are."""
+"""Figures and tables of heads: the numbers and names they contain, and plain-text names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qkv.insight.render.figures.head_figures import (
     draw_patched,
     draw_patterns,
     draw_syntax,
-    relations,
+    syntax_figure,
 )
 from qkv.insight.render.head_tables import importance_table, patterns_table, syntax_table
 
@@ -30,13 +30,13 @@ NAN = float("nan")
 def importance(*kinds: str, few: bool = False) -> Importance:
     change = {kind: np.linspace(-0.1, 0.3, 12).reshape(3, 4) for kind in kinds}
     ends = [
-        {kind: np.full((3, 4), NAN) if few else each + by for kind, each in change.items()}
+        {kind: np.full((3, 4), NAN) if few else values + by for kind, values in change.items()}
         for by in (-0.01, 0.01)
     ]
     return Importance("zero", "loss", 2.5, 7, 40, change, *ends)
 
 
-def some_roles(kind: str) -> HeadPatterns:
+def some_patterns(kind: str) -> HeadPatterns:
     scores = {"previous": torch.rand(3, 4), "induction": torch.rand(3, 4)}
     return HeadPatterns(kind, scores, dict.fromkeys(scores, 0.125), dict.fromkeys(scores, 9))
 
@@ -57,7 +57,7 @@ def printed(table: Any) -> str:
     return capture.get()
 
 
-def test_the_heads_that_are_missed(tmp_path: Path) -> None:
+def test_importance(tmp_path: Path) -> None:
     out = draw_importance(
         importance("encoder", "decoder", "cross"), tmp_path / "a.svg", "Which <heads> $x$"
     )
@@ -65,41 +65,41 @@ def test_the_heads_that_are_missed(tmp_path: Path) -> None:
     assert "Which &lt;heads&gt; $x$" in text
     assert "cross 2.3" in text
     draw_importance(importance("self", few=True), tmp_path / "a.png", "few")
-    said = printed(importance_table(importance("self")))
-    assert "2.3" in said
-    assert "+0.3000" in said
-    assert "+0.2900" in said
-    assert "-0.1000" in said  # the one that is missed least
+    text = printed(importance_table(importance("self")))
+    assert "2.3" in text
+    assert "+0.3000" in text
+    assert "+0.2900" in text
+    assert "-0.1000" in text  # the smallest change
     assert "nan" not in printed(importance_table(importance("self", few=True)))
 
 
-def test_roles(tmp_path: Path) -> None:
-    found = [some_roles("encoder"), some_roles("decoder")]
-    text = draw_patterns(found, tmp_path / "a.svg", "roles").read_text()
-    layer, head, score = found[1].strongest("induction", 1)[0]
+def test_patterns(tmp_path: Path) -> None:
+    patterns = [some_patterns("encoder"), some_patterns("decoder")]
+    text = draw_patterns(patterns, tmp_path / "a.svg", "patterns").read_text()
+    layer, head, score = patterns[1].strongest("induction", 1)[0]
     assert f"{layer}.{head} {score:.2f}" in text
-    assert f"{layer}.{head}\u00a0{score:.2f}" in printed(patterns_table(found))
+    assert f"{layer}.{head}\u00a0{score:.2f}" in printed(patterns_table(patterns))
 
 
 def test_relations(tmp_path: Path) -> None:
     text = draw_syntax(SYNTAX, tmp_path / "a.svg", "syntax").read_text()
     assert "&lt;b&gt;$x$[red]" in text
-    said = printed(syntax_table(SYNTAX))
-    assert "<b>$x$[red]" in said
-    assert "1.2 →" in said
-    assert "0.3 ←" in said
-    assert "+20.0" in said
-    assert "2 longer than the context were left out" in " ".join(said.split())
+    text = printed(syntax_table(SYNTAX))
+    assert "<b>$x$[red]" in text
+    assert "1.2 →" in text
+    assert "0.3 ←" in text
+    assert "+20.0" in text
+    assert "2 longer than the context were left out" in " ".join(text.split())
 
 
 def test_the_legend_covers_nothing() -> None:
-    """Neither the last relation, nor its name, nor what is said above and below."""
-    figure = relations(SYNTAX._replace(relations=SYNTAX.relations * 9), "a title " * 5)
+    """It overlaps no bar, no name of a relation and no text above or below."""
+    figure = syntax_figure(SYNTAX._replace(relations=SYNTAX.relations * 9), "a title " * 5)
     figure.draw_without_rendering()
     (axes,) = figure.axes
     legend = axes.get_legend()
     assert legend is not None
-    own = legend.get_window_extent()
+    box = legend.get_window_extent()
     texts = [
         figure._suptitle,
         figure._supxlabel,
@@ -107,19 +107,19 @@ def test_the_legend_covers_nothing() -> None:
         *axes.get_xticklabels(),
         *axes.get_yticklabels(),
     ]
-    assert not any(own.overlaps(text.get_window_extent()) for text in texts)
-    assert 0 < own.y0 < own.y1 < axes.get_window_extent().y0
+    assert not any(box.overlaps(text.get_window_extent()) for text in texts)
+    assert 0 < box.y0 < box.y1 < axes.get_window_extent().y0
 
 
-def test_signs_that_no_file_may_have(tmp_path: Path) -> None:
-    """XML knows no control characters: whoever says one, the file can still be read."""
+def test_control_characters_are_replaced(tmp_path: Path) -> None:
+    """XML allows no control characters: an SVG with such names can still be parsed."""
     bad = "a\x1b[31m\x00\u202e\ufffe"
     patched = Patched("residual", "self", torch.rand(2, 2), 2.0, -1.0, "difference", 1, 2)
     one = Relation(bad, 20, 0, 3, "to its head", 0.2, NAN, NAN, -2, 0.4, NAN, NAN)
     draw_patched(patched, [bad, "b"], tmp_path / "0.svg", f"title {bad}", f"below {bad}")
     draw_syntax(SYNTAX._replace(relations=[one]), tmp_path / "1.svg", bad)
     draw_importance(importance("self"), tmp_path / "2.svg", bad)
-    draw_patterns([some_roles("self")], tmp_path / "3.svg", bad)
+    draw_patterns([some_patterns("self")], tmp_path / "3.svg", bad)
     for number in range(4):
         text = "".join(ElementTree.parse(tmp_path / f"{number}.svg").getroot().itertext())
         assert "a\ufffd" in text
@@ -128,9 +128,9 @@ def test_signs_that_no_file_may_have(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("at", "count"), [("residual", 5), ("heads", 4), ("residual", 200)])
 def test_patched(tmp_path: Path, at: Any, count: int) -> None:
-    found = Patched(at, "self", torch.rand(3, count) * 2 - 0.5, 2.0, -1.0, "difference", 1, 2)
+    patched = Patched(at, "self", torch.rand(3, count) * 2 - 0.5, 2.0, -1.0, "difference", 1, 2)
     text = draw_patched(
-        found, ["<script>", *["a"] * (count - 1)], tmp_path / "a.svg", "patched", "below"
+        patched, ["<script>", *["a"] * (count - 1)], tmp_path / "a.svg", "patched", "below"
     ).read_text()
     assert "<script>" not in text
     assert ("&lt;script&gt;" in text) == (at == "residual" and count < 60)

@@ -1,4 +1,4 @@
-"""Each picture holds the numbers of the look, and its words as text."""
+"""Figures of a look: each has the numbers of the look, and its tokens as plain text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def figure_of(look: Look, **how: object) -> Figure:
 
 
 def names(figure: Figure, axis: str, axes: int = 0) -> list[str]:
-    return [each.get_text() for each in getattr(figure.axes[axes], f"get_{axis}ticklabels")()]
+    return [tick.get_text() for tick in getattr(figure.axes[axes], f"get_{axis}ticklabels")()]
 
 
 def test_a_head_is_an_image_of_its_weights_with_numbers() -> None:
@@ -58,8 +58,8 @@ def test_source_on_one_axis_and_target_on_the_other() -> None:
         ["cats", "chase", "mice"],
     )
     assert (figure.axes[0].get_ylabel(), figure.axes[0].get_xlabel()) == (
-        "target: looks",
-        "source: looked at",
+        "target (queries)",
+        "source (keys)",
     )
     np.testing.assert_allclose(figure.axes[0].images[0].get_array(), weights)
 
@@ -73,7 +73,7 @@ def test_words_are_joined() -> None:
     np.testing.assert_allclose(figure.axes[0].images[0].get_array()[2], [a, b + c, d], rtol=1e-6)
 
 
-def test_all_heads_are_there_in_their_places() -> None:
+def test_all_heads_are_tiles_in_a_grid() -> None:
     look = look_at(TOKENS, layers=5, heads=2)
     figure = figure_of(look, view="heads")
     assert [names(figure, "y", block) for block in (0, 1)] == [["0", "1", "2"], ["3", "4"]]
@@ -92,12 +92,12 @@ def test_all_heads_are_there_in_their_places() -> None:
 def test_lines_are_as_opaque_as_their_weights_and_heads_have_colours() -> None:
     look = look_at(TOKENS)
     figure = figure_of(look, view="lines", layer=0, head=(0, 2))
-    drawn = [each for each in figure.axes[0].collections if isinstance(each, LineCollection)]
+    drawn = [lines for lines in figure.axes[0].collections if isinstance(lines, LineCollection)]
     for colour, head, lines in zip(COLOURS, (0, 2), drawn, strict=False):
         weights = look.attention[0].layers[0][head]
         expected = sorted(weight for weight in weights.flatten().tolist() if weight >= 0.02)
-        assert [each[3] for each in lines.get_colors()] == pytest.approx(expected)
-        assert {tuple(each[:3]) for each in lines.get_colors()} == {
+        assert [rgba[3] for rgba in lines.get_colors()] == pytest.approx(expected)
+        assert {tuple(rgba[:3]) for rgba in lines.get_colors()} == {
             matplotlib.colors.to_rgb(colour)
         }
         ends = [(round(path[0, 1]), round(path[-1, 1])) for path in lines.get_segments()]
@@ -106,7 +106,7 @@ def test_lines_are_as_opaque_as_their_weights_and_heads_have_colours() -> None:
     assert [text.get_text() for text in legend.get_texts()] == ["head 0", "head 2"]
     one = figure_of(look_at(TOKENS, heads=9), view="lines")
     assert len(one.axes[0].collections) == 1
-    assert one.get_suptitle() == "Self-attention, layer 0, the mean of its 9 heads"
+    assert one.get_suptitle() == "Self-attention, layer 0, mean of 9 heads"
 
 
 def test_lines_have_the_source_on_the_left() -> None:
@@ -120,37 +120,38 @@ def test_lines_have_the_source_on_the_left() -> None:
         for left in (True, False)
     ]
     assert sides == [["cats", "chase", "mice"], ["kediler", "fareleri"]]
-    assert axes.get_title(loc="left") == "translator: right looks at left"
+    assert axes.get_title(loc="left") == "translator: right attends to left"
     (lines,) = axes.collections
     ends = {
         (path[0, 1], path[-1, 1]): colour[3]
         for path, colour in zip(lines.get_segments(), lines.get_colors(), strict=True)
     }
-    # the two of the target stand half a word lower than the three of the source
+    # the two tokens of the target are centred beside the three of the source
     expected = {
         (s, t + 0.5): float(weights[t, s]) for t in range(2) for s in range(3) if weights[t, s]
     }
     assert ends == pytest.approx(expected)
-    own = figure_of(look_at(TOKENS), view="lines").axes[0]
-    assert own.get_title(loc="left") == "made up: left looks at right"
+    self_attention = figure_of(look_at(TOKENS), view="lines").axes[0]
+    assert self_attention.get_title(loc="left") == "made up: left attends to right"
 
 
 @pytest.mark.parametrize(
-    ("both_ways", "title"), [(False, "What comes next"), (True, "What stands there, in the")]
+    ("both_ways", "title"),
+    [(False, "Predicted next tokens"), (True, "Predicted token at each position")],
 )
-def test_the_question_is_the_model_s(both_ways: bool, title: str) -> None:
+def test_the_title_names_what_the_model_predicts(both_ways: bool, title: str) -> None:
     look = replace(look_at(TOKENS), both_ways=both_ways)
-    free = [each._replace(causal=not each.causal) for each in look.attention]
-    for each in (look, replace(look, attention=free), replace(look, attention=[])):
-        assert figure_of(each, view="next").get_suptitle().startswith(title)
+    flipped = [kind._replace(causal=not kind.causal) for kind in look.attention]
+    for variant in (look, replace(look, attention=flipped), replace(look, attention=[])):
+        assert figure_of(variant, view="next").get_suptitle().startswith(title)
 
 
-def test_next_and_lens_show_the_guesses() -> None:
+def test_next_and_lens_show_the_predictions() -> None:
     look = look_at(TOKENS)
     figure = figure_of(look, view="next")
     assert [bar.get_width() for bar in figure.axes[0].patches] == [0.75] * 4
-    said = [text.get_text() for text in figure.axes[0].texts]
-    assert said == [each for token in TOKENS for each in (f"after {token} 75%", "other 12%")]
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert texts == [text for token in TOKENS for text in (f"after {token} 75%", "other 12%")]
     figure = figure_of(look, view="lens")
     np.testing.assert_allclose(
         figure.axes[0].images[0].get_array(), np.outer([0, 1 / 3, 2 / 3], np.ones(4))
@@ -168,7 +169,7 @@ def test_norms_are_median_and_range() -> None:
     assert (band[:, 1].min(), band[:, 1].max()) == (1, 12)
     np.testing.assert_allclose(
         gradient.lines[0].get_ydata(), [0.02, 0.04, 0.06]
-    )  # without the last word
+    )  # without the last position
     band = gradient.collections[0].get_paths()[0].vertices
     np.testing.assert_allclose((band[:, 1].min(), band[:, 1].max()), (0.01, 0.09))
     for panel in (0, 1):
@@ -193,7 +194,7 @@ def test_entropy_and_distance_are_two_maps() -> None:
     assert len(figure_of(translation(["a"], ["b"], torch.ones(1, 1)), view="numbers").axes) == 1
 
 
-def test_attribution_stands_beside_attention() -> None:
+def test_attribution_is_drawn_beside_attention() -> None:
     look = look_at(TOKENS)
     left, right = figure_of(look, view="attribution", layer=1, head=1).axes
     np.testing.assert_allclose(left.images[0].get_array(), look.attention[0].layers[1][1])
@@ -201,17 +202,15 @@ def test_attribution_stands_beside_attention() -> None:
 
 
 @pytest.mark.parametrize("view", get_args(View))
-def test_svg_holds_every_word_as_text(view: View, tmp_path: Path) -> None:
-    """Markup, mathematics, emoji, Chinese, Arabic and a word of 10,000 letters: no warning, and
-    escaped.
-    """
+def test_svg_has_every_token_as_text(view: View, tmp_path: Path) -> None:
+    """Markup, formulas, emoji, Chinese, Arabic and a token of 10,000 letters are escaped."""
     out = tmp_path / "look.svg"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         look_figure.save(look_at(HOSTILE), out, view=view)
     texts = [
-        "".join(each.itertext())
-        for each in ElementTree.parse(out).getroot().iter("{http://www.w3.org/2000/svg}text")
+        "".join(text.itertext())
+        for text in ElementTree.parse(out).getroot().iter("{http://www.w3.org/2000/svg}text")
     ]
     if view in ("head", "lines", "next", "attribution"):
         assert {label(token) for token in HOSTILE} <= set(texts)
@@ -221,7 +220,7 @@ def test_svg_holds_every_word_as_text(view: View, tmp_path: Path) -> None:
 @pytest.mark.parametrize("view", get_args(View))
 def test_one_token_and_a_long_text_can_be_drawn(view: View) -> None:
     figure_of(look_at(["one"]), view=view)
-    tokens = [f"w{place}" for place in range(1024 if view in ("head", "lines") else 200)]
+    tokens = [f"w{position}" for position in range(1024 if view in ("head", "lines") else 200)]
     figure = figure_of(look_at(tokens, layers=1, heads=1), view=view)
     assert max(figure.get_size_inches()) < 40
     shown = (
@@ -234,29 +233,29 @@ def test_one_token_and_a_long_text_can_be_drawn(view: View) -> None:
 
 @pytest.mark.parametrize("view", ["head", "lines", "heads", "numbers", "norms"])
 def test_nothing_is_cut_off(view: View) -> None:
-    """Every text lies on the page, and no two names of one axis on each other."""
+    """Every text lies inside the figure, and no two names of one axis overlap."""
     look = look_at(["internationalisation", "the", "quick", "brown", "fox", "jumps", "over"])
     figure = figure_of(look, view=view)
     page = figure.bbox
     for axes in figure.axes:
-        found = [
+        texts = [
             *axes.get_xticklabels(),
             *axes.get_yticklabels(),
             *axes.texts,
             axes.title,
             axes.xaxis.label,
         ]
-        for text in (each for each in found if each.get_text()):
+        for text in (text for text in texts if text.get_text()):
             box = text.get_window_extent()
             assert page.x0 <= box.x0, text
             assert box.x1 <= page.x1, text
             assert page.y0 <= box.y0, text
             assert box.y1 <= page.y1, text
-        upright = [each.get_window_extent() for each in axes.get_yticklabels() if each.get_text()]
+        upright = [tick.get_window_extent() for tick in axes.get_yticklabels() if tick.get_text()]
         assert all(low.y1 <= high.y0 or high.y1 <= low.y0 for low, high in pairwise(upright))
 
 
-def test_what_cannot_be_drawn_is_said(tmp_path: Path, without_shape_checks: None) -> None:
+def test_errors_name_the_missing_view(tmp_path: Path, without_shape_checks: None) -> None:
     look = translation(["a"], ["b"], torch.ones(1, 1))
     for view in ("next", "lens", "norms", "attribution"):
         with pytest.raises(ValueError, match=f"{view}: "):

@@ -1,6 +1,4 @@
-"""Every layer has its number in the table and its point in the picture; names are text, whatever
-they say.
-"""
+"""Probe table and figure: a row and a point for each layer; names are plain text."""
 
 from __future__ import annotations
 
@@ -46,52 +44,52 @@ def scores(way: Way, measure: Measure, first: float, intervals: bool = True) -> 
 
 
 def probed(intervals: bool = True, measures: tuple[Measure, ...] = ("accuracy",)) -> Probed:
-    found = []
+    results = []
     for measure in measures:
-        found += scores("model", measure, 0.8, intervals) + scores(
+        results += scores("model", measure, 0.8, intervals) + scores(
             "random model", measure, 0.5, intervals
         )
-        found += scores("shuffled labels", measure, 0.2, intervals)
+        results += scores("shuffled labels", measure, 0.2, intervals)
     baseline = dict.fromkeys(measures, 0.25)
-    return Probed("[b]$x$", "a.conllu:upos", measures, LAYERS, found, baseline, {"hidden": 0}, {})
+    return Probed("[b]$x$", "a.conllu:upos", measures, LAYERS, results, baseline, {"hidden": 0}, {})
 
 
-def printed(found: Probed, width: int = 160) -> str:
+def printed(result: Probed, width: int = 160) -> str:
     console = Console(file=io.StringIO(), width=width)
-    console.print(probe_table(found))
+    console.print(probe_table(result))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
-def test_the_table_has_a_row_a_layer() -> None:
-    said = printed(probed())
-    rows = [line for line in said.splitlines() if "│" in line]
+def test_the_table_has_a_row_per_layer() -> None:
+    text = printed(probed())
+    rows = [line for line in text.splitlines() if "│" in line]
     assert [row.split("│")[1].strip() for row in rows] == list(LAYERS)
     assert "80.0 [79.0, 81.0]" in rows[0]
     assert "81.5 [79.0, 81.0]" in rows[3]
-    assert "who always says the same: 25.0 (accuracy, %)" in " ".join(said.split())
+    assert "majority-class baseline: 25.0 (accuracy, %)" in " ".join(text.split())
     assert (
-        "bold: layer 0, the best on the validation part; all scores are of the test part"
-        in " ".join(said.split())
+        "bold: layer 0, the best on the validation split; all scores are of the test split"
+        in " ".join(text.split())
     )
     assert "80.0 " in printed(probed(intervals=False))
     assert "0.80 [0.79, 0.81]" in printed(probed(measures=("distance", "accuracy")))
 
 
-def test_two_measures_have_room_in_a_narrow_terminal() -> None:
-    said = printed(probed(measures=("distance", "accuracy")), width=80)
-    assert "…" not in said
+def test_two_measures_fit_a_narrow_terminal() -> None:
+    text = printed(probed(measures=("distance", "accuracy")), width=80)
+    assert "…" not in text
     (above, below) = (
-        line.strip("┃").split("┃") for line in said.splitlines() if line.startswith("┃")
+        line.strip("┃").split("┃") for line in text.splitlines() if line.startswith("┃")
     )
     assert [name.strip() for name in above] == ["", *("model", "random", "shuffled") * 2]
     assert [name.strip() for name in below] == ["layer", *["distance"] * 3, *["accuracy"] * 3]
-    assert "embedding" in said
-    assert "controls: random model, shuffled labels" in said
+    assert "embedding" in text
+    assert "controls: random model, shuffled labels" in text
     assert "controls" not in printed(replace(probed(), scores=scores("model", "accuracy", 0.8)))
 
 
-def test_the_picture_has_a_line_a_way_with_a_point_a_layer(tmp_path: Path) -> None:
+def test_the_figure_has_a_line_per_way_and_a_point_per_layer(tmp_path: Path) -> None:
     with matplotlib.rc_context(STYLE):
         line = Line("one", scores("model", "accuracy", 0.8), "#000000")
         other = Line("other", scores("random model", "accuracy", 0.5)[:3], "#ff0000", dashed=True)
@@ -99,7 +97,7 @@ def test_the_picture_has_a_line_a_way_with_a_point_a_layer(tmp_path: Path) -> No
             [Panel("a", [line, other], {"level": 0.25}, "accuracy")] * 2, "title", "below"
         )
     for axes in figure.axes:
-        drawn = {each.get_label(): each for each in axes.get_lines()}
+        drawn = {line.get_label(): line for line in axes.get_lines()}
         assert list(drawn["one"].get_ydata()) == pytest.approx([80, 80.5, 81, 81.5])
         assert len(list(drawn["other"].get_xdata())) == 3
         assert [tick.get_text() for tick in axes.get_xticklabels()] == list(LAYERS)
@@ -111,8 +109,8 @@ def test_the_picture_has_a_line_a_way_with_a_point_a_layer(tmp_path: Path) -> No
             > 1000
         )
     written = (tmp_path / "a.svg").read_text()
-    assert "[b]$x$: what each layer knows of a.conllu:upos" in written
-    assert "layer 0, the best on the validation part: 0.81; probe: linear; band: 95%" in written
+    assert "[b]$x$: probing each layer for a.conllu:upos" in written
+    assert "layer 0, the best on the validation split: 0.81; probe: linear; band: 95%" in written
 
 
 @pytest.mark.parametrize("depth", [2, 16, 17, 30, 100])
@@ -134,7 +132,7 @@ def test_the_names_of_layers_do_not_overlap(depth: int) -> None:
         assert (names[0], names[1], names[-1]) == ("embedding", "0", "norm")
 
 
-def test_what_cannot_be_drawn(tmp_path: Path) -> None:
+def test_other_endings_and_no_lines_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^path: expected the name of a .png"):
         draw_probed(probed(), tmp_path / "a.gif")
     with pytest.raises(ValueError, match=r"^panels: expected one line or more to draw$"):

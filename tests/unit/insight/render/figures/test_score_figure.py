@@ -1,4 +1,4 @@
-"""A picture of scores: a panel for each, every model in it, its interval drawn where it lies."""
+"""Figure of evaluation scores: a panel per score with every model and its interval."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def test_every_score_has_a_panel_with_every_interval() -> None:
     intervals = [tuple(line.get_ydata()) for line in accuracy.lines]  # type: ignore[arg-type]
     assert intervals.count((40.0, 90.0)) == 6
     assert intervals.count((50.0, 60.0, 90.0)) == 2  # the scores of each model
-    assert (50.0, 50.0) in intervals  # guessing
+    assert (50.0, 50.0) in intervals  # random guessing
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["one", "two", "95% interval"]
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
-def test_the_picture_is_written(tmp_path: Path, ending: str) -> None:
+def test_the_figure_is_written(tmp_path: Path, ending: str) -> None:
     out = plot({"results": RESULTS}, tmp_path / "new" / f"scores.{ending}")
     assert out.stat().st_size > 1000
 
@@ -71,7 +71,7 @@ def test_a_score_without_an_interval_is_a_dot_alone() -> None:
 
 @pytest.mark.parametrize("name", ["accuracy", "BLEU", "chrF"])
 def test_scores_that_end_at_100_have_a_linear_axis(name: str) -> None:
-    """However far apart: a tenth of the BLEU is a tenth of the height."""
+    """Also when they are far apart: a tenth of the BLEU is a tenth of the height."""
     most = 0.9 if name == "accuracy" else 90.0
     far = [
         result(model, "t", 0, **{name: (at, at / 2, at)})
@@ -93,9 +93,7 @@ def test_perplexities_far_apart_have_a_logarithmic_axis() -> None:
     assert draw(near).axes[0].get_yscale() == "linear"
 
 
-def test_the_picture_is_there_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_figure_is_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "scores.png"
     out.write_text("the old one")
 

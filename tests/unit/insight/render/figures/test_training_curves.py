@@ -1,6 +1,4 @@
-"""The picture shows what the metrics say: every run, at the right places, whatever is missing or
-not a number.
-"""
+"""Training curves: every run is drawn where it was measured, with missing and non-finite values."""
 
 from __future__ import annotations
 
@@ -13,9 +11,10 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import same_color
 
+from qkv.insight.render.figures.curve_smoothing import BUCKETS, smoothed, thinned
 from qkv.insight.render.figures.figure_style import COLOURS
 from qkv.insight.render.figures.run_metrics import names, read_run, short
-from qkv.insight.render.figures.training_curves import BUCKETS, draw, plot, smoothed, thinned
+from qkv.insight.render.figures.training_curves import draw, plot
 from qkv.training.logging.metrics import NAME, Metrics
 
 
@@ -32,8 +31,8 @@ def row(step: int, loss: float | None = None, **more: Any) -> dict[str, Any]:
 
 def run(folder: Path, *rows: dict[str, Any]) -> Path:
     metrics = Metrics(folder)
-    for each in rows:
-        metrics.write(each)
+    for values in rows:
+        metrics.write(values)
     metrics.close()
     return folder
 
@@ -58,7 +57,7 @@ def labels(axes: Axes) -> list[str]:
     return [text.get_text() for text in legend.get_texts()]
 
 
-def test_one_run_is_drawn_next_to_itself(tmp_path: Path) -> None:
+def test_the_figure_of_one_run_goes_into_its_folder(tmp_path: Path) -> None:
     folder = run(
         tmp_path / "mine",
         *(row(step) for step in range(1, 101)),
@@ -70,18 +69,20 @@ def test_one_run_is_drawn_next_to_itself(tmp_path: Path) -> None:
     assert is_png(tmp_path / "new" / "other.png")
 
 
-def test_several_runs_are_drawn_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_figure_of_several_runs_goes_into_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     runs = [run(tmp_path / "runs" / name, row(1), row(2)) for name in ("one", "two")]
     assert plot(runs).resolve() == tmp_path / "curves.png"
     assert is_png(tmp_path / "curves.png")
-    assert plot([runs[0], str(runs[0])]) == runs[0] / "curves.png"  # named twice, it is one
+    assert plot([runs[0], str(runs[0])]) == runs[0] / "curves.png"  # a run named twice counts once
 
 
 @pytest.mark.parametrize(("name", "begins"), [("c.svg", b"<?xml"), ("c.PDF", b"%PDF")])
-def test_other_kinds_of_picture(tmp_path: Path, name: str, begins: bytes) -> None:
-    made = plot([run(tmp_path / "run", row(1), row(2))], tmp_path / name)
-    assert made.read_bytes().startswith(begins)
+def test_other_file_formats(tmp_path: Path, name: str, begins: bytes) -> None:
+    out = plot([run(tmp_path / "run", row(1), row(2))], tmp_path / name)
+    assert out.read_bytes().startswith(begins)
 
 
 def test_points_lie_where_they_were_measured(tmp_path: Path) -> None:
@@ -102,8 +103,8 @@ def test_points_lie_where_they_were_measured(tmp_path: Path) -> None:
         figure = draw([read_run(folder, "run", x)], x, 0)  # type: ignore[arg-type]
         main, rate, norm = figure.axes
         assert curve(main, "o") == [(4 * scale, 3.5), (10 * scale, 2.75)]
-        assert [place for place, _ in curve(main, "x")] == [5 * scale]
-        assert [place for place, _ in curve(main, "<")] == [8 * scale]
+        assert [at for at, _ in curve(main, "x")] == [5 * scale]
+        assert [at for at, _ in curve(main, "<")] == [8 * scale]
         assert main.get_xlabel() == label
         loss = np.asarray(main.lines[0].get_xydata())
         assert loss[:, 0].tolist() == [step * scale for step in range(1, 11)]
@@ -124,7 +125,7 @@ def test_points_lie_where_they_were_measured(tmp_path: Path) -> None:
     assert labels(main) == ["training", "validation", "step skipped", "went back to a checkpoint"]
 
 
-def test_a_step_taken_again_on_another_way_counts(tmp_path: Path) -> None:
+def test_a_step_taken_twice_has_its_last_loss(tmp_path: Path) -> None:
     folder = run(
         tmp_path / "run",
         row(1),
@@ -138,7 +139,7 @@ def test_a_step_taken_again_on_another_way_counts(tmp_path: Path) -> None:
     assert read.skipped.tolist() == [2.0]
 
 
-def test_each_run_has_its_colour_and_its_name(tmp_path: Path) -> None:
+def test_runs_have_their_colour_and_name(tmp_path: Path) -> None:
     folders = [
         run(tmp_path / name, row(1), row(2), {"step": 2, "validation_loss": loss})
         for name, loss in (("a/small", 3.0), ("b/small", 2.5), ("_c$x$", math.nan))
@@ -155,13 +156,13 @@ def test_each_run_has_its_colour_and_its_name(tmp_path: Path) -> None:
     assert is_png(plot(folders, tmp_path))
 
 
-def test_many_runs_never_look_alike(tmp_path: Path) -> None:
+def test_many_runs_have_different_styles(tmp_path: Path) -> None:
     read = [read_run(run(tmp_path / str(n), row(1), row(2)), str(n), "step") for n in range(16)]
     strong = [
         line for line in draw(read, "step", 0.02).axes[0].lines if line.get_linewidth() == 2.2
     ]
-    looks = {(line.get_color(), str(line._unscaled_dash_pattern)) for line in strong}  # type: ignore[attr-defined]
-    assert len(looks) == len(strong) == 16
+    styles = {(line.get_color(), str(line._unscaled_dash_pattern)) for line in strong}  # type: ignore[attr-defined]
+    assert len(styles) == len(strong) == 16
 
 
 @pytest.mark.parametrize(
@@ -191,21 +192,19 @@ def test_many_runs_never_look_alike(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.filterwarnings("error")
-def test_runs_that_have_little_to_show_are_drawn(
-    tmp_path: Path, rows: list[dict[str, Any]]
-) -> None:
+def test_runs_with_little_to_show_are_drawn(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     assert is_png(plot([run(tmp_path / "run", *rows)]))
 
 
-def test_a_run_in_progress_is_drawn_without_its_half_line(tmp_path: Path) -> None:
+def test_an_unfinished_line_of_metrics_is_ignored(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", row(1), row(2))
     with (folder / NAME).open("a") as file:
         file.write('{"step": 3, "lo')
-    assert read_run(folder, "run", "step").told.startswith("2 steps so far")
+    assert read_run(folder, "run", "step").summary.startswith("2 steps so far")
     assert is_png(plot([folder]))
 
 
-def test_a_single_spike_does_not_press_the_curve_flat(tmp_path: Path) -> None:
+def test_a_single_spike_does_not_flatten_the_curve(tmp_path: Path) -> None:
     rows = [row(step, 1e6 if step == 500 else 3.0 - step / 1000) for step in range(1, 1001)]
     low, high = (
         draw([read_run(run(tmp_path / "run", *rows), "run", "step")], "step", 0.02)
@@ -239,12 +238,14 @@ def test_smoothing_leaves_out_what_is_not_finite() -> None:
 def test_a_long_run_keeps_its_extremes() -> None:
     x = np.arange(100_000, dtype=np.float64)
     values = np.random.default_rng(0).normal(size=100_000)
-    values[31_234], values[71_234], values[200:300] = 50.0, -50.0, np.nan
-    few, kept = thinned(x, values)
+    values[31_234] = 50.0
+    values[71_234] = -50.0
+    values[200:300] = np.nan
+    few, extremes = thinned(x, values)
     assert len(few) <= 2 * BUCKETS
     assert (np.diff(few) > 0).all()
-    assert (few[kept.argmax()], few[kept.argmin()]) == (31_234, 71_234)
-    assert np.isfinite(kept).all()
+    assert (few[extremes.argmax()], few[extremes.argmin()]) == (31_234, 71_234)
+    assert np.isfinite(extremes).all()
 
 
 @pytest.mark.parametrize(
@@ -254,7 +255,7 @@ def test_short(value: float, text: str) -> None:
     assert short(value) == text
 
 
-# What cannot be drawn
+# Errors
 
 
 def test_errors_say_what_is_wrong(tmp_path: Path, without_shape_checks: None) -> None:

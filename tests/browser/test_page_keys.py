@@ -1,4 +1,4 @@
-"""The page by keys and by its address, in words as the library joins them, in both themes."""
+"""The page by keys and by its address, with joined words, in both themes."""
 
 from __future__ import annotations
 
@@ -101,14 +101,14 @@ def test_where_there_are_no_heads_arrows_go_through_words_and_the_lens(
 
 
 def test_the_lens_of_a_long_text_opens_at_the_chosen_word(open_page: Open) -> None:
-    page = open_page(made_look([f"w{place}" for place in range(250)]), "#view=lens&token=200")
+    page = open_page(made_look([f"w{position}" for position in range(250)]), "#view=lens&token=200")
     cell, room = (
         page.locator(".lens .chosen").bounding_box(),
         page.locator(".scroller").bounding_box(),
     )
-    assert page.get_attribute(".lens .chosen", "data-place") == "200"
+    assert page.get_attribute(".lens .chosen", "data-position") == "200"
     assert room["x"] + 90 < cell["x"] < cell["x"] + cell["width"] < room["x"] + room["width"]
-    assert page.locator(".lens-cell").count() < 200  # only those in sight are made
+    assert page.locator(".lens-cell").count() < 200  # only visible columns have cells
 
 
 def test_help_and_keeping_a_head(open_page: Open, look: Look) -> None:
@@ -131,20 +131,20 @@ def test_the_page_has_the_weights_and_joins_them_as_the_library_does(
     page = open_page(look)
     attention = look.attention[0]
     for layer, head in ((0, 0), (2, 3)):
-        found = torch.tensor(page.evaluate(NUMBERS, [words, "self", layer, head]))
+        weights = torch.tensor(page.evaluate(NUMBERS, [words, "self", layer, head]))
         expected = attention.layers[layer][head]
         if words:
             expected = join_words(expected, attention.rows.words, attention.columns.words)
-        assert found.shape == expected.shape
-        assert (found - expected).abs().max() < 5e-5
+        assert weights.shape == expected.shape
+        assert (weights - expected).abs().max() < 5e-5
 
 
 def test_words_of_a_translation(open_page: Open) -> None:
     look = made_look(["[start]", "kedi", "ler", "i"], inside={2, 3}, source=["the", "cat", "s"])
     cross = look.attention[2]
     page = open_page(look)
-    found = torch.tensor(page.evaluate(NUMBERS, [True, "cross", 1, 1]))
-    assert found.allclose(
+    weights = torch.tensor(page.evaluate(NUMBERS, [True, "cross", 1, 1]))
+    assert weights.allclose(
         join_words(cross.layers[1][1], cross.rows.words, cross.columns.words), atol=5e-5
     )
 
@@ -162,11 +162,11 @@ def test_w_turns_pieces_into_words(open_page: Open, look: Look) -> None:
 
 
 def test_an_address_shows_the_same_again(open_page: Open, look: Look) -> None:
-    asked = (
+    address = (
         "#view=lines&kind=self&layer=2&head=3&words=1&token=3&kept=0.1+1.2&scale=linear&theme=dark"
     )
-    page = open_page(look, asked)
-    assert page.evaluate("document.querySelector('#qkv').dataset.shown") == asked
+    page = open_page(look, address)
+    assert page.evaluate("document.querySelector('#qkv').dataset.shown") == address
     assert page.locator(".chips li").count() == 3
     assert page.locator(".words .own .word").all_inner_texts() == ["unbelievably"]
     page.keyboard.press("1")
@@ -175,7 +175,7 @@ def test_an_address_shows_the_same_again(open_page: Open, look: Look) -> None:
 
 
 def test_a_long_text_has_the_scale_for_faint_weights(open_page: Open) -> None:
-    page = open_page(made_look([f"w{place}" for place in range(300)], depth=1, heads=1))
+    page = open_page(made_look([f"w{position}" for position in range(300)], depth=1, heads=1))
     assert page.input_value("#scale") == "log"
 
 
@@ -220,10 +220,13 @@ def test_dark_and_light(open_page: Open, look: Look) -> None:
 
 def test_every_control_has_a_name(open_page: Open, look: Look) -> None:
     page = open_page(look)
-    nameless = """() => [...document.querySelectorAll("button, select, input, canvas:not([aria-hidden]), [tabindex]")]
-      .filter(each => !(each.getAttribute("aria-label") || each.textContent.trim() || each.labels?.length))
-      .map(each => each.outerHTML)"""
+    nameless = """() => [...document.querySelectorAll(
+        "button, select, input, canvas:not([aria-hidden]), [tabindex]"
+      )]
+      .filter(node => !node.getAttribute("aria-label") && !node.textContent.trim())
+      .filter(node => !node.labels?.length)
+      .map(node => node.outerHTML)"""
     for number, view in enumerate(VIEWS, start=1):
         page.keyboard.press(str(number))
         settled(page, view=view)
-        assert [each for each in page.evaluate(nameless) if 'id="view"' not in each] == []
+        assert [node for node in page.evaluate(nameless) if 'id="view"' not in node] == []

@@ -1,6 +1,4 @@
-"""What a page says of itself: which views there are and why others are not, in whose words, seen
-from the beginning.
-"""
+"""Missing views have a reason; each view has its status line; pages open at their beginning."""
 
 from __future__ import annotations
 
@@ -13,25 +11,26 @@ from support.made_looks import CATS, made_look, recurrent_look
 VIEWS = ("head", "heads", "lines", "next", "lens", "norms", "attribution")
 
 
-def test_whatever_is_missing_says_why(open_page: Open) -> None:
+def test_missing_views_have_a_reason(open_page: Open) -> None:
     full = made_look()
     look = type(full)(full.model, full.reading, [], full.next, None, None)
     page = open_page(look)
     assert page.locator(".strip .piece").count() == len(CATS)
     assert page.locator("nav [data-view]").count() == 7
-    there = page.locator("nav [data-view]:not([aria-disabled])")
-    assert there.all_inner_texts() == ["Next word"]
-    said, lens = status(page), page.locator("[data-view=lens]")
-    reason = "It was not asked for: qkv look … --view lens makes it"
+    available = page.locator("nav [data-view]:not([aria-disabled])")
+    assert available.all_inner_texts() == ["Next token"]
+    before = status(page)
+    lens = page.locator("[data-view=lens]")
+    reason = "It was not requested: use qkv look … --view lens"
     assert lens.get_attribute("title") == reason
     lens.hover()
     assert status(page) == reason
     page.mouse.move(0, 0)
-    assert status(page) == said
+    assert status(page) == before
     lens.focus()
     assert status(page) == reason
-    there.focus()
-    assert status(page) == said
+    available.focus()
+    assert status(page) == before
     for choose in (lambda: lens.click(force=True), lambda: page.keyboard.press("5")):
         page.evaluate("document.querySelector('.status').textContent = ''")
         choose()
@@ -47,7 +46,7 @@ def test_an_rnn_s_lens_is_its_output(open_page: Open) -> None:
     assert page.get_attribute("[data-view=norms]", "title") == "An RNN has no residual stream"
 
 
-def test_each_view_says_its_own_sentence(open_page: Open) -> None:
+def test_each_view_has_its_status_line(open_page: Open) -> None:
     page = open_page(made_look())
     starts = [
         "Layer 0, head 0",
@@ -56,7 +55,10 @@ def test_each_view_says_its_own_sentence(open_page: Open) -> None:
         "After “mice”",
         "After layer 2, “the”",
     ]
-    starts += ["Median of the words: the residual stream grows", "“mice”: most attention to “"]
+    starts += [
+        "Median of the positions: the residual stream norm rises",
+        "“mice”: largest attention: “",
+    ]
     for order in (range(7), reversed(range(7))):
         for number in order:
             page.keyboard.press(str(number + 1))
@@ -65,8 +67,8 @@ def test_each_view_says_its_own_sentence(open_page: Open) -> None:
             assert status(page) == starts[number] or number not in (0, 2)
 
 
-def test_what_is_opened_is_seen_from_its_beginning(open_page: Open) -> None:
-    look = made_look([f"gypsy{place}" for place in range(60)])
+def test_views_open_at_their_beginning(open_page: Open) -> None:
+    look = made_look([f"jumping{position}" for position in range(60)])
     page = open_page(
         replace(look, norms=look.norms and look.norms._replace(gradient=None)),
         "#view=lens",
@@ -82,5 +84,7 @@ def test_what_is_opened_is_seen_from_its_beginning(open_page: Open) -> None:
     assert page.locator("figure").bounding_box()["width"] <= 640
     page.keyboard.press("1")
     settled(page, view="head")
-    cut = "all => all.filter(it => it.scrollHeight > it.clientHeight || it.scrollWidth > it.clientWidth).length"
-    assert page.eval_on_selector_all(".heat .word", cut) == 0  # nothing of a letter either
+    cut = """all => all.filter(
+      node => node.scrollHeight > node.clientHeight || node.scrollWidth > node.clientWidth
+    ).length"""
+    assert page.eval_on_selector_all(".heat .word", cut) == 0  # no letter is cut off

@@ -1,6 +1,4 @@
-"""See it think: what is drawn is what the API says, while the text grows; without a head the text
-is another.
-"""
+"""The view inside the model: the numbers of the API during generation; heads switched off."""
 
 from __future__ import annotations
 
@@ -41,10 +39,10 @@ def weights(answer: Any, layer: int, head: int) -> torch.Tensor:
 
 def test_a_head_of_the_text_on_the_page(visit: Open, server: Any) -> None:
     page = visit(link(tab="write", model="gpt", prompt=PROMPT))
-    asked = bodies(page, "/v1/attention")
-    page.click("text=See it think")
+    requests = bodies(page, "/v1/attention")
+    page.click("text=Look inside the model")
     settled(page, view="heads")
-    page.wait_for_function("() => scrollY > 100")  # to where the text and the heads are seen
+    page.wait_for_function("() => scrollY > 100")  # until the text and the heads are visible
     text, heads = page.locator(".result").bounding_box(), page.locator("#qkv .grid").bounding_box()
     assert (
         0
@@ -61,7 +59,7 @@ def test_a_head_of_the_text_on_the_page(visit: Open, server: Any) -> None:
     page.click("#qkv [role=row]:nth-child(3) .cell:nth-child(3)")  # layer 1, head 1
     settled(page, view="head", layer=1, head=1)
     page.wait_for_selector("#qkv .bars li")
-    assert asked[-1]["layers"] == [1]  # only now, when it is looked at
+    assert requests[-1]["layers"] == [1]  # only when it is shown
     answer = answered(server, "/v1/attention", model="gpt", text=PROMPT, layers=[1])
     last = weights(answer, 1, 1)[-1]
     shown = percents(page.inner_text("#qkv .bars"))
@@ -74,9 +72,7 @@ def test_a_head_of_the_text_on_the_page(visit: Open, server: Any) -> None:
     settled(again, view="head", layer=1, head=1)
 
 
-def test_the_lens_follows_what_is_generated_one_question_at_a_time(
-    visit: Open, server: Any
-) -> None:
+def test_the_lens_follows_generation_one_request_at_a_time(visit: Open, server: Any) -> None:
     page = visit(
         link(
             tab="write",
@@ -99,12 +95,12 @@ def test_the_lens_follows_what_is_generated_one_question_at_a_time(
     def gone(request: Any) -> None:
         flying["now"] -= request.url.endswith("/v1/attention")
 
-    asked = bodies(page, "/v1/attention")
+    requests = bodies(page, "/v1/attention")
     page.on("request", came)
     page.on("requestfinished", gone)
     generate(page)
     choice, prompt = completed(server, model="gpt", prompt=PROMPT, temperature=0, max_tokens=12)
-    ids = [each["id"] for each in [*prompt, *choice["tokens"]]]
+    ids = [entry["id"] for entry in [*prompt, *choice["tokens"]]]
     wide = f"{96 * len(ids)}px"  # a column for each token, in the end
     page.wait_for_function(
         "wide => document.querySelector('#qkv .lens').style.width.includes(wide)", arg=wide
@@ -113,12 +109,12 @@ def test_the_lens_follows_what_is_generated_one_question_at_a_time(
     for layer, guesses in enumerate(lens):
         cells = page.locator(f"#qkv [data-layer='{layer}'] .number").all_inner_texts()
         assert cells == [
-            f"{100 * each[0][2]:.0f}%" for each in guesses[-len(cells) :]
-        ]  # it is open at the last word
+            f"{100 * entry[0][2]:.0f}%" for entry in guesses[-len(cells) :]
+        ]  # it is open at the last token
     last = page.locator("#qkv .lens .chosen")
-    assert last.get_attribute("data-place") == str(len(ids) - 1)
+    assert last.get_attribute("data-position") == str(len(ids) - 1)
     assert last.bounding_box()["x"] + last.bounding_box()["width"] < 1280
-    texts = [each["text"] for each in asked if isinstance(each["text"], list)]
+    texts = [entry["text"] for entry in requests if isinstance(entry["text"], list)]
     assert texts[-1] == ids  # token for token, and the whole text in the end
     assert all(text == ids[: len(text)] for text in texts)
     assert flying["most"] == 1
@@ -140,20 +136,20 @@ def test_a_knocked_out_head_changes_the_text_and_what_differs_is_marked(
     whole, read = completed(server, model="gpt", prompt=PROMPT, **how)
     without, _ = completed(server, model="gpt", prompt=PROMPT, heads_off=["0.1"], **how)
     sides = [f".sides > :nth-child({number}) .tokens .token" for number in (1, 2)]
-    assert tokens(page, sides[0]) == shown_as(page, [each["text"] for each in whole["tokens"]])
-    assert tokens(page, sides[1]) == shown_as(page, [each["text"] for each in without["tokens"]])
+    assert tokens(page, sides[0]) == shown_as(page, [entry["text"] for entry in whole["tokens"]])
+    assert tokens(page, sides[1]) == shown_as(page, [entry["text"] for entry in without["tokens"]])
     assert whole["text"] != without["text"]
     marked = page.eval_on_selector_all(
-        sides[1], "all => all.map(each => each.classList.contains('differs'))"
+        sides[1], "all => all.map(node => node.classList.contains('differs'))"
     )
-    same = [each["id"] for each in without["tokens"]]
-    kept = [id for id, differs in zip(same, marked, strict=True) if not differs]
-    left = iter(each["id"] for each in whole["tokens"])
-    assert all(id in left for id in kept)  # what is not marked stands in both, in this order
+    same = [entry["id"] for entry in without["tokens"]]
+    unmarked = [id for id, differs in zip(same, marked, strict=True) if not differs]
+    left = iter(entry["id"] for entry in whole["tokens"])
+    assert all(id in left for id in unmarked)  # unmarked tokens are in both texts, in this order
     assert any(marked)
     assert page.inner_text(".sides > :nth-child(2) h3") == "Without layer 0, head 1"
     assert page.inner_text(".knockout > .note") == f"{sum(marked)} of 10 tokens differ."
-    assert page.inner_text(".other-heads") == "Written with all heads on."  # the text above
+    assert page.inner_text(".other-heads") == "Generated with all heads on."  # the text above
     assert page.inner_text(".actions > .note") == "Layer 0, head 1 is switched off."
     generate(page)
     assert page.locator(".other-heads").is_hidden()
@@ -162,7 +158,7 @@ def test_a_knocked_out_head_changes_the_text_and_what_differs_is_marked(
     assert page.locator("#qkv .cell.crossed").count() == 1
     assert "switched off" in page.get_attribute("#qkv .cell.crossed", "aria-label")
     page.wait_for_selector(".distribution:not([aria-busy])")
-    ids = [each["id"] for each in [*read, *without["tokens"]]]
+    ids = [entry["id"] for entry in [*read, *without["tokens"]]]
     listed = answered(
         server,
         "/v1/next",
@@ -187,17 +183,17 @@ def test_a_knocked_out_head_changes_the_text_and_what_differs_is_marked(
     settings_where(page, lambda chosen: "off" not in chosen)
 
 
-def test_a_translation_is_looked_at_between_its_two_texts(visit: Open, server: Any) -> None:
+def test_a_translation_has_cross_attention(visit: Open, server: Any) -> None:
     page = visit(link(tab="translate", model="translator", text="cats chase mice", think=1))
-    asked = bodies(page, "/v1/attention")
+    requests = bodies(page, "/v1/attention")
     settled(page, view="heads", kind="cross")
     page.click("#panel button:text-is('Translate')")
     page.wait_for_selector(".aligned-word")
     page.wait_for_function("() => document.querySelector('#qkv')")
-    said = answered(
+    response = answered(
         server, "/v1/translate", model="translator", text="cats chase mice", beams=4, n_best=3
     )
-    best = said["translations"][0][0]["text"]
-    eventually(page, lambda: asked[-1].get("target"), lambda target: target == best)
+    best = response["translations"][0][0]["text"]
+    eventually(page, lambda: requests[-1].get("target"), lambda target: target == best)
     settled(page, view="heads", kind="cross")
     assert not page.locator(".knockout").is_visible()

@@ -1,33 +1,35 @@
-// A text as words one can select, pick and see shaded.
+// A text as tokens that can be selected, picked and shaded.
 
 import { element } from "qkv/elements.js";
-import { direction, visible, whole } from "qkv/words.js";
+import { direction, visible, wordText } from "qkv/token_text.js";
 
-/** `onpick(piece)` is told the place of the piece that was clicked. */
-export class Strip {
+/** `onpick(position)` gets the position of the token that was clicked. */
+export class TokenStrip {
   constructor(name, onpick = null) {
     this.onpick = onpick;
     this.element = element("p", { class: onpick ? "strip picking" : "strip", "aria-label": name });
     this.element.addEventListener("click", (event) => {
-      const piece = event.target.closest("[data-place]");
-      if (piece && onpick && getSelection().isCollapsed) onpick(Number(piece.dataset.place));
+      const piece = event.target.closest("[data-position]");
+      if (piece && onpick && getSelection().isCollapsed) onpick(Number(piece.dataset.position));
     });
   }
 
-  /** The pieces of a word touch; words stand apart. */
+  /** The tokens of a word touch; words are separated. */
   show(side, joined = false) {
     if (this.side === side && this.joined === joined) return;
     Object.assign(this, { side, joined, marked: null });
     this.pieces = [];
     const all = document.createDocumentFragment();
-    for (const [text, places] of side.words) {
+    for (const [text, positions] of side.words) {
       const together = element("span", { class: "together" });
-      const parts = joined ? [[whole(side, [text, places]), places[0]]] : places.map((at) => [side.tokens[at], at]);
-      for (const [part, place] of parts) {
-        const made = element("bdi", { class: "piece", "data-place": place }, visible(part));
-        if (part.length > 24) made.title = visible(part);
-        together.append(made);
-        this.pieces.push(made);
+      const parts = joined
+        ? [[wordText(side, [text, positions]), positions[0]]]
+        : positions.map((position) => [side.tokens[position], position]);
+      for (const [part, position] of parts) {
+        const piece = element("bdi", { class: "piece", "data-position": position }, visible(part));
+        if (part.length > 24) piece.title = visible(part);
+        together.append(piece);
+        this.pieces.push(piece);
       }
       all.append(together, " ");
     }
@@ -35,7 +37,7 @@ export class Strip {
     this.element.dir = direction(side.tokens);
   }
 
-  /** One weight for each word or piece that is shown, or null. */
+  /** One weight for each token or word that is shown, or null. */
   shade(weights, colours) {
     this.pieces.forEach((piece, index) => colours.shade(piece, weights ? weights[index] : null));
   }
@@ -49,7 +51,7 @@ export class Strip {
     this.marked?.setAttribute("aria-current", "true");
   }
 
-  /** Scrolls its own box, never the page. */
+  /** Scrolls its own box to the framed one, never the page. */
   reveal() {
     const box = this.element;
     if (!this.marked || box.scrollHeight <= box.clientHeight) return;

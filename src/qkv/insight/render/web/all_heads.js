@@ -1,18 +1,18 @@
-// All heads at a glance: a row for each layer, a column for each head; what each looks like, or one number of each.
+// All heads: a row for each layer, a column for each head; a small heat map of each, its entropy or its distance.
 
 import { choice, element } from "qkv/elements.js";
 
 const NUMBERS = {
-  entropy: ["Entropy", "bits: 0 is one word, 3 is eight words alike", 2, "bits"],
-  distance: ["Distance", "tokens between a word and what it looks at, on average", 1, "tokens"],
+  entropy: ["Entropy", "bits: 0 is one token, 3 is eight tokens equally", 2, "bits"],
+  distance: ["Distance", "tokens: the mean distance between a token and those it attends to", 1, "tokens"],
 };
 
-export class Grid {
+export class AllHeads {
   constructor(page) {
     this.page = page;
     this.title = "All heads";
     this.pattern = choice(
-      "What each head shows",
+      "What is shown of each head",
       [
         ["pattern", "Pattern"],
         ["entropy", "Entropy"],
@@ -26,7 +26,7 @@ export class Grid {
     this.heading = element("h2");
     this.large = element("canvas", { class: "closer", "aria-hidden": "true" });
     this.facts = element("p", { class: "note" });
-    const open = element("button", { type: "button", onclick: () => page.set({ view: "head" }) }, "Open its heat map");
+    const open = element("button", { type: "button", onclick: () => page.set({ view: "head" }) }, "Open the heat map");
     this.element = element(
       "section",
       { class: "view" },
@@ -52,8 +52,8 @@ export class Grid {
     const drawn = `${store.number} ${state.kind} ${glance} ${colours.theme} ${colours.scale}`;
     if (this.drawn !== drawn) {
       this.drawn = drawn;
-      if (glance === "pattern") this.patterns(attention);
-      else this.numbers(attention, glance);
+      if (glance === "pattern") this.drawPatterns(attention);
+      else this.drawNumbers(attention, glance);
     }
     this.choose(state);
   }
@@ -79,8 +79,8 @@ export class Grid {
             "data-at": `${layer}.${head}`,
             onclick: () => this.page.set({ layer, head, view: "head" }),
             onfocus: () => this.page.set({ layer, head }),
-            onpointerenter: () => this.near(layer, head),
-            onpointerleave: () => this.near(this.page.state.layer, this.page.state.head),
+            onpointerenter: () => this.enlarge(layer, head),
+            onpointerleave: () => this.enlarge(this.page.state.layer, this.page.state.head),
           },
           element("canvas", { "aria-hidden": "true" }),
         );
@@ -96,7 +96,8 @@ export class Grid {
     this.drawn = null;
   }
 
-  told(layer, head) {
+  /** The head and its numbers as a sentence. */
+  describe(layer, head) {
     const attention = this.page.store.attention(this.kind);
     const numbers = Object.entries(NUMBERS)
       .filter(([name]) => attention[name])
@@ -107,7 +108,7 @@ export class Grid {
     return `Layer ${layer}, head ${head}: ${numbers.join(", ")}`;
   }
 
-  /** A head from the overview, a pixel for each of its cells. */
+  /** Draws a head from the overview, a pixel for each of its cells. */
   drawOn(canvas, layer, head) {
     const { store, colours } = this.page;
     const { levels, code, most } = store.coarse(this.kind, layer, head);
@@ -121,35 +122,35 @@ export class Grid {
     canvas.getContext("2d").putImageData(image, 0, 0);
   }
 
-  /** One head larger, beside the others. */
-  near(layer, head) {
-    const told = this.told(layer, head);
+  /** Draws one head larger beside the others. */
+  enlarge(layer, head) {
+    const description = this.describe(layer, head);
     this.heading.textContent = `Layer ${layer}, head ${head}`;
-    this.facts.textContent = told.split(": ")[1].replace(/^./, (letter) => letter.toUpperCase());
+    this.facts.textContent = description.split(": ")[1].replace(/^./, (letter) => letter.toUpperCase());
     this.drawOn(this.large, layer, head);
-    this.page.say(told);
+    this.page.setStatus(description);
   }
 
-  patterns(attention) {
+  drawPatterns(attention) {
     const long = Math.max(...attention.shape) > Math.max(...attention.overview);
     this.note.textContent = long
-      ? "Each dot is the highest weight among several words."
-      : "Rows look, columns are looked at.";
+      ? "Each dot is the largest weight among several tokens."
+      : "Rows are queries, columns are keys.";
     this.table.classList.remove("numbers");
-    this.each(attention, (cell, layer, head) => {
+    this.drawCells(attention, (cell, layer, head) => {
       this.drawOn(cell.firstChild, layer, head);
       cell.style.backgroundColor = "";
       cell.dataset.number = "";
     });
   }
 
-  numbers(attention, name) {
+  drawNumbers(attention, name) {
     const { colours } = this.page;
     const [title, meaning, digits] = NUMBERS[name];
     const most = Math.max(1e-9, ...attention[name].flat());
     this.note.textContent = `${title} in ${meaning}.`;
     this.table.classList.add("numbers");
-    this.each(attention, (cell, layer, head) => {
+    this.drawCells(attention, (cell, layer, head) => {
       const number = attention[name][layer][head];
       const t = number / most;
       cell.style.backgroundColor = `rgb(${colours.at(t)})`;
@@ -158,24 +159,25 @@ export class Grid {
     });
   }
 
-  each({ depth, heads }, draw) {
+  drawCells({ depth, heads }, draw) {
     for (let layer = 0; layer < depth; layer++) {
       for (let head = 0; head < heads; head++) {
         const cell = this.cells[layer * heads + head];
         draw(cell, layer, head);
-        cell.setAttribute("aria-label", this.told(layer, head));
-        this.crossed(cell, layer, head);
+        cell.setAttribute("aria-label", this.describe(layer, head));
+        this.crossOut(cell, layer, head);
       }
     }
   }
 
-  crossed(cell, layer, head) {
-    const off = this.page.standing.off(layer, head);
+  /** Crosses out a head that is switched off. */
+  crossOut(cell, layer, head) {
+    const off = this.page.host.off(layer, head);
     cell.classList.toggle("crossed", off);
-    if (off) cell.setAttribute("aria-label", `${this.told(layer, head)}; switched off`);
+    if (off) cell.setAttribute("aria-label", `${this.describe(layer, head)}; switched off`);
   }
 
-  /** The arrows go through the heads; where the focus is in the table it goes with them. */
+  /** Marks the chosen head; the focus moves along if it is in the table. */
   choose({ layer, head }) {
     const { heads } = this.page.store.attention(this.kind);
     const focused = this.table.contains(document.activeElement);
@@ -187,6 +189,6 @@ export class Grid {
     cell.setAttribute("aria-current", "true");
     cell.tabIndex = 0;
     if (focused) cell.focus({ preventScroll: false });
-    this.near(layer, head);
+    this.enlarge(layer, head);
   }
 }

@@ -1,0 +1,172 @@
+"""Figures of a look's predictions: the likeliest tokens at each position, and the logit lens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+
+from qkv.generation.fill import Guess
+from qkv.insight.inspect.look_data import LookData
+from qkv.insight.render.figures.attention import BLUES, canvas, entitle, hide_frame
+from qkv.insight.render.figures.figure_style import COLOURS, INK, PALE
+from qkv.insight.render.views import label, labels, layer_names, prediction_title
+
+POSITIONS = 30  # positions whose predictions are drawn; of more, the last ones
+GUESSES = 4
+LEAST = 0.01  # probability of a guess that is named besides the likeliest
+LENS_POSITIONS = 24  # positions of the lens whose cells have room for their tokens
+LENS_LETTERS = 40  # font size per inch of a cell's height
+FEW_LAYERS = 16  # layers that have high rows
+
+
+# Next tokens
+
+
+def draw_next(look: LookData) -> Figure:
+    """The likeliest tokens after each position or, for a BERT, at each position."""
+    if look.next is None:
+        raise ValueError("next: this model predicts no tokens")
+
+    tokens = labels(look.reading.text)
+    below = label(look.model, 60)
+    if len(tokens) > POSITIONS:
+        below += f", the last {POSITIONS} of {len(tokens):,} tokens"
+
+    tokens_shown = tokens[-POSITIONS:]
+    rows = range(len(tokens_shown))
+    figure = canvas(10.5, max(2.6, 0.42 * len(rows) + 1.4))
+    axes = figure.add_subplot()
+    for row, guesses in zip(rows, look.next[-POSITIONS:], strict=True):
+        draw_guesses(axes, row, guesses)
+
+    axes.set_yticks(rows, tokens_shown, fontsize=14, color=INK)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlim(0, 2)  # the right half is for the tokens beside the bars
+    axes.set_xticks([])
+    hide_frame(axes)
+    axes.set_title(below, fontsize=12, color=PALE, loc="left")
+    entitle(figure, prediction_title(look))
+
+    return figure
+
+
+def draw_guesses(axes: Axes, row: int, guesses: Sequence[Guess]) -> None:
+    """A bar for the likeliest token, its name beside it, then the next likeliest ones."""
+    best, *others = guesses
+    axes.barh(row, best.probability, color=COLOURS[5], height=0.66)
+    best_text = axes.annotate(
+        f"{label(best.text, 16)} {best.probability:.0%}",
+        (best.probability, row),
+        xytext=(7, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=14,
+        color=INK,
+        fontweight="bold",
+    )
+    names = []
+    for guess in others[: GUESSES - 1]:
+        if guess.probability >= LEAST:
+            names.append(f"{label(guess.text, 10)} {guess.probability:.0%}")
+
+    axes.annotate(
+        ",  ".join(names),
+        (1, 0.5),
+        xycoords=best_text,
+        xytext=(12, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=12,
+        color=PALE,
+        annotation_clip=False,
+    )
+
+
+# Logit lens
+
+
+def draw_lens(look: LookData) -> Figure:
+    """Tokens across, layers upwards; each cell has the likeliest token, darker if more probable."""
+    if look.lens is None:
+        raise ValueError(
+            "lens: it was not computed; this model predicts no tokens, or the text is long"
+        )
+
+    tokens = labels(look.reading.text)
+    depth = len(look.lens)
+    has_texts = len(tokens) <= LENS_POSITIONS
+    wide = 12 / len(tokens)  # inches of a cell
+    if has_texts:
+        wide = min(1.05, 20 / len(tokens))
+
+    high = 0.34 if depth <= FEW_LAYERS else 0.26
+    font = min(12.0, high * LENS_LETTERS)
+    letters = max(2, int(wide * 72 / (0.6 * font)))
+    figure = canvas(max(6.4, wide * len(tokens) + 1.9), high * depth + 2.0)
+    axes = figure.add_subplot()
+
+    probabilities = best_probabilities(look.lens)
+    image = axes.imshow(probabilities, cmap=BLUES, vmin=0, vmax=1, aspect="auto", origin="lower")
+    if has_texts:
+        write_best_tokens(axes, look.lens, probabilities, letters, font)
+
+    label_positions(axes, tokens, letters, has_texts)
+    label_layers(axes, depth)
+    hide_frame(axes)
+    axes.set_title(label(look.model, 60), fontsize=12, color=PALE, loc="left")
+    draw_probability_scale(figure, axes, image)
+    entitle(figure, "Logit lens: the prediction after every layer")
+
+    return figure
+
+
+def best_probabilities(lens: Sequence[Sequence[Sequence[Guess]]]) -> Float[np.ndarray, "L T"]:
+    """The probability of the likeliest token by layer and position."""
+    rows = []
+    for layer in lens:
+        rows.append([guesses[0].probability for guesses in layer])
+
+    return np.array(rows)
+
+
+def write_best_tokens(
+    axes: Axes,
+    lens: Sequence[Sequence[Sequence[Guess]]],
+    probabilities: Float[np.ndarray, "L T"],
+    letters: int,
+    font: float,
+) -> None:
+    for (layer, position), probability in np.ndenumerate(probabilities):
+        colour = "white" if probability > 0.55 else INK
+        text = label(lens[layer][position][0].text, letters)
+        axes.text(position, layer, text, ha="center", va="center", fontsize=font, color=colour)
+
+
+def label_positions(axes: Axes, tokens: Sequence[str], letters: int, has_texts: bool) -> None:
+    """The input tokens on the x axis, turned where they are wider than their cells."""
+    every = max(1, -(-len(tokens) // 48))
+    names = [label(token, 12) for token in tokens]
+    font = 13 if has_texts else 8
+    axes.set_xticks(range(0, len(tokens), every), names[::every], fontsize=font, color=INK)
+    if max(map(len, names)) > letters or not has_texts:
+        for name in axes.get_xticklabels():
+            name.set(rotation=45, ha="right", va="top", rotation_mode="anchor")
+
+
+def label_layers(axes: Axes, depth: int) -> None:
+    every = max(1, -(-depth // 32))
+    font = 12 if depth <= FEW_LAYERS else 10
+    names = layer_names(depth)[::every]
+    axes.set_yticks(range(0, depth, every), names, fontsize=font, color=INK)
+
+
+def draw_probability_scale(figure: Figure, axes: Axes, image: AxesImage) -> None:
+    bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, pad=0.02)
+    bar.set_label("probability", fontsize=12)
+    bar.ax.tick_params(labelsize=11, length=0)
+    bar.outline.set_visible(False)

@@ -1,0 +1,151 @@
+// One head: its heat map, and beside it the keys that the chosen query attends to.
+
+import { element, percent } from "qkv/elements.js";
+import { HeatMap } from "qkv/heat_map.js";
+import { TokenStrip } from "qkv/token_strip.js";
+import { quoted, tokenText } from "qkv/token_text.js";
+
+const LISTED = 8;
+const WIDE = matchMedia("(min-width: 881px)"); // as in view.css: the list is beside the map
+const BESIDE = 340; // pixels that the list takes
+const FOLLOWED = 600; // tokens up to which the shades of the text follow the pointer
+
+/** Tokens with bars. `rows` are triples of a text, a weight, and whether it is the actual token. */
+export function bars(rows) {
+  const items = rows.map(([text, weight, actual]) => {
+    const bar = element("span", { class: "bar", "aria-hidden": "true" });
+    bar.style.setProperty("--part", weight);
+    const attributes = actual ? { class: "real", "aria-current": "true" } : {};
+    return element(
+      "li",
+      attributes,
+      tokenText(text, { class: "word", title: text }),
+      element("span", { class: "number" }, percent(weight)),
+      bar,
+    );
+  });
+  return element("ol", { class: "bars" }, ...items);
+}
+
+/** Why the weights of a layer are missing, and the command that writes a page with them. */
+export function missing(attention, layer) {
+  const complete = attention.layers.length ? `layer ${attention.layers.join(", ")}` : "no layer";
+  return [
+    `This page has all weights of ${complete}; layer ${layer} is drawn from the overview, `,
+    "where each cell is the maximum of several. To write a page with all of its weights: ",
+    element("code", {}, `qkv look … --layer ${layer} --out look.html`),
+  ];
+}
+
+export class OneHead {
+  constructor(page) {
+    this.page = page;
+    this.title = "Heat map";
+    this.map = new HeatMap({
+      name: "Attention weights of one head: rows are queries, columns are keys",
+      onhover: (cell) => this.hover(cell),
+      room: () => this.element.clientWidth - (WIDE.matches ? BESIDE : 0),
+      onpick: (row) => {
+        const token = this.rows.firstToken(row);
+        page.set({ token: page.state.token === token ? null : token });
+      },
+    });
+    this.busy = element("p", { class: "busy", hidden: true }, "Loading the weights …");
+    this.note = element("p", { class: "note wide", hidden: true });
+    this.heading = element("h2");
+    this.list = element("div");
+    this.strip = new TokenStrip("The keys, shaded by weight", (token) => this.pick(token));
+    this.element = element(
+      "section",
+      { class: "view beside fitted" },
+      this.note,
+      element("div", { class: "main" }, this.busy, this.map.element),
+      element("aside", { class: "side" }, this.heading, this.list, this.strip.element),
+    );
+  }
+
+  pick(token) {
+    if (this.rows.side === this.columns.side) this.page.set({ token });
+  }
+
+  async show(state) {
+    const { store, colours } = this.page;
+    const attention = store.attention(state.kind);
+    const { rows, columns } = this.page.names(state.kind);
+    Object.assign(this, { attention, rows, columns });
+    const full = attention.layers.includes(state.layer);
+    this.note.hidden = full;
+    if (!full) this.note.replaceChildren(...missing(attention, state.layer));
+    this.strip.show(columns.side, state.words);
+    const request = (this.request = `${store.number} ${state.kind} ${state.layer} ${state.head} ${state.words}`);
+    const draw = (matrix) => {
+      this.matrix = matrix;
+      const pinned = state.token === null ? null : rows.indexOf(state.token);
+      this.map.show(matrix, rows, columns, colours, { pinned, causal: attention.causal });
+      this.showRow();
+    };
+    const coming = store.matrix(state.kind, state.layer, state.head, state.words);
+    const first = await Promise.race([coming, new Promise((late) => setTimeout(late, 60, "late"))]);
+    if (this.request !== request) return;
+    if (first && first !== "late") {
+      this.busy.hidden = true;
+      draw(first);
+      return;
+    }
+    this.busy.hidden = !full;
+    draw(this.page.coarse(state)); // until the weights are loaded
+    const matrix = await coming;
+    if (this.request !== request) return;
+    this.busy.hidden = true;
+    if (matrix) draw(matrix);
+  }
+
+  hover(cell) {
+    const exists = cell && cell.row < this.rows.count && cell.column < this.columns.count;
+    this.hovered = exists ? cell : null;
+    this.showRow();
+    if (exists) this.page.setStatus(`${this.page.site()}: ${this.sentence(cell)}`);
+  }
+
+  sentence({ row, column }) {
+    const weight = percent(this.matrix.value(row, column));
+    const hidden = this.attention.causal && column > row;
+    const shown = hidden ? "hidden by the causal mask" : this.matrix.exact ? weight : `up to ${weight}`;
+    return `${quoted(this.rows.texts[row])} → ${quoted(this.columns.texts[column])}: ${shown}`;
+  }
+
+  /** Shows the weights of one query: the pinned one, else the one under the pointer, else the last. */
+  showRow() {
+    if (!this.matrix) return;
+    const { state, colours } = this.page;
+    const pinned = state.token === null ? null : this.rows.indexOf(state.token);
+    const row = pinned ?? this.hovered?.row ?? this.rows.count - 1;
+    const key = `${this.request} ${row} ${this.matrix.exact} ${this.matrix.code.name} ${colours.theme} ${colours.scale}`;
+    if (this.shownRow === key) return;
+    this.shownRow = key;
+    this.heading.replaceChildren(tokenText(this.rows.texts[row], { class: "word" }), " attends to");
+    const { exact } = this.matrix;
+    const strongest = exact ? this.matrix.strongest(row, LISTED) : [];
+    this.list.replaceChildren(
+      bars(strongest.map(([column, weight]) => [this.columns.texts[column], weight, false])),
+      ...(exact ? [] : [element("p", { class: "note" }, "The overview has no weights of single tokens.")]),
+    );
+    if (this.hovered && pinned === null && this.columns.count > FOLLOWED) return;
+    this.strip.shade(exact ? this.matrix.row(row) : null, colours);
+    this.strip.mark(this.rows.side === this.columns.side ? row : null);
+    this.strip.reveal();
+  }
+
+  /** Keys of the heat map, wherever the focus is: arrows with Shift, plus, minus and 0. */
+  key(event) {
+    const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+    if (event.shiftKey && steps[event.key]) this.map.step(...steps[event.key]);
+    else if (event.key === "+" || event.key === "=") this.map.viewport.zoom(1.4);
+    else if (event.key === "-") this.map.viewport.zoom(1 / 1.4);
+    else if (event.key === "0") this.map.viewport.fit();
+    else if (event.key === "Enter" && event.target === this.map.canvas && this.hovered) {
+      this.page.set({ token: this.rows.firstToken(this.hovered.row) });
+    } else return false;
+    return true;
+  }
+}
