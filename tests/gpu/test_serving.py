@@ -86,16 +86,16 @@ def test_requests_that_come_and_go_do_not_mind_each_other(
             torch.nn.init.normal_(parameter, std=0.4)
     model = model.cuda()
     steps, choice = steps_of(model, rows=4, tokens=3, cache=1 << 20), SamplingParams(**chosen)
-    tickets = []
+    handles = []
     for number, prompt in enumerate(PROMPTS):
-        tickets.append(
-            steps.ask(prompt, length=20 + number % 3, choice=choice, seed=number, ends=(6,))
+        handles.append(
+            steps.request(prompt, max_tokens=20 + number % 3, sampling=choice, seed=number, end_ids=(6,))
         )
         steps.step(number % 3)
     steps.finish()
-    for number, (prompt, ticket) in enumerate(zip(PROMPTS, tickets, strict=True)):
+    for number, (prompt, handle) in enumerate(zip(PROMPTS, handles, strict=True)):
         how: dict[str, Any] = {"length": 20 + number % 3, "choice": choice, "end": 6}
-        assert steps.ids(ticket) == generate(model, [prompt], seed=row_seeds(number, 1), **how)
+        assert steps.ids(handle) == generate(model, [prompt], seed=row_seeds(number, 1), **how)
     assert steps.used == 0
     replays = steps.engine.runner.replays
     assert (replays is None) == (kind in ("position alibi", "window", "fixed"))
@@ -111,18 +111,18 @@ def test_likeliest_words_beside_drawn_ones_and_their_alternatives() -> None:
     model = on_gpu(gpt(context=64, head_width=16))
     steps = steps_of(model, rows=8, cache=1 << 20)
     greedy = [
-        steps.ask(prompt, length=9, choice=SamplingParams(temperature=0)) for prompt in PROMPTS[:3]
+        steps.request(prompt, max_tokens=9, sampling=SamplingParams(temperature=0)) for prompt in PROMPTS[:3]
     ]
     steps.step(4)
-    drawn = [steps.ask(prompt, length=5, seed=number) for number, prompt in enumerate(PROMPTS[3:])]
-    told = steps.ask(PROMPTS[0], length=3, choice=SamplingParams(temperature=0), top=2)
+    drawn = [steps.request(prompt, max_tokens=5, seed=number) for number, prompt in enumerate(PROMPTS[3:])]
+    told = steps.request(PROMPTS[0], max_tokens=3, sampling=SamplingParams(temperature=0), logprobs=2)
     steps.finish()
-    for prompt, ticket in zip(PROMPTS[:3], greedy, strict=True):
-        assert steps.ids(ticket) == generate(model, [prompt], length=9, temperature=0)
-    for number, (prompt, ticket) in enumerate(zip(PROMPTS[3:], drawn, strict=True)):
-        assert steps.ids(ticket) == generate(model, [prompt], length=5, seed=row_seeds(number, 1))
+    for prompt, handle in zip(PROMPTS[:3], greedy, strict=True):
+        assert steps.ids(handle) == generate(model, [prompt], length=9, temperature=0)
+    for number, (prompt, handle) in enumerate(zip(PROMPTS[3:], drawn, strict=True)):
+        assert steps.ids(handle) == generate(model, [prompt], length=5, seed=row_seeds(number, 1))
     assert [
-        said.alternatives[0].id for piece in steps.pieces(told) for said in piece.said
+        said.alternatives[0].id for chunk in steps.chunks(told) for said in chunk.tokens
     ] == steps.ids(greedy[0])[0][:3]
 
 
@@ -131,13 +131,13 @@ def test_a_client_that_is_gone_and_a_full_cache() -> None:
 
     model = on_gpu(gpt(context=64, head_width=16))
     steps = steps_of(model, rows=8, cache=7 * 16 * 2 * 2 * 4 * 16 * 4)
-    tickets = [steps.ask([number, 1, 2], length=40, seed=number) for number in range(6)]
+    handles = [steps.request([number, 1, 2], max_tokens=40, seed=number) for number in range(6)]
     steps.step(9)
-    tickets[1].cancel()
+    handles[1].abort()
     steps.finish()
-    for number, ticket in enumerate(tickets):
+    for number, handle in enumerate(handles):
         if number != 1:
-            assert steps.ids(ticket) == generate(
+            assert steps.ids(handle) == generate(
                 model, [[number, 1, 2]], length=40, seed=row_seeds(number, 1)
             )
     assert steps.used == 0
@@ -152,13 +152,13 @@ def test_recordings_that_are_made_while_texts_speak() -> None:
     model = on_gpu(gpt(context=2048, head_width=16))
     steps = steps_of(model, rows=8, cache=1 << 22)
     prompts = [[number % 13 for number in range(1019)], *PROMPTS[:3]]
-    tickets = []
+    handles = []
     for number, prompt in enumerate(prompts):
-        tickets.append(steps.ask(prompt, length=20, seed=number))
+        handles.append(steps.request(prompt, max_tokens=20, seed=number))
         steps.step(3)
     steps.finish()
-    for number, (prompt, ticket) in enumerate(zip(prompts, tickets, strict=True)):
-        assert steps.ids(ticket) == generate(model, [prompt], length=20, seed=row_seeds(number, 1))
+    for number, (prompt, handle) in enumerate(zip(prompts, handles, strict=True)):
+        assert steps.ids(handle) == generate(model, [prompt], length=20, seed=row_seeds(number, 1))
     sizes, parts = map(set, zip(*steps.engine.runner.replays.recorded, strict=True))
     assert len(sizes) > 1
     assert parts == {1, 2}
@@ -170,15 +170,15 @@ def test_beam_search_of_a_translator() -> None:
     model = on_gpu(transformer(head_width=16))
     steps = steps_of(model, rows=12, cache=1 << 20)
     start = steps.engine.tokenizer.start
-    tickets = [steps.ask(prompt, length=7, ends=(2,), beams=3, samples=2) for prompt in PROMPTS]
+    handles = [steps.request(prompt, max_tokens=7, end_ids=(2,), beams=3, samples=2) for prompt in PROMPTS]
     drawn = [
-        steps.ask(prompt, length=7, ends=(2,), choice=SamplingParams(temperature=0))
+        steps.request(prompt, max_tokens=7, end_ids=(2,), sampling=SamplingParams(temperature=0))
         for prompt in PROMPTS
     ]
     steps.finish()
-    for prompt, ticket, greedy in zip(PROMPTS, tickets, drawn, strict=True):
+    for prompt, handle, greedy in zip(PROMPTS, handles, drawn, strict=True):
         (best,) = beam_search(model, [prompt], start=start, end=2, length=7, beams=3, n_best=2)
-        assert [piece.score for piece in steps.pieces(ticket)] == pytest.approx(
+        assert [chunk.score for chunk in steps.chunks(handle)] == pytest.approx(
             [each.score for each in best], abs=1e-4
         )
         (one,) = beam_search(model, [prompt], start=start, end=2, length=7, beams=1)

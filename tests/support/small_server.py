@@ -70,7 +70,7 @@ def hosting(models: dict[str, tuple[Any, Tokenizer]], **how: Any) -> ModelHost:
     for name, pair in models.items():
         host.add(name, lambda pair=pair: pair)
     host.start()
-    for each in host.served.values():
+    for each in host.entries.values():
         until(lambda each=each: each.state != "loading")
         assert each.state == "ready", each.error
     return host

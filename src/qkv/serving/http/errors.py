@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qkv.serving.engine.generation_request import RequestRefused
-from qkv.serving.http.error_log import log_unforeseen
+from qkv.serving.error_log import log_unexpected
 from qkv.serving.http.schema.openai_schema import UNSUPPORTED, WITHOUT_EFFECT
 
 TYPES = {
@@ -114,7 +114,7 @@ def of_exception(error: BaseException) -> Json:
             400, message, param=field if colon and field.replace("_", "").isalnum() else None
         )
 
-    log_unforeseen(error)
+    log_unexpected(error)
 
     return failure(500, UNFORESEEN)
 

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qkv.serving.http.auth import Keys, bearer_key
 from qkv.serving.http.auth_attempts import AuthAttempts, TooManyAttempts, address_of
-from qkv.serving.http.error_log import log_unforeseen
+from qkv.serving.error_log import log_unexpected
 from qkv.serving.http.errors import UNFORESEEN, failure, of_exception
 from qkv.serving.http.prometheus import ServerCounters
 from qkv.serving.http.sign_in_page import FORM, key_in, sign_in_page
@@ -103,7 +103,7 @@ class RequestMiddleware:
             ):  # the time to leave is over
                 await parted(scope, receive, out)
             else:
-                log_unforeseen(error)
+                log_unexpected(error)
                 if out.status is not None:
                     out.cut()
                 else:

@@ -18,7 +18,7 @@ from qkv.generation.text import prompt_ids
 from qkv.models import GPT, RNN, Transformer
 from qkv.models.registry import Model, backbone_of
 from qkv.serving.engine.generation_request import (
-    LATE,
+    TIMED_OUT,
     GenerationRequest,
     OutputChunk,
     RequestHandle,
@@ -48,9 +48,11 @@ def host_of(request: Request) -> ModelHost:
 def opened(request: Request, name: str) -> tuple[ModelEntry, Any, Tokenizer]:
     """A model that is ready, by its name."""
     host = host_of(request)
-    served = host.served.get(name)
+    served = host.entries.get(name)
     if served is None:
-        raise RequestRefused(404, f"model: there is no {name!r} here, but {', '.join(host.served)}")
+        raise RequestRefused(
+            404, f"model: there is no {name!r} here, but {', '.join(host.entries)}"
+        )
     if served.state == "failed":
         raise RequestRefused(
             503, f"model: {name} could not be loaded; GET /health says why", retry_after=60
@@ -230,7 +232,7 @@ async def pieces(ticket: RequestHandle) -> AsyncIterator[OutputChunk]:
 
             spoke = spoke or bool(piece.said)
             if piece.reason == "deadline" and not spoke:
-                raise RequestRefused(408, LATE)
+                raise RequestRefused(408, TIMED_OUT)
 
             if piece.reason is not None:
                 open_rows.discard(piece.row)
@@ -238,7 +240,7 @@ async def pieces(ticket: RequestHandle) -> AsyncIterator[OutputChunk]:
             yield piece
 
         if open_rows and not spoke:
-            raise RequestRefused(408, LATE)
+            raise RequestRefused(408, TIMED_OUT)
 
         for row in sorted(open_rows):
             yield OutputChunk(row, "", [], "deadline")
@@ -315,6 +317,6 @@ async def job(
             found: T = await ticket.result()
             return found
     except TimeoutError:
-        raise RequestRefused(408, LATE) from None
+        raise RequestRefused(408, TIMED_OUT) from None
     finally:
         ticket.cancel()

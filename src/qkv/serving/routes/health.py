@@ -40,7 +40,7 @@ async def health(request: Request) -> Response:
     told.
     """
     host = host_of(request)
-    served, states = host.served, {each.state for each in host.served.values()}
+    served, states = host.entries, {each.state for each in host.entries.values()}
     status = next((state for state in ("ready", "loading") if state in states), "failed")
     if not host.alive:
         status = "failed"

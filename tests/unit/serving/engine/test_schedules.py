@@ -55,24 +55,24 @@ def test_any_schedule(name: str, ahead: bool, schedule: int) -> None:
             more = {"samples": rng.choice([1, 1, 3]), "ends": (6,), "stream": rng.random() < 0.5}
             asked.append(
                 (
-                    steps.ask(prompt, **how, **more),
+                    steps.request(prompt, **how, **more),
                     {"prompt": prompt, **how, "samples": more["samples"]},
                 )
             )
         elif act < 0.37 and asked:
-            rng.choice(asked)[0].cancel()
+            rng.choice(asked)[0].abort()
         else:
             steps.step()
             assert steps.used <= steps.engine.scheduler.blocks.total
     steps.finish()
     assert steps.used == 0
-    assert steps.engine.numbers()["preempted"] > 0 or name != "gpt", "nobody had to give way"
+    assert steps.engine.metrics()["preempted"] > 0 or name != "gpt", "nobody had to give way"
     assert sorted(steps.engine.scheduler.slots) == list(range(steps.engine.scheduler.rows))
-    for ticket, how in asked:
-        if not ticket.gone:
-            said = steps.ids(ticket)
+    for handle, how in asked:
+        if not handle.gone:
+            said = steps.ids(handle)
             assert said + [[]] * (how["samples"] - len(said)) == alone(model, **how)
-            assert sum(piece.reason is not None for piece in steps.pieces(ticket)) == how["samples"]
+            assert sum(chunk.reason is not None for chunk in steps.chunks(handle)) == how["samples"]
 
 
 def alone(model: Any, prompt: list[int], **how: Any) -> list[list[int]]:
