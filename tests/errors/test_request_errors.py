@@ -143,8 +143,8 @@ def test_what_would_cost_too_much_or_lacks_something_inside(
 ) -> None:
     """Refused before any of it is done; a look checks its size as its own first step."""
     if route != "attention":
-        monkeypatch.setattr(host, "ask", None)
-        monkeypatch.setattr(host, "job", None)
+        monkeypatch.setattr(host, "submit", None)
+        monkeypatch.setattr(host, "submit_job", None)
     error = fault(http.post(f"/v1/{route}", json=body))
     assert re.search(message, error["message"]), error["message"]
     assert error["param"] == message.partition(":")[0]
@@ -232,7 +232,7 @@ def test_a_deadline_before_the_first_word_is_a_timeout(models: Models) -> None:
             )
 
         release = Blocker()
-        first = host.job("gpt", release)
+        first = host.submit_job("gpt", release)
         assert release.began.wait(PATIENCE)
         asking = [threading.Thread(target=ask, args=(route,)) for route in late]
         for each in asking:
@@ -268,7 +268,7 @@ def test_a_deadline_after_some_words_ends_a_stream_in_time(models: Models) -> No
                     continue
                 lines = (line for line in response.iter_lines() if line)
                 begun = next(lines)
-                host.job("long", release)
+                host.submit_job("long", release)
                 *events, done = [line.removeprefix("data: ") for line in (begun, *lines)]
                 break
         assert not release.go.is_set()
@@ -288,9 +288,9 @@ def test_a_full_queue_says_when_to_come_again(models: Models) -> None:
     host = hosting({"gpt": models["gpt"]}, queue=1, rows=1)
     with running(host) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
         release = Blocker()
-        first = host.job("gpt", release)  # the engine is busy until it is let go
+        first = host.submit_job("gpt", release)  # the engine is busy until it is let go
         assert release.began.wait(PATIENCE)
-        second = host.job("gpt", lambda model, tokenizer: None)
+        second = host.submit_job("gpt", lambda model, tokenizer: None)
         for stream in (False, True):
             response = http.post("/v1/completions", json={"model": "gpt", "stream": stream})
             assert fault(response, 429)["type"] == "rate_limit_error"
@@ -327,7 +327,7 @@ def test_what_nobody_foresaw_is_told_without_its_words(
     def broken(*given: Any) -> None:
         raise RuntimeError("secret prompt")
 
-    monkeypatch.setattr(host, "ask", broken)
+    monkeypatch.setattr(host, "submit", broken)
     with (
         running(host) as server,
         httpx.Client(base_url=server.url, timeout=PATIENCE) as http,

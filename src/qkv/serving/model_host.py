@@ -326,7 +326,7 @@ class ModelHost:
         return self.attempt(entry, lambda engine: engine.step(short=short))
 
     def attempt(self, entry: ModelEntry, work: Callable[[Engine], bool]) -> bool:
-        """Run work of one engine and count its time; an error of the engine ends this model only."""
+        """Run work of one engine and count its time; its errors end this model only."""
         engine = entry.engine
         if engine is None:
             return False

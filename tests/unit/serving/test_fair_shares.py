@@ -63,7 +63,7 @@ def hosted(**engines: Costly) -> ModelHost:
     """Without a thread: a test makes every turn itself."""
     host = ModelHost()
     for name, engine in engines.items():
-        served = host.served[name] = ModelEntry(name)
+        served = host.entries[name] = ModelEntry(name)
         served.state, served.engine = "ready", engine  # type: ignore[assignment]
     return host
 
@@ -73,7 +73,7 @@ def test_a_quick_model_beside_a_slow_one_takes_twice_as_long_as_alone(clock: Clo
     quick, slow = Costly(clock, 0.001, 40), Costly(clock, 0.040, 10**6)
     host = hosted(slow=slow, quick=quick)
     while quick.busy:
-        assert host.turn()
+        assert host.run_step()
     assert (
         clock.now <= 2 * 0.040 + 0.040
     )  # as much again for the slow one, and a step that was under way
@@ -85,7 +85,7 @@ def test_each_of_several_models_gets_the_same_time(clock: Clock) -> None:
     engines = {name: Costly(clock, seconds, 10**6) for name, seconds in costs.items()}
     host = hosted(**engines)
     while clock.now < 10:
-        host.turn()
+        host.run_step()
     for engine in engines.values():
         assert engine.spent == pytest.approx(clock.now / 3, abs=2 * 0.030)
     assert all(all(engine.short) for engine in engines.values())
@@ -95,11 +95,11 @@ def test_nobody_saves_up_time_while_idle(clock: Clock) -> None:
     busy, idle = Costly(clock, 0.010, 1000), Costly(clock, 0.010, 0)
     host = hosted(busy=busy, idle=idle)
     while clock.now < 5:
-        host.turn()
+        host.run_step()
     idle.left = 1000
     begin, before = clock.now, busy.done
     while clock.now < begin + 1:
-        host.turn()
+        host.run_step()
     assert abs((busy.done - before) - idle.done) <= 1
     assert not any(busy.short[:before])  # alone it may take long steps
     assert any(busy.short[before:])
@@ -108,12 +108,12 @@ def test_nobody_saves_up_time_while_idle(clock: Clock) -> None:
 def test_after_a_pause_all_are_equal(clock: Clock) -> None:
     first, second = Costly(clock, 0.010, 300), Costly(clock, 0.010, 0)
     host = hosted(first=first, second=second)
-    while host.turn():
+    while host.run_step():
         pass
     first.left = second.left = 100
     before = first.done
     for _ in range(50):
-        host.turn()
+        host.run_step()
     assert abs((first.done - before) - second.done) <= 1
 
 
@@ -122,8 +122,8 @@ def test_a_model_with_work_that_can_do_nothing_lets_others_run(clock: Clock) -> 
     blocked.step = lambda short=False: False  # type: ignore[method-assign, misc]
     host = hosted(blocked=blocked, other=other)
     while other.busy:
-        assert host.turn()
-    assert not host.turn()
+        assert host.run_step()
+    assert not host.run_step()
 
 
 def test_a_model_that_comes_and_goes_gains_nothing() -> None:
@@ -154,9 +154,9 @@ class Beside:
         clock.now = 1.0
         self.clock, self.b = clock, Costly(clock, 0.001, 0)
         self.host = hosted(b=self.b)
-        self.a = Engine(gpt(context=64), WORDS, self.host.tell, cache=1 << 22)
+        self.a = Engine(gpt(context=64), WORDS, self.host.emit, cache=1 << 22)
         self.a.ahead = ahead
-        served = self.host.served["a"] = ModelEntry("a")
+        served = self.host.entries["a"] = ModelEntry("a")
         served.state, served.engine = "ready", self.a
         real = self.a.run
 
@@ -165,17 +165,17 @@ class Beside:
             return real(batch)
 
         monkeypatch.setattr(self.a, "run", costly)
-        self.ticket = RequestHandle(GenerationRequest(prompt=[1, 2, 3], length=50, **how))
-        self.a.take(self.ticket)
+        self.handle = RequestHandle(GenerationRequest(prompt=[1, 2, 3], max_tokens=50, **how))
+        self.a.add_request(self.handle)
         for _ in range(3):
-            assert self.host.turn()
+            assert self.host.run_step()
         self.b.left = 10**6
 
     def turns_until(self, condition: Callable[[], bool]) -> None:
         """While "b" has the thread: "a" makes no step."""
         steps = self.a.counts["steps"]
         for _ in range(900):
-            self.host.turn()
+            self.host.run_step()
             if condition():
                 break
         assert condition()
@@ -191,9 +191,9 @@ def test_a_deadline_ends_a_request_while_another_model_runs(
     assert beside.a.scheduler.blocks.used
     beside.turns_until(lambda: beside.a.counts["finished"] == 1)
     assert clock.now < 4.51
-    pieces = list(beside.ticket)
-    assert pieces[-1].reason == "deadline"
-    assert sum(len(piece.said) for piece in pieces) == 3
+    chunks = list(beside.handle)
+    assert chunks[-1].reason == "deadline"
+    assert sum(len(chunk.tokens) for chunk in chunks) == 3
     assert beside.a.scheduler.blocks.used == 0
     assert not beside.a.busy
 
@@ -203,7 +203,7 @@ def test_a_cancelled_request_is_free_while_another_model_runs(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, ahead: bool
 ) -> None:
     beside = Beside(clock, monkeypatch, ahead=ahead)
-    beside.ticket.cancel()
+    beside.handle.abort()
     beside.turns_until(lambda: beside.a.scheduler.blocks.used == 0)
     assert beside.a.counts["cancelled"] == 1
     assert not beside.a.busy
@@ -225,13 +225,13 @@ def test_a_fault_at_a_deadline_stops_no_other_model(
     def broken() -> None:
         raise KeyError("a fault")
 
-    monkeypatch.setattr(beside.a, "let_go", broken)
+    monkeypatch.setattr(beside.a, "end_aborted_and_late", broken)
     done = beside.b.done
-    assert beside.host.turn()
+    assert beside.host.run_step()
     assert beside.b.done == done + 1
-    assert beside.host.served["a"].state == "failed"
+    assert beside.host.entries["a"].state == "failed"
     with pytest.raises(RuntimeError, match="model: a has failed"):
-        list(beside.ticket)
+        list(beside.handle)
 
 
 # Long prompts
@@ -246,12 +246,12 @@ def test_a_short_step_reads_a_prompt_in_small_chunks(monkeypatch: pytest.MonkeyP
     real, sizes = steps.engine.run, []
 
     def costly(batch: Any) -> Any:
-        sizes.append(sum(count for _, count in batch.reading))
+        sizes.append(sum(count for _, count in batch.prefill))
         clock.now += 0.0005 * sizes[-1]
         return real(batch)
 
     monkeypatch.setattr(steps.engine, "run", costly)
-    chunked = steps.ask(prompt, length=4, seed=1)
+    chunked = steps.request(prompt, max_tokens=4, seed=1)
     while steps.engine.step(short=True):
         pass
     assert sizes == [64, 100, 36, 0, 0, 0]
@@ -310,14 +310,14 @@ def test_a_short_step_is_measured_to_its_end_and_does_not_run_ahead(
     engine.ahead, arriving = True, list[Arriving]()
 
     def launched(batch: Any) -> Any:
-        read = sum(count for _, count in batch.reading)
+        read = sum(count for _, count in batch.prefill)
         arriving.append(
             Arriving(clock, arriving[-1].ready if arriving else 0.0, 0.0005 * read or 0.3)
         )
         return real(batch)._replace(arrived=arriving[-1])
 
     monkeypatch.setattr(engine, "run", launched)
-    steps.ask([1, 2, 3], length=20)
+    steps.request([1, 2, 3], max_tokens=20)
     steps.step(3)
     assert engine.pending is not None
     assert (engine.short_chunk, engine.fixed_cost) == (64, 0.0)
@@ -326,7 +326,7 @@ def test_a_short_step_is_measured_to_its_end_and_does_not_run_ahead(
     assert engine.pending is None
     assert clock.now == pytest.approx(before + 0.6)
     assert engine.fixed_cost == pytest.approx(0.3)
-    steps.ask([each % 13 for each in range(300)], length=2)
+    steps.request([each % 13 for each in range(300)], max_tokens=2)
     engine.step(short=True)
     assert engine.pending is None
     assert engine.short_chunk > 64

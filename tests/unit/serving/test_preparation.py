@@ -215,8 +215,8 @@ def abandoned(server: Running, stuck: Stuck, count: int) -> None:
 def test_abandoned_chats_of_one_model_stop_no_other(host: ModelHost, stuck: Stuck) -> None:
     with running(host) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
         abandoned(server, stuck, 8)
-        until(lambda: not server.door.running)
-        pool = host.served["loops"].preparing
+        until(lambda: not server.app.running)
+        pool = host.entries["loops"].preparation
         assert (len(pool.running), len(pool.waiting), stuck.begun) == (WORKERS, 0, WORKERS)
         refused = http.post("/v1/chat/completions", json={**TALK, "model": "loops"})
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
@@ -234,7 +234,7 @@ def test_a_chat_that_is_not_prepared_in_time_is_told_so(host: ModelHost, stuck: 
         late = http.post("/v1/chat/completions", json={**TALK, "model": "loops", "timeout": 0.05})
         assert (late.status_code, late.json()["error"]["code"]) == (408, "timeout")
         stuck.free.set()
-        until(lambda: not host.served["loops"].preparing.running)
+        until(lambda: not host.entries["loops"].preparation.running)
 
 
 def test_a_server_ends_while_a_template_loops(host: ModelHost, stuck: Stuck) -> None:
@@ -242,4 +242,4 @@ def test_a_server_ends_while_a_template_loops(host: ModelHost, stuck: Stuck) -> 
     with running(host, drain=0.1) as server:
         abandoned(server, stuck, 1)
         server.server.handle_exit(15, None)
-    assert host.served["loops"].preparing.running
+    assert host.entries["loops"].preparation.running

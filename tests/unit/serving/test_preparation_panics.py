@@ -61,13 +61,15 @@ def test_a_panic_is_an_error_with_a_sentence() -> None:
 def test_a_panic_at_a_token_fails_its_request_alone(caplog: pytest.LogCaptureFixture) -> None:
     steps = Steps(gpt(), panicking(), cache=1 << 20)
     never = SamplingParams(forbidden=(X,))
-    beside = steps.ask([1, 2], length=6, choice=never, stream=True)
-    bad = steps.ask([1, 2], length=6, choice=SamplingParams(forced={1: X}), stream=True)
-    stopping = steps.ask([1, 2], length=6, choice=SamplingParams(forced={0: X}), stop=("zz",))
+    beside = steps.request([1, 2], max_tokens=6, sampling=never, stream=True)
+    bad = steps.request([1, 2], max_tokens=6, sampling=SamplingParams(forced={1: X}), stream=True)
+    stopping = steps.request(
+        [1, 2], max_tokens=6, sampling=SamplingParams(forced={0: X}), stop=("zz",)
+    )
     steps.finish()
-    for ticket in (bad, stopping):
+    for handle in (bad, stopping):
         with pytest.raises(RuntimeError, match="panicked"):
-            steps.pieces(ticket)
+            steps.chunks(handle)
     assert len(steps.ids(beside)[0]) == 6
     assert steps.used == 0
     assert [record.getMessage().split(" at ")[0] for record in caplog.records] == [
@@ -82,15 +84,17 @@ def test_work_that_panics_or_exits_does_not_end_the_engine(host: ModelHost, name
             raise SystemExit(3)
         tokenizer.inner.encode("a b")  # the library itself: not even guarded
 
-    job = host.job("encodes", work)
+    job = host.submit_job("encodes", work)
     with pytest.raises(RuntimeError, match=r"model: (PanicException|SystemExit)"):
         job.wait()
     assert (
         len(
             ids_of(
-                host.ask(
+                host.submit(
                     "decodes",
-                    GenerationRequest(prompt=[1], length=3, choice=SamplingParams(forbidden=(X,))),
+                    GenerationRequest(
+                        prompt=[1], max_tokens=3, sampling=SamplingParams(forbidden=(X,))
+                    ),
                 )
             )
         )
@@ -151,29 +155,29 @@ def test_a_dead_engine_tells_everyone_and_fails_its_health(
             "ready",
             None,
         )
-        held = host.job("decodes", first.work)
+        held = host.submit_job("decodes", first.work)
         assert first.reached.wait(PATIENCE)
-        runs = host.ask(
+        runs = host.submit(
             "decodes",
-            GenerationRequest(prompt=[1], length=15, choice=SamplingParams(forbidden=(X,))),
+            GenerationRequest(prompt=[1], max_tokens=15, sampling=SamplingParams(forbidden=(X,))),
         )
-        before_its_step = host.job("decodes", second.work)
+        before_its_step = host.submit_job("decodes", second.work)
         first.free.set()
         assert second.reached.wait(PATIENCE)
-        monkeypatch.setattr(host, "turn", killed)
+        monkeypatch.setattr(host, "run_step", killed)
         waits = [
-            host.ask("decodes", GenerationRequest(prompt=[1], length=9)),
-            host.job("encodes", second.work),
+            host.submit("decodes", GenerationRequest(prompt=[1], max_tokens=9)),
+            host.submit_job("encodes", second.work),
         ]
         second.free.set()
         assert [held.wait(), before_its_step.wait()] == [None, None]
         assert ended.wait(PATIENCE)
-        for ticket in (runs, *waits):
+        for handle in (runs, *waits):
             with pytest.raises(RequestRefused, match="its engine has failed") as refused:
-                list(ticket)
+                list(handle)
             assert refused.value.status == 503
         with pytest.raises(RequestRefused, match="its engine has failed"):
-            host.ask("decodes", GenerationRequest(prompt=[1], length=3))
+            host.submit("decodes", GenerationRequest(prompt=[1], max_tokens=3))
         health = http.get("/health")
         assert (health.status_code, health.json()["status"]) == (503, "failed")
         assert health.json()["error"] == "the engine's thread ended (Killed)"
@@ -194,4 +198,4 @@ def test_a_model_that_was_still_loading_is_not_served_by_a_dead_engine() -> None
     host.fail(Killed())
     host.add("late", lambda: (gate.wait(PATIENCE), (gpt(), panicking()))[1])
     gate.set()
-    until(lambda: host.served["late"].state == "failed")
+    until(lambda: host.entries["late"].state == "failed")

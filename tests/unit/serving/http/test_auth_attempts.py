@@ -24,7 +24,7 @@ from qkv.serving.http.auth_attempts import (
 )
 from qkv.serving.http.middleware import RequestMiddleware
 from qkv.serving.model_host import ModelHost
-from support.small_server import door_of
+from support.small_server import asgi_app
 
 KEYS = ("first-key-of-two", "second-key-of-two")
 
@@ -157,7 +157,7 @@ def visited(
     visit: Callable[[RequestMiddleware, Callable[[str], httpx.AsyncClient]], Awaitable[None]],
 ) -> None:
     """`visit` gets the door, and a client for each address."""
-    door = door_of(host, keys=KEYS)
+    door = asgi_app(host, keys=KEYS)
     door.attempts.clock = Clock()
 
     def client(address: str) -> httpx.AsyncClient:
@@ -222,7 +222,7 @@ def test_health_does_not_tell_whether_a_key_is_right_during_a_pause(
     host: ModelHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It tells those who have a key why a model could not be loaded."""
-    monkeypatch.setattr(host.served["rnn"], "error", "weights: they are broken")
+    monkeypatch.setattr(host.entries["rnn"], "error", "weights: they are broken")
 
     async def visit(door: RequestMiddleware, client: Callable[[str], httpx.AsyncClient]) -> None:
         async def told(attacker: httpx.AsyncClient, key: str) -> str:

@@ -84,7 +84,7 @@ def test_a_refused_request_with_an_unread_body_loses_its_connection(
         assert told.lower().count(b"connection: close") == 1
         assert told.count(b"HTTP/1.1 ") == 1  # the second request was not read
         until(lambda: not sending(line) and not locked.server.server_state.connections)
-    assert not locked.door.running
+    assert not locked.app.running
 
 
 def sending(line: socket.socket) -> bool:

@@ -57,7 +57,7 @@ class Gate:
 
     def __init__(self, host: ModelHost, monkeypatch: pytest.MonkeyPatch, steps: int = 3) -> None:
         self.closed, self.open = threading.Event(), threading.Event()
-        engine = host.served["long"].engine
+        engine = host.entries["long"].engine
         assert engine is not None
         real, left = engine.run, itertools.count(steps, -1)
 
@@ -78,7 +78,7 @@ def gate(crowd: ModelHost, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 
 def empty(host: ModelHost) -> bool:
-    numbers = host.served["long"].numbers()
+    numbers = host.entries["long"].metrics()
     return (numbers["running"], numbers["waiting"], numbers["blocks_used"]) == (0, 0, 0)
 
 
@@ -119,13 +119,13 @@ def test_500_streams_at_once_each_equal_to_its_solo_run(crowd: ModelHost, models
     with running(crowd) as server:
         found = asyncio.run(all_at_once(server.port))
         assert found == [solo[asks[number % len(asks)]] for number in range(500)]
-        numbers = crowd.served["gpt"].numbers()
+        numbers = crowd.entries["gpt"].metrics()
         assert (numbers["blocks_used"], numbers["running"], numbers["waiting"]) == (0, 0, 0)
-        until(lambda: not server.door.running)
+        until(lambda: not server.app.running)
 
 
 def test_200_clients_vanish_and_leave_nothing_behind(crowd: ModelHost) -> None:
-    before = crowd.served["long"].numbers()["cancelled"]
+    before = crowd.entries["long"].metrics()["cancelled"]
 
     async def vanish(port: int, number: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -140,8 +140,8 @@ def test_200_clients_vanish_and_leave_nothing_behind(crowd: ModelHost) -> None:
 
     with running(crowd) as server:
         asyncio.run(all_at_once(server.port))
-        until(lambda: empty(crowd) and not server.door.running)
-        assert crowd.served["long"].numbers()["cancelled"] > before
+        until(lambda: empty(crowd) and not server.app.running)
+        assert crowd.entries["long"].metrics()["cancelled"] > before
         answer = httpx.post(
             f"{server.url}/v1/completions",
             json={**LONG, "max_tokens": 3, "min_tokens": 0},
@@ -152,17 +152,17 @@ def test_200_clients_vanish_and_leave_nothing_behind(crowd: ModelHost) -> None:
 
 def test_a_client_that_leaves_before_its_answer_is_made(crowd: ModelHost, gate: Gate) -> None:
     """Nothing is streamed, so nothing is written: only its line says that it is gone."""
-    before = crowd.served["long"].numbers()["cancelled"]
+    before = crowd.entries["long"].metrics()["cancelled"]
     with running(crowd) as server:
         line = socket.create_connection(("127.0.0.1", server.port))
         line.sendall(wire(LONG))
         assert gate.closed.wait(PATIENCE)
-        assert crowd.served["long"].numbers()["running"] == 1
+        assert crowd.entries["long"].metrics()["running"] == 1
         line.close()
-        until(lambda: not server.door.running)
+        until(lambda: not server.app.running)
         gate.open.set()
         until(lambda: empty(crowd))
-    assert crowd.served["long"].numbers()["cancelled"] == before + 1
+    assert crowd.entries["long"].metrics()["cancelled"] == before + 1
 
 
 def test_a_client_that_reads_nothing_holds_nobody_up(
@@ -172,20 +172,20 @@ def test_a_client_that_reads_nothing_holds_nobody_up(
     buffered for it.
     """
     monkeypatch.setattr("qkv.serving.http.sse.STALLED", 0.3)
-    before = crowd.served["long"].numbers()["steps"]
+    before = crowd.entries["long"].metrics()["steps"]
     with running(crowd, buffer=8192) as server, socket.socket() as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         line.connect(("127.0.0.1", server.port))
         line.sendall(
             wire({**LONG, "max_tokens": 150, "min_tokens": 150, "stream": True, "logprobs": 20})
         )
-        until(lambda: crowd.served["long"].numbers()["steps"] > before)
+        until(lambda: crowd.entries["long"].metrics()["steps"] > before)
         quick = {"model": "gpt", "prompt": "the cat", "max_tokens": 3}
         assert (
             httpx.post(f"{server.url}/v1/completions", json=quick, timeout=PATIENCE).status_code
             == 200
         )
-        until(lambda: empty(crowd) and not server.door.running)
+        until(lambda: empty(crowd) and not server.app.running)
         got = b""
         with contextlib.suppress(ConnectionResetError):
             while more := line.recv(65536):
@@ -259,7 +259,7 @@ def test_a_client_that_does_not_say_what_it_wants_is_let_go(
         told = b""
         while not told.endswith(b"}}}"):
             told += again.recv(65536)
-        until(lambda: server.door.running)  # busy has said what it wants
+        until(lambda: server.app.running)  # busy has said what it wants
         monkeypatch.setattr("qkv.serving.http.connection.HEADERS_SECONDS", 0.1)
         silent, slow = (socket.create_connection(address, timeout=PATIENCE) for _ in range(2))
         with contextlib.suppress(*gone):
@@ -283,10 +283,10 @@ def test_an_exception_inside_one_request_does_not_touch_the_others(
 
     real = completions.CompletionStream.choice
 
-    def broken(self: Any, index: int, piece: Any) -> Any:
+    def broken(self: Any, index: int, chunk: Any) -> Any:
         if self.asked.user == "broken" and self.said > 2:
             raise RuntimeError("nobody foresaw it")
-        return real(self, index, piece)
+        return real(self, index, chunk)
 
     monkeypatch.setattr(completions.CompletionStream, "choice", broken)
     ask = {

@@ -17,7 +17,7 @@ from qkv.serving.http import auth as keys_module
 from qkv.serving.http.auth import Keys
 from qkv.serving.http.middleware import AccessRules
 from qkv.serving.model_host import ModelHost
-from support.small_server import door_of, running
+from support.small_server import asgi_app, running
 from support.waiting import PATIENCE
 
 KEYS = ("first-key-of-two", "second-key-of-two")
@@ -26,7 +26,7 @@ BODY = {"model": "gpt", "prompt": "the cat", "max_tokens": 2}
 
 
 def client_of(host: ModelHost, **rules: Any) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(door_of(host, **rules))
+    transport = httpx.ASGITransport(asgi_app(host, **rules))
     return httpx.AsyncClient(transport=transport, base_url="http://localhost:8000")
 
 

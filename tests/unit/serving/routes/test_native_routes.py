@@ -139,17 +139,17 @@ def test_translations_are_those_of_our_own_search(
     assert np.allclose(np.array(shown["weights"]).sum(1), 1, atol=1e-4)
     assert shown["weights"][0][0] == pytest.approx(
         float(weights[0, 0]), abs=1e-4
-    )  # words of one piece each
+    )  # words of one chunk each
     assert found["alignment"][2]["weights"] == []
 
 
 def test_a_translation_is_streamed(http: httpx.Client, models: Models) -> None:
     model, tokenizer = models["translator"]
-    *pieces, last = events(
+    *chunks, last = events(
         http, "translate", model="translator", text=SENTENCE, beams=1, max_tokens=6
     )
     ((_, (expected,)),) = translate_texts([model], tokenizer, [SENTENCE], beams=1, length=6)
-    assert "".join(piece["text"] for piece in pieces).strip() == expected.text
+    assert "".join(chunk["text"] for chunk in chunks).strip() == expected.text
     assert last["translations"][0][0]["text"] == expected.text
     assert last["usage"]["completion_tokens"] == len(expected.ids)
 

@@ -188,7 +188,7 @@ def test_the_servers_deadline_is_the_latest(host: ModelHost) -> None:
     }
     with running(host) as server:
         for seconds in DEADLINES:
-            server.door.app.state.rules = AccessRules(deadline=seconds)  # type: ignore[attr-defined]
+            server.app.app.state.rules = AccessRules(deadline=seconds)  # type: ignore[attr-defined]
             response = httpx.post(f"{server.url}/v1/completions", json=ask, timeout=PATIENCE)
             if response.status_code != 408:
                 break

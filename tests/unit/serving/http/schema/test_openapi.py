@@ -14,7 +14,7 @@ from schemathesis import GenerationMode, checks
 from schemathesis.core import NOT_SET
 
 from qkv.serving.model_host import ModelHost
-from support.small_server import Running, door_of
+from support.small_server import Running, asgi_app
 from support.waiting import PATIENCE
 
 ROUTES = {
@@ -93,7 +93,7 @@ def test_whatever_the_document_allows_is_answered_as_it_says(
     """Bodies that fit the schema, and bodies that do not: never a 5xx, only statuses and shapes
     that are documented.
     """
-    schema = schemathesis.openapi.from_asgi("/openapi.json", door_of(host), timeout=PATIENCE)
+    schema = schemathesis.openapi.from_asgi("/openapi.json", asgi_app(host), timeout=PATIENCE)
     statuses: set[int] = set()
     for found in schema.get_all_operations():
         operation = found.ok()
