@@ -1,4 +1,4 @@
-"""A panic of the Rust library `tokenizers`, or a dead engine thread: who is told, and who goes on."""
+"""A panic of the Rust library `tokenizers`, or a dead engine thread, affects no other request."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ from support.waiting import PATIENCE, until
 from unit.serving.test_model_host import ids_of
 
 X = 3
-"""The id of the token "x", which the decoder panics on: it is shorter than what is to be stripped
-of it.
-"""
+"""The id of "x", which the decoder panics on: it strips more than the token has."""
 
 
 def panicking(*, encode: bool = False) -> Tokenizer:
@@ -45,15 +43,15 @@ def host() -> Iterator[ModelHost]:
     host.close()
 
 
-def test_a_panic_is_an_error_with_a_sentence() -> None:
+def test_a_panic_is_an_error_with_a_message() -> None:
     with pytest.raises(
         TokenizerPanic,
-        match=r"tokenizer: the library `tokenizers` panicked on this input \(chunk size",
+        match=r"tokenizer: .*panicked.*chunk size",
     ):
         panicking(encode=True).encode("a b")
     with pytest.raises(TokenizerPanic, match="chunk size"):
         panicking(encode=True).encode_as_text("a b")
-    with pytest.raises(TokenizerPanic, match="tokenizer: the library `tokenizers` panicked"):
+    with pytest.raises(TokenizerPanic, match=r"tokenizer: .*panicked"):
         panicking().decode([X])
     assert panicking().decode([0, 1]) == "ab"
 
@@ -82,7 +80,7 @@ def test_work_that_panics_or_exits_does_not_end_the_engine(host: ModelHost, name
     def work(model: Any, tokenizer: Tokenizer) -> None:
         if name == "exit":
             raise SystemExit(3)
-        tokenizer.inner.encode("a b")  # the library itself: not even guarded
+        tokenizer.inner.encode("a b")  # the library itself, without the wrapper
 
     job = host.submit_job("encodes", work)
     with pytest.raises(RuntimeError, match=r"model: (PanicException|SystemExit)"):
@@ -102,7 +100,7 @@ def test_work_that_panics_or_exits_does_not_end_the_engine(host: ModelHost, name
     )
 
 
-def test_a_panic_over_http_is_one_answer_and_one_line_of_log(
+def test_a_panic_over_http_is_one_response_and_one_log_line(
     host: ModelHost, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR)
@@ -126,11 +124,11 @@ def test_a_panic_over_http_is_one_answer_and_one_line_of_log(
 
 
 class Killed(BaseException):
-    """What no engine foresees."""
+    """An error that the engine does not expect."""
 
 
 class Hold:
-    """Work that the engine's thread is busy with until it is set free."""
+    """A job that blocks the engine's thread until it is released."""
 
     def __init__(self) -> None:
         self.reached, self.free = threading.Event(), threading.Event()
@@ -140,10 +138,10 @@ class Hold:
         assert self.free.wait(PATIENCE)
 
 
-def test_a_dead_engine_tells_everyone_and_fails_its_health(
+def test_a_dead_engine_answers_all_requests_and_fails_its_health(
     host: ModelHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that run, those that wait, those with a job, and those that come later."""
+    """Running and waiting requests, jobs, and requests that come later."""
     ended, first, second = threading.Event(), Hold(), Hold()
     host.on_failure = ended.set
 
@@ -155,7 +153,7 @@ def test_a_dead_engine_tells_everyone_and_fails_its_health(
             "ready",
             None,
         )
-        held = host.submit_job("decodes", first.work)
+        blocked = host.submit_job("decodes", first.work)
         assert first.reached.wait(PATIENCE)
         runs = host.submit(
             "decodes",
@@ -170,7 +168,7 @@ def test_a_dead_engine_tells_everyone_and_fails_its_health(
             host.submit_job("encodes", second.work),
         ]
         second.free.set()
-        assert [held.wait(), before_its_step.wait()] == [None, None]
+        assert [blocked.wait(), before_its_step.wait()] == [None, None]
         assert ended.wait(PATIENCE)
         for handle in (runs, *waits):
             with pytest.raises(RequestRefused, match="its engine has failed") as refused:
@@ -186,7 +184,7 @@ def test_a_dead_engine_tells_everyone_and_fails_its_health(
             == 503
         )
         host.thread.join(PATIENCE)
-        host.failure = None  # whatever ended it, a thread that is not there is not healthy
+        host.failure = None  # a dead thread is never healthy
         assert (http.get("/health").status_code, http.get("/health").json()["status"]) == (
             503,
             "failed",
