@@ -145,7 +145,7 @@ def test_a_model_that_is_often_idle_gains_nothing() -> None:
 
 
 class Beside:
-    """A real engine "a" with steps of a second, and "b", which has the thread for the next second."""
+    """A real engine "a" with steps of a second, and "b", which then has the thread."""
 
     def __init__(
         self, clock: Clock, monkeypatch: pytest.MonkeyPatch, *, ahead: bool = False, **fields: Any

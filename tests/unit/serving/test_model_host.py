@@ -171,7 +171,7 @@ def test_several_models_by_name(start: Start) -> None:
         RequestRefused, match=r"model: 'third' .*: first, second, translator, encoder"
     ):
         host.submit("third", GenerationRequest(prompt=[1], max_tokens=1))
-    with pytest.raises(ValueError, match="model: two .* first"):
+    with pytest.raises(ValueError, match=r"model: two .* first"):
         host.add("first", lambda: (first, WORDS))
 
 

@@ -112,7 +112,7 @@ def test_all_keys_are_compared_whole_and_in_constant_time(monkeypatch: pytest.Mo
         assert (keys.index(key) is not None) == (key in KEYS)
         assert compared == [(32, 32)] * 2
     for short in ("short", "with a space", "ümlaut-key", ""):
-        with pytest.raises(ValueError, match="key: .*8 characters") as error:
+        with pytest.raises(ValueError, match=r"key: .*8 characters") as error:
             Keys([short])
         assert not short or short not in str(error.value)
 
