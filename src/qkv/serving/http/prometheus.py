@@ -65,8 +65,8 @@ def model_lines(entries: Mapping[str, Any]) -> Iterator[str]:
     yield from header("qkv_model_state", "gauge", "1 for the state that a model is in.")
     for model, entry in entries.items():
         for state in STATES:
-            value = int(entry.state == state)
-            yield f"qkv_model_state{labels(model=model, state=state)} {value}"
+            active = int(entry.state == state)
+            yield f"qkv_model_state{labels(model=model, state=state)} {active}"
 
     # Metrics by name, then by model
     values: dict[str, dict[str, float]] = {}

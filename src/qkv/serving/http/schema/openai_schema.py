@@ -227,9 +227,9 @@ class CompletionRequest(GenerationFields):
             return [self.prompt or ""]
 
         if isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
+            return [self.prompt]
 
-        return self.prompt  # type: ignore[return-value]
+        return self.prompt
 
 
 class TextPart(Strict):
@@ -344,9 +344,9 @@ class EmbeddingRequest(JsonBody, Unused):
         if isinstance(self.input, str):
             return [self.input]
         if isinstance(self.input[0], int):
-            return [self.input]  # type: ignore[list-item]
+            return [self.input]
 
-        return self.input  # type: ignore[return-value]
+        return self.input
 
 
 WITHOUT_EFFECT = {
