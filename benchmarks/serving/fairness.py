@@ -47,7 +47,7 @@ def started() -> ModelHost:
     host.add("smollm2", lambda: (model, tokenizer))
     host.add("tiny", lambda: (GPT(config), tokenizer))
     host.start()
-    while any(each.state != "ready" for each in host.served.values()):
+    while any(each.state != "ready" for each in host.entries.values()):
         time.sleep(0.1)
     return host
 
@@ -56,9 +56,9 @@ def of_tiny(host: ModelHost, tokens: int) -> float:
     """Seconds until a tiny model has generated so many tokens."""
     begin = time.perf_counter()
     found = sum(
-        len(piece.said)
-        for piece in host.ask(
-            "tiny", GenerationRequest(prompt=[1], length=tokens, choice=LIKELIEST)
+        len(chunk.tokens)
+        for chunk in host.submit(
+            "tiny", GenerationRequest(prompt=[1], max_tokens=tokens, sampling=LIKELIEST)
         )
     )
     assert found == tokens
@@ -71,13 +71,13 @@ def beside(
     """The same while SmolLM2 works on another request; and how many tokens a second that one read
     or generated.
     """
-    ticket, engine = host.ask("smollm2", other), host.served["smollm2"].engine
+    handle, engine = host.submit("smollm2", other), host.entries["smollm2"].engine
     assert engine is not None
-    ready(ticket)
+    ready(handle)
     before = engine.counts["prompt_tokens"] + engine.counts["said_tokens"]
     seconds = of_tiny(host, tokens)
     done = engine.counts["prompt_tokens"] + engine.counts["said_tokens"] - before
-    ticket.cancel()
+    handle.abort()
     while engine.busy:
         time.sleep(0.01)
     return seconds, done / seconds
@@ -91,19 +91,19 @@ def main(options: Options) -> None:
         prompt = [
             1 + (turn * 7919 + place) % 40_000 for place in range(options.prompt)
         ]  # nothing is cached
-        stream = GenerationRequest(prompt=prompt[:5], length=2000, choice=LIKELIEST, stream=True)
+        stream = GenerationRequest(prompt=prompt[:5], max_tokens=2000, sampling=LIKELIEST, stream=True)
         works: dict[str, Callable[[], tuple[float, float]]] = {
             "alone": lambda: (of_tiny(host, options.tokens), 0.0),
             "beside a stream": lambda: beside(
                 host,
                 stream,  # noqa: B023
-                lambda ticket: next(iter(ticket)),
+                lambda handle: next(iter(handle)),
                 options.tokens,
             ),
             f"beside a prompt of {options.prompt:,} tokens": lambda: beside(
                 host,
-                GenerationRequest(prompt=prompt, length=1),  # noqa: B023
-                lambda ticket: None,
+                GenerationRequest(prompt=prompt, max_tokens=1),  # noqa: B023
+                lambda handle: None,
                 options.tokens,
             ),
         }

@@ -97,20 +97,20 @@ def engine_alone(model: GPT, tokenizer: Tokenizer, options: Options) -> None:
     host = ModelHost(cache=int(options.cache * 2**30), rows=options.clients)
     host.add("model", lambda: (model, tokenizer))
     host.start()
-    while host.served["model"].state == "loading":
+    while host.entries["model"].state == "loading":
         time.sleep(0.1)
     speeds = []
     for turn in range(options.turns + 2):
         prompts = new_prompts(options.clients, options, model.config.vocabulary)
         asks = [
             GenerationRequest(
-                prompt=each, length=options.words, choice=SamplingParams(temperature=0)
+                prompt=each, max_tokens=options.words, sampling=SamplingParams(temperature=0)
             )
             for each in prompts
         ]
         begin = time.perf_counter()
-        tickets = [host.ask("model", ask) for ask in asks]
-        said = sum(len(piece.said) for ticket in tickets for piece in ticket)
+        handles = [host.submit("model", ask) for ask in asks]
+        said = sum(len(chunk.tokens) for handle in handles for chunk in handle)
         seconds = time.perf_counter() - begin
         assert said == options.clients * options.words, said
         if turn >= 2:

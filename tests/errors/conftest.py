@@ -1,4 +1,4 @@
-"""Fixtures of the error tables: a host with small models, and a server before it."""
+"""Fixtures of the error tables: a host with small models, and its server."""
 
 from support.serving_fixtures import host, models, server
 

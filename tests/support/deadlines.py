@@ -1,6 +1,6 @@
-"""Deadlines of requests, for tests that need some tokens before the deadline."""
+"""Deadlines for tests that need some tokens before the deadline."""
 
 from __future__ import annotations
 
 DEADLINES = (0.4, 1.6, 6.4, 25.6, 102.4)
-"""Seconds; a test takes the first that is long enough for a token, on however slow a machine."""
+"""Seconds; a test takes the first that is long enough for a token, however slow the machine."""

@@ -1,4 +1,4 @@
-"""An engine without a thread: a test makes every step itself, and sees what was said after each."""
+"""An engine without a thread: a test runs every step itself and sees the output after each."""
 
 from __future__ import annotations
 
@@ -15,18 +15,27 @@ WORDS = train("words", SENTENCES, 80)
 
 
 class Steps:
-    """`ask` joins the queue, `step` makes a step, `finish` goes on until nothing is left to do."""
+    """`request` joins the queue, `step` runs a step, `finish` goes on until all work is done."""
 
-    def __init__(self, model: Model, tokenizer: Tokenizer = WORDS, **how: Any) -> None:
-        self.told: dict[int, list[Any]] = defaultdict(list)
-        self.engine = Engine(
-            model, tokenizer, lambda ticket, news: self.told[ticket.number].append(news), **how
-        )
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer = WORDS,
+        *,
+        cache: int = 1 << 30,
+        rows: int = 64,
+        tokens: int | None = None,
+    ) -> None:
+        self.updates: dict[int, list[Any]] = defaultdict(list)
+        self.engine = Engine(model, tokenizer, self.emit, cache=cache, rows=rows, tokens=tokens)
 
-    def ask(self, prompt: list[int], length: int = 8, **how: Any) -> RequestHandle:
-        ticket = RequestHandle(GenerationRequest(prompt=prompt, length=length, **how))
-        self.engine.take(ticket)
-        return ticket
+    def emit(self, handle: RequestHandle, update: Any) -> None:
+        self.updates[handle.id].append(update)
+
+    def request(self, prompt: list[int], max_tokens: int = 8, **fields: Any) -> RequestHandle:
+        handle = RequestHandle(GenerationRequest(prompt=prompt, max_tokens=max_tokens, **fields))
+        self.engine.add_request(handle)
+        return handle
 
     def step(self, times: int = 1) -> None:
         for _ in range(times):
@@ -36,18 +45,19 @@ class Steps:
         while self.engine.step():
             assert self.engine.scheduler.blocks.used <= self.engine.scheduler.blocks.total
 
-    def ids(self, ticket: RequestHandle) -> list[list[int]]:
-        """What each text of a request said."""
-        said: dict[int, list[int]] = defaultdict(list)
-        for piece in self.pieces(ticket):
-            said[piece.row] += [each.id for each in piece.said]
-        return [said[row] for row in range(max(said, default=-1) + 1)]
+    def ids(self, handle: RequestHandle) -> list[list[int]]:
+        """The generated ids of each sample of a request."""
+        generated: dict[int, list[int]] = defaultdict(list)
+        for chunk in self.chunks(handle):
+            generated[chunk.sample] += [token.id for token in chunk.tokens]
+        return [generated[sample] for sample in range(max(generated, default=-1) + 1)]
 
-    def pieces(self, ticket: RequestHandle) -> list[OutputChunk]:
-        for news in self.told[ticket.number]:
-            if isinstance(news, Exception):
-                raise news
-        return self.told[ticket.number]
+    def chunks(self, handle: RequestHandle) -> list[OutputChunk]:
+        """All chunks of a request; raises the error that it ended with."""
+        for update in self.updates[handle.id]:
+            if isinstance(update, Exception):
+                raise update
+        return self.updates[handle.id]
 
     @property
     def used(self) -> int:

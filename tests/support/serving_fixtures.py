@@ -1,4 +1,4 @@
-"""One host with a small model of every family, and one server before it, for all tests of a file."""
+"""Fixtures: a host with a small model of every family, and a server, for all tests of a file."""
 
 from __future__ import annotations
 

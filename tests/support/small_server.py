@@ -1,4 +1,4 @@
-"""Small models of every family, with random weights, behind a real server on a port of its own."""
+"""Small models of every family, with random weights, behind a real server on a free port."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ SMALL = {"width": 16, "depth": 2, "heads": 2}
 
 
 def small_models(folder: Path) -> dict[str, tuple[Any, Tokenizer]]:
+    """One model of each family by name, with its tokenizer."""
     torch.manual_seed(0)
-    pairs, words = train("byte-pair", SENTENCES, 300), train("words", SENTENCES, 80)
+    pairs = train("byte-pair", SENTENCES, 300)
+    words = train("words", SENTENCES, 80)
     chat = Tokenizer.read(gguf_file(folder / "tiny.gguf"))
-    made = {
+    models = {
         "gpt": (GPT(GPTConfig(vocabulary=pairs.vocabulary, context=64, **SMALL)), pairs),
         "chat": (
             GPT(GPTConfig(vocabulary=chat.vocabulary, context=96, position="rotary", **SMALL)),
@@ -56,23 +58,24 @@ def small_models(folder: Path) -> dict[str, tuple[Any, Tokenizer]]:
         "rnn": (RNN(RNNConfig(vocabulary=words.vocabulary, width=16, attention="additive")), words),
         "tuned": small_tuned("classify", "bert"),
     }
-    for model, _ in made.values():
+    for model, _ in models.values():
         model.eval()
         with torch.no_grad():
-            for weight in model.parameters():  # far from 0, so that what is likely is far from even
+            for weight in model.parameters():  # large weights, for distributions far from uniform
                 if weight.dim() > 1:
                     weight.mul_(4)
-    return made
+    return models
 
 
-def hosting(models: dict[str, tuple[Any, Tokenizer]], **how: Any) -> ModelHost:
-    host = ModelHost(**{"cache": 4 << 20, "rows": 16, "queue": 64, **how})
+def hosting(models: dict[str, tuple[Any, Tokenizer]], **options: Any) -> ModelHost:
+    """A started host, once all models are ready."""
+    host = ModelHost(**{"cache": 4 << 20, "rows": 16, "queue": 64, **options})
     for name, pair in models.items():
         host.add(name, lambda pair=pair: pair)
     host.start()
-    for each in host.served.values():
-        until(lambda each=each: each.state != "loading")
-        assert each.state == "ready", each.error
+    for entry in host.entries.values():
+        until(lambda entry=entry: entry.state != "loading")
+        assert entry.state == "ready", entry.error
     return host
 
 
@@ -86,13 +89,15 @@ class Running:
         drain: float = 5.0,
         buffer: int | None = None,
     ) -> None:
-        self.host, self.door = host, served(host, rules)
+        """`buffer` is the number of bytes the system keeps for a client that does not read."""
+        self.host = host
+        self.app = served(host, rules)
         listening = bound("127.0.0.1", 0)
-        if buffer is not None:  # bytes that the system keeps for a client that does not read
+        if buffer is not None:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
         self.port = listening.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.server = Server(self.door, drain)
+        self.server = Server(self.app, drain)
         self.thread = threading.Thread(
             target=self.server.run, kwargs={"sockets": [listening]}, daemon=True
         )
@@ -101,18 +106,19 @@ class Running:
     def stop(self) -> None:
         self.server.should_exit = True
         self.thread.join(timeout=PATIENCE)
-        assert not self.thread.is_alive(), "the server did not end"
+        assert not self.thread.is_alive(), "the server did not stop"
 
 
 @contextmanager
-def running(host: ModelHost, rules: AccessRules | None = None, **how: Any) -> Iterator[Running]:
-    server = Running(host, rules, **how)
+def running(host: ModelHost, rules: AccessRules | None = None, **options: Any) -> Iterator[Running]:
+    """A server over a host, which stops at the end."""
+    server = Running(host, rules, **options)
     try:
         yield server
     finally:
         server.stop()
 
 
-def door_of(host: ModelHost, **rules: Any) -> RequestMiddleware:
-    """Without a network: for clients that speak ASGI."""
+def asgi_app(host: ModelHost, **rules: Any) -> RequestMiddleware:
+    """The application without a network, for ASGI clients."""
     return served(host, AccessRules(**{"names": None, **rules}))

@@ -1,6 +1,4 @@
-"""Tests wait for events, never for a time. The limit is only there so that a broken server ends the
-test.
-"""
+"""Waiting for events instead of times; the limit only ends a test whose server is broken."""
 
 from __future__ import annotations
 
@@ -8,12 +6,12 @@ import time
 from collections.abc import Callable
 
 PATIENCE = 300.0
-"""Seconds: long enough for a machine that is ten times slower, or busy with other things."""
+"""Seconds: enough for a machine that is ten times slower, or busy with other work."""
 
 
 def until(condition: Callable[[], object]) -> None:
     """Poll until the condition is true."""
     end = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < end, "it never came to be so"
+        assert time.monotonic() < end, "the condition never became true"
         time.sleep(0.005)

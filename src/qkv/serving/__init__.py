@@ -1,1 +1,12 @@
-"""Serving: one engine for all requests, an API that real clients use unchanged, and the playground."""
+"""Serving: a continuous-batching engine, an OpenAI-compatible API and the playground."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from qkv.serving.serve import serve
+else:
+    from qkv.lazy_imports import attach
+
+    attach(__name__, {"qkv.serving.serve": ("serve",)})
+
+__all__ = ["serve"]

@@ -1,8 +1,8 @@
-"""Fair shares of the engine's thread: every model with work gets the same time.
+"""Fair shares of the engine thread: every busy model gets the same time.
 
-This is start-time fair queueing: each model has a virtual time, the seconds that it used; the one
-that used least runs next. A model that becomes busy starts at the virtual time of the others, so
-nobody saves up time while idle.
+Start-time fair queueing: each model has a virtual time, the seconds that it used, and the one with
+the smallest runs next. A model that becomes busy starts at the virtual time of the others, so that
+idle time is not saved up.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from collections.abc import Collection
 
 
 class FairShares:
+    """Virtual times of the models that share a thread."""
+
     def __init__(self) -> None:
         self.used: dict[str, float] = {}
         """Virtual time of each model, in seconds."""
         self.now = 0.0
-        """Virtual time of the model that ran last, when it began."""
+        """Virtual time at which the last model started to run."""
         self.busy: frozenset[str] = frozenset()
 
     def order(self, busy: Collection[str]) -> list[str]:
-        """The models with work, the one that is to run first."""
+        """The busy models, the one to run next first."""
         if not busy:
             self.now = max(self.used.values(), default=0.0)
 
@@ -35,4 +37,5 @@ class FairShares:
         return ordered
 
     def spend(self, name: str, seconds: float) -> None:
+        """Count the time that a model used."""
         self.used[name] = self.used.get(name, 0.0) + seconds

@@ -1,5 +1,6 @@
-"""All models of a server, and the one thread in which they run: two that compute at once are slower
-than one by one.
+"""Model host: all models of a server, and the one thread that runs their engines.
+
+Two models that compute at the same time are slower than one after the other.
 """
 
 from __future__ import annotations
@@ -14,42 +15,41 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal
 
-import torch
-
 from qkv.models.registry import FAMILIES, Model
 from qkv.serving.engine.engine import Engine
 from qkv.serving.engine.generation_request import (
     GenerationRequest,
-    JobResult,
-    OutputChunk,
     RequestHandle,
     RequestRefused,
+    Update,
 )
-from qkv.serving.engine.runner import PagedRunner
+from qkv.serving.error_log import as_exception, log_unexpected, stack_of
 from qkv.serving.fair_shares import FairShares
-from qkv.serving.http.error_log import log_unforeseen, ordinary, where
 from qkv.serving.preparation import PreparationPool
 from qkv.text.tokenizer import Tokenizer
 
 log = logging.getLogger("qkv.serving")
 Load = Callable[[], tuple[Model, Tokenizer]]
 Work = Callable[[Model, Tokenizer], Any]
-LONGEST_WAIT = 60  # seconds that anyone is told to come back after
-ENDED = "server: its engine has failed, and it ends; GET /health says why"
+MAX_RETRY_SECONDS = 60
+KEPT_FINISH_TIMES = 16
+IDLE_SECONDS = 0.2
+"""The idle thread looks for passed deadlines this often."""
+ENGINE_FAILED = "server: its engine has failed and the server is stopping; see GET /health"
 
 
 class ModelEntry:
-    """One model by its name."""
+    """A model that is served under a name, from loading to failure."""
 
     def __init__(self, name: str, queue: int = 256) -> None:
         self.name = name
-        self.preparing = PreparationPool(name, queue=queue)
-        """Threads for its chat template and its tokenizer."""
+        self.preparation = PreparationPool(name, queue=queue)
+        """Threads for its chat template and tokenizer."""
         self.state: Literal["loading", "ready", "failed"] = "loading"
         self.error: str | None = None
         self.engine: Engine | None = None
-        self.finished: list[float] = []
-        """When the last few requests ended."""
+        self.finish_times: list[float] = []
+        """When the last few requests finished."""
 
     @property
     def model(self) -> Model | None:
@@ -61,194 +61,226 @@ class ModelEntry:
 
     @property
     def family(self) -> str | None:
-        return next(
-            (name for name, (_, kind) in FAMILIES.items() if type(self.model) is kind), None
-        )
+        """Name of the model's family, once it is loaded."""
+        for name, (_, kind) in FAMILIES.items():
+            if type(self.model) is kind:
+                return name
 
-    def numbers(self) -> dict[str, float]:
-        return {} if self.engine is None else self.engine.numbers()
+        return None
+
+    def metrics(self) -> dict[str, float]:
+        """Counters and gauges of the engine; empty while the model loads."""
+        return {} if self.engine is None else self.engine.metrics()
 
     def retry_after(self) -> int:
-        """Seconds until one of those that wait has likely begun."""
-        if len(self.finished) < 2:
+        """Seconds until a waiting request has probably started."""
+        if len(self.finish_times) < 2:
             return 1
 
-        between = (self.finished[-1] - self.finished[0]) / (len(self.finished) - 1)
-        waiting = 1 if self.engine is None else max(1, self.engine.waiting)
+        between = (self.finish_times[-1] - self.finish_times[0]) / (len(self.finish_times) - 1)
+        waiting = 1
+        if self.engine is not None:
+            waiting = max(1, self.engine.waiting)
 
-        return min(LONGEST_WAIT, max(1, math.ceil(between * waiting / 2)))
+        return min(MAX_RETRY_SECONDS, max(1, math.ceil(between * waiting / 2)))
+
+    def fail(self, error: str) -> None:
+        """Stop serving the model."""
+        self.state = "failed"
+        self.error = error
+        self.engine = None
 
 
 class ModelHost:
+    """Loads models, takes requests from any thread, and runs all engines in one thread."""
+
     def __init__(
         self, *, cache: int = 1 << 30, rows: int = 64, queue: int = 256, tokens: int | None = None
     ) -> None:
-        """For each model `cache` bytes of what its texts remember, `rows` texts at once, and a
-        `queue` of requests.
+        """Create a host without models.
+
+        Args:
+            cache: Bytes of KV cache per model.
+            rows: Sequences that are generated at once, per model.
+            queue: Requests that may wait for a model.
+            tokens: Prompt tokens per step at most; None chooses by device.
         """
-        self.how: dict[str, Any] = {"cache": cache, "rows": rows, "tokens": tokens}
+        self.cache = cache
+        self.rows = rows
         self.queue = queue
-        self.served: dict[str, ModelEntry] = {}
+        self.tokens = tokens
+        self.entries: dict[str, ModelEntry] = {}
+        self.shares = FairShares()
         self.closed = False
         self.wake = threading.Condition()
         self.arrived: list[tuple[ModelEntry, RequestHandle]] = []
         self.entering: deque[tuple[ModelEntry, RequestHandle]] = deque()
-        """Who has arrived, and is not in the engine's queue yet."""
-        self.told: list[tuple[RequestHandle, Any]] = []
-        self.shares = FairShares()
+        """Requests on their way from `arrived` to the queue of an engine."""
+        self.outbox: list[tuple[RequestHandle, Update]] = []
         self.failure: str | None = None
-        """Why the engine's thread ended, if it did before `close`."""
+        """Why the engine thread ended, if it did before `close`."""
         self.on_failure: Callable[[], None] = lambda: None
-        """Called when the engine's thread has failed, in that thread."""
+        """Called in the engine thread after it has failed."""
         self.thread = threading.Thread(target=self.loop, name="qkv engine", daemon=True)
 
     # Models
 
     def add(self, name: str, load: Load) -> None:
-        """Load it beside everything else; it is served when it is there."""
-        if name in self.served:
-            raise ValueError(
-                f"model: two are called {name}; give one another name, as other={name}"
-            )
+        """Load a model in the background; it is served as soon as it is ready."""
+        if name in self.entries:
+            raise ValueError(f"model: two models are called {name}; rename one, as in other={name}")
 
-        served = self.served[name] = ModelEntry(name, self.queue)
+        entry = ModelEntry(name, self.queue)
+        self.entries[name] = entry
         threading.Thread(
-            target=self.load, args=(served, load), name=f"loading {name}", daemon=True
+            target=self.load, args=(entry, load), name=f"loading {name}", daemon=True
         ).start()
 
-    def load(self, served: ModelEntry, load: Load) -> None:
+    def load(self, entry: ModelEntry, load: Load) -> None:
+        """Load a model and create its engine; called in a thread of its own."""
         try:
             model, tokenizer = load()
             model.eval()
-            engine = Engine(model, tokenizer, self.tell, **self.how)
-            if isinstance(engine.runner, PagedRunner) and engine.runner.replays is not None:
-                with torch.inference_mode():
-                    engine.runner.replays.warm_up(self.how["rows"])
+            engine = Engine(
+                model, tokenizer, self.emit, cache=self.cache, rows=self.rows, tokens=self.tokens
+            )
+            if engine.runner is not None:
+                engine.runner.warm_up(self.rows)
 
             with self.wake:
                 if self.failure is not None:
                     raise RuntimeError(self.failure)
 
-                served.engine, served.state = engine, "ready"
+                entry.engine = engine
+                entry.state = "ready"
         except BaseException as failure:
-            error = ordinary(failure)
-            log.warning("%s cannot be served: %s", served.name, error)
-            served.state, served.error = "failed", str(error) or type(error).__name__
+            error = as_exception(failure)
+            log.warning("%s cannot be served: %s", entry.name, error)
+            entry.fail(str(error) or type(error).__name__)
 
+        # Freeze what is loaded: garbage collections that traverse it would delay the steps
         gc.collect()
-        # what is there now stays: to look through it again and again would hold up the steps
         gc.freeze()
 
     # Requests
 
-    def ask(self, name: str, ask: GenerationRequest) -> RequestHandle:
-        """A request for words; Refused, or a ValueError, when it cannot be taken."""
-        return self.take(name, ask)
+    def submit(self, name: str, request: GenerationRequest) -> RequestHandle:
+        """Queue a generation request; raises RequestRefused or ValueError if it is not accepted."""
+        return self.enqueue(name, request)
 
-    def job(self, name: str, work: Work) -> RequestHandle:
-        """Some work of a model's own, done between two steps."""
-        return self.take(name, work)
+    def submit_job(self, name: str, work: Work) -> RequestHandle:
+        """Queue a function of the model and its tokenizer, which runs between two steps."""
+        return self.enqueue(name, work)
 
-    def take(self, name: str, wanted: GenerationRequest | Work) -> RequestHandle:
-        served = self.served.get(name)
-        if served is None:
-            there = ", ".join(self.served) or "none"
-            raise RequestRefused(404, f"model: there is no {name!r} here; expected one of: {there}")
-
-        if self.closed:
-            raise RequestRefused(
-                503, "server: it is about to leave and takes nothing new", LONGEST_WAIT
-            )
-        if self.failure is not None:
-            raise RequestRefused(503, ENDED)
-        if served.state == "failed":
-            raise RequestRefused(503, f"model: {name} has failed; /health says why")
-
-        engine = served.engine
-        if engine is None:
-            raise RequestRefused(503, f"model: {name} is still loading; ask again in a moment", 2)
-
-        ticket = RequestHandle(wanted)
-        if isinstance(wanted, GenerationRequest):
-            engine.check(wanted)
+    def enqueue(self, name: str, request: GenerationRequest | Work) -> RequestHandle:
+        entry, engine = self.ready_entry(name)
+        handle = RequestHandle(request)
+        if isinstance(request, GenerationRequest):
+            engine.check(request)
 
         with self.wake:
-            coming = sum(one is served for one, _ in [*self.arrived, *self.entering.copy()])
-            if engine.waiting + coming >= self.queue:
+            arriving = 0
+            for other, _ in [*self.arrived, *self.entering.copy()]:
+                arriving += other is entry
+
+            if engine.waiting + arriving >= self.queue:
                 engine.counts["refused"] += 1
                 raise RequestRefused(
                     429,
-                    f"server: {self.queue} requests wait for {name} already",
-                    served.retry_after(),
+                    f"server: {self.queue} requests already wait for {name}",
+                    entry.retry_after(),
                 )
 
-            if self.failure is not None:  # meanwhile
-                raise RequestRefused(503, ENDED)
+            if self.failure is not None:  # in the meantime
+                raise RequestRefused(503, ENGINE_FAILED)
 
-            self.arrived.append((served, ticket))
+            self.arrived.append((entry, handle))
             self.wake.notify()
 
-        return ticket
+        return handle
 
-    # The thread
+    def ready_entry(self, name: str) -> tuple[ModelEntry, Engine]:
+        """A model that accepts requests; raises RequestRefused otherwise."""
+        entry = self.entries.get(name)
+        if entry is None:
+            names = ", ".join(self.entries) or "none"
+            raise RequestRefused(404, f"model: {name!r} does not exist; expected one of: {names}")
+        if self.closed:
+            raise RequestRefused(
+                503, "server: it is stopping and takes no new requests", MAX_RETRY_SECONDS
+            )
+        if self.failure is not None:
+            raise RequestRefused(503, ENGINE_FAILED)
+        if entry.state == "failed":
+            raise RequestRefused(503, f"model: {name} has failed; see GET /health")
+
+        engine = entry.engine
+        if engine is None:
+            raise RequestRefused(503, f"model: {name} is still loading; try again in a moment", 2)
+
+        return entry, engine
+
+    # The engine thread
 
     def start(self) -> None:
+        """Start the engine thread."""
         self.thread.start()
 
     @property
     def alive(self) -> bool:
-        """Whether requests are worked on: the engine's thread was not started yet, or it runs."""
-        return self.failure is None and (
-            self.closed or self.thread.ident is None or self.thread.is_alive()
-        )
+        """Whether the engine thread runs, or has not been started yet."""
+        if self.failure is not None:
+            return False
+
+        return self.closed or self.thread.ident is None or self.thread.is_alive()
 
     def loop(self) -> None:
         try:
             while not self.closed:
-                self.turn_or_wait()
-        except BaseException as error:  # nobody would answer any more, and nobody would know
+                self.step_or_wait()
+        except BaseException as error:  # otherwise no request would ever be answered again
             self.fail(error)
 
-    def turn_or_wait(self) -> None:
+    def step_or_wait(self) -> None:
         try:
-            worked = self.turn()
-        except Exception as error:  # whatever it was, the others must not wait for ever
-            log_unforeseen(error)
+            worked = self.run_step()
+        except Exception as error:  # other requests must not wait for ever
+            log_unexpected(error)
             worked = False
 
         if not worked:
             with self.wake:
                 if not self.arrived and not self.closed:
-                    self.wake.wait(timeout=0.2)  # a deadline may pass while nobody asks
+                    self.wake.wait(timeout=IDLE_SECONDS)
 
     def fail(self, error: BaseException) -> None:
-        """The engine's thread ends: everyone who waits is told so, and the server ends."""
-        log.critical("the engine's thread ended: %s at %s", type(error).__name__, where(error))
+        """End the engine thread: all open requests get an error, and the server stops."""
+        log.critical("the engine's thread ended: %s at %s", type(error).__name__, stack_of(error))
         with self.wake:
             self.failure = f"the engine's thread ended ({type(error).__name__})"
-            tickets = [ticket for _, ticket in [*self.arrived, *self.entering]]
-            self.arrived, self.entering = [], deque()
-            for served in self.served.values():
-                tickets += [] if served.engine is None else served.engine.tickets()
-                served.state, served.error, served.engine = "failed", self.failure, None
+            handles = [handle for _, handle in [*self.arrived, *self.entering]]
+            self.arrived = []
+            self.entering = deque()
+            for entry in self.entries.values():
+                if entry.engine is not None:
+                    handles += entry.engine.handles()
 
-        for ticket in {ticket.number: ticket for ticket in tickets}.values():
-            self.tell(ticket, RequestRefused(503, ENDED))
+                entry.fail(self.failure)
+
+        for handle in {handle.id: handle for handle in handles}.values():
+            self.emit(handle, RequestRefused(503, ENGINE_FAILED))
 
         try:
             self.deliver()
         finally:
             self.on_failure()
 
-    def turn(self) -> bool:
-        """A step of the model that used least of the thread's time, among those with work; whether
-        there was any.
-        """
-        self.let_in()
+    def run_step(self) -> bool:
+        """Run a step of the busy model with the smallest share of time; False if none is busy."""
+        self.accept_arrived()
         busy = self.busy()
-
-        for served in busy.values():
-            self.catch_up(served, others=len(busy) > 1)
+        for entry in busy.values():
+            self.catch_up(entry, others=len(busy) > 1)
 
         busy = self.busy()
 
@@ -256,100 +288,95 @@ class ModelHost:
 
     def busy(self) -> dict[str, ModelEntry]:
         """The models with work."""
-        return {
-            name: each
-            for name, each in list(self.served.items())
-            if each.engine is not None and each.engine.busy
-        }
+        busy = {}
+        for name, entry in list(self.entries.items()):
+            if entry.engine is not None and entry.engine.busy:
+                busy[name] = entry
 
-    def let_in(self) -> None:
+        return busy
+
+    def accept_arrived(self) -> None:
+        """Move requests that have arrived to the queues of their engines."""
         with self.wake:
-            self.entering, self.arrived = deque(self.arrived), []
+            self.entering = deque(self.arrived)
+            self.arrived = []
 
         while self.entering:
-            served, ticket = self.entering[0]
+            entry, handle = self.entering[0]
             try:
-                if served.engine is None:
-                    raise RuntimeError(f"model: {served.name} has failed")
+                if entry.engine is None:
+                    raise RuntimeError(f"model: {entry.name} has failed")
 
-                if isinstance(ticket.ask, GenerationRequest):
-                    served.engine.take(ticket)
+                if isinstance(handle.request, GenerationRequest):
+                    entry.engine.add_request(handle)
                 else:
-                    served.engine.jobs.append((ticket, ticket.ask))
+                    entry.engine.jobs.append((handle, handle.request))
             except BaseException as error:
-                self.tell(ticket, ordinary(error))
+                self.emit(handle, as_exception(error))
 
-            self.entering.popleft()  # until here it counts as one that comes
+            self.entering.popleft()  # only now: until here it counts as arriving
 
         self.deliver()
 
-    def catch_up(self, served: ModelEntry, *, others: bool) -> None:
-        """Requests past their deadline or without a client end now, even while other models keep
-        the thread.
-        """
-        self.attempt(served, lambda engine: engine.catch_up(others=others))
+    def catch_up(self, entry: ModelEntry, *, others: bool) -> None:
+        """End late and aborted requests of a model, even while others use the thread."""
+        self.attempt(entry, lambda engine: engine.catch_up(others=others))
 
-    def step(self, served: ModelEntry, *, short: bool = False) -> bool:
-        return self.attempt(served, lambda engine: engine.step(short=short))
+    def step(self, entry: ModelEntry, *, short: bool = False) -> bool:
+        return self.attempt(entry, lambda engine: engine.step(short=short))
 
-    def attempt(self, served: ModelEntry, work: Callable[[Engine], bool]) -> bool:
-        """Work of one model's engine, in its share of the time; a fault of the engine ends this
-        model alone.
-        """
-        engine = served.engine
+    def attempt(self, entry: ModelEntry, work: Callable[[Engine], bool]) -> bool:
+        """Run work of one engine and count its time; its errors end this model only."""
+        engine = entry.engine
         if engine is None:
             return False
 
-        before, begin = engine.counts["finished"], time.monotonic()
+        finished = engine.counts["finished"]
+        began = time.monotonic()
 
         try:
             worked = work(engine)
-        except (
-            BaseException
-        ) as failure:  # nothing that one request did, but a fault of the engine's
-            error = ordinary(failure)
-            log_unforeseen(error)
-            served.state, served.error, served.engine = (
-                "failed",
-                str(error) or type(error).__name__,
-                None,
-            )
-            for ticket in engine.tickets():
-                self.tell(ticket, RuntimeError(f"model: {served.name} has failed"))
+        except BaseException as failure:  # a fault of the engine, not of one request
+            error = as_exception(failure)
+            log_unexpected(error)
+            entry.fail(str(error) or type(error).__name__)
+            for handle in engine.handles():
+                self.emit(handle, RuntimeError(f"model: {entry.name} has failed"))
 
             worked = True
 
-        end = time.monotonic()
-        self.shares.spend(served.name, end - begin)
-        if engine.counts["finished"] > before:
-            served.finished = [*served.finished[-15:], end]
+        ended = time.monotonic()
+        self.shares.spend(entry.name, ended - began)
+        if engine.counts["finished"] > finished:
+            entry.finish_times = [*entry.finish_times[1 - KEPT_FINISH_TIMES :], ended]
 
         self.deliver()
 
         return worked
 
-    def tell(self, ticket: RequestHandle, news: OutputChunk | JobResult | Exception) -> None:
-        self.told.append((ticket, news))
+    # Output
+
+    def emit(self, handle: RequestHandle, update: Update) -> None:
+        """Put an update into the outbox."""
+        self.outbox.append((handle, update))
 
     def deliver(self) -> None:
-        """All that was said in a step goes to the event loops at once: to wake one costs more than
-        to tell it much.
-        """
-        told, self.told = self.told, []
-        by_loop: dict[Any, list[tuple[RequestHandle, Any]]] = {}
+        """Send all updates of a step, with one call per event loop: waking a loop is expensive."""
+        outbox = self.outbox
+        self.outbox = []
+        by_loop: dict[Any, list[tuple[RequestHandle, Update]]] = {}
+        for handle, update in outbox:
+            by_loop.setdefault(handle.loop, []).append((handle, update))
 
-        for ticket, news in told:
-            by_loop.setdefault(ticket.loop, []).append((ticket, news))
-
-        for loop, some in by_loop.items():
+        for loop, updates in by_loop.items():
             if loop is None:
-                hand_out(some)
+                put_all(updates)
             else:
-                with suppress(RuntimeError):  # a loop that is closed has nobody who waits
-                    loop.call_soon_threadsafe(hand_out, some)
+                with suppress(RuntimeError):  # a closed event loop has no waiting clients
+                    loop.call_soon_threadsafe(put_all, updates)
 
     def close(self, seconds: float = 30) -> None:
-        """Leave, whatever is under way; who waits for a step's end waits so long at most."""
+        """Stop the engine thread, waiting at most this long for its current step."""
         with self.wake:
             self.closed = True
             self.wake.notify()
@@ -358,6 +385,6 @@ class ModelHost:
             self.thread.join(timeout=seconds)
 
 
-def hand_out(told: list[tuple[RequestHandle, Any]]) -> None:
-    for ticket, news in told:
-        ticket.hear(news)
+def put_all(updates: list[tuple[RequestHandle, Update]]) -> None:
+    for handle, update in updates:
+        handle.put(update)

@@ -1,8 +1,8 @@
-"""Chat templates and tokenization: work on a request before the engine, in a few threads per model.
+"""Preparation of requests, i.e. chat templates and tokenization, in a few threads per model.
 
-A template is someone else's program, and a long text takes a while. So both run beside the event
-loop, until the request's deadline, and in threads of the model's own: should they all be stuck,
-other models are not affected.
+A template is a program from elsewhere, and tokenizing a long text takes a while. Both therefore
+run beside the event loop, at most until the request's deadline. Every model has its own threads:
+if those of one are stuck, the others are not affected.
 """
 
 from __future__ import annotations
@@ -15,37 +15,38 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from qkv.serving.engine.generation_request import LATE, RequestRefused
-from qkv.serving.http.error_log import ordinary
+from qkv.serving.engine.generation_request import TIMED_OUT, RequestRefused
+from qkv.serving.error_log import as_exception
 
 T = TypeVar("T")
 WORKERS = 4
 """Threads per model."""
 RETRY_SECONDS = 5.0
-"""After which a client may come back when all threads are stuck."""
+"""Retry-After when all threads are stuck or the queue is full."""
 
 
 class PreparationJob:
     """Work for one request; its future belongs to the event loop of that request."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
-        self.work, self.future = work, asyncio.get_running_loop().create_future()
+        self.work = work
+        self.future = asyncio.get_running_loop().create_future()
         self.abandoned = False
-        """Nobody waits for it any more."""
+        """The request does not wait for it any more."""
 
     def run(self) -> tuple[Any, Exception | None]:
-        """In a thread of the pool: what the work returns, or raises."""
+        """Run the work in a thread of the pool; returns its value or its error."""
         try:
             return self.work(), None
         except BaseException as failure:
-            return None, ordinary(failure)
+            return None, as_exception(failure)
 
     def hand_over(self, value: Any, error: Exception | None) -> None:
-        """To the event loop."""
+        """Send the result to the event loop."""
         with suppress(RuntimeError):  # the event loop is closed
-            self.future.get_loop().call_soon_threadsafe(self.settle, value, error)
+            self.future.get_loop().call_soon_threadsafe(self.set_result, value, error)
 
-    def settle(self, value: Any, error: Exception | None) -> None:
+    def set_result(self, value: Any, error: Exception | None) -> None:
         if self.future.done():
             return
 
@@ -56,17 +57,20 @@ class PreparationJob:
 
 
 class PreparationPool:
-    """A bounded pool of daemon threads for one model, and a bounded queue in front of it."""
+    """A bounded pool of daemon threads for one model, with a bounded queue."""
 
     def __init__(self, name: str, *, workers: int = WORKERS, queue: int = 256) -> None:
-        self.name, self.workers, self.queue = name, workers, queue
+        self.name = name
+        self.workers = workers
+        self.queue = queue
         self.lock = threading.Lock()
         self.running: set[PreparationJob] = set()
         self.waiting: deque[PreparationJob] = deque()
 
     async def run(self, work: Callable[[], T], deadline: float) -> T:
-        """What the work returns; Refused when the pool is full, or at the deadline, by
-        time.monotonic().
+        """Return what the work returns; RequestRefused if the pool is full or the deadline passes.
+
+        The deadline is a time of time.monotonic().
         """
         job = PreparationJob(work)
         self.add(job)
@@ -77,27 +81,21 @@ class PreparationPool:
                 return result
         except TimeoutError:
             if limit.expired():
-                raise RequestRefused(408, LATE) from None
+                raise RequestRefused(408, TIMED_OUT) from None
 
             raise
         finally:
-            self.leave(job)
+            self.abandon(job)
 
     def add(self, job: PreparationJob) -> None:
+        """Run a job in a new thread, or queue it if all threads are busy."""
         with self.lock:
-            if len(self.running) < self.workers:
-                self.running.add(job)
-            elif all(each.abandoned for each in self.running):
-                stuck = f"all {self.workers} threads that prepare texts for it are stuck"
-                raise RequestRefused(
-                    503, f"model: {self.name}: {stuck}; ask again soon", RETRY_SECONDS
-                )
-            elif len(self.waiting) >= self.queue:
-                full = f"{self.queue} requests wait for its tokenizer already"
-                raise RequestRefused(429, f"model: {self.name}: {full}", RETRY_SECONDS)
-            else:
+            if len(self.running) >= self.workers:
+                self.check_queue()
                 self.waiting.append(job)
                 return
+
+            self.running.add(job)
 
         try:
             threading.Thread(
@@ -108,27 +106,46 @@ class PreparationPool:
                 self.running.discard(job)
 
             raise RequestRefused(
-                503, "server: the system has no thread left; ask again soon", RETRY_SECONDS
+                503, "server: the system has no thread left; try again soon", RETRY_SECONDS
             ) from None
 
+    def check_queue(self) -> None:
+        """Raise RequestRefused if all threads are stuck, or the queue is full."""
+        if all(job.abandoned for job in self.running):
+            raise RequestRefused(
+                503,
+                f"model: {self.name}: all {self.workers} threads that prepare its requests are "
+                "stuck; try again soon",
+                RETRY_SECONDS,
+            )
+        if len(self.waiting) >= self.queue:
+            raise RequestRefused(
+                429,
+                f"model: {self.name}: {self.queue} requests already wait for its tokenizer",
+                RETRY_SECONDS,
+            )
+
     def work(self, job: PreparationJob | None) -> None:
+        """Body of a thread: run jobs until none waits."""
         while job is not None:
             value, error = job.run()
-            following = self.next_after(job)  # first: whoever has its answer finds this thread free
+            # First free the thread: a client that has its answer must find it available.
+            following = self.next_after(job)
             job.hand_over(value, error)
             job = following
 
     def next_after(self, job: PreparationJob) -> PreparationJob | None:
         with self.lock:
             self.running.discard(job)
-            following = self.waiting.popleft() if self.waiting else None
-            if following is not None:
-                self.running.add(following)
+            if not self.waiting:
+                return None
 
+            following = self.waiting.popleft()
+            self.running.add(following)
             return following
 
-    def leave(self, job: PreparationJob) -> None:
-        """The request is answered, late, or its client is gone: its place in the queue is free."""
+    def abandon(self, job: PreparationJob) -> None:
+        """Leave the queue: the request is answered, late, or its client is gone."""
         with self.lock:
             job.abandoned = True
             with suppress(ValueError):

@@ -1,4 +1,4 @@
-"""Models share the engine's thread by time: a test counts it by a clock of its own."""
+"""Models share the engine's thread by time, which the tests measure with a clock of their own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from qkv.serving import model_host as hosts
 from qkv.serving.engine import engine as engines
 from qkv.serving.engine.engine import Engine
 from qkv.serving.engine.generation_request import GenerationRequest, RequestHandle
+from qkv.serving.engine.prefill_budget import PrefillBudget
 from qkv.serving.fair_shares import FairShares
 from qkv.serving.model_host import ModelEntry, ModelHost
 from support.engines import WORDS, Steps
@@ -27,7 +28,7 @@ class Clock:
 
 
 class Costly:
-    """An engine whose steps take so many seconds each."""
+    """An engine whose steps take a fixed number of seconds."""
 
     def __init__(self, clock: Clock, seconds: float, work: int) -> None:
         self.clock, self.seconds, self.left = clock, seconds, work
@@ -41,14 +42,15 @@ class Costly:
         return self.left > 0
 
     def catch_up(self, *, others: bool) -> bool:
-        """Its requests have no deadline, and no client leaves."""
+        """Nothing to do: no deadlines and no aborts."""
         return False
 
     def step(self, *, short: bool = False) -> bool:
         self.short.append(short)
         self.clock.now += self.seconds
         self.spent += self.seconds
-        self.done, self.left = self.done + 1, self.left - 1
+        self.done += 1
+        self.left -= 1
         return True
 
 
@@ -60,23 +62,23 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def hosted(**engines: Costly) -> ModelHost:
-    """Without a thread: a test makes every turn itself."""
+    """A host without a thread: the test runs every step itself."""
     host = ModelHost()
     for name, engine in engines.items():
-        served = host.served[name] = ModelEntry(name)
-        served.state, served.engine = "ready", engine  # type: ignore[assignment]
+        entry = host.entries[name] = ModelEntry(name)
+        entry.state = "ready"
+        entry.engine = engine  # type: ignore[assignment]
     return host
 
 
 def test_a_quick_model_beside_a_slow_one_takes_twice_as_long_as_alone(clock: Clock) -> None:
-    """In lock-step its 40 steps of 1 ms would take 41 times as long."""
+    """Alternating steps would make its 40 steps of 1 ms take 41 times as long."""
     quick, slow = Costly(clock, 0.001, 40), Costly(clock, 0.040, 10**6)
     host = hosted(slow=slow, quick=quick)
     while quick.busy:
-        assert host.turn()
-    assert (
-        clock.now <= 2 * 0.040 + 0.040
-    )  # as much again for the slow one, and a step that was under way
+        assert host.run_step()
+    # As much again for the slow model, and a step that had started
+    assert clock.now <= 2 * 0.040 + 0.040
     assert slow.done in (1, 2)
 
 
@@ -85,49 +87,49 @@ def test_each_of_several_models_gets_the_same_time(clock: Clock) -> None:
     engines = {name: Costly(clock, seconds, 10**6) for name, seconds in costs.items()}
     host = hosted(**engines)
     while clock.now < 10:
-        host.turn()
+        host.run_step()
     for engine in engines.values():
         assert engine.spent == pytest.approx(clock.now / 3, abs=2 * 0.030)
     assert all(all(engine.short) for engine in engines.values())
 
 
-def test_nobody_saves_up_time_while_idle(clock: Clock) -> None:
+def test_idle_time_is_not_saved_up(clock: Clock) -> None:
     busy, idle = Costly(clock, 0.010, 1000), Costly(clock, 0.010, 0)
     host = hosted(busy=busy, idle=idle)
     while clock.now < 5:
-        host.turn()
+        host.run_step()
     idle.left = 1000
     begin, before = clock.now, busy.done
     while clock.now < begin + 1:
-        host.turn()
+        host.run_step()
     assert abs((busy.done - before) - idle.done) <= 1
-    assert not any(busy.short[:before])  # alone it may take long steps
+    assert not any(busy.short[:before])  # without other models steps may be long
     assert any(busy.short[before:])
 
 
-def test_after_a_pause_all_are_equal(clock: Clock) -> None:
+def test_after_a_pause_all_models_are_equal(clock: Clock) -> None:
     first, second = Costly(clock, 0.010, 300), Costly(clock, 0.010, 0)
     host = hosted(first=first, second=second)
-    while host.turn():
+    while host.run_step():
         pass
     first.left = second.left = 100
     before = first.done
     for _ in range(50):
-        host.turn()
+        host.run_step()
     assert abs((first.done - before) - second.done) <= 1
 
 
-def test_a_model_with_work_that_can_do_nothing_lets_others_run(clock: Clock) -> None:
+def test_a_blocked_model_lets_others_run(clock: Clock) -> None:
     blocked, other = Costly(clock, 0.0, 10**6), Costly(clock, 0.010, 5)
     blocked.step = lambda short=False: False  # type: ignore[method-assign, misc]
     host = hosted(blocked=blocked, other=other)
     while other.busy:
-        assert host.turn()
-    assert not host.turn()
+        assert host.run_step()
+    assert not host.run_step()
 
 
-def test_a_model_that_comes_and_goes_gains_nothing() -> None:
-    """One that is idle after each of its steps has no more than its share."""
+def test_a_model_that_is_often_idle_gains_nothing() -> None:
+    """A model that is idle after each of its steps gets no more than its share."""
     shares = FairShares()
     time: dict[str, float] = {"steady": 0.0, "fickle": 0.0}
     fickle = True
@@ -139,25 +141,24 @@ def test_a_model_that_comes_and_goes_gains_nothing() -> None:
     assert time["fickle"] == pytest.approx(15, abs=0.05)
 
 
-# Deadlines and cancellations
+# Deadlines and aborts
 
 
 class Beside:
-    """A real engine "a" whose steps take a second each, beside "b", which keeps the thread for the
-    next second.
-    """
+    """A real engine "a" with steps of a second, and "b", which then has the thread."""
 
     def __init__(
-        self, clock: Clock, monkeypatch: pytest.MonkeyPatch, *, ahead: bool = False, **how: Any
+        self, clock: Clock, monkeypatch: pytest.MonkeyPatch, *, ahead: bool = False, **fields: Any
     ) -> None:
         monkeypatch.setattr(engines, "time", clock)
         clock.now = 1.0
         self.clock, self.b = clock, Costly(clock, 0.001, 0)
         self.host = hosted(b=self.b)
-        self.a = Engine(gpt(context=64), WORDS, self.host.tell, cache=1 << 22)
-        self.a.ahead = ahead
-        served = self.host.served["a"] = ModelEntry("a")
-        served.state, served.engine = "ready", self.a
+        self.a = Engine(gpt(context=64), WORDS, self.host.emit, cache=1 << 22)
+        self.a.runs_ahead = ahead
+        entry = self.host.entries["a"] = ModelEntry("a")
+        entry.state = "ready"
+        entry.engine = self.a
         real = self.a.run
 
         def costly(batch: Any) -> Any:
@@ -165,17 +166,17 @@ class Beside:
             return real(batch)
 
         monkeypatch.setattr(self.a, "run", costly)
-        self.ticket = RequestHandle(GenerationRequest(prompt=[1, 2, 3], length=50, **how))
-        self.a.take(self.ticket)
+        self.handle = RequestHandle(GenerationRequest(prompt=[1, 2, 3], max_tokens=50, **fields))
+        self.a.add_request(self.handle)
         for _ in range(3):
-            assert self.host.turn()
+            assert self.host.run_step()
         self.b.left = 10**6
 
-    def turns_until(self, condition: Callable[[], bool]) -> None:
-        """While "b" has the thread: "a" makes no step."""
+    def run_until(self, condition: Callable[[], bool]) -> None:
+        """Run steps of "b" until the condition holds; "a" runs none."""
         steps = self.a.counts["steps"]
         for _ in range(900):
-            self.host.turn()
+            self.host.run_step()
             if condition():
                 break
         assert condition()
@@ -186,25 +187,25 @@ class Beside:
 def test_a_deadline_ends_a_request_while_another_model_runs(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, ahead: bool
 ) -> None:
-    """The text so far is the answer, also what a step that ran ahead has computed."""
+    """The output includes the token of a step that ran ahead."""
     beside = Beside(clock, monkeypatch, ahead=ahead, deadline=4.5)
     assert beside.a.scheduler.blocks.used
-    beside.turns_until(lambda: beside.a.counts["finished"] == 1)
+    beside.run_until(lambda: beside.a.counts["finished"] == 1)
     assert clock.now < 4.51
-    pieces = list(beside.ticket)
-    assert pieces[-1].reason == "deadline"
-    assert sum(len(piece.said) for piece in pieces) == 3
+    chunks = list(beside.handle)
+    assert chunks[-1].reason == "deadline"
+    assert sum(len(chunk.tokens) for chunk in chunks) == 3
     assert beside.a.scheduler.blocks.used == 0
     assert not beside.a.busy
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_cancelled_request_is_free_while_another_model_runs(
+def test_an_aborted_request_frees_its_blocks_while_another_model_runs(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, ahead: bool
 ) -> None:
     beside = Beside(clock, monkeypatch, ahead=ahead)
-    beside.ticket.cancel()
-    beside.turns_until(lambda: beside.a.scheduler.blocks.used == 0)
+    beside.handle.abort()
+    beside.run_until(lambda: beside.a.scheduler.blocks.used == 0)
     assert beside.a.counts["cancelled"] == 1
     assert not beside.a.busy
 
@@ -214,10 +215,10 @@ def test_tokens_of_a_step_that_ran_ahead_do_not_wait_for_another_model(
 ) -> None:
     beside = Beside(clock, monkeypatch, ahead=True, stream=True)
     assert beside.a.pending is not None
-    beside.turns_until(lambda: beside.a.counts["said_tokens"] == 3)
+    beside.run_until(lambda: beside.a.counts["said_tokens"] == 3)
 
 
-def test_a_fault_at_a_deadline_stops_no_other_model(
+def test_a_fault_at_a_deadline_affects_no_other_model(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beside = Beside(clock, monkeypatch)
@@ -225,33 +226,33 @@ def test_a_fault_at_a_deadline_stops_no_other_model(
     def broken() -> None:
         raise KeyError("a fault")
 
-    monkeypatch.setattr(beside.a, "let_go", broken)
+    monkeypatch.setattr(beside.a, "end_aborted_and_late", broken)
     done = beside.b.done
-    assert beside.host.turn()
+    assert beside.host.run_step()
     assert beside.b.done == done + 1
-    assert beside.host.served["a"].state == "failed"
+    assert beside.host.entries["a"].state == "failed"
     with pytest.raises(RuntimeError, match="model: a has failed"):
-        list(beside.ticket)
+        list(beside.handle)
 
 
 # Long prompts
 
 
-def test_a_short_step_reads_a_prompt_in_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many tokens as take 50 ms by what the last step took; the text is the same."""
-    prompt: list[int] = [each % 13 for each in range(200)]
+def test_a_short_step_prefills_in_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks take 50 ms by the time of the last step, and the tokens are the same."""
+    prompt = [index % 13 for index in range(200)]
     clock, model = Clock(), gpt(context=256)
     monkeypatch.setattr(engines, "time", clock)
     steps = Steps(model, cache=1 << 22)
     real, sizes = steps.engine.run, []
 
     def costly(batch: Any) -> Any:
-        sizes.append(sum(count for _, count in batch.reading))
+        sizes.append(batch.prefill_tokens)
         clock.now += 0.0005 * sizes[-1]
         return real(batch)
 
     monkeypatch.setattr(steps.engine, "run", costly)
-    chunked = steps.ask(prompt, length=4, seed=1)
+    chunked = steps.request(prompt, max_tokens=4, seed=1)
     while steps.engine.step(short=True):
         pass
     assert sizes == [64, 100, 36, 0, 0, 0]
@@ -259,38 +260,38 @@ def test_a_short_step_reads_a_prompt_in_small_chunks(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("seconds", "chunk"), [(0.0, 64), (0.5, 64), (0.025, 200), (1e-9, 512)])
-def test_a_chunk_has_a_least_and_a_most(seconds: float, chunk: int) -> None:
-    engine = Steps(gpt(), cache=1 << 22).engine
-    engine.measure(100, seconds)
-    assert engine.short_chunk == chunk
+def test_a_chunk_has_bounds(seconds: float, chunk: int) -> None:
+    budget = PrefillBudget(512)
+    budget.measure(100, seconds)
+    assert budget.tokens == chunk
 
 
 def settled_chunk(fixed: float, per_token: float) -> int:
-    """After some steps, in turn without and with tokens of a prompt."""
-    engine = Steps(gpt(), cache=1 << 22).engine
+    """The chunk after some steps, alternately without and with prompt tokens."""
+    budget = PrefillBudget(512)
     for _ in range(5):
-        engine.measure(0, fixed)
-        engine.measure(engine.short_chunk, fixed + per_token * engine.short_chunk)
-    return engine.short_chunk
+        budget.measure(0, fixed)
+        budget.measure(budget.tokens, fixed + per_token * budget.tokens)
+    return budget.tokens
 
 
 def test_the_fixed_cost_of_a_step_does_not_shrink_the_chunk() -> None:
-    """1 ms a token is 50 tokens in 50 ms, whatever each step takes besides; 64 is the least."""
+    """1 ms per token is 50 tokens in 50 ms, whatever the fixed cost; the minimum is 64."""
     assert settled_chunk(0.3, 0.001) == 64
     assert settled_chunk(0.3, 0.0005) in (99, 100)
     assert settled_chunk(0.0, 0.0005) in (99, 100)
 
 
 def test_a_step_no_longer_than_the_fixed_cost_has_a_bounded_effect() -> None:
-    """Noise: a step that read was quicker than one that did not."""
-    engine = Steps(gpt(), cache=1 << 22).engine
-    engine.measure(0, 0.3)
-    engine.measure(64, 0.25)
-    assert engine.short_chunk == 128
+    """Noise: a step with prompt tokens can be faster than one without."""
+    budget = PrefillBudget(512)
+    budget.measure(0, 0.3)
+    budget.measure(64, 0.25)
+    assert budget.tokens == 128
 
 
 class Arriving:
-    """Tokens of a step that a device runs after the one before."""
+    """The event of a step that a device runs after the one before."""
 
     def __init__(self, clock: Clock, before: float, seconds: float) -> None:
         self.clock, self.ready = clock, max(clock.now, before) + seconds
@@ -302,31 +303,32 @@ class Arriving:
 def test_a_short_step_is_measured_to_its_end_and_does_not_run_ahead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A step that ran ahead has the seconds of the one before it, which say nothing of its prompt."""
+    """The time of a step that ran ahead includes the step before, so it is not measured."""
     clock = Clock()
     monkeypatch.setattr(engines, "time", clock)
     steps = Steps(gpt(context=512), cache=1 << 22)
     engine, real = steps.engine, steps.engine.run
-    engine.ahead, arriving = True, list[Arriving]()
+    engine.runs_ahead = True
+    arriving: list[Arriving] = []
 
     def launched(batch: Any) -> Any:
-        read = sum(count for _, count in batch.reading)
+        read = batch.prefill_tokens
         arriving.append(
             Arriving(clock, arriving[-1].ready if arriving else 0.0, 0.0005 * read or 0.3)
         )
         return real(batch)._replace(arrived=arriving[-1])
 
     monkeypatch.setattr(engine, "run", launched)
-    steps.ask([1, 2, 3], length=20)
+    steps.request([1, 2, 3], max_tokens=20)
     steps.step(3)
     assert engine.pending is not None
-    assert (engine.short_chunk, engine.fixed_cost) == (64, 0.0)
+    assert (engine.prefill_budget.tokens, engine.prefill_budget.fixed_cost) == (64, 0.0)
     before = clock.now
-    engine.step(short=True)  # waits for the one before, and for its own end
+    engine.step(short=True)  # waits for the step before, and for its own end
     assert engine.pending is None
     assert clock.now == pytest.approx(before + 0.6)
-    assert engine.fixed_cost == pytest.approx(0.3)
-    steps.ask([each % 13 for each in range(300)], length=2)
+    assert engine.prefill_budget.fixed_cost == pytest.approx(0.3)
+    steps.request([index % 13 for index in range(300)], max_tokens=2)
     engine.step(short=True)
     assert engine.pending is None
-    assert engine.short_chunk > 64
+    assert engine.prefill_budget.tokens > 64

@@ -1,4 +1,4 @@
-"""The host: many clients at once, several models, a queue that ends, and leaving in good order."""
+"""Model host: many clients at once, several models, a bounded queue, and failures."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ Start = Callable[..., ModelHost]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """start(gpt=model): a host that serves these, when they are loaded."""
+    """start(gpt=model) returns a host that has loaded these models."""
     hosts: list[ModelHost] = []
 
-    def made(how: dict[str, int] | None = None, **models: torch.nn.Module) -> ModelHost:
-        host = ModelHost(**({"cache": 1 << 22} | (how or {})))
+    def start_host(options: dict[str, int] | None = None, **models: torch.nn.Module) -> ModelHost:
+        host = ModelHost(**({"cache": 1 << 22} | (options or {})))
         hosts.append(host)
         for name, model in models.items():
             host.add(name, lambda model=model: (model, WORDS))
         host.start()
-        until(lambda: all(each.state != "loading" for each in host.served.values()))
+        until(lambda: all(entry.state != "loading" for entry in host.entries.values()))
         return host
 
-    yield made
+    yield start_host
     for host in hosts:
         host.close()
 
 
-def ids_of(ticket: RequestHandle) -> list[int]:
-    return [each.id for piece in ticket for each in piece.said]
+def ids_of(handle: RequestHandle) -> list[int]:
+    return [token.id for chunk in handle for token in chunk.tokens]
 
 
 def float32(model: GPT) -> GPT:
@@ -49,17 +49,15 @@ def float32(model: GPT) -> GPT:
 
 
 @pytest.mark.usefixtures("without_shape_checks")
-def test_five_hundred_streams_at_once_each_equal_to_its_own_run(start: Start) -> None:
-    """In float32. Prompts, lengths and seeds differ; some share a beginning; the cache is too small
-    for all.
-    """
+def test_500_streams_at_once_equal_their_solo_runs(start: Start) -> None:
+    """In float32, with different prompts and seeds, shared prefixes and too small a cache."""
     model = float32(gpt(context=64))
     host = start({"rows": 48, "queue": 600, "cache": 400_000}, gpt=model)
-    asks = [
+    requests = [
         GenerationRequest(
-            prompt=[(number * 7 + place) % 13 for place in range(1 + number % 23)],
-            length=2 + number % 7,
-            choice=SamplingParams(
+            prompt=[(number * 7 + position) % 13 for position in range(1 + number % 23)],
+            max_tokens=2 + number % 7,
+            sampling=SamplingParams(
                 temperature=0.5 + number % 3 / 2, top_k=5 if number % 2 else None
             ),
             seed=number,
@@ -69,105 +67,115 @@ def test_five_hundred_streams_at_once_each_equal_to_its_own_run(start: Start) ->
     ]
 
     async def all_at_once() -> list[list[int]]:
-        async def one(ask: GenerationRequest) -> list[int]:
-            ticket = host.ask("gpt", ask)
-            return [each.id async for piece in ticket for each in piece.said]
+        async def one(request: GenerationRequest) -> list[int]:
+            handle = host.submit("gpt", request)
+            return [token.id async for chunk in handle for token in chunk.tokens]
 
-        return await asyncio.gather(*map(one, asks))
+        return await asyncio.gather(*map(one, requests))
 
-    said = asyncio.run(all_at_once())
-    numbers = host.served["gpt"].numbers()
-    assert numbers["blocks_used"] == numbers["running"] == numbers["waiting"] == 0
-    assert numbers["steps"] < sum(len(each) for each in said) / 4, "they did not run together"
-    for ask, found in zip(asks, said, strict=True):
-        alone = generate(
-            model, [ask.prompt], length=ask.length, choice=ask.choice, seed=row_seeds(ask.seed, 1)
-        )[0]
-        assert found == alone
+    generated = asyncio.run(all_at_once())
+    metrics = host.entries["gpt"].metrics()
+    assert metrics["blocks_used"] == metrics["running"] == metrics["waiting"] == 0
+    assert metrics["steps"] < sum(map(len, generated)) / 4, "they did not run in one batch"
+    for request, token_ids in zip(requests, generated, strict=True):
+        (alone,) = generate(
+            model,
+            [request.prompt],
+            length=request.max_tokens,
+            choice=request.sampling,
+            seed=row_seeds(request.seed, 1),
+        )
+        assert token_ids == alone
 
 
-def test_two_hundred_clients_that_vanish_leave_nothing_behind(start: Start) -> None:
+def test_200_aborted_requests_leave_nothing_behind(start: Start) -> None:
     host = start({"rows": 32, "queue": 300}, gpt=float32(gpt(context=256)))
-    stays = host.ask("gpt", GenerationRequest(prompt=[1, 2, 3], length=40, seed=1, stream=True))
+    stays = host.submit(
+        "gpt", GenerationRequest(prompt=[1, 2, 3], max_tokens=40, seed=1, stream=True)
+    )
 
     async def vanish() -> None:
         async def one(number: int) -> None:
-            ticket = host.ask(
-                "gpt", GenerationRequest(prompt=[number % 13] * 9, length=250, stream=True)
+            handle = host.submit(
+                "gpt", GenerationRequest(prompt=[number % 13] * 9, max_tokens=250, stream=True)
             )
-            heard = 0
+            received = 0
             try:
-                async for _ in ticket:
-                    heard += 1
-                    if heard > number % 7:
+                async for _ in handle:
+                    received += 1
+                    if received > number % 7:
                         break
             finally:
-                ticket.cancel()
+                handle.abort()
 
         await asyncio.gather(*map(one, range(200)))
 
     asyncio.run(vanish())
-    until(lambda: host.served["gpt"].numbers()["running"] == 0)
-    numbers = host.served["gpt"].numbers()
-    assert numbers["blocks_used"] == numbers["waiting"] == 0
-    assert numbers["cancelled"] == 200
-    assert numbers["said_tokens"] < 200 * 100
-    model = host.served["gpt"].model
+    until(lambda: host.entries["gpt"].metrics()["running"] == 0)
+    metrics = host.entries["gpt"].metrics()
+    assert metrics["blocks_used"] == metrics["waiting"] == 0
+    assert metrics["cancelled"] == 200
+    assert metrics["said_tokens"] < 200 * 100
+    model = host.entries["gpt"].model
     assert isinstance(model, GPT)
     assert ids_of(stays) == generate(model, [[1, 2, 3]], length=40, seed=row_seeds(1, 1))[0]
 
 
-def test_past_the_queue_a_request_is_refused_at_once(start: Start) -> None:
+def test_a_full_queue_refuses_at_once(start: Start) -> None:
     host = start({"rows": 2, "queue": 3}, gpt=gpt(context=256))
-    engine = host.served["gpt"].engine
+    engine = host.entries["gpt"].engine
     assert engine is not None
     held = threading.Event()
-    blocked = host.job("gpt", lambda model, tokenizer: held.wait(PATIENCE))
+    blocked = host.submit_job("gpt", lambda model, tokenizer: held.wait(PATIENCE))
     until(lambda: not engine.jobs and not host.arrived)
-    tickets = [host.ask("gpt", GenerationRequest(prompt=[1], length=5)) for _ in range(3)]
-    with pytest.raises(RequestRefused, match="3 requests wait for gpt already") as refused:
-        host.ask("gpt", GenerationRequest(prompt=[1], length=5))
+    handles = [host.submit("gpt", GenerationRequest(prompt=[1], max_tokens=5)) for _ in range(3)]
+    with pytest.raises(RequestRefused, match="server: 3 requests already wait") as refused:
+        host.submit("gpt", GenerationRequest(prompt=[1], max_tokens=5))
     assert refused.value.status == 429
     assert refused.value.retry_after is not None
     assert 1 <= refused.value.retry_after <= 60
     held.set()
     assert blocked.wait()
-    assert [len(ids_of(ticket)) for ticket in tickets] == [5, 5, 5]
-    assert len(ids_of(host.ask("gpt", GenerationRequest(prompt=[1], length=5)))) == 5
+    assert [len(ids_of(handle)) for handle in handles] == [5, 5, 5]
+    assert len(ids_of(host.submit("gpt", GenerationRequest(prompt=[1], max_tokens=5)))) == 5
 
 
 def test_several_models_by_name(start: Start) -> None:
     first, second = gpt(), gpt(position="rotary")
     host = start(first=first, second=second, translator=transformer(), encoder=bert())
-    tickets = {
-        name: host.ask(name, GenerationRequest(prompt=[1, 2, 3], length=9, seed=4))
+    handles = {
+        name: host.submit(name, GenerationRequest(prompt=[1, 2, 3], max_tokens=9, seed=4))
         for name in ("first", "second")
     }
     for name, model in (("first", first), ("second", second)):
         assert (
-            ids_of(tickets[name]) == generate(model, [[1, 2, 3]], length=9, seed=row_seeds(4, 1))[0]
+            ids_of(handles[name]) == generate(model, [[1, 2, 3]], length=9, seed=row_seeds(4, 1))[0]
         )
-    assert len(ids_of(host.ask("translator", GenerationRequest(prompt=[1, 2, 3], length=4)))) == 4
-    assert {name: each.family for name, each in host.served.items()} == {
+    assert (
+        len(ids_of(host.submit("translator", GenerationRequest(prompt=[1, 2, 3], max_tokens=4))))
+        == 4
+    )
+    assert {name: entry.family for name, entry in host.entries.items()} == {
         "first": "gpt",
         "second": "gpt",
         "translator": "transformer",
         "encoder": "bert",
     }
-    asked = host.job("encoder", lambda model, tokenizer: (type(model).__name__, tokenizer is WORDS))
-    assert asked.wait() == ("BERT", True)
-    with pytest.raises(RequestRefused, match="a BERT says no words"):
-        ids_of(host.ask("encoder", GenerationRequest(prompt=[1], length=1)))
+    job = host.submit_job(
+        "encoder", lambda model, tokenizer: (type(model).__name__, tokenizer is WORDS)
+    )
+    assert job.wait() == ("BERT", True)
+    with pytest.raises(RequestRefused, match="model: a BERT does not generate"):
+        ids_of(host.submit("encoder", GenerationRequest(prompt=[1], max_tokens=1)))
     with pytest.raises(
-        RequestRefused,
-        match="there is no 'third' here; expected one of: first, second, translator, encoder",
+        RequestRefused, match=r"model: 'third' .*: first, second, translator, encoder"
     ):
-        host.ask("third", GenerationRequest(prompt=[1], length=1))
-    with pytest.raises(ValueError, match="two are called first"):
+        host.submit("third", GenerationRequest(prompt=[1], max_tokens=1))
+    with pytest.raises(ValueError, match=r"model: two .* first"):
         host.add("first", lambda: (first, WORDS))
 
 
-def test_a_model_loads_beside_the_others_and_may_fail_alone(start: Start) -> None:
+def test_a_model_loads_in_the_background_and_fails_alone(start: Start) -> None:
     host = start(gpt=gpt())
     gate = threading.Event()
 
@@ -180,68 +188,68 @@ def test_a_model_loads_beside_the_others_and_may_fail_alone(start: Start) -> Non
 
     host.add("slow", slow)  # type: ignore[arg-type]
     host.add("broken", broken)  # type: ignore[arg-type]
-    assert len(ids_of(host.ask("gpt", GenerationRequest(prompt=[1], length=3)))) == 3
-    assert host.served["slow"].state == "loading"
+    assert len(ids_of(host.submit("gpt", GenerationRequest(prompt=[1], max_tokens=3)))) == 3
+    assert host.entries["slow"].state == "loading"
     with pytest.raises(RequestRefused, match="slow is still loading") as refused:
-        host.ask("slow", GenerationRequest(prompt=[1], length=3))
+        host.submit("slow", GenerationRequest(prompt=[1], max_tokens=3))
     assert refused.value.status == 503
-    until(lambda: host.served["broken"].state == "failed")
+    until(lambda: host.entries["broken"].state == "failed")
     with pytest.raises(RequestRefused, match="broken has failed"):
-        host.ask("broken", GenerationRequest(prompt=[1], length=3))
-    assert host.served["broken"].error == "weights: they are not there"
+        host.submit("broken", GenerationRequest(prompt=[1], max_tokens=3))
+    assert host.entries["broken"].error == "weights: they are not there"
     gate.set()
-    until(lambda: host.served["slow"].state == "ready")
-    assert len(ids_of(host.ask("slow", GenerationRequest(prompt=[1], length=3)))) == 3
+    until(lambda: host.entries["slow"].state == "ready")
+    assert len(ids_of(host.submit("slow", GenerationRequest(prompt=[1], max_tokens=3)))) == 3
 
 
-def test_work_that_fails_is_told_to_who_asked_for_it_alone(start: Start) -> None:
+def test_a_job_that_fails_affects_no_other_request(start: Start) -> None:
     host = start(gpt=gpt())
 
     def fails(model: object, tokenizer: object) -> None:
         raise ValueError("text: it is empty")
 
-    asked = host.ask("gpt", GenerationRequest(prompt=[1], length=9))
-    job = host.job("gpt", fails)
+    handle = host.submit("gpt", GenerationRequest(prompt=[1], max_tokens=9))
+    job = host.submit_job("gpt", fails)
     with pytest.raises(ValueError, match="text: it is empty"):
         job.wait()
-    assert len(ids_of(asked)) == 9
+    assert len(ids_of(handle)) == 9
 
 
-def test_an_engine_that_breaks_is_told_to_all_and_the_other_models_go_on(
+def test_a_broken_engine_fails_all_its_requests_and_no_other_model(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To those that run, those that wait, those with a job, and those that come while it breaks."""
+    """Running and waiting requests, jobs, and requests that arrive while it breaks."""
     host = start({"rows": 1}, gpt=gpt(), other=gpt(context=256))
-    engine = host.served["gpt"].engine
+    engine = host.entries["gpt"].engine
     assert engine is not None
-    held, tickets = threading.Event(), []
+    held, handles = threading.Event(), []
 
-    def broken(tokens: int | None = None) -> None:
-        tickets.append(host.ask("gpt", GenerationRequest(prompt=[1], length=9)))
+    def broken(max_prefill_tokens: int | None = None) -> None:
+        handles.append(host.submit("gpt", GenerationRequest(prompt=[1], max_tokens=9)))
         raise RuntimeError("the device is gone")
 
-    blocked = host.job("gpt", lambda model, tokenizer: held.wait(PATIENCE))
-    tickets += [host.ask("gpt", GenerationRequest(prompt=[1], length=9)) for _ in range(3)]
-    tickets += [host.job("gpt", lambda model, tokenizer: 1) for _ in range(2)]
+    blocked = host.submit_job("gpt", lambda model, tokenizer: held.wait(PATIENCE))
+    handles += [host.submit("gpt", GenerationRequest(prompt=[1], max_tokens=9)) for _ in range(3)]
+    handles += [host.submit_job("gpt", lambda model, tokenizer: 1) for _ in range(2)]
     monkeypatch.setattr(engine.scheduler, "schedule", broken)
     held.set()
     assert blocked.wait()
-    until(lambda: len(tickets) == 6)
-    for ticket in tickets:
+    until(lambda: len(handles) == 6)
+    for handle in handles:
         with pytest.raises(RuntimeError, match="gpt has failed"):
-            ids_of(ticket)
-    assert host.served["gpt"].state == "failed"
-    assert host.served["gpt"].error == "the device is gone"
+            ids_of(handle)
+    assert host.entries["gpt"].state == "failed"
+    assert host.entries["gpt"].error == "the device is gone"
     with pytest.raises(RequestRefused, match="gpt has failed"):
-        host.ask("gpt", GenerationRequest(prompt=[1], length=9))
-    assert len(ids_of(host.ask("other", GenerationRequest(prompt=[1], length=9)))) == 9
+        host.submit("gpt", GenerationRequest(prompt=[1], max_tokens=9))
+    assert len(ids_of(host.submit("other", GenerationRequest(prompt=[1], max_tokens=9)))) == 9
 
 
-def test_a_loop_that_is_closed_does_not_stop_the_others(start: Start) -> None:
+def test_a_closed_event_loop_does_not_stop_the_others(start: Start) -> None:
     host = start(gpt=gpt(context=256))
 
     async def leave() -> None:
-        host.ask("gpt", GenerationRequest(prompt=[1], length=200, stream=True))
+        host.submit("gpt", GenerationRequest(prompt=[1], max_tokens=200, stream=True))
 
     asyncio.run(leave())
-    assert len(ids_of(host.ask("gpt", GenerationRequest(prompt=[1], length=9)))) == 9
+    assert len(ids_of(host.submit("gpt", GenerationRequest(prompt=[1], max_tokens=9)))) == 9

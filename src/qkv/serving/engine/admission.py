@@ -1,4 +1,4 @@
-"""From an ask to the texts that answer it; what can never be answered is refused before it waits."""
+"""Admission: checks a request against the model and the cache, and creates its sequences."""
 
 from __future__ import annotations
 
@@ -9,124 +9,147 @@ from qkv.generation.sampling import row_seeds
 from qkv.models import GPT
 from qkv.models.registry import Model
 from qkv.serving.engine.generation_request import GenerationRequest, RequestHandle, RequestRefused
-from qkv.serving.engine.runner import PagedRunner
 from qkv.serving.engine.scheduler import Scheduler
 from qkv.serving.engine.sequence import BeamSearchState, ServingSequence
 from qkv.text.tokenizer import Tokenizer
 
 
 class Admission:
-    """What one model can be asked."""
+    """Decides which requests one model can serve; others are refused before they wait."""
 
     def __init__(
-        self, model: Model, tokenizer: Tokenizer, runner: Any, scheduler: Scheduler
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        scheduler: Scheduler,
+        *,
+        depth: int,
+        can_ablate: bool,
     ) -> None:
-        self.model, self.tokenizer, self.runner, self.scheduler = (
-            model,
-            tokenizer,
-            runner,
-            scheduler,
-        )
+        """`depth` is the number of layers whose heads can be switched off, if `can_ablate`."""
+        self.model = model
+        self.tokenizer = tokenizer
+        self.scheduler = scheduler
+        self.depth = depth
+        self.can_ablate = can_ablate
+        self.context_limit: int | None
+        if isinstance(model, GPT):
+            self.context_limit = limit_of(model, "refuse")
+        else:
+            self.context_limit = getattr(model.config, "context", None)
 
-        self.limit = (
-            limit_of(model, "refuse")
-            if isinstance(model, GPT)
-            else getattr(model.config, "context", None)
-        )
+    def create_sequences(self, handle: RequestHandle) -> list[ServingSequence]:
+        """One sequence per sample; for a beam search, the one that it starts from."""
+        request = handle.request
+        assert isinstance(request, GenerationRequest)
+        self.check(request)
+        searches = request.beams > 1
+        seeds = row_seeds(request.seed, request.samples)
 
-    def texts(self, ticket: RequestHandle) -> list[ServingSequence]:
-        """One for each sample; of a search the one that it begins with."""
-        ask = ticket.ask
-        assert isinstance(ask, GenerationRequest)
-        self.check(ask)
-        translator = not isinstance(self.model, GPT)
-        source = list(ask.prompt) if translator else None
-        seeds = row_seeds(ask.seed, ask.samples)
-        texts: list[ServingSequence] = []
+        sequences: list[ServingSequence] = []
+        for sample in range(1 if searches else request.samples):
+            token_ids = list(request.prompt)
+            source = None
+            if not isinstance(self.model, GPT):
+                source = token_ids
+                token_ids = [self.start_id]
 
-        for row in range(1 if ask.beams > 1 else ask.samples):
-            ids = [self.start] if translator else list(ask.prompt)
-            first = texts[0] if texts else None
-            how: dict[str, Any] = {
-                "seed": seeds[row],
-                "limit": self.limit,
-                "source": source,
-                "first": first,
-            }
+            sequence = ServingSequence(
+                handle,
+                sample,
+                token_ids,
+                self.tokenizer,
+                seed=seeds[sample],
+                context_limit=self.context_limit,
+                source=source,
+                first_sample=sequences[0] if sequences else None,
+            )
+            sequences.append(sequence)
 
-            texts.append(ServingSequence(ticket, row, ids, self.tokenizer, **how))
+        first = sequences[0]
+        if searches:
+            first.search = BeamSearchState(request, request.end_ids[0], first.max_new_tokens)
 
-        if ask.beams > 1:
-            texts[0].search = BeamSearchState(ask, ask.ends[0], texts[0].most)
+        self.check_fits_cache(first)
 
-        self.check_room(texts[0])
-
-        return texts
+        return sequences
 
     @property
-    def start(self) -> int:
+    def start_id(self) -> int:
         if self.tokenizer.start is None:
             raise RequestRefused(
-                400, "model: its tokenizer has no start token, so it cannot begin a translation"
+                400, "model: its tokenizer has no start token, so it cannot translate"
             )
 
         return self.tokenizer.start
 
-    @property
-    def layers(self) -> int:
-        return (
-            self.runner.depth if isinstance(self.runner, PagedRunner) else self.model.config.depth
-        )
+    def check(self, request: GenerationRequest) -> None:
+        """Raise ValueError if the model can never serve the request."""
+        self.check_prompt(request)
+        self.check_beams(request)
+        request.sampling.check(self.model.config.vocabulary, request.end_ids)
+        self.check_heads_off(request)
 
-    def check(self, ask: GenerationRequest) -> None:
+    def check_prompt(self, request: GenerationRequest) -> None:
         config: Any = self.model.config
         vocabulary = getattr(config, "source_vocabulary", None) or config.vocabulary
-        if not ask.prompt:
+        length = len(request.prompt)
+        if not length:
             raise ValueError("prompt: expected one token or more")
-        if min(ask.prompt) < 0 or max(ask.prompt) >= vocabulary:
+        if min(request.prompt) < 0 or max(request.prompt) >= vocabulary:
             raise ValueError(f"prompt: expected ids from 0 to {vocabulary - 1}")
-        if ask.length < (1 if ask.beams > 1 else 0):
-            raise ValueError(f"max_tokens: expected 1 or more, not {ask.length}")
-        if self.limit is not None and len(ask.prompt) > self.limit:
+        if self.context_limit is not None and length > self.context_limit:
             raise ValueError(
-                f"prompt: {len(ask.prompt):,} tokens are more than the model's context of {self.limit:,}; shorten it"
-            )
-        if ask.beams > 1 and (
-            len(ask.ends) != 1 or ask.stop or ask.off or ask.prompt_top is not None
-        ):
-            raise ValueError(
-                "beams: a search has one end, and neither stop strings nor heads that are off"
+                f"prompt: {length:,} tokens are more than the model's context of "
+                f"{self.context_limit:,}; shorten it"
             )
 
-        ask.choice.check(config.vocabulary, ask.ends)
-        if ask.off and not isinstance(self.runner, PagedRunner):
+    def check_beams(self, request: GenerationRequest) -> None:
+        searches = request.beams > 1
+        if request.max_tokens < int(searches):
+            raise ValueError(f"max_tokens: expected 1 or more, not {request.max_tokens}")
+        if not searches:
+            return
+
+        scored = request.prompt_logprobs is not None
+        if len(request.end_ids) != 1 or request.stop or request.heads_off or scored:
             raise ValueError(
-                f"heads_off: heads cannot be switched off in a {type(self.model).__name__} while it speaks"
+                "beams: a beam search needs one end id, and supports neither stop strings, "
+                "prompt logprobs nor heads_off"
             )
 
-        for layer, head in ask.off:
-            if not (0 <= layer < self.layers and 0 <= head < config.heads):
+    def check_heads_off(self, request: GenerationRequest) -> None:
+        if not request.heads_off:
+            return
+        if not self.can_ablate:
+            family = type(self.model).__name__
+            raise ValueError(f"heads_off: not supported while a {family} generates; leave it out")
+
+        config: Any = self.model.config
+        for layer, head in request.heads_off:
+            if not (0 <= layer < self.depth and 0 <= head < config.heads):
                 raise ValueError(
-                    f"heads_off: expected a layer of 0 to {self.layers - 1} and a head of 0 to {config.heads - 1}, "
-                    f"not {layer}.{head}"
+                    f"heads_off: expected a layer of 0 to {self.depth - 1} and a head of 0 to "
+                    f"{config.heads - 1}, not {layer}.{head}"
                 )
 
-    def check_room(self, text: ServingSequence) -> None:
-        """Whether it fits into the cache when it is alone there; and whether so many beams can ever
-        run.
-        """
-        scheduler, beams = self.scheduler, 1 if text.search is None else text.search.rule.beams
-        if beams > scheduler.rows:
+    def check_fits_cache(self, sequence: ServingSequence) -> None:
+        """Raise ValueError if the sequence does not fit into the cache even when it runs alone."""
+        scheduler = self.scheduler
+        beams = 1
+        if sequence.search is not None:
+            beams = sequence.search.rule.beams
+
+        if beams > scheduler.max_sequences:
             raise ValueError(
-                f"beams: expected at most {scheduler.rows}, as many as may run at once, not {beams}"
+                f"beams: expected at most {scheduler.max_sequences}, the number of sequences "
+                f"that run at once, not {beams}"
             )
 
-        needed, there = (
-            scheduler.most(text) * beams + scheduler.source(text),
-            scheduler.blocks.total,
-        )
-        if needed > there:
+        needed = scheduler.max_blocks(sequence) * beams + scheduler.source_blocks(sequence)
+        total = scheduler.blocks.total
+        if needed > total:
             raise ValueError(
-                f"max_tokens: prompt and answer need {needed:,} blocks of the cache, and it has {there:,}; ask for "
-                "fewer, or serve with a larger --cache"
+                f"max_tokens: prompt and output need {needed:,} blocks of the cache, which has "
+                f"{total:,}; ask for fewer tokens, or serve with a larger --cache"
             )

@@ -1,9 +1,8 @@
-"""Who has which part of the cache. It is cut into blocks of a few places; a text takes one when it
-needs one.
+"""Block allocator of the paged KV cache, with prefix caching.
 
-Texts that begin alike share the blocks of their beginning: a block that is full is known by all
-that stands in it and before it. One that nobody uses any more stays known until it is taken for
-something else, the longest unused first.
+The cache is divided into blocks of BLOCK_SIZE positions. Sequences with a common prefix share its
+full blocks, which are looked up by their tokens and the block before them. An unused block keeps
+its content until it is allocated again, least recently used first.
 """
 
 from __future__ import annotations
@@ -12,17 +11,15 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-BLOCK = 16
-"""Places of a block."""
+BLOCK_SIZE = 16
+"""Positions per block."""
 
 
 class CachedBlock(NamedTuple):
-    """What stands in a full block: its tokens, after those of another one; or, first, of a kind of
-    text.
-    """
+    """Content of a full block: its tokens, and its parent block (or, first, the prefix key)."""
 
-    before: int | str
-    ids: tuple[int, ...]
+    parent: int | str
+    token_ids: tuple[int, ...]
 
 
 class OutOfBlocks(Exception):
@@ -30,76 +27,88 @@ class OutOfBlocks(Exception):
 
 
 class BlockAllocator:
+    """Allocates blocks, counts their users and finds cached prefixes."""
+
     def __init__(self, blocks: Iterable[int]) -> None:
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(blocks)
-        """The longest unused first."""
-        self.holds: dict[int, tuple[CachedBlock, int]] = {}
-        """Of known blocks, what stands there, and its number: a block that is filled anew gets
-        another.
-        """
-        self.where: dict[CachedBlock, int] = {}
-        self.users = dict.fromkeys(self.free, 0)
-        self.number = 0
+        """Unused blocks, the least recently used first."""
+        self.contents: dict[int, tuple[CachedBlock, int]] = {}
+        """Content and version of each cached block; a refilled block gets a new version."""
+        self.cached: dict[CachedBlock, int] = {}
+        self.ref_counts = dict.fromkeys(self.free, 0)
+        self.version = 0
 
     @property
     def total(self) -> int:
-        return len(self.users)
+        return len(self.ref_counts)
 
     @property
     def used(self) -> int:
         return self.total - len(self.free)
 
-    def take(self) -> int:
+    def allocate(self) -> int:
+        """An unused block; its cached content is forgotten. Raises OutOfBlocks."""
         if not self.free:
             raise OutOfBlocks
 
         block, _ = self.free.popitem(last=False)
-        if block in self.holds:
-            known, _ = self.holds.pop(block)
-            del self.where[known]
+        if block in self.contents:
+            content, _ = self.contents.pop(block)
+            del self.cached[content]
 
-        self.users[block] = 1
+        self.ref_counts[block] = 1
 
         return block
 
     def share(self, block: int) -> int:
+        """Add a user to a block."""
         self.free.pop(block, None)
-        self.users[block] += 1
+        self.ref_counts[block] += 1
         return block
 
     def release(self, blocks: Sequence[int]) -> None:
-        for block in reversed(blocks):  # a text's end is forgotten before its beginning
-            self.users[block] -= 1
-            if not self.users[block]:
+        """Remove a user from each block; the end of a sequence is evicted before its beginning."""
+        for block in reversed(blocks):
+            self.ref_counts[block] -= 1
+            if not self.ref_counts[block]:
                 self.free[block] = None
 
-    def shared(self, kind: str, ids: Sequence[int], most: int) -> list[int]:
-        """The blocks that hold the beginning of a text, at most so many of its tokens, now used by
-        one more.
-        """
-        found: list[int] = []
-        before: int | str = kind
+    def share_prefix(self, prefix_key: str, token_ids: Sequence[int], limit: int) -> list[int]:
+        """Cached blocks of the longest known prefix of at most `limit` tokens, with a user more."""
+        blocks: list[int] = []
+        parent: int | str = prefix_key
 
-        for first in range(0, most - BLOCK + 1, BLOCK):
-            block = self.where.get(CachedBlock(before, tuple(ids[first : first + BLOCK])))
+        for start in range(0, limit - BLOCK_SIZE + 1, BLOCK_SIZE):
+            content = CachedBlock(parent, tuple(token_ids[start : start + BLOCK_SIZE]))
+            block = self.cached.get(content)
             if block is None:
                 break
 
-            found.append(self.share(block))
-            before = self.holds[block][1]
+            blocks.append(self.share(block))
+            _, parent = self.contents[block]
 
-        return found
+        return blocks
 
-    def know(self, kind: str, ids: Sequence[int], blocks: Sequence[int]) -> None:
-        """These tokens stand in these blocks; what is known already stays where it is."""
-        before: int | str = kind
-        for block, first in zip(blocks, range(0, len(ids) - BLOCK + 1, BLOCK), strict=False):
-            known = CachedBlock(before, tuple(ids[first : first + BLOCK]))
-            if known not in self.where and block not in self.holds:
-                self.number += 1
-                self.where[known], self.holds[block] = block, (known, self.number)
+    def cache_prefix(
+        self, prefix_key: str, token_ids: Sequence[int], blocks: Sequence[int]
+    ) -> None:
+        """Register the full blocks of a sequence; content that is cached already is not moved."""
+        parent: int | str = prefix_key
+        starts = range(0, len(token_ids) - BLOCK_SIZE + 1, BLOCK_SIZE)
 
-            if known not in self.where:
-                return  # the block holds something that is known otherwise
+        for block, start in zip(blocks, starts, strict=False):
+            content = CachedBlock(parent, tuple(token_ids[start : start + BLOCK_SIZE]))
+            if content not in self.cached and block not in self.contents:
+                self.version += 1
+                self.cached[content] = block
+                self.contents[block] = (content, self.version)
 
-            before = self.holds[self.where[known]][1]
+            if content not in self.cached:
+                return  # the block is registered with another parent
+
+            _, parent = self.contents[self.cached[content]]
+
+
+def blocks_for(positions: int) -> int:
+    """Number of blocks that hold `positions` positions."""
+    return -(-positions // BLOCK_SIZE)

@@ -1,8 +1,8 @@
-"""The engine of one model: schedule, run, postprocess. One step is one word of every text that
-speaks.
+"""The engine of one model with continuous batching: schedule, run, postprocess.
 
-Requests join and leave between any two steps. On a GPU the next step is under way before the words
-of the last one are read: they stay on the device, where the next step finds them.
+Requests join and leave between any two steps. On a GPU, decoding runs one step ahead of the host:
+sampled tokens stay on the device, where the next step reads them, and the extra token of a
+finished sequence is discarded.
 """
 
 from __future__ import annotations
@@ -10,438 +10,381 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from qkv.models import GPT, RNN, Transformer
 from qkv.models.registry import Model
 from qkv.serving.engine.admission import Admission
-from qkv.serving.engine.beam import advance
+from qkv.serving.engine.beam import BeamSearcher
 from qkv.serving.engine.block_allocator import BlockAllocator
 from qkv.serving.engine.generation_request import (
     GenerationRequest,
     JobResult,
-    OutputChunk,
     RequestHandle,
     RequestRefused,
-    TokenLogprob,
 )
-from qkv.serving.engine.prompt_logprobs import score_prompt
+from qkv.serving.engine.output_processor import Emit, OutputProcessor
+from qkv.serving.engine.prefill_budget import PrefillBudget
+from qkv.serving.engine.prompt_logprobs import score_prompts, wants_prompt_logprobs
 from qkv.serving.engine.runner import PagedRunner
-from qkv.serving.engine.sampler import Top, words_of
+from qkv.serving.engine.sampler import LaunchedStep, launch_copy, sample_isolated
 from qkv.serving.engine.scheduler import ScheduledStep, Scheduler
 from qkv.serving.engine.sequence import ServingSequence
 from qkv.serving.engine.stateful_runner import StatefulRunner
-from qkv.serving.http.error_log import log_unforeseen, ordinary
+from qkv.serving.error_log import as_exception
 from qkv.text.tokenizer import Tokenizer
 
-News = Callable[[RequestHandle, OutputChunk | JobResult | Exception], None]
-SHORT_STEP = 0.05
-"""Seconds that a step may take while other models wait, as far as chunks of prompts decide it."""
-FIRST_CHUNK = 64
-"""Tokens of a prompt in a short step before any was measured."""
-LEAST_CHUNK = 64
-"""Fewer are hardly quicker: each step reads all weights."""
-LEAST_PART = 0.1
-"""Of a step's seconds, reading prompts took this part at least: the fixed cost varies from step to
-step.
-"""
-
-
-class LaunchedStep(NamedTuple):
-    """A step that was launched."""
-
-    texts: list[ServingSequence]
-    """Those that said a word."""
-    words: Int[Tensor, "M"]
-    """On the host when `arrived`."""
-    tops: dict[int, Top]
-    arrived: Any
+COUNTERS = ("steps", "prompt_tokens", "said_tokens", "finished", "cancelled", "failed", "refused")
+"""Names of the Prometheus counters."""
+PREFILL_TOKENS = {"cpu": 512, "cuda": 8192}
+"""Prompt tokens per step by device."""
 
 
 class Engine:
+    """Serves the requests and jobs of one model; a single thread calls `step`."""
+
     def __init__(
         self,
         model: Model,
         tokenizer: Tokenizer,
-        news: News,
+        emit: Emit,
         *,
         cache: int = 1 << 30,
         rows: int = 64,
         tokens: int | None = None,
     ) -> None:
-        """`cache` bytes for all that texts remember; `rows` texts run at once. So many `tokens` of
-        prompts are read in a step, at most: who speaks need not wait for one who reads."""
-        self.model, self.tokenizer, self.news = model, tokenizer, news
+        """Create an engine; a model that generates nothing only runs jobs.
+
+        Args:
+            model: The model, in evaluation mode.
+            tokenizer: Its tokenizer.
+            emit: Called with every update of a request.
+            cache: Bytes of KV cache.
+            rows: Sequences that run at once.
+            tokens: Prompt tokens per step at most; None chooses by device.
+        """
+        self.model = model
+        self.tokenizer = tokenizer
+        self.emit = emit
         self.jobs: deque[tuple[RequestHandle, Callable[[Model, Tokenizer], Any]]] = deque()
-        self.counts = dict.fromkeys(
-            ("steps", "prompt_tokens", "said_tokens", "finished", "cancelled", "failed"), 0
-        )
-        self.counts["refused"] = 0
+        self.counts = dict.fromkeys(COUNTERS, 0)
         self.pending: LaunchedStep | None = None
-        self.says: Any = model
-        """The model, where it says words."""
         self.runner: PagedRunner | StatefulRunner | None = None
-        self.taking: Admission | None = None
         if not isinstance(model, GPT | Transformer | RNN):
             return
 
-        paged = isinstance(model, Transformer) or (
-            isinstance(model, GPT) and not model.config.memory
-        )
-        self.runner = (
-            PagedRunner(model, cache, rows) if paged else StatefulRunner(model, cache, rows)  # type: ignore[arg-type]
-        )
-        gpu = self.runner.device.type == "cuda"
+        # Runner: paged unless the model has a state of its own
+        state_blocks = None
+        if isinstance(model, RNN) or (isinstance(model, GPT) and model.config.memory):
+            self.runner = StatefulRunner(model, cache, rows)
+            state_blocks = self.runner.state_blocks
+        else:
+            self.runner = PagedRunner(model, cache, rows)
+
+        paged = isinstance(self.runner, PagedRunner)
+
+        # Scheduler and admission
         self.scheduler = Scheduler(
             BlockAllocator(range(1, self.runner.blocks)),
             rows,
-            tokens or (8192 if gpu else 512),
-            part=self.runner.part,
-            shares=paged and isinstance(model, GPT),
-            states=None if isinstance(self.runner, PagedRunner) else self.runner.states,
-            settle=self.settle,
+            tokens or PREFILL_TOKENS.get(self.runner.device.type, 512),
+            chunk_multiple=self.runner.chunk_multiple,
+            prefix_caching=paged and isinstance(model, GPT),
+            state_blocks=state_blocks,
+            flush=self.postprocess,
         )
+        self.admission = Admission(
+            model, tokenizer, self.scheduler, depth=self.runner.depth, can_ablate=paged
+        )
+        self.output = OutputProcessor(self.scheduler, tokenizer, emit, self.counts)
+        self.searcher = BeamSearcher(
+            self.scheduler, self.runner, self.output.finish_search, self.output.fail
+        )
+        self.prefill_budget = PrefillBudget(self.scheduler.max_prefill_tokens)
+        self.runs_ahead = paged and self.runner.device.type == "cuda"
 
-        self.taking = Admission(model, tokenizer, self.runner, self.scheduler)
-        self.ahead = gpu and paged
-        self.short_chunk = min(FIRST_CHUNK, self.scheduler.tokens)
-        """Tokens of prompts in a short step."""
-        self.fixed_cost = 0.0
-        """Seconds of the last step that read no prompt."""
+    # Requests
 
-    # What is asked
-
-    def check(self, ask: GenerationRequest) -> None:
-        """Whether it can ever be answered; the event loop's thread asks, too."""
-        if self.taking is None:
+    def check(self, request: GenerationRequest) -> None:
+        """Raise an error if the request can never be served; any thread may call this."""
+        if self.runner is None:
+            family = type(self.model).__name__
             raise RequestRefused(
-                400, f"model: a {type(self.model).__name__} says no words; ask what it can do"
+                400,
+                f"model: a {family} does not generate text; GET /v1/models lists what it can do",
             )
 
-        self.taking.check(ask)
+        self.admission.check(request)
 
-    def take(self, ticket: RequestHandle) -> None:
-        """A request joins the queue; it is refused when it can never be answered."""
-        assert isinstance(ticket.ask, GenerationRequest)
-        self.check(ticket.ask)
-        assert self.taking is not None
-        self.scheduler.waiting += self.taking.texts(ticket)
+    def add_request(self, handle: RequestHandle) -> None:
+        """Add a request to the queue; raises an error if it can never be served."""
+        assert isinstance(handle.request, GenerationRequest)
+        self.check(handle.request)
+        self.scheduler.waiting += self.admission.create_sequences(handle)
 
     @property
     def waiting(self) -> int:
-        """Requests that nobody has begun with."""
-        texts = (
-            [] if self.runner is None else list(self.scheduler.waiting)
-        )  # other threads ask while it changes
-        return len(self.jobs) + sum(text.first is None for text in texts)
+        """Number of requests and jobs that have not started."""
+        count = len(self.jobs)
+        if self.runner is not None:
+            # A copy: other threads read this while the queue changes.
+            for sequence in list(self.scheduler.waiting):
+                count += sequence.first_sample is None
 
-    # A step
+        return count
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to do."""
+        """Whether there is any work."""
+        if self.jobs:
+            return True
         if self.runner is None:
-            return bool(self.jobs)
+            return False
 
-        return bool(self.jobs or self.scheduler.running or self.scheduler.waiting or self.pending)
+        return bool(self.scheduler.running or self.scheduler.waiting or self.pending)
+
+    # A step
 
     def step(self, *, short: bool = False) -> bool:
-        """Whether there was anything to do. While other models wait, a step is to be `short`: it
-        reads no more tokens of prompts than take some `SHORT_STEP` seconds, and does not run ahead:
-        its seconds are all that it took."""
-        worked = self.do_a_job()
+        """Run one job and one step of the batch; returns whether there was any work.
+
+        A `short` step is for a thread that other models wait for: it reads fewer prompt tokens and
+        does not run ahead, so that its time is all that it costs.
+        """
+        worked = self.run_job()
         if self.runner is None:
             return worked
 
-        self.let_go()
+        self.end_aborted_and_late()
         if short:
-            self.settle()
+            self.postprocess()
 
-        begin = time.monotonic()
-        batch = self.scheduler.schedule(self.short_chunk if short else None)
+        # Schedule
+        began = time.monotonic()
+        batch = self.scheduler.schedule(self.prefill_budget.tokens if short else None)
         if not batch:
-            return self.settle() or worked
+            return self.postprocess() or worked
 
+        # Run
         self.counts["steps"] += 1
-        outcome = self.try_run(batch)
-        self.settle()  # words of the step before, while this one is under way
-        self.pending = outcome
-        if short or not self.ahead or any(text.search is not None for text in batch.texts):
-            self.settle()
+        launched = self.run_isolated(batch)
 
-        if short or not self.ahead:  # else these are seconds of the step before
-            self.measure(sum(count for _, count in batch.reading), time.monotonic() - begin)
+        # Postprocess the step before, while this one runs; this one too, if nothing runs ahead
+        self.postprocess()
+        self.pending = launched
+        waits = short or not self.runs_ahead
+        if waits or any(sequence.search is not None for sequence in batch.sequences):
+            self.postprocess()
+
+        if waits:
+            self.prefill_budget.measure(batch.prefill_tokens, time.monotonic() - began)
 
         return True
 
-    def measure(self, read: int, seconds: float) -> None:
-        """How many tokens of prompts fit into a short step, by what the last step took that read
-        some, less the fixed cost of a step: fewer tokens do not make that smaller."""
-        if not read:
-            self.fixed_cost = seconds
-        elif seconds > 0:
-            reading = max(seconds - self.fixed_cost, LEAST_PART * seconds)
-            self.short_chunk = max(
-                LEAST_CHUNK, int(min(read * SHORT_STEP / reading, self.scheduler.tokens))
-            )
-
-    def do_a_job(self) -> bool:
+    def run_job(self) -> bool:
+        """Run the next job; returns whether there was one."""
         if not self.jobs:
             return False
 
-        ticket, work = self.jobs.popleft()
-        if ticket.gone:
+        handle, work = self.jobs.popleft()
+        if handle.aborted:
             return True
 
-        self.settle()
+        self.postprocess()
 
         try:
-            self.news(ticket, JobResult(work(self.model, self.tokenizer)))
+            self.emit(handle, JobResult(work(self.model, self.tokenizer)))
         except BaseException as error:
-            self.news(ticket, ordinary(error))
+            self.emit(handle, as_exception(error))
 
         return True
 
-    def try_run(self, batch: ScheduledStep) -> LaunchedStep | None:
-        """Should the step fail, everyone runs alone, and only those fail that do so then, too."""
-        before = [(text, text.read, text.state) for text in batch.texts]
+    def run_isolated(self, batch: ScheduledStep) -> LaunchedStep | None:
+        """Run a step; if it fails, run its sequences one by one: only the faulty ones fail."""
+        before = []
+        for sequence in batch.sequences:
+            before.append((sequence, sequence.computed, sequence.model_state))
+
         try:
             return self.run(batch)
         except BaseException as failure:
-            error = ordinary(failure)
-            if len({text.ticket.number for text in batch.texts}) == 1:
-                self.fail(batch.texts[0], error)
+            error = as_exception(failure)
+            if len({sequence.handle.id for sequence in batch.sequences}) == 1:
+                self.output.fail(batch.sequences[0], error)
                 return None
 
-        for text, read, state in before:  # as if it had never been tried
-            text.read, text.state = read, state
+        # Undo the failed attempt
+        for sequence, computed, state in before:
+            sequence.computed = computed
+            sequence.model_state = state
 
-        self.settle()
+        self.postprocess()
 
-        for one in batch.alone():
-            self.pending = self.try_run(one) if not one.texts[0].ended else None
-            self.settle()
+        for part in batch.split():
+            self.pending = None
+            if not part.sequences[0].finished:
+                self.pending = self.run_isolated(part)
+
+            self.postprocess()
 
         return None
 
     @torch.inference_mode()
     def run(self, batch: ScheduledStep) -> LaunchedStep:
+        """Launch a forward pass and sample the next tokens, without waiting for the device."""
         assert self.runner is not None
-        words = self.runner.say(batch)
-        if words is not None:
-            for text in batch.speaking:
-                text.read += 1
-                text.drawn += 1
 
-            return self.sent(batch.speaking, words, {})
+        # Greedy decoding: one CUDA graph samples and stores the tokens
+        token_ids = self.runner.decode_greedy(batch)
+        if token_ids is not None:
+            for sequence in batch.decode:
+                sequence.computed += 1
+                sequence.generated += 1
 
-        aloud = [text for text, _ in batch.reading if text.ask.prompt_top is not None]
-        logits = score_prompt(self, batch) if aloud else self.runner.run(batch)
-        done = [text for text, count in batch.reading if text.read + count == text.positions]
-        texts = batch.speaking + done
+            return launch_copy(batch.decode, token_ids, {})
 
-        for text, count in [(text, 1) for text in batch.speaking] + batch.reading:
-            text.read += count
-            self.counts["prompt_tokens"] += 0 if text.speaks else count
+        # Forward pass
+        sequences = batch.decode + batch.completed_prefill
+        logits = self.forward(batch)
+        self.advance_positions(batch)
 
-        for text in done:
-            self.scheduler.know(text)
+        # Sample
+        if any(sequence.search is not None for sequence in sequences):
+            logits, sequences = self.searcher.advance(logits, sequences)
 
-        if any(text.search is not None for text in texts):
-            logits, texts = advance(self, logits, texts)
+        logits, sequences = self.finish_prompts(logits, sequences)
+        sequences, token_ids, logprobs = sample_isolated(logits, sequences, self.output.fail)
+        if sequences:
+            self.runner.set_last_tokens(sequences, token_ids)
 
-        drawing = [(row, text) for row, text in enumerate(texts) if text.ask.length]
-        if len(drawing) < len(texts):
-            logits = logits[
-                torch.tensor([row for row, _ in drawing], dtype=torch.int64, device=logits.device)
-            ]
+        for row, sequence in enumerate(sequences):
+            if sequence.token_counts is not None:
+                sequence.token_counts.add(token_ids[row : row + 1])
 
-        for text in texts:
-            if not text.ask.length:
-                self.end(text, text.piece("length"))
+            sequence.generated += 1
+            sequence.start_decoding()
 
-        texts, words, tops = self.choose(logits, [text for _, text in drawing])
-        if texts:
-            self.runner.hear(texts, words)
+        return launch_copy(sequences, token_ids, logprobs)
 
-        for row, text in enumerate(texts):
-            if text.heard is not None:
-                text.heard.add(words[row : row + 1])
+    def forward(self, batch: ScheduledStep) -> Float[Tensor, "M V"]:
+        """Logits of the next token of each sequence whose known tokens are all read."""
+        assert self.runner is not None
+        if not wants_prompt_logprobs(batch):
+            return self.runner.run(batch)
 
-            text.drawn += 1
-            text.speaks = True
+        hidden = self.runner.hidden(batch)
+        score_prompts(batch, hidden, self.runner.model.logits)
+        for sequence in batch.completed_prefill:
+            if sequence.new_tokens and not sequence.generated:
+                self.emit(sequence.handle, sequence.take_chunk(None))
 
-        return self.sent(texts, words, tops)
+        return self.runner.logits(batch, hidden)
 
-    def choose(
-        self, logits: Float[Tensor, "M V"], texts: list[ServingSequence]
-    ) -> tuple[list[ServingSequence], Int[Tensor, "N"], dict[int, Top]]:
-        """A word of each; should that fail, everyone chooses alone."""
-        try:
-            return texts, *words_of(logits, texts)
-        except BaseException as failure:
-            error = ordinary(failure)
-            if len(texts) == 1:
-                self.fail(texts[0], error)
-                return [], torch.empty(0, dtype=torch.int64, device=logits.device), {}
+    def advance_positions(self, batch: ScheduledStep) -> None:
+        """Count the new tokens as computed, and make finished prompts available as prefixes."""
+        completed = batch.completed_prefill
+        for sequence, count in batch.new_tokens:
+            sequence.computed += count
+            if not sequence.decoding:
+                self.counts["prompt_tokens"] += count
 
-        each = [self.choose(logits[row : row + 1], [text]) for row, text in enumerate(texts)]
-        left = [one for one in each if one[0]]
-        words = torch.cat([one[1] for one in each])
+        for sequence in completed:
+            self.scheduler.cache_prefix(sequence)
 
-        return (
-            [one[0][0] for one in left],
-            words,
-            {at: one[2][0] for at, one in enumerate(left) if one[2]},
-        )
+    def finish_prompts(
+        self, logits: Float[Tensor, "M V"], sequences: list[ServingSequence]
+    ) -> tuple[Float[Tensor, "L V"], list[ServingSequence]]:
+        """Finish sequences that only read their prompt; returns the rows that are sampled."""
+        rows = [row for row, sequence in enumerate(sequences) if sequence.request.max_tokens]
+        if len(rows) == len(sequences):
+            return logits, sequences
 
-    def sent(
-        self, texts: list[ServingSequence], words: Int[Tensor, "M"], tops: dict[int, Top]
-    ) -> LaunchedStep:
-        """The words on their way to the host."""
-        if not words.is_cuda:
-            return LaunchedStep(texts, words, tops, None)
+        for sequence in sequences:
+            if not sequence.request.max_tokens:
+                self.output.finish(sequence, sequence.take_chunk("length"))
 
-        host = torch.empty(words.shape, dtype=words.dtype, pin_memory=True)
-        host.copy_(words, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record()
+        index = torch.tensor(rows, dtype=torch.int64, device=logits.device)
+        return logits[index], [sequences[row] for row in rows]
 
-        return LaunchedStep(texts, host, tops, arrived)
+    # Output
 
-    # What was said
-
-    def settle(self) -> bool:
-        """Read the words of the last step, if nobody has yet."""
-        outcome, self.pending = self.pending, None
-        if outcome is None:
+    def postprocess(self) -> bool:
+        """Read the tokens of the last step, and emit chunks; returns whether there was a step."""
+        launched = self.pending
+        self.pending = None
+        if launched is None:
             return False
 
-        if outcome.arrived is not None:
-            outcome.arrived.synchronize()
-
-        tops, heard = outcome.tops, 0
-
-        for row, (text, word) in enumerate(zip(outcome.texts, outcome.words.tolist(), strict=True)):
-            if text.ended:
-                continue  # it ended a step ago, or nobody waits for it
-
-            try:
-                reason = text.hear(
-                    word, tops[row].said(word) if row in tops else TokenLogprob(word, None, [])
-                )
-                heard += reason != "end"
-                if reason is not None:
-                    self.end(text, text.piece(reason))
-                elif text.ask.stream and text.ticket.may_hear(text.ask.samples):
-                    text.ticket.unread += 1
-                    self.news(text.ticket, text.piece(None))
-            except BaseException as error:
-                self.fail(text, ordinary(error))
-
-        self.counts["said_tokens"] += heard
-
+        self.output.process(launched)
         return True
 
-    def end(self, text: ServingSequence, piece: OutputChunk) -> None:
-        text.ended = True
-        self.scheduler.leave(text)
-        self.counts["finished"] += 1
-        self.news(text.ticket, piece)
-
-    def fail(self, text: ServingSequence, error: Exception) -> None:
-        """All that a client hears of a fault of ours is that there was one."""
-        if not isinstance(error, RequestRefused):
-            log_unforeseen(error)
-            error = (
-                error
-                if isinstance(error, RuntimeError)
-                else RuntimeError(f"model: {type(error).__name__}")
-            )
-
-        self.counts["failed"] += 1
-        self.drop(text.ticket)
-        self.news(text.ticket, error)
-
-    def drop(self, ticket: RequestHandle) -> None:
-        """All texts of a request leave."""
-        scheduler = self.scheduler
-        for text in [
-            text for text in (*scheduler.running, *scheduler.waiting) if text.ticket is ticket
-        ]:
-            text.ended = True
-            scheduler.leave(text)
-
-        scheduler.waiting = deque(text for text in scheduler.waiting if text.ticket is not ticket)
+    # Aborts and deadlines
 
     def catch_up(self, *, others: bool) -> bool:
-        """What must not wait for this model's next step: deadlines, cancellations and, while
-        `others` wait for the thread, the tokens of a step that ran ahead. Whether there were any of
-        these."""
-        self.let_go()
-        return others and self.settle()
+        """Do what must not wait for this model's next step: deadlines, aborts and pending tokens.
 
-    def let_go(self) -> None:
-        """Of those whose client is gone, and those whose time is over; also between two steps, with
-        one `pending`.
+        Tokens of a step that ran ahead are read only while `others` wait for the thread. Returns
+        whether there were any.
         """
+        self.end_aborted_and_late()
+        return others and self.postprocess()
+
+    def end_aborted_and_late(self) -> None:
+        """Drop requests whose client is gone, and end those whose deadline has passed."""
         if self.runner is None:
             return
 
-        texts, now = [*self.scheduler.running, *self.scheduler.waiting], time.monotonic()
+        sequences = self.sequences()
+        for handle in unique(sequence.handle for sequence in sequences):
+            if handle.aborted:
+                self.counts["cancelled"] += 1
+                self.output.drop(handle)
 
-        for ticket in {
-            text.ticket.number: text.ticket for text in texts if text.ticket.gone
-        }.values():
-            self.counts["cancelled"] += 1
-            self.drop(ticket)
+        now = time.monotonic()
+        late: list[ServingSequence] = []
+        for sequence in sequences:
+            if (sequence.request.deadline or now) < now and not sequence.finished:
+                late.append(sequence)
 
-        late = [text for text in texts if (text.ask.deadline or now) < now and not text.ended]
         if late:
-            self.settle()
+            self.postprocess()
 
-        for text in late:
-            if not text.ended:
-                self.end_late(text)
+        for sequence in late:
+            if not sequence.finished:
+                self.output.finish_late(sequence)
 
-    def end_late(self, text: ServingSequence) -> None:
-        if text.search is not None:  # its beams are no texts that anyone has chosen
-            self.fail(text, RequestRefused(408, "timeout: the time was over before the search was"))
-        else:
-            if text in self.scheduler.waiting:
-                self.scheduler.waiting.remove(text)
+    def sequences(self) -> list[ServingSequence]:
+        """All running and waiting sequences."""
+        if self.runner is None:
+            return []
 
-            self.end(text, text.piece("deadline"))
+        return self.scheduler.sequences()
 
-    def tickets(self) -> list[RequestHandle]:
-        """All that wait for an answer."""
-        texts = [] if self.runner is None else [*self.scheduler.running, *self.scheduler.waiting]
-        return list(
-            {
-                each.number: each
-                for each in [*(text.ticket for text in texts), *(job for job, _ in self.jobs)]
-            }.values()
-        )
+    def handles(self) -> list[RequestHandle]:
+        """All requests and jobs that are not answered yet."""
+        handles = [sequence.handle for sequence in self.sequences()]
+        handles += [handle for handle, _ in self.jobs]
+        return unique(handles)
 
-    # What is measured
-
-    def numbers(self) -> dict[str, float]:
-        found: dict[str, float] = {**self.counts, "waiting": self.waiting, "running": 0}
+    def metrics(self) -> dict[str, float]:
+        """Counters and gauges by the names that Prometheus sees."""
+        metrics: dict[str, float] = {**self.counts, "waiting": self.waiting, "running": 0}
         if self.runner is not None:
-            blocks = self.scheduler.blocks
-            found |= {
-                "running": len(self.scheduler.running),
-                "blocks_total": blocks.total,
-                "blocks_used": blocks.used,
-            }
-            found |= {
-                "preempted": self.scheduler.preempted,
-                "shared_tokens": self.scheduler.shared_tokens,
-            }
-            found["cache_bytes"] = self.runner.nbytes
+            scheduler = self.scheduler
+            metrics["running"] = len(scheduler.running)
+            metrics["blocks_total"] = scheduler.blocks.total
+            metrics["blocks_used"] = scheduler.blocks.used
+            metrics["preempted"] = scheduler.preempted
+            metrics["shared_tokens"] = scheduler.shared_tokens
+            metrics["cache_bytes"] = self.runner.nbytes
 
-        return found
+        return metrics
+
+
+def unique(handles: Any) -> list[RequestHandle]:
+    """Each handle once, in order."""
+    return list({handle.id: handle for handle in handles}.values())

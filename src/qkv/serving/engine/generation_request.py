@@ -1,4 +1,4 @@
-"""What a client asks of a model, in ids; and what comes back, piece by piece."""
+"""A generation request in token ids, the handle a client waits on, and its output chunks."""
 
 from __future__ import annotations
 
@@ -7,158 +7,174 @@ import itertools
 import queue
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from qkv.generation.sampling_params import SamplingParams
 
 Reason = Literal["end", "stop", "length", "context", "deadline"]
-LATE = "timeout: nothing was said in time; ask for less, or allow more"
+TIMED_OUT = "timeout: no token was generated in time; ask for fewer tokens, or allow more time"
 
 
 class Alternative(NamedTuple):
-    """A token that could stand here."""
+    """A candidate token at one position."""
 
     id: int
     logprob: float
-    """As the model says it."""
+    """Under the model's own distribution."""
     probability: float
-    """As it is drawn: after penalties, temperature and filters."""
+    """Under the distribution that is sampled: after penalties, temperature and filters."""
 
 
 class TokenLogprob(NamedTuple):
-    """A token that was said, or read, with what could have stood there."""
+    """A token of the output or of the prompt, with its log-probability and its alternatives."""
 
     id: int
     logprob: float | None
-    """None where nothing was asked, and for the first token of a prompt."""
+    """None if logprobs were not requested, and for the first token of a prompt."""
     alternatives: list[Alternative]
-    """The likeliest first."""
+    """The most likely first."""
 
 
 class OutputChunk(NamedTuple):
-    """News of one text of a request."""
+    """New output of one sample of a request."""
 
-    row: int
-    """Which of its texts."""
+    sample: int
+    """Index of the sample within its request."""
     text: str
-    """Whole characters that are never taken back; it may be empty."""
-    said: list[TokenLogprob]
+    """Whole characters that later chunks never revise; may be empty."""
+    tokens: list[TokenLogprob]
     reason: Reason | None
-    """Why this is the text's last piece; None when it is not."""
+    """Why the sample ended; None unless this is its last chunk."""
     score: float | None = None
-    """Of a search: what the text was ranked by."""
+    """The score that a beam search ranked the sample by."""
+
+
+class JobResult(NamedTuple):
+    """The return value of a job."""
+
+    value: Any
+
+
+Update: TypeAlias = OutputChunk | JobResult | Exception
+"""What a handle receives: output, the result of a job, or the error that ends the request."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
-    """One request for words."""
+    """One request for generated tokens."""
 
     prompt: Sequence[int]
-    """Ids to go on from; for a translator, those of its source."""
-    length: int
-    """At most so many new tokens; 0 only reads the prompt."""
-    choice: SamplingParams = field(default_factory=SamplingParams)
-    ends: tuple[int, ...] = ()
+    """Token ids to continue; for a translator, the ids of the source."""
+    max_tokens: int
+    """Number of new tokens at most; 0 only reads the prompt."""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    end_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     samples: int = 1
-    """So many texts, each drawn anew; of a search, so many of the best."""
+    """Number of independent samples; for a beam search, the number of best hypotheses returned."""
     seed: int | None = None
     beams: int = 1
-    """More than one: a beam search, which draws nothing and streams nothing."""
+    """More than 1 runs a beam search, which neither samples nor streams."""
     length_penalty: float = 0.6
-    top: int | None = None
-    """Of each token said its log-probability, and so many alternatives."""
-    prompt_top: int | None = None
-    """The same of each token of the prompt, which is then said first, as row 0's first piece, with
-    an empty text.
-    """
-    off: tuple[tuple[int, int], ...] = ()
-    """Heads that say nothing, as (layer, head); of a translator its decoder's own."""
+    logprobs: int | None = None
+    """Return the log-probability of every new token, with this many alternatives."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt, as the first chunk of sample 0, whose text is empty."""
+    heads_off: tuple[tuple[int, int], ...] = ()
+    """Ablated heads as (layer, head); in a translator, of the decoder's self-attention."""
     stream: bool = False
-    """Pieces come as they are said; else each text comes as one."""
+    """Send chunks as tokens are generated; otherwise every sample is one chunk."""
     deadline: float | None = None
-    """By time.monotonic(): what is not said by then is not said."""
+    """By time.monotonic(); generation stops there."""
 
 
 class RequestRefused(Exception):
-    """A request that is not taken: `status` is what HTTP calls it."""
+    """A request that is not accepted, with its HTTP status."""
 
     def __init__(self, status: int, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
-        self.status, self.retry_after = status, retry_after
+        self.status = status
+        self.retry_after = retry_after
 
 
-numbers = itertools.count(1)
+handle_ids = itertools.count(1)
 
 
 class RequestHandle:
-    """A request on its way. Made inside an event loop it is read there, `async for piece in
-    ticket`; else `for`.
+    """The client's side of a request or a job.
 
-    A job, which is some work of a model's own, has one result: `await ticket.result()`, or
-    `ticket.wait()`.
+    Iterate over the chunks of a request: with `async for` where the handle was created inside an
+    event loop, with `for` otherwise. A job has one result: `await handle.result()` or
+    `handle.wait()`.
     """
 
-    def __init__(self, ask: GenerationRequest | Callable[..., Any]) -> None:
-        self.ask, self.number = ask, next(numbers)
-        self.gone = False
-        """Nobody waits any more: the engine lets it go before its next step."""
+    def __init__(self, request: GenerationRequest | Callable[..., Any]) -> None:
+        self.request = request
+        self.id = next(handle_ids)
+        self.aborted = False
+        """The client is gone: the engine drops the request before its next step."""
 
+        self.loop: asyncio.AbstractEventLoop | None
+        self.updates: asyncio.Queue[Update] | queue.SimpleQueue[Update]
         try:
-            self.loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-            self.news: asyncio.Queue[Any] | queue.SimpleQueue[Any] = asyncio.Queue()
+            self.loop = asyncio.get_running_loop()
+            self.updates = asyncio.Queue()
         except RuntimeError:
-            self.loop, self.news = None, queue.SimpleQueue()
+            self.loop = None
+            self.updates = queue.SimpleQueue()
 
-        self.left = ask.samples if isinstance(ask, GenerationRequest) else 1
-        """Texts that have not ended."""
+        self.unfinished = 1
+        """Samples that have not ended."""
+        if isinstance(request, GenerationRequest):
+            self.unfinished = request.samples
+
         self.unread = 0
-        """Pieces on their way to the one who reads."""
+        """Chunks that the client has not read yet."""
 
-    def may_hear(self, texts: int) -> bool:
-        """Whether what was said of so many texts is taken: while it is not, more is said, and comes
-        in one piece. So a server that is slower than its engine sends fewer, longer ones."""
-        return self.loop is None or self.unread < texts
+    def accepts_chunk(self, samples: int) -> bool:
+        """Back-pressure: False while the client has unread chunks; the next one is then longer."""
+        return self.loop is None or self.unread < samples
 
-    def cancel(self) -> None:
-        self.gone = True
+    def abort(self) -> None:
+        """Tell the engine that nobody waits for this request any more."""
+        self.aborted = True
 
-    def hear(self, news: OutputChunk | JobResult | Exception) -> None:
-        """In its own loop, if it has one."""
-        self.news.put_nowait(news) if isinstance(self.news, asyncio.Queue) else self.news.put(news)
+    def put(self, update: Update) -> None:
+        """Deliver an update; called in the handle's event loop, if it has one."""
+        if isinstance(self.updates, asyncio.Queue):
+            self.updates.put_nowait(update)
+        else:
+            self.updates.put(update)
 
-    def taken(self, news: Any) -> Any:
-        if isinstance(news, Exception):
-            self.left = 0
-            raise news
+    def received(self, update: Any) -> Any:
+        """Count a finished sample; raises an update that is an error."""
+        if isinstance(update, Exception):
+            self.unfinished = 0
+            raise update
 
-        if isinstance(news, JobResult) or news.reason is not None:
-            self.left -= 1
+        if isinstance(update, JobResult) or update.reason is not None:
+            self.unfinished -= 1
 
-        return news
+        return update
 
     async def __aiter__(self) -> AsyncIterator[OutputChunk]:
-        assert isinstance(self.news, asyncio.Queue)
-        while self.left > 0:
-            news = await self.news.get()
-            self.unread = self.news.qsize()
-            yield self.taken(news)
+        assert isinstance(self.updates, asyncio.Queue)
+        while self.unfinished > 0:
+            update = await self.updates.get()
+            self.unread = self.updates.qsize()
+            yield self.received(update)
 
     def __iter__(self) -> Iterator[OutputChunk]:
-        assert isinstance(self.news, queue.SimpleQueue)
-        while self.left > 0:
-            yield self.taken(self.news.get())
+        assert isinstance(self.updates, queue.SimpleQueue)
+        while self.unfinished > 0:
+            yield self.received(self.updates.get())
 
     async def result(self) -> Any:
-        assert isinstance(self.news, asyncio.Queue)
-        return self.taken(await self.news.get()).value
+        """The result of a job, awaited in the event loop."""
+        assert isinstance(self.updates, asyncio.Queue)
+        return self.received(await self.updates.get()).value
 
     def wait(self) -> Any:
-        assert isinstance(self.news, queue.SimpleQueue)
-        return self.taken(self.news.get()).value
-
-
-class JobResult(NamedTuple):
-    """What a job found."""
-
-    value: Any
+        """The result of a job; blocks the calling thread."""
+        assert isinstance(self.updates, queue.SimpleQueue)
+        return self.received(self.updates.get()).value

@@ -1,79 +1,78 @@
-"""Prompts read aloud: of every token, how likely it was, and what else could have stood there (echo
-with logprobs).
-"""
+"""Prompt logprobs: the log-probability of every prompt token, and its alternatives (echo)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from qkv.serving.engine.generation_request import Alternative, TokenLogprob
+from qkv.serving.engine.scheduler import ScheduledStep
 from qkv.serving.engine.sequence import ServingSequence
 
-if TYPE_CHECKING:
-    from qkv.serving.engine.engine import Engine
-    from qkv.serving.engine.scheduler import ScheduledStep
+POSITIONS_AT_ONCE = 128
+"""Positions whose logits are in memory at a time."""
 
-PLACES = 128  # whose logits are made at a time
+Logits = Callable[[Tensor], Tensor]
+"""From hidden states (N, E) to logits (N, V)."""
 
 
-def score_prompt(engine: Engine, batch: ScheduledStep) -> Float[Tensor, "M V"]:
-    """Run a step, and tell what its prompts hold. A text that was read before, and gave way, tells
-    nothing twice.
+def wants_prompt_logprobs(batch: ScheduledStep) -> bool:
+    """Whether a sequence of the step reads a prompt whose logprobs were requested."""
+    return any(sequence.request.prompt_logprobs is not None for sequence, _ in batch.prefill)
+
+
+def score_prompts(batch: ScheduledStep, hidden: Float[Tensor, "N E"], logits_of: Logits) -> None:
+    """Add the logprobs of the prompt tokens that this step reads to their sequences.
+
+    A preempted sequence that is computed again reports nothing twice.
     """
-    assert engine.runner is not None
-    hidden = engine.runner.hidden(batch)
-    begin, last = len(batch.speaking), list(range(len(batch.speaking)))
+    start = len(batch.decode)
+    for sequence, count in batch.prefill:
+        if sequence.request.prompt_logprobs is not None and sequence.sample == 0:
+            score_chunk(sequence, count, hidden[start : start + count], logits_of)
 
-    for text, count in batch.reading:
-        if text.ask.prompt_top is not None and text.row == 0:
-            tell(engine, text, count, hidden[begin : begin + count])
-
-        begin += count
-        if text.read + count == text.positions:
-            last.append(begin - 1)
-            if text.fresh and not text.drawn:
-                engine.news(text.ticket, text.piece(None))
-
-    return engine.says.logits(hidden[torch.tensor(last, dtype=torch.int64, device=hidden.device)])
+        start += count
 
 
-def tell(engine: Engine, text: ServingSequence, count: int, hidden: Float[Tensor, "T E"]) -> None:
-    """The tokens that stand after the places that are read now, as far as the prompt goes."""
-    assert text.ask.prompt_top is not None
-    if text.told == 0:
-        text.fresh.append(TokenLogprob(text.ids[0], None, []))
-        text.told = 1
+def score_chunk(
+    sequence: ServingSequence, count: int, hidden: Float[Tensor, "T E"], logits_of: Logits
+) -> None:
+    """Score the prompt tokens that follow the `count` positions of this chunk."""
+    assert sequence.request.prompt_logprobs is not None
+    if sequence.prompt_scored == 0:
+        sequence.new_tokens.append(TokenLogprob(sequence.token_ids[0], None, []))
+        sequence.prompt_scored = 1
 
-    for first in range(text.told, min(text.read + count, text.prompt - 1) + 1, PLACES):
-        tokens = text.ids[first : min(first + PLACES, text.read + count + 1, text.prompt)]
-        place = first - 1 - text.read
-        text.fresh += likely(
-            engine.says.logits(hidden[place : place + len(tokens)]), tokens, text.ask.prompt_top
-        )
-        text.told += len(tokens)
+    end = min(sequence.computed + count + 1, sequence.prompt_length)
+    for first in range(sequence.prompt_scored, end, POSITIONS_AT_ONCE):
+        token_ids = sequence.token_ids[first : min(first + POSITIONS_AT_ONCE, end)]
+        row = first - 1 - sequence.computed
+        logits = logits_of(hidden[row : row + len(token_ids)])
+        sequence.new_tokens += logprobs_of(logits, token_ids, sequence.request.prompt_logprobs)
+        sequence.prompt_scored += len(token_ids)
 
 
-def likely(logits: Float[Tensor, "T V"], ids: Sequence[int], count: int) -> list[TokenLogprob]:
-    """Of the tokens that stand after each place."""
+def logprobs_of(
+    logits: Float[Tensor, "T V"], token_ids: Sequence[int], count: int
+) -> list[TokenLogprob]:
+    """Logprobs of the token after each position, with `count` alternatives."""
     logprobs = logits.float().log_softmax(-1)
-    likeliest, others = logprobs.topk(min(count, logits.shape[1]))
-    own = logprobs.gather(1, torch.tensor(ids, device=logits.device).unsqueeze(1)).squeeze(1)
-    found = []
+    top_values, top_ids = logprobs.topk(min(count, logits.shape[1]))
+    column = torch.tensor(token_ids, device=logits.device).unsqueeze(1)
+    own_logprobs = logprobs.gather(1, column).squeeze(1)
 
-    for id, logprob, tokens, values in zip(
-        ids, own.tolist(), others.tolist(), likeliest.tolist(), strict=True
+    scored: list[TokenLogprob] = []
+    for token_id, logprob, ids, values in zip(
+        token_ids, own_logprobs.tolist(), top_ids.tolist(), top_values.tolist(), strict=True
     ):
-        both = zip(tokens, values, strict=True)
-        found.append(
-            TokenLogprob(
-                id, logprob, [Alternative(token, value, math.exp(value)) for token, value in both]
-            )
-        )
+        alternatives = []
+        for other, value in zip(ids, values, strict=True):
+            alternatives.append(Alternative(other, value, math.exp(value)))
 
-    return found
+        scored.append(TokenLogprob(token_id, logprob, alternatives))
+
+    return scored

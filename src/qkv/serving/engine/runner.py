@@ -1,11 +1,9 @@
-"""Run: one forward pass over the new tokens of all texts of a step, with their keys and values in
-pages.
-"""
+"""Paged runner: one forward pass over the new tokens of a step, with a paged KV cache."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -19,21 +17,23 @@ from qkv.models import GPT, Transformer
 from qkv.nn.cache import PackedBatch, PackedDecoderBatch, PagedCache, SequenceGroup
 from qkv.nn.hooks import add_hook
 from qkv.nn.linear.onednn import Prepacked, prepacking, small_enough
-from qkv.serving.engine.block_allocator import BLOCK
+from qkv.serving.engine.block_allocator import BLOCK_SIZE
 from qkv.serving.engine.runner_cuda_graph import StepGraphs
 from qkv.serving.engine.scheduler import ScheduledStep
 from qkv.serving.engine.sequence import ServingSequence
 
 
 class PagedRunner:
-    """A Transformer whose texts share one memory of fixed size, where each finds its own."""
+    """Runs a Transformer whose sequences share one paged KV cache of fixed size."""
 
-    def __init__(self, model: GPT | Transformer, cache: int, rows: int) -> None:
-        config, like = (
-            model.config,
-            next(each for each in model.parameters() if each.is_floating_point()),
-        )
-        self.model, self.device = model, like.device
+    chunk_multiple = 1
+    """A prompt may be split anywhere."""
+
+    def __init__(self, model: GPT | Transformer, cache_bytes: int, max_sequences: int) -> None:
+        config = model.config
+        like = next(weight for weight in model.parameters() if weight.is_floating_point())
+        self.model = model
+        self.device = like.device
         self.depth = config.depth if isinstance(model, GPT) else len(model.decoder.blocks)
         kv_heads = config.heads if config.kv_heads is None else config.kv_heads
         shape: dict[str, Any] = {
@@ -43,224 +43,266 @@ class PagedRunner:
             "like": like,
         }
 
-        bytes_of_block = BLOCK * PagedCache.bytes_of_place(**shape)
-        self.blocks = cache // bytes_of_block
-        """Block 0 belongs to nobody: what must be written, but not kept, goes there. So does the
-        last slot.
-        """
+        block_bytes = BLOCK_SIZE * PagedCache.bytes_of_place(**shape)
+        self.blocks = cache_bytes // block_bytes
+        """Block 0 and the last slot are scratch space for padding rows."""
         if self.blocks < 2:
             raise ValueError(
-                f"cache: expected at least {2 * bytes_of_block:,} bytes for this model, not {cache:,}"
+                f"cache: expected at least {2 * block_bytes:,} bytes for this model, "
+                f"not {cache_bytes:,}"
             )
 
-        self.pages = PagedCache(self.blocks * BLOCK, rows + 1, config.context, **shape)
-        self.last = torch.zeros(rows + 1, dtype=torch.int64, device=self.device)
-        """The word that each text said last, which the host need not know to go on."""
-        self.part = 1  # a prompt may be read in parts of any length
-        self.together = config.sparse != "fixed"  # that pattern counts from a row's first place
-        self.matrices: Prepacked | None = (
-            {} if self.device.type == "cpu" and small_enough(model) else None
+        self.pages = PagedCache(
+            self.blocks * BLOCK_SIZE, max_sequences + 1, config.context, **shape
         )
-        self.replays = StepGraphs.of(self) if self.device.type == "cuda" else None
+        self.last_tokens = torch.zeros(max_sequences + 1, dtype=torch.int64, device=self.device)
+        """The last sampled token of each slot; the host need not know it to run the next step."""
+        self.groups_decode = config.sparse != "fixed"
+        """The fixed pattern counts from the first key of a row, so its rows cannot be padded."""
+
+        self.matrices: Prepacked | None = None
+        if self.device.type == "cpu" and small_enough(model):
+            self.matrices = {}
+
+        self.graphs: StepGraphs | None = None
+        if self.device.type == "cuda":
+            self.graphs = StepGraphs.create(model, self.pages, self.last_tokens)
 
     @property
     def nbytes(self) -> int:
         return self.pages.nbytes
 
-    def say(self, batch: ScheduledStep) -> Int[Tensor, "M"] | None:
-        """The words of a step in which everyone says the likeliest, if a recording has chosen and
-        heard them.
-        """
-        likeliest = all(text.likeliest and text.search is None for text in batch.speaking)
-        if self.replays is None or not likeliest or not self.replays.serve(batch):
+    def warm_up(self, max_sequences: int) -> None:
+        """Capture the CUDA graphs that are likely needed before the first request."""
+        if self.graphs is not None:
+            with torch.inference_mode():
+                self.graphs.warm_up(max_sequences)
+
+    def decode_greedy(self, batch: ScheduledStep) -> Int[Tensor, "M"] | None:
+        """The next tokens, if all sequences are greedy and a CUDA graph samples them; else None."""
+        greedy = all(sequence.greedy and sequence.search is None for sequence in batch.decode)
+        if self.graphs is None or not greedy or not self.graphs.supports(batch):
             return None
 
-        return self.replays.run(batch.speaking)[1]
+        _, token_ids = self.graphs.run(batch.decode)
+        return token_ids
 
     def run(self, batch: ScheduledStep) -> Float[Tensor, "M V"]:
-        """What each text that has read all could say next, those that speak first; a prompt that is
-        not read to its end says nothing yet."""
-        if self.replays is not None and self.replays.serve(batch):
-            return self.replays.run(batch.speaking)[0]
+        """Logits of the next token, one row for each of `batch.logit_rows`."""
+        if self.graphs is not None and self.graphs.supports(batch):
+            logits, _ = self.graphs.run(batch.decode)
+            return logits
 
-        return self.model.logits(self.hidden(batch)[ends(batch, self.device)])
+        return self.logits(batch, self.hidden(batch))
+
+    def logits(self, batch: ScheduledStep, hidden: Float[Tensor, "N E"]) -> Float[Tensor, "M V"]:
+        """Logits of the rows that are sampled."""
+        rows = torch.tensor(batch.logit_rows, dtype=torch.int64, device=self.device)
+        return self.model.logits(hidden[rows])
 
     def hidden(self, batch: ScheduledStep) -> Float[Tensor, "N E"]:
-        """Of all new tokens, one text after the other."""
-        for text, _ in batch.reading:
-            if text.read == 0 and text.source is not None:
-                self.remember(text)
+        """Hidden states of all new tokens, one sequence after the other."""
+        for sequence, _ in batch.prefill:
+            if sequence.computed == 0 and sequence.source is not None:
+                self.encode_source(sequence)
 
-            self.index(text)
+            self.write_block_table(sequence)
 
-        ids, positions, places, slots = self.row(batch)
-        self.pages.at[slots, positions] = places.int()
-        ids = torch.cat([self.last[slots[: len(batch.speaking)]], ids[len(batch.speaking) :]])
-        groups = self.groups(batch)
-        target = PackedBatch(self.pages, groups, places)
-        state: Any = (
-            target
-            if isinstance(self.model, GPT)
-            else PackedDecoderBatch(target, PackedBatch(self.pages, self.sources(batch), None))
-        )
+        # The packed batch: the ids of decoding sequences are on the device already
+        ids, positions, slot_mapping, slots = self.pack(batch)
+        self.pages.at[slots, positions] = slot_mapping.int()
+        decoding = len(batch.decode)
+        ids = torch.cat([self.last_tokens[slots[:decoding]], ids[decoding:]])
 
-        with (
-            nullcontext() if self.matrices is None else prepacking(self.matrices),
-            self.heads_off(batch),
-        ):
-            return self.model.hidden(
+        state: Any = PackedBatch(self.pages, self.groups(batch), slot_mapping)
+        if isinstance(self.model, Transformer):
+            source = PackedBatch(self.pages, self.source_groups(batch), None)
+            state = PackedDecoderBatch(state, source)
+
+        prepacked: AbstractContextManager[object] = nullcontext()
+        if self.matrices is not None:
+            prepacked = prepacking(self.matrices)
+
+        with prepacked, self.heads_off(batch):
+            hidden = self.model.hidden(
                 ids.unsqueeze(0), positions=positions.unsqueeze(0), state=state
-            )[0]
-
-    def index(self, text: ServingSequence) -> None:
-        """Where all that a text has read lies, be it that another one has read it."""
-        if text.read:
-            places = self.brought(places_of(text.table, np.arange(text.read)))
-            self.pages.at[text.slot, : text.read] = places.int()
-
-    def row(self, batch: ScheduledStep) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of every new token its id, its position, the place of its key and value, and its text's
-        slot: (N,) each.
-        """
-        new = [(text, 1) for text in batch.speaking] + batch.reading
-        rows = np.empty((4, sum(count for _, count in new)), dtype=np.int64)
-        begin = 0
-
-        for text, count in new:
-            assert text.slot is not None
-            positions, mine = (
-                np.arange(text.read, text.read + count),
-                rows[:, begin : begin + count],
             )
-            mine[0] = (
-                0 if text.speaks else text.ids[text.read : text.read + count]
-            )  # a word may be on the device alone
-            mine[1], mine[2], mine[3] = positions, places_of(text.table, positions), text.slot
-            begin += count
 
-        ids, at, places, slots = self.brought(rows)
+        return hidden[0]
 
-        return ids, at, places, slots
+    def write_block_table(self, sequence: ServingSequence) -> None:
+        """Map the computed positions of a sequence, which a shared prefix may have filled."""
+        if sequence.computed:
+            mapping = slot_mapping_of(sequence.block_table, np.arange(sequence.computed))
+            self.pages.at[sequence.slot, : sequence.computed] = self.to_device(mapping).int()
 
-    def brought(self, numbers: Int64[np.ndarray, "*n"]) -> Int[Tensor, "*n"]:
-        """On the device; a GPU's host does not wait until they are there."""
-        cuda = self.device.type == "cuda"
+    def pack(self, batch: ScheduledStep) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of every new token its id, position, slot mapping and sequence slot, each (N,)."""
+        new_tokens = batch.new_tokens
+        rows = np.empty((4, sum(count for _, count in new_tokens)), dtype=np.int64)
+        start = 0
+
+        for sequence, count in new_tokens:
+            assert sequence.slot is not None
+            end = sequence.computed + count
+            positions = np.arange(sequence.computed, end)
+            part = rows[:, start : start + count]
+            part[0] = 0  # of a decoding sequence the device alone may have the token
+            if not sequence.decoding:
+                part[0] = sequence.token_ids[sequence.computed : end]
+
+            part[1] = positions
+            part[2] = slot_mapping_of(sequence.block_table, positions)
+            part[3] = sequence.slot
+            start += count
+
+        ids, positions_, slot_mapping, slots = self.to_device(rows)
+
+        return ids, positions_, slot_mapping, slots
+
+    def to_device(self, numbers: Int64[np.ndarray, "*n"]) -> Int[Tensor, "*n"]:
+        """An array of the host as a tensor on the device, copied without blocking the host."""
         host = torch.from_numpy(numbers)
-        return (host.pin_memory() if cuda else host).to(self.device, non_blocking=cuda)
+        if self.device.type != "cuda":
+            return host.to(self.device)
+
+        return host.pin_memory().to(self.device, non_blocking=True)
 
     def groups(self, batch: ScheduledStep) -> list[SequenceGroup]:
-        """Those that speak look together, and so do prompts of one length that begin; each other
-        part by itself.
-        """
-        made: list[SequenceGroup] = []
-        speaking = [batch.speaking] if self.together else [[text] for text in batch.speaking]
+        """Sequences that attend in one call: all that decode, and new prompts of equal length."""
+        decode_groups = [batch.decode]
+        if not self.groups_decode:
+            decode_groups = [[sequence] for sequence in batch.decode]
 
-        for texts in speaking:
-            if texts:
-                made.append(self.group(made, texts, 1, [text.read + 1 for text in texts]))
+        groups: list[SequenceGroup] = []
+        for sequences in decode_groups:
+            if sequences:
+                lengths = [sequence.computed + 1 for sequence in sequences]
+                groups.append(self.group(groups, sequences, 1, lengths))
 
-        for (past, count), some in groupby(batch.reading, lambda both: (both[0].read > 0, both[1])):
-            texts = [text for text, _ in some]
-            if past:
-                for text in texts:
-                    made.append(self.group(made, [text], count, [text.read + count]))
-            else:
-                made.append(SequenceGroup(made[-1].end if made else 0, len(texts), count, None))
+        for (has_past, count), chunks in groupby(batch.prefill, past_and_count):
+            sequences = [sequence for sequence, _ in chunks]
+            if not has_past:
+                groups.append(SequenceGroup(end_of(groups), len(sequences), count, None))
+                continue
 
-        return made
+            for sequence in sequences:
+                groups.append(self.group(groups, [sequence], count, [sequence.computed + count]))
 
-    def sources(self, batch: ScheduledStep) -> list[SequenceGroup]:
-        """The same for what a decoder looks at: everyone's own source, of its own length."""
-        made: list[SequenceGroup] = []
-        if batch.speaking:
-            lengths = [len(text.source or ()) for text in batch.speaking]
-            made.append(self.group(made, batch.speaking, 1, lengths))
+        return groups
 
-        for text, count in batch.reading:
-            made.append(self.group(made, [text], count, [len(text.source or ())]))
+    def source_groups(self, batch: ScheduledStep) -> list[SequenceGroup]:
+        """The groups of cross-attention: each sequence attends to its own source."""
+        groups: list[SequenceGroup] = []
+        if batch.decode:
+            lengths = [len(sequence.source or ()) for sequence in batch.decode]
+            groups.append(self.group(groups, batch.decode, 1, lengths))
 
-        return made
+        for sequence, count in batch.prefill:
+            groups.append(self.group(groups, [sequence], count, [len(sequence.source or ())]))
+
+        return groups
 
     def group(
         self,
-        made: list[SequenceGroup],
-        texts: Sequence[ServingSequence],
-        words: int,
+        before: list[SequenceGroup],
+        sequences: Sequence[ServingSequence],
+        count: int,
         lengths: list[int],
     ) -> SequenceGroup:
-        begin, longest = made[-1].end if made else 0, max(lengths)
-        slots, counts = self.brought(
-            np.array([[text.slot for text in texts], lengths], dtype=np.int64)
+        """A group after those `before` it, with `count` new tokens of each sequence."""
+        longest = max(lengths)
+        slots = [sequence.slot for sequence in sequences]
+        slots_on_device, lengths_on_device = self.to_device(
+            np.array([slots, lengths], dtype=np.int64)
         )
         return SequenceGroup(
-            begin, len(texts), words, slots, counts, longest, min(lengths) == longest
+            end_of(before),
+            len(sequences),
+            count,
+            slots_on_device,
+            lengths_on_device,
+            longest,
+            min(lengths) == longest,
         )
 
-    def remember(self, text: ServingSequence) -> None:
-        """Encode its source into the pages."""
+    def encode_source(self, sequence: ServingSequence) -> None:
+        """Run the encoder and write the source's keys and values into the pages."""
         assert isinstance(self.model, Transformer)
-        assert text.source is not None
-        places = self.brought(places_of(text.source_table, np.arange(len(text.source))))
-        self.pages.source_at[text.slot, : len(places)] = places.int()
-        self.model.remember(torch.tensor([text.source], device=self.device), self.pages, places)
+        assert sequence.source is not None
+        mapping = self.to_device(
+            slot_mapping_of(sequence.source_block_table, np.arange(len(sequence.source)))
+        )
+        self.pages.source_at[sequence.slot, : len(mapping)] = mapping.int()
+        ids = torch.tensor([sequence.source], device=self.device)
+        self.model.remember(ids, self.pages, mapping)
 
-    def branch(
-        self, text: ServingSequence, twin: ServingSequence, copied: Sequence[tuple[int, int]]
+    def fork(
+        self, beam: ServingSequence, twin: ServingSequence, copies: Sequence[tuple[int, int]]
     ) -> None:
-        """The twin of a text knows what the text knows."""
-        if copied:
-            old, new = (
-                places_of(blocks, np.arange(len(copied) * BLOCK))
-                for blocks in zip(*copied, strict=True)
-            )
-            self.pages.copy(self.brought(old), self.brought(new))
+        """Give a forked beam the keys and values of its origin."""
+        if copies:
+            offsets = np.arange(len(copies) * BLOCK_SIZE)
+            old_blocks, new_blocks = zip(*copies, strict=True)
+            old = self.to_device(slot_mapping_of(old_blocks, offsets))
+            new = self.to_device(slot_mapping_of(new_blocks, offsets))
+            self.pages.copy(old, new)
 
-        self.index(twin)
-        self.pages.source_at[twin.slot] = self.pages.source_at[text.slot]
+        self.write_block_table(twin)
+        self.pages.source_at[twin.slot] = self.pages.source_at[beam.slot]
 
-    def hear(self, texts: Sequence[ServingSequence], words: Int[Tensor, "M"]) -> None:
-        """What each text says, and will read next."""
-        self.last[self.brought(np.array([text.slot for text in texts]))] = words.clamp(min=0)
+    def set_last_tokens(
+        self, sequences: Sequence[ServingSequence], token_ids: Int[Tensor, "M"]
+    ) -> None:
+        """Store the sampled tokens, which the next step reads."""
+        slots = self.to_device(np.array([sequence.slot for sequence in sequences]))
+        self.last_tokens[slots] = token_ids.clamp(min=0)
 
     @contextmanager
     def heads_off(self, batch: ScheduledStep) -> Iterator[None]:
-        """Heads that say nothing, each in the words of those texts alone that want it so."""
+        """Zero the ablated heads, each only in the rows of the sequences that ask for it."""
         spans: dict[int, list[tuple[int, int, int]]] = {}
-        begin = 0
+        start = 0
+        for sequence, count in batch.new_tokens:
+            for layer, head in sequence.request.heads_off:
+                spans.setdefault(layer, []).append((head, start, start + count))
 
-        for text, count in [(text, 1) for text in batch.speaking] + batch.reading:
-            for layer, head in text.ask.off:
-                spans.setdefault(layer, []).append((head, begin, begin + count))
+            start += count
 
-            begin += count
+        stack = "stack" if isinstance(self.model, GPT) else "decoder"
 
-        where = "stack" if isinstance(self.model, GPT) else "decoder"
-
-        def silence(layer: int, value: Float[Tensor, "1 H N D"], name: str) -> Tensor:
+        def zero_heads(layer: int, value: Float[Tensor, "1 H N D"], name: str) -> Tensor:
             value = value.clone()
             for head, first, last in spans[layer]:
                 value[:, head, first:last] = 0
 
             return value
 
-        with ExitStack() as listening:
+        with ExitStack() as hooks:
             for layer in spans:
-                point = f"{where}.blocks.{layer}.attention.heads"
-                listening.enter_context(add_hook(self.model, point, partial(silence, layer)))
+                point = f"{stack}.blocks.{layer}.attention.heads"
+                hooks.enter_context(add_hook(self.model, point, partial(zero_heads, layer)))
 
             yield
 
 
-def places_of(table: Sequence[int], positions: Int64[np.ndarray, "N"]) -> Int64[np.ndarray, "N"]:
-    return np.array(table, dtype=np.int64)[positions // BLOCK] * BLOCK + positions % BLOCK
+def past_and_count(chunk: tuple[ServingSequence, int]) -> tuple[bool, int]:
+    """Whether a chunk of a prompt has cached tokens before it, and its length."""
+    sequence, count = chunk
+    return sequence.computed > 0, count
 
 
-def ends(batch: ScheduledStep, device: torch.device) -> Int[Tensor, "M"]:
-    """Where in the row the last token stands of each text that has read all."""
-    found, begin = list(range(len(batch.speaking))), len(batch.speaking)
-    for text, count in batch.reading:
-        begin += count
-        if text.read + count == text.positions:
-            found.append(begin - 1)
+def end_of(groups: list[SequenceGroup]) -> int:
+    """First row after the last group."""
+    if not groups:
+        return 0
 
-    return torch.tensor(found, dtype=torch.int64, device=device)
+    return groups[-1].end
+
+
+def slot_mapping_of(
+    block_table: Sequence[int], positions: Int64[np.ndarray, "N"]
+) -> Int64[np.ndarray, "N"]:
+    """Index of each position's key and value in the cache."""
+    blocks = np.array(block_table, dtype=np.int64)[positions // BLOCK_SIZE]
+    return blocks * BLOCK_SIZE + positions % BLOCK_SIZE

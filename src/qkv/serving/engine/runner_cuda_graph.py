@@ -1,152 +1,164 @@
-"""Steps in which every text says one word, on a GPU: recorded once for so many texts, then replayed
-(a CUDA graph).
+"""CUDA graphs of decode steps: captured once per batch size, then replayed.
 
-Launched one by one, the kernels of a small model leave the GPU waiting for the host. Texts come and
-go between two replays: which ones they are, where they stand and where their words go are numbers
-that the recording reads.
+Launched one by one, the kernels of a small model leave the GPU waiting for the host. Sequences
+come and go between two replays: which ones they are, their positions and where their keys and
+values go are numbers that the graph reads from a fixed buffer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from qkv.generation.sampling_params import sample_tokens
-from qkv.models import GPT
+from qkv.models import GPT, Transformer
 from qkv.nn.attention.kernels.decode import PART
-from qkv.nn.cache import PackedBatch, SequenceGroup
+from qkv.nn.cache import PackedBatch, PagedCache, SequenceGroup
 from qkv.nn.hooks import hook_points_of
 from qkv.nn.unchanged import all_unchanged, forward_hooks
-from qkv.serving.engine.block_allocator import BLOCK
+from qkv.serving.engine.block_allocator import BLOCK_SIZE
 from qkv.serving.engine.scheduler import ScheduledStep
-from qkv.serving.engine.sequence import LIKELIEST, ServingSequence
-
-if TYPE_CHECKING:
-    from qkv.serving.engine.runner import PagedRunner
+from qkv.serving.engine.sequence import GREEDY, ServingSequence
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""So many texts a recording is for; fewer fill it up with nobody."""
-BUFFERS = (
-    4  # of numbers on their way to the GPU: a step may begin before the last one has read its own
-)
+"""Batch sizes that graphs are captured for; a smaller batch is padded."""
+BUFFERS = 4
+"""Host buffers in turn: a step may start before the GPU has read the buffer of the last one."""
 
 
 class StepGraph(NamedTuple):
+    """A captured decode step and its output tensors, which each replay overwrites."""
+
     graph: torch.cuda.CUDAGraph
     logits: Float[Tensor, "R V"]
-    """Where each replay leaves them."""
-    words: Int[Tensor, "R"]
-    """The likeliest."""
+    token_ids: Int[Tensor, "R"]
+    """The most likely token of each row."""
 
 
 class StepGraphs:
-    def __init__(self, runner: PagedRunner) -> None:
-        self.runner = runner
-        self.recorded: dict[tuple[int, int], StepGraph] = {}
-        self.hook_points = [
-            hooks for part in runner.model.modules() if (hooks := hook_points_of(part)) is not None
-        ]
-        self.hooks = forward_hooks(*runner.model.modules())
-        self.nobody = runner.pages.at.shape[0] - 1
-        most = max(SIZES)
-        self.inputs = torch.zeros(3, most, dtype=torch.int64, device=runner.device)
-        self.host = [
-            torch.zeros(3, most, dtype=torch.int64, pin_memory=True) for _ in range(BUFFERS)
-        ]
-        self.numbers = [each.numpy() for each in self.host]
-        """The same bytes, which are quicker to write as NumPy's."""
-        self.turn = 0
+    """The captured graphs of one model, by batch size and length of the longest sequence."""
+
+    def __init__(self, model: GPT, pages: PagedCache, last_tokens: Int[Tensor, "slots"]) -> None:
+        """`last_tokens` holds the last token of each slot; a replay reads and overwrites it."""
+        self.model = model
+        self.pages = pages
+        self.last_tokens = last_tokens
+        self.captured: dict[tuple[int, int], StepGraph] = {}
+        self.hook_points: list[Any] = []
+        for module in model.modules():
+            points = hook_points_of(module)
+            if points is not None:
+                self.hook_points.append(points)
+
+        self.hooks = forward_hooks(*model.modules())
+        self.padding_slot = pages.at.shape[0] - 1
         self.pool = torch.cuda.graph_pool_handle()
 
-    @classmethod
-    def of(cls, runner: PagedRunner) -> StepGraphs | None:
-        """For models whose every step looks alike: no sparse pattern, no positions that count from
-        the last place.
-        """
-        config = runner.model.config
-        plain = config.sparsity() is None and config.position not in ("alibi", "relative")
-        return (
-            cls(runner)
-            if isinstance(runner.model, GPT) and plain and all_unchanged(runner.model)
-            else None
-        )
+        # Inputs of the graphs: positions, slot mapping and slots, each of the largest batch size
+        shape = (3, max(SIZES))
+        self.inputs = torch.zeros(shape, dtype=torch.int64, device=last_tokens.device)
+        self.host_buffers: list[Tensor] = []
+        for _ in range(BUFFERS):
+            self.host_buffers.append(torch.zeros(shape, dtype=torch.int64, pin_memory=True))
 
-    def serve(self, batch: ScheduledStep) -> bool:
-        if (
-            batch.reading
-            or not 0 < len(batch.speaking) <= max(SIZES)
-            or any(text.ask.off for text in batch.speaking)
-        ):
+        self.host_arrays = [buffer.numpy() for buffer in self.host_buffers]
+        """The same memory as NumPy arrays, which are faster to write."""
+        self.buffer = 0
+
+    @classmethod
+    def create(
+        cls, model: GPT | Transformer, pages: PagedCache, last_tokens: Int[Tensor, "slots"]
+    ) -> StepGraphs | None:
+        """Graphs for a model whose decode steps all launch the same kernels; else None."""
+        config = model.config
+        if config.sparsity() is not None or config.position in ("alibi", "relative"):
+            return None
+        if not isinstance(model, GPT) or not all_unchanged(model):
+            return None
+
+        return cls(model, pages, last_tokens)
+
+    def supports(self, batch: ScheduledStep) -> bool:
+        """Whether a graph can run the step: decoding only, and without any hook."""
+        if batch.prefill or not 0 < len(batch.decode) <= max(SIZES):
+            return False
+        if any(sequence.request.heads_off for sequence in batch.decode):
             return False
 
         return not any(points.listeners for points in self.hook_points) and not any(self.hooks)
 
-    def warm_up(self, rows: int) -> None:
-        """Record what is likely needed before anyone waits for it."""
+    def warm_up(self, max_sequences: int) -> None:
+        """Capture the graphs of short sequences for all batch sizes in use."""
         for size in SIZES:
-            if size < 2 * rows:
-                self.recording(size, 1)
+            if size < 2 * max_sequences:
+                self.graph_for(size, 1)
 
     def run(
-        self, texts: Sequence[ServingSequence]
+        self, sequences: Sequence[ServingSequence]
     ) -> tuple[Float[Tensor, "R V"], Int[Tensor, "R"]]:
-        """What each text could say next; and the likeliest of it, which they have heard already."""
-        count = len(texts)
-        self.turn = (self.turn + 1) % BUFFERS
-        positions, places, slots = numbers = self.numbers[self.turn]
-        positions[:count] = [text.read for text in texts]
-        blocks = [text.table[text.read // BLOCK] for text in texts]
-        places[:count] = np.array(blocks) * BLOCK + positions[:count] % BLOCK
-        slots[:count] = [text.slot for text in texts]
-        numbers[:, count:] = [[0], [0], [self.nobody]]
+        """Logits and most likely tokens; the latter are stored as the last tokens already."""
+        count = len(sequences)
+        self.buffer = (self.buffer + 1) % BUFFERS
+
+        # Fill the host buffer
+        positions, slot_mapping, slots = rows = self.host_arrays[self.buffer]
+        for row, sequence in enumerate(sequences):
+            position = sequence.computed
+            block = sequence.block_table[position // BLOCK_SIZE]
+            positions[row] = position
+            slot_mapping[row] = block * BLOCK_SIZE + position % BLOCK_SIZE
+            slots[row] = sequence.slot
+
+        rows[:, count:] = [[0], [0], [self.padding_slot]]
+
+        # Replay the smallest graph that is large enough
         size = next(size for size in SIZES if size >= count)
         parts = -(-(int(positions[:count].max()) + 1) // PART)
-        graph, logits, words = self.recording(size, 1 << (parts - 1).bit_length())
-        self.inputs.copy_(self.host[self.turn], non_blocking=True)
+        graph, logits, token_ids = self.graph_for(size, 1 << (parts - 1).bit_length())
+        self.inputs.copy_(self.host_buffers[self.buffer], non_blocking=True)
         graph.replay()
 
-        return logits[:count], words[:count]
+        return logits[:count], token_ids[:count]
 
-    def recording(self, size: int, parts: int) -> StepGraph:
-        """For so many texts, the longest of which fits into so many parts."""
-        if (size, parts) not in self.recorded:
-            self.inputs[:2], self.inputs[2] = (
-                0,
-                self.nobody,
-            )  # what is run before it is recorded, nobody says
-            aside = torch.cuda.Stream()
-            aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside):  # kernels are compiled before they are recorded
-                for _ in range(2):
-                    self.step(size, parts * PART)
+    def graph_for(self, size: int, parts: int) -> StepGraph:
+        """The graph for `size` sequences of at most `parts` parts of keys, captured if missing."""
+        if (size, parts) in self.captured:
+            return self.captured[size, parts]
 
-            torch.cuda.current_stream().wait_stream(aside)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                logits, words = self.step(size, parts * PART)
+        # The steps before the capture only write padding
+        self.inputs[:2] = 0
+        self.inputs[2] = self.padding_slot
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # kernels are compiled before they are captured
+            for _ in range(2):
+                self.step(size, parts * PART)
 
-            self.recorded[size, parts] = StepGraph(graph, logits, words)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            logits, token_ids = self.step(size, parts * PART)
 
-        return self.recorded[size, parts]
+        self.captured[size, parts] = StepGraph(graph, logits, token_ids)
+
+        return self.captured[size, parts]
 
     def step(self, size: int, longest: int) -> tuple[Float[Tensor, "R V"], Int[Tensor, "R"]]:
-        runner, (positions, places, slots) = self.runner, self.inputs[:, :size]
-        assert isinstance(runner.model, GPT)
-        runner.pages.at[slots, positions] = places.int()
+        """One decode step over the input buffer."""
+        positions, slot_mapping, slots = self.inputs[:, :size]
+        self.pages.at[slots, positions] = slot_mapping.int()
         group = SequenceGroup(0, size, 1, slots, positions + 1, longest)
-        state = PackedBatch(runner.pages, [group], places)
-        hidden = runner.model.hidden(
-            runner.last[slots].unsqueeze(0), positions=positions.unsqueeze(0), state=state
+        state = PackedBatch(self.pages, [group], slot_mapping)
+        hidden = self.model.hidden(
+            self.last_tokens[slots].unsqueeze(0), positions=positions.unsqueeze(0), state=state
         )
-        logits = runner.model.logits(hidden[0])
-        words = sample_tokens(logits, logits[:, 0], LIKELIEST)
-        runner.last[slots] = words.clamp(
-            min=0
-        )  # should another word be chosen, it is heard after this one
+        logits = self.model.logits(hidden[0])
+        token_ids = sample_tokens(logits, logits[:, 0], GREEDY)
+        # If the sampler draws another token, it is stored after this one.
+        self.last_tokens[slots] = token_ids.clamp(min=0)
 
-        return logits, words
+        return logits, token_ids

@@ -1,9 +1,9 @@
-"""From logits to words: every text by its own settings, and those with the same ones together."""
+"""Sampler: the next token of every sequence; those with equal sampling parameters together."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -19,109 +19,189 @@ from qkv.generation.sampling_params import (
 )
 from qkv.serving.engine.generation_request import Alternative, TokenLogprob
 from qkv.serving.engine.sequence import ServingSequence
+from qkv.serving.error_log import as_exception
 
 
-class Top(NamedTuple):
-    """What was likely where a text said its word; of the likeliest first, each (k,)."""
+class TopLogprobs(NamedTuple):
+    """Logprobs of one sampled token and of its k most likely alternatives, still on the device."""
 
-    own: Float[Tensor, ""]
+    logprob: Float[Tensor, ""]
     ids: Int[Tensor, "k"]
     logprobs: Float[Tensor, "k"]
     probabilities: Float[Tensor, "k"]
 
-    def said(self, word: int) -> TokenLogprob:
-        both = zip(
-            self.ids.tolist(), self.logprobs.tolist(), self.probabilities.tolist(), strict=True
-        )
-        return TokenLogprob(word, self.own.item(), [Alternative(*each) for each in both])
+    def of_token(self, token_id: int) -> TokenLogprob:
+        """The same on the host."""
+        columns = (self.ids.tolist(), self.logprobs.tolist(), self.probabilities.tolist())
+        alternatives = [Alternative(*row) for row in zip(*columns, strict=True)]
+        return TokenLogprob(token_id, self.logprob.item(), alternatives)
 
 
-def words_of(
-    logits: Float[Tensor, "M V"], texts: Sequence[ServingSequence]
-) -> tuple[Int[Tensor, "M"], dict[int, Top]]:
-    """A word for each text, on the device; and for those that ask, by their row, what else was
-    likely.
-    """
+class LaunchedStep(NamedTuple):
+    """A step that was started, and the tokens that it samples."""
+
+    sequences: list[ServingSequence]
+    token_ids: Int[Tensor, "M"]
+    """On the host once `arrived` is synchronised."""
+    logprobs: dict[int, TopLogprobs]
+    arrived: Any
+
+
+def sample(
+    logits: Float[Tensor, "M V"], sequences: Sequence[ServingSequence]
+) -> tuple[Int[Tensor, "M"], dict[int, TopLogprobs]]:
+    """A token for each sequence, on the device, and by row the logprobs that were requested."""
     device = logits.device
-    words = torch.empty(len(texts), dtype=torch.int64, device=device)
-    tops: dict[int, Top] = {}
+    token_ids = torch.empty(len(sequences), dtype=torch.int64, device=device)
+    logprobs: dict[int, TopLogprobs] = {}
 
-    for rows in alike(texts):
-        together = len(rows) == len(texts)
-        some = logits if together else logits[brought(rows, device)]
-        ask = texts[rows[0]].ask
-        heard = (
-            remembered(texts[rows[0]], logits.shape[1], device) if ask.choice.remembers else None
-        )
-        allowed = processed(some, ask.choice, heard, texts[rows[0]].place, ask.ends)
-        uniform = some[:, 0]
-        if ask.choice.temperature:
-            uniform = brought([texts[row].uniform() for row in rows], device)
+    for rows in rows_by_params(sequences):
+        first = sequences[rows[0]]
+        sampling = first.request.sampling
+        all_rows = len(rows) == len(sequences)
+        group = logits
+        if not all_rows:
+            group = logits[to_device(rows, device)]
 
-        chosen = sample_tokens(allowed, uniform, ask.choice)
-        if together:
-            words = chosen
+        # Penalties and forbidden tokens
+        counts = None
+        if sampling.remembers:
+            counts = token_counts_of(first, logits.shape[1], device)
+
+        allowed = processed(group, sampling, counts, first.generated, first.request.end_ids)
+
+        # One draw per row
+        uniform = group[:, 0]  # not used at temperature 0
+        if sampling.temperature:
+            uniform = to_device([sequences[row].uniform() for row in rows], device)
+
+        drawn = sample_tokens(allowed, uniform, sampling)
+        if all_rows:
+            token_ids = drawn
         else:
-            words[brought(rows, device)] = chosen
+            token_ids[to_device(rows, device)] = drawn
 
-        for at, row in enumerate(rows):
-            if texts[row].ask.top is not None:
-                tops[row] = top(
-                    some[at], allowed[at], chosen[at], ask.choice, texts[row].ask.top or 0
+        for index, row in enumerate(rows):
+            count = sequences[row].request.logprobs
+            if count is not None:
+                logprobs[row] = top_logprobs(
+                    group[index], allowed[index], drawn[index], sampling, count
                 )
 
-    return words, tops
+    return token_ids, logprobs
 
 
-def brought(numbers: Sequence[int] | Sequence[float], device: torch.device) -> Tensor:
-    """Numbers of the host's on the device; a GPU's host does not wait until they are there."""
-    exact = torch.float64 if numbers and isinstance(numbers[0], float) else torch.int64
+def sample_isolated(
+    logits: Float[Tensor, "M V"],
+    sequences: list[ServingSequence],
+    on_error: Callable[[ServingSequence, Exception], None],
+) -> tuple[list[ServingSequence], Int[Tensor, "N"], dict[int, TopLogprobs]]:
+    """Sample all sequences; if that fails, one by one, without those that fail again."""
+    try:
+        return sequences, *sample(logits, sequences)
+    except BaseException as failure:
+        error = as_exception(failure)
+        if len(sequences) == 1:
+            on_error(sequences[0], error)
+            return [], torch.empty(0, dtype=torch.int64, device=logits.device), {}
+
+    sampled: list[ServingSequence] = []
+    parts: list[Tensor] = []
+    logprobs: dict[int, TopLogprobs] = {}
+    for row, sequence in enumerate(sequences):
+        good, token_id, top = sample_isolated(logits[row : row + 1], [sequence], on_error)
+        if top:
+            logprobs[len(sampled)] = top[0]
+
+        sampled += good
+        parts.append(token_id)
+
+    return sampled, torch.cat(parts), logprobs
+
+
+def to_device(numbers: Sequence[int] | Sequence[float], device: torch.device) -> Tensor:
+    """A tensor of host numbers on the device, copied without blocking the host."""
+    dtype = torch.int64
+    if numbers and isinstance(numbers[0], float):
+        dtype = torch.float64
+
     cuda = device.type == "cuda"
-    return torch.tensor(numbers, dtype=exact, pin_memory=cuda).to(device, non_blocking=cuda)
+    return torch.tensor(numbers, dtype=dtype, pin_memory=cuda).to(device, non_blocking=cuda)
 
 
-def alike(texts: Sequence[ServingSequence]) -> list[list[int]]:
-    """Rows that choose in the same way; a text that must not repeat itself is by itself."""
-    found: dict[object, list[int]] = {}
-    for row, text in enumerate(texts):
-        choice, place = text.ask.choice, text.place
-        stage = (
-            place if place in choice.forced else place < choice.minimum
-        )  # other places are alike
-        found.setdefault((text.key, stage, row if text.remembers else None), []).append(row)
+def rows_by_params(sequences: Sequence[ServingSequence]) -> list[list[int]]:
+    """Rows that can be sampled together; one with penalties is alone, as it counts its tokens."""
+    groups: dict[object, list[int]] = {}
+    for row, sequence in enumerate(sequences):
+        sampling = sequence.request.sampling
+        position = sequence.generated
 
-    return list(found.values())
+        # Positions differ only where a token is forced, or before the minimum length.
+        stage: int = position < sampling.minimum
+        if position in sampling.forced:
+            stage = position + 2
 
+        alone = None
+        if sequence.counts_tokens:
+            alone = row
 
-def remembered(text: ServingSequence, vocabulary: int, device: torch.device) -> TokenCounts:
-    """Its words so far; kept with it from its first word on."""
-    if text.heard is None:
-        text.heard = TokenCounts(
-            torch.tensor([text.ids[: text.prompt]], device=device), None, vocabulary
-        )
-        for word in text.ids[text.prompt :]:
-            text.heard.said[0, word] += 1
+        groups.setdefault((sequence.sampling_key, stage, alone), []).append(row)
 
-    return text.heard
+    return list(groups.values())
 
 
-def top(
+def token_counts_of(
+    sequence: ServingSequence, vocabulary: int, device: torch.device
+) -> TokenCounts:
+    """The sequence's token counts for penalties, created with its first sampled token."""
+    if sequence.token_counts is None:
+        prompt = torch.tensor([sequence.token_ids[: sequence.prompt_length]], device=device)
+        sequence.token_counts = TokenCounts(prompt, None, vocabulary)
+        for token_id in sequence.token_ids[sequence.prompt_length :]:
+            sequence.token_counts.said[0, token_id] += 1
+
+    return sequence.token_counts
+
+
+def top_logprobs(
     logits: Float[Tensor, "V"],
     allowed: Float[Tensor, "V"],
-    word: Tensor,
-    choice: SamplingParams,
+    token_id: Tensor,
+    sampling: SamplingParams,
     count: int,
-) -> Top:
+) -> TopLogprobs:
+    """Logprobs of a sampled token and of the `count` most likely ones."""
     logprobs = logits.float().log_softmax(-1)
-    likeliest, ids = logprobs.topk(min(count, len(logprobs)))
-    if choice.temperature == 0:
-        drawn = (ids == allowed.argmax()).float()
+    values, ids = logprobs.topk(min(count, len(logprobs)))
+
+    if sampling.temperature == 0:
+        probabilities = (ids == allowed.argmax()).float()
     else:
-        filters = {"top_k": choice.top_k, "top_p": choice.top_p, "min_p": choice.min_p}
-        drawn = distribution(allowed.unsqueeze(0), temperature=choice.temperature, **filters)[
-            0, ids
-        ]
+        probabilities = distribution(
+            allowed.unsqueeze(0),
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+        )[0, ids]
 
-    own = logprobs[word.clamp(min=0)].where(word != BROKEN, torch.nan)
+    logprob = logprobs[token_id.clamp(min=0)].where(token_id != BROKEN, torch.nan)
 
-    return Top(own, ids, likeliest, drawn)
+    return TopLogprobs(logprob, ids, values, probabilities)
+
+
+def launch_copy(
+    sequences: list[ServingSequence],
+    token_ids: Int[Tensor, "M"],
+    logprobs: dict[int, TopLogprobs],
+) -> LaunchedStep:
+    """Start copying the sampled tokens to the host."""
+    if not token_ids.is_cuda:
+        return LaunchedStep(sequences, token_ids, logprobs, None)
+
+    host = torch.empty(token_ids.shape, dtype=token_ids.dtype, pin_memory=True)
+    host.copy_(token_ids, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+
+    return LaunchedStep(sequences, host, logprobs, arrived)

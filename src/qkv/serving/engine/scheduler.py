@@ -1,9 +1,9 @@
-"""Schedule: who reads and who speaks in the next step, and who has which part of the cache.
+"""Scheduler: which sequences run in the next step, and their blocks of the KV cache.
 
-First come, first served. Every text that speaks has one word in the step, and what is left of the
-step's tokens goes to texts that still read their prompts, a long one in several parts. When the
-cache is full, the text that came last gives its part back; it is read again, with what it has said,
-when there is room. So the bytes are never exceeded, and nobody waits for one who came later.
+Continuous batching, first come, first served. Every decoding sequence gets one token in a step;
+the rest of the step's token budget goes to prompts, a long one in several chunks (chunked
+prefill). When the cache is full, the sequence that arrived last is preempted: it gives its blocks
+back and is recomputed later. So the cache never grows, and no sequence waits for a later one.
 """
 
 from __future__ import annotations
@@ -12,290 +12,375 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from qkv.serving.engine.block_allocator import BLOCK, BlockAllocator, OutOfBlocks
-from qkv.serving.engine.sequence import BeamSearchState, ServingSequence
+from qkv.serving.engine.block_allocator import BLOCK_SIZE, BlockAllocator, OutOfBlocks, blocks_for
+from qkv.serving.engine.sequence import BeamSearchState, SequenceStatus, ServingSequence
 
 
 @dataclass
 class ScheduledStep:
-    """One step."""
+    """The sequences of one step."""
 
-    speaking: list[ServingSequence] = field(default_factory=list)
-    """Each reads the word that it said last."""
-    reading: list[tuple[ServingSequence, int]] = field(default_factory=list)
-    """So many tokens of each; texts that begin come first, those of one length side by side."""
+    decode: list[ServingSequence] = field(default_factory=list)
+    """Each reads the token that was sampled last."""
+    prefill: list[tuple[ServingSequence, int]] = field(default_factory=list)
+    """Sequences with their number of tokens to read; those without a past first."""
 
     def __bool__(self) -> bool:
-        return bool(self.speaking or self.reading)
+        return bool(self.decode or self.prefill)
 
     @property
-    def texts(self) -> list[ServingSequence]:
-        return self.speaking + [text for text, _ in self.reading]
+    def sequences(self) -> list[ServingSequence]:
+        return [sequence for sequence, _ in self.new_tokens]
 
-    def alone(self) -> Iterator[ScheduledStep]:
-        """Every text in a step of its own; all beams of a search in one, for they choose together."""
-        searches = {
-            id(text.search): text.search for text in self.speaking if text.search is not None
-        }
-        yield from (ScheduledStep(speaking=list(search.beams)) for search in searches.values())
-        yield from (ScheduledStep(speaking=[text]) for text in self.speaking if text.search is None)
-        yield from (ScheduledStep(reading=[both]) for both in self.reading)
+    @property
+    def new_tokens(self) -> list[tuple[ServingSequence, int]]:
+        """All sequences in the order of the packed batch, with their number of new tokens."""
+        return [(sequence, 1) for sequence in self.decode] + self.prefill
+
+    @property
+    def prefill_tokens(self) -> int:
+        return sum(count for _, count in self.prefill)
+
+    @property
+    def completed_prefill(self) -> list[ServingSequence]:
+        """Sequences whose prompt is read to its end in this step, before `computed` advances."""
+        completed = []
+        for sequence, count in self.prefill:
+            if sequence.computed + count == sequence.num_tokens:
+                completed.append(sequence)
+
+        return completed
+
+    @property
+    def logit_rows(self) -> list[int]:
+        """Rows of the packed batch whose logits are sampled: the last token of each sequence."""
+        rows = list(range(len(self.decode)))
+        end = len(self.decode)
+        for sequence, count in self.prefill:
+            end += count
+            if sequence.computed + count == sequence.num_tokens:
+                rows.append(end - 1)
+
+        return rows
+
+    def split(self) -> Iterator[ScheduledStep]:
+        """One step per sequence; the beams of a search stay together."""
+        searches: dict[int, BeamSearchState] = {}
+        for sequence in self.decode:
+            if sequence.search is not None:
+                searches[id(sequence.search)] = sequence.search
+
+        for search in searches.values():
+            yield ScheduledStep(decode=list(search.beams))
+
+        for sequence in self.decode:
+            if sequence.search is None:
+                yield ScheduledStep(decode=[sequence])
+
+        for sequence, count in self.prefill:
+            yield ScheduledStep(prefill=[(sequence, count)])
 
 
 class Scheduler:
+    """Waiting and running sequences, and the slots and blocks they hold."""
+
     def __init__(
         self,
         blocks: BlockAllocator,
-        rows: int,
-        tokens: int,
+        max_sequences: int,
+        max_prefill_tokens: int,
         *,
-        part: int = 1,
-        shares: bool,
-        states: Callable[[ServingSequence], int] | None = None,
-        settle: Callable[[], object] = lambda: None,
+        chunk_multiple: int = 1,
+        prefix_caching: bool,
+        state_blocks: Callable[[ServingSequence], int] | None = None,
+        flush: Callable[[], object] = lambda: None,
     ) -> None:
-        """At most `rows` texts and, beside the words of those that speak, `tokens` a step, of each
-        prompt in multiples of `part`.
+        """Create a scheduler with all slots and blocks free.
 
-        With `shares`, texts that begin alike share that part of the cache. `states` says how many
-        blocks a text has that needs as many from its beginning to its end; `settle` is called
-        before a text must give its part back.
+        Args:
+            blocks: The allocator of the cache.
+            max_sequences: Sequences that run at once.
+            max_prefill_tokens: Prompt tokens per step, besides the tokens of decoding sequences.
+            chunk_multiple: A prompt is split at multiples of this many tokens.
+            prefix_caching: Whether sequences with a common prefix share its blocks.
+            state_blocks: For a model without pages: the blocks that a sequence's state counts for.
+            flush: Called before a preemption, to finish sequences whose tokens are not read yet.
         """
-        self.blocks, self.rows, self.tokens, self.shares, self.states = (
-            blocks,
-            rows,
-            tokens,
-            shares,
-            states,
-        )
-
-        self.part, self.settle = part, settle
-        self.preempted = self.shared_tokens = 0
+        self.blocks = blocks
+        self.max_sequences = max_sequences
+        self.max_prefill_tokens = max_prefill_tokens
+        self.chunk_multiple = chunk_multiple
+        self.prefix_caching = prefix_caching
+        self.state_blocks = state_blocks
+        self.flush = flush
+        self.preempted = 0
+        self.shared_tokens = 0
         self.waiting: deque[ServingSequence] = deque()
         self.running: list[ServingSequence] = []
-        """The oldest first."""
-        self.slots = list(range(rows - 1, -1, -1))
+        """In the order of their arrival."""
+        self.slots = list(range(max_sequences - 1, -1, -1))
+        """Free slots."""
 
-    def schedule(self, tokens: int | None = None) -> ScheduledStep:
-        """The next step; it reads at most so many tokens of prompts, `self.tokens` unless given
-        fewer.
+    def schedule(self, max_prefill_tokens: int | None = None) -> ScheduledStep:
+        """The next step, with at most this many prompt tokens (never more than the scheduler's)."""
+        budget = self.max_prefill_tokens
+        if max_prefill_tokens is not None:
+            budget = min(budget, max_prefill_tokens)
+
+        # Decode: one token of every sequence whose prompt is read
+        decode: list[ServingSequence] = []
+        for sequence in list(self.running):
+            runs = sequence.decoding and not sequence.at_max_tokens
+            if runs and self.allocate_blocks(sequence, 1):
+                decode.append(sequence)
+
+        # Chunked prefill: prompts that are already running, then waiting ones
+        prefill: list[tuple[ServingSequence, int]] = []
+        remaining = budget
+        for sequence in list(self.running):
+            if not sequence.decoding:
+                remaining -= self.schedule_chunk(sequence, remaining, budget, prefill)
+
+        while self.waiting and remaining > 0 and self.admit(self.waiting[0]):
+            sequence = self.waiting.popleft()
+            remaining -= self.schedule_chunk(sequence, remaining, budget, prefill)
+
+        # Drop what was preempted on the way
+        decode = [sequence for sequence in decode if sequence.slot is not None]
+        prefill = [(sequence, count) for sequence, count in prefill if sequence.slot is not None]
+        prefill.sort(key=lambda chunk: (chunk[0].computed > 0, chunk[1]))
+
+        return ScheduledStep(decode, prefill)
+
+    def schedule_chunk(
+        self,
+        sequence: ServingSequence,
+        remaining: int,
+        budget: int,
+        prefill: list[tuple[ServingSequence, int]],
+    ) -> int:
+        """Add the next chunk of a prompt to `prefill`; returns its number of tokens."""
+        count = self.chunk_size(sequence, remaining, budget)
+        if count > 0 and self.allocate_blocks(sequence, count):
+            prefill.append((sequence, count))
+            return count
+
+        return 0
+
+    def chunk_size(self, sequence: ServingSequence, remaining: int, budget: int) -> int:
+        """Tokens to read now: all that are left, or a multiple of `chunk_multiple` that fits.
+
+        The first chunk of a step has at least one multiple, so that every prompt gets ahead.
         """
-        speaking = [
-            text
-            for text in list(self.running)
-            if text.speaks and not text.finished and self.grow(text, 1)
-        ]
-        reading: list[tuple[ServingSequence, int]] = []
-        whole = room = self.tokens if tokens is None else min(tokens, self.tokens)
-
-        for text in list(self.running):
-            count = 0 if text.speaks else self.portion(text, room, whole)
-            if count > 0 and self.grow(text, count):
-                reading.append((text, count))
-                room -= count
-
-        while self.waiting and room > 0 and self.admit(self.waiting[0]):
-            text = self.waiting.popleft()
-            count = self.portion(text, room, whole)
-            if count > 0 and self.grow(text, count):
-                reading.append((text, count))
-                room -= count
-
-        reading = [
-            (text, count) for text, count in reading if text.slot is not None
-        ]  # some may have given way
-        reading.sort(key=lambda both: (both[0].read > 0, both[1]))
-
-        return ScheduledStep([text for text in speaking if text.slot is not None], reading)
-
-    def portion(self, text: ServingSequence, room: int, whole: int) -> int:
-        """How much of what it has to read it reads now: all, or whole parts; the first one of a
-        step at least one. There is `room` for so many tokens, of the `whole` step's."""
-        left = text.positions - text.read
-        if left <= room:
+        left = sequence.num_tokens - sequence.computed
+        if left <= remaining:
             return left
 
-        parts = room // self.part * self.part
+        count = remaining // self.chunk_multiple * self.chunk_multiple
+        if not count and remaining == budget:
+            return min(left, self.chunk_multiple)
 
-        return parts or (min(left, self.part) if room == whole else 0)
+        return count
 
-    # Beginning
+    # Admission
 
-    def admit(self, text: ServingSequence) -> bool:
-        """Let it begin, if there is a slot and room for all that it is to read."""
-        if text.first is not None and not (text.first.ended or text.first.speaks):
-            return False  # soon it will find its beginning there
-        if text.search is not None:
-            return self.admit_search(text, text.search)
+    def admit(self, sequence: ServingSequence) -> bool:
+        """Start a waiting sequence if a slot and blocks for all its known tokens are free."""
+        first = sequence.first_sample
+        if first is not None and not (first.finished or first.decoding):
+            return False  # its prefix will be cached soon
+        if sequence.search is not None:
+            return self.admit_search(sequence, sequence.search)
         if not self.slots:
             return False
 
-        source = self.source(text)
-        if self.states is not None:
-            text.table = self.taken(self.states(text))
-            there = bool(text.table)
+        source_blocks = self.source_blocks(sequence)
+        if self.state_blocks is not None:
+            sequence.block_table = self.allocate(self.state_blocks(sequence))
+            fits = bool(sequence.block_table)
         else:
-            text.table = self.beginning(text)
-            text.read = len(text.table) * BLOCK
-            needed = blocks_for(text.positions) - len(text.table) + source
-            there = needed + bool(self.running) <= len(
-                self.blocks.free
-            )  # those that speak may need another one
+            sequence.block_table = self.cached_prefix(sequence)
+            sequence.computed = len(sequence.block_table) * BLOCK_SIZE
+            missing = blocks_for(sequence.num_tokens) - len(sequence.block_table) + source_blocks
+            reserve = bool(self.running)  # decoding sequences may need another block
+            fits = missing + reserve <= len(self.blocks.free)
 
-        if not there:
-            self.blocks.release(text.table)
-            text.table, text.read = [], 0
+        if not fits:
+            self.blocks.release(sequence.block_table)
+            sequence.block_table = []
+            sequence.computed = 0
             return False
 
-        self.shared_tokens += text.read
-        text.source_table = self.taken(source)
-        text.slot = self.slots.pop()
-        self.running.append(text)
+        self.shared_tokens += sequence.computed
+        sequence.source_block_table = self.allocate(source_blocks)
+        self.start(sequence, self.slots.pop())
 
         return True
 
-    def admit_search(self, text: ServingSequence, search: BeamSearchState) -> bool:
-        """A search begins with all that its beams may need, so that it can branch at any time."""
-        source, most, beams = self.source(text), self.most(text), search.rule.beams
-        if beams > len(self.slots) or beams * most + source > len(self.blocks.free):
+    def admit_search(self, sequence: ServingSequence, search: BeamSearchState) -> bool:
+        """Start a beam search with all blocks that its beams can need: it can then always fork."""
+        beams = search.rule.beams
+        reserved = beams * self.max_blocks(sequence)
+        source_blocks = self.source_blocks(sequence)
+        if beams > len(self.slots) or reserved + source_blocks > len(self.blocks.free):
             return False
 
-        search.blocks = BlockAllocator(self.taken(beams * most))
+        search.blocks = BlockAllocator(self.allocate(reserved))
         search.slots = [self.slots.pop() for _ in range(beams)]
-        search.beams = [text]
-        text.source_table = self.taken(source)
-        text.slot = search.slots.pop()
-        self.running.append(text)
+        search.beams = [sequence]
+        sequence.source_block_table = self.allocate(source_blocks)
+        self.start(sequence, search.slots.pop())
 
         return True
 
-    def most(self, text: ServingSequence) -> int:
-        """Blocks that a text may need at most, beside those of its source; its last word is never
-        read.
-        """
-        return (
-            blocks_for(text.prompt + max(1, text.most) - 1)
-            if self.states is None
-            else self.states(text)
-        )
+    def start(self, sequence: ServingSequence, slot: int) -> None:
+        sequence.slot = slot
+        sequence.status = SequenceStatus.PREFILL
+        self.running.append(sequence)
 
-    def source(self, text: ServingSequence) -> int:
-        """Blocks of what a translator's decoder looks at; those of a state are counted with it."""
-        return blocks_for(len(text.source or ())) if self.states is None else 0
+    def max_blocks(self, sequence: ServingSequence) -> int:
+        """Blocks a sequence can need, without its source; its last token is never read."""
+        if self.state_blocks is not None:
+            return self.state_blocks(sequence)
 
-    def taken(self, count: int) -> list[int]:
-        return [self.blocks.take() for _ in range(count)] if count <= len(self.blocks.free) else []
+        return blocks_for(sequence.prompt_length + max(1, sequence.max_new_tokens) - 1)
 
-    def beginning(self, text: ServingSequence) -> list[int]:
-        """Blocks that others filled with the same; the last token is always read, for what comes
-        after it.
-        """
-        if not self.shares or text.ask.prompt_top is not None:
+    def source_blocks(self, sequence: ServingSequence) -> int:
+        """Blocks of a translator's source; a model state includes it."""
+        if self.state_blocks is not None:
+            return 0
+
+        return blocks_for(len(sequence.source or ()))
+
+    def allocate(self, count: int) -> list[int]:
+        """Some free blocks, or none if there are too few."""
+        if count > len(self.blocks.free):
             return []
 
-        return self.blocks.shared(text.kind, text.ids, len(text.ids) - 1)
+        return [self.blocks.allocate() for _ in range(count)]
 
-    # Going on
+    def cached_prefix(self, sequence: ServingSequence) -> list[int]:
+        """Cached blocks of the sequence's beginning; its last token is always computed."""
+        if not self.prefix_caching or sequence.request.prompt_logprobs is not None:
+            return []
 
-    def grow(self, text: ServingSequence, count: int) -> bool:
-        """Room for so many more positions; False when the text itself had to give way, or has
-        ended.
-        """
-        own = (
-            self.blocks if text.search is None or text.search.blocks is None else text.search.blocks
-        )
-        while (
-            text.slot is not None
-            and self.states is None
-            and len(text.table) < blocks_for(text.read + count)
-        ):
+        token_ids = sequence.token_ids
+        return self.blocks.share_prefix(sequence.prefix_key, token_ids, len(token_ids) - 1)
+
+    # Running
+
+    def allocate_blocks(self, sequence: ServingSequence, count: int) -> bool:
+        """Make room for `count` more positions; False if the sequence itself was preempted."""
+        blocks = self.blocks
+        if sequence.search is not None and sequence.search.blocks is not None:
+            blocks = sequence.search.blocks
+
+        needed = 0
+        if self.state_blocks is None:
+            needed = blocks_for(sequence.computed + count)
+
+        while sequence.slot is not None and len(sequence.block_table) < needed:
             try:
-                text.table.append(own.take())
+                sequence.block_table.append(blocks.allocate())
             except OutOfBlocks:
-                self.make_room()
+                self.preempt_last()
 
-        return text.slot is not None and not text.ended
+        return sequence.slot is not None and not sequence.finished
 
-    def make_room(self) -> None:
-        """The one that came last gives its part back, and is read again later; unless someone has
-        ended meanwhile.
-        """
-        self.settle()
+    def preempt_last(self) -> None:
+        """Preempt the sequence that arrived last, unless one that just finished freed a block."""
+        self.flush()
         if self.blocks.free:
             return
 
-        last = next(text for text in reversed(self.running) if text.search is None)
+        last = next(sequence for sequence in reversed(self.running) if sequence.search is None)
         self.preempted += 1
-        self.leave(last)
-        last.restart()
+        self.remove(last)
+        last.reset()
         self.waiting.appendleft(last)
 
-    def branch(
-        self, text: ServingSequence, search: BeamSearchState
+    def fork(
+        self, beam: ServingSequence, search: BeamSearchState
     ) -> tuple[ServingSequence, list[tuple[int, int]]]:
-        """A twin of a beam, and which block must be copied to which: those that are full, both have
-        in common.
+        """A second sequence that continues a beam, and the blocks to copy as (from, to).
+
+        Full blocks are shared; only the last, partly filled one is copied.
         """
         assert search.blocks is not None
-        twin = text.twin()
+        twin = beam.fork()
         twin.slot = search.slots.pop()
-        copied: list[tuple[int, int]] = []
-        if self.states is None:
-            full = text.read // BLOCK
-            twin.table = [search.blocks.share(block) for block in text.table[:full]]
-            twin.source_table = text.source_table
-            copied = [(block, search.blocks.take()) for block in text.table[full:]]
-            twin.table += [new for _, new in copied]
+        copies: list[tuple[int, int]] = []
 
-        self.running.insert(self.running.index(text) + 1, twin)
+        if self.state_blocks is None:
+            full = beam.computed // BLOCK_SIZE
+            twin.source_block_table = beam.source_block_table
+            for block in beam.block_table[:full]:
+                twin.block_table.append(search.blocks.share(block))
 
-        return twin, copied
+            for block in beam.block_table[full:]:
+                copy = search.blocks.allocate()
+                twin.block_table.append(copy)
+                copies.append((block, copy))
+
+        self.running.insert(self.running.index(beam) + 1, twin)
+
+        return twin, copies
 
     # Leaving
 
-    def leave(self, text: ServingSequence) -> None:
-        """What it has is free."""
-        if text.slot is not None and text.search is not None:
-            self.leave_search(text.search)
+    def sequences(self) -> list[ServingSequence]:
+        """All running and waiting sequences."""
+        return [*self.running, *self.waiting]
 
-        if text.slot is None:
+    def remove(self, sequence: ServingSequence) -> None:
+        """Free the slot and the blocks of a sequence; those of all beams, if it is one."""
+        if sequence.slot is not None and sequence.search is not None:
+            self.remove_search(sequence.search)
+
+        if sequence.slot is None:
             return
 
-        self.know(text)
-        self.blocks.release(text.table + text.source_table)
-        self.slots.append(text.slot)
-        self.running.remove(text)
-        text.table, text.source_table, text.slot = [], [], None
+        self.cache_prefix(sequence)
+        self.blocks.release(sequence.block_table + sequence.source_block_table)
+        self.slots.append(sequence.slot)
+        self.running.remove(sequence)
+        sequence.block_table = []
+        sequence.source_block_table = []
+        sequence.slot = None
 
-    def know(self, text: ServingSequence) -> None:
-        """What it has read others need not read again."""
-        if self.shares and text.search is None:
-            known = min(text.read, len(text.ids))  # a word that nobody has heard is not known
-            self.blocks.know(text.kind, text.ids[:known], text.table)
-
-    def prune(self, text: ServingSequence, search: BeamSearchState) -> None:
-        """A beam that does not go on: its search may use what it had."""
-        assert search.blocks is not None
-        if text.slot is None:
+    def cache_prefix(self, sequence: ServingSequence) -> None:
+        """Register the computed blocks of a sequence for prefix caching."""
+        if not self.prefix_caching or sequence.search is not None:
             return
 
-        search.blocks.release(text.table)
-        search.slots.append(text.slot)
-        self.running.remove(text)
-        text.table, text.slot = [], None
+        # A token that only the device has cannot be looked up.
+        known = min(sequence.computed, len(sequence.token_ids))
+        self.blocks.cache_prefix(
+            sequence.prefix_key, sequence.token_ids[:known], sequence.block_table
+        )
 
-    def leave_search(self, search: BeamSearchState) -> None:
+    def prune(self, beam: ServingSequence, search: BeamSearchState) -> None:
+        """Return the slot and blocks of a dropped beam to its search."""
         assert search.blocks is not None
-        beams = [
-            text for text in self.running if text.search is search
-        ]  # also one that has just branched
+        if beam.slot is None:
+            return
+
+        search.blocks.release(beam.block_table)
+        search.slots.append(beam.slot)
+        self.running.remove(beam)
+        beam.block_table = []
+        beam.slot = None
+
+    def remove_search(self, search: BeamSearchState) -> None:
+        """Free everything that a beam search reserved."""
+        assert search.blocks is not None
+        # Not search.beams: a fork that has just been created is not listed there yet.
+        beams = [sequence for sequence in self.running if sequence.search is search]
         for beam in beams:
             self.prune(beam, search)
 
-        self.blocks.release([*search.blocks.users, *beams[0].source_table])
+        self.blocks.release([*search.blocks.ref_counts, *beams[0].source_block_table])
         self.slots += search.slots
-        search.beams, search.slots, search.blocks = [], [], None
-
-
-def blocks_for(positions: int) -> int:
-    return -(-positions // BLOCK)
+        search.beams = []
+        search.slots = []
+        search.blocks = None

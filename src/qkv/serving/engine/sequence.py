@@ -1,8 +1,9 @@
-"""A text that is being said: what it has read, what it has said, and where it lies in the cache."""
+"""A sequence that is being generated: its tokens, its status and its blocks of the KV cache."""
 
 from __future__ import annotations
 
 import copy
+from enum import Enum, auto
 from typing import Any
 
 import numpy as np
@@ -22,183 +23,202 @@ from qkv.serving.engine.generation_request import (
 )
 from qkv.text.tokenizer import Tokenizer
 
-LIKELIEST = SamplingParams(temperature=0)
+GREEDY = SamplingParams(temperature=0)
+
+
+class SequenceStatus(Enum):
+    """The life of a sequence; preemption takes it back to WAITING."""
+
+    WAITING = auto()
+    PREFILL = auto()
+    """Admitted; some of its known tokens are not in the cache yet."""
+    DECODE = auto()
+    """Each step reads its last token and samples the next one."""
+    FINISHED = auto()
 
 
 class ServingSequence:
-    """One of the texts of a request. It knows nothing of the others but, before it begins, of the
-    first one, whose beginning it shares."""
+    """One sample of a request, or one beam of its search."""
 
     def __init__(
         self,
-        ticket: RequestHandle,
-        row: int,
-        ids: list[int],
+        handle: RequestHandle,
+        sample: int,
+        token_ids: list[int],
         tokenizer: Tokenizer,
         *,
         seed: int,
-        limit: int | None,
+        context_limit: int | None,
         source: list[int] | None = None,
-        first: ServingSequence | None = None,
+        first_sample: ServingSequence | None = None,
     ) -> None:
-        assert isinstance(ticket.ask, GenerationRequest)
-        self.ticket, self.row, self.ask = ticket, row, ticket.ask
-        self.ids, self.prompt, self.limit, self.source, self.first = (
-            ids,
-            len(ids),
-            limit,
-            source,
-            first,
-        )
+        assert isinstance(handle.request, GenerationRequest)
+        self.handle = handle
+        self.request = handle.request
+        self.sample = sample
+        self.token_ids = token_ids
+        self.prompt_length = len(token_ids)
+        self.context_limit = context_limit
+        self.source = source
+        """Source ids of a translator."""
+        self.first_sample = first_sample
+        """Waits until that sample has read the prompt, to share its cached blocks."""
 
-        self.tokenizer = tokenizer
-        choice, length = self.ask.choice, self.ask.length
-        self.most = length if limit is None else min(length, limit - len(ids) + 1)
-        """Words that it may say."""
+        self.max_new_tokens = self.request.max_tokens
+        if context_limit is not None:
+            self.max_new_tokens = min(self.max_new_tokens, context_limit - len(token_ids) + 1)
+
+        # Sampling
+        sampling = self.request.sampling
         self.seed = seed
-        self.draws: np.random.Generator | None = None
-        self.chances: list[float] = []
-        self.speaker = StopStringFilter(tokenizer, self.ask.stop)
-        self.key = repr((choice, self.ask.ends))
-        """Texts with the same one choose their words in the same way."""
-        self.remembers = choice.remembers
-        self.likeliest = self.ask.top is None and choice == LIKELIEST
-        """It says the likeliest word, whatever was said before, and nobody asks what else there
-        was.
-        """
-        self.kind = repr(sorted(set(self.ask.off)))
-        """Texts of one kind that begin alike have the same keys and values there."""
-        self.heard: TokenCounts | None = None
+        self.rng: np.random.Generator | None = None
+        self.uniforms: list[float] = []
+        self.sampling_key = repr((sampling, self.request.end_ids))
+        """Sequences with equal keys are sampled together."""
+        self.counts_tokens = sampling.remembers
+        self.greedy = self.request.logprobs is None and sampling == GREEDY
+        """Plain argmax without logprobs, which a CUDA graph can compute by itself."""
+        self.token_counts: TokenCounts | None = None
         self.search: BeamSearchState | None = None
-        self.spelled = len(ids)
-        """So many of the ids are text."""
-        self.told = 0
-        """So many tokens of the prompt were read aloud."""
-        self.fresh: list[TokenLogprob] = []
-        """What was said since the last piece."""
-        self.ended = False
-        self.slot: int | None = None
-        self.table: list[int] = []
-        self.source_table: list[int] = []
-        self.state: Any = None
-        """What a model remembers of it that has no pages: an RNN, or Transformer-XL."""
-        self.restart()
 
-    def restart(self) -> None:
-        """Nothing of it lies in the cache: all that it has is to be read, from the prompt to the
-        last word.
-        """
-        self.read = 0
-        """Positions that are in the cache, or on their way there."""
-        self.drawn = len(self.ids) - self.prompt
-        """Words that were drawn; the last of them may still be on the device."""
-        self.speaks = False
-        """It has read all; what it reads next is what it says."""
-        self.state = None
+        # Output
+        self.stop_filter = StopStringFilter(tokenizer, self.request.stop)
+        self.detokenized = len(token_ids)
+        """Number of ids already detokenised."""
+        self.prompt_scored = 0
+        """Number of prompt tokens whose logprobs are reported."""
+        self.new_tokens: list[TokenLogprob] = []
+        """Tokens since the last chunk."""
+
+        # KV cache
+        self.prefix_key = repr(sorted(set(self.request.heads_off)))
+        """Only sequences with equal ones share prefixes: ablated heads change the cached keys."""
+        self.slot: int | None = None
+        self.block_table: list[int] = []
+        self.source_block_table: list[int] = []
+        self.model_state: Any = None
+        """State of a model without pages: an RNN, or a Transformer-XL."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Wait, with nothing in the cache: the next prefill computes every known token again."""
+        self.status = SequenceStatus.WAITING
+        self.computed = 0
+        """Number of positions in the cache, or being written by the current step."""
+        self.generated = len(self.token_ids) - self.prompt_length
+        """Number of sampled tokens; the last one may still be on the device only."""
+        self.model_state = None
+
+    def start_decoding(self) -> None:
+        """Leave prefill after the first sampled token; a finished sequence stays finished."""
+        if self.status is SequenceStatus.PREFILL:
+            self.status = SequenceStatus.DECODE
 
     @property
-    def positions(self) -> int:
-        """All that there are, also of words that the host has not heard yet."""
-        return self.prompt + self.drawn
+    def decoding(self) -> bool:
+        return self.status is SequenceStatus.DECODE
 
     @property
     def finished(self) -> bool:
-        """Whether its last word is drawn, whatever that is."""
-        return self.drawn >= self.most
+        return self.status is SequenceStatus.FINISHED
 
     @property
-    def place(self) -> int:
-        """Of the next word, among those that it says."""
-        return self.drawn
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens, including those that only the device has."""
+        return self.prompt_length + self.generated
+
+    @property
+    def at_max_tokens(self) -> bool:
+        """Whether its last token is sampled, even if the host has not read it yet."""
+        return self.generated >= self.max_new_tokens
 
     def uniform(self) -> float:
-        """What its next word is drawn by; the same, should that be asked again."""
-        if len(self.chances) <= self.place:
-            self.draws = self.draws or np.random.default_rng(self.seed)
-            while len(self.chances) <= self.place:
-                self.chances.append(
-                    1 - self.draws.random()
-                )  # as `generation.sample.chances` has them
+        """The uniform number that the next token is drawn by; the same when a step is repeated."""
+        if self.rng is None:
+            self.rng = np.random.default_rng(self.seed)
 
-        return self.chances[self.place]
+        while len(self.uniforms) <= self.generated:
+            self.uniforms.append(1 - self.rng.random())
 
-    def hear(self, word: int, said: TokenLogprob) -> Reason | None:
-        """A word that was drawn for it; the reason why it is the last, if it is."""
-        if word == BROKEN:
+        return self.uniforms[self.generated]
+
+    def append_token(self, token_id: int, token: TokenLogprob) -> Reason | None:
+        """Add a sampled token; returns the reason to finish, if it is the last one."""
+        if token_id == BROKEN:
             raise RuntimeError(NO_LIKELIEST)
-        if word in self.ask.ends:
+        if token_id in self.request.end_ids:
             return "end"
 
-        self.ids.append(word)
-        self.fresh.append(said)
-        if self.ask.stop:
-            self.spell()
-            if self.speaker.stopped:
+        self.token_ids.append(token_id)
+        self.new_tokens.append(token)
+        if self.request.stop:
+            self.detokenize()
+            if self.stop_filter.stopped:
                 return "stop"
 
-        if len(self.ids) - self.prompt >= self.ask.length:
+        if len(self.token_ids) - self.prompt_length >= self.request.max_tokens:
             return "length"
+        if self.context_limit is not None and len(self.token_ids) > self.context_limit:
+            return "context"
 
-        return "context" if self.limit is not None and len(self.ids) > self.limit else None
+        return None
 
-    def spell(self) -> None:
-        """What was said since, as text: many words at once are quicker."""
-        if self.spelled < len(self.ids):
-            self.speaker.hear_all(self.ids[self.spelled :])
-            self.spelled = len(self.ids)
+    def detokenize(self) -> None:
+        """Turn all ids since the last call into text at once, which is faster than one by one."""
+        if self.detokenized < len(self.token_ids):
+            self.stop_filter.hear_all(self.token_ids[self.detokenized :])
+            self.detokenized = len(self.token_ids)
 
-    def piece(self, reason: Reason | None) -> OutputChunk:
-        self.spell()
+    def take_chunk(self, reason: Reason | None) -> OutputChunk:
+        """The output since the last chunk."""
+        self.detokenize()
         if reason is not None:
-            self.speaker.close()
+            self.stop_filter.close()
+            if self.stop_filter.stopped:
+                reason = "stop"
 
-        fresh, self.fresh = self.fresh, []
-        return OutputChunk(
-            self.row,
-            self.speaker.take(),
-            fresh,
-            "stop" if reason and self.speaker.stopped else reason,
-        )
+        tokens = self.new_tokens
+        self.new_tokens = []
+        return OutputChunk(self.sample, self.stop_filter.take(), tokens, reason)
 
-    def twin(self) -> ServingSequence:
-        """Another text that has read and said the same; it has no part of the cache yet."""
+    def fork(self) -> ServingSequence:
+        """A sequence with the same tokens, without a slot or blocks."""
         other = copy.copy(self)
-        other.ids, other.fresh, other.slot, other.table, other.source_table = (
-            list(self.ids),
-            [],
-            None,
-            [],
-            [],
-        )
-
+        other.token_ids = list(self.token_ids)
+        other.new_tokens = []
+        other.slot = None
+        other.block_table = []
+        other.source_block_table = []
         return other
 
 
 class BeamSearchState:
-    """A beam search in the engine: its open beams are texts that run side by side."""
+    """A beam search in the engine: its open beams are sequences of the same batch."""
 
-    def __init__(self, ask: GenerationRequest, end: int, length: int) -> None:
+    def __init__(self, request: GenerationRequest, end_id: int, max_tokens: int) -> None:
         self.rule = SearchRule(
-            end=end,
-            beams=ask.beams,
-            n_best=ask.samples,
-            alpha=ask.length_penalty,
+            end=end_id,
+            beams=request.beams,
+            n_best=request.samples,
+            alpha=request.length_penalty,
             penalty="paper",
-            minimum=ask.choice.minimum,
-            forbidden=ask.choice.forbidden,
+            minimum=request.sampling.minimum,
+            forbidden=request.sampling.forbidden,
             groups=1,
             diversity=0.0,
         )
 
-        self.length, self.said = length, 0
-        self.sentence = SentenceBeams(self.rule, length)
+        self.max_tokens = max_tokens
+        self.steps = 0
+        self.hypotheses = SentenceBeams(self.rule, max_tokens)
         self.beams: list[ServingSequence] = []
         self.blocks: BlockAllocator | None = None
-        """Its own part of the cache, for as long as it runs: as much as its beams may need."""
+        """Blocks reserved while the search runs: as many as its beams can need."""
         self.slots: list[int] = []
+        """Reserved slots that no beam uses."""
 
     def advance(self, logits: Float[Tensor, "R V"]) -> list[tuple[int, int]]:
-        """Which beam goes on with which word; none when the search is over."""
-        (chosen,) = self.rule.advance(logits, [self.sentence], self.said)
-        self.said += 1
+        """Continuations as (beam, token id); none when the search is over."""
+        (chosen,) = self.rule.advance(logits, [self.hypotheses], self.steps)
+        self.steps += 1
         return chosen

@@ -1,7 +1,6 @@
-"""Run, for models whose memory has no keys that could lie in pages: an RNN's hidden vectors,
-Transformer-XL's segments.
+"""Runner for models without paged keys: the hidden state of an RNN, segments of Transformer-XL.
 
-Every text keeps a state of its own, of one size from its beginning to its end, and reads by itself.
+Every sequence has a state of its own, of constant size, and runs by itself.
 """
 
 from __future__ import annotations
@@ -15,82 +14,105 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from qkv.models import GPT, RNN
-from qkv.serving.engine.runner import ends
 from qkv.serving.engine.scheduler import ScheduledStep
 from qkv.serving.engine.sequence import ServingSequence
 
-BYTES = 16384
-"""Of a block: states are counted in them, as pages are."""
+BLOCK_BYTES = 16384
+"""States are counted in blocks of this size, so that the scheduler treats them as pages."""
 
 
 class StatefulRunner:
-    def __init__(self, model: GPT | RNN, cache: int, rows: int) -> None:
-        self.model, self.device = model, next(model.parameters()).device
-        self.blocks = cache // BYTES
+    """Runs an RNN or a Transformer-XL, one sequence at a time."""
+
+    def __init__(self, model: GPT | RNN, cache_bytes: int, max_sequences: int) -> None:
+        self.model = model
+        self.device = next(model.parameters()).device
+        self.depth: int = model.config.depth
+        self.blocks = cache_bytes // BLOCK_BYTES
         if self.blocks < 2:
-            raise ValueError(f"cache: expected at least {2 * BYTES:,} bytes, not {cache:,}")
+            raise ValueError(
+                f"cache: expected at least {2 * BLOCK_BYTES:,} bytes, not {cache_bytes:,}"
+            )
 
-        self.part = (
-            model.config.context if isinstance(model, GPT) else 1
-        )  # a segment, as in training
-        self.nbytes = self.blocks * BYTES
+        self.nbytes = self.blocks * BLOCK_BYTES
+        self.chunk_multiple = 1
+        if isinstance(model, GPT):
+            self.chunk_multiple = model.config.context  # one segment, as in training
 
-    def states(self, text: ServingSequence) -> int:
-        """How many blocks the state of a text takes."""
+    def state_blocks(self, sequence: ServingSequence) -> int:
+        """Number of blocks that the state of a sequence counts for."""
         config: Any = self.model.config
-        if isinstance(self.model, GPT):
-            numbers = (
-                config.depth * config.width * (config.memory + config.context)
-            )  # and the segment that is read
+        if isinstance(self.model, GPT):  # the memory and the current segment
+            numbers = config.depth * config.width * (config.memory + config.context)
         else:
-            numbers = config.width * (4 * config.depth + 2 * len(text.source or ()))
+            numbers = config.width * (4 * config.depth + 2 * len(sequence.source or ()))
 
-        return -(-numbers * next(self.model.parameters()).element_size() // BYTES)
+        return -(-numbers * next(self.model.parameters()).element_size() // BLOCK_BYTES)
 
-    def say(self, batch: ScheduledStep) -> None:
-        """Nothing is said at once."""
+    def warm_up(self, max_sequences: int) -> None:
+        """Nothing to prepare."""
+
+    def decode_greedy(self, batch: ScheduledStep) -> None:
+        """None: the sampler chooses every token."""
 
     def run(self, batch: ScheduledStep) -> Float[Tensor, "M V"]:
-        return self.model.logits(self.hidden(batch)[ends(batch, self.device)])
+        """Logits of the next token, one row for each of `batch.logit_rows`."""
+        return self.logits(batch, self.hidden(batch))
+
+    def logits(self, batch: ScheduledStep, hidden: Float[Tensor, "N E"]) -> Float[Tensor, "M V"]:
+        """Logits of the rows that are sampled."""
+        rows = torch.tensor(batch.logit_rows, dtype=torch.int64, device=self.device)
+        return self.model.logits(hidden[rows])
 
     def hidden(self, batch: ScheduledStep) -> Float[Tensor, "N E"]:
-        """Of all new tokens, one text after the other. States change when all have been read, or
-        none does.
+        """Hidden states of all new tokens, one sequence after the other.
+
+        States are only replaced once all sequences have run, so that a failed step changes nothing.
         """
-        parts, states = [], []
-        for text, count in [(text, 1) for text in batch.speaking] + batch.reading:
-            state = self.begin(text) if text.state is None else copied(text.state)
-            ids = torch.tensor([text.ids[text.read : text.read + count]], device=self.device)
-            segment = (
-                self.model.config.context if isinstance(self.model, GPT) else count
-            )  # as it was trained to
-            parts += [self.model.hidden(part, state=state)[0] for part in ids.split(segment, dim=1)]
+        parts: list[Tensor] = []
+        states: list[Any] = []
+
+        for sequence, count in batch.new_tokens:
+            state = self.state_of(sequence)
+            new_ids = sequence.token_ids[sequence.computed : sequence.computed + count]
+            ids = torch.tensor([new_ids], device=self.device)
+            segment = self.model.config.context if isinstance(self.model, GPT) else count
+            for part in ids.split(segment, dim=1):
+                parts.append(self.model.hidden(part, state=state)[0])
+
             states.append(state)
 
-        for text, state in zip(batch.texts, states, strict=True):
-            text.state = state
+        for sequence, state in zip(batch.sequences, states, strict=True):
+            sequence.model_state = state
 
         return torch.cat(parts)
 
-    def begin(self, text: ServingSequence) -> Any:
+    def state_of(self, sequence: ServingSequence) -> Any:
+        """A copy of the sequence's state, or a new one."""
+        if sequence.model_state is not None:
+            return copied_state(sequence.model_state)
         if isinstance(self.model, GPT):
             return self.model.start()
 
-        return self.model.start(torch.tensor([text.source], device=self.device))
+        return self.model.start(torch.tensor([sequence.source], device=self.device))
 
-    def branch(
-        self, text: ServingSequence, twin: ServingSequence, copies: Sequence[tuple[int, int]]
+    def fork(
+        self, beam: ServingSequence, twin: ServingSequence, copies: Sequence[tuple[int, int]]
     ) -> None:
-        twin.state = copied(text.state)
+        """Give a forked beam the state of its origin; there are no blocks to copy."""
+        twin.model_state = copied_state(beam.model_state)
 
-    def hear(self, texts: Sequence[ServingSequence], words: Int[Tensor, "M"]) -> None:
-        """The host knows the words."""
+    def set_last_tokens(
+        self, sequences: Sequence[ServingSequence], token_ids: Int[Tensor, "M"]
+    ) -> None:
+        """Nothing to store: the host has every token before the next step."""
 
 
-def copied(state: Any) -> Any:
-    """Its tensors are never changed, only replaced."""
+def copied_state(state: Any) -> Any:
+    """A shallow copy with its own dictionaries; tensors are replaced, never changed in place."""
     other = copy.copy(state)
-    other.__dict__.update(
-        {name: dict(value) for name, value in vars(state).items() if isinstance(value, dict)}
-    )
+    for name, value in vars(state).items():
+        if isinstance(value, dict):
+            vars(other)[name] = dict(value)
+
     return other

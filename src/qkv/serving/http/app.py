@@ -1,6 +1,4 @@
-"""The application: all routes behind one door. `served(host)` is what uvicorn runs, or a test
-without a network.
-"""
+"""The ASGI application: all routes behind the request middleware, as uvicorn or a test runs it."""
 
 from __future__ import annotations
 
@@ -25,8 +23,11 @@ from qkv.serving.routes import (
 )
 from qkv.version import __version__
 
-DESCRIPTION = """Attention and Transformers, served. The routes of OpenAI take OpenAI's clients unchanged; those of qkv
-show what happens inside: the next token's distribution, attention, translations with their alignment."""
+DESCRIPTION = (
+    "Attention and Transformers, served. OpenAI's clients use OpenAI's routes unchanged; those "
+    "of qkv show what happens inside: the distribution of the next token, attention, translations "
+    "with their alignment."
+)
 ROUTERS = (
     completions,
     chat_completions,
@@ -40,28 +41,26 @@ ROUTERS = (
 
 
 def served(host: ModelHost, rules: AccessRules | None = None) -> RequestMiddleware:
-    """The door of a server over the models of a host, who is started and closed by whoever made it."""
+    """The ASGI application over the models of a host, which the caller starts and closes."""
     rules = rules or AccessRules()
     app = FastAPI(
         title="qkv",
         description=DESCRIPTION,
         version=__version__,
-        docs_url=None,  # its pages come from another host
+        docs_url=None,  # its pages load scripts from another host
         redoc_url=None,
         redirect_slashes=False,
     )
-
     for module in ROUTERS:
         app.include_router(module.router)
 
-    errors.attach(app)
+    errors.add_exception_handlers(app)
     describe(app)
-    door = RequestMiddleware(app, rules, ServerCounters())
-    app.state.host, app.state.rules, app.state.door, app.state.began = (
-        host,
-        rules,
-        door,
-        int(time.time()),
-    )
 
-    return door
+    middleware = RequestMiddleware(app, rules, ServerCounters())
+    app.state.host = host
+    app.state.rules = rules
+    app.state.middleware = middleware
+    app.state.began = int(time.time())
+
+    return middleware

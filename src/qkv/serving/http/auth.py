@@ -1,6 +1,4 @@
-"""Who may come in: keys compared in constant time, and a cookie for browsers that proves a key
-without being one.
-"""
+"""Auth: API keys, the session cookie of a browser, host names and origins."""
 
 from __future__ import annotations
 
@@ -8,9 +6,10 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Iterable, Mapping
+from urllib.parse import urlsplit
 
 COOKIE = "qkv"
-SHORTEST = 8
+MIN_LENGTH = 8
 
 
 def bearer_key(headers: Mapping[str, str]) -> str:
@@ -19,37 +18,64 @@ def bearer_key(headers: Mapping[str, str]) -> str:
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
+def host_name(host: str) -> str:
+    """The name in a Host header, without the port."""
+    if host.startswith("["):
+        return host[: host.find("]") + 1].lower()
+
+    return host.partition(":")[0].lower()
+
+
+def is_own_origin(origin: str, host: str) -> bool:
+    """Whether a page of this server sends the request; a proxy in front may speak https."""
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return False
+
+    return parts.scheme in ("http", "https") and bool(host) and parts.netloc.lower() == host.lower()
+
+
 class Keys:
-    """None at all lets everybody in."""
+    """The keys of a server, compared in constant time; without any, all requests are accepted."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
-        found = list(dict.fromkeys(keys))
-        for key in found:
-            if len(key) < SHORTEST or not key.isascii() or not key.isprintable() or " " in key:
+        self.digests: list[bytes] = []
+        for key in dict.fromkeys(keys):
+            if len(key) < MIN_LENGTH or not key.isascii() or not key.isprintable() or " " in key:
+                # The message does not repeat the key.
                 raise ValueError(
-                    f"key: expected {SHORTEST} letters, digits or signs or more, without spaces"
-                )  # which one is not said
+                    f"key: must have at least {MIN_LENGTH} characters, all ASCII, and no spaces"
+                )
 
-        self.digests = [hashlib.sha256(key.encode()).digest() for key in found]
-        secret = secrets.token_bytes(32)  # a cookie is good for as long as this server runs
+            self.digests.append(hashlib.sha256(key.encode()).digest())
+
+        secret = secrets.token_bytes(32)  # a cookie is valid while this server runs
         self.cookies = [hmac.new(secret, digest, "sha256").hexdigest() for digest in self.digests]
 
     def __bool__(self) -> bool:
         return bool(self.digests)
 
-    def place(self, key: str) -> int | None:
-        """Which it is. All are compared, each in the same time, whatever the first ones said."""
-        asked = hashlib.sha256(key.encode("utf-8", "replace")).digest()
-        same = [hmac.compare_digest(asked, digest) for digest in self.digests]
-        return same.index(True) if any(same) else None
+    def index(self, key: str) -> int | None:
+        """Index of a key, or None; all keys are compared, so that the time reveals nothing."""
+        digest = hashlib.sha256(key.encode("utf-8", "replace")).digest()
+        matches = [hmac.compare_digest(digest, other) for other in self.digests]
+        return matches.index(True) if any(matches) else None
 
-    def cookie_for(self, place: int) -> str:
-        """The header that signs a browser in."""
-        return f"{COOKIE}={self.cookies[place]}; Path=/; HttpOnly; SameSite=Strict"
+    def cookie_for(self, index: int) -> str:
+        """The Set-Cookie header that signs a browser in."""
+        return f"{COOKIE}={self.cookies[index]}; Path=/; HttpOnly; SameSite=Strict"
 
     def admits_cookie(self, headers: Mapping[str, str]) -> bool:
-        cookies = (each.strip().partition("=") for each in headers.get("cookie", "").split(";"))
-        sent = [value.encode("utf-8", "replace") for name, _, value in cookies if name == COOKIE]
-        matches = [hmac.compare_digest(each, own.encode()) for each in sent for own in self.cookies]
+        """Whether a request has a valid session cookie; all are compared, as with keys."""
+        valid = False
+        for part in headers.get("cookie", "").split(";"):
+            name, _, value = part.strip().partition("=")
+            if name != COOKIE:
+                continue
 
-        return any(matches)  # every cookie was compared, so the time tells nothing
+            for cookie in self.cookies:
+                matches = hmac.compare_digest(value.encode("utf-8", "replace"), cookie.encode())
+                valid = matches or valid
+
+        return valid

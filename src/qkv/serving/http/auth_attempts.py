@@ -1,14 +1,13 @@
-"""Wrong keys are slowed down: a client address that sent several must pause before it may try
-another key.
+"""Rate limit of wrong API keys: an address that sends several must pause before the next one.
 
-Each address may send `ALLOWED` different wrong keys; each one more doubles its pause, up to
-`LONGEST_PAUSE` seconds. While many wrong keys come in all (`MANY` within a minute, from however
-many addresses) the allowance of every address is one. During a pause no key of that address is
-accepted, so that guessing goes no faster, with one exception: a key that was accepted from the same
-address before. So nobody is locked out by the wrong keys of somebody else who shares the address (a
-proxy, a NAT), nor by those of other addresses; but who shares the address of a key's user can guess
-that key without a pause. Long random keys are the protection, this is a brake. A client that
-repeats one wrong key guesses nothing, and is not slowed down.
+Every address may send `ALLOWED` different wrong keys; each further one doubles its pause, up to
+`LONGEST_PAUSE` seconds. While there are many wrong keys in total (`MANY` within a minute, from any
+number of addresses), every address may send one only. During a pause no key of that address is
+accepted, so that guessing is no faster, with one exception: a key that was accepted from the same
+address before. Users behind the same proxy or NAT as an attacker are therefore not locked out, nor
+are other addresses; but an attacker at a user's address can guess that user's key without a pause.
+Long random keys are the protection, this is only a brake. Repeating one wrong key is not a guess
+and causes no pause.
 """
 
 from __future__ import annotations
@@ -29,44 +28,49 @@ LONGEST_PAUSE = 60.0
 MANY = 64
 FORGOTTEN = 600.0
 """Seconds without a wrong key after which an address starts anew."""
-MOST_ADDRESSES = 4096
-"""Addresses that are remembered; the one not seen for longest is forgotten first."""
+MAX_ADDRESSES = 4096
+"""Addresses that are remembered; the least recently used is forgotten first."""
 
 
 class TooManyAttempts(Exception):
-    """No key is accepted from this address for so many seconds."""
+    """No key is accepted from this address for some seconds."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(
-            f"key: several wrong ones came from your address; try again in {math.ceil(seconds)} s"
+            f"key: too many wrong keys from your address; try again in {math.ceil(seconds)} s"
         )
         self.seconds = seconds
 
 
 @dataclass(slots=True)
 class History:
-    """What one address sent."""
+    """The wrong and accepted keys of one address."""
 
     wrong: int = 0
     latest: float = 0.0
     resumes: float = 0.0
-    seen: deque[int] = field(default_factory=lambda: deque(maxlen=16))
-    """Hashes of its latest wrong keys."""
+    """When the pause ends."""
+    recent: deque[int] = field(default_factory=lambda: deque(maxlen=16))
+    """Hashes of the latest wrong keys."""
     accepted: set[int] = field(default_factory=set)
-    """Indices of the keys that were accepted from there."""
+    """Indices of the keys that were accepted."""
 
 
 class AuthAttempts:
+    """Checks keys, and counts the wrong ones of every address."""
+
     def __init__(self, keys: Keys, clock: Callable[[], float] = time.monotonic) -> None:
-        self.keys, self.clock = keys, clock
+        self.keys = keys
+        self.clock = clock
         self.histories: OrderedDict[str, History] = OrderedDict()
-        self.minute, self.wrong_this_minute = 0, 0
+        self.minute = 0
+        self.wrong_this_minute = 0
 
     def check(self, address: str, key: str) -> int | None:
-        """The index of the key, or None if it is wrong. Raises `Paused` where it may not be tried
-        now.
-        """
-        now, index, history = self.clock(), self.keys.place(key), self.history(address)
+        """The index of the key, or None if it is wrong; TooManyAttempts during a pause."""
+        now = self.clock()
+        index = self.keys.index(key)
+        history = self.history(address)
 
         if index is not None and index in history.accepted:
             return index
@@ -75,24 +79,26 @@ class AuthAttempts:
 
         if index is not None:
             history.accepted.add(index)
-        elif hash(key) not in history.seen:
-            history.seen.append(hash(key))
-            self.count(history, now)
+        elif hash(key) not in history.recent:
+            history.recent.append(hash(key))
+            self.count_wrong_key(history, now)
 
         return index
 
     def history(self, address: str) -> History:
+        """The history of an address, which becomes the most recently used one."""
         history = self.histories.setdefault(address, History())
         self.histories.move_to_end(address)
-        if len(self.histories) > MOST_ADDRESSES:
+        if len(self.histories) > MAX_ADDRESSES:
             self.histories.popitem(last=False)
 
         return history
 
-    def count(self, history: History, now: float) -> None:
-        """One more wrong key, and the pause that follows it."""
+    def count_wrong_key(self, history: History, now: float) -> None:
+        """Count a wrong key, and start the pause that follows it."""
         if self.minute != now // 60:
-            self.minute, self.wrong_this_minute = int(now // 60), 0
+            self.minute = int(now // 60)
+            self.wrong_this_minute = 0
 
         self.wrong_this_minute += 1
 
@@ -108,9 +114,7 @@ class AuthAttempts:
 
 
 def address_of(scope: Scope) -> str:
-    """The client's address. One of IPv6 stands for its /64 network, which is what a single
-    subscriber has.
-    """
+    """The client's address; for IPv6 its /64 network, which one subscriber has."""
     client = scope.get("client")
     if not client:
         return ""

@@ -1,7 +1,6 @@
-"""Everything that goes wrong, as one shape: {"error": {"message", "type", "param", "code"}}, which
-is OpenAI's.
+"""Error responses in OpenAI's format: {"error": {"message", "type", "param", "code"}}.
 
-A message says what is wrong and what to do, and begins with the field's name where there is one.
+A message says what is wrong and what to do, and starts with the field's name where there is one.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qkv.serving.engine.generation_request import RequestRefused
-from qkv.serving.http.error_log import log_unforeseen
+from qkv.serving.error_log import log_unexpected
 from qkv.serving.http.schema.openai_schema import UNSUPPORTED, WITHOUT_EFFECT
 
 TYPES = {
@@ -41,43 +40,37 @@ CODES = {
     429: "queue_full",
     500: "internal_error",
 }
-SENTENCES = {
-    404: "there is nothing at this address; GET /openapi.json lists what there is",
-    405: "this address takes another method; GET /openapi.json says which",
+MESSAGES = {
+    404: "this address does not exist; GET /openapi.json lists all routes",
+    405: "this address does not support the method; GET /openapi.json lists all routes",
 }
-NAME = re.compile(r"(?!(?:str|int|float|bool|dict|list|none|nullable)$)[a-z_]+")
-"""Of a field inside a field; pydantic also names the kinds that it tried."""
-UNFORESEEN = "something went wrong inside the server; the request is not to blame, and others are not touched"
+INTERNAL_ERROR = (
+    "an unexpected error occurred in the server; your request is not at fault, and other "
+    "requests are not affected"
+)
+FIELD_NAME = re.compile(r"(?!(?:str|int|float|bool|dict|list|none|nullable)$)[a-z_]+")
+"""Name of a nested field; pydantic also names the types that it tried."""
+MAX_NAME = 60
+"""Characters of a client's field name that are repeated in a message."""
+MAX_EXPECTATIONS = 4
 
 
-def as_json(value: Any) -> bytes:
-    """In UTF-8. Half a surrogate pair, which has no bytes there, is written as JSON's own escape."""
+def to_json(value: Any) -> bytes:
+    """A value as JSON in UTF-8; a lone surrogate, which UTF-8 lacks, as JSON's escape."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode("utf-8", "backslashreplace")
 
 
 class Json(Response):
+    """A response in JSON."""
+
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return as_json(content)
+        return to_json(content)
 
 
-def shape(
-    status: int, message: str, param: str | None = None, code: str | None = None
-) -> dict[str, Any]:
-    kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {
-        "error": {
-            "message": message,
-            "type": kind,
-            "param": param,
-            "code": code or CODES.get(status),
-        }
-    }
-
-
-def failure(
+def error_response(
     status: int,
     message: str,
     *,
@@ -86,6 +79,7 @@ def failure(
     retry_after: float | None = None,
     headers: dict[str, str] | None = None,
 ) -> Json:
+    """An error response; type and code follow from the status unless a code is given."""
     headers = dict(headers or {})
     if retry_after is not None:
         headers["Retry-After"] = str(max(1, math.ceil(retry_after)))
@@ -93,62 +87,78 @@ def failure(
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
 
-    return Json(shape(status, message, param, code), status, headers)
+    default_type = "invalid_request_error" if status < 500 else "server_error"
+    error = {
+        "message": message,
+        "type": TYPES.get(status, default_type),
+        "param": param,
+        "code": code or CODES.get(status),
+    }
+    return Json({"error": error}, status, headers)
 
 
-def of_exception(error: BaseException) -> Json:
-    """The answer to whoever asked; what nobody foresaw is told without its details."""
+def exception_response(error: BaseException) -> Json:
+    """The response to an exception; an unexpected one is logged and its details are not sent."""
     if isinstance(error, RequestRefused):
-        late = (
-            1.0 if error.retry_after is None and error.status in (429, 503) else error.retry_after
-        )
-        code = "model_not_found" if error.status == 404 else None
-        return failure(
-            error.status, str(error), code=code, param="model" if code else None, retry_after=late
-        )
+        return refused_response(error)
 
     if isinstance(error, ValueError):
         message = str(error)
         field, colon, _ = message.partition(": ")
-        return failure(
-            400, message, param=field if colon and field.replace("_", "").isalnum() else None
+        param = None
+        if colon and field.replace("_", "").isalnum():
+            param = field
+
+        return error_response(400, message, param=param)
+
+    log_unexpected(error)
+
+    return error_response(500, INTERNAL_ERROR)
+
+
+def refused_response(error: RequestRefused) -> Json:
+    retry_after = error.retry_after
+    if retry_after is None and error.status in (429, 503):
+        retry_after = 1.0
+
+    if error.status == 404:
+        return error_response(
+            404, str(error), code="model_not_found", param="model", retry_after=retry_after
         )
 
-    log_unforeseen(error)
-
-    return failure(500, UNFORESEEN)
+    return error_response(error.status, str(error), retry_after=retry_after)
 
 
-def attach(app: FastAPI) -> None:
-    """Hears of everything that a route refuses."""
+def add_exception_handlers(app: FastAPI) -> None:
+    """Turn every exception of a route into an error response."""
 
-    async def refused(request: Request, error: Exception) -> Json:
-        return of_exception(error)
+    async def on_exception(request: Request, error: Exception) -> Json:
+        return exception_response(error)
 
-    async def not_valid(request: Request, error: Exception) -> Json:
+    async def on_invalid_body(request: Request, error: Exception) -> Json:
         assert isinstance(error, RequestValidationError)
-        message, param = in_words(error.errors(), known_fields(request))
-        return failure(400, message, param=param)
+        message, param = validation_message(error.errors(), known_fields(request))
+        return error_response(400, message, param=param)
 
-    async def of_http(request: Request, error: Exception) -> Json:
+    async def on_http_exception(request: Request, error: Exception) -> Json:
         assert isinstance(error, HTTPException)
         if error.status_code == 400:
-            return failure(
-                400, "body: it cannot be read; expected JSON, in UTF-8, not too deeply nested"
+            return error_response(
+                400, "body: cannot be read; expected JSON in UTF-8, not nested too deeply"
             )
 
-        message = SENTENCES.get(error.status_code, "the request was refused")
-        return failure(error.status_code, message, headers=dict(error.headers or {}))
+        message = MESSAGES.get(error.status_code, "the request was refused")
+        return error_response(error.status_code, message, headers=dict(error.headers or {}))
 
-    app.add_middleware(Unforeseen)
-    app.add_exception_handler(RequestRefused, refused)
-    app.add_exception_handler(ValueError, refused)
-    app.add_exception_handler(RequestValidationError, not_valid)
-    app.add_exception_handler(HTTPException, of_http)
+    app.add_middleware(UnexpectedErrors)
+    app.add_exception_handler(RequestRefused, on_exception)
+    app.add_exception_handler(ValueError, on_exception)
+    app.add_exception_handler(RequestValidationError, on_invalid_body)
+    app.add_exception_handler(HTTPException, on_http_exception)
 
 
-class Unforeseen:
-    """Around all routes: an exception that none of them handles is an answer, too."""
+class UnexpectedErrors:
+    """Middleware around all routes: an unhandled exception becomes an error response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -156,76 +166,84 @@ class Unforeseen:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
 
-        async def noted(message: Message) -> None:
+        async def tracked_send(message: Message) -> None:
             nonlocal started
             started = True
             await send(message)
 
         try:
-            await self.app(scope, receive, noted)
+            await self.app(scope, receive, tracked_send)
         except Exception as error:
-            if started:  # nothing can be said any more: the line is cut
+            if started:  # too late for another response: the connection is cut
                 raise
 
-            await of_exception(error)(scope, receive, send)
+            await exception_response(error)(scope, receive, send)
 
 
-def in_words(errors: Sequence[Any], known: Sequence[str]) -> tuple[str, str | None]:
-    """One sentence about the first field that is wrong, and its name. Never the value: it may be of
-    any size.
+def validation_message(errors: Sequence[Any], known: Sequence[str]) -> tuple[str, str | None]:
+    """One sentence about the first invalid field, and its name.
+
+    The value is never repeated: it may be of any size.
     """
     first = errors[0]
-    place = [str(part) for part in first["loc"]]
+    location = [str(part) for part in first["loc"]]
     if first["type"] == "json_invalid":
-        return f"body: it is no JSON ({first['ctx']['error']} at character {place[-1]})", None
+        detail = f"{first['ctx']['error']} at character {location[-1]}"
+        return f"the request body is not valid JSON ({detail})", None
 
-    field = place[1] if len(place) > 1 else None
-    if field is None:
-        message = first["msg"].removeprefix("Value error, ")
-        if first["type"] in ("string_unicode", "invalid_key"):
-            return "body: there is no such field; a name in it is no text", None
-        if first["type"] != "value_error":
-            return "body: expected a JSON object, with content-type: application/json", None
+    if len(location) < 2:
+        return body_message(first)
 
-        return message, message.partition(":")[0]
+    field = location[1]
+    name = field[:MAX_NAME]
+    if first["type"] == "extra_forbidden" and len(location) == 2:
+        return f"{name}: {unknown_field_hint(name, known)}", name
 
-    shown = field[:60]
-    if first["type"] == "extra_forbidden" and len(place) == 2:
-        close = difflib.get_close_matches(shown, known, n=1)
-        meant = (
-            f"did you mean {close[0]}?" if close else f"leave it out; there are {', '.join(known)}"
-        )
-        return f"{shown}: there is no such field; {meant}", shown
+    expectations: dict[str, None] = {}
+    for error in errors:
+        if len(error["loc"]) > 1 and str(error["loc"][1]) == field:
+            expectations[expectation(error)] = None
 
-    of_field = [
-        error for error in errors if len(error["loc"]) > 1 and str(error["loc"][1]) == field
-    ]
-    said = list(dict.fromkeys(expectation(error) for error in of_field))
+    if list(expectations) == [UNSUPPORTED]:
+        return f"{name} is {UNSUPPORTED}", name
 
-    return f"{shown}: {', or '.join(said[:4])}", shown
+    return f"{name}: {', or '.join(list(expectations)[:MAX_EXPECTATIONS])}", name
+
+
+def body_message(error: Any) -> tuple[str, str | None]:
+    """The sentence about a fault of the whole body."""
+    if error["type"] in ("string_unicode", "invalid_key"):
+        return "body: unknown field; one of its names is not valid text", None
+    if error["type"] != "value_error":
+        return "body: expected a JSON object, with content-type: application/json", None
+
+    message = error["msg"].removeprefix("Value error, ")
+    return message, message.partition(":")[0]
+
+
+def unknown_field_hint(name: str, known: Sequence[str]) -> str:
+    """What to do about a field that does not exist."""
+    close = difflib.get_close_matches(name, known, n=1)
+    if close:
+        return f"unknown field; did you mean {close[0]}?"
+
+    return f"unknown field; remove it; the fields are {', '.join(known)}"
 
 
 def expectation(error: Any) -> str:
-    message = str(error["msg"]).removeprefix("Value error, ")
-    inside = [
-        str(part)[:60]
-        for part in error["loc"][2:]
-        if isinstance(part, int) or NAME.fullmatch(str(part))
-    ]
-    at = f" (at {'.'.join(inside)})" if inside else ""
-    if error["type"] == "missing":
+    """What a field should be, and where inside it the fault is."""
+    kind = error["type"]
+    at = nested_location(error)
+    if kind == "missing":
         return f"this field is missing{at}"
-    if error["type"] == "extra_forbidden":
-        return f"there is no such field; leave it out{at}"
-    if error["type"] == "none_required" or (
-        error["type"] == "too_long" and error["ctx"]["max_length"] == 0
-    ):
+    if kind == "extra_forbidden":
+        return f"unknown field; remove it{at}"
+    if kind == "none_required" or (kind == "too_long" and error["ctx"]["max_length"] == 0):
         return f"{UNSUPPORTED}{at}"
-    if error["type"] == "string_pattern_mismatch":  # which heads alone are written in
+    if kind == "string_pattern_mismatch":  # only heads_off has a pattern
         return f'expected such as "3.5", head 5 of layer 3, or "2.*"{at}'
 
-    message = message.replace(" after validation", "")
-
+    message = str(error["msg"]).removeprefix("Value error, ").replace(" after validation", "")
     for begin in ("Input should ", "String should ", "List should ", "Value should "):
         if message.startswith(begin):
             return f"it should {message.removeprefix(begin)}{at}"
@@ -233,17 +251,32 @@ def expectation(error: Any) -> str:
     return message
 
 
+def nested_location(error: Any) -> str:
+    """The path inside a field, as " (at 0.role)"; empty for the field itself."""
+    parts: list[str] = []
+    for part in error["loc"][2:]:
+        if isinstance(part, int) or FIELD_NAME.fullmatch(str(part)):
+            parts.append(str(part)[:MAX_NAME])
+
+    return f" (at {'.'.join(parts)})" if parts else ""
+
+
 def known_fields(request: Request) -> list[str]:
-    """Of the route's body: the required ones first, then those of this route alone. Fields without
-    an effect are accepted, but not offered."""
+    """Fields of the route's body: required ones first, then its own, then the common ones.
+
+    Fields without effect are accepted, but not suggested.
+    """
     field = getattr(request.scope.get("route"), "body_field", None)
     kind = getattr(getattr(field, "field_info", None), "annotation", None)
     if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return []
 
-    of_route = kind.__annotations__
+    own_fields = kind.__annotations__
 
     def rank(name: str) -> int:
-        return 0 if kind.model_fields[name].is_required() else 1 if name in of_route else 2
+        if kind.model_fields[name].is_required():
+            return 0
+
+        return 1 if name in own_fields else 2
 
     return sorted((name for name in kind.model_fields if name not in WITHOUT_EFFECT), key=rank)

@@ -1,10 +1,10 @@
-"""The door: what every request passes before any route sees it, and every answer on its way out.
+"""Request middleware: the checks before every route, and the headers of every response.
 
-In this order: can the body's length be told; is the server leaving; is it asked by its own name (a
-page elsewhere may point a name of its own at this machine); does a page of another origin ask; is
-there a key; is the body small enough, and is it JSON. The body is read here, bounded in size and in
-time, so that no route ever waits for one. A response that is sent before the body was read to its
-end closes the connection.
+In this order: the body's length must be unambiguous; the server must not be stopping; the Host
+header must be one of the server's names (against DNS rebinding); a cross-origin request needs
+CORS; the request needs a key; the body must be JSON and not too large. The body is read here, with
+limits on its size and time, so that no route waits for one. A response that is sent before the
+body was read to its end closes the connection.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from qkv.serving.http.auth import Keys, bearer_key
+from qkv.serving.error_log import log_unexpected
+from qkv.serving.http.auth import Keys, bearer_key, host_name, is_own_origin
 from qkv.serving.http.auth_attempts import AuthAttempts, TooManyAttempts, address_of
-from qkv.serving.http.error_log import log_unforeseen
-from qkv.serving.http.errors import UNFORESEEN, failure, of_exception
+from qkv.serving.http.errors import INTERNAL_ERROR, error_response, exception_response
 from qkv.serving.http.prometheus import ServerCounters
 from qkv.serving.http.sign_in_page import FORM, key_in, sign_in_page
 from qkv.serving.http.sse import ClientDisconnected
@@ -35,7 +34,10 @@ from qkv.serving.http.sse import ClientDisconnected
 log = logging.getLogger("qkv.serving")
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 BODY_SECONDS = 30.0
-"""In which a body must have come."""
+"""Time limit for reading a body."""
+DISCONNECTED = 499
+"""Status that is counted when a client disconnects before its response."""
+CORS_HEADERS = "authorization, content-type"
 SECURITY = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -49,23 +51,27 @@ SECURITY = {
 
 @dataclass(frozen=True, kw_only=True)
 class AccessRules:
-    """Who may ask, and how much."""
+    """Who may use the server, and how much a request may cost."""
 
     keys: tuple[str, ...] = ()
-    """Any of them opens every route; without any, all are open."""
+    """API keys, each valid for every route; without any, the server is open."""
     names: tuple[str, ...] | None = LOOPBACK
-    """What a request may call this server; None is anything."""
+    """Accepted values of the Host header; None accepts all."""
     cors: tuple[str, ...] = ()
-    """Origins whose pages may ask, such as https://example.org; * is any."""
+    """Allowed origins, such as https://example.org; * allows all."""
     deadline: float = 600.0
-    """Seconds after which a request is not worked on any more."""
+    """Seconds after which a request ends."""
     body: int = 2 << 20
-    """Bytes of a request's body, at most."""
+    """Maximum size of a request body in bytes."""
 
 
 class RequestMiddleware:
-    def __init__(self, app: ASGIApp, rules: AccessRules, counted: ServerCounters) -> None:
-        self.app, self.rules, self.counted = app, rules, counted
+    """The ASGI application that the server runs: checks, logs and counts every request."""
+
+    def __init__(self, app: ASGIApp, rules: AccessRules, counters: ServerCounters) -> None:
+        self.app = app
+        self.rules = rules
+        self.counters = counters
         self.keys = Keys(rules.keys)
         self.attempts = AuthAttempts(self.keys)
         self.draining = False
@@ -75,52 +81,60 @@ class RequestMiddleware:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            await self.watched(scope, receive, send)
+            await self.track(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1008})
 
-    async def watched(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Counted and logged: the method, the path, the outcome; never a query, a header or a body."""
-        began, headers, method = time.monotonic(), Headers(scope=scope), scope["method"]
-        if method == "HEAD":  # as GET; uvicorn keeps the body to itself
+    async def track(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, count it, and log method, path and status: never headers or body."""
+        began = time.monotonic()
+        headers = Headers(scope=scope)
+        method = scope["method"]
+        if method == "HEAD":  # handled as GET; uvicorn drops the body
             scope = {**scope, "method": "GET"}
 
-        wanted = headers.get("access-control-request-headers", "authorization, content-type")
         out = Outgoing(
-            send, self.allowed_origin(headers), wanted, close=self.draining or has_body(headers)
+            send,
+            self.allowed_origin(headers),
+            headers.get("access-control-request-headers", CORS_HEADERS),
+            close=self.draining or has_body(headers),
         )
         task = asyncio.current_task()
         assert task is not None
         self.running.add(task)
 
         try:
-            await self.passed(scope, receive, out, headers)
+            await self.handle(scope, receive, out, headers)
         except ClientDisconnected:
             out.cut()
         except (Exception, asyncio.CancelledError) as error:
-            if (
-                isinstance(error, asyncio.CancelledError) and self.draining
-            ):  # the time to leave is over
-                await parted(scope, receive, out)
-            else:
-                log_unforeseen(error)
-                if out.status is not None:
-                    out.cut()
-                else:
-                    await failure(500, UNFORESEEN)(scope, receive, out)
+            await self.answer_failure(error, scope, receive, out)
         finally:
             self.running.discard(task)
             seconds = time.monotonic() - began
-            path = getattr(scope.get("route"), "path", "other")
-            self.counted.add(path, out.status or 499, seconds)
-            shown = scope["path"][:200].encode("ascii", "backslashreplace").decode()
-            log.info(
-                "%s %s %s %.0f ms", method, printed(shown), out.status or "gone", 1000 * seconds
-            )
+            route = getattr(scope.get("route"), "path", "other")
+            self.counters.add(route, out.status or DISCONNECTED, seconds)
+            path = printable(scope["path"])
+            log.info("%s %s %s %.0f ms", method, path, out.status or "gone", 1000 * seconds)
 
-    async def passed(
+    async def answer_failure(
+        self, error: BaseException, scope: Scope, receive: Receive, out: Outgoing
+    ) -> None:
+        """Answer a request that failed outside of its route, or was cancelled."""
+        if isinstance(error, asyncio.CancelledError) and self.draining:  # draining took too long
+            await answer_cancelled(scope, receive, out)
+            return
+
+        log_unexpected(error)
+        if out.status is not None:
+            out.cut()
+        else:
+            await error_response(500, INTERNAL_ERROR)(scope, receive, out)
+
+    async def handle(
         self, scope: Scope, receive: Receive, send: Outgoing, headers: Headers
     ) -> None:
+        """Check a request, read its body and pass both on."""
         refusal = self.refusal(scope, headers)
         if refusal is not None:
             await refusal(scope, receive, send)
@@ -128,63 +142,84 @@ class RequestMiddleware:
 
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                body = await self.body(receive, headers)
+                body = await self.read_body(receive, headers)
         except TimeoutError:
-            body = failure(408, "body: it did not come in time; send it at once")
+            body = error_response(408, "body: it did not arrive in time; send it at once")
 
         if isinstance(body, Response):
             await body(scope, receive, send)
             return
 
         send.close = self.draining
-        if signs_in(scope) and self.keys:
-            await self.signed_in(scope, body)(scope, receive, send)
+        if is_sign_in(scope) and self.keys:
+            await self.sign_in(scope, body)(scope, receive, send)
         else:
-            await self.app(scope, again(body, receive), send)
+            await self.app(scope, replayed(body, receive), send)
+
+    # Checks
 
     def refusal(self, scope: Scope, headers: Headers) -> Response | None:
-        """The answer to a request that does not come in."""
-        path, method, origin = scope["path"], scope["method"], headers.get("origin")
-        if "transfer-encoding" in headers and (
-            "content-length" in headers or scope["http_version"] == "1.0"
-        ):
-            return failure(
-                400,
-                "transfer-encoding: it came with a content-length, or in HTTP/1.0; send one of both",
-            )
-        if self.draining and path not in ("/health", "/metrics"):
-            return failure(
-                503,
-                "the server is leaving and takes no new requests; ask again soon",
-                retry_after=5,
-            )
+        """The response to a request that no route may see, or None."""
+        return (
+            self.ambiguous_length(scope, headers)
+            or self.stopping(scope)
+            or self.wrong_host(headers)
+            or self.cross_origin(scope, headers)
+            or self.missing_key(scope, headers)
+            or self.wrong_type(scope, headers)
+        )
 
-        if not self.called_by_name(headers.get("host", "")):
-            names = ", ".join(self.rules.names or ())
-            return failure(
-                403, f"host: this server is called {names}, and by no other name", code="wrong_host"
-            )
+    def ambiguous_length(self, scope: Scope, headers: Headers) -> Response | None:
+        if "transfer-encoding" not in headers:
+            return None
+        if "content-length" not in headers and scope["http_version"] != "1.0":
+            return None
 
-        foreign = origin is not None and not own_origin(origin, headers.get("host", ""))
-        if foreign and self.allowed_origin(headers) is None:
-            return failure(
+        return error_response(
+            400, "transfer-encoding: not allowed with a content-length or in HTTP/1.0; send one"
+        )
+
+    def stopping(self, scope: Scope) -> Response | None:
+        if not self.draining or scope["path"] in ("/health", "/metrics"):
+            return None
+
+        return error_response(
+            503, "the server is stopping and takes no new requests; try again soon", retry_after=5
+        )
+
+    def wrong_host(self, headers: Headers) -> Response | None:
+        names = self.rules.names
+        if names is None or host_name(headers.get("host", "")) in names:
+            return None
+
+        return error_response(
+            403, f"host: this server only answers to {', '.join(names)}", code="wrong_host"
+        )
+
+    def cross_origin(self, scope: Scope, headers: Headers) -> Response | None:
+        origin = headers.get("origin")
+        if origin is None or is_own_origin(origin, headers.get("host", "")):
+            return None
+
+        if self.allowed_origin(headers) is None:
+            return error_response(
                 403,
-                "origin: pages of other origins may not ask; --cors lets one in",
+                "cross-origin requests are blocked; start the server with --cors ORIGIN",
                 code="wrong_origin",
             )
-        if foreign and method == "OPTIONS" and "access-control-request-method" in headers:
-            return Response(
-                status_code=HTTPStatus.NO_CONTENT
-            )  # of which `Outgoing` says what is allowed
+        if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+            return Response(status_code=HTTPStatus.NO_CONTENT)  # `Outgoing` adds the CORS headers
 
-        return self.without_key(scope, headers) or self.wrong_type(scope, headers)
+        return None
 
-    def without_key(self, scope: Scope, headers: Headers) -> Response | None:
-        """The answer to a request that needs a key and has none. The routes find in `scope` whether
-        there is one.
+    def missing_key(self, scope: Scope, headers: Headers) -> Response | None:
+        """The response to a request without the key it needs.
+
+        Routes read scope["signed_in"]: whether the request has a key, or needs none.
         """
-        path, key = scope["path"], bearer_key(headers)
-        open_to_all, paused = path in ("/health", "/sign-in"), None
+        path = scope["path"]
+        key = bearer_key(headers)
+        paused: TooManyAttempts | None = None
         scope["signed_in"] = not self.keys or self.keys.admits_cookie(headers)
         if key and not scope["signed_in"]:
             try:
@@ -192,44 +227,43 @@ class RequestMiddleware:
             except TooManyAttempts as error:
                 paused = error
 
-        if scope["signed_in"] or open_to_all:
+        if scope["signed_in"] or path in ("/health", "/sign-in"):
             return None
         if paused is not None:
-            return failure(429, str(paused), code="too_many_wrong_keys", retry_after=paused.seconds)
+            return error_response(
+                429, str(paused), code="too_many_wrong_keys", retry_after=paused.seconds
+            )
         if path == "/" and scope["method"] == "GET" and "text/html" in headers.get("accept", ""):
             return sign_in_page()
 
-        return failure(401, "key: expected one of this server's, as Authorization: Bearer KEY")
+        return error_response(
+            401, "key: expected a key of this server, as Authorization: Bearer KEY"
+        )
 
     def wrong_type(self, scope: Scope, headers: Headers) -> Response | None:
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if (
-            scope["method"] == "POST"
-            and scope["path"].startswith("/v1/")
-            and kind != "application/json"
-        ):
-            return failure(415, "content-type: expected application/json")
-        if signs_in(scope) and self.keys and kind != FORM:
-            return failure(415, f"content-type: expected {FORM}")
+        api = scope["method"] == "POST" and scope["path"].startswith("/v1/")
+        if api and kind != "application/json":
+            return error_response(415, "content-type: expected application/json")
+        if is_sign_in(scope) and self.keys and kind != FORM:
+            return error_response(415, f"content-type: expected {FORM}")
 
         return None
 
-    def called_by_name(self, host: str) -> bool:
-        if self.rules.names is None:
-            return True
-
-        name = host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
-        return name.lower() in self.rules.names
-
     def allowed_origin(self, headers: Mapping[str, str]) -> str | None:
+        """The value of Access-Control-Allow-Origin, or None."""
         origin = headers.get("origin")
         if origin is None:
             return None
+        if origin in self.rules.cors:
+            return origin
 
-        return origin if origin in self.rules.cors else "*" if "*" in self.rules.cors else None
+        return "*" if "*" in self.rules.cors else None
 
-    async def body(self, receive: Receive, headers: Headers) -> bytes | Response:
-        """All of it, or the refusal of one that is too large, before it is read."""
+    # The body
+
+    async def read_body(self, receive: Receive, headers: Headers) -> bytes | Response:
+        """The body, or the response to one that is too large."""
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length[:20]) > self.rules.body:
             return self.too_large()
@@ -250,36 +284,36 @@ class RequestMiddleware:
         return bytes(body)
 
     def too_large(self) -> Response:
-        return failure(413, f"body: expected at most {self.rules.body:,} bytes; send less")
+        return error_response(413, f"body: expected at most {self.rules.body:,} bytes; send less")
 
-    def signed_in(self, scope: Scope, body: bytes) -> Response:
-        """A browser's form with the key: the cookie, and on to the page."""
+    def sign_in(self, scope: Scope, body: bytes) -> Response:
+        """The response to the sign-in form: a session cookie and a redirect to the page."""
         try:
             index = self.attempts.check(address_of(scope), key_in(body))
         except ValueError as error:
-            return of_exception(error)
+            return exception_response(error)
         except TooManyAttempts as paused:
             return sign_in_page(str(paused), status=429, wait=paused.seconds)
 
         if index is None:
-            return sign_in_page("This is no key of this server.")
+            return sign_in_page("This is not a key of this server.")
 
         headers = {"Location": "/", "Set-Cookie": self.keys.cookie_for(index)}
 
         return Response(status_code=HTTPStatus.SEE_OTHER, headers=headers)
 
 
-async def parted(scope: Scope, receive: Receive, out: Outgoing) -> None:
-    """The last word to a client whose answer is not finished: all of an answer, an event, or none."""
-    leaving = failure(503, "the server is leaving; ask again soon", retry_after=5)
+async def answer_cancelled(scope: Scope, receive: Receive, out: Outgoing) -> None:
+    """Tell a client that its request was cut off: by a response, by an event, or not at all."""
+    response = error_response(503, "the server is stopping; try again soon", retry_after=5)
     with suppress(TimeoutError):
         async with asyncio.timeout(1):
             if out.status is None:
-                return await leaving(scope, receive, out)
+                return await response(scope, receive, out)
 
             if out.streams:
-                last = b"data: " + bytes(leaving.body) + b"\n\n"
-                return await out({"type": "http.response.body", "body": last, "more_body": False})
+                event = b"data: " + bytes(response.body) + b"\n\n"
+                return await out({"type": "http.response.body", "body": event, "more_body": False})
 
     return out.cut()
 
@@ -288,43 +322,42 @@ def has_body(headers: Mapping[str, str]) -> bool:
     return "transfer-encoding" in headers or headers.get("content-length", "").strip("0") != ""
 
 
-def signs_in(scope: Scope) -> bool:
+def is_sign_in(scope: Scope) -> bool:
     return bool(scope["path"] == "/sign-in" and scope["method"] == "POST")
 
 
-def own_origin(origin: str, host: str) -> bool:
-    """A page that this server sent; whatever stands before it may speak https."""
-    try:
-        parts = urlsplit(origin)
-    except ValueError:
-        return False
-
-    return parts.scheme in ("http", "https") and bool(host) and parts.netloc.lower() == host.lower()
+def printable(path: str) -> str:
+    """A path for the log, on one line."""
+    shown = path[:200].encode("ascii", "backslashreplace").decode()
+    return "".join(sign if sign.isprintable() else "?" for sign in shown)
 
 
-def printed(path: str) -> str:
-    """Nobody writes a second line into our log."""
-    return "".join(sign if sign.isprintable() else "?" for sign in path)
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that returns the body again, and then what follows: the disconnect."""
+    messages: deque[Message] = deque([{"type": "http.request", "body": body, "more_body": False}])
 
+    async def receive_again() -> Message:
+        return messages.popleft() if messages else await receive()
 
-def again(body: bytes, receive: Receive) -> Receive:
-    """The body that was read, once more; then what comes after it, which is the client's leaving."""
-    waiting: deque[Message] = deque([{"type": "http.request", "body": body, "more_body": False}])
-
-    async def replay() -> Message:
-        return waiting.popleft() if waiting else await receive()
-
-    return replay
+    return receive_again
 
 
 class Outgoing:
-    """`send`, with the headers that every answer has; it knows the status, and can cut the line."""
+    """A `send` that adds the common headers, remembers the status and can cut the connection."""
 
-    def __init__(self, send: Send, origin: str | None, wanted: str, close: bool) -> None:
-        """Pages of an `origin` that may ask may send the headers that are `wanted`: clients have
-        some of their own. `close`: the connection takes no other request, because the server stops
-        or the body was not read."""
-        self.send, self.origin, self.wanted, self.close = send, origin, wanted, close
+    def __init__(self, send: Send, origin: str | None, cors_headers: str, close: bool) -> None:
+        """Wrap `send` for one response.
+
+        Args:
+            send: The server's `send`.
+            origin: The allowed origin, if the request is cross-origin.
+            cors_headers: Request headers that pages of that origin may send.
+            close: Whether the connection takes no further request.
+        """
+        self.send = send
+        self.origin = origin
+        self.cors_headers = cors_headers
+        self.close = close
         self.status: int | None = None
         self.streams = False
 
@@ -333,27 +366,31 @@ class Outgoing:
             self.status = message["status"]
             headers = MutableHeaders(raw=list(message.get("headers", [])))
             self.streams = headers.get("content-type", "").startswith("text/event-stream")
-            for name, value in SECURITY.items():
-                headers.setdefault(name, value)
-
-            if self.close:
-                headers["Connection"] = "close"
-
-            if self.origin is not None:
-                headers["Access-Control-Allow-Origin"] = self.origin
-                headers["Access-Control-Allow-Headers"] = self.wanted
-                headers["Access-Control-Allow-Methods"] = "GET, POST"
-                headers["Access-Control-Expose-Headers"] = "retry-after"
-                headers["Cross-Origin-Resource-Policy"] = "cross-origin"
-                headers.add_vary_header("Origin")
-
+            self.add_headers(headers)
             message = {**message, "headers": headers.raw}
 
         await self.send(message)
 
+    def add_headers(self, headers: MutableHeaders) -> None:
+        for name, value in SECURITY.items():
+            headers.setdefault(name, value)
+
+        if self.close:
+            headers["Connection"] = "close"
+
+        if self.origin is not None:
+            headers["Access-Control-Allow-Origin"] = self.origin
+            headers["Access-Control-Allow-Headers"] = self.cors_headers
+            headers["Access-Control-Allow-Methods"] = "GET, POST"
+            headers["Access-Control-Expose-Headers"] = "retry-after"
+            headers["Cross-Origin-Resource-Policy"] = "cross-origin"
+            headers.add_vary_header("Origin")
+
     def cut(self) -> None:
-        """The client takes nothing: what is buffered for it is let go, too. ASGI has no word for
-        it; uvicorn's `send` belongs to an object that knows the connection."""
+        """Abort the connection and discard what is buffered for it.
+
+        ASGI cannot express this; uvicorn's `send` is a method of an object with the transport.
+        """
         transport = getattr(getattr(self.send, "__self__", None), "transport", None)
         if transport is not None:
             transport.abort()

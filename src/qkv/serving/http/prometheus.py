@@ -1,4 +1,4 @@
-"""Numbers about the server, as Prometheus reads them."""
+"""Metrics of the server in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 HELP = {
     "waiting": "Requests that wait for their first step.",
-    "running": "Texts that are being said.",
-    "blocks_total": "Blocks of the cache of keys and values.",
-    "blocks_used": "Blocks that hold something.",
-    "cache_bytes": "Bytes of the cache, fixed at start.",
-    "steps": "Steps that the model made.",
-    "prompt_tokens": "Tokens read.",
-    "said_tokens": "Tokens said.",
-    "finished": "Texts that were said to their end.",
-    "cancelled": "Requests whose client left.",
-    "refused": "Requests that found the queue full.",
-    "preempted": "Texts that had to give their cache to an older one, and began anew.",
-    "shared_tokens": "Tokens of prompts that were in the cache already.",
+    "running": "Sequences that are being generated.",
+    "blocks_total": "Blocks of the KV cache.",
+    "blocks_used": "Blocks of the KV cache in use.",
+    "cache_bytes": "Bytes of the KV cache, fixed at start.",
+    "steps": "Steps of the engine.",
+    "prompt_tokens": "Prompt tokens computed.",
+    "said_tokens": "Tokens generated.",
+    "finished": "Sequences finished.",
+    "cancelled": "Requests whose client disconnected.",
+    "refused": "Requests refused because the queue was full.",
+    "preempted": "Sequences preempted by older ones and recomputed.",
+    "shared_tokens": "Prompt tokens found in the prefix cache.",
     "failed": "Requests that failed.",
 }
 GAUGES = {"waiting", "running", "blocks_total", "blocks_used", "cache_bytes"}
@@ -27,59 +27,73 @@ STATES = ("loading", "ready", "failed")
 
 
 class ServerCounters:
-    """Answers by route and status, and the seconds they took."""
+    """Responses by route and status, and the seconds they took."""
 
     def __init__(self) -> None:
-        self.answers: Counter[tuple[str, int]] = Counter()
+        self.responses: Counter[tuple[str, int]] = Counter()
         self.seconds: Counter[str] = Counter()
 
     def add(self, route: str, status: int, seconds: float) -> None:
-        self.answers[route, status] += 1
+        """Count one response."""
+        self.responses[route, status] += 1
         self.seconds[route] += seconds  # type: ignore[assignment]
 
 
-def prometheus(counted: ServerCounters, running: int, served: Mapping[str, Any]) -> str:
-    return "\n".join(lines(counted, running, served)) + "\n"
+def prometheus(counters: ServerCounters, running: int, entries: Mapping[str, Any]) -> str:
+    """All metrics as text: of the server and of the models by name."""
+    lines = [*server_lines(counters, running), *model_lines(entries)]
+    return "\n".join(lines) + "\n"
 
 
-def lines(counted: ServerCounters, running: int, served: Mapping[str, Any]) -> Iterator[str]:
-    yield from head("qkv_http_requests_total", "counter", "Answers, by route and status.")
-    for (route, status), number in sorted(counted.answers.items()):
-        yield f"qkv_http_requests_total{labels(route=route, status=status)} {number}"
+def server_lines(counters: ServerCounters, running: int) -> Iterator[str]:
+    name = "qkv_http_requests_total"
+    yield from header(name, "counter", "Responses, by route and status.")
+    for (route, status), count in sorted(counters.responses.items()):
+        yield f"{name}{labels(route=route, status=status)} {count}"
 
-    yield from head(
-        "qkv_http_request_seconds_total", "counter", "Seconds spent answering, by route."
-    )
+    name = "qkv_http_request_seconds_total"
+    yield from header(name, "counter", "Seconds spent on requests, by route.")
+    for route, seconds in sorted(counters.seconds.items()):
+        yield f"{name}{labels(route=route)} {seconds:.6f}"
 
-    for route, seconds in sorted(counted.seconds.items()):
-        yield f"qkv_http_request_seconds_total{labels(route=route)} {seconds:.6f}"
+    name = "qkv_http_requests_running"
+    yield from header(name, "gauge", "Requests that are being answered.")
+    yield f"{name} {running}"
 
-    yield from head("qkv_http_requests_running", "gauge", "Requests that are being answered.")
-    yield f"qkv_http_requests_running {running}"
-    yield from head("qkv_model_state", "gauge", "1 for the state that a model is in.")
 
-    for name, each in served.items():
+def model_lines(entries: Mapping[str, Any]) -> Iterator[str]:
+    yield from header("qkv_model_state", "gauge", "1 for the state that a model is in.")
+    for model, entry in entries.items():
         for state in STATES:
-            yield f"qkv_model_state{labels(model=name, state=state)} {int(each.state == state)}"
+            active = int(entry.state == state)
+            yield f"qkv_model_state{labels(model=model, state=state)} {active}"
 
-    numbers = {name: each.numbers() for name, each in served.items()}
+    # Metrics by name, then by model
+    values: dict[str, dict[str, float]] = {}
+    for model, entry in entries.items():
+        for metric, value in entry.metrics().items():
+            values.setdefault(metric, {})[model] = value
 
-    for number in dict.fromkeys(key for found in numbers.values() for key in found):
-        kind = "gauge" if number in GAUGES or number not in HELP else "counter"
-        full = f"qkv_{number}" + "_total" * (kind == "counter")
-        yield from head(full, kind, HELP.get(number, number.replace("_", " ")))
-        for name, found in numbers.items():
-            if number in found:
-                yield f"{full}{labels(model=name)} {found[number]:.10g}"
+    for metric, by_model in values.items():
+        name = f"qkv_{metric}"
+        kind = "gauge"
+        if metric in HELP and metric not in GAUGES:
+            kind = "counter"
+            name += "_total"
+
+        yield from header(name, kind, HELP.get(metric, metric.replace("_", " ")))
+        for model, value in by_model.items():
+            yield f"{name}{labels(model=model)} {value:.10g}"
 
 
-def head(name: str, kind: str, meaning: str) -> Iterator[str]:
+def header(name: str, kind: str, meaning: str) -> Iterator[str]:
     yield f"# HELP {name} {meaning}"
     yield f"# TYPE {name} {kind}"
 
 
 def labels(**values: Any) -> str:
-    return "{" + ",".join(f'{name}="{escaped(str(value))}"' for name, value in values.items()) + "}"
+    pairs = [f'{name}="{escaped(str(value))}"' for name, value in values.items()]
+    return "{" + ",".join(pairs) + "}"
 
 
 def escaped(value: str) -> str:

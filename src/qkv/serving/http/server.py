@@ -1,5 +1,8 @@
-"""uvicorn around the door: it leaves in order. The first signal: nothing new is taken, what runs is
-finished, within some seconds. The second: it leaves at once."""
+"""uvicorn server with graceful shutdown.
+
+After the first signal no new requests are accepted, and running ones are finished within some
+seconds (draining). The second signal stops the server at once.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +22,44 @@ log = logging.getLogger("qkv.serving")
 TICK = 0.05
 BACKLOG = 2048
 LAST_SECONDS = 10.0
-"""After draining, in which the server must have ended."""
+"""Seconds after draining in which the server must have stopped."""
 
 
 class Server(uvicorn.Server):
+    """Runs the application, and drains it when it is asked to stop."""
+
     def __init__(
-        self, door: RequestMiddleware, drain: float, at_once: Callable[[], None] | None = None
+        self, app: RequestMiddleware, drain: float, at_once: Callable[[], None] | None = None
     ) -> None:
-        """`at_once` ends the process. It is called after the second signal, when all lines are cut,
-        and some seconds after draining should have ended: who returns from here normally waits for
-        threads that still work."""
-        # The access log is the door's: uvicorn's would have queries in it.
+        """Create a server.
+
+        Args:
+            app: The application.
+            drain: Seconds that running requests have after the first signal.
+            at_once: Ends the process, because returning normally would wait for threads that
+                still work. Called after the second signal, and if draining takes too long.
+        """
+        # No access log: the middleware writes one, without queries.
         config = uvicorn.Config(
-            door, access_log=False, server_header=False, log_config=None, timeout_graceful_shutdown=1, backlog=BACKLOG,
-            http=Connection, ws="none", lifespan="off", timeout_keep_alive=30,
-        )  # fmt: skip
+            app,
+            access_log=False,
+            server_header=False,
+            log_config=None,
+            timeout_graceful_shutdown=1,
+            backlog=BACKLOG,
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            timeout_keep_alive=30,
+        )
         super().__init__(config)
-        self.door, self.drain, self.at_once = door, drain, at_once
+        self.app = app
+        self.drain = drain
+        self.at_once = at_once
         self.timers: list[threading.Timer] = []
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Until it has left. asyncio's own end is inside: it waits for the threads of its executor."""
+        """Serve until the server is stopped, and asyncio has waited for its executor's threads."""
         try:
             super().run(sockets)
         finally:
@@ -52,16 +72,17 @@ class Server(uvicorn.Server):
             self.at_once()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.door.draining = True  # whoever is cancelled now is told why
+        self.app.draining = True  # cancelled requests are told that the server stops
         await super().shutdown(sockets)
 
     def stop(self) -> None:
-        """End now, without draining: nothing can be answered any more. Any thread may call this."""
+        """Stop now, without draining; any thread may call this."""
         self.end_within(LAST_SECONDS)
-        self.door.draining = self.should_exit = True
+        self.app.draining = True
+        self.should_exit = True
 
     def end_within(self, seconds: float) -> None:
-        """End the process then, whatever still runs in it."""
+        """End the process after some seconds, whatever still runs."""
         if self.at_once is not None:
             timer = threading.Timer(seconds, self.at_once)
             timer.daemon = True
@@ -69,47 +90,49 @@ class Server(uvicorn.Server):
             self.timers.append(timer)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """While it drains the port stays open, so that those who come are told so. uvicorn would
-        close it, and would raise the signal again at the end: a server that was asked to leave and
-        did has not failed."""
-        if self.door.draining:
-            self.should_exit = self.force_exit = True
-            for task in self.door.running:
+        """Drain after the first signal, and stop after the second.
+
+        While the server drains its port stays open, so that new clients get a 503. uvicorn would
+        close it, and would raise the signal again at the end.
+        """
+        if self.app.draining:
+            self.should_exit = True
+            self.force_exit = True
+            for task in self.app.running:
                 task.cancel()
         else:
             self.end_within(self.drain + LAST_SECONDS)
 
-        self.door.draining = True
+        self.app.draining = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second."""
-        if self.door.draining and not self.should_exit:
+        """Called ten times a second."""
+        if self.app.draining and not self.should_exit:
             await self.finish()
 
         return await super().on_tick(counter)
 
     async def finish(self) -> None:
-        if self.door.running:
-            count = len(self.door.running)
+        """Wait for running requests, and cancel those that take too long."""
+        if self.app.running:
             log.info(
-                "leaving when %d request%s ended; once more, and it is at once",
-                count,
-                " has" if count == 1 else "s have",
+                "draining %d running requests; signal again to stop at once",
+                len(self.app.running),
             )
 
         left = self.drain
-        while self.door.running and left > 0 and not self.should_exit:
+        while self.app.running and left > 0 and not self.should_exit:
             await asyncio.sleep(TICK)
             left -= TICK
 
-        for task in self.door.running:
+        for task in self.app.running:
             task.cancel()
 
         self.should_exit = True
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens there, or a sentence why none can."""
+    """A listening socket; raises ValueError if the address cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -120,10 +143,11 @@ def bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         if isinstance(error, socket.gaierror):
-            raise ValueError(f"host: {host} is no address of this machine") from error
+            raise ValueError(f"host: {host} is not an address of this machine") from error
 
         raise ValueError(
-            f"port: {host}:{port} cannot be had ({error.strerror}); choose another, or end who has it"
+            f"port: {host}:{port} cannot be used ({error.strerror}); choose another (--port), or "
+            "stop the process using it"
         ) from error
 
     return listening

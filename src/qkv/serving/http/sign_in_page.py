@@ -1,6 +1,4 @@
-"""The page that asks a browser for the key. It has no script, and says nothing of what is behind
-it.
-"""
+"""The sign-in page, where a browser enters a key; it has no script and shows no models."""
 
 from __future__ import annotations
 
@@ -16,7 +14,8 @@ STYLE = """
 :root { color-scheme: light dark; font: 1rem/1.5 system-ui, sans-serif; }
 body { margin: 0; min-height: 100vh; display: grid; place-items: center; }
 form { display: grid; gap: 0.75rem; width: min(22rem, 90vw); }
-input, button { font: inherit; padding: 0.5rem 0.75rem; border-radius: 0.4rem; border: 1px solid GrayText; }
+input, button { font: inherit; padding: 0.5rem 0.75rem; }
+input, button { border-radius: 0.4rem; border: 1px solid GrayText; }
 h1 { font-size: 1.4rem; margin: 0; }
 p { margin: 0; }
 """
@@ -40,39 +39,37 @@ PAGE = """<!doctype html>
 </body>
 </html>
 """
-
-
-MOST_BYTES = 4096
-MOST_FIELDS = 8
+MAX_BYTES = 4096
+MAX_FIELDS = 8
 FORM = "application/x-www-form-urlencoded"
 
 
 def key_in(body: bytes) -> str:
-    """The key in a form that a browser sent."""
-    if len(body) > MOST_BYTES:
-        raise ValueError(f"body: expected a form of at most {MOST_BYTES:,} bytes")
+    """The key in a submitted form."""
+    if len(body) > MAX_BYTES:
+        raise ValueError(f"body: expected a form of at most {MAX_BYTES:,} bytes")
 
     try:
         fields = parse_qs(
-            body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MOST_FIELDS
+            body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MAX_FIELDS
         )
     except ValueError as error:
-        raise ValueError(f"body: expected a form of at most {MOST_FIELDS} fields") from error
+        raise ValueError(f"body: expected a form of at most {MAX_FIELDS} fields") from error
 
-    given = fields.get("key", [])
-    if len(given) != 1:
-        raise ValueError(f"key: expected this field once, not {len(given)} times")
+    keys = fields.get("key", [])
+    if len(keys) != 1:
+        raise ValueError(f"key: expected this field once, not {len(keys)} times")
 
-    return given[0].strip()
+    return keys[0].strip()
 
 
 def sign_in_page(message: str = "", status: int = 401, wait: float | None = None) -> Response:
-    """`wait`: seconds after which the form may be sent again."""
+    """The page with a message; `wait` is the number of seconds until the form may be sent again."""
     policy = (
-        f"default-src 'none'; style-src {hashed(STYLE)}; img-src data:; form-action 'self'; base-uri 'none'; "
-        "frame-ancestors 'none'"
+        f"default-src 'none'; style-src {hashed(STYLE)}; img-src data:; form-action 'self'; "
+        "base-uri 'none'; frame-ancestors 'none'"
     )
-    # With no-referrer a browser would send the form with `Origin: null`, which is no page of ours.
+    # With no-referrer a browser would send `Origin: null`, which is not this server's origin.
     headers = {
         "Content-Security-Policy": policy,
         "Referrer-Policy": "same-origin",
@@ -81,7 +78,10 @@ def sign_in_page(message: str = "", status: int = 401, wait: float | None = None
     if wait is not None:
         headers["Retry-After"] = str(max(1, math.ceil(wait)))
 
-    shown = f'<p role="alert">{html.escape(message)}</p>' if message else ""
-    content = PAGE.format(style=STYLE, message=shown)
+    alert = ""
+    if message:
+        alert = f'<p role="alert">{html.escape(message)}</p>'
+
+    content = PAGE.format(style=STYLE, message=alert)
 
     return Response(content, status_code=status, headers=headers, media_type="text/html")

@@ -1,4 +1,4 @@
-"""Someone waits for an answer, or has left: work goes on only as long as its client is there."""
+"""Server-sent events (SSE), and work that is cancelled as soon as its client disconnects."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from qkv.serving.http.errors import as_json, of_exception
+from qkv.serving.http.errors import exception_response, to_json
 
 T = TypeVar("T")
 STALLED = 60.0
-"""Seconds that a client may leave a piece unread before it counts as gone."""
+"""Seconds that a client may leave a chunk unread before it counts as disconnected."""
 DONE = b"data: [DONE]\n\n"
 
 
 class ClientDisconnected(BaseException):
-    """The client left; there is nobody to answer. As a cancellation, it is no error that anybody
-    would handle.
+    """The client is gone, so there is no one to answer.
+
+    Like a cancellation, it is not an Exception: no handler of errors may catch it.
     """
 
 
-async def attended(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """What the work gives. When the client leaves first, the work is cancelled there and then."""
-    working, leaving = asyncio.create_task(work), asyncio.create_task(left(receive))
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of the work; if the client disconnects first, the work is cancelled."""
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(disconnected(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -40,23 +41,22 @@ async def attended(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def left(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def answer(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    return await attended(request.receive, work)
-
-
 def event(value: Any) -> bytes:
-    """As a server-sent event."""
-    return b"data: " + as_json(value) + b"\n\n"
+    """A value as one event, in JSON."""
+    return b"data: " + to_json(value) + b"\n\n"
 
 
 class EventStream(Response):
-    """Events as they come. What fails before the first one is answered as any other failure is;
-    afterwards the failure is an event itself, and the last."""
+    """A stream of events.
+
+    An error before the first event is a normal error response; later it is the last event.
+    """
 
     def __init__(self, events: AsyncIterator[bytes]) -> None:
         super().__init__(media_type="text/event-stream")
@@ -65,9 +65,10 @@ class EventStream(Response):
         self.events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await attended(receive, self.told(scope, receive, send))
+        await while_connected(receive, self.stream(scope, receive, send))
 
-    async def told(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all events, and close the source whatever happens."""
         started = False
         try:
             async for content in self.events:
@@ -77,24 +78,24 @@ class EventStream(Response):
                     )
                     started = True
 
-                await sent(send, content)
+                await send_content(send, content)
         except (ClientDisconnected, asyncio.CancelledError):
             raise
         except Exception as error:
-            failed = of_exception(error)
+            failed = exception_response(error)
             if not started:
                 await failed(scope, receive, send)
                 return
 
-            await sent(send, b"data: " + bytes(failed.body) + b"\n\n")
+            await send_content(send, b"data: " + bytes(failed.body) + b"\n\n")
         finally:
             await self.events.aclose()  # type: ignore[attr-defined]
 
-        await sent(send, b"", last=True)
+        await send_content(send, b"", last=True)
 
 
-async def sent(send: Send, content: bytes, last: bool = False) -> None:
-    """A client that takes nothing for a while counts as gone."""
+async def send_content(send: Send, content: bytes, last: bool = False) -> None:
+    """Send a part of the body; a client that does not take it in time counts as disconnected."""
     try:
         async with asyncio.timeout(STALLED):
             await send({"type": "http.response.body", "body": content, "more_body": not last})

@@ -1,4 +1,4 @@
-"""Tokens as people read them, and their probabilities, in OpenAI's two shapes and in our own."""
+"""Tokens and their logprobs as JSON: in OpenAI's two formats and in qkv's own."""
 
 from __future__ import annotations
 
@@ -8,168 +8,199 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from qkv.serving.engine.generation_request import Alternative, TokenLogprob
+from qkv.serving.engine.generation_request import Alternative, OutputChunk, TokenLogprob
 from qkv.text.detokenizer import A_BYTE, IncrementalDetokenizer, bytes_of
 from qkv.text.tokenizer import Tokenizer
 
-NEVER = -9999.0
+ZERO_LOGPROB = -9999.0
 """OpenAI's logarithm of a probability of 0: JSON has no infinity."""
 
 
-class Running:
-    """The tokens of one text: each with the characters that it settles, so that all together are
-    the text.
-    """
+class TokenStream:
+    """The tokens of one text, each with the characters that it completes."""
 
-    def __init__(self, tokenizer: Tokenizer, offset: int = 0) -> None:
-        self.tokenizer, self.stream, self.offset = (
-            tokenizer,
-            IncrementalDetokenizer(tokenizer),
-            offset,
-        )
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.stream = IncrementalDetokenizer(tokenizer)
+        self.offset = 0
+        """Characters so far; only `text_offset` advances it."""
 
-    def read(self, said: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
-        """Our own shape."""
-        return [self.one(each) for each in said]
+    def token(self, id: int) -> dict[str, Any]:
+        """A token, with the characters that it adds to the text."""
+        return {"id": id, "text": self.stream.add(id), "token": spelling(self.tokenizer, id)}
 
-    def one(self, said: TokenLogprob) -> dict[str, Any]:
-        return {
-            **self.known(said.id),
-            "logprob": finite(said.logprob),
-            "alternatives": [
-                {**lone(self.tokenizer, each.id), **chances_of(each)} for each in said.alternatives
-            ],
-        }  # fmt: skip
+    def scored_tokens(self, tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
+        """Tokens in qkv's format, with logprobs and alternatives."""
+        items = []
+        for token in tokens:
+            alternatives = []
+            for other in token.alternatives:
+                alternatives.append(
+                    {**single_token(self.tokenizer, other.id), **probabilities(other)}
+                )
 
-    def place(self, id: int) -> int:
-        """Where a token begins, which is read thereby: where the one before it ended, or within one
-        character with it. Bytes before it that turn out to be no character are a sign of their own,
-        which stands between them."""
+            items.append(
+                {
+                    **self.token(token.id),
+                    "logprob": finite(token.logprob),
+                    "alternatives": alternatives,
+                }
+            )
+
+        return items
+
+    def text_offset(self, id: int) -> int:
+        """Add a token, and return the offset of its first character in the text.
+
+        That is where the token before it ended, or inside a character that both share. Bytes before
+        it that turn out to be invalid are one replacement character, which stands between them.
+        """
         stream = self.stream
-        own, half = self.offset, stream.characters.getstate()[0]
-        if half:
+        offset = self.offset
+        pending = stream.characters.getstate()[0]
+        if pending:
             try:
-                codecs.utf_8_decode(half + bytes(signs_of(self.tokenizer, id)), "strict", False)
+                codecs.utf_8_decode(
+                    pending + bytes(token_bytes(self.tokenizer, id)), "strict", False
+                )
             except UnicodeDecodeError as error:
-                own += error.start == 0
-        elif stream.waiting and not A_BYTE.fullmatch(spelled(self.tokenizer, id)):
-            decode, before = self.tokenizer.decode, stream.before
-            own += len(decode(before + stream.waiting)) - len(decode(before))
+                offset += error.start == 0
+        elif stream.waiting and not A_BYTE.fullmatch(spelling(self.tokenizer, id)):
+            decode = self.tokenizer.decode
+            offset += len(decode(stream.before + stream.waiting)) - len(decode(stream.before))
 
         self.offset += len(stream.add(id))
 
-        return own
-
-    def known(self, id: int) -> dict[str, Any]:
-        return {"id": id, "text": self.stream.add(id), "token": spelled(self.tokenizer, id)}
+        return offset
 
 
-def listed(said: Sequence[TokenLogprob]) -> int:
-    """Tokens, and alternatives of each."""
-    return sum(1 + len(each.alternatives) for each in said)
+def entries_in(chunks: Iterable[OutputChunk]) -> int:
+    """Number of tokens and alternatives."""
+    entries = 0
+    for chunk in chunks:
+        for token in chunk.tokens:
+            entries += 1 + len(token.alternatives)
+
+    return entries
 
 
-def chances_of(each: Alternative) -> dict[str, float]:
-    return {"logprob": finite(each.logprob) or 0.0, "probability": each.probability}
+def probabilities(alternative: Alternative) -> dict[str, float]:
+    """The logprob and the sampling probability of a token."""
+    return {
+        "logprob": finite(alternative.logprob) or 0.0,
+        "probability": alternative.probability,
+    }
 
 
 def prompt_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[dict[str, Any]]:
-    running = Running(tokenizer)
-    return [running.known(id) for id in ids]
+    """The tokens of a prompt in qkv's format."""
+    stream = TokenStream(tokenizer)
+    return [stream.token(id) for id in ids]
 
 
 def finite(logprob: float | None) -> float | None:
-    return logprob if logprob is None or math.isfinite(logprob) else NEVER
+    """The logprob, with OpenAI's number in place of an infinite one."""
+    if logprob is None or math.isfinite(logprob):
+        return logprob
+
+    return ZERO_LOGPROB
 
 
 @lru_cache(maxsize=65536)
-def lone(tokenizer: Tokenizer, id: int) -> dict[str, Any]:
-    """A token as it would go on a text."""
-    return {"id": id, "text": text_of(tokenizer, id), "token": spelled(tokenizer, id)}
+def single_token(tokenizer: Tokenizer, id: int) -> dict[str, Any]:
+    """A token as it would continue a text."""
+    return {"id": id, "text": token_text(tokenizer, id), "token": spelling(tokenizer, id)}
 
 
 @lru_cache(maxsize=65536)
-def text_of(tokenizer: Tokenizer, id: int) -> str:
+def token_text(tokenizer: Tokenizer, id: int) -> str:
+    """The text of a token inside a text."""
     stream = IncrementalDetokenizer(tokenizer)
-    stream.before = word_before(tokenizer)
+    stream.before = preceding_token(tokenizer)
     return stream.add(id) + stream.close()
 
 
 @lru_cache(maxsize=16)
-def word_before(tokenizer: Tokenizer) -> list[int]:
-    """Any word: how a token reads may depend on there being one."""
+def preceding_token(tokenizer: Tokenizer) -> list[int]:
+    """Any ordinary token: the text of a token may depend on there being one before it."""
     for id in range(tokenizer.vocabulary):
         token = tokenizer.inner.id_to_token(id)
-        if (
-            token is not None
-            and id not in tokenizer.special
-            and not A_BYTE.fullmatch(token)
-            and tokenizer.decode([id])
-        ):
+        if token is None or id in tokenizer.special or A_BYTE.fullmatch(token):
+            continue
+        if tokenizer.decode([id]):
             return [id]
 
     return []
 
 
-def spelled(tokenizer: Tokenizer, id: int) -> str:
-    """As the vocabulary writes it; some models have room for more tokens than there are."""
+def spelling(tokenizer: Tokenizer, id: int) -> str:
+    """A token as the vocabulary writes it; a model may have more ids than its tokenizer."""
     return tokenizer.inner.id_to_token(id) or f"[{id}]"
 
 
-def signs_of(tokenizer: Tokenizer, id: int) -> list[int]:
-    """The bytes that a token stands for."""
+def token_bytes(tokenizer: Tokenizer, id: int) -> list[int]:
+    """The bytes of a token."""
     if id in tokenizer.special or id >= tokenizer.vocabulary:
-        return list(spelled(tokenizer, id).encode())
+        return list(spelling(tokenizer, id).encode())
     if "ByteLevel" in tokenizer.decoders:
-        return list(bytes_of(spelled(tokenizer, id)))
+        return list(bytes_of(spelling(tokenizer, id)))
 
-    return list(text_of(tokenizer, id).encode())
+    return list(token_text(tokenizer, id).encode())
 
 
-def shown(tokenizer: Tokenizer, id: int) -> str:
-    """OpenAI's text of a token: a part of a character by its bytes, a special token by its name."""
+def openai_text(tokenizer: Tokenizer, id: int) -> str:
+    """OpenAI's text of a token: part of a character by its bytes, a special token by its name."""
     if id in tokenizer.special or id >= tokenizer.vocabulary:
-        return spelled(tokenizer, id)
+        return spelling(tokenizer, id)
 
-    text = text_of(tokenizer, id)
+    text = token_text(tokenizer, id)
     if "\ufffd" in text and "ByteLevel" in tokenizer.decoders:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in signs_of(tokenizer, id))
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes(tokenizer, id))
 
     return text
 
 
-def of_completion(
-    tokenizer: Tokenizer, said: Sequence[TokenLogprob], top: int, running: Running
+def completion_logprobs(
+    tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int, stream: TokenStream
 ) -> dict[str, Any]:
-    """The `logprobs` of a completion. `running` knows where in the text each token begins."""
+    """The `logprobs` of a completion; `stream` counts the offsets of the choice's text."""
+    top_logprobs: list[dict[str, float | None] | None] = []
+    for token in tokens:
+        if token.logprob is None:
+            top_logprobs.append(None)
+            continue
+
+        likely = {}
+        for other in token.alternatives[:top]:
+            likely[openai_text(tokenizer, other.id)] = finite(other.logprob)
+
+        top_logprobs.append(likely)
+
     return {
-        "tokens": [shown(tokenizer, each.id) for each in said],
-        "token_logprobs": [finite(each.logprob) for each in said],
-        "top_logprobs": [
-            None if each.logprob is None
-            else {shown(tokenizer, other.id): finite(other.logprob) for other in each.alternatives[:top]}
-            for each in said
-        ] if top else None,
-        "text_offset": [running.place(each.id) for each in said],
-    }  # fmt: skip
+        "tokens": [openai_text(tokenizer, token.id) for token in tokens],
+        "token_logprobs": [finite(token.logprob) for token in tokens],
+        "top_logprobs": top_logprobs if top else None,
+        "text_offset": [stream.text_offset(token.id) for token in tokens],
+    }
 
 
-def of_chat(tokenizer: Tokenizer, said: Sequence[TokenLogprob], top: int) -> dict[str, Any]:
-    """The `logprobs` of a chat."""
+def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int) -> dict[str, Any]:
+    """The `logprobs` of a chat completion."""
+    content = []
+    for token in tokens:
+        likely = []
+        for other in token.alternatives[:top]:
+            likely.append(chat_token(tokenizer, other.id, other.logprob))
 
-    def one(id: int, logprob: float | None) -> dict[str, Any]:
-        return {
-            "token": shown(tokenizer, id),
-            "logprob": finite(logprob),
-            "bytes": signs_of(tokenizer, id),
-        }
-
-    content = [
-        {
-            **one(each.id, each.logprob),
-            "top_logprobs": [one(other.id, other.logprob) for other in each.alternatives[:top]],
-        }
-        for each in said
-    ]
+        item = chat_token(tokenizer, token.id, token.logprob)
+        content.append({**item, "top_logprobs": likely})
 
     return {"content": content, "refusal": None}
+
+
+def chat_token(tokenizer: Tokenizer, id: int, logprob: float | None) -> dict[str, Any]:
+    return {
+        "token": openai_text(tokenizer, id),
+        "logprob": finite(logprob),
+        "bytes": token_bytes(tokenizer, id),
+    }

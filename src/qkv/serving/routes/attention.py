@@ -1,6 +1,4 @@
-"""POST /v1/attention: a look inside while a model reads, as the drawing code of `qkv look` takes
-it.
-"""
+"""POST /v1/attention: attention weights and predictions, in the format of the `qkv look` page."""
 
 from __future__ import annotations
 
@@ -19,124 +17,134 @@ from qkv.insight.render.page import EXACT, blocks, cells, compact, described, op
 from qkv.models import GPT, RNN, Transformer
 from qkv.models.registry import Model
 from qkv.serving.http.errors import Json
-from qkv.serving.http.params import deadline_of, heads_of, ids_of, job, opened, prepared
+from qkv.serving.http.output_stream import job_result
+from qkv.serving.http.params import parse_heads_off, request_deadline
+from qkv.serving.http.prompt_validation import prepare, prompt_token_ids, ready_model
 from qkv.serving.http.schema.native_schema import AttentionRequest
 from qkv.serving.http.schema.openapi import documented
 from qkv.serving.http.schema.response_schema import AttentionReply
-from qkv.serving.http.sse import answer
+from qkv.serving.http.sse import while_connected
 from qkv.text.tokenizer import Tokenizer
 
 router = APIRouter(tags=["qkv"])
-MOST_TOKENS = 1024
-MOST_WHOLE = 512
-"""Tokens of a text all of whose layers are looked at in one go: nobody else is answered meanwhile.
-"""
-MOST_CHARACTERS = 32 * MOST_TOKENS
-MOST_WEIGHTS = 8_000_000
-"""Of the layers that come in full: some 10 MB on the wire."""
+MAX_TOKENS = 1024
+MAX_TOKENS_ALL_LAYERS = 512
+"""Tokens of a text whose layers are all computed in one job: other requests wait for it."""
+MAX_CHARACTERS = 32 * MAX_TOKENS
+MAX_WEIGHTS = 8_000_000
+"""Attention weights in one response: about 10 MB."""
 
 
 @router.post("/v1/attention", responses=documented(AttentionReply))
-async def attention(asked: AttentionRequest, request: Request) -> Response:
-    """Attention of every layer and head, what comes next, the prediction after each layer, the
-    norms.
-    """
-    served, model, tokenizer = opened(request, asked.model)
-    deadline = deadline_of(request, asked.timeout)
+async def attention(body: AttentionRequest, request: Request) -> Response:
+    """Attention of all layers and heads, next tokens, predictions after each layer, and norms."""
+    entry, model, tokenizer = ready_model(request, body.model)
+    deadline = request_deadline(request, body.timeout)
     if isinstance(model, RNN) and model.config.attention == "none":
-        raise ValueError(
-            "model: this RNN has no attention, so none of its words looks at any other"
-        )
+        raise ValueError("model: this RNN has no attention")
 
-    off = heads_of(model, asked.heads_off)
+    heads_off = parse_heads_off(model, body.heads_off)
+    sequence = body.sequence
     ids: list[int] | None = None
-    if isinstance(model, GPT) and asked.sequence is not None:
-        ids = await prepared(
-            request,
-            served,
-            deadline,
-            len(asked.sequence),
-            ids_of,
-            model,
-            tokenizer,
-            asked.sequence,
-            "text",
+    if isinstance(model, GPT) and sequence is not None:
+        work = prompt_token_ids
+        size = len(sequence)
+        ids = await prepare(
+            request, entry, deadline, size, work, model, tokenizer, sequence, "text"
         )
-    elif isinstance(asked.sequence, list):
+    elif isinstance(sequence, list):
         raise ValueError("text: only a GPT takes ids; expected a text")
 
-    def work(model: Any, tokenizer: Tokenizer) -> Look:
+    def look_inside(model: Any, tokenizer: Tokenizer) -> Look:
         kind = "decoder" if isinstance(model, Transformer) else None
-        edits = [Edit(layer, head, kind=kind) for layer, head in off]
-        # The engine's thread keeps no gradients; the norms need them.
+        edits = [Edit(layer, head, kind=kind) for layer, head in heads_off]
+        # The engine's thread is in inference mode; the norms need gradients.
         with torch.inference_mode(False), torch.enable_grad(), edited(model, edits):
-            reading = Reading(side(tokenizer, ids)) if ids else read_asked(model, tokenizer, asked)
-            check_size(model, reading, asked)
+            reading = Reading(side(tokenizer, ids)) if ids else read_body(model, tokenizer, body)
+            check_size(model, reading, body)
             return look(
-                model, reading=reading, tokenizer=tokenizer, name=asked.model, layers=asked.layers,
-                lens_too=asked.lens, norms_too=asked.norms,
-            )  # fmt: skip
-
-    seen = await answer(request, job(request, asked.model, work, deadline))
-
-    return await asyncio.to_thread(packed_look, seen, asked)
-
-
-def read_asked(model: Model, tokenizer: Tokenizer, asked: AttentionRequest) -> Reading:
-    for field, size in (
-        ("text", sum(map(len, asked.texts))), ("source", len(asked.source or "")), ("target", len(asked.target or "")),
-    ):  # fmt: skip
-        if size > MOST_CHARACTERS:
-            raise ValueError(
-                f"{field}: attention is shown of at most {MOST_TOKENS:,} tokens; shorten it"
+                model,
+                reading=reading,
+                tokenizer=tokenizer,
+                name=body.model,
+                layers=body.layers,
+                lens_too=body.lens,
+                norms_too=body.norms,
             )
 
-    return read(model, tokenizer, *asked.texts, source=asked.source, target=asked.target)
+    result = await while_connected(
+        request.receive, job_result(request, body.model, look_inside, deadline)
+    )
+
+    # Beside the engine's thread: packing takes longer than computing
+    return await asyncio.to_thread(look_response, result, body)
 
 
-def check_size(model: Model, reading: Reading, asked: AttentionRequest) -> None:
-    """Every pair of tokens has a weight in every head: a long text is refused before any is made."""
+def read_body(model: Model, tokenizer: Tokenizer, body: AttentionRequest) -> Reading:
+    """The model's input for the texts of a request."""
+    sizes = {
+        "text": sum(map(len, body.texts)),
+        "source": len(body.source or ""),
+        "target": len(body.target or ""),
+    }
+    for field, size in sizes.items():
+        if size > MAX_CHARACTERS:
+            raise ValueError(f"{field}: attention is limited to {MAX_TOKENS:,} tokens; shorten it")
+
+    return read(model, tokenizer, *body.texts, source=body.source, target=body.target)
+
+
+def check_size(model: Model, reading: Reading, body: AttentionRequest) -> None:
+    """Raise ValueError for a long text, before a weight per pair of tokens and head is computed."""
     size = longest_of(reading)
-    if size > MOST_TOKENS:
+    if size > MAX_TOKENS:
         raise ValueError(
-            f"text: attention is shown of at most {MOST_TOKENS:,} tokens, not {size:,}; shorten it"
+            f"text: attention is limited to {MAX_TOKENS:,} tokens, not {size:,}; shorten it"
         )
-    if asked.layers is None and size > MOST_WHOLE:
+    if body.layers is None and size > MAX_TOKENS_ALL_LAYERS:
         raise ValueError(
-            f"layers: all of them are shown of at most {MOST_WHOLE} tokens, not {size:,}; ask for some of them"
+            f"layers: all layers are returned for at most {MAX_TOKENS_ALL_LAYERS} tokens, "
+            f"not {size:,}; choose some of them"
         )
 
-    for field, wanted in (("lens", asked.lens), ("norms", asked.norms)):
+    for field, wanted in (("lens", body.lens), ("norms", body.norms)):
         if wanted and size > SHORT:
             raise ValueError(
-                f"{field}: made for texts of up to {SHORT} tokens, not {size:,}; leave it out"
+                f"{field}: limited to texts of {SHORT} tokens, not {size:,}; leave it out"
             )
 
-    each = [place.heads * size**2 for place in attention_sites(model)]
-    depths = [place.depth for place in attention_sites(model)]
-    chosen = max(depths) if asked.layers is None else len(set(asked.layers))
-    weights = sum(
-        of_layer * min(chosen, depth) for of_layer, depth in zip(each, depths, strict=True)
-    )
-    if weights > MOST_WEIGHTS:
-        fit = max(MOST_WEIGHTS // sum(each), 1)
+    check_weights(model, size, body.layers)
+
+
+def check_weights(model: Model, size: int, layers: list[int] | None) -> None:
+    """Raise ValueError if the layers have too many weights for one response."""
+    sites = attention_sites(model)
+    chosen = max(site.depth for site in sites) if layers is None else len(set(layers))
+    weights = 0
+    weights_per_layer = 0
+    for site in sites:
+        weights_per_layer += site.heads * size**2
+        weights += site.heads * size**2 * min(chosen, site.depth)
+
+    if weights > MAX_WEIGHTS:
+        fitting = max(MAX_WEIGHTS // weights_per_layer, 1)
         raise ValueError(
-            f"layers: the heads of {chosen} layers have {weights:,} weights for {size:,} tokens, more than "
-            f"{MOST_WEIGHTS:,}; ask for {fit} at a time"
+            f"layers: the heads of {chosen} layers have {weights:,} weights for {size:,} tokens, "
+            f"more than {MAX_WEIGHTS:,}; ask for {fitting} at a time"
         )
 
 
-def packed_look(seen: Look, asked: AttentionRequest) -> Response:
-    """Beside the engine's thread: packing takes longer than looking."""
-    code: Any = "linear16" if cells(seen) <= EXACT else "root8"
-    start = opening(seen, None, asked.kind, None, None, False)
-    found = dict(blocks(seen, code, str(start.get("kind")), start.get("layer", 0)))
+def look_response(result: Look, body: AttentionRequest) -> Response:
+    """Pack a look as the page of `qkv look` reads it."""
+    code: Any = "linear16" if cells(result) <= EXACT else "root8"
+    start = opening(result, None, body.kind, None, None, False)
+    packed = dict(blocks(result, code, str(start.get("kind")), start.get("layer", 0)))
 
     return Json(
         {
-            "data": described(seen, code) | {"start": start},
-            "blocks": found,
-            "next": None if seen.next is None else compact(seen.next),
-            "lens": None if seen.lens is None else compact(seen.lens),
+            "data": described(result, code) | {"start": start},
+            "blocks": packed,
+            "next": None if result.next is None else compact(result.next),
+            "lens": None if result.lens is None else compact(result.lens),
         }
     )

@@ -1,4 +1,4 @@
-"""POST /v1/completions: go on from a prompt, or from several, in OpenAI's shape."""
+"""POST /v1/completions: continue one prompt or several, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -15,166 +15,197 @@ from qkv.models import GPT
 from qkv.serving.engine.generation_request import GenerationRequest, OutputChunk, Reason
 from qkv.serving.http import token_json
 from qkv.serving.http.errors import Json
+from qkv.serving.http.output_stream import merged_chunks, write_out
 from qkv.serving.http.params import (
-    beside,
-    check_listed,
-    choice_of,
-    deadline_of,
-    heads_of,
+    check_logprob_entries,
+    parse_heads_off,
+    request_deadline,
+    request_seed,
+    sampling_params,
+)
+from qkv.serving.http.prompt_validation import (
+    check_family,
     host_of,
-    ids_of,
-    only,
-    opened,
-    prepared,
-    room_after,
-    seed_of,
-    together,
+    max_new_tokens,
+    prepare,
+    prompt_token_ids,
+    ready_model,
 )
 from qkv.serving.http.schema.openai_schema import CompletionRequest
 from qkv.serving.http.schema.openapi import STREAMED, documented
 from qkv.serving.http.schema.response_schema import CompletionReply
-from qkv.serving.http.sse import DONE, EventStream, answer, event
+from qkv.serving.http.sse import DONE, EventStream, event, while_connected
 from qkv.text.detokenizer import IncrementalDetokenizer
 from qkv.text.tokenizer import Tokenizer
 
 router = APIRouter(tags=["OpenAI"])
-FINISHED: dict[Reason, str] = {
-    "end": "stop", "stop": "stop", "length": "length", "context": "length", "deadline": "length",
-}  # fmt: skip
-"""Why a text ended, in OpenAI's words; ours stand beside them as `reason`."""
+DEFAULT_MAX_TOKENS = 16
+FINISH_REASONS: dict[Reason, str] = {
+    "end": "stop",
+    "stop": "stop",
+    "length": "length",
+    "context": "length",
+    "deadline": "length",
+}
+"""OpenAI's `finish_reason`; the more specific one is sent beside it as `reason`."""
 
 
 @router.post("/v1/completions", responses=documented(CompletionReply, also=STREAMED))
-async def complete(asked: CompletionRequest, request: Request) -> Response:
-    """Go on from a prompt."""
-    served, model, tokenizer = opened(request, asked.model)
-    only(model, asked.model, GPT, "does not go on from a prompt")
-    deadline, off = deadline_of(request, asked.timeout), heads_of(model, asked.heads_off)
-    size = sum(map(len, asked.prompts))
+async def complete(body: CompletionRequest, request: Request) -> Response:
+    """Continue a prompt."""
+    entry, model, tokenizer = ready_model(request, body.model)
+    check_family(model, body.model, GPT, "does not continue a prompt")
+    deadline = request_deadline(request, body.timeout)
+    heads_off = parse_heads_off(model, body.heads_off)
 
-    def encoded() -> list[list[int]]:
-        return [ids_of(model, tokenizer, prompt) for prompt in asked.prompts]
+    # Tokenize the prompts
+    def encode() -> list[list[int]]:
+        return [prompt_token_ids(model, tokenizer, prompt) for prompt in body.prompts]
 
-    prompts = await prepared(request, served, deadline, size, encoded)
-    top = asked.logprobs if asked.logprobs is not None else 0 if asked.tokens else None
-    asks = [
-        GenerationRequest(
-            prompt=ids,
-            length=room_after(model, ids, asked.max_tokens, 16),
-            choice=choice_of(asked),
-            ends=() if tokenizer.end is None else (tokenizer.end,),
-            stop=asked.stops,
-            samples=asked.n or 1,
-            seed=seed_of(asked.seed),
-            top=top,
-            prompt_top=asked.logprobs if asked.echo else None,
-            off=off,
-            stream=bool(asked.stream),
-            deadline=deadline,
-        )
-        for ids in prompts
-    ]
+    size = sum(map(len, body.prompts))
+    prompts = await prepare(request, entry, deadline, size, encode)
 
-    check_listed(asks)
-    size = sum(map(len, prompts)) if asked.echo else 0
-    telling = await prepared(
-        request, served, deadline, size, CompletionStream, asked, tokenizer, prompts
+    # Build one request per prompt
+    requests: list[GenerationRequest] = []
+    for ids in prompts:
+        requests.append(generation_request(body, model, tokenizer, ids, heads_off, deadline))
+
+    check_logprob_entries(requests)
+
+    # Answer
+    echo_size = sum(map(len, prompts)) if body.echo else 0
+    reply = await prepare(
+        request, entry, deadline, echo_size, CompletionStream, body, tokenizer, prompts
     )
-    said = together(host_of(request), asked.model, asks)
-    if asked.stream:
-        return EventStream(telling.events(said))
+    chunks = merged_chunks(host_of(request), body.model, requests)
+    if body.stream:
+        return EventStream(reply.events(chunks))
 
-    return await answer(request, telling.whole(said))
+    return await while_connected(request.receive, reply.whole(chunks))
+
+
+def generation_request(
+    body: CompletionRequest,
+    model: GPT,
+    tokenizer: Tokenizer,
+    ids: list[int],
+    heads_off: tuple[tuple[int, int], ...],
+    deadline: float,
+) -> GenerationRequest:
+    """The engine's request for one prompt."""
+    logprobs = body.logprobs
+    if logprobs is None and body.tokens:
+        logprobs = 0
+
+    wanted = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    return GenerationRequest(
+        prompt=ids,
+        max_tokens=max_new_tokens(model, ids, wanted),
+        sampling=sampling_params(body),
+        end_ids=() if tokenizer.end is None else (tokenizer.end,),
+        stop=body.stops,
+        samples=body.n or 1,
+        seed=request_seed(body.seed),
+        logprobs=logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
+        heads_off=heads_off,
+        stream=bool(body.stream),
+        deadline=deadline,
+    )
 
 
 class CompletionChoiceState:
-    """One choice: what was said of it so far."""
+    """The output of one choice so far."""
 
     def __init__(
         self, tokenizer: Tokenizer, echo: str, prompt: IncrementalDetokenizer, stop: tuple[str, ...]
     ) -> None:
-        self.echo, self.text = echo, ""
-        self.aloud = StopStringFilter(tokenizer, stop)
-        """Goes on where the prompt ended. How a word is joined depends on the one before it, so
-        what comes after an echo may begin otherwise than a text of its own: with a space, or with
-        the rest of a character."""
-        self.aloud.stream.before, self.aloud.stream.waiting = (
-            list(prompt.before),
-            list(prompt.waiting),
-        )
-        self.aloud.stream.characters.setstate(prompt.characters.getstate())
-        self.places = token_json.Running(tokenizer)
-        """Where each token of the text begins, echo and all."""
-        self.known = token_json.Running(tokenizer)
+        self.echo = echo
+        """Text of the prompt that is still to be sent."""
+        self.text = ""
+        self.offsets = token_json.TokenStream(tokenizer)
+        """Offsets of the tokens in the text, including the echo."""
+        self.token_stream = token_json.TokenStream(tokenizer)
         self.tokens: list[dict[str, Any]] = []
         self.logprobs: dict[str, Any] | None = None
         self.reason: Reason | None = None
 
-    def after_echo(self, piece: OutputChunk) -> str:
-        if self.aloud.stopped:
+        # After an echo the detokenizer continues the prompt: the text of a token depends on the
+        # token before it, so it may start with a space, or with the rest of a character.
+        self.after_echo = StopStringFilter(tokenizer, stop)
+        stream = self.after_echo.stream
+        stream.before = list(prompt.before)
+        stream.waiting = list(prompt.waiting)
+        stream.characters.setstate(prompt.characters.getstate())
+
+    def text_after_echo(self, chunk: OutputChunk) -> str:
+        """The text of a chunk as the continuation of the echoed prompt."""
+        if self.after_echo.stopped:
             return ""
 
-        self.aloud.hear_all(each.id for each in piece.said)
-        if piece.reason is not None:
-            self.aloud.close()
+        self.after_echo.hear_all(token.id for token in chunk.tokens)
+        if chunk.reason is not None:
+            self.after_echo.close()
 
-        return self.aloud.take()
+        return self.after_echo.take()
 
 
 class CompletionStream:
-    """Pieces of the engine as choices of a completion."""
+    """Turns chunks of the engine into the choices of a completion."""
 
     def __init__(
-        self, asked: CompletionRequest, tokenizer: Tokenizer, prompts: list[list[int]]
+        self, body: CompletionRequest, tokenizer: Tokenizer, prompts: list[list[int]]
     ) -> None:
-        self.asked, self.tokenizer, self.prompts = asked, tokenizer, prompts
-        self.n = asked.n or 1
-        self.told: list[CompletionChoiceState] = []
-
+        self.body = body
+        self.tokenizer = tokenizer
+        self.prompts = prompts
+        self.samples = body.n or 1
+        self.generated = 0
+        self.states: list[CompletionChoiceState] = []
         for ids in prompts:
             prompt = IncrementalDetokenizer(tokenizer)
-            echo = prompt.add_all(ids) if asked.echo else ""
-            self.told += [
-                CompletionChoiceState(tokenizer, echo, prompt, asked.stops) for _ in range(self.n)
-            ]
+            echo = prompt.add_all(ids) if body.echo else ""
+            for _ in range(self.samples):
+                self.states.append(CompletionChoiceState(tokenizer, echo, prompt, body.stops))
 
-        self.said = 0
         self.head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": asked.model,
+            "model": body.model,
         }
 
     def usage(self) -> dict[str, int]:
-        read = sum(map(len, self.prompts))
-        return {
-            "prompt_tokens": read,
-            "completion_tokens": self.said,
-            "total_tokens": read + self.said,
-        }
+        return token_usage(sum(map(len, self.prompts)), self.generated)
 
-    def choices(self, number: int, piece: OutputChunk) -> list[dict[str, Any]]:
-        """What a piece of a request adds to its choices: the prompt, said first, to all of them."""
-        prompt = self.is_prompt(number * self.n)
-        rows = range(self.n) if prompt else [piece.row]
-        self.said += 0 if prompt else len(piece.said)
+    def choices(self, number: int, chunk: OutputChunk) -> list[dict[str, Any]]:
+        """What a chunk of request `number` adds: to one choice, or with prompt logprobs to all."""
+        first = number * self.samples
+        if self.expects_prompt(first):
+            return [self.choice(first + sample, chunk) for sample in range(self.samples)]
 
-        return [self.choice(number * self.n + row, piece) for row in rows]
+        self.generated += len(chunk.tokens)
+        return [self.choice(first + chunk.sample, chunk)]
 
-    def is_prompt(self, index: int) -> bool:
-        """Whether what comes next of a choice is what the model thinks of its prompt."""
-        return (
-            bool(self.asked.echo)
-            and self.asked.logprobs is not None
-            and self.told[index].logprobs is None
-        )
+    def expects_prompt(self, index: int) -> bool:
+        """Whether the next chunk of a choice has the prompt's logprobs."""
+        if not self.body.echo or self.body.logprobs is None:
+            return False
 
-    def choice(self, index: int, piece: OutputChunk) -> dict[str, Any]:
-        told, asked = self.told[index], self.asked
-        text = told.after_echo(piece) if asked.echo and not self.is_prompt(index) else piece.text
-        text, told.echo = told.echo + text, ""
-        found: dict[str, Any] = {
+        return self.states[index].logprobs is None
+
+    def choice(self, index: int, chunk: OutputChunk) -> dict[str, Any]:
+        """What a chunk adds to a choice, as the choice of an event."""
+        body = self.body
+        state = self.states[index]
+        text = chunk.text
+        if body.echo and not self.expects_prompt(index):
+            text = state.text_after_echo(chunk)
+
+        text = state.echo + text
+        state.echo = ""
+        state.text += text
+        choice: dict[str, Any] = {
             "index": index,
             "text": text,
             "logprobs": None,
@@ -182,78 +213,91 @@ class CompletionStream:
             "reason": None,
         }
 
-        if asked.logprobs is not None:
-            found["logprobs"] = token_json.of_completion(
-                self.tokenizer, piece.said, asked.logprobs, told.places
+        if body.logprobs is not None:
+            choice["logprobs"] = token_json.completion_logprobs(
+                self.tokenizer, chunk.tokens, body.logprobs, state.offsets
             )
-            told.logprobs = joined(told.logprobs, found["logprobs"])
+            state.logprobs = joined(state.logprobs, choice["logprobs"])
 
-        if asked.tokens:
-            found["tokens"] = told.known.read(piece.said)
-            told.tokens += found["tokens"]
+        if body.tokens:
+            choice["tokens"] = state.token_stream.scored_tokens(chunk.tokens)
+            state.tokens += choice["tokens"]
 
-        told.text += text
-        if piece.reason is not None:
-            told.reason = piece.reason
-            found |= {"finish_reason": FINISHED[piece.reason], "reason": piece.reason}
+        if chunk.reason is not None:
+            state.reason = chunk.reason
+            choice["finish_reason"] = FINISH_REASONS[chunk.reason]
+            choice["reason"] = chunk.reason
 
-        return found
+        return choice
 
-    async def whole(self, said: AsyncIterator[tuple[int, OutputChunk]]) -> Response:
-        """To write out many alternatives takes a while."""
-        heard = [each async for each in said]
-        return await beside(
-            sum(token_json.listed(piece.said) for _, piece in heard), lambda: Json(self.made(heard))
-        )
+    async def whole(self, chunks: AsyncIterator[tuple[int, OutputChunk]]) -> Response:
+        """The completion as one response."""
+        received = [pair async for pair in chunks]
+        size = token_json.entries_in(chunk for _, chunk in received)
+        return await write_out(size, lambda: Json(self.completion(received)))
 
-    def made(self, heard: list[tuple[int, OutputChunk]]) -> dict[str, Any]:
-        for number, piece in heard:
-            self.choices(number, piece)
+    def completion(self, received: list[tuple[int, OutputChunk]]) -> dict[str, Any]:
+        for number, chunk in received:
+            self.choices(number, chunk)
 
         choices = []
-        for index, told in enumerate(self.told):
-            assert told.reason is not None
-            choices.append(
-                {
-                    "index": index,
-                    "text": told.text,
-                    "logprobs": told.logprobs,
-                    "finish_reason": FINISHED[told.reason],
-                    "reason": told.reason,
-                    **({"tokens": told.tokens} if self.asked.tokens else {}),
-                }
-            )
+        for index, state in enumerate(self.states):
+            assert state.reason is not None
+            choice = {
+                "index": index,
+                "text": state.text,
+                "logprobs": state.logprobs,
+                "finish_reason": FINISH_REASONS[state.reason],
+                "reason": state.reason,
+            }
+            if self.body.tokens:
+                choice["tokens"] = state.tokens
 
-        return {**self.head, "choices": choices, "usage": self.usage(), **self.read()}
+            choices.append(choice)
 
-    def read(self) -> dict[str, Any]:
-        return (
-            {"prompt_tokens": token_json.prompt_tokens(self.tokenizer, self.prompts[0])}
-            if self.asked.tokens
-            else {}
-        )
+        return {**self.head, "choices": choices, "usage": self.usage(), **self.prompt_tokens()}
 
-    async def events(self, said: AsyncIterator[tuple[int, OutputChunk]]) -> AsyncIterator[bytes]:
-        first = self.read()
+    def prompt_tokens(self) -> dict[str, Any]:
+        """The tokens of the prompt, if the request asks for tokens."""
+        if not self.body.tokens:
+            return {}
+
+        return {"prompt_tokens": token_json.prompt_tokens(self.tokenizer, self.prompts[0])}
+
+    async def events(self, chunks: AsyncIterator[tuple[int, OutputChunk]]) -> AsyncIterator[bytes]:
+        """The completion as server-sent events."""
+        first = self.prompt_tokens()
         try:
-            async for number, piece in said:
-                for choice in await beside(
-                    self.n * token_json.listed(piece.said), self.choices, number, piece
-                ):
+            async for number, chunk in chunks:
+                size = self.samples * token_json.entries_in([chunk])
+                for choice in await write_out(size, self.choices, number, chunk):
                     yield event({**self.head, "choices": [choice], **first})
                     first = {}
 
-            if self.asked.counted:
+            if self.body.include_usage:
                 yield event({**self.head, "choices": [], "usage": self.usage()})
 
             yield DONE
         finally:
-            await said.aclose()  # type: ignore[attr-defined]
+            await chunks.aclose()  # type: ignore[attr-defined]
+
+
+def token_usage(prompt: int, completion: int) -> dict[str, int]:
+    """OpenAI's `usage`."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
 
 
 def joined(before: dict[str, Any] | None, more: dict[str, Any]) -> dict[str, Any]:
-    """Lists go on where they ended; what is not asked for stays None."""
+    """Concatenate the lists of two `logprobs`; those that are None stay None."""
     if before is None:
         return more
 
-    return {name: None if more[name] is None else before[name] + more[name] for name in before}
+    result: dict[str, Any] = {}
+    for name, values in more.items():
+        result[name] = None if values is None else before[name] + values
+
+    return result

@@ -1,7 +1,7 @@
-"""What encoders do: POST /v1/embeddings in OpenAI's shape, /v1/fill and /v1/classify in ours.
+"""Routes of encoders: POST /v1/embeddings in OpenAI's format, /v1/fill and /v1/classify in qkv's.
 
-Each is done between two steps of the engine, a few texts at a time, so that those who listen to a
-stream wait little.
+Each runs as jobs between two steps of the engine, a few texts at a time, so that running streams
+are hardly delayed.
 """
 
 from __future__ import annotations
@@ -26,115 +26,120 @@ from qkv.models.heads import pooled
 from qkv.models.registry import Model, backbone_of
 from qkv.serving.http import token_json
 from qkv.serving.http.errors import Json
-from qkv.serving.http.params import beside, check_ids, deadline_of, job, only, opened, prepared
+from qkv.serving.http.output_stream import job_result, write_out
+from qkv.serving.http.params import request_deadline
+from qkv.serving.http.prompt_validation import check_family, check_ids, prepare, ready_model
 from qkv.serving.http.schema.native_schema import ClassifyRequest, FillRequest
 from qkv.serving.http.schema.openai_schema import EmbeddingRequest
 from qkv.serving.http.schema.openapi import documented
 from qkv.serving.http.schema.response_schema import ClassifyReply, EmbeddingReply, FillReply
-from qkv.serving.http.sse import answer
+from qkv.serving.http.sse import while_connected
 from qkv.text.tokenizer import Tokenizer
 
 router = APIRouter()
-AT_ONCE = 16
-"""Texts that are read together."""
-MOST_CHARACTERS = 200_000
-"""In a request to fill or to classify: all that are cut into tokens between two steps."""
+BATCH_SIZE = 16
+"""Texts per job."""
+MAX_CHARACTERS = 200_000
+"""Characters of a fill or classify request, which are tokenized between two steps."""
 
 
 @router.post("/v1/embeddings", responses=documented(EmbeddingReply), tags=["OpenAI"])
-async def embed(asked: EmbeddingRequest, request: Request) -> Response:
-    """A vector for each text, of length 1: the mean over its tokens, unless the model was tuned to
-    another.
-    """
-    served, model, tokenizer = opened(request, asked.model)
-    deadline = deadline_of(request, asked.timeout)
+async def embed(body: EmbeddingRequest, request: Request) -> Response:
+    """Embed texts as vectors of length 1: the mean over the tokens, or the model's own pooling."""
+    entry, model, tokenizer = ready_model(request, body.model)
+    deadline = request_deadline(request, body.timeout)
     if not isinstance(backbone_of(model), BERT):
-        only(model, asked.model, BERT, "makes no vectors of texts")
+        check_family(model, body.model, BERT, "makes no vectors of texts")
 
     width = model.config.width
-    if asked.dimensions not in (None, width):
-        raise ValueError(f"dimensions: this model's vectors have {width}, no other number")
+    if body.dimensions not in (None, width):
+        raise ValueError(f"dimensions: expected {width}, the model's width, or null")
 
-    size = sum(map(len, asked.inputs))
+    # Tokenize
+    def encode() -> list[list[int]]:
+        return [framed_ids(model, tokenizer, text) for text in body.inputs]
 
-    def encoded() -> list[list[int]]:
-        return [framed(model, tokenizer, each) for each in asked.inputs]
+    rows = await prepare(request, entry, deadline, sum(map(len, body.inputs)), encode)
 
-    rows = await prepared(request, served, deadline, size, encoded)
+    # Embed texts of similar length together
+    async def embed_all() -> dict[int, Float[Tensor, "E"]]:
+        vectors: dict[int, Tensor] = {}
+        order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+        for first in range(0, len(order), BATCH_SIZE):
+            indices = order[first : first + BATCH_SIZE]
+            work = partial(text_vectors, [rows[index] for index in indices])
+            batch = await job_result(request, body.model, work, deadline)
+            vectors |= dict(zip(indices, batch, strict=True))
 
-    async def vectors() -> list[Float[Tensor, "E"]]:
-        """Those of similar length are read together."""
-        order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
-        found: dict[int, Tensor] = {}
+        return vectors
 
-        for first in range(0, len(order), AT_ONCE):
-            some = order[first : first + AT_ONCE]
-            texts = [rows[place] for place in some]
-            read = await job(request, asked.model, partial(text_vectors, texts), deadline)
-            found |= dict(zip(some, read, strict=True))
+    vectors = await while_connected(request.receive, embed_all())
 
-        return [found[place] for place in range(len(rows))]
-
-    made = await answer(request, vectors())
-
-    def written_out() -> Response:
-        data = [
-            {
-                "object": "embedding",
-                "index": index,
-                "embedding": written(vector, asked.encoding_format == "base64"),
-            }
-            for index, vector in enumerate(made)
-        ]
+    # Answer
+    def reply() -> Response:
+        data = []
+        for index in range(len(rows)):
+            embedding = encoded_vector(vectors[index], body.encoding_format == "base64")
+            data.append({"object": "embedding", "index": index, "embedding": embedding})
 
         count = sum(map(len, rows))
         usage = {"prompt_tokens": count, "total_tokens": count}
-        return Json({"object": "list", "model": asked.model, "data": data, "usage": usage})
+        return Json({"object": "list", "model": body.model, "data": data, "usage": usage})
 
-    return await beside(len(made) * width, written_out)
+    return await write_out(len(rows) * width, reply)
 
 
-def framed(model: BERT | TaskModel, tokenizer: Tokenizer, text: str | list[int]) -> list[int]:
-    """The ids of a text with the marks around it; ids are taken as they are."""
+def framed_ids(model: BERT | TaskModel, tokenizer: Tokenizer, text: str | list[int]) -> list[int]:
+    """The ids of a text with the special tokens around it; ids are taken as they are."""
     if isinstance(text, str):
         ids = marks_of(model, tokenizer)["self"].around(tokenizer.encode(text))
     else:
         ids = text
         check_ids(ids, model.config.vocabulary, "input")
 
-    context = model.config.context
     if not ids:
         raise ValueError("input: it is empty; expected a text")
+
+    check_context(ids, model.config.context, "input")
+    return ids
+
+
+def check_context(ids: list[int], context: int, field: str) -> None:
+    """Raise ValueError if a text is longer than the context."""
     if len(ids) > context:
         raise ValueError(
-            f"input: {len(ids):,} tokens are more than the model's context of {context:,}; shorten it"
+            f"{field}: {len(ids):,} tokens are more than the model's context of {context:,}; "
+            "shorten it"
         )
-
-    return ids
 
 
 def text_vectors(
     rows: list[list[int]], model: Model, tokenizer: Tokenizer
 ) -> list[Float[Tensor, "E"]]:
-    """Normalised to length 1."""
-    body = backbone_of(model)
-    assert isinstance(body, BERT)
+    """One vector of length 1 per text."""
+    backbone = backbone_of(model)
+    assert isinstance(backbone, BERT)
     pooling = model.config.head.pooling if isinstance(model, TaskModel) else "mean"
-    longest = max(map(len, rows))
     device = next(model.parameters()).device
-    ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)  # (B, T)
-    size = torch.tensor([len(row) for row in rows], device=device)  # (B,)
+
+    # Pad
+    lengths = [len(row) for row in rows]
+    longest = max(lengths)
+    padded = [row + [0] * (longest - len(row)) for row in rows]
+    ids = torch.tensor(padded, device=device)  # (B, T)
+    size = torch.tensor(lengths, device=device)  # (B,)
     padding_mask = torch.arange(longest, device=device) < size.unsqueeze(1)  # (B, T)
 
     with torch.no_grad(), without_dropout(model):
-        hidden = body.hidden(ids, padding_mask=padding_mask)  # (B, T, E)
-        places = size - 1 if pooling == "last" else torch.zeros_like(size)
-        vectors = pooled(hidden, pooling, places, padding_mask).float()  # (B, E)
+        hidden = backbone.hidden(ids, padding_mask=padding_mask)  # (B, T, E)
+        positions = size - 1 if pooling == "last" else torch.zeros_like(size)
+        vectors = pooled(hidden, pooling, positions, padding_mask).float()  # (B, E)
 
     return list(torch.nn.functional.normalize(vectors, dim=-1).cpu())
 
 
-def written(vector: Float[Tensor, "E"], in_base64: bool) -> list[float] | str:
+def encoded_vector(vector: Float[Tensor, "E"], in_base64: bool) -> list[float] | str:
+    """A vector as numbers, or as little-endian float32 in base64."""
     if in_base64:
         return base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode()
 
@@ -142,67 +147,68 @@ def written(vector: Float[Tensor, "E"], in_base64: bool) -> list[float] | str:
 
 
 @router.post("/v1/fill", responses=documented(FillReply), tags=["qkv"])
-async def fill_masks(asked: FillRequest, request: Request) -> Response:
-    """What stands where the text says [mask]."""
-    served, model, tokenizer = opened(request, asked.model)
-    deadline = deadline_of(request, asked.timeout)
-    only(model, asked.model, BERT, "guesses no masked words")
+async def fill_masks(body: FillRequest, request: Request) -> Response:
+    """Predict the masked tokens of a text."""
+    entry, model, tokenizer = ready_model(request, body.model)
+    deadline = request_deadline(request, body.timeout)
+    check_family(model, body.model, BERT, "does not predict masked tokens")
     if not model.config.mlm_head:
         raise ValueError(
-            f"model: {asked.model} is an encoder alone and guesses no words; use embeddings"
+            f"model: {body.model} has no masked-word head, so it cannot fill masks; "
+            "use /v1/embeddings"
         )
     if tokenizer.mask is None:
-        raise ValueError(f"model: {asked.model} has no mask token, so it was not taught to guess")
+        raise ValueError(f"model: {body.model} has no mask token, so it cannot fill masks")
 
-    check_characters([asked.text], "text")
-    ids = await prepared(
-        request, served, deadline, len(asked.text), masked_ids, tokenizer, asked.text
-    )
-    if len(ids) > (context := model.config.context):
-        raise ValueError(
-            f"text: {len(ids):,} tokens are more than the model's context of {context:,}; shorten it"
-        )
+    check_characters([body.text], "text")
+    size = len(body.text)
+    ids = await prepare(request, entry, deadline, size, masked_ids, tokenizer, body.text)
+    check_context(ids, model.config.context, "text")
 
     def work(model: Any, tokenizer: Tokenizer) -> Any:
-        return fill(model, tokenizer, asked.text, top=asked.top)
+        return fill(model, tokenizer, body.text, top=body.top)
 
-    found = await answer(request, job(request, asked.model, work, deadline))
+    masks = await while_connected(request.receive, job_result(request, body.model, work, deadline))
 
-    def written_out() -> Response:
-        read = [
-            {**each, "mask": each["id"] == tokenizer.mask}
-            for each in token_json.prompt_tokens(tokenizer, ids)
-        ]
-        return Json(
-            {"tokens": read, "masks": [[guess._asdict() for guess in guesses] for guesses in found]}
-        )
+    def reply() -> Response:
+        tokens = []
+        for token in token_json.prompt_tokens(tokenizer, ids):
+            tokens.append({**token, "mask": token["id"] == tokenizer.mask})
 
-    return await beside(len(ids) + len(found) * asked.top, written_out)
+        candidates = [[candidate._asdict() for candidate in mask] for mask in masks]
+        return Json({"tokens": tokens, "masks": candidates})
+
+    return await write_out(len(ids) + len(masks) * body.top, reply)
 
 
 def check_characters(texts: Iterable[str], field: str) -> None:
-    if (size := sum(map(len, texts))) > MOST_CHARACTERS:
+    """Raise ValueError if all texts together are too long."""
+    size = sum(map(len, texts))
+    if size > MAX_CHARACTERS:
         raise ValueError(
-            f"{field}: expected {MOST_CHARACTERS:,} characters or less in all, not {size:,}; send fewer"
+            f"{field}: expected {MAX_CHARACTERS:,} characters or fewer in total, not {size:,}; "
+            "send fewer"
         )
 
 
 @router.post("/v1/classify", responses=documented(ClassifyReply), tags=["qkv"])
-async def classify_texts(asked: ClassifyRequest, request: Request) -> Response:
-    """A class, a number, a choice or tags, as the model was tuned to say."""
-    _, model, _ = opened(request, asked.model)
-    only(model, asked.model, TaskModel, "was not taught to answer")
-    check_characters(("".join(each) for each in asked.texts), "text")
-    deadline = deadline_of(request, asked.timeout)
+async def classify_texts(body: ClassifyRequest, request: Request) -> Response:
+    """Apply the task that the model was fine-tuned for: a class, a number, a choice or tags."""
+    _, model, _ = ready_model(request, body.model)
+    check_family(model, body.model, TaskModel, "is not fine-tuned for a task")
+    check_characters(("".join(text) for text in body.texts), "text")
+    deadline = request_deadline(request, body.timeout)
 
-    async def answers() -> list[Any]:
-        found: list[Any] = []
-        for first in range(0, len(asked.texts), AT_ONCE):
-            some = asked.texts[first : first + AT_ONCE]
-            found += await job(request, asked.model, partial(classify, texts=some), deadline)
+    async def classify_all() -> list[Any]:
+        results: list[Any] = []
+        for first in range(0, len(body.texts), BATCH_SIZE):
+            work = partial(classify, texts=body.texts[first : first + BATCH_SIZE])
+            results += await job_result(request, body.model, work, deadline)
 
-        return found
+        return results
 
-    found = await answer(request, answers())
+    results = await while_connected(request.receive, classify_all())
 
-    return Json({"task": model.config.head.task, "answers": [each._asdict() for each in found]})
+    return Json(
+        {"task": model.config.head.task, "answers": [result._asdict() for result in results]}
+    )

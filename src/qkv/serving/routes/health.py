@@ -1,4 +1,4 @@
-"""GET /health, /metrics and /v1/models: how the server is, and which models it has."""
+"""GET /health, /metrics and /v1/models: the state of the server and its models."""
 
 from __future__ import annotations
 
@@ -10,134 +10,166 @@ from starlette.responses import PlainTextResponse, Response
 from qkv.generation.generate import limit_of
 from qkv.insight.inspect.capture import attention_sites
 from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
-from qkv.models.registry import backbone_of
+from qkv.models.registry import Model, backbone_of
 from qkv.serving.engine.generation_request import RequestRefused
 from qkv.serving.http.errors import Json
-from qkv.serving.http.params import host_of
 from qkv.serving.http.prometheus import prometheus
+from qkv.serving.http.prompt_validation import host_of
 from qkv.serving.http.schema.openapi import Responses, refusals
 from qkv.serving.http.schema.response_schema import Health, ModelList, ServedModel
-from qkv.serving.model_host import ModelEntry
+from qkv.serving.model_host import ModelEntry, ModelHost
+from qkv.text.tokenizer import Tokenizer
 
 router = APIRouter(tags=["about"])
-LISTED: Responses = {200: {"model": ModelList, "description": "All of them, ready or not."}}
-NAMED: Responses = {200: {"model": ServedModel, "description": "This one, ready or not."}}
-WELL: Responses = {
-    200: {"model": Health, "description": "It is there."},
-    503: {"model": Health, "description": "It is leaving, or has failed."},
+HIDDEN_ERROR = "it cannot be loaded"
+MODEL_LIST: Responses = {200: {"model": ModelList, "description": "All models, ready or not."}}
+ONE_MODEL: Responses = {200: {"model": ServedModel, "description": "The model, ready or not."}}
+HEALTH: Responses = {
+    200: {"model": Health, "description": "The server takes requests."},
+    503: {"model": Health, "description": "The server is stopping, or has failed."},
 }
-NUMBERS: Responses = {
+METRICS: Responses = {
     200: {
         "content": {"text/plain": {"schema": {"type": "string"}}},
-        "description": "For Prometheus.",
+        "description": "Prometheus' text format.",
     }
 }
 
 
-@router.get("/health", responses=WELL)
+@router.get("/health", responses=HEALTH)
 async def health(request: Request) -> Response:
-    """Whether models can be asked; no key is needed, but without one the reason of a failure is not
-    told.
-    """
+    """Whether the server takes requests; needs no key, but without one hides error messages."""
     host = host_of(request)
-    served, states = host.served, {each.state for each in host.served.values()}
-    status = next((state for state in ("ready", "loading") if state in states), "failed")
+    status = server_status(host, draining=request.app.state.middleware.draining)
+    signed_in = request.scope["signed_in"]
+
+    models: dict[str, Any] = {}
+    for name, entry in host.entries.items():
+        error = entry.error
+        if error is not None and not signed_in:  # it may name files of this machine
+            error = HIDDEN_ERROR
+
+        models[name] = {"state": entry.state, "error": error}
+
+    error = None
     if not host.alive:
-        status = "failed"
-    elif request.app.state.door.draining:
-        status = "draining"
+        error = host.failure or "the engine's thread does not run"
 
-    known = request.scope["signed_in"]  # an error may name files of this machine
-    models = {
-        name: {
-            "state": each.state,
-            "error": each.error if known or each.error is None else "it cannot be loaded",
-        }
-        for name, each in served.items()
-    }
+    code = 200 if status in ("ready", "loading") else 503
+    return Json({"status": status, "error": error, "models": models}, code)
 
-    error = None if host.alive else host.failure or "the engine's thread does not run"
 
-    return Json(
-        {"status": status, "error": error, "models": models},
-        200 if status in ("ready", "loading") else 503,
-    )
+def server_status(host: ModelHost, *, draining: bool) -> str:
+    """One of ready (a model is), loading, failed and draining."""
+    if not host.alive:
+        return "failed"
+    if draining:
+        return "draining"
+
+    states = {entry.state for entry in host.entries.values()}
+    for state in ("ready", "loading"):
+        if state in states:
+            return state
+
+    return "failed"
 
 
 @router.get(
     "/metrics",
-    responses=NUMBERS | refusals(400, 401, 403, 413, 429, 500),
+    responses=METRICS | refusals(400, 401, 403, 413, 429, 500),
     response_class=PlainTextResponse,
 )
 async def metrics(request: Request) -> Response:
-    """Numbers about the server, for Prometheus."""
-    door = request.app.state.door
-    text = prometheus(door.counted, len(door.running), host_of(request).served)
+    """Metrics of the server for Prometheus."""
+    middleware = request.app.state.middleware
+    text = prometheus(middleware.counters, len(middleware.running), host_of(request).entries)
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 
-@router.get("/v1/models", responses=LISTED | refusals(400, 401, 403, 413, 429, 500, 503))
+@router.get("/v1/models", responses=MODEL_LIST | refusals(400, 401, 403, 413, 429, 500, 503))
 async def models(request: Request) -> Response:
     """The models of this server."""
-    served = host_of(request).served
-    return Json({"object": "list", "data": [described(request, each) for each in served.values()]})
+    entries = host_of(request).entries
+    return Json({"object": "list", "data": [described(request, e) for e in entries.values()]})
 
 
-@router.get("/v1/models/{name}", responses=NAMED | refusals(400, 401, 403, 404, 413, 429, 500, 503))
+@router.get(
+    "/v1/models/{name}", responses=ONE_MODEL | refusals(400, 401, 403, 404, 413, 429, 500, 503)
+)
 async def model(request: Request, name: str = Path(max_length=200)) -> Response:
-    """One of them."""
-    served = host_of(request).served
-    if name not in served:
-        raise RequestRefused(404, f"model: there is no {name[:60]!r} here, but {', '.join(served)}")
+    """One model."""
+    entries = host_of(request).entries
+    if name not in entries:
+        names = ", ".join(entries)
+        raise RequestRefused(404, f"model: {name[:60]!r} does not exist; expected one of: {names}")
 
-    return Json(described(request, served[name]))
+    return Json(described(request, entries[name]))
 
 
-def described(request: Request, served: ModelEntry) -> dict[str, Any]:
+def described(request: Request, entry: ModelEntry) -> dict[str, Any]:
+    """A model in OpenAI's format, with details under `qkv`."""
+    details: dict[str, Any] = {"family": entry.family, "state": entry.state}
+    if entry.model is None or entry.tokenizer is None:
+        details |= dict.fromkeys(("task", "context", "layers", "heads", "vocabulary"))
+        details |= {"can": [], "kinds": []}
+    else:
+        details |= model_details(entry.model, entry.tokenizer)
+
     return {
-        "id": served.name,
+        "id": entry.name,
         "object": "model",
         "created": request.app.state.began,
         "owned_by": "qkv",
-        "qkv": {"family": served.family, "state": served.state, **inside(served)},
+        "qkv": details,
     }
 
 
-def inside(served: ModelEntry) -> dict[str, Any]:
-    """What is known of a model once it is there."""
-    unknown = dict.fromkeys(("task", "context", "layers", "heads", "vocabulary"))
-    model = served.model
-    if model is None or served.tokenizer is None:
-        return {**unknown, "can": [], "kinds": []}
+def model_details(model: Model, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Size and abilities of a loaded model."""
+    backbone = backbone_of(model)
+    depth = len(backbone.decoder.blocks) if isinstance(backbone, Transformer) else None
+    details: dict[str, Any] = {
+        "task": None,
+        "context": None,
+        "layers": depth or backbone.config.depth,
+        "heads": getattr(backbone.config, "heads", None),
+        "vocabulary": model.config.vocabulary,
+        "can": abilities(model, tokenizer),
+        "kinds": [],
+    }
 
-    body = backbone_of(model)
-    attends = not (isinstance(body, RNN) and body.config.attention == "none")
-    kinds = [place.kind for place in attention_sites(model)] if attends else []
-    speaks = isinstance(model, GPT)
+    if isinstance(model, TaskModel):
+        head = model.config.head
+        details["task"] = head.task
+        details["context"] = model.config.context
+        if head.labels:
+            details["labels"] = list(head.labels)
+    else:
+        details["context"] = limit_of(backbone, "refuse")
+
+    if attends(model):
+        details["kinds"] = [site.kind for site in attention_sites(model)]
+
+    return details
+
+
+def attends(model: Model) -> bool:
+    """Whether the model has attention; an RNN may have none."""
+    backbone = backbone_of(model)
+    return not (isinstance(backbone, RNN) and backbone.config.attention == "none")
+
+
+def abilities(model: Model, tokenizer: Tokenizer) -> list[str]:
+    """What can be requested of a model."""
+    fills = isinstance(model, BERT) and model.config.mlm_head and tokenizer.mask is not None
     can = {
-        "complete": speaks,
-        "chat": speaks and served.tokenizer.chat_template is not None,
+        "complete": isinstance(model, GPT),
+        "chat": isinstance(model, GPT) and tokenizer.chat_template is not None,
         "translate": isinstance(model, Transformer | RNN),
-        "fill": isinstance(model, BERT)
-        and model.config.mlm_head
-        and served.tokenizer.mask is not None,
+        "fill": fills,
         "classify": isinstance(model, TaskModel),
-        "embed": isinstance(body, BERT),
-        "attention": attends,
+        "embed": isinstance(backbone_of(model), BERT),
+        "attention": attends(model),
         "tokenize": True,
     }
-
-    head = model.config.head if isinstance(model, TaskModel) else None
-
-    return {
-        "task": None if head is None else head.task,
-        "context": limit_of(body, "refuse")
-        if not isinstance(model, TaskModel)
-        else model.config.context,
-        "layers": len(body.decoder.blocks) if isinstance(body, Transformer) else body.config.depth,
-        "heads": getattr(body.config, "heads", None),
-        "vocabulary": model.config.vocabulary,
-        "can": [name for name, does in can.items() if does],
-        "kinds": kinds,
-        **({"labels": list(head.labels)} if head is not None and head.labels else {}),
-    }
+    return [name for name, possible in can.items() if possible]

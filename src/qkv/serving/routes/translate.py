@@ -1,6 +1,4 @@
-"""POST /v1/translate: sentences through an encoder and a decoder, with which source word each
-target word looked at.
-"""
+"""POST /v1/translate: translate sentences, with the attention between source and target words."""
 
 from __future__ import annotations
 
@@ -20,58 +18,50 @@ from qkv.insight.inspect.whole_words import join_words, words_of
 from qkv.models import RNN, Transformer
 from qkv.serving.engine.generation_request import GenerationRequest, OutputChunk
 from qkv.serving.http.errors import Json
-from qkv.serving.http.params import (
-    deadline_of,
-    heads_of,
-    host_of,
-    job,
-    only,
-    opened,
-    prepared,
-    seed_of,
-    together,
-)
+from qkv.serving.http.output_stream import job_result, merged_chunks
+from qkv.serving.http.params import parse_heads_off, request_deadline, request_seed
+from qkv.serving.http.prompt_validation import check_family, host_of, prepare, ready_model
 from qkv.serving.http.schema.native_schema import TranslateRequest
-from qkv.serving.http.schema.openai_schema import UNENDING
+from qkv.serving.http.schema.openai_schema import MAX_SEQUENCE
 from qkv.serving.http.schema.openapi import STREAMED, documented
 from qkv.serving.http.schema.response_schema import TranslateReply
-from qkv.serving.http.sse import DONE, EventStream, answer, event
+from qkv.serving.http.sse import DONE, EventStream, event, while_connected
+from qkv.serving.routes.completions import token_usage
 from qkv.text.tokenizer import Tokenizer
 
 router = APIRouter(tags=["qkv"])
-MOST_SOURCE = 4096
-"""Tokens of a source in a model whose context has no end: it reads them one after another."""
+MAX_SOURCE = 4096
+"""Tokens of a source in a model without a context limit, which reads them one by one."""
 
 
 @router.post("/v1/translate", responses=documented(TranslateReply, also=STREAMED))
-async def translate(asked: TranslateRequest, request: Request) -> Response:
-    """Translate texts, each one sentence."""
-    served, model, tokenizer = opened(request, asked.model)
-    deadline = deadline_of(request, asked.timeout)
-    only(model, asked.model, (Transformer, RNN), "does not translate")
+async def translate(body: TranslateRequest, request: Request) -> Response:
+    """Translate texts, one sentence each."""
+    entry, model, tokenizer = ready_model(request, body.model)
+    deadline = request_deadline(request, body.timeout)
+    check_family(model, body.model, (Transformer, RNN), "does not translate")
     if tokenizer.start is None or tokenizer.end is None:
         raise ValueError(
-            "model: a translator needs a start and an end token, and this one's tokenizer lacks them"
+            "model: its tokenizer has no start or no end token, so it cannot translate"
         )
-    if asked.alignment and isinstance(model, RNN) and model.config.attention == "none":
-        raise ValueError(
-            "alignment: this RNN has no attention, so none of its words looked at any other"
-        )
+    if body.alignment and isinstance(model, RNN) and model.config.attention == "none":
+        raise ValueError("alignment: this RNN has no attention; leave it out")
 
-    size = sum(map(len, asked.texts))
-    sources = await prepared(
-        request, served, deadline, size, source_ids, [model], tokenizer, asked.texts
+    size = sum(map(len, body.texts))
+    sources = await prepare(
+        request, entry, deadline, size, source_ids, [model], tokenizer, body.texts
     )
-    if max(map(len, sources)) > MOST_SOURCE:
+    longest = max(map(len, sources))
+    if longest > MAX_SOURCE:
         raise ValueError(
-            f"text: one of {max(map(len, sources)):,} tokens is no sentence; expected {MOST_SOURCE:,} or less"
+            f"text: expected sentences of {MAX_SOURCE:,} tokens or fewer, not {longest:,}"
         )
 
-    translating = TranslationStream(asked, request, model, tokenizer, sources, deadline)
-    if asked.stream:
-        return EventStream(translating.events())
+    reply = TranslationStream(body, request, model, tokenizer, sources, deadline)
+    if body.stream:
+        return EventStream(reply.events())
 
-    return Json(await answer(request, translating.whole()))
+    return Json(await while_connected(request.receive, reply.whole()))
 
 
 class TranslationState:
@@ -84,135 +74,151 @@ class TranslationState:
 
 
 class TranslationStream:
+    """Turns chunks of the engine into translations."""
+
     def __init__(
         self,
-        asked: TranslateRequest,
+        body: TranslateRequest,
         request: Request,
         model: Any,
         tokenizer: Tokenizer,
         sources: list[list[int]],
         deadline: float,
     ) -> None:
-        self.asked, self.request, self.model, self.tokenizer, self.sources = (
-            asked,
-            request,
-            model,
-            tokenizer,
-            sources,
-        )
-
-        self.filled = [place for place, source in enumerate(sources) if source]
-        """An empty text has an empty translation, of which nobody need be asked."""
-        self.told = [
-            [TranslationState() for _ in range(asked.n_best if source else 1)] for source in sources
-        ]
+        self.body = body
+        self.request = request
+        self.model = model
+        self.tokenizer = tokenizer
+        self.sources = sources
         self.deadline = deadline
-        off = heads_of(model, asked.heads_off)
-        self.asks = [self.ask(sources[place], off) for place in self.filled]
+        self.states: list[list[TranslationState]] = []
+        """Translations of each text."""
+        self.requests: list[GenerationRequest] = []
+        self.requested: list[int] = []
+        """Index of the text of each request; an empty text needs none."""
 
-    def ask(self, source: list[int], off: tuple[tuple[int, int], ...]) -> GenerationRequest:
-        asked = self.asked
-        room = room_for([self.model], 2 * rounded(len(source), SIMILAR) + SIMILAR)
+        heads_off = parse_heads_off(model, body.heads_off)
+        for index, source in enumerate(sources):
+            if source:
+                self.states.append([TranslationState() for _ in range(body.n_best)])
+                self.requests.append(self.generation_request(source, heads_off))
+                self.requested.append(index)
+            else:
+                self.states.append([TranslationState()])
+
+    def generation_request(
+        self, source: list[int], heads_off: tuple[tuple[int, int], ...]
+    ) -> GenerationRequest:
+        """The engine's request for one text."""
+        body = self.body
         assert self.tokenizer.end is not None
+        wanted = 2 * rounded(len(source), SIMILAR) + SIMILAR
+        if body.max_tokens is not None:
+            wanted = min(body.max_tokens, MAX_SEQUENCE)
+
         return GenerationRequest(
             prompt=source,
-            length=room
-            if asked.max_tokens is None
-            else room_for([self.model], min(asked.max_tokens, UNENDING)),
-            choice=SamplingParams(temperature=asked.temperature, forbidden=self.never()),
-            ends=(self.tokenizer.end,),
-            samples=asked.n_best,
-            seed=seed_of(asked.seed),
-            beams=asked.beams,
-            length_penalty=asked.length_penalty,
-            off=off,
-            stream=asked.stream,
+            max_tokens=room_for([self.model], wanted),
+            sampling=SamplingParams(temperature=body.temperature, forbidden=self.forbidden_ids()),
+            end_ids=(self.tokenizer.end,),
+            samples=body.n_best,
+            seed=request_seed(body.seed),
+            beams=body.beams,
+            length_penalty=body.length_penalty,
+            heads_off=heads_off,
+            stream=body.stream,
             deadline=self.deadline,
         )
 
-    def never(self) -> tuple[int, ...]:
-        """A start that is no word, such as Marian's padding, is not said."""
-        start, end = self.tokenizer.start, self.tokenizer.end
-        return () if start is None or start == end else (start,)
+    def forbidden_ids(self) -> tuple[int, ...]:
+        """The start token, unless it is also the end: it is never part of a translation."""
+        start = self.tokenizer.start
+        if start is None or start == self.tokenizer.end:
+            return ()
 
-    async def pieces(self) -> AsyncIterator[OutputChunk]:
-        if not self.asks:
+        return (start,)
+
+    async def chunks(self) -> AsyncIterator[OutputChunk]:
+        """Chunks of all translations, which are added to their states."""
+        if not self.requests:
             return
 
-        async for number, piece in together(host_of(self.request), self.asked.model, self.asks):
-            told = self.told[self.filled[number]][piece.row]
-            told.text += piece.text
-            told.ids += [each.id for each in piece.said]
-            if piece.score is not None and math.isfinite(piece.score):
-                told.score = piece.score
+        merged = merged_chunks(host_of(self.request), self.body.model, self.requests)
+        async for number, chunk in merged:
+            state = self.states[self.requested[number]][chunk.sample]
+            state.text += chunk.text
+            state.ids += [token.id for token in chunk.tokens]
+            if chunk.score is not None and math.isfinite(chunk.score):
+                state.score = chunk.score
 
-            yield piece
+            yield chunk
 
     async def whole(self) -> dict[str, Any]:
-        async for _ in self.pieces():
+        """All translations as one response."""
+        async for _ in self.chunks():
             pass
 
-        return await self.found()
+        return await self.reply()
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The text as it comes, then everything."""
-        pieces = self.pieces()
+        """The text as it is generated, then the whole response."""
+        chunks = self.chunks()
         try:
-            async for piece in pieces:
-                yield event({"text": piece.text})
+            async for chunk in chunks:
+                yield event({"text": chunk.text})
 
-            yield event(await self.found())
+            yield event(await self.reply())
             yield DONE
         finally:
-            await pieces.aclose()  # type: ignore[attr-defined]
+            await chunks.aclose()  # type: ignore[attr-defined]
 
-    async def found(self) -> dict[str, Any]:
-        read, said = (
-            sum(map(len, self.sources)),
-            sum(len(each.ids) for rows in self.told for each in rows),
-        )
+    async def reply(self) -> dict[str, Any]:
+        translations: list[list[dict[str, Any]]] = []
+        generated = 0
+        for states in self.states:
+            items = []
+            for state in states:
+                generated += len(state.ids)
+                items.append({"text": in_one_line(state.text), "score": state.score})
+
+            translations.append(items)
+
         reply: dict[str, Any] = {
-            "translations": [
-                [{"text": in_one_line(each.text), "score": each.score} for each in rows]
-                for rows in self.told
-            ],
-            "usage": {
-                "prompt_tokens": read,
-                "completion_tokens": said,
-                "total_tokens": read + said,
-            },
+            "translations": translations,
+            "usage": token_usage(sum(map(len, self.sources)), generated),
         }
-
-        if self.asked.alignment:
-            pairs = [
-                (source, rows[0].ids) for source, rows in zip(self.sources, self.told, strict=True)
-            ]
-            reply["alignment"] = [await self.aligned(*pair) for pair in pairs]
+        if self.body.alignment:
+            reply["alignment"] = []
+            for source, states in zip(self.sources, self.states, strict=True):
+                reply["alignment"].append(await self.alignment(source, states[0].ids))
 
         return reply
 
-    async def aligned(self, source: list[int], said: list[int]) -> dict[str, Any]:
+    async def alignment(self, source: list[int], target: list[int]) -> dict[str, Any]:
         def work(model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
-            return looked_at(model, tokenizer, source, said)
+            return word_alignment(model, tokenizer, source, target)
 
-        return await job(self.request, self.asked.model, work, self.deadline)
+        return await job_result(self.request, self.body.model, work, self.deadline)
 
 
-def looked_at(
-    model: Transformer | RNN, tokenizer: Tokenizer, source: Sequence[int], said: Sequence[int]
+def word_alignment(
+    model: Transformer | RNN, tokenizer: Tokenizer, source: Sequence[int], target: Sequence[int]
 ) -> dict[str, Any]:
-    """Between whole words; the end of the source is a word, too."""
-    sources, targets = words_of(tokenizer, source), words_of(tokenizer, said)
+    """Attention between whole words; the end of the source counts as a word."""
+    source_words = words_of(tokenizer, source)
+    target_words = words_of(tokenizer, target)
     weights: list[Any] = []
-    if source and said:
-        device = next(model.parameters()).device
+    if source and target:
         assert tokenizer.start is not None
-        rows = (torch.tensor([list(ids)], device=device) for ids in (source, said))
-        found = alignment(model, *rows, start=tokenizer.start).float().cpu()  # (T, S)
-        weights = join_words(found, targets, sources).tolist()  # (W, X)
+        device = next(model.parameters()).device
+        source_row = torch.tensor([list(source)], device=device)
+        target_row = torch.tensor([list(target)], device=device)
+        token_weights = alignment(model, source_row, target_row, start=tokenizer.start)  # (T, S)
+        joined = join_words(token_weights.float().cpu(), target_words, source_words)  # (W, X)
+        weights = joined.tolist()
 
     return {
-        "source": [word.text or "(end)" for word in sources],
-        "target": [word.text or "(end)" for word in targets],
+        "source": [word.text or "(end)" for word in source_words],
+        "target": [word.text or "(end)" for word in target_words],
         "weights": weights,
     }

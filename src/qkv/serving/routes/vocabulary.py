@@ -1,4 +1,4 @@
-"""POST /v1/next, what may come next and how likely it is; and /v1/tokenize, a text as tokens."""
+"""POST /v1/next, the distribution of the next token; and /v1/tokenize, a text as tokens."""
 
 from __future__ import annotations
 
@@ -9,74 +9,80 @@ from qkv.models import GPT
 from qkv.serving.engine.generation_request import GenerationRequest, TokenLogprob
 from qkv.serving.http import token_json
 from qkv.serving.http.errors import Json
-from qkv.serving.http.params import (
+from qkv.serving.http.output_stream import merged_chunks
+from qkv.serving.http.params import parse_heads_off, request_deadline, sampling_params
+from qkv.serving.http.prompt_validation import (
+    check_family,
     check_ids,
-    choice_of,
-    deadline_of,
-    heads_of,
     host_of,
-    ids_of,
-    only,
-    opened,
-    prepared,
-    together,
+    prepare,
+    prompt_token_ids,
+    ready_model,
 )
 from qkv.serving.http.schema.native_schema import NextRequest, TokenizeRequest
 from qkv.serving.http.schema.openapi import documented
 from qkv.serving.http.schema.response_schema import NextReply, TokenizeReply
-from qkv.serving.http.sse import answer
+from qkv.serving.http.sse import while_connected
 
 router = APIRouter(tags=["qkv"])
 
 
 @router.post("/v1/next", responses=documented(NextReply))
-async def next_token(asked: NextRequest, request: Request) -> Response:
-    """The likeliest next tokens, as the model says them and as they would be drawn."""
-    served, model, tokenizer = opened(request, asked.model)
-    deadline = deadline_of(request, asked.timeout)
-    only(model, asked.model, GPT, "does not go on from a prompt")
-    ask = GenerationRequest(
-        prompt=await prepared(
-            request, served, deadline, len(asked.prompt), ids_of, model, tokenizer, asked.prompt
-        ),
-        length=1,
-        choice=choice_of(asked),
-        ends=(),  # the end of a text is a token like any other here
-        top=min(asked.top, model.config.vocabulary),
-        off=heads_of(model, asked.heads_off),
+async def next_token(body: NextRequest, request: Request) -> Response:
+    """The most likely next tokens, under the model's and under the sampled distribution."""
+    entry, model, tokenizer = ready_model(request, body.model)
+    deadline = request_deadline(request, body.timeout)
+    check_family(model, body.model, GPT, "does not continue a prompt")
+    size = len(body.prompt)
+    ids = await prepare(
+        request, entry, deadline, size, prompt_token_ids, model, tokenizer, body.prompt
+    )
+    generation = GenerationRequest(
+        prompt=ids,
+        max_tokens=1,
+        sampling=sampling_params(body),
+        end_ids=(),  # here an end token is a token like any other
+        logprobs=min(body.top, model.config.vocabulary),
+        heads_off=parse_heads_off(model, body.heads_off),
         deadline=deadline,
     )
 
-    async def said() -> list[TokenLogprob]:
-        return [
-            each
-            async for _, piece in together(host_of(request), asked.model, [ask])
-            for each in piece.said
-        ]
+    async def generate() -> list[TokenLogprob]:
+        tokens: list[TokenLogprob] = []
+        async for _, chunk in merged_chunks(host_of(request), body.model, [generation]):
+            tokens += chunk.tokens
 
-    (token,) = await answer(request, said())
-    listed = [
-        {**token_json.lone(tokenizer, each.id), **token_json.chances_of(each)}
-        for each in token.alternatives
-    ]
-    rest = 1 - sum(each.probability for each in token.alternatives)
+        return tokens
 
-    return Json({"tokens": listed, "rest": min(max(rest, 0.0), 1.0)})
+    (token,) = await while_connected(request.receive, generate())
+
+    tokens = []
+    for alternative in token.alternatives:
+        single = token_json.single_token(tokenizer, alternative.id)
+        tokens.append({**single, **token_json.probabilities(alternative)})
+
+    rest = 1 - sum(alternative.probability for alternative in token.alternatives)
+
+    return Json({"tokens": tokens, "rest": min(max(rest, 0.0), 1.0)})
 
 
 @router.post("/v1/tokenize", responses=documented(TokenizeReply))
-async def tokenize(asked: TokenizeRequest, request: Request) -> Response:
-    """A text as its tokens, without any mark before or after it; or ids as the text that they are."""
-    served, model, tokenizer = opened(request, asked.model)
-    deadline = deadline_of(request, None)
-    if asked.ids is not None:
-        check_ids(asked.ids, model.config.vocabulary, "ids")
+async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+    """Tokenize a text, without special tokens around it; or decode ids."""
+    entry, model, tokenizer = ready_model(request, body.model)
+    deadline = request_deadline(request, None)
+    if body.ids is not None:
+        check_ids(body.ids, model.config.vocabulary, "ids")
 
-    def work() -> Response:
-        ids = tokenizer.encode(asked.text) if asked.text is not None else asked.ids or []
-        text = asked.text if asked.text is not None else tokenizer.decode(ids)
-        return Json(
-            {"tokens": token_json.prompt_tokens(tokenizer, ids), "count": len(ids), "text": text}
-        )
+    def reply() -> Response:
+        if body.text is not None:
+            text = body.text
+            ids = tokenizer.encode(text)
+        else:
+            ids = body.ids or []
+            text = tokenizer.decode(ids)
 
-    return await prepared(request, served, deadline, len(asked.text or asked.ids or ()), work)
+        tokens = token_json.prompt_tokens(tokenizer, ids)
+        return Json({"tokens": tokens, "count": len(ids), "text": text})
+
+    return await prepare(request, entry, deadline, len(body.text or body.ids or ()), reply)

@@ -1,4 +1,4 @@
-"""The engine: requests join and leave at any step, and each says what it says alone."""
+"""Engine: requests that join and leave at any step get the same tokens as alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from qkv.generation import beam_search, generate, row_seeds, translate
+from qkv.generation import beam_search, generate, row_seeds
+from qkv.generation.generate import translate
 from qkv.generation.sampling import distribution
 from qkv.generation.sampling_params import SamplingParams, processed
 from qkv.generation.text import complete, prompt_ids
@@ -27,17 +28,12 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
-ELSEWHERE = (
-    "activation",
-    "norm",
-    "rms",
-    "product",
-    "no biases",
-)  # they do not care whose word it is
+POSITIONWISE = ("activation", "norm", "rms", "product", "no biases")
+"""Variants that treat every position alike, so that batching cannot affect them."""
 
 
-def that_matter(kinds: dict[str, Any]) -> list[str]:
-    return [kind for kind in kinds if not kind.startswith(ELSEWHERE)]
+def batch_sensitive(kinds: dict[str, Any]) -> list[str]:
+    return [kind for kind in kinds if not kind.startswith(POSITIONWISE)]
 
 
 def model_of(kind: str) -> GPT:
@@ -45,7 +41,7 @@ def model_of(kind: str) -> GPT:
 
 
 @pytest.mark.usefixtures("without_shape_checks")
-@pytest.mark.parametrize("kind", that_matter(GPT_KINDS | MORE))
+@pytest.mark.parametrize("kind", batch_sensitive(GPT_KINDS | MORE))
 @pytest.mark.parametrize(
     "choice",
     [
@@ -54,57 +50,59 @@ def model_of(kind: str) -> GPT:
         SamplingParams(minimum=5),
     ],
 )
-def test_requests_that_come_and_go_do_not_mind_each_other(
+def test_requests_that_join_and_leave_get_the_same_tokens_as_alone(
     kind: str, choice: SamplingParams
 ) -> None:
     model = model_of(kind)
     steps = Steps(model, rows=4, tokens=3, cache=1 << 20)
-    tickets = []
+    handles = []
     for number, prompt in enumerate(PROMPTS):
-        tickets.append(
-            steps.ask(prompt, length=5 + number % 3, choice=choice, seed=number, ends=(6,))
+        handles.append(
+            steps.request(
+                prompt, max_tokens=5 + number % 3, sampling=choice, seed=number, end_ids=(6,)
+            )
         )
         steps.step(number % 3)
     steps.finish()
-    for number, (prompt, ticket) in enumerate(zip(PROMPTS, tickets, strict=True)):
+    for number, (prompt, handle) in enumerate(zip(PROMPTS, handles, strict=True)):
         alone = generate(
             model, [prompt], length=5 + number % 3, choice=choice, seed=row_seeds(number, 1), end=6
         )
-        assert steps.ids(ticket) == alone
+        assert steps.ids(handle) == alone
     assert steps.used == 0
 
 
 @pytest.mark.usefixtures("without_shape_checks")
-@pytest.mark.parametrize("kind", that_matter(TRANSFORMER_KINDS))
-def test_translators_come_and_go_too(kind: str) -> None:
+@pytest.mark.parametrize("kind", batch_sensitive(TRANSFORMER_KINDS))
+def test_translators_get_the_same_tokens_as_alone(kind: str) -> None:
     check_translator(transformer(**TRANSFORMER_KINDS[kind]))
 
 
 @pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.parametrize("kind", RNN_KINDS)
-def test_and_so_do_recurrent_ones(kind: str) -> None:
+def test_rnns_get_the_same_tokens_as_alone(kind: str) -> None:
     check_translator(rnn(**RNN_KINDS[kind]))
 
 
 def check_translator(model: Transformer | RNN) -> None:
-    """Drawn and searched, side by side, each as alone."""
-    sources = [[each % 6 for each in prompt] for prompt in PROMPTS]
+    """Sampling and beam search in one batch give what each gives alone."""
+    sources = [[token_id % 6 for token_id in prompt] for prompt in PROMPTS]
     steps, start = Steps(model, rows=12, cache=1 << 20), WORDS.start
     assert start is not None
     drawn, searched = [], []
     for number, source in enumerate(sources):
         drawn.append(
-            steps.ask(
+            steps.request(
                 source,
-                length=6,
-                choice=SamplingParams(temperature=0.9),
+                max_tokens=6,
+                sampling=SamplingParams(temperature=0.9),
                 seed=number,
-                ends=(2,),
+                end_ids=(2,),
                 samples=2,
             )
         )
         steps.step(number % 2)
-        searched.append(steps.ask(source, length=7, ends=(2,), beams=3, samples=2))
+        searched.append(steps.request(source, max_tokens=7, end_ids=(2,), beams=3, samples=2))
         steps.step(number % 3)
     steps.finish()
     for number, source in enumerate(sources):
@@ -114,34 +112,35 @@ def check_translator(model: Transformer | RNN) -> None:
         )
         assert steps.ids(drawn[number]) == alone
         (best,) = beam_search(model, [source], start=start, end=2, length=7, beams=3, n_best=2)
-        assert [each for each in steps.ids(searched[number]) if each] == [
-            each.ids for each in best if each.ids
-        ]
-        found = [piece.score for piece in steps.pieces(searched[number])]
-        assert found == pytest.approx([each.score for each in best])
+        expected = [hypothesis.ids for hypothesis in best if hypothesis.ids]
+        assert [ids for ids in steps.ids(searched[number]) if ids] == expected
+        scores = [chunk.score for chunk in steps.chunks(searched[number])]
+        assert scores == pytest.approx([hypothesis.score for hypothesis in best])
     assert steps.used == 0
 
 
-def test_a_search_of_a_gpt_is_beam_search() -> None:
+def test_a_gpt_beam_search_equals_beam_search() -> None:
     model = gpt(position="rotary")
     steps = Steps(model, rows=9, cache=1 << 20)
-    tickets = [steps.ask(prompt, length=6, ends=(2,), beams=4, samples=3) for prompt in PROMPTS]
+    handles = [
+        steps.request(prompt, max_tokens=6, end_ids=(2,), beams=4, samples=3) for prompt in PROMPTS
+    ]
     steps.finish()
-    for prompt, ticket in zip(PROMPTS, tickets, strict=True):
+    for prompt, handle in zip(PROMPTS, handles, strict=True):
         (best,) = beam_search(model, [prompt], end=2, length=6, beams=4, n_best=3)
-        assert [piece.score for piece in steps.pieces(ticket)] == pytest.approx(
-            [each.score for each in best]
+        assert [chunk.score for chunk in steps.chunks(handle)] == pytest.approx(
+            [hypothesis.score for hypothesis in best]
         )
 
 
 # The cache
 
 
-def bytes_for(model: GPT, places: int) -> int:
-    """A cache with so many places, beside the block that is nobody's."""
+def bytes_for(model: GPT, positions: int) -> int:
+    """Bytes of a cache with `positions` positions, besides the scratch block."""
     config = model.config
     return (
-        (places // 16 + 1)
+        (positions // 16 + 1)
         * 16
         * 2
         * config.depth
@@ -152,51 +151,54 @@ def bytes_for(model: GPT, places: int) -> int:
 
 
 @pytest.mark.usefixtures("without_shape_checks")
-def test_when_the_cache_is_full_the_last_one_gives_way_and_says_the_same() -> None:
+def test_a_full_cache_preempts_the_last_sequence_without_changing_its_tokens() -> None:
     model = gpt(context=64)
     steps = Steps(model, rows=8, cache=bytes_for(model, 96))
-    stores = [each.data_ptr() for each in steps.engine.runner.pages.keys]
-    tickets = [
-        steps.ask([number, 1, 2], length=40, choice=SamplingParams(repetition=1.1), seed=number)
+    stores = [keys.data_ptr() for keys in steps.engine.runner.pages.keys]
+    handles = [
+        steps.request(
+            [number, 1, 2], max_tokens=40, sampling=SamplingParams(repetition=1.1), seed=number
+        )
         for number in range(6)
     ]
     while steps.engine.step():
         assert steps.used <= steps.engine.scheduler.blocks.total == 6
-    assert steps.engine.numbers()["preempted"] > 0, "nobody had to give way"
-    for number, ticket in enumerate(tickets):
+    assert steps.engine.metrics()["preempted"] > 0, "no sequence was preempted"
+    for number, handle in enumerate(handles):
         alone = generate(
             model, [[number, 1, 2]], length=40, repetition=1.1, seed=row_seeds(number, 1)
         )
-        assert steps.ids(ticket) == alone
+        assert steps.ids(handle) == alone
     assert steps.used == 0
-    assert [each.data_ptr() for each in steps.engine.runner.pages.keys] == stores
-    assert steps.engine.numbers()["cache_bytes"] <= bytes_for(model, 96)
+    assert [keys.data_ptr() for keys in steps.engine.runner.pages.keys] == stores
+    assert steps.engine.metrics()["cache_bytes"] <= bytes_for(model, 96)
 
 
 @pytest.mark.usefixtures("without_shape_checks")
-def test_a_prompt_is_read_aloud_once_also_by_one_that_gave_way() -> None:
+def test_prompt_logprobs_are_reported_once_also_after_preemption() -> None:
     model = gpt(context=64)
     steps = Steps(model, rows=8, tokens=5, cache=bytes_for(model, 96))
-    asks = [
-        steps.ask([number, *range(12)], length=30, top=0, prompt_top=2, seed=number)
+    handles = [
+        steps.request(
+            [number, *range(12)], max_tokens=30, logprobs=0, prompt_logprobs=2, seed=number
+        )
         for number in range(6)
     ]
     steps.finish()
-    assert steps.engine.numbers()["preempted"] > 0
-    for number, ticket in enumerate(asks):
+    assert steps.engine.metrics()["preempted"] > 0
+    for number, handle in enumerate(handles):
         (said,) = generate(model, [[number, *range(12)]], length=30, seed=row_seeds(number, 1))
-        assert steps.ids(ticket) == [[number, *range(12), *said]]
+        assert steps.ids(handle) == [[number, *range(12), *said]]
 
 
-def test_texts_that_begin_alike_are_read_once() -> None:
-    model, prompt = gpt(context=64), [each % 13 for each in range(40)]
+def test_a_shared_prefix_is_computed_once() -> None:
+    model, prompt = gpt(context=64), [index % 13 for index in range(40)]
     steps = Steps(model, rows=8, cache=bytes_for(model, 1024))
-    first = steps.ask(prompt, length=5, seed=1, samples=3)
+    first = steps.request(prompt, max_tokens=5, seed=1, samples=3)
     steps.finish()
-    assert (
-        steps.engine.counts["prompt_tokens"] == 40 + 2 * 8
-    )  # of each other sample, what is behind the full blocks
-    again = steps.ask([*prompt, *steps.ids(first)[0], 3], length=5, seed=2)
+    # Of the other two samples, only what follows the full blocks
+    assert steps.engine.counts["prompt_tokens"] == 40 + 2 * 8
+    again = steps.request([*prompt, *steps.ids(first)[0], 3], max_tokens=5, seed=2)
     steps.finish()
     assert steps.engine.counts["prompt_tokens"] == 40 + 2 * 8 + 46 - 32
     assert steps.ids(first) == generate(model, [prompt], length=5, seed=1, samples=3)
@@ -204,49 +206,51 @@ def test_texts_that_begin_alike_are_read_once() -> None:
     assert steps.ids(again) == generate(model, [longer], length=5, seed=row_seeds(2, 1))
 
 
-def test_what_is_shared_is_not_what_another_head_made() -> None:
-    """With a head off the same prompt has other keys; nothing of it may be taken for the other's."""
-    model, prompt = gpt(context=64), [each % 13 for each in range(40)]
+def test_prefixes_are_not_shared_with_other_heads_off() -> None:
+    """An ablated head changes the keys of later layers, so such prefixes are cached separately."""
+    model, prompt = gpt(context=64), [index % 13 for index in range(40)]
     steps = Steps(model, rows=8, cache=bytes_for(model, 1024))
     asked = [
-        steps.ask(prompt, length=9, choice=SamplingParams(temperature=0), off=off)
+        steps.request(prompt, max_tokens=9, sampling=SamplingParams(temperature=0), heads_off=off)
         for off in ((), ((0, 1),), ())
     ]
     steps.finish()
-    again = steps.ask(prompt, length=9, choice=SamplingParams(temperature=0), off=((0, 1),))
+    again = steps.request(
+        prompt, max_tokens=9, sampling=SamplingParams(temperature=0), heads_off=((0, 1),)
+    )
     steps.finish()
     plain = generate(model, [prompt], length=9, temperature=0)
 
-    def silent(value: torch.Tensor, name: str) -> torch.Tensor:
+    def zero_head(value: torch.Tensor, name: str) -> torch.Tensor:
         value = value.clone()
         value[:, 1] = 0
         return value
 
-    with add_hook(model, "stack.blocks.0.attention.heads", silent):
+    with add_hook(model, "stack.blocks.0.attention.heads", zero_head):
         changed = generate(model, [prompt], length=9, temperature=0)
     assert changed != plain
     assert [steps.ids(each) for each in asked] == [plain, changed, plain]
     assert steps.ids(again) == changed
 
 
-# What is said
+# Output
 
 
-def test_log_probabilities_are_those_of_a_whole_pass() -> None:
+def test_logprobs_equal_those_of_a_full_forward_pass() -> None:
     model = gpt()
     steps, choice = (
         Steps(model, rows=4, tokens=3, cache=1 << 20),
         SamplingParams(temperature=0.7, top_k=6, frequency=0.3),
     )
     asked = [
-        steps.ask(prompt, length=4, top=5, prompt_top=3, seed=7, choice=choice)
+        steps.request(prompt, max_tokens=4, logprobs=5, prompt_logprobs=3, seed=7, sampling=choice)
         for prompt in PROMPTS[:4]
     ]
-    beside = steps.ask(PROMPTS[4], length=4, seed=7)
+    beside = steps.request(PROMPTS[4], max_tokens=4, seed=7)
     steps.finish()
     assert steps.ids(beside) == generate(model, [PROMPTS[4]], length=4, seed=row_seeds(7, 1))
-    for prompt, ticket in zip(PROMPTS, asked, strict=False):
-        said = [each for piece in steps.pieces(ticket) for each in piece.said]
+    for prompt, handle in zip(PROMPTS, asked, strict=False):
+        said = [each for chunk in steps.chunks(handle) for each in chunk.tokens]
         text = [each.id for each in said]
         assert text[: len(prompt)] == prompt
         with torch.no_grad():
@@ -274,63 +278,66 @@ def test_log_probabilities_are_those_of_a_whole_pass() -> None:
                 assert each.probability == pytest.approx(float(drawn[each.id]), abs=1e-5)
 
 
-def test_a_prompt_may_be_read_without_a_word() -> None:
+def test_a_prompt_can_be_scored_without_generating() -> None:
     steps = Steps(gpt(), cache=1 << 20)
-    ticket = steps.ask([1, 2, 3], length=0, prompt_top=0)
+    handle = steps.request([1, 2, 3], max_tokens=0, prompt_logprobs=0)
     steps.finish()
-    assert [each.id for piece in steps.pieces(ticket) for each in piece.said] == [1, 2, 3]
-    assert steps.pieces(ticket)[-1].reason == "length"
+    assert [each.id for chunk in steps.chunks(handle) for each in chunk.tokens] == [1, 2, 3]
+    assert steps.chunks(handle)[-1].reason == "length"
     assert steps.used == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_texts_end_before_a_stop_string(stream: bool) -> None:
+def test_output_ends_before_a_stop_string(stream: bool) -> None:
     tokenizer = train("characters", SENTENCES, 40)
     model = gpt(vocabulary=tokenizer.vocabulary, context=128)
     steps = Steps(model, tokenizer, rows=8, cache=1 << 22)
     how: dict[str, Any] = {"length": 60, "end": (), "seed": 3, "samples": 2}
     stop = complete(model, tokenizer, ["the"], **how)[0][20:23]
     prompt = prompt_ids(tokenizer, "the")
-    ticket = steps.ask(prompt, length=60, seed=3, samples=2, stop=(stop,), stream=stream)
+    handle = steps.request(prompt, max_tokens=60, seed=3, samples=2, stop=(stop,), stream=stream)
     steps.finish()
     texts = ["", ""]
-    for piece in steps.pieces(ticket):
-        texts[piece.row] += piece.text
+    for chunk in steps.chunks(handle):
+        texts[chunk.sample] += chunk.text
     assert texts == complete(model, tokenizer, ["the"], stop=[stop], **how)
-    assert steps.pieces(ticket)[-1].reason in ("stop", "length", "end")
-    assert {piece.reason for piece in steps.pieces(ticket) if piece.row == 0 and piece.reason} == {
-        "stop"
-    }
-    assert len(steps.pieces(ticket)) == 2 if not stream else len(steps.pieces(ticket)) > 20
+    assert steps.chunks(handle)[-1].reason in ("stop", "length", "end")
+    assert {
+        chunk.reason for chunk in steps.chunks(handle) if chunk.sample == 0 and chunk.reason
+    } == {"stop"}
+    assert len(steps.chunks(handle)) == 2 if not stream else len(steps.chunks(handle)) > 20
 
 
-def test_a_full_context_ends_a_text() -> None:
+def test_a_full_context_ends_a_sequence() -> None:
     model = gpt(context=16)
     steps = Steps(model, cache=1 << 20)
-    ticket = steps.ask([1, 2, 3], length=100)
+    handle = steps.request([1, 2, 3], max_tokens=100)
     steps.finish()
-    (said,) = steps.ids(ticket)
-    assert len(said) == 14  # the last word needs no place
-    assert steps.pieces(ticket)[-1].reason == "context"
-    with pytest.raises(ValueError, match="17 tokens are more than the model's context of 16"):
-        steps.ask([1] * 17, length=1)
+    (said,) = steps.ids(handle)
+    assert len(said) == 14  # the last token is never read
+    assert steps.chunks(handle)[-1].reason == "context"
+    with pytest.raises(ValueError, match=r"prompt: 17 tokens .*context of 16"):
+        steps.request([1] * 17, max_tokens=1)
 
 
-# Who leaves
+# Aborts and deadlines
 
 
-def test_a_client_that_is_gone_leaves_within_a_step() -> None:
+def test_an_aborted_request_is_dropped_within_a_step() -> None:
     model = gpt(context=64)
     steps = Steps(model, rows=4, cache=1 << 20)
-    stays, goes = (steps.ask(prompt, length=30, seed=1, samples=2) for prompt in PROMPTS[:2])
-    waits = steps.ask(PROMPTS[2], length=30, seed=1)
+    stays, goes = (
+        steps.request(prompt, max_tokens=30, seed=1, samples=2) for prompt in PROMPTS[:2]
+    )
+    waits = steps.request(PROMPTS[2], max_tokens=30, seed=1)
     steps.step(5)
     used = steps.used
-    goes.cancel()
-    waits.cancel()
+    goes.abort()
+    waits.abort()
     steps.step()
     assert steps.used < used
-    assert not any(text.ticket in (goes, waits) for text in steps.engine.scheduler.running)
+    running = steps.engine.scheduler.running
+    assert not any(sequence.handle in (goes, waits) for sequence in running)
     assert steps.engine.waiting == 0
     steps.finish()
     assert steps.ids(stays) == generate(model, PROMPTS[:1], length=30, seed=1, samples=2)
@@ -338,34 +345,34 @@ def test_a_client_that_is_gone_leaves_within_a_step() -> None:
     assert steps.engine.counts["cancelled"] == 2
 
 
-def test_what_is_late_ends_with_what_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_request_ends_with_its_tokens_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(engine, "time", clock)
     model = gpt(context=64)
     steps = Steps(model, rows=2, cache=1 << 20)
-    late = steps.ask(PROMPTS[0], length=50, seed=1, deadline=101.0)
+    late = steps.request(PROMPTS[0], max_tokens=50, seed=1, deadline=101.0)
     steps.step(3)
-    waits = steps.ask(PROMPTS[0], length=50, seed=1, samples=2, deadline=101.0)
-    searches = steps.ask(PROMPTS[0], length=9, ends=(2,), beams=2, deadline=101.0)
-    stays = steps.ask(PROMPTS[1], length=5, seed=1)
+    waits = steps.request(PROMPTS[0], max_tokens=50, seed=1, samples=2, deadline=101.0)
+    searches = steps.request(PROMPTS[0], max_tokens=9, end_ids=(2,), beams=2, deadline=101.0)
+    stays = steps.request(PROMPTS[1], max_tokens=5, seed=1)
     clock.now = 102.0
     steps.finish()
-    assert steps.pieces(late)[-1].reason == "deadline"
+    assert steps.chunks(late)[-1].reason == "deadline"
     assert (
         steps.ids(late)[0] == generate(model, PROMPTS[:1], length=50, seed=row_seeds(1, 1))[0][:3]
     )
-    assert [piece.reason for piece in steps.pieces(waits)] == ["deadline", "deadline"]
-    with pytest.raises(RequestRefused, match="the time was over before the search was"):
-        steps.pieces(searches)
+    assert [chunk.reason for chunk in steps.chunks(waits)] == ["deadline", "deadline"]
+    with pytest.raises(RequestRefused, match=r"timeout: .*beam search"):
+        steps.chunks(searches)
     assert len(steps.ids(stays)[0]) == 5
     assert steps.used == 0
 
 
-# When something fails
+# Failures
 
 
-def test_an_exception_inside_one_request_does_not_touch_the_others() -> None:
-    """Whoever reads the token 12 fails; all others, in the same batch, say what they say alone."""
+def test_an_exception_in_one_request_does_not_affect_the_others() -> None:
+    """A request that reads token 12 fails; the others in its batch get the same tokens as alone."""
     model = gpt(context=64)
 
     def faulty(module: torch.nn.Module, given: tuple[torch.Tensor]) -> None:
@@ -375,40 +382,43 @@ def test_an_exception_inside_one_request_does_not_touch_the_others() -> None:
     steps = Steps(model, rows=8, cache=1 << 20)
     prompts = [prompt for prompt in PROMPTS if 12 not in prompt]
     asked = [
-        steps.ask(prompt, length=9, seed=5, choice=SamplingParams(forbidden=(12,)))
+        steps.request(prompt, max_tokens=9, seed=5, sampling=SamplingParams(forbidden=(12,)))
         for prompt in prompts
     ]
     steps.step(2)
     hook = model.embedding.token.register_forward_pre_hook(faulty)
-    bad = steps.ask([3, 12], length=9)
+    bad = steps.request([3, 12], max_tokens=9)
     steps.finish()
     hook.remove()
     with pytest.raises(RuntimeError, match="the twelfth"):
-        steps.pieces(bad)
-    for prompt, ticket in zip(prompts, asked, strict=True):
+        steps.chunks(bad)
+    for prompt, handle in zip(prompts, asked, strict=True):
         alone = generate(model, [prompt], length=9, seed=row_seeds(5, 1), forbidden=(12,))
-        assert steps.ids(ticket) == alone
+        assert steps.ids(handle) == alone
     assert steps.used == 0
 
 
-def test_a_row_without_a_likeliest_word_fails_alone() -> None:
+def test_a_row_with_nan_logits_fails_alone() -> None:
     model = gpt(context=64, tied=False)
     prompts = [prompt for prompt in PROMPTS if 12 not in prompt]
-    how: dict[str, Any] = {"choice": SamplingParams(forbidden=(12,))}
-    expected = [generate(model, [each], length=9, seed=row_seeds(5, 1), **how) for each in prompts]
+    sampling = SamplingParams(forbidden=(12,))
+    expected = []
+    for prompt in prompts:
+        seeds = row_seeds(5, 1)
+        expected.append(generate(model, [prompt], length=9, seed=seeds, choice=sampling))
     with torch.no_grad():
         model.embedding.token.weight[12] = torch.nan
     steps = Steps(model, rows=8, cache=1 << 20)
-    bad = steps.ask([3, 12], length=9, seed=5)
-    asked = [steps.ask(prompt, length=9, seed=5, **how) for prompt in prompts]
+    bad = steps.request([3, 12], max_tokens=9, seed=5)
+    asked = [steps.request(prompt, max_tokens=9, seed=5, sampling=sampling) for prompt in prompts]
     steps.finish()
-    assert [steps.ids(ticket) for ticket in asked] == expected
-    with pytest.raises(RuntimeError, match="no likeliest word"):
-        steps.pieces(bad)
+    assert [steps.ids(handle) for handle in asked] == expected
+    with pytest.raises(RuntimeError, match=r"logits: .*broken"):
+        steps.chunks(bad)
     assert steps.used == 0
 
 
-def test_a_fault_touches_neither_searches_nor_those_that_must_not_repeat_themselves() -> None:
+def test_a_fault_affects_neither_searches_nor_sequences_with_penalties() -> None:
     model = gpt(context=64)
 
     def faulty(module: torch.nn.Module, given: tuple[torch.Tensor]) -> None:
@@ -417,30 +427,30 @@ def test_a_fault_touches_neither_searches_nor_those_that_must_not_repeat_themsel
 
     steps = Steps(model, rows=16, cache=1 << 20)
     choice = SamplingParams(forbidden=(12,), repetition=1.3, frequency=0.5)
-    asked = [steps.ask(prompt, length=9, seed=5, choice=choice) for prompt in PROMPTS[:3]]
+    asked = [steps.request(prompt, max_tokens=9, seed=5, sampling=choice) for prompt in PROMPTS[:3]]
     searched = [
-        steps.ask(prompt, length=9, ends=(2,), beams=3, choice=SamplingParams(forbidden=(12,)))
+        steps.request(
+            prompt, max_tokens=9, end_ids=(2,), beams=3, sampling=SamplingParams(forbidden=(12,))
+        )
         for prompt in PROMPTS[:3]
     ]
     steps.step(3)
     hook = model.embedding.token.register_forward_pre_hook(faulty)
-    bad = steps.ask([3, 12], length=9)
+    bad = steps.request([3, 12], max_tokens=9)
     steps.finish()
     hook.remove()
-    with pytest.raises(
-        RuntimeError, match="ValueError"
-    ):  # whatever it was, it is no fault of the client's
-        steps.pieces(bad)
-    for prompt, ticket, search in zip(PROMPTS, asked, searched, strict=False):
-        assert steps.ids(ticket) == generate(
+    with pytest.raises(RuntimeError, match="ValueError"):
+        steps.chunks(bad)
+    for prompt, handle, search in zip(PROMPTS, asked, searched, strict=False):
+        assert steps.ids(handle) == generate(
             model, [prompt], length=9, seed=row_seeds(5, 1), choice=choice
         )
         (best,) = beam_search(model, [prompt], end=2, length=9, beams=3, forbidden=(12,))
-        assert steps.pieces(search)[0].score == pytest.approx(best[0].score)
+        assert steps.chunks(search)[0].score == pytest.approx(best[0].score)
     assert steps.used == 0
 
 
-def test_a_fault_in_choosing_changes_no_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_in_sampling_does_not_affect_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     model, choice = gpt(context=64), SamplingParams(repetition=1.3, frequency=0.5)
     once: list[int] = []
 
@@ -452,40 +462,41 @@ def test_a_fault_in_choosing_changes_no_neighbour(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(sampler, "processed", faulty)
     steps = Steps(model, rows=8, cache=1 << 20)
-    asked = [steps.ask(prompt, length=9, seed=5, choice=choice) for prompt in PROMPTS[:3]]
+    asked = [steps.request(prompt, max_tokens=9, seed=5, sampling=choice) for prompt in PROMPTS[:3]]
     steps.step(3)
-    bad = steps.ask([3], length=9, choice=SamplingParams(temperature=0.5))
+    bad = steps.request([3], max_tokens=9, sampling=SamplingParams(temperature=0.5))
     steps.finish()
     with pytest.raises(RuntimeError):
-        steps.pieces(bad)
-    for prompt, ticket in zip(PROMPTS, asked, strict=False):
-        assert steps.ids(ticket) == generate(
+        steps.chunks(bad)
+    for prompt, handle in zip(PROMPTS, asked, strict=False):
+        assert steps.ids(handle) == generate(
             model, [prompt], length=9, seed=row_seeds(5, 1), choice=choice
         )
 
 
-def test_a_beam_that_cannot_be_copied_ends_its_search_alone(
+def test_a_beam_that_cannot_be_forked_ends_its_search_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = transformer()
     steps = Steps(model, rows=12, cache=1 << 20)
     runner = steps.engine.runner
-    copy, count = runner.branch, []
+    fork = runner.fork
+    forks: list[int] = []
 
-    def faulty(*given: Any) -> None:
-        count.append(1)
-        if len(count) == 3:
+    def faulty(*arguments: Any) -> None:
+        forks.append(1)
+        if len(forks) == 3:
             raise ValueError("no copy")
-        copy(*given)
+        fork(*arguments)
 
-    monkeypatch.setattr(runner, "branch", faulty)
-    asked = [steps.ask(prompt, length=7, ends=(2,), beams=3) for prompt in PROMPTS[:4]]
+    monkeypatch.setattr(runner, "fork", faulty)
+    asked = [steps.request(prompt, max_tokens=7, end_ids=(2,), beams=3) for prompt in PROMPTS[:4]]
     steps.finish()
     failed = 0
-    for prompt, ticket in zip(PROMPTS, asked, strict=False):
+    for prompt, handle in zip(PROMPTS, asked, strict=False):
         (best,) = beam_search(model, [prompt], start=WORDS.start, end=2, length=7, beams=3)
         try:
-            assert steps.pieces(ticket)[0].score == pytest.approx(best[0].score)
+            assert steps.chunks(handle)[0].score == pytest.approx(best[0].score)
         except RuntimeError:
             failed += 1
     assert failed == 1
@@ -493,31 +504,31 @@ def test_a_beam_that_cannot_be_copied_ends_its_search_alone(
     assert len(steps.engine.scheduler.slots) == 12
 
 
-def test_a_search_of_an_rnn_may_fill_the_cache() -> None:
+def test_a_beam_search_of_an_rnn_can_fill_the_cache() -> None:
     model = rnn()
     steps = Steps(model, rows=4, cache=5 * 16384)
-    ticket = steps.ask([1, 2, 3], length=5, ends=(2,), beams=4)
+    handle = steps.request([1, 2, 3], max_tokens=5, end_ids=(2,), beams=4)
     steps.finish()
     (best,) = beam_search(model, [[1, 2, 3]], start=WORDS.start, end=2, length=5, beams=4)
-    assert steps.pieces(ticket)[0].score == pytest.approx(best[0].score)
+    assert steps.chunks(handle)[0].score == pytest.approx(best[0].score)
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("fields", "field", "keyword"),
     [
-        ({"prompt": []}, "prompt: expected one token or more"),
-        ({"prompt": [13]}, "prompt: expected ids from 0 to 12"),
-        ({"length": -1}, "max_tokens: expected 1 or more"),
-        ({"off": ((2, 0),)}, "heads_off: expected a layer of 0 to 1 and a head of 0 to 3, not 2.0"),
-        ({"beams": 3, "stop": ("a",), "ends": (2,)}, "beams: a search has one end"),
-        ({"beams": 99, "ends": (2,)}, "beams: expected at most 4"),
-        ({"length": 60}, "max_tokens: prompt and answer need 4 blocks of the cache, and it has 3"),
-        ({"choice": SamplingParams(forbidden=(99,))}, "forbidden: expected an id from 0 to 12"),
+        ({"prompt": []}, "prompt", "one token"),
+        ({"prompt": [13]}, "prompt", "0 to 12"),
+        ({"max_tokens": -1}, "max_tokens", "1 or more"),
+        ({"heads_off": ((2, 0),)}, "heads_off", "layer of 0 to 1 and a head of 0 to 3, not 2.0"),
+        ({"beams": 3, "stop": ("a",), "end_ids": (2,)}, "beams", "one end id"),
+        ({"beams": 99, "end_ids": (2,)}, "beams", "at most 4"),
+        ({"max_tokens": 60}, "max_tokens", "4 blocks of the cache, which has 3"),
+        ({"sampling": SamplingParams(forbidden=(99,))}, "forbidden", "0 to 12"),
     ],
 )
-def test_what_cannot_be_asked(how: dict[str, Any], message: str) -> None:
+def test_impossible_requests_are_refused(fields: dict[str, Any], field: str, keyword: str) -> None:
     model = gpt(context=64)
     steps = Steps(model, rows=4, cache=bytes_for(model, 48))
-    with pytest.raises(ValueError, match=message):
-        steps.ask(**({"prompt": [1, 2]} | how))
+    with pytest.raises(ValueError, match=f"{field}: .*{keyword}"):
+        steps.request(**({"prompt": [1, 2]} | fields))
     assert not steps.engine.step()

@@ -1,6 +1,4 @@
-"""Random schedules: whoever comes, goes, is cancelled or has to give way, everyone else says what
-it says alone.
-"""
+"""Random schedules: requests that join, leave, abort or are preempted do not affect others."""
 
 from __future__ import annotations
 
@@ -10,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from qkv.generation import generate, translate
+from qkv.generation import generate
+from qkv.generation.generate import translate
 from qkv.generation.sampling_params import SamplingParams
 from qkv.models import GPT
 from qkv.serving.engine.generation_request import RequestHandle
@@ -24,7 +23,7 @@ MODELS: dict[str, Any] = {
     "translator": lambda: transformer(context=48),
     "rnn": rnn,
 }
-CHOICES = [
+SAMPLING = [
     SamplingParams(temperature=0),
     SamplingParams(top_k=5),
     SamplingParams(repetition=1.2, frequency=0.4),
@@ -37,45 +36,61 @@ CHOICES = [
 @pytest.mark.parametrize("schedule", range(2))
 @pytest.mark.usefixtures("without_shape_checks")
 def test_any_schedule(name: str, ahead: bool, schedule: int) -> None:
-    """`ahead` as on a GPU: the next step begins before the words of the last one are heard."""
-    rng, model = random.Random(schedule), MODELS[name]()
+    """Every request gets the tokens that it gets alone; `ahead` runs a step ahead, as on a GPU."""
+    rng = random.Random(schedule)
+    model = MODELS[name]()
     steps = Steps(model, rows=5, tokens=rng.choice([3, 40]), cache=56 * 1024)
-    steps.engine.ahead = ahead and name != "rnn" and name != "transformer-xl"
-    asked: list[tuple[RequestHandle, dict[str, Any]]] = []
+    steps.engine.runs_ahead = ahead and name not in ("rnn", "transformer-xl")
+    requests: list[tuple[RequestHandle, dict[str, Any]]] = []
     prompts = [[rng.randrange(7) for _ in range(rng.randrange(1, 24))] for _ in range(4)]
     for _ in range(60):
         act = rng.random()
         if act < 0.3:
-            prompt = rng.choice(prompts)[: rng.randrange(1, 24)]
-            how = {
-                "length": rng.randrange(1, 24),
-                "seed": rng.randrange(99),
-                "choice": rng.choice(CHOICES),
-            }
-            more = {"samples": rng.choice([1, 1, 3]), "ends": (6,), "stream": rng.random() < 0.5}
-            asked.append(
-                (
-                    steps.ask(prompt, **how, **more),
-                    {"prompt": prompt, **how, "samples": more["samples"]},
-                )
-            )
-        elif act < 0.37 and asked:
-            rng.choice(asked)[0].cancel()
+            requests.append(random_request(rng, steps, prompts))
+        elif act < 0.37 and requests:
+            rng.choice(requests)[0].abort()
         else:
             steps.step()
             assert steps.used <= steps.engine.scheduler.blocks.total
     steps.finish()
     assert steps.used == 0
-    assert steps.engine.numbers()["preempted"] > 0 or name != "gpt", "nobody had to give way"
-    assert sorted(steps.engine.scheduler.slots) == list(range(steps.engine.scheduler.rows))
-    for ticket, how in asked:
-        if not ticket.gone:
-            said = steps.ids(ticket)
-            assert said + [[]] * (how["samples"] - len(said)) == alone(model, **how)
-            assert sum(piece.reason is not None for piece in steps.pieces(ticket)) == how["samples"]
+    assert steps.engine.metrics()["preempted"] > 0 or name != "gpt", "no sequence was preempted"
+    scheduler = steps.engine.scheduler
+    assert sorted(scheduler.slots) == list(range(scheduler.max_sequences))
+    for handle, fields in requests:
+        if not handle.aborted:
+            generated = steps.ids(handle)
+            samples = fields["samples"]
+            assert generated + [[]] * (samples - len(generated)) == alone(model, **fields)
+            ended = [chunk for chunk in steps.chunks(handle) if chunk.reason is not None]
+            assert len(ended) == samples
 
 
-def alone(model: Any, prompt: list[int], **how: Any) -> list[list[int]]:
+def random_request(
+    rng: random.Random, steps: Steps, prompts: list[list[int]]
+) -> tuple[RequestHandle, dict[str, Any]]:
+    """A request that has joined the queue, and its fields."""
+    prompt = rng.choice(prompts)[: rng.randrange(1, 24)]
+    length = rng.randrange(1, 24)
+    seed = rng.randrange(99)
+    sampling = rng.choice(SAMPLING)
+    samples = rng.choice([1, 1, 3])
+    stream = rng.random() < 0.5
+    handle = steps.request(
+        prompt,
+        max_tokens=length,
+        seed=seed,
+        sampling=sampling,
+        samples=samples,
+        end_ids=(6,),
+        stream=stream,
+    )
+    fields = {"prompt": prompt, "length": length, "seed": seed, "choice": sampling}
+    return handle, {**fields, "samples": samples}
+
+
+def alone(model: Any, prompt: list[int], **options: Any) -> list[list[int]]:
+    """The tokens of a request outside of the engine."""
     if isinstance(model, GPT):
-        return generate(model, [prompt], end=6, **how)
-    return translate(model, torch.tensor([prompt]), start=WORDS.start, end=6, **how)
+        return generate(model, [prompt], end=6, **options)
+    return translate(model, torch.tensor([prompt]), start=WORDS.start, end=6, **options)

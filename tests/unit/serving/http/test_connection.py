@@ -1,6 +1,4 @@
-"""Connections that a client could hold: each is answered and closed by the server, whatever the
-client still sends.
-"""
+"""Connections that a client could hold open: the server answers and closes each of them."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ BODIES = {
 
 @pytest.fixture(scope="module")
 def locked(host: ModelHost) -> Iterator[Running]:
-    """Every time limit but that of closing is longer than any test waits."""
+    """A server with keys, whose time limits, except for lingering, are longer than any test."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("qkv.serving.http.connection.LINGER_SECONDS", 0.05)
         with running(host, AccessRules(keys=(KEY,))) as server:
@@ -63,7 +61,7 @@ def connected(server: Running) -> Iterator[socket.socket]:
 
 
 def received(line: socket.socket) -> bytes:
-    """All that the server sends until it closes its side."""
+    """Everything that the server sends until it closes its side."""
     return b"".join(iter(lambda: line.recv(65536), b""))
 
 
@@ -72,19 +70,17 @@ def received(line: socket.socket) -> bytes:
 def test_a_refused_request_with_an_unread_body_loses_its_connection(
     locked: Running, reason: str, body: str
 ) -> None:
-    """Also while the client goes on sending: the byte that comes after the response starts no new
-    wait.
-    """
+    """Also while the client goes on sending: bytes after the response start no new wait."""
     (status, head), (length, sent) = REFUSED[reason], BODIES[body]
     with connected(locked) as line:
         line.sendall(head + length)
         line.sendall(sent)
-        told = received(line)
-        assert told.startswith((b"HTTP/1.1 %d " % status, b"HTTP/1.1 400 "))
-        assert told.lower().count(b"connection: close") == 1
-        assert told.count(b"HTTP/1.1 ") == 1  # the second request was not read
+        response = received(line)
+        assert response.startswith((b"HTTP/1.1 %d " % status, b"HTTP/1.1 400 "))
+        assert response.lower().count(b"connection: close") == 1
+        assert response.count(b"HTTP/1.1 ") == 1  # the second request was not read
         until(lambda: not sending(line) and not locked.server.server_state.connections)
-    assert not locked.door.running
+    assert not locked.app.running
 
 
 def sending(line: socket.socket) -> bool:
@@ -96,7 +92,7 @@ def sending(line: socket.socket) -> bool:
 
 
 def test_a_refused_client_reads_the_response_although_it_is_still_sending(locked: Running) -> None:
-    """Its body is larger than what the sockets buffer, so that it is refused while it sends."""
+    """Its body exceeds the socket buffers, so that it is refused while it sends."""
     for _ in range(3):
         response = httpx.post(
             f"{locked.url}/v1/completions", content=b" " * (8 << 20), timeout=PATIENCE
@@ -158,16 +154,16 @@ def test_a_body_whose_length_is_ambiguous_is_refused_and_what_follows_is_not_rea
     smuggled = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with connected(locked) as line:
         line.sendall(OPEN + framing + smuggled)
-        told = received(line)
-    assert told.startswith(b"HTTP/1.1 400 ")
-    assert b"connection: close" in told.lower()
-    assert b'{"error":{"message":"' in told
-    assert b"x-content-type-options: nosniff" in told.lower()
-    assert told.count(b"HTTP/1.1 ") == 1
+        response = received(line)
+    assert response.startswith(b"HTTP/1.1 400 ")
+    assert b"connection: close" in response.lower()
+    assert b'{"error":{"message":"' in response
+    assert b"x-content-type-options: nosniff" in response.lower()
+    assert response.count(b"HTTP/1.1 ") == 1
     until(lambda: not locked.server.server_state.connections)
 
 
-def test_a_refused_client_cannot_send_without_end(
+def test_a_refused_client_cannot_send_forever(
     locked: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qkv.serving.http.connection.LINGER_SECONDS", 10**6)
@@ -189,7 +185,7 @@ def test_http_1_0_has_no_chunks(locked: Running) -> None:
         assert b" 400 " in received(line)
 
 
-def test_what_is_not_http_is_answered_in_the_shape_of_all_errors(locked: Running) -> None:
+def test_bytes_that_are_not_http_get_a_json_error(locked: Running) -> None:
     with connected(locked) as line:
         line.sendall(b"\x16\x03\x01\x02\x00 nonsense\r\n\r\n")
         head, _, body = received(line).partition(b"\r\n\r\n")

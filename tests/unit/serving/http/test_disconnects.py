@@ -1,4 +1,4 @@
-"""Many clients, clients that vanish, clients that do not read, and a server that is asked to leave."""
+"""Many clients, clients that disconnect or do not read, and a server that drains and stops."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LONG = {"model": "long", "prompt": "the cat", "max_tokens": 4000, "min_tokens": 
 
 @pytest.fixture(scope="module")
 def crowd(models: Models) -> Iterator[ModelHost]:
-    """With room for a crowd."""
+    """A host with room for many requests."""
     host = hosting(
         {"gpt": models["gpt"], "long": models["long"]}, rows=64, queue=500, cache=16 << 20
     )
@@ -53,11 +53,11 @@ def wire(body: dict[str, Any], route: str = "completions") -> bytes:
 
 
 class Gate:
-    """Lets the engine make some steps of a model, and holds it in the next one until it is open."""
+    """Lets the engine run some steps of a model, and blocks the next one until it is opened."""
 
     def __init__(self, host: ModelHost, monkeypatch: pytest.MonkeyPatch, steps: int = 3) -> None:
         self.closed, self.open = threading.Event(), threading.Event()
-        engine = host.served["long"].engine
+        engine = host.entries["long"].engine
         assert engine is not None
         real, left = engine.run, itertools.count(steps, -1)
 
@@ -78,11 +78,11 @@ def gate(crowd: ModelHost, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 
 def empty(host: ModelHost) -> bool:
-    numbers = host.served["long"].numbers()
-    return (numbers["running"], numbers["waiting"], numbers["blocks_used"]) == (0, 0, 0)
+    metrics = host.entries["long"].metrics()
+    return (metrics["running"], metrics["waiting"], metrics["blocks_used"]) == (0, 0, 0)
 
 
-def said(response: bytes) -> str:
+def streamed_text(response: bytes) -> str:
     """The text of a stream that is complete."""
     assert response.startswith(b"HTTP/1.1 200"), response[:300]
     lines = [line for line in response.split(b"\r\n") if line.startswith(b"data: ")]
@@ -92,14 +92,13 @@ def said(response: bytes) -> str:
     return "".join(event["choices"][0]["text"] for event in events)
 
 
-def test_500_streams_at_once_each_equal_to_its_solo_run(crowd: ModelHost, models: Models) -> None:
+def test_500_streams_at_once_equal_their_solo_runs(crowd: ModelHost, models: Models) -> None:
     model, tokenizer = models["gpt"]
-    asks = [
-        (prompt, seed) for prompt in ("the cat", "mice", "", "a teacher said") for seed in range(5)
-    ]
+    prompts = ("the cat", "mice", "", "a teacher said")
+    requests = [(prompt, seed) for prompt in prompts for seed in range(5)]
     solo = {
         (prompt, seed): complete(model, tokenizer, [prompt], length=6, seed=seed)[0]
-        for prompt, seed in asks
+        for prompt, seed in requests
     }
 
     async def one(port: int, prompt: str, seed: int) -> str:
@@ -107,31 +106,31 @@ def test_500_streams_at_once_each_equal_to_its_solo_run(crowd: ModelHost, models
         writer.write(
             wire({"model": "gpt", "prompt": prompt, "seed": seed, "max_tokens": 6, "stream": True})
         )
-        answer = await reader.read()
+        response = await reader.read()
         writer.close()
-        return said(answer)
+        return streamed_text(response)
 
     async def all_at_once(port: int) -> list[str]:
         return await asyncio.gather(
-            *(one(port, *asks[number % len(asks)]) for number in range(500))
+            *(one(port, *requests[number % len(requests)]) for number in range(500))
         )
 
     with running(crowd) as server:
-        found = asyncio.run(all_at_once(server.port))
-        assert found == [solo[asks[number % len(asks)]] for number in range(500)]
-        numbers = crowd.served["gpt"].numbers()
-        assert (numbers["blocks_used"], numbers["running"], numbers["waiting"]) == (0, 0, 0)
-        until(lambda: not server.door.running)
+        texts = asyncio.run(all_at_once(server.port))
+        assert texts == [solo[requests[number % len(requests)]] for number in range(500)]
+        metrics = crowd.entries["gpt"].metrics()
+        assert (metrics["blocks_used"], metrics["running"], metrics["waiting"]) == (0, 0, 0)
+        until(lambda: not server.app.running)
 
 
-def test_200_clients_vanish_and_leave_nothing_behind(crowd: ModelHost) -> None:
-    before = crowd.served["long"].numbers()["cancelled"]
+def test_200_clients_that_disconnect_leave_nothing_behind(crowd: ModelHost) -> None:
+    before = crowd.entries["long"].metrics()["cancelled"]
 
     async def vanish(port: int, number: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(wire({**LONG, "stream": True, "seed": number}))
         await writer.drain()
-        if number < 32:  # these have begun; the others may still wait
+        if number < 32:  # these have started; the others may still wait
             assert await reader.readuntil(b"data: ")
         writer.transport.abort()
 
@@ -140,8 +139,8 @@ def test_200_clients_vanish_and_leave_nothing_behind(crowd: ModelHost) -> None:
 
     with running(crowd) as server:
         asyncio.run(all_at_once(server.port))
-        until(lambda: empty(crowd) and not server.door.running)
-        assert crowd.served["long"].numbers()["cancelled"] > before
+        until(lambda: empty(crowd) and not server.app.running)
+        assert crowd.entries["long"].metrics()["cancelled"] > before
         answer = httpx.post(
             f"{server.url}/v1/completions",
             json={**LONG, "max_tokens": 3, "min_tokens": 0},
@@ -150,42 +149,40 @@ def test_200_clients_vanish_and_leave_nothing_behind(crowd: ModelHost) -> None:
         assert answer.status_code == 200
 
 
-def test_a_client_that_leaves_before_its_answer_is_made(crowd: ModelHost, gate: Gate) -> None:
-    """Nothing is streamed, so nothing is written: only its line says that it is gone."""
-    before = crowd.served["long"].numbers()["cancelled"]
+def test_a_client_that_disconnects_before_its_response(crowd: ModelHost, gate: Gate) -> None:
+    """Nothing is streamed, so nothing is written: only the connection shows that it is gone."""
+    before = crowd.entries["long"].metrics()["cancelled"]
     with running(crowd) as server:
         line = socket.create_connection(("127.0.0.1", server.port))
         line.sendall(wire(LONG))
         assert gate.closed.wait(PATIENCE)
-        assert crowd.served["long"].numbers()["running"] == 1
+        assert crowd.entries["long"].metrics()["running"] == 1
         line.close()
-        until(lambda: not server.door.running)
+        until(lambda: not server.app.running)
         gate.open.set()
         until(lambda: empty(crowd))
-    assert crowd.served["long"].numbers()["cancelled"] == before + 1
+    assert crowd.entries["long"].metrics()["cancelled"] == before + 1
 
 
-def test_a_client_that_reads_nothing_holds_nobody_up(
+def test_a_client_that_reads_nothing_delays_no_other(
     crowd: ModelHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its text is said into a queue as long as the text; then its line is cut, with all that is
-    buffered for it.
-    """
+    """Its output is generated into a queue; then its connection is cut and its buffer dropped."""
     monkeypatch.setattr("qkv.serving.http.sse.STALLED", 0.3)
-    before = crowd.served["long"].numbers()["steps"]
+    before = crowd.entries["long"].metrics()["steps"]
     with running(crowd, buffer=8192) as server, socket.socket() as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         line.connect(("127.0.0.1", server.port))
         line.sendall(
             wire({**LONG, "max_tokens": 150, "min_tokens": 150, "stream": True, "logprobs": 20})
         )
-        until(lambda: crowd.served["long"].numbers()["steps"] > before)
+        until(lambda: crowd.entries["long"].metrics()["steps"] > before)
         quick = {"model": "gpt", "prompt": "the cat", "max_tokens": 3}
         assert (
             httpx.post(f"{server.url}/v1/completions", json=quick, timeout=PATIENCE).status_code
             == 200
         )
-        until(lambda: empty(crowd) and not server.door.running)
+        until(lambda: empty(crowd) and not server.app.running)
         got = b""
         with contextlib.suppress(ConnectionResetError):
             while more := line.recv(65536):
@@ -194,22 +191,20 @@ def test_a_client_that_reads_nothing_holds_nobody_up(
         assert b"[DONE]" not in got
 
 
-def test_a_client_that_does_not_take_a_whole_answer_is_let_go(
+def test_a_client_that_does_not_read_a_whole_response_is_cut_off(
     crowd: ModelHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer was made and handed to the system, as far as that takes it; the rest is not kept
-    for good.
-    """
-    ask = {"model": "gpt", "text": "the cat " * 30_000}
+    """The part of the response that the system does not buffer is not kept forever."""
+    body = {"model": "gpt", "text": "the cat " * 30_000}
     with running(crowd, buffer=8192) as server, socket.socket() as line:
         close = {"connection": "close"}
-        whole = httpx.post(f"{server.url}/v1/tokenize", json=ask, headers=close, timeout=PATIENCE)
+        whole = httpx.post(f"{server.url}/v1/tokenize", json=body, headers=close, timeout=PATIENCE)
         assert whole.json()["count"] > 60_000
         until(lambda: not server.server.server_state.connections)
         monkeypatch.setattr("qkv.serving.http.sse.STALLED", 0.1)
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         line.connect(("127.0.0.1", server.port))
-        line.sendall(wire(ask, "tokenize"))
+        line.sendall(wire(body, "tokenize"))
         assert line.recv(64).startswith(b"HTTP/1.1 200")
         until(lambda: not server.server.server_state.connections)
         got = b""
@@ -219,15 +214,15 @@ def test_a_client_that_does_not_take_a_whole_answer_is_let_go(
         assert len(got) < len(whole.content) // 2
 
 
-def test_a_client_that_reads_is_not_let_go() -> None:
-    """Whoever takes half of what is left in each while may go on."""
+def test_a_client_that_reads_is_not_cut_off() -> None:
+    """Reading half of the rest in each interval is enough."""
     later: list[tuple[float, Callable[..., None], int]] = []
     left, aborted = iter([1000, 500, 250, 0]), []
     fake = SimpleNamespace(
         transport=SimpleNamespace(
             get_write_buffer_size=lambda: next(left), abort=lambda: aborted.append(True)
         ),
-        loop=SimpleNamespace(call_later=lambda *given: later.append(given)),
+        loop=SimpleNamespace(call_later=lambda *arguments: later.append(arguments)),
     )
     fake.wait_for_reader = partial(Connection.wait_for_reader, fake)
     fake.wait_for_reader(None)
@@ -244,7 +239,7 @@ def test_a_client_that_reads_is_not_let_go() -> None:
     assert not later
 
 
-def test_a_client_that_does_not_say_what_it_wants_is_let_go(
+def test_a_client_that_does_not_complete_its_headers_is_cut_off(
     crowd: ModelHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qkv.serving.http.connection.HEADERS_SECONDS", PATIENCE)
@@ -256,10 +251,10 @@ def test_a_client_that_does_not_say_what_it_wants_is_let_go(
         busy, again = (socket.create_connection(address, timeout=PATIENCE) for _ in range(2))
         busy.sendall(wire({**LONG, "max_tokens": 150, "min_tokens": 150}))
         again.sendall(health)
-        told = b""
-        while not told.endswith(b"}}}"):
-            told += again.recv(65536)
-        until(lambda: server.door.running)  # busy has said what it wants
+        response = b""
+        while not response.endswith(b"}}}"):
+            response += again.recv(65536)
+        until(lambda: server.app.running)  # the request of busy is complete
         monkeypatch.setattr("qkv.serving.http.connection.HEADERS_SECONDS", 0.1)
         silent, slow = (socket.create_connection(address, timeout=PATIENCE) for _ in range(2))
         with contextlib.suppress(*gone):
@@ -268,28 +263,27 @@ def test_a_client_that_does_not_say_what_it_wants_is_let_go(
         for line in (silent, slow, again):
             with contextlib.suppress(*gone):
                 assert line.recv(65536) == b""
-        assert b'"finish_reason":"length"' in b"".join(
-            iter(lambda: busy.recv(65536), b"")
-        )  # whoever waits is not
+        response = b"".join(iter(lambda: busy.recv(65536), b""))
+        assert b'"finish_reason":"length"' in response  # a waiting client is not cut off
         for line in (busy, again, silent, slow):
             line.close()
 
 
-def test_an_exception_inside_one_request_does_not_touch_the_others(
+def test_an_exception_in_one_request_does_not_affect_the_others(
     crowd: ModelHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One stream breaks while it is told: it ends with an error; the one beside it is whole."""
+    """One stream fails and ends with an error event; the other one is complete."""
     from qkv.serving.routes import completions
 
     real = completions.CompletionStream.choice
 
-    def broken(self: Any, index: int, piece: Any) -> Any:
-        if self.asked.user == "broken" and self.said > 2:
-            raise RuntimeError("nobody foresaw it")
-        return real(self, index, piece)
+    def broken(self: Any, index: int, chunk: Any) -> Any:
+        if self.body.user == "broken" and self.generated > 2:
+            raise RuntimeError("an unexpected error")
+        return real(self, index, chunk)
 
     monkeypatch.setattr(completions.CompletionStream, "choice", broken)
-    ask = {
+    body = {
         "model": "long",
         "prompt": "the cat",
         "max_tokens": 50,
@@ -297,13 +291,13 @@ def test_an_exception_inside_one_request_does_not_touch_the_others(
         "stream": True,
         "seed": 1,
     }
-    ask |= {"stream_options": {"include_usage": True}}
+    body |= {"stream_options": {"include_usage": True}}
     with running(crowd) as server:
-        found: dict[str, str] = {}
+        texts: dict[str, str] = {}
 
         def listen(user: str) -> None:
-            found[user] = httpx.post(
-                f"{server.url}/v1/completions", json={**ask, "user": user}, timeout=PATIENCE
+            texts[user] = httpx.post(
+                f"{server.url}/v1/completions", json={**body, "user": user}, timeout=PATIENCE
             ).text
 
         threads = [threading.Thread(target=listen, args=(user,)) for user in ("broken", "whole")]
@@ -311,18 +305,18 @@ def test_an_exception_inside_one_request_does_not_touch_the_others(
             thread.start()
         for thread in threads:
             thread.join()
-        assert found["whole"].endswith("data: [DONE]\n\n")
-        assert '"completion_tokens":50' in found["whole"]
-        last = json.loads(found["broken"].strip().rpartition("data: ")[2])
+        assert texts["whole"].endswith("data: [DONE]\n\n")
+        assert '"completion_tokens":50' in texts["whole"]
+        last = json.loads(texts["broken"].strip().rpartition("data: ")[2])
         assert last["error"]["code"] == "internal_error"
-        assert "[DONE]" not in found["broken"]
+        assert "[DONE]" not in texts["broken"]
         until(lambda: empty(crowd))
 
 
-def test_two_signals_end_it_at_once(crowd: ModelHost, gate: Gate) -> None:
-    """The first lets a stream go on and refuses what is new; the second ends all."""
+def test_a_second_signal_stops_the_server_at_once(crowd: ModelHost, gate: Gate) -> None:
+    """After the first signal a stream continues and new requests are refused."""
 
-    async def live() -> tuple[int, int, str, bytes]:
+    async def run_server() -> tuple[int, int, str, bytes]:
         server, listening = Server(served(crowd), drain=PATIENCE), bound("127.0.0.1", 0)
         port = listening.getsockname()[1]
         serving = asyncio.create_task(server.serve([listening]))
@@ -342,44 +336,47 @@ def test_two_signals_end_it_at_once(crowd: ModelHost, gate: Gate) -> None:
         assert int(refused.headers["retry-after"]) >= 1
         return refused.status_code, health.status_code, health.json()["status"], rest
 
-    *told, rest = asyncio.run(live())
-    assert told == [503, 503, "draining"]
+    *statuses, rest = asyncio.run(run_server())
+    assert statuses == [503, 503, "draining"]
     assert b"[DONE]" not in rest
-    assert b'"message":"the server is leaving' in rest
+    assert b'"message":"the server is stopping' in rest
     gate.open.set()
     until(lambda: empty(crowd))
 
 
-def test_what_is_late_to_finish_is_told_so(crowd: ModelHost, gate: Gate) -> None:
-    """When the time to leave is over, a request whose answer has not begun gets one all the same."""
+def test_a_request_that_outlasts_draining_gets_a_503(crowd: ModelHost, gate: Gate) -> None:
+    """A request whose response has not started gets one when draining is over."""
     server = Running(crowd, drain=0.2)
-    found: list[httpx.Response] = []
+    responses: list[httpx.Response] = []
 
-    def ask() -> None:
-        found.append(httpx.post(f"{server.url}/v1/completions", json=LONG, timeout=PATIENCE))
+    def complete_late() -> None:
+        responses.append(httpx.post(f"{server.url}/v1/completions", json=LONG, timeout=PATIENCE))
 
-    asking = threading.Thread(target=ask)
-    asking.start()
+    client = threading.Thread(target=complete_late)
+    client.start()
     assert gate.closed.wait(PATIENCE)
     server.server.handle_exit(signal.SIGTERM, None)
-    asking.join(PATIENCE)
+    client.join(PATIENCE)
     server.thread.join(PATIENCE)
-    assert (found[0].status_code, found[0].json()["error"]["type"]) == (503, "unavailable_error")
+    assert (responses[0].status_code, responses[0].json()["error"]["type"]) == (
+        503,
+        "unavailable_error",
+    )
     assert not server.thread.is_alive()
     gate.open.set()
     until(lambda: empty(crowd))
 
 
-@pytest.mark.parametrize("leaving", [False, True])
+@pytest.mark.parametrize("stopping", [False, True])
 @pytest.mark.parametrize("started", [False, True])
-def test_a_cancelled_request_is_told_that_the_server_leaves_only_if_it_does(
-    leaving: bool, started: bool
+def test_a_cancelled_request_is_told_that_the_server_stops_only_if_it_does(
+    stopping: bool, started: bool
 ) -> None:
-    """Else a cancellation is an error like any other."""
+    """Otherwise a cancellation is an unexpected error."""
     sent: list[Any] = []
 
     async def cancelled(scope: Any, receive: Any, send: Any) -> None:
-        door.draining = leaving
+        app.draining = stopping
         if started:
             headers = [(b"content-type", b"text/event-stream")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -391,7 +388,7 @@ def test_a_cancelled_request_is_told_that_the_server_leaves_only_if_it_does(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    door = RequestMiddleware(cancelled, AccessRules(names=None), ServerCounters())
+    app = RequestMiddleware(cancelled, AccessRules(names=None), ServerCounters())
     scope = {
         "type": "http",
         "method": "GET",
@@ -400,16 +397,17 @@ def test_a_cancelled_request_is_told_that_the_server_leaves_only_if_it_does(
         "http_version": "1.1",
         "client": None,
     }
-    asyncio.run(door(scope, receive, send))
-    said = b"".join(message.get("body", b"") for message in sent)
-    assert (b"the server is leaving" in said) == leaving
-    assert sent[0]["status"] == (200 if started else 503 if leaving else 500)
+    asyncio.run(app(scope, receive, send))
+    content = b"".join(message.get("body", b"") for message in sent)
+    assert (b"the server is stopping" in content) == stopping
+    status = 503 if stopping else 500
+    assert sent[0]["status"] == (200 if started else status)
 
 
-def test_the_process_ends_some_seconds_after_draining_whatever_still_runs(
+def test_the_process_ends_some_seconds_after_draining(
     crowd: ModelHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when the event loop itself never comes back."""
+    """Even if the event loop is stuck."""
     monkeypatch.setattr("qkv.serving.http.server.LAST_SECONDS", 0.01)
     for end in ("handle_exit", "stop"):
         ended = threading.Event()

@@ -1,4 +1,4 @@
-"""Our own routes: what each says is what the functions behind it say."""
+"""qkv's own routes return what the library functions behind them return."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ def http(server: Running) -> Iterator[httpx.Client]:
         yield http
 
 
-def asked(http: httpx.Client, route: str, **body: Any) -> Any:
+def reply_of(http: httpx.Client, route: str, **body: Any) -> Any:
     response = http.post(f"/v1/{route}", json=body)
     assert response.status_code == 200, response.text
     return response.json()
 
 
-def refused(http: httpx.Client, route: str, **body: Any) -> str:
+def refusal(http: httpx.Client, route: str, **body: Any) -> str:
+    """The message of a 400."""
     response = http.post(f"/v1/{route}", json=body)
     assert response.status_code == 400, response.text
     message: str = response.json()["error"]["message"]
@@ -55,83 +56,89 @@ def events(http: httpx.Client, route: str, **body: Any) -> list[Any]:
     return [json.loads(line) for line in lines[:-1]]
 
 
-# Next and tokens
+# Next token and tokenize
 
 
-def test_next_is_the_distribution_as_the_model_says_it_and_as_it_is_drawn(
+def test_next_returns_the_models_and_the_sampled_distribution(
     http: httpx.Client, models: Models
 ) -> None:
     model, tokenizer = models["gpt"]
     ids = torch.tensor([prompt_ids(tokenizer, "the cat")])
     with torch.no_grad():
         logits = model(ids)[0, -1].double()
-    found = asked(http, "next", model="gpt", prompt="the cat", top=10, temperature=0.5, top_k=4)
+    found = reply_of(http, "next", model="gpt", prompt="the cat", top=10, temperature=0.5, top_k=4)
     best = logits.topk(10).indices.tolist()
-    assert [each["id"] for each in found["tokens"]] == best
+    assert [token["id"] for token in found["tokens"]] == best
     logprob, drawn = logits.log_softmax(-1), (logits.topk(4).values / 0.5).softmax(-1)
-    assert [each["logprob"] for each in found["tokens"]] == pytest.approx(
+    assert [token["logprob"] for token in found["tokens"]] == pytest.approx(
         logprob[best].tolist(), abs=1e-4
     )
-    assert [each["probability"] for each in found["tokens"][:4]] == pytest.approx(
+    assert [token["probability"] for token in found["tokens"][:4]] == pytest.approx(
         drawn.tolist(), abs=1e-4
     )
-    assert [each["probability"] for each in found["tokens"][4:]] == [0] * 6
+    assert [token["probability"] for token in found["tokens"][4:]] == [0] * 6
     assert found["rest"] == pytest.approx(0, abs=1e-6)
-    assert [each["text"] for each in found["tokens"]] == [tokenizer.decode([id]) for id in best]
-    by_ids = asked(
+    assert [token["text"] for token in found["tokens"]] == [tokenizer.decode([id]) for id in best]
+    by_ids = reply_of(
         http, "next", model="gpt", prompt=ids[0].tolist(), top=10, temperature=0.5, top_k=4
     )
     assert by_ids == found
     with torch.no_grad(), edited(model, [Edit(0, 0), Edit(1, None)]):
         without = model(ids)[0, -1].log_softmax(-1)
-    off = asked(http, "next", model="gpt", prompt="the cat", top=5, heads_off=["0.0", "1.*"])
-    assert [each["logprob"] for each in off["tokens"]] == pytest.approx(
+    off = reply_of(http, "next", model="gpt", prompt="the cat", top=5, heads_off=["0.0", "1.*"])
+    assert [token["logprob"] for token in off["tokens"]] == pytest.approx(
         without.topk(5).values.tolist(), abs=1e-4
     )
 
 
-def test_a_text_and_its_tokens(http: httpx.Client, models: Models) -> None:
+def test_tokenize_and_back(http: httpx.Client, models: Models) -> None:
     for name in ("gpt", "bert", "chat", "tuned"):
         tokenizer = models[name][1]
-        found = asked(http, "tokenize", model=name, text=SENTENCE)
-        assert [each["id"] for each in found["tokens"]] == tokenizer.encode(SENTENCE)
+        found = reply_of(http, "tokenize", model=name, text=SENTENCE)
+        assert [token["id"] for token in found["tokens"]] == tokenizer.encode(SENTENCE)
         assert found["count"] == len(found["tokens"])
-        assert [each["token"] for each in found["tokens"]] == [
+        assert [token["token"] for token in found["tokens"]] == [
             tokenizer.token(each["id"]) for each in found["tokens"]
         ]
-        back = asked(http, "tokenize", model=name, ids=[each["id"] for each in found["tokens"]])
+        back = reply_of(
+            http, "tokenize", model=name, ids=[token["id"] for token in found["tokens"]]
+        )
         assert back["text"] == tokenizer.decode(tokenizer.encode(SENTENCE))
         assert "".join(each["text"] for each in back["tokens"]) == back["text"]
-    assert "ids: expected ids below" in refused(http, "tokenize", model="gpt", ids=[100_000])
-    assert asked(http, "tokenize", model="gpt", text="") == {"tokens": [], "count": 0, "text": ""}
+    assert "ids: expected ids below" in refusal(http, "tokenize", model="gpt", ids=[100_000])
+    assert reply_of(http, "tokenize", model="gpt", text="") == {
+        "tokens": [],
+        "count": 0,
+        "text": "",
+    }
 
 
 # Translations
 
 
 @pytest.mark.parametrize("name", ["translator", "rnn"])
-def test_translations_are_those_of_our_own_search(
+def test_translations_equal_the_library_function(
     http: httpx.Client, models: Models, name: str
 ) -> None:
     model, tokenizer = models[name]
     texts = [SENTENCE, "mice", ""]
-    found = asked(
+    found = reply_of(
         http, "translate", model=name, text=texts, beams=3, n_best=2, max_tokens=9, alignment=True
     )
     expected = dict(translate_texts([model], tokenizer, texts, beams=3, n_best=2, length=9))
-    for place in (0, 1):
-        assert [each["text"] for each in found["translations"][place]] == [
-            each.text for each in expected[place]
+    for index in (0, 1):
+        assert [each["text"] for each in found["translations"][index]] == [
+            each.text for each in expected[index]
         ]
-        scores = [each.score for each in expected[place]]
-        assert [each["score"] for each in found["translations"][place]] == pytest.approx(
+        scores = [each.score for each in expected[index]]
+        assert [each["score"] for each in found["translations"][index]] == pytest.approx(
             scores, abs=1e-4
         )
     assert found["translations"][2] == [{"text": "", "score": None}]
     (source,) = source_ids([model], tokenizer, [SENTENCE])
-    said = expected[0][0].ids
+    target = expected[0][0].ids
     weights = alignment(
-        model, torch.tensor([source]), torch.tensor([said]), start=tokenizer.start or 0
+        model, torch.tensor([source]), torch.tensor([target]), start=tokenizer.start or 0
     )
     shown = found["alignment"][0]
     assert shown["source"][-1] == "(end)"
@@ -139,38 +146,38 @@ def test_translations_are_those_of_our_own_search(
     assert np.allclose(np.array(shown["weights"]).sum(1), 1, atol=1e-4)
     assert shown["weights"][0][0] == pytest.approx(
         float(weights[0, 0]), abs=1e-4
-    )  # words of one piece each
+    )  # words of one chunk each
     assert found["alignment"][2]["weights"] == []
 
 
 def test_a_translation_is_streamed(http: httpx.Client, models: Models) -> None:
     model, tokenizer = models["translator"]
-    *pieces, last = events(
+    *chunks, last = events(
         http, "translate", model="translator", text=SENTENCE, beams=1, max_tokens=6
     )
     ((_, (expected,)),) = translate_texts([model], tokenizer, [SENTENCE], beams=1, length=6)
-    assert "".join(piece["text"] for piece in pieces).strip() == expected.text
+    assert "".join(chunk["text"] for chunk in chunks).strip() == expected.text
     assert last["translations"][0][0]["text"] == expected.text
     assert last["usage"]["completion_tokens"] == len(expected.ids)
 
 
-def test_what_a_translator_does_not_do(http: httpx.Client) -> None:
-    assert "temperature: a search" in refused(
+def test_invalid_translation_requests(http: httpx.Client) -> None:
+    assert "temperature: a beam search" in refusal(
         http, "translate", model="translator", text="a", temperature=1
     )
-    assert "n_best: expected 1 to 2" in refused(
+    assert "n_best: expected 1 to 2" in refusal(
         http, "translate", model="translator", text="a", beams=2, n_best=3
     )
-    assert "stream: one beam" in refused(
+    assert "stream: only one text" in refusal(
         http, "translate", model="translator", text="a", stream=True
     )
-    assert "heads_off: a search" in refused(
+    assert "heads_off: not supported" in refusal(
         http, "translate", model="translator", text="a", heads_off=["0.0"]
     )
-    assert "gpt is a GPT, which does not translate" in refused(
+    assert "gpt is a GPT, which does not translate" in refusal(
         http, "translate", model="gpt", text="a"
     )
-    assert "context of 40" in refused(http, "translate", model="translator", text="cat " * 60)
+    assert "context of 40" in refusal(http, "translate", model="translator", text="cat " * 60)
 
 
 # Masks and classes
@@ -179,7 +186,7 @@ def test_what_a_translator_does_not_do(http: httpx.Client) -> None:
 def test_masks_are_filled(http: httpx.Client, models: Models) -> None:
     model, tokenizer = models["bert"]
     text = "the [mask] sat on the [mask]"
-    found = asked(http, "fill", model="bert", text=text, top=3)
+    found = reply_of(http, "fill", model="bert", text=text, top=3)
     expected = fill(model, tokenizer, text, top=3)
     assert [[(each["id"], each["text"]) for each in guesses] for guesses in found["masks"]] == [
         [(each.id, each.text) for each in guesses] for guesses in expected
@@ -188,49 +195,48 @@ def test_masks_are_filled(http: httpx.Client, models: Models) -> None:
         expected[0][0].probability, rel=1e-4
     )
     assert [each["mask"] for each in found["tokens"]].count(True) == 2
-    assert "text: there is no mask in it" in refused(http, "fill", model="bert", text="the cat")
-    assert "gpt is a GPT, which guesses no masked words" in refused(
+    assert "text: there is no mask in it" in refusal(http, "fill", model="bert", text="the cat")
+    assert "gpt is a GPT, which does not predict masked tokens" in refusal(
         http, "fill", model="gpt", text=text
     )
 
 
 def test_texts_are_classified(http: httpx.Client, models: Models) -> None:
     texts = ["the cat sat on the mat", "mice"] * 10
-    found = asked(http, "classify", model="tuned", text=texts)
+    found = reply_of(http, "classify", model="tuned", text=texts)
     expected = classify(*models["tuned"], texts)
     assert found["task"] == "classify"
     assert [each["label"] for each in found["answers"]] == [each.label for each in expected]
     assert [each["probability"] for each in found["answers"]] == pytest.approx(
         [each.probability for each in expected]
     )
-    assert "text 1: this model reads one text" in refused(
+    assert "text 1: this model reads one text" in refusal(
         http, "classify", model="tuned", text=[["a", "b"]]
     )
-    assert "which was not taught to answer" in refused(http, "classify", model="bert", text="a")
-    one = asked(http, "classify", model="tuned", text=texts[0])["answers"]
-    assert one == asked(http, "classify", model="tuned", text=texts[:1])["answers"]
+    assert "which is not fine-tuned" in refusal(http, "classify", model="bert", text="a")
+    one = reply_of(http, "classify", model="tuned", text=texts[0])["answers"]
+    assert one == reply_of(http, "classify", model="tuned", text=texts[:1])["answers"]
     assert [each["label"] for each in one] == [expected[0].label]
 
 
-def test_the_same_text_has_the_same_name_on_every_route(http: httpx.Client) -> None:
-    """`text`; beside it the names that a route had before."""
+def test_text_is_the_same_field_on_every_route(http: httpx.Client) -> None:
+    """`text`; the other names of a route are aliases."""
     for name in ("text", "prompt"):
-        assert asked(http, "next", **{"model": "gpt", name: "the cat", "top": 3}) == asked(
+        assert reply_of(http, "next", **{"model": "gpt", name: "the cat", "top": 3}) == reply_of(
             http, "next", model="gpt", prompt="the cat", top=3
         )
     for route, model, text in (
-        ("classify", "tuned", ["the cat", "mice"]), ("attention", "bert", ["the cat", "mice ran"]),
-    ):  # fmt: skip
-        assert asked(http, route, model=model, texts=text) == asked(
+        ("classify", "tuned", ["the cat", "mice"]),
+        ("attention", "bert", ["the cat", "mice ran"]),
+    ):
+        assert reply_of(http, route, model=model, texts=text) == reply_of(
             http, route, model=model, text=text
         )
-    named = asked(http, "attention", model="translator", source="the cat", target="mice")
-    assert asked(http, "attention", model="translator", text="the cat", target="mice") == named
-    assert "texts: there is no such field" in refused(
-        http, "classify", model="tuned", text="a", texts=["a"]
-    )
-    assert "text: this field is missing" in refused(http, "classify", model="tuned")
-    assert "text: a GPT reads one text, not 2" in refused(
+    named = reply_of(http, "attention", model="translator", source="the cat", target="mice")
+    assert reply_of(http, "attention", model="translator", text="the cat", target="mice") == named
+    assert "texts: unknown field" in refusal(http, "classify", model="tuned", text="a", texts=["a"])
+    assert "text: this field is missing" in refusal(http, "classify", model="tuned")
+    assert "text: a GPT reads one text, not 2" in refusal(
         http, "attention", model="gpt", text=["a", "b"]
     )
 
@@ -242,9 +248,9 @@ def unpacked(block: str, shape: list[int]) -> Any:
     return np.frombuffer(zlib.decompress(base64.b64decode(block)), "<u2").reshape(shape) / 65535
 
 
-def test_attention_is_what_the_page_of_look_has(http: httpx.Client, models: Models) -> None:
+def test_attention_equals_the_page_of_look(http: httpx.Client, models: Models) -> None:
     model, tokenizer = models["gpt"]
-    found = asked(http, "attention", model="gpt", text=SENTENCE, lens=True, norms=True)
+    found = reply_of(http, "attention", model="gpt", text=SENTENCE, lens=True, norms=True)
     seen = look(model, SENTENCE, tokenizer=tokenizer, name="gpt", lens_too=True, norms_too=True)
     whole = page(seen)
     for name, block in found["blocks"].items():
@@ -261,12 +267,12 @@ def test_attention_is_what_the_page_of_look_has(http: httpx.Client, models: Mode
     assert len(found["lens"]) == 3
     assert found["next"] == found["lens"][-1]
     ids = prompt_ids(tokenizer, SENTENCE)
-    assert asked(http, "attention", model="gpt", text=ids, lens=True, norms=True) == found
+    assert reply_of(http, "attention", model="gpt", text=ids, lens=True, norms=True) == found
 
 
-def test_one_layer_of_attention_and_a_head_that_is_off(http: httpx.Client, models: Models) -> None:
+def test_one_layer_of_attention_with_an_ablated_head(http: httpx.Client, models: Models) -> None:
     model, tokenizer = models["gpt"]
-    found = asked(http, "attention", model="gpt", text=SENTENCE, layers=[1], heads_off=["0.1"])
+    found = reply_of(http, "attention", model="gpt", text=SENTENCE, layers=[1], heads_off=["0.1"])
     assert found["blocks"].keys() == {"self.overview", "self.1.0", "self.1.1"}
     with edited(model, [Edit(0, 1)]):
         expected = look(model, SENTENCE, tokenizer=tokenizer).of("self").layers[1][0]
@@ -276,59 +282,59 @@ def test_one_layer_of_attention_and_a_head_that_is_off(http: httpx.Client, model
 
 
 def test_attention_of_the_other_families(http: httpx.Client) -> None:
-    found = asked(
+    found = reply_of(
         http, "attention", model="translator", source="the cat", target="mice ran", kind="cross"
     )
     assert [each["kind"] for each in found["data"]["attention"]] == ["encoder", "decoder", "cross"]
     assert found["data"]["start"]["kind"] == "cross"
-    assert asked(http, "attention", model="translator", source="the cat", heads_off=["0.0"])[
+    assert reply_of(http, "attention", model="translator", source="the cat", heads_off=["0.0"])[
         "blocks"
     ]
-    assert asked(http, "attention", model="rnn", source="the cat")["blocks"].keys() == {
+    assert reply_of(http, "attention", model="rnn", source="the cat")["blocks"].keys() == {
         "cross.overview",
         "cross.0.0",
     }
-    assert asked(http, "attention", model="bert", text=["the cat", "mice ran"])["next"]
-    assert asked(http, "attention", model="tuned", text="the cat")["next"] is None
+    assert reply_of(http, "attention", model="bert", text=["the cat", "mice ran"])["next"]
+    assert reply_of(http, "attention", model="tuned", text="the cat")["next"] is None
 
 
-def test_attention_has_its_bounds(http: httpx.Client) -> None:
-    assert "layer: expected 0 to 1" in refused(
+def test_invalid_attention_requests(http: httpx.Client) -> None:
+    assert "layer: expected 0 to 1" in refusal(
         http, "attention", model="gpt", text="the cat", layers=[5]
     )
-    assert "context of 64" in refused(http, "attention", model="gpt", text="the cat " * 100)
-    assert "context of 16" in refused(http, "attention", model="bert", text="the cat " * 100)
-    assert "text: expected one of" in refused(http, "attention", model="gpt")
-    assert "nothing to read" in refused(http, "attention", model="bert", text=" ")
-    assert "this model has self, not cross" in refused(
+    assert "context of 64" in refusal(http, "attention", model="gpt", text="the cat " * 100)
+    assert "context of 16" in refusal(http, "attention", model="bert", text="the cat " * 100)
+    assert "text: expected one of" in refusal(http, "attention", model="gpt")
+    assert "nothing to read" in refusal(http, "attention", model="bert", text=" ")
+    assert "this model has self, not cross" in refusal(
         http, "attention", model="gpt", text="the cat", kind="cross"
     )
 
 
-def test_many_weights_are_refused_before_they_are_made(
+def test_too_many_weights_are_refused_before_they_are_computed(
     http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qkv.serving.routes.attention.MOST_WEIGHTS", 4 * 40 * 40 - 1)
+    monkeypatch.setattr("qkv.serving.routes.attention.MAX_WEIGHTS", 4 * 40 * 40 - 1)
     text = list(range(10, 50))
-    message = refused(http, "attention", model="gpt", text=text)
+    message = refusal(http, "attention", model="gpt", text=text)
     assert "layers: the heads of 2 layers have 6,400 weights for 40 tokens" in message
     assert "ask for 1 at a time" in message
-    assert asked(http, "attention", model="gpt", text=text, layers=[0])["blocks"]
+    assert reply_of(http, "attention", model="gpt", text=text, layers=[0])["blocks"]
     monkeypatch.undo()
-    assert asked(http, "attention", model="long", text=[5] * 600, layers=[0])[
+    assert reply_of(http, "attention", model="long", text=[5] * 600, layers=[0])[
         "blocks"
     ]  # not all at once, but some
 
 
-# Numbers
+# Metrics
 
 
 def test_metrics_are_prometheus_text(http: httpx.Client) -> None:
-    asked(http, "completions", model="gpt", prompt="the cat", max_tokens=3)
+    reply_of(http, "completions", model="gpt", prompt="the cat", max_tokens=3)
     text = http.get("/metrics").text
-    numbers = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    assert int(numbers['qkv_http_requests_total{route="/v1/completions",status="200"}']) >= 1
-    assert numbers['qkv_model_state{model="gpt",state="ready"}'] == "1"
-    assert int(numbers['qkv_said_tokens_total{model="gpt"}']) >= 3
-    assert numbers['qkv_blocks_used{model="gpt"}'] == "0"
+    metrics = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert int(metrics['qkv_http_requests_total{route="/v1/completions",status="200"}']) >= 1
+    assert metrics['qkv_model_state{model="gpt",state="ready"}'] == "1"
+    assert int(metrics['qkv_said_tokens_total{model="gpt"}']) >= 3
+    assert metrics['qkv_blocks_used{model="gpt"}'] == "0"
     assert text.count("# TYPE qkv_said_tokens_total counter") == 1

@@ -1,6 +1,4 @@
-"""What a client may ask over our own routes: the next token, translations, masks, classes,
-attention, tokens.
-"""
+"""Request bodies of qkv's own routes: next, translate, fill, classify, attention, tokenize."""
 
 from __future__ import annotations
 
@@ -9,9 +7,9 @@ from typing import Annotated, Literal
 from pydantic import AliasChoices, ConfigDict, Field, model_validator
 
 from qkv.serving.http.schema.openai_schema import (
-    MOST_TEXT,
-    MOST_TEXTS,
-    MOST_WORDS,
+    MAX_CHARACTERS,
+    MAX_TEXTS,
+    MAX_TOKENS,
     HeadsOff,
     Id,
     Ids,
@@ -23,10 +21,10 @@ from qkv.serving.http.schema.openai_schema import (
     Texts,
 )
 
-MOST_LISTED = 200
+MAX_CANDIDATES = 200
 Inputs = Annotated[
     list[Text | Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=1024)]],
-    Field(fail_fast=True, min_length=1, max_length=MOST_TEXTS),
+    Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS),
 ]
 
 
@@ -38,10 +36,11 @@ class NextRequest(SamplingFields):
     prompt: Text | Ids = Field(
         "",
         validation_alias=AliasChoices("prompt", "text"),
-        description="Text or ids; an empty text asks what a text begins with. May be called text, as elsewhere.",
+        description="Text or ids; an empty text asks for the first token of a text. May also be "
+        "called text, as on the other routes.",
     )
-    top: Annotated[int, Field(ge=1, le=MOST_LISTED)] = Field(
-        40, description="So many tokens, the likeliest first."
+    top: Annotated[int, Field(ge=1, le=MAX_CANDIDATES)] = Field(
+        40, description="Number of tokens to return, the most likely first."
     )
 
 
@@ -55,44 +54,48 @@ class TranslateRequest(JsonBody):
     text: Text | Texts
     beams: Annotated[int, Field(ge=1, le=16)] = Field(
         4,
-        description="So many translations are weighed against each other; 1 takes one token after another.",
+        description="Width of the beam search; 1 generates token by token.",
     )
     n_best: Annotated[int, Field(ge=1, le=16)] = Field(
-        1, description="Translations of each text, the best first."
+        1, description="Number of translations per text, the best first."
     )
     length_penalty: Annotated[float, Field(ge=-10, le=10, allow_inf_nan=False)] = Field(
-        0.6, description="Above 0 favours longer translations."
+        0.6, description="Values above 0 favour longer translations."
     )
-    max_tokens: Annotated[int, Field(ge=1, le=MOST_WORDS)] | None = Field(
-        None, description="Twice as many as the source has and a few more, unless given."
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = Field(
+        None, description="Null allows about twice the length of the source."
     )
-    temperature: Temperature = Field(0.0, description="Above 0 with one beam: tokens are drawn.")
+    temperature: Temperature = Field(
+        0.0, description="Above 0, tokens are sampled; needs beams: 1."
+    )
     seed: Seed | None = None
-    alignment: bool = Field(False, description="Which source words each target word looked at.")
-    stream: bool = Field(False, description="As server-sent events; needs beams: 1 and one text.")
+    alignment: bool = Field(
+        False, description="Return the attention between source and target words."
+    )
+    stream: bool = Field(False, description="Send server-sent events; needs beams: 1 and one text.")
     heads_off: HeadsOff = Field(
-        default=[], description="Of the decoder's own attention; needs beams: 1."
+        default=[], description="Heads of the decoder's self-attention; needs beams: 1."
     )
 
     @model_validator(mode="after")
-    def consistent(self) -> TranslateRequest:
+    def check_consistency(self) -> TranslateRequest:
         if self.temperature and self.beams > 1:
-            raise ValueError("temperature: a search with beams draws nothing; it needs beams: 1")
+            raise ValueError("temperature: a beam search does not sample; set beams: 1")
         if self.heads_off and self.beams > 1:
-            raise ValueError("heads_off: a search with beams has all heads; it needs beams: 1")
+            raise ValueError("heads_off: not supported in a beam search; set beams: 1")
         if self.beams > 1 and self.n_best > self.beams:
             raise ValueError(
-                f"n_best: expected 1 to {self.beams}, as many as there are beams, not {self.n_best}"
+                f"n_best: expected 1 to {self.beams}, the number of beams, not {self.n_best}"
             )
         if self.beams == 1 and self.n_best > 1 and not self.temperature:
             raise ValueError(
-                "n_best: one beam finds one translation; expected more beams, or a temperature above 0"
+                "n_best: one beam finds one translation; use more beams, or a temperature above 0"
             )
         if self.stream and (self.beams > 1 or len(self.texts) > 1):
-            raise ValueError("stream: one beam and one text can be streamed; expected beams: 1")
-        if len(self.texts) * self.n_best * self.beams > 4 * MOST_TEXTS:
+            raise ValueError("stream: only one text with one beam can be streamed; set beams: 1")
+        if len(self.texts) * self.n_best * self.beams > 4 * MAX_TEXTS:
             raise ValueError(
-                f"text: texts times n_best times beams are more than {4 * MOST_TEXTS}; send fewer at once"
+                f"text: texts times n_best times beams are more than {4 * MAX_TEXTS}; send fewer"
             )
 
         return self
@@ -107,9 +110,9 @@ class FillRequest(JsonBody):
         json_schema_extra={"examples": [{"model": "bert", "text": "The [mask] sat on the mat."}]}
     )
 
-    text: Text = Field(description="With [mask] where a word is missing.")
-    top: Annotated[int, Field(ge=1, le=MOST_LISTED)] = Field(
-        5, description="Guesses for each mask."
+    text: Text = Field(description="A text with [mask] in place of each missing word.")
+    top: Annotated[int, Field(ge=1, le=MAX_CANDIDATES)] = Field(
+        5, description="Number of candidates per mask."
     )
 
 
@@ -120,8 +123,8 @@ class ClassifyRequest(JsonBody):
 
     text: Text | Inputs = Field(
         validation_alias=AliasChoices("text", "texts"),
-        description="A text, or a list of them. Each may be a list itself: a pair, a context with its choices, or "
-        "words to tag.",
+        description="A text or a list of texts. Each may be a list itself: a pair, a context with "
+        "its choices, or words to tag.",
     )
 
     @property
@@ -144,14 +147,14 @@ class AttentionRequest(JsonBody):
     ) = Field(
         None,
         validation_alias=AliasChoices("text", "texts"),
-        description="What is read: a text; of a GPT also ids; of a BERT also a list of two texts.",
+        description="A text; a GPT also accepts ids, a BERT also a list of two texts.",
     )
-    source: Text | None = Field(None, description="Of a translator.")
+    source: Text | None = Field(None, description="The source text of a translator.")
     target: Text | None = Field(
-        None, description="Of a translator; its own translation unless given."
+        None, description="The target text of a translator; null translates the source."
     )
     kind: Literal["self", "encoder", "decoder", "cross"] | None = Field(
-        None, description="Which is shown first."
+        None, description="The kind of attention to show first."
     )
     layers: (
         Annotated[
@@ -159,14 +162,17 @@ class AttentionRequest(JsonBody):
         ]
         | None
     ) = Field(
-        None, description="Layers whose heads come in full; all unless given. A long text needs it."
+        None,
+        description="Layers whose heads are returned; null returns all. Needed for long texts.",
     )
-    lens: bool = Field(False, description="Also the prediction after each layer.")
-    norms: bool = Field(False, description="Also norms of the residual stream and of gradients.")
+    lens: bool = Field(False, description="Also return the prediction after each layer.")
+    norms: bool = Field(
+        False, description="Also return norms of the residual stream and of gradients."
+    )
     heads_off: HeadsOff = Field(default=[])
 
     @model_validator(mode="after")
-    def consistent(self) -> AttentionRequest:
+    def check_consistency(self) -> AttentionRequest:
         if (self.text is None) == (self.source is None):
             raise ValueError("text: expected one of text and source")
 
@@ -174,19 +180,25 @@ class AttentionRequest(JsonBody):
 
     @property
     def sequence(self) -> str | list[int] | None:
-        """The one text, or its ids."""
-        return self.text if isinstance(self.text, str) else self.ids
+        """The single text, or its ids."""
+        if isinstance(self.text, str):
+            return self.text
+
+        return self.ids
 
     @property
     def ids(self) -> list[int] | None:
-        found = [each for each in self.text or [] if isinstance(each, int)]
-        return found or None
+        """The ids, if the text is given as ids."""
+        ids = [item for item in self.text or [] if isinstance(item, int)]
+        return ids or None
 
     @property
     def texts(self) -> list[str]:
-        """All that are given as text, not as ids."""
-        given = [self.text] if isinstance(self.text, str) else self.text or []
-        return [each for each in given if isinstance(each, str)]
+        """All texts that are not given as ids."""
+        if isinstance(self.text, str):
+            return [self.text]
+
+        return [item for item in self.text or [] if isinstance(item, str)]
 
 
 class TokenizeRequest(JsonBody):
@@ -195,11 +207,11 @@ class TokenizeRequest(JsonBody):
     )
 
     text: Text | None = None
-    ids: Annotated[list[Id], Field(fail_fast=True, max_length=MOST_TEXT)] | None = None
+    ids: Annotated[list[Id], Field(fail_fast=True, max_length=MAX_CHARACTERS)] | None = None
 
     @model_validator(mode="after")
-    def consistent(self) -> TokenizeRequest:
+    def check_consistency(self) -> TokenizeRequest:
         if (self.text is None) == (self.ids is None):
-            raise ValueError("text: expected text, or ids, one of them")
+            raise ValueError("text: expected one of text and ids")
 
         return self

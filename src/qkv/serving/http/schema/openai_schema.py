@@ -1,8 +1,7 @@
-"""What a client may ask over OpenAI's routes: every field with its type and its bounds, and none
-that is not known.
+"""Request bodies of OpenAI's routes: every field with its type and bounds.
 
-The names are OpenAI's, and ours beside them. Types are strict: "1" is no number here, and 1 is no
-text. A list is read up to its first fault: a million of them would be a million sentences.
+The field names are OpenAI's, with qkv's own beside them. Types are strict: "1" is not a number,
+and 1 is not a text. A list is validated up to its first fault, so that an error stays short.
 """
 
 from __future__ import annotations
@@ -11,29 +10,29 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-MOST_TEXT = 1_000_000
+MAX_CHARACTERS = 1_000_000
 """Characters in one text."""
-MOST_TEXTS = 128
-"""Texts in one request, and choices that one may ask for."""
-MOST_WORDS = 1_000_000
-"""Tokens that one may ask for; the model's context is an end long before."""
-MOST_FIELDS = 64
-UNSUPPORTED = "this is not done here; leave it out"
-UNENDING = 65_536
-"""Tokens of a text in a model whose context has no end, as of a prompt."""
+MAX_TEXTS = 128
+"""Texts in one request, and choices that a request may have."""
+MAX_TOKENS = 1_000_000
+"""Value of max_tokens; the model's context is usually the smaller limit."""
+MAX_FIELDS = 64
+MAX_SEQUENCE = 65_536
+"""Tokens of a prompt, or of an output, in a model without a context limit."""
+UNSUPPORTED = "not supported; remove it"
 
 ModelName = Annotated[
     str, Field(min_length=1, max_length=200, description="One of GET /v1/models.")
 ]
-Text = Annotated[str, Field(max_length=MOST_TEXT)]
+Text = Annotated[str, Field(max_length=MAX_CHARACTERS)]
 Id = Annotated[int, Field(ge=0, lt=2**31)]
-Ids = Annotated[list[Id], Field(fail_fast=True, min_length=1, max_length=MOST_TEXT)]
-Texts = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=MOST_TEXTS)]
+Ids = Annotated[list[Id], Field(fail_fast=True, min_length=1, max_length=MAX_CHARACTERS)]
+Texts = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS)]
 Prompt = (
     Text
     | Texts
     | Ids
-    | Annotated[list[Ids], Field(fail_fast=True, min_length=1, max_length=MOST_TEXTS)]
+    | Annotated[list[Ids], Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS)]
 )
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Head = Annotated[str, Field(pattern=r"^[0-9]{1,4}\.([0-9]{1,4}|\*)$", max_length=9)]
@@ -42,7 +41,7 @@ HeadsOff = Annotated[
     Field(
         fail_fast=True,
         max_length=4096,
-        description='Heads that say nothing: "3.5" is head 5 of layer 3, "2.*" all of layer 2.',
+        description='Ablated heads: "3.5" is head 5 of layer 3, "2.*" all of layer 2.',
     ),
 ]
 Timeout = Annotated[float, Field(ge=0.001, le=86_400, allow_inf_nan=False)]
@@ -53,15 +52,15 @@ Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class Strict(BaseModel):
-    """A field that is not known is refused, not overlooked."""
+    """A body or object in which unknown fields are errors."""
 
     model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
-    def few(cls, values: Any) -> Any:
-        if isinstance(values, dict) and len(values) > MOST_FIELDS:
-            raise ValueError(f"body: it has {len(values):,} fields, more than there are")
+    def limit_fields(cls, values: Any) -> Any:
+        if isinstance(values, dict) and len(values) > MAX_FIELDS:
+            raise ValueError(f"body: it has {len(values):,} fields; expected {MAX_FIELDS} or fewer")
 
         return values
 
@@ -70,11 +69,13 @@ Ignored = Annotated[str, Field(max_length=1000)]
 
 
 class Unused(Strict):
-    """OpenAI's fields without an effect here: they are about accounts, billing, caching or speed,
-    and a response is the same without them. Clients send them by default, so they are accepted."""
+    """OpenAI's fields without effect: they concern accounts, billing, caching or speed.
+
+    Clients send them by default, so they are accepted.
+    """
 
     user: Ignored | None = Field(
-        None, description="Accepted without effect, as are the other fields of accounts."
+        None, description="Accepted without effect, like the other fields about accounts."
     )
     safety_identifier: Ignored | None = None
     metadata: Annotated[dict[str, Any], Field(max_length=16)] | None = None
@@ -86,89 +87,93 @@ class Unused(Strict):
 
 
 class JsonBody(Strict):
-    """A body as JSON."""
+    """The fields that every request body has."""
 
     model: ModelName
     timeout: Timeout | None = Field(
-        None, description="Seconds; what is not said by then is not said. Ours."
+        None, description="Seconds after which generation stops. Not an OpenAI field."
     )
 
 
 class SamplingFields(JsonBody):
     """How each next token is chosen from the model's distribution."""
 
-    temperature: Temperature | None = Field(1.0, description="0 is always the likeliest token.")
+    temperature: Temperature | None = Field(
+        1.0, description="0 always chooses the most likely token."
+    )
     top_p: Share | None = Field(
-        1.0, description="Draw from the fewest tokens whose probabilities sum to this."
+        1.0, description="Sample from the fewest tokens whose probabilities sum to this."
     )
     top_k: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
-        None, description="Of the likeliest. Ours."
+        None, description="Sample from this many of the most likely tokens. Not an OpenAI field."
     )
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = Field(
-        None, description="Leave out tokens less likely than this times the likeliest. Ours."
+        None,
+        description="Drop tokens less likely than this times the most likely one. "
+        "Not an OpenAI field.",
     )
     heads_off: HeadsOff = Field(default=[])
 
 
 class StreamOptions(Strict):
     include_usage: bool | None = Field(
-        False, description="A last chunk without choices counts the tokens."
+        False, description="Add a last chunk without choices that has the token counts."
     )
-    include_obfuscation: bool | None = Field(None, description="OpenAI's; there is none here.")
+    include_obfuscation: bool | None = Field(None, description="Accepted without effect.")
 
 
 class GenerationFields(SamplingFields, Unused):
-    """What a request for words says, be it a completion or a chat."""
+    """The fields that completions and chat completions have in common."""
 
-    n: Annotated[int, Field(ge=1, le=MOST_TEXTS)] | None = Field(
-        1, description="Texts for each prompt."
+    n: Annotated[int, Field(ge=1, le=MAX_TEXTS)] | None = Field(
+        1, description="Number of samples per prompt."
     )
     stream: bool | None = Field(
-        False, description="As server-sent events, while the words are said."
+        False, description="Send server-sent events while tokens are generated."
     )
     stream_options: StreamOptions | None = None
     stop: Stop | Annotated[list[Stop], Field(fail_fast=True, max_length=16)] | None = Field(
         None,
-        description="Texts before which to stop; they are never in the text. The tokens that spelled one were said all "
-        "the same: tokens, logprobs and usage have them.",
+        description="Strings before which the text ends. The tokens that spelled one still count: "
+        "tokens, logprobs and usage include them.",
     )
     seed: Seed | None = Field(
-        None, description="The same seed gives the same text again, whatever else is running."
+        None, description="The same seed gives the same text, whatever else is running."
     )
     presence_penalty: Penalty | None = 0.0
     frequency_penalty: Penalty | None = 0.0
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10, allow_inf_nan=False)] | None = Field(
-        1.0, description="Above 1, tokens that stand there already get less likely. Ours."
+        1.0, description="Above 1, earlier tokens become less likely. Not an OpenAI field."
     )
-    min_tokens: Annotated[int, Field(ge=0, le=MOST_WORDS)] | None = Field(
-        0, description="So many before the text may end. Ours."
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = Field(
+        0, description="Number of tokens before the text may end. Not an OpenAI field."
     )
     tokens: bool = Field(
-        False, description="Also every token with its id, and its alternatives. Ours."
+        False, description="Return every token with id and alternatives. Not an OpenAI field."
     )
     logit_bias: Annotated[dict[str, Any], Field(max_length=4096)] | None = Field(
-        None, description="Not done here."
+        None, description="Not supported."
     )
 
     @field_validator("logit_bias")
     @classmethod
-    def no_bias(cls, value: dict[str, Any] | None) -> None:
+    def check_logit_bias(cls, value: dict[str, Any] | None) -> None:
         if value:
             raise ValueError(UNSUPPORTED)
 
     @property
     def stops(self) -> tuple[str, ...]:
-        return (
-            ()
-            if self.stop is None
-            else (self.stop,)
-            if isinstance(self.stop, str)
-            else tuple(self.stop)
-        )
+        """All stop strings."""
+        if self.stop is None:
+            return ()
+        if isinstance(self.stop, str):
+            return (self.stop,)
+
+        return tuple(self.stop)
 
     @property
-    def counted(self) -> bool:
-        """Whether a stream ends with the number of its tokens."""
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the token counts."""
         return bool(self.stream_options is not None and self.stream_options.include_usage)
 
 
@@ -182,47 +187,49 @@ class CompletionRequest(GenerationFields):
     )
 
     prompt: Prompt | None = Field(
-        "", description="Text or ids, or a list of either; an empty text begins a new one."
+        "", description="Text or ids, or a list of either; an empty text starts a new one."
     )
-    max_tokens: Annotated[int, Field(ge=0, le=MOST_WORDS)] | None = 16
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = 16
     logprobs: Annotated[int, Field(ge=0, le=100)] | None = Field(
-        None, description="So many alternatives of each."
+        None, description="Return logprobs, with this many alternatives per token."
     )
-    echo: bool | None = Field(False, description="Say the prompt first, as it was read.")
-    best_of: Annotated[int, Field(ge=1, le=MOST_TEXTS)] | None = Field(
-        None, description="Only as many as n."
+    echo: bool | None = Field(False, description="Return the prompt before the completion.")
+    best_of: Annotated[int, Field(ge=1, le=MAX_TEXTS)] | None = Field(
+        None, description="Must be equal to n."
     )
-    suffix: Annotated[str, Field(max_length=MOST_TEXT)] | None = Field(
-        None, description="Not done here."
+    suffix: Annotated[str, Field(max_length=MAX_CHARACTERS)] | None = Field(
+        None, description="Not supported."
     )
 
     @field_validator("suffix")
     @classmethod
-    def no_suffix(cls, value: str | None) -> None:
+    def check_suffix(cls, value: str | None) -> None:
         if value:
-            raise ValueError("this model goes on from a prompt, not up to a suffix; leave it out")
+            raise ValueError(UNSUPPORTED)
 
     @model_validator(mode="after")
-    def consistent(self) -> CompletionRequest:
+    def check_consistency(self) -> CompletionRequest:
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise ValueError(
-                "best_of: every text is sent that is made; expected as many as n, or none"
+                "best_of: all samples are returned; expected the same number as n, or none"
             )
         if self.tokens and len(self.prompts) > 1:
             raise ValueError("tokens: expected one prompt, not several")
-        if len(self.prompts) * (self.n or 1) > MOST_TEXTS:
-            raise ValueError(
-                f"n: prompts times n are more than {MOST_TEXTS} texts; ask for fewer at once"
-            )
+        if len(self.prompts) * (self.n or 1) > MAX_TEXTS:
+            raise ValueError(f"n: prompts times n are more than {MAX_TEXTS} samples; ask for fewer")
 
         return self
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
+        """All prompts, as texts or as ids."""
         if self.prompt is None or isinstance(self.prompt, str):
             return [self.prompt or ""]
 
-        return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+
+        return self.prompt
 
 
 class TextPart(Strict):
@@ -233,26 +240,28 @@ class TextPart(Strict):
 class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant"]
     content: (
-        Text | Annotated[list[TextPart], Field(fail_fast=True, min_length=1, max_length=MOST_TEXTS)]
+        Text | Annotated[list[TextPart], Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS)]
     )
-    name: Annotated[str, Field(max_length=100)] | None = Field(None, description="Not looked at.")
-    annotations: Annotated[list[Any], Field(max_length=MOST_TEXTS)] | None = Field(
-        None, description="Not looked at."
+    name: Annotated[str, Field(max_length=100)] | None = Field(
+        None, description="Accepted without effect."
     )
-    refusal: Ignored | None = Field(None, description="Not looked at.")
+    annotations: Annotated[list[Any], Field(max_length=MAX_TEXTS)] | None = Field(
+        None, description="Accepted without effect."
+    )
+    refusal: Ignored | None = Field(None, description="Accepted without effect.")
     audio: None = None
     function_call: None = None
     tool_calls: Annotated[list[Any], Field(max_length=0)] | None = Field(
-        None, description="Not done here."
+        None, description="Not supported."
     )
 
     @property
     def text(self) -> str:
-        return (
-            self.content
-            if isinstance(self.content, str)
-            else "".join(part.text for part in self.content)
-        )
+        """The content as one text."""
+        if isinstance(self.content, str):
+            return self.content
+
+        return "".join(part.text for part in self.content)
 
 
 class ResponseFormat(Strict):
@@ -260,7 +269,7 @@ class ResponseFormat(Strict):
 
 
 class UnusedInChats(Strict):
-    """As `Unused`: hints for models that reason, call tools or edit a known text."""
+    """Like `Unused`: hints for models that reason, call tools or edit a known text."""
 
     parallel_tool_calls: bool | None = None
     reasoning_effort: Ignored | None = None
@@ -282,24 +291,24 @@ class ChatRequest(GenerationFields, UnusedInChats):
     )
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=256)]
-    max_tokens: Annotated[int, Field(ge=1, le=MOST_WORDS)] | None = Field(
-        None, description="As many as the context has room for, unless given."
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = Field(
+        None, description="Null generates until the context is full."
     )
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MOST_WORDS)] | None = Field(
-        None, description="The same."
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = Field(
+        None, description="Takes precedence over max_tokens."
     )
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
-        None, description="Needs logprobs, or tokens."
+        None, description="Requires logprobs or tokens."
     )
-    response_format: ResponseFormat | None = Field(None, description="Only text.")
+    response_format: ResponseFormat | None = Field(None, description="Only text is supported.")
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True, max_length=1)] | None = None
     tools: Annotated[list[Any], Field(max_length=0)] | None = Field(
-        None, description="Not done here."
+        None, description="Not supported."
     )
     tool_choice: Literal["none", "auto"] | None = None
     functions: Annotated[list[Any], Field(max_length=0)] | None = Field(
-        None, description="Not done here."
+        None, description="Not supported."
     )
     function_call: Literal["none", "auto"] | None = None
     audio: None = Field(None, description="Not supported.")
@@ -307,9 +316,9 @@ class ChatRequest(GenerationFields, UnusedInChats):
     web_search_options: None = Field(None, description="Not supported.")
 
     @model_validator(mode="after")
-    def consistent(self) -> ChatRequest:
+    def check_consistency(self) -> ChatRequest:
         if self.top_logprobs is not None and not (self.logprobs or self.tokens):
-            raise ValueError("top_logprobs: it needs logprobs: true")
+            raise ValueError("top_logprobs: requires logprobs: true")
 
         return self
 
@@ -326,19 +335,34 @@ class EmbeddingRequest(JsonBody, Unused):
     input: Prompt = Field(description="Text or ids, or a list of either.")
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
-        None, description="Only the model's width."
+        None, description="Must be the model's width."
     )
 
     @property
     def inputs(self) -> list[str] | list[list[int]]:
+        """All inputs, as texts or as ids."""
         if isinstance(self.input, str):
             return [self.input]
+        if isinstance(self.input[0], int):
+            return [self.input]
 
-        return [self.input] if isinstance(self.input[0], int) else self.input
+        return self.input
 
 
 WITHOUT_EFFECT = {
-    *Unused.model_fields, *UnusedInChats.model_fields, "logit_bias", "suffix", "best_of", "response_format",
-    "modalities", "tools", "tool_choice", "functions", "function_call", "audio", "moderation", "web_search_options",
-}  # fmt: skip
-"""OpenAI's fields that are ignored, or may only say what is done anyway."""
+    *Unused.model_fields,
+    *UnusedInChats.model_fields,
+    "logit_bias",
+    "suffix",
+    "best_of",
+    "response_format",
+    "modalities",
+    "tools",
+    "tool_choice",
+    "functions",
+    "function_call",
+    "audio",
+    "moderation",
+    "web_search_options",
+}
+"""OpenAI's fields that are ignored, or accept only the value that has no effect."""

@@ -1,6 +1,4 @@
-"""What the OpenAPI document says of every route beyond its fields: each answer it may give, and
-why.
-"""
+"""The OpenAPI document: all responses of every route, with the reasons for each error."""
 
 from __future__ import annotations
 
@@ -13,22 +11,22 @@ from pydantic import BaseModel
 from qkv.serving.http.schema.response_schema import ErrorResponse
 
 REASONS = {
-    400: "The request cannot be done: a field is missing, of a wrong type or out of bounds.",
-    401: "The server has keys, and none of them came along.",
-    403: "Asked under a wrong name, or by a page of another origin.",
-    404: "There is no such model.",
-    408: "The deadline passed before anything was said.",
+    400: "The request is invalid: a field is missing, of a wrong type or out of bounds.",
+    401: "The server has keys, and the request has none of them.",
+    403: "The Host header is wrong, or a page of another origin sent the request.",
+    404: "The model does not exist.",
+    408: "The deadline passed before the first token.",
     413: "The body is too large.",
-    415: "The body is no JSON.",
-    429: "The queue is full, or several wrong keys came: ask again after as many seconds as Retry-After says.",
-    500: "Something that nobody foresaw.",
-    503: "The model is still being loaded, or the server is leaving: see Retry-After.",
+    415: "The body is not JSON.",
+    429: "The queue is full, or there were too many wrong keys: retry after Retry-After seconds.",
+    500: "An unexpected error.",
+    503: "The model is still loading, or the server is stopping: see Retry-After.",
 }
 RETRY = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
 STREAMED = {
     "text/event-stream": {
         "schema": {
-            "description": "Events with JSON in their data, as they come; that of the last one is [DONE]."
+            "description": "Events with JSON as their data; the data of the last one is [DONE]."
         },
         "example": 'data: {"choices": [...]}\n\ndata: [DONE]\n\n',
     }
@@ -37,44 +35,49 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 def documented(reply: type[BaseModel], *, also: dict[str, Any] | None = None) -> Responses:
-    """The answers of a route that asks a model."""
-    found: Responses = {200: {"model": reply, "description": "What was asked for."}}
+    """The responses of a route that uses a model; `also` adds content types of the reply."""
+    responses: Responses = {200: {"model": reply, "description": "The result."}}
     if also:
-        found[200]["content"] = also
+        responses[200]["content"] = also
 
-    return found | refusals(*REASONS)
+    return responses | refusals(*REASONS)
 
 
 def refusals(*statuses: int) -> Responses:
-    return {
-        status: {"model": ErrorResponse, "description": REASONS[status]}
-        | ({"headers": RETRY} if status in (429, 503) else {})
-        for status in statuses
-    }
+    """The error responses of some statuses."""
+    responses: Responses = {}
+    for status in statuses:
+        responses[status] = {"model": ErrorResponse, "description": REASONS[status]}
+        if status in (429, 503):
+            responses[status]["headers"] = RETRY
+
+    return responses
 
 
 def describe(app: FastAPI) -> None:
-    """The document, without FastAPI's own 422: a bad request is 400 here, in the shape of all
-    errors.
-    """
+    """Document the app without FastAPI's 422: an invalid request is 400, like all errors."""
 
-    def made() -> dict[str, Any]:
+    def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            found = get_openapi(
-                title=app.title, version=app.version, description=app.description, routes=app.routes
-            )
-            for path in found["paths"].values():
-                for operation in path.values():
-                    operation["responses"].pop("422", None)
-
-            schemas = found.get("components", {}).get("schemas", {})
-            for name in ("HTTPValidationError", "ValidationError"):
-                schemas.pop(name, None)
-
-            found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-            found["security"] = [{"key": []}, {}]
-            app.openapi_schema = found
+            app.openapi_schema = document_of(app)
 
         return app.openapi_schema
 
-    app.openapi = made  # type: ignore[method-assign]
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def document_of(app: FastAPI) -> dict[str, Any]:
+    document = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes
+    )
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+
+    schemas = document.get("components", {}).get("schemas", {})
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+
+    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{"key": []}, {}]
+    return document

@@ -1,6 +1,4 @@
-"""What the routes answer, for the OpenAPI document. The answers are made elsewhere, as plain
-dictionaries.
-"""
+"""Response bodies of all routes, for the OpenAPI document only; routes build plain dicts."""
 
 from __future__ import annotations
 
@@ -29,15 +27,15 @@ class Usage(BaseModel):
 class Token(BaseModel):
     id: int
     text: str = Field(
-        description="The characters that it settles; all tokens together are the text."
+        description="The characters that it completes; all tokens together give the text."
     )
-    token: str = Field(description="As the vocabulary writes it.")
+    token: str = Field(description="The token as the vocabulary writes it.")
 
 
 class LikelyToken(Token):
-    logprob: float = Field(description="As the model says it.")
+    logprob: float = Field(description="Under the model's own distribution.")
     probability: float = Field(
-        description="As it is drawn: after penalties, temperature and filters."
+        description="Under the sampled distribution: after penalties, temperature and filters."
     )
 
 
@@ -57,7 +55,7 @@ class FinishedChoice(BaseModel):
     index: int
     finish_reason: Literal["stop", "length"] | None
     reason: Literal["end", "stop", "length", "context", "deadline"] | None = Field(
-        description="Ours, and finer."
+        description="More specific than finish_reason. Not an OpenAI field."
     )
     tokens: list[GeneratedTokenItem] | None = Field(None, description="With tokens: true.")
 
@@ -74,7 +72,7 @@ class Reply(BaseModel):
     model: str
     usage: Usage
     prompt_tokens: list[Token] | None = Field(
-        None, description="With tokens: true; of a stream in its first chunk."
+        None, description="With tokens: true; in a stream, in its first chunk."
     )
 
 
@@ -112,9 +110,7 @@ class ChatReply(Reply):
 class EmbeddingItem(BaseModel):
     object: Literal["embedding"]
     index: int
-    embedding: list[float] | str = Field(
-        description="Numbers, or float32 of little endian in base64."
-    )
+    embedding: list[float] | str = Field(description="Numbers, or little-endian float32 in base64.")
 
 
 class EmbeddingReply(BaseModel):
@@ -126,7 +122,7 @@ class EmbeddingReply(BaseModel):
 
 class NextReply(BaseModel):
     tokens: list[LikelyToken]
-    rest: float = Field(description="The probability of all that is not listed.")
+    rest: float = Field(description="Total probability of the tokens that are not listed.")
 
 
 class TranslationItem(BaseModel):
@@ -138,7 +134,7 @@ class Alignment(BaseModel):
     source: list[str]
     target: list[str]
     weights: list[list[float]] = Field(
-        description="Of each target word, at which source words it looked."
+        description="Attention of each target word (row) to each source word."
     )
 
 
@@ -179,7 +175,7 @@ class ClassifyReply(BaseModel):
 
 class AttentionReply(BaseModel):
     data: dict[str, Any] = Field(
-        description="What the drawing code of `qkv look` knows before any head is shown."
+        description="What the page of `qkv look` needs before a head is shown."
     )
     blocks: dict[str, str] = Field(
         description="Weights by name: self.3.5 is layer 3, head 5; deflated, in base64."
@@ -231,5 +227,5 @@ class ModelHealth(BaseModel):
 
 class Health(BaseModel):
     status: Literal["ready", "loading", "failed", "draining"]
-    error: str | None = Field(description="Why the server itself has failed, if it has.")
+    error: str | None = Field(description="Why the server itself has failed; null if it has not.")
     models: dict[str, ModelHealth]

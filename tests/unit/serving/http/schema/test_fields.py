@@ -1,6 +1,4 @@
-"""Every field of a request for words is the argument of the same meaning of our own function, which
-says the same.
-"""
+"""Every field of a completion request has the effect of the library's argument."""
 
 from __future__ import annotations
 
@@ -31,13 +29,13 @@ def http(server: Running) -> Iterator[httpx.Client]:
         yield http
 
 
-def asked(http: httpx.Client, route: str = "completions", **body: Any) -> Any:
-    response = http.post(f"/v1/{route}", json={"model": "gpt", "prompt": PROMPT, **body})
+def completion(http: httpx.Client, **body: Any) -> Any:
+    response = http.post("/v1/completions", json={"model": "gpt", "prompt": PROMPT, **body})
     assert response.status_code == 200, response.text
     return response.json()
 
 
-def streamed(http: httpx.Client, **body: Any) -> list[Any]:
+def stream_events(http: httpx.Client, **body: Any) -> list[Any]:
     text = http.post(
         "/v1/completions", json={"model": "gpt", "prompt": PROMPT, "stream": True, **body}
     ).text
@@ -68,33 +66,32 @@ def texts(reply: Any) -> list[str]:
         ("n", 3, {"samples": 3}),
     ],
 )
-def test_a_field_is_the_argument_of_our_own_function(
+def test_a_field_has_the_effect_of_the_library_argument(
     http: httpx.Client, models: Models, field: str, value: Any, how: dict[str, Any]
 ) -> None:
-    def ours(seed: int, **more: Any) -> list[str]:
+    def expected(seed: int, **more: Any) -> list[str]:
         return complete(*models["gpt"], [PROMPT], **{"length": 10, "seed": seed, **more})
 
-    seed = next(
-        seed for seed in range(100) if ours(seed) != ours(seed, **how)
-    )  # for which it makes a difference
-    found = asked(http, **{"max_tokens": 10, "seed": seed, field: value})
-    assert texts(found) == ours(seed, **how)
+    # A seed for which the field makes a difference
+    seed = next(seed for seed in range(100) if expected(seed) != expected(seed, **how))
+    found = completion(http, **{"max_tokens": 10, "seed": seed, field: value})
+    assert texts(found) == expected(seed, **how)
     assert [choice["index"] for choice in found["choices"]] == list(range(len(found["choices"])))
-    said = [""] * len(found["choices"])
-    for event in streamed(http, **{"max_tokens": 10, "seed": seed, field: value}):
-        said[event["choices"][0]["index"]] += event["choices"][0]["text"]
-    assert said == texts(found)
+    streamed = [""] * len(found["choices"])
+    for event in stream_events(http, **{"max_tokens": 10, "seed": seed, field: value}):
+        streamed[event["choices"][0]["index"]] += event["choices"][0]["text"]
+    assert streamed == texts(found)
 
 
 def test_a_negative_seed_is_a_seed_too(http: httpx.Client, models: Models) -> None:
-    found = [texts(asked(http, seed=seed, max_tokens=6)) for seed in (-1, -1, -(2**63), 1)]
+    found = [texts(completion(http, seed=seed, max_tokens=6)) for seed in (-1, -1, -(2**63), 1)]
     assert found[0] == found[1] == complete(*models["gpt"], [PROMPT], length=6, seed=2**63 - 1)
     assert found[2] == complete(*models["gpt"], [PROMPT], length=6, seed=0)
     assert len({str(each) for each in found}) == 3
 
 
-def test_a_talk_with_a_developer(http: httpx.Client, models: Models) -> None:
-    """OpenAI's newer words: developer is system, and max_completion_tokens goes before max_tokens."""
+def test_a_developer_message_and_max_completion_tokens(http: httpx.Client, models: Models) -> None:
+    """The role developer is system, and max_completion_tokens takes precedence."""
     model, tokenizer = models["chat"]
     ids = encode_chat(
         tokenizer,
@@ -103,13 +100,13 @@ def test_a_talk_with_a_developer(http: httpx.Client, models: Models) -> None:
     expected = complete(
         model, tokenizer, [ids], length=6, seed=3, samples=2, end=ends_of_turn(tokenizer)
     )
-    talk = [
+    messages = [
         {"role": "developer", "content": "be brief"},
         {"role": "user", "content": [{"type": "text", "text": PROMPT}]},
     ]
     body = {
         "model": "chat",
-        "messages": talk,
+        "messages": messages,
         "max_completion_tokens": 6,
         "max_tokens": 9,
         "seed": 3,
@@ -120,11 +117,11 @@ def test_a_talk_with_a_developer(http: httpx.Client, models: Models) -> None:
     assert response.json()["usage"]["prompt_tokens"] == len(ids)
 
 
-def test_what_a_stream_counts_and_knows(http: httpx.Client, models: Models) -> None:
-    """Its chunks may be joined, but all together are the whole answer."""
-    ask: dict[str, Any] = {"n": 2, "seed": 4, "max_tokens": 8, "tokens": True, "logprobs": 2}
-    whole = asked(http, **ask)
-    *chunks, last = streamed(http, **ask, stream_options={"include_usage": True})
+def test_the_chunks_of_a_stream_add_up_to_the_response(http: httpx.Client, models: Models) -> None:
+    """Tokens, logprobs and usage; a chunk may have several tokens."""
+    fields: dict[str, Any] = {"n": 2, "seed": 4, "max_tokens": 8, "tokens": True, "logprobs": 2}
+    whole = completion(http, **fields)
+    *chunks, last = stream_events(http, **fields, stream_options={"include_usage": True})
     assert last["choices"] == []
     assert last["usage"] == whole["usage"]
     assert chunks[0]["prompt_tokens"] == whole["prompt_tokens"]
@@ -140,13 +137,11 @@ def test_what_a_stream_counts_and_knows(http: httpx.Client, models: Models) -> N
         assert [choice["reason"] for choice in mine if choice["reason"]] == [expected["reason"]]
 
 
-def test_an_echo_of_several_texts_has_the_prompt_in_each(
-    http: httpx.Client, models: Models
-) -> None:
+def test_echo_repeats_the_prompt_in_every_sample(http: httpx.Client, models: Models) -> None:
     _, tokenizer = models["gpt"]
     ids = prompt_ids(tokenizer, PROMPT)
-    ask: dict[str, Any] = {"n": 3, "seed": 4, "max_tokens": 4, "echo": True, "logprobs": 0}
-    found = asked(http, **ask)
+    fields: dict[str, Any] = {"n": 3, "seed": 4, "max_tokens": 4, "echo": True, "logprobs": 0}
+    found = completion(http, **fields)
     assert texts(found) == [
         PROMPT + text for text in complete(*models["gpt"], [PROMPT], length=4, seed=4, samples=3)
     ]
@@ -156,20 +151,20 @@ def test_an_echo_of_several_texts_has_the_prompt_in_each(
         assert len(logprobs["tokens"]) == len(ids) + 4
         assert logprobs["token_logprobs"][0] is None
         assert logprobs["text_offset"][: len(ids)] == [0, 3][: len(ids)]
-    said = [""] * 3
-    for event in streamed(http, **ask):
-        said[event["choices"][0]["index"]] += event["choices"][0]["text"]
-    assert said == texts(found)
+    streamed = [""] * 3
+    for event in stream_events(http, **fields):
+        streamed[event["choices"][0]["index"]] += event["choices"][0]["text"]
+    assert streamed == texts(found)
 
 
 # The end
 
 
-def test_the_context_is_told_from_the_length(http: httpx.Client, models: Models) -> None:
+def test_context_and_length_are_different_reasons(http: httpx.Client, models: Models) -> None:
     prompt = prompt_ids(models["gpt"][1], PROMPT) * 29
     room = 64 - len(prompt) + 1
     for wanted, reason in ((room + 1, "context"), (room, "length")):
-        found = asked(http, prompt=prompt, max_tokens=wanted, min_tokens=1000)
+        found = completion(http, prompt=prompt, max_tokens=wanted, min_tokens=1000)
         assert (found["choices"][0]["reason"], found["choices"][0]["finish_reason"]) == (
             reason,
             "length",
@@ -177,9 +172,9 @@ def test_the_context_is_told_from_the_length(http: httpx.Client, models: Models)
         assert found["usage"]["completion_tokens"] == room
 
 
-def test_the_servers_deadline_is_the_latest(host: ModelHost) -> None:
-    """Whatever a client allows; what was said by then is the answer."""
-    ask = {
+def test_the_deadline_of_the_server_is_an_upper_bound(host: ModelHost) -> None:
+    """A longer timeout of the client has no effect; the tokens so far are returned."""
+    fields = {
         "model": "long",
         "prompt": PROMPT,
         "max_tokens": 4000,
@@ -188,8 +183,8 @@ def test_the_servers_deadline_is_the_latest(host: ModelHost) -> None:
     }
     with running(host) as server:
         for seconds in DEADLINES:
-            server.door.app.state.rules = AccessRules(deadline=seconds)  # type: ignore[attr-defined]
-            response = httpx.post(f"{server.url}/v1/completions", json=ask, timeout=PATIENCE)
+            server.app.app.state.rules = AccessRules(deadline=seconds)  # type: ignore[attr-defined]
+            response = httpx.post(f"{server.url}/v1/completions", json=fields, timeout=PATIENCE)
             if response.status_code != 408:
                 break
     (choice,) = response.json()["choices"]
@@ -197,12 +192,12 @@ def test_the_servers_deadline_is_the_latest(host: ModelHost) -> None:
     assert choice["text"]
 
 
-# Words that are joined by spaces, and characters of several bytes
+# Tokens joined by spaces, and characters of several bytes
 
 
 @pytest.fixture(scope="module")
-def wordy(models: Models) -> Iterator[httpx.Client]:
-    """A GPT whose tokens are words."""
+def word_client(models: Models) -> Iterator[httpx.Client]:
+    """A client of a GPT whose tokens are words."""
     words = models["bert"][1]
     torch.manual_seed(1)
     host = hosting(
@@ -214,11 +209,11 @@ def wordy(models: Models) -> Iterator[httpx.Client]:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_what_follows_an_echo_is_joined_to_it(
-    wordy: httpx.Client, models: Models, stream: bool
+def test_text_after_an_echo_continues_the_prompt(
+    word_client: httpx.Client, models: Models, stream: bool
 ) -> None:
     tokenizer = models["bert"][1]
-    ask: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "prompt": "the cat",
         "max_tokens": 6,
         "min_tokens": 6,
@@ -226,7 +221,9 @@ def test_what_follows_an_echo_is_joined_to_it(
         "echo": True,
         "logprobs": 0,
     }
-    replies = streamed(wordy, **ask) if stream else [asked(wordy, **ask)]
+    replies = (
+        stream_events(word_client, **fields) if stream else [completion(word_client, **fields)]
+    )
     events = [choice for reply in replies for choice in reply["choices"]]
     text = "".join(choice["text"] for choice in events)
     names = [name for choice in events for name in choice["logprobs"]["tokens"]]
@@ -234,19 +231,15 @@ def test_what_follows_an_echo_is_joined_to_it(
     ids = [tokenizer.inner.token_to_id(name.strip()) for name in names]
     assert text == tokenizer.decode(ids)
     assert text.startswith("the cat ")
-    without = asked(wordy, **{**ask, "logprobs": None})["choices"][0]["text"]
+    without = completion(word_client, **{**fields, "logprobs": None})["choices"][0]["text"]
     assert without == text
     for name, first, last in zip(names, offsets, [*offsets[1:], len(text)], strict=True):
-        special = tokenizer.inner.token_to_id(name) in tokenizer.special  # and no part of the text
+        special = tokenizer.inner.token_to_id(name) in tokenizer.special  # not part of the text
         assert text[first:last].strip() == ("" if special else name.strip())
 
 
-def test_where_a_token_begins_after_bytes_that_are_no_character(
-    http: httpx.Client, models: Models
-) -> None:
-    """Half a character is a sign of its own once something else follows; its rest begins where it
-    began.
-    """
+def test_text_offsets_after_invalid_bytes(http: httpx.Client, models: Models) -> None:
+    """An incomplete character is one replacement character; its further bytes share its offset."""
     inner = models["gpt"][1].inner
     first, second, third, letter = (
         inner.token_to_id(sign) for sign in "âĤ¬a"
@@ -254,7 +247,7 @@ def test_where_a_token_begins_after_bytes_that_are_no_character(
     assert None not in (first, second, third, letter)
 
     def read(*ids: int) -> tuple[str, list[int]]:
-        choice = asked(http, prompt=ids, max_tokens=0, echo=True, logprobs=0)["choices"][0]
+        choice = completion(http, prompt=ids, max_tokens=0, echo=True, logprobs=0)["choices"][0]
         return choice["text"], choice["logprobs"]["text_offset"]
 
     assert read(letter, first, letter, letter) == ("a\ufffdaa", [0, 1, 2, 3])

@@ -1,6 +1,4 @@
-"""The OpenAPI document: it tells the truth about every route, and whatever it allows is answered as
-it says.
-"""
+"""The OpenAPI document: every route behaves as documented, for valid and invalid bodies."""
 
 from __future__ import annotations
 
@@ -14,16 +12,23 @@ from schemathesis import GenerationMode, checks
 from schemathesis.core import NOT_SET
 
 from qkv.serving.model_host import ModelHost
-from support.small_server import Running, door_of
+from support.small_server import Running, asgi_app
 from support.waiting import PATIENCE
 
 ROUTES = {
-    "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/next", "/v1/translate", "/v1/fill",
-    "/v1/classify", "/v1/attention", "/v1/tokenize",
-}  # fmt: skip
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/embeddings",
+    "/v1/next",
+    "/v1/translate",
+    "/v1/fill",
+    "/v1/classify",
+    "/v1/attention",
+    "/v1/tokenize",
+}
 NAMES = ("gpt", "chat", "bert", "translator", "tuned", "rnn")
 EXAMPLES = 5
-"""Bodies of each kind for each route; another run draws others."""
+"""Number of bodies per route; every run draws others."""
 COSTLY = {
     "n": 2,
     "max_tokens": 4,
@@ -32,7 +37,7 @@ COSTLY = {
     "beams": 4,
     "n_best": 2,
 }
-"""What a larger number costs is computing time; that it is allowed is tested elsewhere."""
+"""Fields that only cost time when they are larger; their bounds are tested elsewhere."""
 CHECKED = [
     checks.not_a_server_error,
     checks.status_code_conformance,
@@ -41,7 +46,7 @@ CHECKED = [
 ]
 
 
-def test_every_route_is_documented_with_all_its_answers(server: Running) -> None:
+def test_every_route_is_documented_with_all_its_responses(server: Running) -> None:
     document = httpx.get(f"{server.url}/openapi.json", timeout=PATIENCE).json()
     paths = document["paths"]
     assert paths.keys() == ROUTES | {"/health", "/metrics", "/v1/models", "/v1/models/{name}"}
@@ -78,35 +83,30 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/attention": {"model": "gpt", "text": "the cat"},
     "/v1/tokenize": {"model": "gpt", "text": "the cat"},
 }
-"""Fields that every route needs; what else the document allows stands beside them, whatever it is.
-"""
+"""A valid body of every route."""
 INSTEAD = {"source", "ids"}
-"""Which would take the place of a field that is there."""
+"""Fields that exclude one of the valid body."""
 
 
 @pytest.mark.parametrize(
     "mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["valid", "invalid"]
 )
-def test_whatever_the_document_allows_is_answered_as_it_says(
-    host: ModelHost, mode: GenerationMode
-) -> None:
-    """Bodies that fit the schema, and bodies that do not: never a 5xx, only statuses and shapes
-    that are documented.
-    """
-    schema = schemathesis.openapi.from_asgi("/openapi.json", door_of(host), timeout=PATIENCE)
+def test_responses_conform_to_the_document(host: ModelHost, mode: GenerationMode) -> None:
+    """Valid and invalid bodies never cause a 5xx, only documented statuses and schemas."""
+    schema = schemathesis.openapi.from_asgi("/openapi.json", asgi_app(host), timeout=PATIENCE)
     statuses: set[int] = set()
-    for found in schema.get_all_operations():
-        operation = found.ok()
+    for result in schema.get_all_operations():
+        operation = result.ok()
         if mode == GenerationMode.NEGATIVE and operation.method == "get":
-            continue  # there is nothing to be wrong
+            continue  # it has no body
 
         @given(case=operation.as_strategy(mode))
         @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
         def check(case: schemathesis.Case) -> None:
-            statuses.add(answer(case, mode).status_code)
+            statuses.add(response_to(case, mode).status_code)
 
         check()
-        if mode == GenerationMode.POSITIVE:  # every route also says what it is for
+        if mode == GenerationMode.POSITIVE:  # a valid body succeeds
             plain = operation.Case(
                 body=GOOD.get(operation.path, NOT_SET), path_parameters={"name": "gpt"}
             )
@@ -115,14 +115,12 @@ def test_whatever_the_document_allows_is_answered_as_it_says(
     assert statuses <= expected
 
 
-def answer(case: schemathesis.Case, mode: GenerationMode) -> Any:
-    """For a model that is there, most of the time; and half of the time with what makes sense to
-    it.
-    """
+def response_to(case: schemathesis.Case, mode: GenerationMode) -> Any:
+    """Call a route, mostly with an existing model and half of the time with a valid body."""
     body = case.body
     if isinstance(body, dict) and isinstance(body.get("model"), str) and body["model"]:
         body["model"] = (*NAMES, body["model"])[len(str(body)) % (len(NAMES) + 1)]
-        body.pop("timeout", None)  # what is late depends on the machine
+        body.pop("timeout", None)  # which requests are late depends on the machine
         if mode == GenerationMode.POSITIVE and len(str(body)) % 2:
             good = GOOD[case.operation.path]
             others = {

@@ -1,0 +1,201 @@
+"""serve: run an OpenAI-compatible server over models, until it is interrupted."""
+
+from __future__ import annotations
+
+import ipaddress
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import torch
+
+from qkv import artifact
+from qkv.models import GPT
+from qkv.models.registry import Model
+from qkv.serving.http.app import served
+from qkv.serving.http.middleware import LOOPBACK, AccessRules
+from qkv.serving.http.server import Server, bound
+from qkv.serving.model_host import ModelHost
+from qkv.text.tokenizer import Tokenizer
+
+GIB = 1 << 30
+SWITCH_INTERVAL = 0.0005
+"""Seconds after which Python switches threads, between the engine and the event loop."""
+POLL_SECONDS = 0.05
+LAST_STEP = 5.0
+"""Seconds to wait for the engine's last step."""
+
+
+def serve(
+    models: Mapping[str, str | Path | tuple[Model, Tokenizer]],
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    *,
+    cache: float = 1.0,
+    rows: int = 64,
+    queue: int = 256,
+    deadline: float = 600.0,
+    drain: float = 30.0,
+    keys: Sequence[str] = (),
+    open_to_all: bool = False,
+    cors: Sequence[str] = (),
+    device: str | None = None,
+) -> None:
+    """Serve models over HTTP: OpenAI's API, qkv's own routes and the playground page.
+
+    Blocks until it is interrupted. After the first Ctrl-C (or SIGTERM) running requests are
+    finished and new ones are refused; a second one stops the server at once.
+
+    Args:
+        models: By the name that clients use: a path or known name that `qkv.load` accepts, or a
+            model with its tokenizer, which stays on its device.
+        host: Address to listen on; one that other machines can reach needs keys.
+        port: Port to listen on; 0 takes any free one.
+        cache: GiB of KV cache per model, allocated at the start.
+        rows: Sequences that are generated at once, per model.
+        queue: Requests that may wait for a model; further ones get 429 with Retry-After.
+        deadline: Seconds after which a request ends.
+        drain: Seconds that running requests have to finish after the first Ctrl-C.
+        keys: API keys; clients send one of them as `Authorization: Bearer KEY`.
+        open_to_all: Listen on an address that other machines can reach without any key.
+        cors: Origins whose pages may use the API, such as https://example.org, or *.
+        device: Device of models given by path; None takes the GPU if there is one.
+
+    Returns:
+        None, after the server has stopped.
+
+    Raises:
+        ValueError: If an argument is invalid, a model cannot be loaded, or the address is in use.
+        RuntimeError: If the engine fails while the server runs.
+
+    Example:
+        >>> from qkv.serving import serve
+        >>> serve({"smollm2": "smollm2"}, port=8125)  # doctest: +SKIP
+        qkv: serving smollm2 at http://127.0.0.1:8125 (Ctrl-C stops)
+        >>> serve({})
+        Traceback (most recent call last):
+        ValueError: models: expected one model or more
+    """
+    if not models:
+        raise ValueError("models: expected one model or more")
+
+    rules = AccessRules(
+        keys=tuple(keys),
+        names=host_names(host, has_keys=bool(keys), open_to_all=open_to_all),
+        cors=tuple(cors),
+        deadline=deadline,
+    )
+    check_origins(rules.cors)
+
+    # Host, application and server
+    model_host = ModelHost(cache=int(cache * GIB), rows=rows, queue=queue)
+    server = Server(served(model_host, rules), drain)
+    model_host.on_failure = server.stop
+    listening = bound(host, port)
+
+    try:
+        add_models(model_host, models, device)
+        model_host.start()
+        address = page_address(host, listening.getsockname()[1])
+        message = f"qkv: serving {', '.join(models)} at {address} (Ctrl-C stops)"
+        print(message, file=sys.stderr, flush=True)
+        with switch_interval(SWITCH_INTERVAL):
+            server.run(sockets=[listening])
+    finally:
+        listening.close()
+        model_host.close(LAST_STEP)
+
+    if model_host.failure is not None:
+        raise RuntimeError(f"server: {model_host.failure}")
+
+
+def add_models(
+    host: ModelHost,
+    models: Mapping[str, str | Path | tuple[Model, Tokenizer]],
+    device: str | None,
+) -> None:
+    """Add all models to a host, and wait until they are ready."""
+    for name, source in models.items():
+        if not name.strip() or "/" in name:
+            raise ValueError(f"models: expected a name without a slash, not {name!r}")
+
+        pair = source if isinstance(source, tuple) else load_pair(source, device)
+        host.add(name, lambda pair=pair: pair)  # type: ignore[misc]
+
+    for name, entry in host.entries.items():
+        while entry.state == "loading":
+            time.sleep(POLL_SECONDS)
+
+        if entry.state == "failed":
+            raise ValueError(f"models: {name} cannot be served: {entry.error}")
+
+
+def load_pair(path: str | Path, device: str | None) -> tuple[Model, Tokenizer]:
+    """A model and its tokenizer from a path; on a GPU, a GPT is in bfloat16."""
+    model, tokenizer = artifact.load(path)
+    tokenizer = tokenizer or artifact.tokenizer_of(path)
+    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    dtype = torch.float32
+    if target.type == "cuda" and isinstance(model, GPT):
+        dtype = torch.bfloat16
+
+    return model.to(target, dtype), tokenizer
+
+
+def host_names(host: str, *, has_keys: bool, open_to_all: bool) -> tuple[str, ...] | None:
+    """Accepted Host headers; a local server only answers to its own names (DNS rebinding)."""
+    if not host.strip():
+        raise ValueError("host: expected an address, such as 127.0.0.1, not an empty one")
+    if is_loopback(host):
+        name = f"[{host}]" if ":" in host else host.lower()
+        return tuple(dict.fromkeys([*LOOPBACK, name]))
+    if not has_keys and not open_to_all:
+        raise ValueError(
+            f"host: {host} can be reached from other machines, and there is no key; give keys, "
+            "or open_to_all=True to accept everybody"
+        )
+
+    return None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def check_origins(origins: Sequence[str]) -> None:
+    """Raise ValueError if one of them is not an origin."""
+    for origin in origins:
+        parts = urlsplit(origin)
+        valid = parts.scheme in ("http", "https") and parts.netloc and not parts.path
+        if origin != "*" and not valid:
+            raise ValueError(
+                f"cors: expected an origin such as https://example.org, or *, not {origin!r}"
+            )
+
+
+def page_address(host: str, port: int) -> str:
+    """The address of the page for a browser on this machine."""
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1"
+    elif ":" in host:
+        host = f"[{host}]"
+
+    return f"http://{host}:{port}"
+
+
+@contextmanager
+def switch_interval(seconds: float) -> Iterator[None]:
+    """Set Python's thread switch interval for a while."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(seconds)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
