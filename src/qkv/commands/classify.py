@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -120,9 +121,7 @@ def run(
 
     if texts:
         examples = examples_of(task, texts, pair)
-        for example in examples:
-            note_unknown(tokenizer, example.texts)
-
+        note_unknown(tokenizer, chain.from_iterable(example.texts for example in examples))
         writer.answer(examples, single=len(examples) == 1)
     elif inputs.data or task == "choice":
         writer.answer_files(inputs.data or ("-",), pair)
