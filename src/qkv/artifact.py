@@ -312,7 +312,7 @@ def give_base(path: Path) -> str:
 
 def missing_base(path: Path, name: Path | str) -> ValueError:
     return ValueError(
-        f"{path}: its base, the model {str(name)!r}, does not exist; restore it, or "
+        f"{path}: its base, the model {str(name)!r}, is not here; bring it here, or "
         f"{give_base(path)}"
     )
 

@@ -332,7 +332,7 @@ def advise_space(memory: dict[str, int] | None, cache: dict[str, Any]) -> list[A
         advice.append(Advice("Preparing data", f"{folder} cannot be written", do))
     elif cache["free"] < LITTLE_DISK:
         why = f"only {cache['free'] / GIB:.1f} GiB are free on the disk of {folder}"
-        do = "Free some space, or set QKV_CACHE to a folder elsewhere"
+        do = "Make room, or set QKV_CACHE to a folder elsewhere"
         advice.append(Advice("Preparing large data", why, do))
 
     return advice
