@@ -1,4 +1,4 @@
-"""What the README shows works as it stands there."""
+"""The examples of the README run as they are, and the version is the same everywhere."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_readme_runs_from_top_to_bottom(
     assert names["seen"].attention[0].layers[0].shape[0] == 2
 
 
-def test_the_version_is_the_same_wherever_it_stands() -> None:
+def test_the_version_is_the_same_everywhere() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
         "version"
     ]

@@ -63,7 +63,7 @@ def run(
     if system is not None:
         prompt.append(Message(role="system", content=system))
 
-    conversation = Conversation(opened.model, opened.tokenizer, prompt, length, params, ends, seed)
+    session = ChatSession(opened.model, opened.tokenizer, prompt, length, params, ends, seed)
     empty = True
 
     for line in typed_lines():
@@ -71,20 +71,20 @@ def run(
             break
 
         if line == "/again":
-            conversation.restart()
+            session.restart()
             note("a new conversation begins")
             continue
 
         empty = False
         with errors_as_notes():
-            conversation.answer(line)
+            session.answer(line)
 
     if empty and not sys.stdin.isatty():
         raise ValueError("standard input: it is empty; expected messages, one a line")
 
 
 @dataclass
-class Conversation:
+class ChatSession:
     """The messages of a chat, and how the model continues them."""
 
     model: GPT

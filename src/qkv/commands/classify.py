@@ -54,7 +54,7 @@ def classify(
     model: ModelName,
     texts: Texts = (),
     pair: str | None = None,
-    inputs: tyro.conf.OmitArgPrefixes[ClassifyInputs] = ClassifyInputs(),  # noqa: B008 - tyro reads the defaults
+    inputs: tyro.conf.OmitArgPrefixes[ClassifyInputs] = ClassifyInputs(),  # noqa: B008
     machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008
 ) -> None:
     """Classify texts with a fine-tuned model: a class, a number, or one of several choices.
@@ -84,7 +84,7 @@ def classify(
 def tag(
     model: ModelName,
     texts: Texts = (),
-    inputs: tyro.conf.OmitArgPrefixes[ClassifyInputs] = ClassifyInputs(),  # noqa: B008 - tyro reads the defaults
+    inputs: tyro.conf.OmitArgPrefixes[ClassifyInputs] = ClassifyInputs(),  # noqa: B008
     machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008
 ) -> None:
     """Give each word of a sentence its tag, such as its part of speech.

@@ -89,7 +89,7 @@ def run(
     seeds: int = 1,
     limit: int | None = None,
     keep: bool = False,
-    training: tyro.conf.OmitArgPrefixes[Training] = Training(),  # noqa: B008 - tyro reads the defaults
+    training: tyro.conf.OmitArgPrefixes[Training] = Training(),  # noqa: B008
     machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008
 ) -> None:
     """Compare prompting with fine-tuning on the same data: a table and a figure with intervals.

@@ -49,7 +49,7 @@ def run(
     store: Store = "float32",
     out: Path | None = None,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
-    learning: tyro.conf.OmitArgPrefixes[Learning] = Learning(),  # noqa: B008 - tyro reads the defaults
+    learning: tyro.conf.OmitArgPrefixes[Learning] = Learning(),  # noqa: B008
     machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008
 ) -> None:
     """Train a linear probe (or an MLP) on the activations of every layer of a frozen model.
