@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import tyro
 
@@ -116,7 +116,13 @@ def deferred(command: Callable[..., Value]) -> Callable[..., Callable[[], Value]
     def bind(*arguments: Any, **named: Any) -> Callable[[], Value]:
         return functools.partial(command, *arguments, **named)
 
+    # tyro reads the docstring below a wrapper, so that the wrapper must look like a function of
+    # its own: with resolved types, a signature, and the help text in whole paragraphs.
+    del bind.__wrapped__
+    bind.__annotations__ = get_type_hints(command, include_extras=True)
+    bind.__signature__ = inspect.signature(command)  # type: ignore[attr-defined]
     bind.__doc__ = reflowed(inspect.cleandoc(command.__doc__ or ""))
+
     return bind
 
 
@@ -127,8 +133,12 @@ def reflowed(docstring: str) -> str:
 
 
 def fit_help(text: str) -> str:
-    """Wrap the description of a help text to the terminal's width; tyro wraps only the flags."""
+    """Wrap the description of a help text to the terminal's width, and remove defaults of None.
+
+    tyro wraps only the flags. A flag whose default is None explains in words what happens then.
+    """
     width = shutil.get_terminal_size().columns
+    text = re.sub(r"\s+\(default:\s+None\)", "", text)
     lines = []
 
     for line in text.split("\n"):

@@ -33,7 +33,7 @@ def run(
     source: str | None = None,
     target: str | None = None,
     data: Path | None = None,
-    view: View | Literal["positions"] | None = None,
+    view: Literal[View, "positions"] | None = None,
     kind: Literal["self", "encoder", "decoder", "cross"] | None = None,
     layer: tuple[int, ...] = (),
     head: tuple[int, ...] = (),

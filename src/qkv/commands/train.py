@@ -26,7 +26,7 @@ GROUPS: dict[str, type[Any]] = {
 TRAIN_HELP = """  gpt          predicts the next token: text generation
   bert         predicts masked tokens from both sides: an encoder
   transformer  encoder and decoder: translation
-  rnn          encoder and decoder of recurrent layers, with or without attention
+  rnn          recurrent encoder and decoder, with or without attention
 
 qkv train gpt --help lists every flag with its default and meaning."""
 

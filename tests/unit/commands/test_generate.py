@@ -185,7 +185,7 @@ def test_a_full_context_is_noted(qkv: Qkv, models: Path) -> None:
         (
             ["gpt", "the cat " * 30],
             "",
-            "prompt: 91 tokens are more than the model's context of 32; shorten it, or drop",
+            "prompt: 61 tokens are more than the model's context of 32; shorten it, or drop",
         ),
         (
             ["gpt", "the cat " * 30, "--beams", "2"],
