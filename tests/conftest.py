@@ -49,6 +49,7 @@ deselected_without_gpu = pytest.StashKey[int]()
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
         return
+
     need_gpu = [item for item in items if item.get_closest_marker("gpu")]
     config.stash[deselected_without_gpu] = len(need_gpu)
     if need_gpu:

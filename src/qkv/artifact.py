@@ -359,7 +359,7 @@ def load_adapted(
     if not base_path.exists():
         raise missing_base(path, described.base)
 
-    below = described.beside(load(base_path, allow_nonfinite=allow_nonfinite).model)
+    below = described.frozen_weights(load(base_path, allow_nonfinite=allow_nonfinite).model)
     model = adapted_model(described.config, described.adapters, below | dict(trained))
 
     # The exported adapter, if there is one, knows the checksum of the base it was trained on.

@@ -193,7 +193,7 @@ class Described(NamedTuple):
     base: str
     """The model that is fine-tuned."""
 
-    def beside(self, base: Model) -> dict[str, Tensor]:
+    def frozen_weights(self, base: Model) -> dict[str, Tensor]:
         """The base's frozen weights, by their names in the run's model."""
         with torch.device("meta"):
             names = build(self.config).state_dict().keys()

@@ -101,7 +101,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
             byte_pairs,
         ),
     }
+
     for name, (model, tokenizer) in built.items():
         artifact.save(model, folder / name, tokenizer=tokenizer)
+
     artifact.save(built["gpt"][0], folder / "speechless")
     return folder

@@ -79,6 +79,7 @@ def small_tuned(
         offset=3.0,
         scale=2.0,
     )
+
     model = TaskModel(TaskModelConfig(backbone=backbone, head=head))
     for weight in model.parameters():  # far from 0, so that answers differ
         torch.nn.init.normal_(weight, std=0.4)

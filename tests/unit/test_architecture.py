@@ -43,6 +43,7 @@ def exists(dotted: str) -> bool:
     first = PACKAGE / parts[0]
     if first.with_suffix(".py").is_file():
         return True
+
     if not first.is_dir():
         import qkv
 
@@ -52,6 +53,7 @@ def exists(dotted: str) -> bool:
     for part in parts[1:]:
         if (folder / f"{part}.py").is_file():
             return True
+
         if (folder / part).is_dir():
             folder = folder / part
             continue

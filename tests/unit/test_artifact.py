@@ -113,6 +113,7 @@ def test_the_tokenizer_is_saved_with_the_model(form: str, tmp_path: Path) -> Non
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"tokenizer: it has 41 tokens, .*40"):
         save(MODELS["gpt"], tmp_path / "model", tokenizer=word_tokenizer(*map(str, range(36))))
+
     assert not (tmp_path / "model").exists()
 
 
@@ -164,12 +165,15 @@ def test_a_compiled_model_is_saved_as_itself(tmp_path: Path) -> None:
 def test_nothing_is_overwritten(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"already here"):
         save(MODELS["bert"], saved)
+
     assert same_model(load(saved).model, MODELS["gpt"])
     write_folder(MODELS["bert"], tmp_path / "theirs")
     with pytest.raises(ValueError, match=r"config\.json is already here"):
         save(MODELS["bert"], tmp_path / "theirs", replace=True)
+
     with pytest.raises(ValueError, match=r"tokenizer\.json is already here"):
         save(MODELS["gpt"], saved, replace=True)
+
     assert load(saved).tokenizer is not None
 
 
@@ -179,6 +183,7 @@ def test_another_tokenizer_is_not_overwritten(tokenizer: Tokenizer | None, tmp_p
     before = (tmp_path / "tokenizer.json").read_bytes()
     with pytest.raises(ValueError, match=r"tokenizer\.json is already here"):
         save(MODELS["gpt"], tmp_path, tokenizer=tokenizer)
+
     assert files_in(tmp_path) == ["tokenizer.json", "tokenizer_config.json"]
     assert (tmp_path / "tokenizer.json").read_bytes() == before
     save(MODELS["gpt"], tmp_path, tokenizer=tmp_path)
@@ -190,6 +195,7 @@ def test_an_artifact_is_replaced_on_request(harm: str | None, saved: Path) -> No
     (saved / "metrics.jsonl").write_text("{}")
     if harm:
         (saved / harm).write_bytes(b"")
+
     save(MODELS["bert"], saved, tokenizer=word_tokenizer("mat"), replace=True)
     loaded, tokenizer = load(saved)
     assert same_model(loaded, MODELS["bert"])
@@ -234,6 +240,7 @@ def test_killed_before_any_touch_of_the_disk(change: str, saved: Path, tmp_path:
         assert files_in(here) == ARTIFACT
         shutil.rmtree(here)
         shutil.copytree(saved, here)
+
     assert states == {False, True}
 
 
@@ -250,7 +257,9 @@ def test_killed_during_the_first_save(tmp_path: Path) -> None:
         else:
             save(MODELS["gpt"], here)
             assert files_in(here) == ["config.json", "model.safetensors"]
+
         shutil.rmtree(here, ignore_errors=True)
+
     assert states == {False, True}
 
 
@@ -260,6 +269,7 @@ def test_a_full_disk_leaves_the_old_model(saved: Path, monkeypatch: pytest.Monke
         storage.DiskFull, match=r"no room on the disk: the model needs [\d,]+ bytes"
     ):
         save(MODELS["rnn"], saved, tokenizer=word_tokenizer(), replace=True)
+
     assert same_model(load(saved).model, MODELS["gpt"])
     assert files_in(saved) == ARTIFACT
 
@@ -284,7 +294,9 @@ def test_any_flipped_bit_is_noticed(tmp_path: Path) -> None:
                 ValueError, match=r"saved.*(config\.json|model\.safetensors|tokenizer)"
             ):
                 load(tmp_path / "saved")
+
         file.write_bytes(whole)
+
     assert load(tmp_path / "saved").tokenizer is not None
 
 
@@ -318,6 +330,7 @@ def test_an_edited_config_is_refused(edit: dict[str, Any], message: str, saved: 
     (saved / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError) as raised:
         load(saved)
+
     assert str(saved / "config.json") in str(raised.value)
     assert message in str(raised.value)
 
@@ -390,6 +403,7 @@ def test_rewritten_weights_are_refused(
     save_file(tensors, weights, metadata=metadata)
     with pytest.raises(ValueError, match=rf"model\.safetensors: {message}"):
         load(saved)
+
     save_file(tensors, weights)
     with pytest.raises(ValueError, match=r"model\.safetensors: it has no checksums"):
         load(saved)
@@ -416,8 +430,10 @@ def test_a_model_that_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
         match=r"model: .*one floating-point dtype",
     ):
         save(model, tmp_path / "mixed")
+
     model = GPT(GPTConfig(**SMALL, context=32))
     model.register_buffer("more", torch.ones(1))
     with pytest.raises(ValueError, match=r"model: the tensor more was added"):
         save(model, tmp_path / "more")
+
     assert not list(tmp_path.iterdir())

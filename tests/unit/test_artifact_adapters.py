@@ -40,6 +40,7 @@ def model_with_adapters(**choices: Any) -> GPT:
     attach(model, AdapterConfig(rank=2, projections=("query", "value", "down")))
     for parameter in adapter_parameters(model):
         nn.init.normal_(parameter, std=0.3)
+
     return model
 
 
@@ -68,6 +69,7 @@ def test_a_saved_base(choices: dict[str, Any], where: str, tmp_path: Path) -> No
     assert tokenizer.encode("the cat") == [1, 2]
     if where != "argument":
         assert artifact.tokenizer_of(tmp_path / "adapter").encode("cat") == [2]
+
     generated = generate(loaded, [[1, 2, 3]], length=6, temperature=0)
     assert generated == generate(model, [[1, 2, 3]], length=6, temperature=0)
 
@@ -109,6 +111,7 @@ def test_a_model_with_a_head(tmp_path: Path) -> None:
     attach(model, AdapterConfig(rank=2))
     for parameter in (*adapter_parameters(model), *model.head.parameters()):
         nn.init.normal_(parameter, std=0.3)
+
     write_adapter(model, tmp_path / "adapter", str(tmp_path / "base"))
     ids = torch.randint(13, (3, 6))
     first = torch.zeros(3, 1, dtype=torch.long)
@@ -122,6 +125,7 @@ def test_a_model_with_a_head(tmp_path: Path) -> None:
         rtol=1e-4,
         atol=1e-5,
     )
+
     save(loaded, tmp_path / "whole")
     assert_close(
         load(tmp_path / "whole").model(ids, target_positions=first),
@@ -137,11 +141,14 @@ def test_a_missing_base(tmp_path: Path) -> None:
         match=r"adapter: its base, the model 'somebody/model'",
     ):
         load(tmp_path / "adapter")
+
     with pytest.raises(ValueError, match=r"give it: qkv\.load\('.*adapter', base=\.\.\.\)"):
         artifact.tokenizer_of(tmp_path / "adapter")
+
     write_adapter(model, tmp_path / "adapter", None, replace=True)
     with pytest.raises(ValueError, match=r"base_model_name_or_path: .*does not name its base"):
         load(tmp_path / "adapter")
+
     write_adapter(model, tmp_path / "adapter", str(tmp_path / "adapter"), replace=True)
     with pytest.raises(ValueError, match=r"its base, the model '.*adapter'"):
         load(tmp_path / "adapter")
@@ -167,6 +174,7 @@ def test_a_whole_model_needs_no_base(tmp_path: Path) -> None:
 def test_adapters_are_not_saved_as_a_model(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"model: it has adapters; merge"):
         save(model_with_adapters(), tmp_path / "model")
+
     assert not (tmp_path / "model").exists()
 
 
@@ -179,6 +187,7 @@ def test_an_adapter_of_an_adapter(tmp_path: Path) -> None:
     attach(second, AdapterConfig(rank=1), seed=5)
     for parameter in adapter_parameters(second):
         nn.init.normal_(parameter, std=0.3)
+
     write_adapter(second, tmp_path / "second", str(tmp_path / "first"))
     ids = torch.randint(13, (2, 7))
     assert_close(load(tmp_path / "second").model(ids), second(ids), rtol=1e-4, atol=1e-5)
@@ -212,8 +221,10 @@ def test_killed_before_any_touch_of_the_disk(same_config: bool, tmp_path: Path) 
         ),
         7,
     )
+
     for parameter in adapter_parameters(new):
         nn.init.normal_(parameter, std=0.3)
+
     ids = torch.randint(13, (2, 7))
     old_logits = model(ids)
     new_logits = new(ids)
@@ -230,9 +241,11 @@ def test_killed_before_any_touch_of_the_disk(same_config: bool, tmp_path: Path) 
             states.add(is_new)
         else:
             assert not same_config
+
         write_adapter(model, tmp_path / "here", name, replace=True)
         assert sorted(file.name for file in (tmp_path / "here").iterdir()) == [
             "adapter_config.json",
             "adapter_model.safetensors",
         ]
+
     assert states == {False, True}

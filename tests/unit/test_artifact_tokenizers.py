@@ -26,6 +26,7 @@ def test_smollm2_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert tokenizer.chat_template is not None
     with torch.no_grad():
         logits = model(torch.tensor([tokenizer.encode("The capital of France is")]))
+
     assert tokenizer.decode([logits[0, -1].argmax()]) == " Paris"
 
     monkeypatch.chdir(tmp_path)  # a folder of that name comes first
@@ -63,6 +64,7 @@ def test_a_gguf_file_whose_tokenizer_is_of_another_kind(tmp_path: Path) -> None:
         num_hidden_layers=1,
         num_attention_heads=1,
     )
+
     file = write_gguf(LlamaForCausalLM(config), tmp_path / "tiny.gguf")
     model, tokenizer = artifact.load(file)
     assert isinstance(model, GPT)
@@ -92,6 +94,7 @@ def marian(tmp_path_factory: pytest.TempPathFactory) -> Path:
         forced_eos_token_id=None,
         init_std=0.5,
     )
+
     MarianMTModel(config).eval().save_pretrained(folder)
     return folder
 
@@ -123,6 +126,7 @@ def test_marians_folder_translates_as_in_transformers(marian: Path, tmp_path: Pa
             forbidden=(start,),
             length_penalty=0,
         )
+
         ids = [id for id in expected[0].tolist()[1:] if id != end]
         assert hypotheses[0].ids == ids
         text = their_tokenizer.decode(ids, skip_special_tokens=True)
@@ -137,6 +141,7 @@ def test_marians_folder_translates_as_in_transformers(marian: Path, tmp_path: Pa
 def test_marian_without_a_usable_tokenizer(marian: Path, tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors", "source.spm", "vocab.json"):
         (tmp_path / name).write_bytes((marian / name).read_bytes())
+
     (tmp_path / "target_vocab.json").write_text("{}")
     model, tokenizer = artifact.load(tmp_path)
     assert isinstance(model, Transformer)

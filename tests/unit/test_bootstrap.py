@@ -48,6 +48,7 @@ def test_many_ratios_at_once_have_the_intervals_of_each() -> None:
         assert (low[k], high[k]) == pytest.approx(
             bootstrap(units, lambda sums: sums[0] / sums[1], seed=7), rel=1e-12
         )
+
     assert np.isnan(ratio_intervals(sums[:3], counts[:3])[0]).all()
     assert bootstrap(sums[:3], lambda sums: 0.0) == (None, None)
 

@@ -38,6 +38,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
             cli.main()
         except SystemExit as stopped:
             status = int(stopped.code or 0)
+
         printed = capsys.readouterr()
         return status, printed.out, printed.err
 
@@ -127,6 +128,7 @@ def test_every_help_fits_into_80_columns_without_types_of_tyro(typed: Typed) -> 
         assert "model:none" not in output, command
         assert "(default: )" not in output, command
         assert max(map(len, output.splitlines())) <= 80, command
+
     assert typed("train", "gpt", "--help")[1] == typed("help", "train", "gpt")[1]
 
 
@@ -228,8 +230,10 @@ def test_an_error_of_the_command_is_no_usage_error() -> None:
 
     with pytest.raises(usage_errors.UsageError, match="length: too much"):
         parsing.run_command(command, ["--length", "2"], "qkv")
+
     with pytest.raises(ValueError, match="disk: too full") as raised:
         parsing.run_command(command, [], "qkv")
+
     assert not isinstance(raised.value, usage_errors.UsageError)
 
 
@@ -258,6 +262,7 @@ def test_output_that_cannot_be_written_is_reported_once() -> None:
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "qkv", "--version"]
         result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+
     assert result.stderr == "qkv: no room on the disk; make room and start again\n"
     assert result.returncode == 1
 
@@ -354,6 +359,7 @@ def test_text_from_standard_input_is_trained_on(tmp_path: Path) -> None:
         "--out",
         str(tmp_path / "run"),
     ]
+
     environment = {**os.environ, "QKV_CACHE": str(tmp_path / "cache")}
     result = subprocess.run(command, input=text, capture_output=True, text=True, env=environment)
     assert result.returncode == 0, result.stderr

@@ -25,6 +25,7 @@ def test_the_readme_runs_from_top_to_bottom(
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
+
     assert [answer.label for answer in names["answers"]] == ["brave", "afraid"]
     torch.testing.assert_close(names["last"], names["logits"][:, 19:])
     assert torch.equal(names["same"](names["ids"]), names["gpt"](names["ids"]))
@@ -53,4 +54,5 @@ def test_the_version_is_the_same_everywhere() -> None:
         )[0]
         == version
     )
+
     assert f"\nVersion {version} has " in README.read_text(encoding="utf-8")

@@ -71,8 +71,10 @@ def test_a_folder_with_a_special_file(
 def test_a_special_file_by_its_path(kind: Callable[[Path], None], tmp_path: Path) -> None:
     for name in ("model.gguf", "tokenizer.json", "vocab.txt"):
         kind(tmp_path / name)
+
     with pytest.raises(ValueError, match=KINDS[kind]):
         read_gguf(tmp_path / "model.gguf")
+
     for name in ("model.gguf", "tokenizer.json", "vocab.txt"):
         with pytest.raises(ValueError, match=f"{name}: {KINDS[kind]}"):
             Tokenizer.read(tmp_path / name)

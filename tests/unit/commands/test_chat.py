@@ -25,6 +25,7 @@ def test_answers_see_the_messages_before(qkv: Qkv, models: Path) -> None:
         (answer,) = complete(model, tokenizer, [ids], length=6, temperature=0.0, end=ends)
         messages.append(Message(role="assistant", content=answer))
         answers.append(answer)
+
     printed = qkv(
         "chat",
         models / "chat",
@@ -33,6 +34,7 @@ def test_answers_see_the_messages_before(qkv: Qkv, models: Path) -> None:
         *GREEDY,
         typed="cats\n\n  mice \n/quit\nnever read\n",
     )
+
     assert printed.out == "".join(f"{answer}\n" for answer in answers)
     assert printed.code == 0
 

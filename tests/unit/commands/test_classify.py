@@ -25,6 +25,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for task in ASKED:
         model, tokenizer = small_tuned(task, "gpt" if task in ("pair", "regress") else "bert")
         artifact.save(model, folder / task, tokenizer=tokenizer)
+
     return {task: folder / task for task in ASKED}
 
 
@@ -102,6 +103,7 @@ def test_choices(qkv: Qkv, tuned: dict[str, Path], tmp_path: Path) -> None:
         context,
         choices[expected.choice],
     ]
+
     line = json.dumps({"context": context, "choices": choices})
     (values,) = map(
         json.loads, qkv("classify", tuned["choice"], "--json", typed=line).out.splitlines()
@@ -173,6 +175,7 @@ def test_the_score_of_classes(qkv: Qkv, tuned: dict[str, Path], tmp_path: Path) 
         "don't",
         "said the teacher",
     ]
+
     labels = [str(answer.label) for answer in classify(*opened(tuned["classify"]), texts)]
     true = list(labels)
     for row in (5, 6):

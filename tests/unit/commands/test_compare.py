@@ -41,6 +41,7 @@ def points_of(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
     points = json.loads((out / "results.json").read_text())["points"]
     for point in points:
         assert point.pop("seconds") > 0
+
     return {(point["way"], point["examples"], point["seed"]): point for point in points}
 
 
@@ -68,6 +69,7 @@ def test_both_ways_use_the_same_rows(
             [str(tmp_path / "dev.tsv")],
             protocol,
         )
+
         assert points["prompted", 2, seed]["accuracy"] == right.scores[0].value
         for examples in (4, 12):
             point = points["fine-tuned", examples, seed]
@@ -76,6 +78,7 @@ def test_both_ways_use_the_same_rows(
             assert point["accuracy"] == pytest.approx((counts[0][0] + counts[1][1]) / 7)
             assert isinstance(package.load(folder).model, TaskModel)
             assert json.loads((folder / "scores.json").read_text())["confusion"] == counts
+
     whole = json.loads((out / "results.json").read_text())["compared"]
     for row in whole:
         accuracies = []
@@ -105,6 +108,7 @@ def test_a_stopped_comparison_continues_and_grows(
         started.append(tune.examples)
         if started == [4, 8]:
             raise KeyboardInterrupt
+
         return real(tune, *others, **options)
 
     monkeypatch.setattr(compare, "finetune", stopping)
@@ -151,6 +155,7 @@ def test_an_interrupted_run_is_no_result(
         "--out",
         tmp_path / "out",
     )
+
     assert printed.code == 130
     assert set(points_of(tmp_path / "out")) == {("prompted", 0, 0)}
     assert (tmp_path / "out" / "runs" / "4-0").is_dir()
@@ -170,6 +175,7 @@ def test_a_bert_is_only_fine_tuned(
         "--out",
         tmp_path / "out",
     )
+
     assert printed.code == 0, printed.error
     assert "it is only fine-tuned" in printed.error
     assert set(points_of(tmp_path / "out")) == {("fine-tuned", 4, 0)}
@@ -185,6 +191,7 @@ def test_another_comparison_is_refused_in_the_same_folder(
     for more, name in ((["--limit", "5"], "limit"), (["--learning-rate", "1e-3"], "training")):
         printed = qkv("compare", models / "gpt", *flags, *one, out, *more)
         assert f"qkv: out: {out} holds a comparison with another {name}" in printed.error
+
     (tmp_path / "dev.tsv").write_text("sentence\tlabel\nanother one\t1\nand one more\t0\n")
     assert (
         "holds a comparison with another validation"
@@ -250,5 +257,6 @@ def test_default_numbers_are_limited_by_the_data() -> None:
 def test_few_examples_get_more_epochs() -> None:
     with pytest.raises(ValueError, match=r"^steps: .*1 or more"):
         compare.Training(steps=0)
+
     training = compare.Training(epochs=3, steps=100, batch=32)
     assert [training.epochs_of(n) for n in (8, 32, 128, 67349)] == [100, 100, 25, 3]

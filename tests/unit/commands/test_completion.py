@@ -55,6 +55,7 @@ def test_bash_completes_commands_flags_choices_presets_and_files(
         "qkv completion ": {"bash", "zsh", "fish", "--help"},
         "qkv nothing --x": set(),
     }
+
     result = subprocess.run(
         ["bash", "-c", ASK, "bash", str(script)],
         input="\n".join(completions) + "\n",
@@ -63,6 +64,7 @@ def test_bash_completes_commands_flags_choices_presets_and_files(
         cwd=tmp_path,
         check=True,
     )
+
     assert result.stderr == ""
     lines = result.stdout.replace("text one.txt", "text_one.txt").split("\n")
     for (typed, expected), line in zip(completions.items(), lines, strict=False):

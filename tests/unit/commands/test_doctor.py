@@ -66,6 +66,7 @@ def test_facts_about_this_machine(qkv: Qkv) -> None:
     assert max(map(len, text.splitlines())) <= 80
     for title in ("qkv", "torch", "CPU", "threads", "memory", "GPU", "cache", "packages", "models"):
         assert f"\n{title} " in f"\n{text}"
+
     assert "bf16 on the CPU: it takes 7.2 times as long" in text
 
 

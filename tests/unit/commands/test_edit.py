@@ -36,6 +36,7 @@ def test_before_and_after(qkv: Qkv, models: Path) -> None:
         "--length",
         3,
     ]
+
     printed = qkv(*arguments)
     assert printed.code == 0, printed.error
     assert "0.1=off, 0.0:2>1=0.9" in printed.out

@@ -30,6 +30,7 @@ def pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     files = [tmp_path / "a1.jsonl", tmp_path / "a2.jsonl"]
     for file, some in zip(files, (rows[:1], rows), strict=True):
         file.write_text("".join(json.dumps(row) + "\n" for row in some))
+
     return files
 
 
@@ -54,6 +55,7 @@ def test_int8_has_nearly_the_same_perplexity_and_the_same_identity(
         "--device",
         "cpu",
     ]
+
     assert qkv(*arguments, "--out", tmp_path / "plain.json").code == 0
     assert qkv(*arguments, "--out", tmp_path / "bytes.json", "--int8").code == 0
     plain = json.loads((tmp_path / "plain.json").read_text())
@@ -72,6 +74,7 @@ def test_two_tasks_of_one_name_are_two(
     tasks = ["--task", f"blimp={one}", "--task", f"blimp={two}"]
     if not equals:
         tasks = ["--task", "blimp", "--task", "blimp", "--data", str(one), str(two)]
+
     printed = qkv("evaluate", model, *tasks, "--out", tmp_path / "out.json")
     assert printed.code == 0
     report = json.loads((tmp_path / "out.json").read_text())
@@ -157,6 +160,7 @@ def test_results_are_kept_when_a_later_part_fails(
         ([model, tmp_path / "none", "--task", blimp], f"{tmp_path / 'none'}: "),
         ([model, "--task", blimp, "--shots", "0", "9"], "shots: "),
     ]
+
     for arguments, sentence in cases:
         printed = qkv("evaluate", *arguments, *output)
         assert printed.refused
@@ -187,6 +191,7 @@ def test_shots_of_tasks_without_examples(qkv: Qkv, model: Path, tmp_path: Path) 
         "--out",
         tmp_path / "o",
     )
+
     assert "no examples" in printed.out
     (result,) = json.loads((tmp_path / "o").read_text())["results"]
     assert result["shots"] == 0

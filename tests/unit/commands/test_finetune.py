@@ -36,6 +36,7 @@ def backbones(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for task in ("classify", "tag", "pair", "numbers", "chat"):
         write(task, folder / task, rows_of(task, 64))
         write(task, folder / f"{task}-dev", rows_of(task, 24, seed=1))
+
     return folder
 
 
@@ -60,6 +61,7 @@ def test_its_folder_works_with_the_other_commands(
         "--out",
         out,
     )
+
     printed = qkv("finetune", "bert", *flags, *LEARN)
     assert printed.code == 0, printed.error
     assert "64 examples to train on, 24 to validate on, 2 classes: bad, good" in printed.out
@@ -87,6 +89,7 @@ def test_its_folder_works_with_the_other_commands(
         "--out",
         out,
     )
+
     assert "holds a run already; add --resume" in taken.error
 
 
@@ -99,6 +102,7 @@ def test_mean_and_spread_of_several_seeds(backbones: Path, tmp_path: Path, qkv: 
         "--validation",
         backbones / "tag-dev.jsonl",
     )
+
     short = (*LEARN[2:], "--epochs", "0.5", "--dropout", "0.3")
     printed = qkv(
         "finetune",
@@ -112,6 +116,7 @@ def test_mean_and_spread_of_several_seeds(backbones: Path, tmp_path: Path, qkv: 
         "--seed",
         "5",
     )
+
     assert printed.code == 0, printed.error
     spread = json.loads((tmp_path / "k" / "seeds.json").read_text())
     assert spread["seeds"] == [5, 6, 7]
@@ -125,6 +130,7 @@ def test_mean_and_spread_of_several_seeds(backbones: Path, tmp_path: Path, qkv: 
         assert spread["spread"][name]["mean"] == pytest.approx(statistics.fmean(values))
         assert spread["spread"][name]["deviation"] == pytest.approx(statistics.stdev(values))
         assert f"{statistics.fmean(values):.4f}" in printed.out
+
     losses = {score["measured"]["loss"] for score in scores}
     assert len(losses) == 3, "each run has its own seed"
     again = qkv("finetune", "--out", tmp_path / "k", "--resume")  # the number of seeds is stored
@@ -153,6 +159,7 @@ def test_refused_seeds_leave_no_folder(
         "--seeds",
         "2",
     )
+
     assert qkv("finetune", backbones / "bert", *flags).refused
     assert not (tmp_path / "k").exists()
     monkeypatch.setenv("RANK", "0")
@@ -171,6 +178,7 @@ def test_a_dry_run_leaves_no_folder(backbones: Path, tmp_path: Path, qkv: Qkv) -
         tmp_path / "none",
         "--dry-run",
     )
+
     printed = qkv(
         "finetune",
         backbones / "gpt",
@@ -182,6 +190,7 @@ def test_a_dry_run_leaves_no_folder(backbones: Path, tmp_path: Path, qkv: Qkv) -
         "--device",
         "cpu",
     )
+
     assert printed.code == 0, printed.error
     assert re.search(r"parameters.*of which [\d,]+ learn \(\d", printed.out)
     assert not (tmp_path / "none").exists()
@@ -340,6 +349,7 @@ def test_errors_are_reported_before_any_training(
         "cpu",
         *arguments,
     )
+
     assert printed.refused, printed.out
     expected = message.format(**{name: re.escape(path) for name, path in paths.items()})
     assert re.match(f"qkv: {expected}", printed.error), printed.error

@@ -30,6 +30,7 @@ def ending(model: GPT, tokenizer: Tokenizer) -> GPT:
         hidden = model.hidden(torch.tensor([prompt_ids(tokenizer, "the cat")]))[0, -1]
         assert tokenizer.end is not None
         model.embedding.token.weight[tokenizer.end] = 50 * hidden
+
     return model
 
 
@@ -47,6 +48,7 @@ def test_the_text_is_that_of_the_library(qkv: Qkv, models: Path) -> None:
         "--top-p",
         1,
     )
+
     (expected,) = complete(*opened(models / "gpt"), ["the cat"], length=9, seed=3)
     assert printed == (expected + "\n", "", 0)
 
@@ -164,6 +166,7 @@ def test_int8(qkv: Qkv, models: Path) -> None:
     ids = torch.tensor([tokenizer.encode("the cat")])
     with torch.no_grad():
         exact, rounded = opened(models / "gpt")[0](ids), eight(ids)
+
     assert 0 < (exact - rounded).abs().max() < 0.05 * exact.abs().max()
 
 

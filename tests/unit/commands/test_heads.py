@@ -33,6 +33,7 @@ def test_attention_patterns(qkv: Qkv, models: Path, tmp_path: Path) -> None:
         (line,) = (line for line in printed.out.splitlines() if f" {pattern} " in line)
         layer, head, score = expected.strongest(pattern, 1)[0]
         assert f"{layer}.{head}\u00a0{score:.2f}" in line
+
     plot = tmp_path / "patterns.svg"
     printed = qkv("heads", models / "gpt", *short, "--json", "--plot", plot)
     (patterns,) = json.loads(printed.out)["patterns"]
@@ -96,6 +97,7 @@ def test_a_fine_tuned_model_and_a_bare_encoder(qkv: Qkv, models: Path, tmp_path:
         extract=mark,
         padding=0,
     )
+
     artifact.save(
         TaskModel(TaskModelConfig(backbone=backbone.config, head=head)),
         tmp_path / "tuned",
@@ -115,6 +117,7 @@ def test_a_fine_tuned_model_and_a_bare_encoder(qkv: Qkv, models: Path, tmp_path:
             "--json",
         ).out
     )
+
     assert (values["ablation"]["measure"], values["ablation"]["texts"]) == ("loss", 2)
 
 

@@ -69,6 +69,7 @@ def test_files(qkv: Qkv, models: Path, tmp_path: Path) -> None:
         assert printed.code == 0, printed.error
         assert str(out) in printed.out.replace("\n", "")
         assert out.stat().st_size > 500
+
     ElementTree.parse(tmp_path / "look.svg")
     assert_close(
         load_file(tmp_path / "look.safetensors")["self.0"],
@@ -97,6 +98,7 @@ def test_without_the_mask(qkv: Qkv, models: Path, tmp_path: Path) -> None:
             ).code
             == 0
         )
+
     masked = load_file(tmp_path / "causal.safetensors")["self.0"]
     free = load_file(tmp_path / "none.safetensors")["self.0"]
     assert not masked.triu(1).any()
@@ -179,4 +181,5 @@ def test_a_long_text_shows_one_layer(
         ).code
         == 0
     )
+
     assert set(load_file(tmp_path / "w.safetensors")) == {"self.1", "self.2"}

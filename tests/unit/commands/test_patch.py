@@ -38,6 +38,7 @@ def test_restored_answers(qkv: Qkv, models: Path, tmp_path: Path, at: str) -> No
         "--at",
         at,
     ]
+
     plot = tmp_path / "patch.svg"
     printed = qkv(*arguments, "--plot", plot)
     assert printed.code == 0, printed.error

@@ -26,6 +26,7 @@ def sentences(tmp_path: Path) -> Path:
         "3\tsat\t_\tVERB\t_\t_\t0\t_\t_\t_\n"
         "4\tdown\t_\tADV\t_\t_\t3\t_\t_\t_\n\n"
     )
+
     path.write_text(rows * 30)
     return path
 
@@ -36,6 +37,7 @@ def test_the_table_and_the_files(qkv: Qkv, models: Path, sentences: Path, tmp_pa
     assert printed.code == 0, printed.error
     for name in ("random", "shuffled labels", "embedding", "norm", "validation"):
         assert name in " ".join(printed.out.split())
+
     notes = printed.error.splitlines()
     assert len(notes) == 4  # reading and probing, of the model and of the random-weight control
     assert all(note.startswith("qkv: ") and note.endswith(" ...") for note in notes)
@@ -64,6 +66,7 @@ def test_recomputed_activations_give_the_same_scores(
         "--hidden",
         "4",
     )
+
     stored = qkv(*arguments, *QUICK)
     recomputed = qkv(*arguments, *QUICK, "--recompute")
     assert (stored.code, recomputed.code) == (0, 0), recomputed.error
@@ -85,6 +88,7 @@ def test_without_a_terminal_progress_is_noted(
             stage(name, 0.0)
             for _ in range(5):
                 stage(name, 0.2)
+
     assert capsys.readouterr().err.splitlines() == [
         "qkv: reading ...",
         "qkv: reading: 60%",
@@ -110,6 +114,7 @@ def test_the_other_targets(qkv: Qkv, models: Path, tmp_path: Path) -> None:
         "--json",
         *QUICK,
     )
+
     assert {score["way"] for score in json.loads(printed.out)["scores"]} == {"model"}
     arguments = (
         "probe",
@@ -123,6 +128,7 @@ def test_the_other_targets(qkv: Qkv, models: Path, tmp_path: Path) -> None:
         "--windows",
         "20",
     )
+
     results = json.loads(qkv(*arguments, "--json", *QUICK).out)
     assert results["baseline"] == {"distance": 2.0, "accuracy": 0.125}
     assert {score["measure"] for score in results["scores"]} == {"distance", "accuracy"}

@@ -85,6 +85,7 @@ def test_a_port_in_use_is_reported(qkv: Qkv, models: Path) -> None:
         other.listen()
         port = other.getsockname()[1]
         printed = qkv("serve", models / "gpt", "--port", str(port))
+
     assert re.search(rf"port: .*{port}", printed.error)
 
 
@@ -131,6 +132,7 @@ def child(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         "--cache",
         "0.1",
     ]
+
     server = subprocess.Popen(
         [*command, "--key-file", str(tmp_path / "keys"), "--drain", str(PATIENCE)],
         stderr=subprocess.PIPE,
@@ -143,6 +145,7 @@ def child(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
             "QKV_TEST_GO": str(tmp_path / "go"),
         },
     )
+
     yield from killed_at_last(server)
 
 
@@ -182,6 +185,7 @@ def test_a_signal_lets_a_stream_end_and_refuses_new_requests(
         assert int(refused.headers["retry-after"]) >= 1
         (tmp_path / "go").touch()
         events = [line.removeprefix("data: ") for line in lines if line]
+
     *chunks, usage = map(json.loads, events[:-1])
     assert events[-1] == "[DONE]"
     assert usage["usage"]["completion_tokens"] == 100
@@ -232,6 +236,7 @@ def stuck(when: str) -> Iterator[subprocess.Popen[str]]:
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
+
     yield from killed_at_last(child)
 
 
@@ -250,6 +255,7 @@ def printed_until(child: subprocess.Popen[str], text: str) -> str:
         line = child.stderr.readline()
         assert line, printed
         printed += line
+
     return printed
 
 
@@ -302,6 +308,7 @@ def test_it_exits_if_no_model_could_be_loaded(tmp_path: Path) -> None:
         timeout=PATIENCE,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
+
     assert server.returncode == 1
     assert "cannot be served" in server.stderr
     assert "no model could be loaded" in server.stderr
@@ -321,6 +328,7 @@ def test_a_failed_engine_ends_the_server_with_a_sentence(
     def killed(host: ModelHost) -> bool:
         if host.served["gpt"].state == "ready":
             raise Left
+
         return real(host)
 
     def leave(console: object, code: int) -> None:
@@ -332,5 +340,6 @@ def test_a_failed_engine_ends_the_server_with_a_sentence(
     monkeypatch.setattr(serve.sys, "setswitchinterval", lambda seconds: None)
     with pytest.raises(Left):
         serve.run((str(models / "gpt"),), port=0, cache=0.01)
+
     assert codes == [1]
     assert "qkv: the engine's thread ended (Left); no model" in capsys.readouterr().err

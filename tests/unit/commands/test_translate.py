@@ -50,6 +50,7 @@ def test_lines_keep_their_order(qkv: Qkv, models: Path, tmp_path: Path) -> None:
         "--out",
         tmp_path / "out" / "o.txt",
     )
+
     assert printed == ("", "", 0)
     assert (tmp_path / "out" / "o.txt").read_text() == texts
     assert qkv("translate", models / "one", "--text", LINES[2]).out == texts.splitlines()[2] + "\n"
@@ -67,6 +68,7 @@ def test_n_best_with_scores(qkv: Qkv, models: Path) -> None:
     lines = []
     for number, translations in enumerate(expected(models, "one", beams=3, n_best=2), start=1):
         lines += [f"{number} ||| {best.text} ||| {best.score:.4f}" for best in translations]
+
     assert printed.out.splitlines() == lines
 
 
@@ -81,6 +83,7 @@ def test_alignment(qkv: Qkv, models: Path) -> None:
         "--length",
         5,
     )
+
     values = json.loads(printed.out)
     assert values["source"] == "cats chase mice"
     assert values["translations"][0]["text"].startswith(values["alignment"][0]["word"])
@@ -91,7 +94,9 @@ def test_alignment(qkv: Qkv, models: Path) -> None:
             "mice",
             "(end)",
         }
+
         assert sum(source["weight"] for source in target["looked_at"]) == pytest.approx(1, abs=1e-3)
+
     printed = qkv(
         "translate", models / "one", "--text", "cats chase mice", "--alignment", "--length", 5
     )
