@@ -9,7 +9,7 @@ into logits, and the logits give the loss in training or the next token in gener
     print(qkv.generate(model, tokenizer, "Once upon a time", length=40))
     qkv.look(model, "The quick brown fox", tokenizer=tokenizer).save("look.html")
     qkv.save(model, "my-model", tokenizer=tokenizer)    # config.json, model.safetensors
-    qkv.serve("my-model")                               # an OpenAI-compatible API and a page
+    qkv.serve({"mine": "my-model"})                     # an OpenAI-compatible API and a page
 
     output = qkv.attend(query, key, value)              # the one equation behind it all
     qkv.train(config, data, optimizer, run)             # and how the weights are learned

@@ -314,7 +314,7 @@ def score_prompting(
         "accuracy": result.scores[0].value,
         "rows": result.rows,
         "seconds": result.seconds,
-        "said": result.said,
+        "notes": result.said,
     }
 
 
