@@ -1,9 +1,8 @@
-"""What every test runs under: seeds, checked shapes, repeatable draws, and GPU tests only where a
-GPU is.
+"""Settings of all tests: seeds, shape checks, repeatable draws, and GPU tests only with a GPU.
 
-The shapes in qkv's annotations are checked at run time in every test of a part. Users run without
-the checks: a test of what they see asks for `without_shape_checks` (an error's message) or
-`qkv_unchecked` (what torch.compile makes of it).
+The shapes in qkv's annotations are checked at run time in every test of a module. Users run without
+the checks: tests of error messages use `without_shape_checks`, tests of torch.compile use
+`qkv_unchecked`.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ from jaxtyping import install_import_hook
 
 from support.shape_checks import unchecked
 
-hook = install_import_hook(
-    "qkv", "support.shape_checks.checked"
-).hook  # before anything imports qkv
+# Before anything imports qkv.
+hook = install_import_hook("qkv", "support.shape_checks.checked").hook
 
 import torch  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
@@ -39,8 +37,7 @@ settings.load_profile("repeatable")
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)  # the tensors are small: more threads would wait for each other
-    # beartype looks at a random member of a tuple, and hypothesis warns of any use of random while
-    # it draws.
+    # beartype checks a random member of a tuple, and hypothesis warns about any use of random.
     config.addinivalue_line(
         "filterwarnings", "ignore:Do not use the `random` module inside strategies"
     )
@@ -52,6 +49,7 @@ deselected_without_gpu = pytest.StashKey[int]()
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
         return
+
     need_gpu = [item for item in items if item.get_closest_marker("gpu")]
     config.stash[deselected_without_gpu] = len(need_gpu)
     if need_gpu:
@@ -74,14 +72,29 @@ def seed() -> None:
 
 
 WHOLE_RUNS = (
-    "browser/", "errors/", "unit/commands/", "unit/command_line/", "unit/lab/", "unit/serving/", "unit/test_artifact",
-    "unit/test_cli", "unit/test_readme", "unit/training/resilience/test_checkpoint_writer",
-    "unit/training/systems/test_distributed", "unit/training/setup/test_run_folder", "unit/training/finetune/",
-    "unit/training/test_loop", "unit/training/test_opening_checkpoints", "unit/training/test_resume",
+    "browser/",
+    "errors/",
+    "unit/commands/",
+    "unit/command_line/",
+    "unit/lab/",
+    "unit/serving/",
+    "unit/test_artifact",
+    "unit/test_cli",
+    "unit/test_readme",
+    "unit/training/resilience/test_checkpoint_writer",
+    "unit/training/systems/test_distributed",
+    "unit/training/setup/test_run_folder",
+    "unit/training/finetune/",
+    "unit/training/test_loop",
+    "unit/training/test_opening_checkpoints",
+    "unit/training/test_resume",
     "unit/training/test_tune",
-)  # fmt: skip
-"""Tests of whole commands, runs and servers: the shapes inside are checked by the tests of their
-parts, and checks take half of a small model's time. The engine of serving has no others."""
+)
+"""Tests of whole commands, runs and servers, which run without shape checks.
+
+The tests of the modules inside check the shapes, except for the engine of serving, whose own test
+is checked.
+"""
 HERE = Path(__file__).parent
 
 
@@ -102,7 +115,7 @@ def double_by_default() -> Iterator[None]:
 
 @pytest.fixture
 def without_shape_checks() -> Iterator[None]:
-    """qkv with its own checks and messages alone, as its users run it."""
+    """qkv with only its own checks and messages, as its users run it."""
     with unchecked():
         yield
 
@@ -112,22 +125,16 @@ unchecked_modules: dict[str, ModuleType] = {}
 
 @pytest.fixture
 def qkv_unchecked() -> Iterator[None]:
-    """For torch.compile, which cannot trace the shape checks: what the test imports from qkv is a
-    copy without them.
-    """
+    """A copy of qkv without shape checks, which torch.compile cannot trace."""
 
     def take_modules() -> dict[str, ModuleType]:
-        return {
-            name: sys.modules.pop(name)
-            for name in list(sys.modules)
-            if name.partition(".")[0] == "qkv"
-        }
+        names = [name for name in sys.modules if name.partition(".")[0] == "qkv"]
+        return {name: sys.modules.pop(name) for name in names}
 
     checked_modules = take_modules()
     sys.meta_path.remove(hook)
-    sys.modules.update(
-        unchecked_modules
-    )  # the same copy every time: torch.compile remembers modules by name
+    # The same copy every time: torch.compile remembers modules by name.
+    sys.modules.update(unchecked_modules)
     yield
     unchecked_modules.update(take_modules())
     sys.meta_path.insert(0, hook)
@@ -136,5 +143,5 @@ def qkv_unchecked() -> Iterator[None]:
 
 @pytest.fixture
 def fresh_compiler() -> None:
-    """What earlier tests compiled does not count against torch.compile's limit of recompilations."""
+    """Reset torch.compile, so that earlier tests do not count against its recompilation limit."""
     torch.compiler.reset()

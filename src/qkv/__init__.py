@@ -1,5 +1,21 @@
-"""Attention and Transformers: learn it, train it, look inside it, serve it, with the same model
-object.
+"""Attention and Transformers: learn it, train it, look inside it, serve it, with one model object.
+
+Text becomes token ids, ids become vectors, blocks of attention and feed-forward layers turn them
+into logits, and the logits give the loss in training or the next token in generation:
+
+    import qkv
+
+    model, tokenizer = qkv.load("smollm2")              # a run, a folder of transformers, GGUF
+    print(qkv.generate(model, tokenizer, "Once upon a time", length=40))
+    qkv.look(model, "The quick brown fox", tokenizer=tokenizer).save("look.html")
+    qkv.save(model, "my-model", tokenizer=tokenizer)    # config.json, model.safetensors
+    qkv.serve({"mine": "my-model"})                     # an OpenAI-compatible API and a page
+
+    output = qkv.attend(query, key, value)              # the one equation behind it all
+    qkv.train(config, data, optimizer, run)             # and how the weights are learned
+
+The packages: nn (attention and layers), models, text (tokenizers), data, training, generation,
+evaluation, insight, serving. `qkv --help` lists the commands.
 """
 
 import os
@@ -15,14 +31,25 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
+    from qkv.api import generate
     from qkv.artifact import load, save
     from qkv.insight.look import look
+    from qkv.nn.attention import attend
+    from qkv.serving.serve import serve
+    from qkv.training.train import train
 else:
     from qkv.lazy_imports import attach
 
     attach(
         __name__,
-        {"qkv.artifact": ("load", "save"), "qkv.insight.look": ("look",)},
+        {
+            "qkv.api": ("generate",),
+            "qkv.artifact": ("load", "save"),
+            "qkv.insight.look": ("look",),
+            "qkv.nn.attention": ("attend",),
+            "qkv.serving.serve": ("serve",),
+            "qkv.training.train": ("train",),
+        },
         submodules=(
             "artifact",
             "data",
@@ -31,9 +58,19 @@ else:
             "insight",
             "models",
             "nn",
+            "serving",
             "text",
             "training",
         ),
     )
 
-__all__ = ["__version__", "load", "look", "save"]
+__all__ = [
+    "__version__",
+    "attend",
+    "generate",
+    "load",
+    "look",
+    "save",
+    "serve",
+    "train",
+]

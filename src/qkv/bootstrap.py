@@ -1,6 +1,4 @@
-"""How sure a score is: the data is drawn anew from its own units, with repetition, and scored again
-and again.
-"""
+"""Bootstrap confidence intervals: resample the units of the data with replacement and rescore."""
 
 from __future__ import annotations
 
@@ -12,8 +10,8 @@ from jaxtyping import Float, Int
 
 CONFIDENCE = 0.95
 DRAWS = 1000
-# units: of fewer, one alone is drawn so often that the ends would be the best and the worst unit
 LEAST = 4
+"""Units that an interval needs: with fewer, its ends would be the best and the worst unit."""
 
 
 def bootstrap(
@@ -23,10 +21,19 @@ def bootstrap(
     seed: int = 0,
     draws: int = DRAWS,
 ) -> tuple[float, float] | tuple[None, None]:
-    """The interval of a score that is a function of sums over the test's units, such as sentences.
+    """The 95% bootstrap interval of a score that is a function of sums over units.
 
-    The test is drawn anew from its own units; of the scores found so, the middle 95% remain. The
-    same seed finds the same interval. Of fewer than LEAST units there is none.
+    Args:
+        units: The summands of each unit, such as a sentence.
+        score: The score of the summed units.
+        seed: Seed of the resampling; the same seed gives the same interval.
+        draws: Number of resamples.
+
+    Returns:
+        The ends of the interval, or None and None for fewer than LEAST units.
+
+    Raises:
+        ValueError: There are no units, or they are not a matrix.
     """
     units = np.asarray(units, dtype=np.float64)
     if units.ndim != 2 or len(units) == 0:
@@ -34,7 +41,8 @@ def bootstrap(
     if len(units) < LEAST:
         return None, None
 
-    low, high = middle([score(times @ units) for times in drawn_anew(len(units), draws, seed)])
+    scores = [score(counts @ units) for counts in resampled_counts(len(units), draws, seed)]
+    low, high = middle(scores)
 
     return float(low), float(high)
 
@@ -45,32 +53,39 @@ def ratio_intervals(
     *,
     seed: int = 0,
 ) -> tuple[Float[np.ndarray, "K"], Float[np.ndarray, "K"]]:
-    """The intervals of K ratios of sums over n units, all at once; NaN where there are too few
-    units for one.
+    """The 95% intervals of K ratios of sums over n units; NaN if there are too few units.
+
+    Args:
+        sums: The numerators of each unit.
+        counts: The denominators of each unit.
+        seed: Seed of the resampling.
+
+    Returns:
+        The lower and the upper ends.
     """
     n, K = sums.shape
     if n < LEAST:
         return np.full(K, np.nan), np.full(K, np.nan)
 
-    times = np.stack(list(drawn_anew(n, DRAWS, seed)))  # (draws, n)
+    times = np.stack(list(resampled_counts(n, DRAWS, seed)))  # (draws, n)
 
     with np.errstate(invalid="ignore", divide="ignore"):
-        drawn = (times @ sums) / (times @ counts)  # (draws, K)
+        ratios = (times @ sums) / (times @ counts)  # (draws, K)
 
-    low, high = middle(drawn, np.nanquantile)  # a draw that has nothing to divide by is left out
+    low, high = middle(ratios, np.nanquantile)  # leaves out resamples with a zero denominator
 
     return low, high
 
 
-def drawn_anew(n: int, draws: int, seed: int) -> Iterator[Int[np.ndarray, "n"]]:
-    """How often each of n units comes, when n are drawn of them."""
+def resampled_counts(n: int, draws: int, seed: int) -> Iterator[Int[np.ndarray, "n"]]:
+    """For each resample, how often each of the n units is drawn."""
     random = np.random.default_rng(seed)
     for _ in range(draws):
         yield np.bincount(random.integers(n, size=n), minlength=n)
 
 
-def middle(found: Any, quantile: Callable[..., Any] = np.quantile) -> Float[np.ndarray, "2 *K"]:
+def middle(scores: Any, quantile: Callable[..., Any] = np.quantile) -> Float[np.ndarray, "2 *K"]:
     """The ends of the middle 95%."""
     ends = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
-    # Of what was found, not between it: between infinite perplexities there is nothing.
-    return quantile(found, ends, axis=0, method="nearest")
+    # "nearest" picks one of the scores: interpolating between infinite perplexities gives NaN.
+    return quantile(scores, ends, axis=0, method="nearest")

@@ -1,10 +1,10 @@
-"""One checkpoint of a run on disk: its files, its checksums, and the name RUN@STEP that opens it as
-a model.
+"""One checkpoint of a run: its files, its checksums, and its name RUN@STEP, which opens a model.
 
-RUN/run.json                                    the model's config and every flag of the run
-RUN/checkpoints/step-00000400/manifest.json     step, marks, sizes and checksums of the two files
-below state.json        the run's counters tensors.safetensors   model/..., average/...,
-optimizer/...
+RUN/run.json                            the model's config and every flag of the run
+RUN/checkpoints/step-00000400/
+    manifest.json                       step, marks, sizes and checksums of the two files below
+    state.json                          the run's counters
+    tensors.safetensors                 model/..., average/..., optimizer/...
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ from qkv.models.registry import Config, Model, backbone_of, build, from_json
 from qkv.models.task_model import TaskModelConfig
 from qkv.nn.lora import AdapterConfig
 
-RUN, CHECKPOINTS, ADAPTER = "run.json", "checkpoints", "adapter"
-"""In the folder of a run; the adapter is in the format of peft."""
-STATE, TENSORS, MANIFEST = "state.json", "tensors.safetensors", "manifest.json"
+RUN = "run.json"
+CHECKPOINTS = "checkpoints"
+ADAPTER = "adapter"
+"""The folder of the exported adapter, in the format of peft."""
+STATE = "state.json"
+TENSORS = "tensors.safetensors"
+MANIFEST = "manifest.json"
 NAME = re.compile(r"step-(\d{8,})(\.new)?")
 AT_STEP = re.compile(r"(?P<run>.+)@(?P<step>[^@/]+)", re.DOTALL)
 
@@ -38,67 +42,77 @@ class Checkpoint:
     path: Path
     step: int
     best: bool
+    """Whether its validation loss is the best so far."""
     passing: bool
+    """Whether it is temporary, saved on interruption."""
     state: dict[str, Any]
 
     def tensors(self, under: str = "") -> dict[str, Tensor]:
-        """Those whose names begin so, without that; on the CPU, in memory of their own: the file
-        may go meanwhile.
+        """The tensors whose names begin with `under`, by the rest of their names.
+
+        They are copies on the CPU: the file may be removed meanwhile.
         """
-        found = open_file(self.path / TENSORS).items()
-        return {
-            name.removeprefix(under): read().clone()
-            for name, read in found
-            if name.startswith(under)
-        }
+        tensors = {}
+        for name, read in open_file(self.path / TENSORS).items():
+            if name.startswith(under):
+                tensors[name.removeprefix(under)] = read().clone()
+
+        return tensors
 
     def weights(self) -> dict[str, Tensor]:
-        """The trained weights as validation sees them: the exponential average if the run keeps
-        one.
-        """
+        """The weights that are validated: the exponential average if the run keeps one."""
         return self.tensors("average/") or self.tensors("model/")
 
 
 def describe(file: Path) -> dict[str, Any]:
+    """The size and checksum of a file."""
     return {"bytes": file.stat().st_size, "sha256": storage.sha256_of(file)}
 
 
 def verify(path: Path, step: int) -> Checkpoint:
-    """The checkpoint in this folder, or ValueError or OSError with the file and what is wrong with
-    it.
-    """
-    if missing := [name for name in (MANIFEST, STATE, TENSORS) if not (path / name).is_file()]:
-        raise ValueError(f"{path / missing[0]}: this file is missing")
+    """The checkpoint in this folder; ValueError or OSError names the file that is wrong."""
+    for name in (MANIFEST, STATE, TENSORS):
+        if not (path / name).is_file():
+            raise ValueError(f"{path / name}: this file is missing")
 
     manifest = read_json(path / MANIFEST)
-    written, best, passing = (manifest.get(name) for name in ("files", "best", "passing"))
+    files = manifest.get("files")
+    best = manifest.get("best")
+    passing = manifest.get("passing")
     marked = isinstance(best, bool) and isinstance(passing, bool)
-    if manifest.get("step") != step or not marked or not isinstance(written, dict):
+    if manifest.get("step") != step or not marked or not isinstance(files, dict):
         raise ValueError(f"{path / MANIFEST}: damaged, or the folder of another step")
 
     for name in (STATE, TENSORS):
-        if (found := describe(path / name)) != written.get(name):
+        actual = describe(path / name)
+        if actual != files.get(name):
             raise ValueError(
-                f"{path / name}: damaged or cut short: it has {found['bytes']} bytes and a checksum that is not the "
-                f"one in {MANIFEST}"
+                f"{path / name}: damaged or cut short: it has {actual['bytes']} bytes and a "
+                f"checksum that is not the one in {MANIFEST}"
             )
 
     return Checkpoint(path, step, bool(best), bool(passing), read_json(path / STATE))
 
 
 def steps_in(folder: Path) -> list[int]:
-    """The steps of all checkpoints in this folder, whole or not, in order."""
-    names = [NAME.fullmatch(path.name) for path in folder.glob("step-*") if path.is_dir()]
-    return sorted({int(name[1]) for name in names if name})
+    """The steps of all checkpoints in this folder, complete or not, in order."""
+    steps = set()
+    for path in folder.glob("step-*"):
+        match = NAME.fullmatch(path.name)
+        if match and path.is_dir():
+            steps.add(int(match[1]))
+
+    return sorted(steps)
 
 
 def place_of(folder: Path, step: int) -> Path:
-    """The folder of a step's checkpoint; of a step that is saved again, the new one as soon as it
-    is whole.
-    """
+    """The folder of a step's checkpoint; if the step was saved again, the newer one."""
     path = folder / f"step-{step:08}"
-    new = path.with_name(path.name + ".new")
-    return new if new.is_dir() else path
+    newer = path.with_name(path.name + ".new")
+    if newer.is_dir():
+        return newer
+
+    return path
 
 
 # A checkpoint by name
@@ -106,12 +120,11 @@ def place_of(folder: Path, step: int) -> Path:
 
 def step_of(path: Path) -> int | None:
     """The step, if this is the folder of a run's checkpoint."""
-    name = NAME.fullmatch(path.name)
-    return (
-        int(name[1])
-        if name and path.parent.name == CHECKPOINTS and (path / MANIFEST).is_file()
-        else None
-    )
+    match = NAME.fullmatch(path.name)
+    if match is None or path.parent.name != CHECKPOINTS or not (path / MANIFEST).is_file():
+        return None
+
+    return int(match[1])
 
 
 def run_of(path: Path) -> Path:
@@ -122,85 +135,91 @@ def run_of(path: Path) -> Path:
 def at_step(name: Path | str) -> Path | None:
     """The folder of the checkpoint that RUN@STEP names; None if this is not such a name.
 
-    A file or folder that is really called so comes first. A step that is not kept is refused, with
-    those that are.
+    A file or folder that is really called so comes first. ValueError lists the steps that exist if
+    this one does not.
     """
-    found = AT_STEP.fullmatch(str(name))
-    if found is None or os.path.lexists(name) or not Path(found["run"]).is_dir():
+    match = AT_STEP.fullmatch(str(name))
+    if match is None or os.path.lexists(name) or not Path(match["run"]).is_dir():
         return None
 
-    run, step = Path(found["run"]), found["step"]
+    run = Path(match["run"])
+    step = match["step"]
     if not re.fullmatch("[0-9]{1,18}", step):
         raise ValueError(
             f"{name}: expected the step of a checkpoint after @, as in {run}@400, not {step!r}"
         )
 
-    kept = steps_in(run / CHECKPOINTS)
-    if not kept:
+    steps = steps_in(run / CHECKPOINTS)
+    if not steps:
         raise ValueError(f"{name}: {run} has no checkpoints; name the model without @{step}")
-
-    if int(step) not in kept:
-        steps = ", ".join(map(str, kept))
+    if int(step) not in steps:
         raise ValueError(
-            f"{name}: there is no checkpoint of step {int(step)}; {run} has {steps} (--checkpoint-every says how often "
-            "one is saved, --keep how many stay)"
+            f"{name}: there is no checkpoint of step {int(step)}; {run} has "
+            f"{', '.join(map(str, steps))} (--checkpoint-every sets how often one is saved, --keep "
+            "how many stay)"
         )
 
     return place_of(run / CHECKPOINTS, int(step))
 
 
 def absolute(name: str) -> str:
-    """A model's name with a whole path, so that it can be found from any folder; other names stay
-    as they are.
-    """
-    return os.path.abspath(name) if os.path.exists(name) or at_step(name) else name
+    """A model's path made absolute, so that it works from any folder; other names are unchanged."""
+    if os.path.exists(name) or at_step(name):
+        return os.path.abspath(name)
+
+    return name
 
 
 # A checkpoint as a model
 
 
 def weights_in(path: Path) -> dict[str, Tensor]:
-    """The trained weights of the checkpoint in this folder, after its files were verified."""
+    """The trained weights of the checkpoint in this folder, whose files are verified."""
     step = step_of(path)
     assert step is not None
 
     try:
         return verify(path, step).weights()
-    except OSError as error:  # a run that is still trained may have removed it meanwhile
+    except OSError as error:  # a running training may have removed it meanwhile
         raise ValueError(f"{path}: this checkpoint cannot be read ({error})") from error
 
 
 class Described(NamedTuple):
-    """What run.json says of the model that a run trains."""
+    """The model that a run trains, from run.json."""
 
     config: Config
     adapters: AdapterConfig
-    """Of a run that trains adapters; otherwise of no use."""
+    """Only meaningful for a run that trains adapters."""
     base: str
-    """The model that was fine-tuned."""
+    """The model that is fine-tuned."""
 
-    def beside(self, base: Model) -> dict[str, Tensor]:
-        """The base's weights that adapters were trained beside, under the names that the run's
-        model has for them.
-        """
+    def frozen_weights(self, base: Model) -> dict[str, Tensor]:
+        """The base's frozen weights, by their names in the run's model."""
         with torch.device("meta"):
-            wanted = build(self.config).state_dict().keys()
+            names = build(self.config).state_dict().keys()
 
-        tuned = isinstance(self.config, TaskModelConfig)
-        weights = (backbone_of(base) if tuned else base).state_dict()
-        named = {f"backbone.{name}" if tuned else name: weight for name, weight in weights.items()}
+        weights = base.state_dict()
+        prefix = ""
+        if isinstance(self.config, TaskModelConfig):
+            weights = backbone_of(base).state_dict()
+            prefix = "backbone."
 
-        return {name: named[name] for name in named if name in wanted}
+        frozen = {}
+        for name, weight in weights.items():
+            if prefix + name in names:
+                frozen[prefix + name] = weight
+
+        return frozen
 
 
 def description_of(run: Path) -> Described:
+    """The model that a run trains."""
     values = read_json(run / RUN)
     try:
         flags = values["data"]
-        own = {name: flags[name] for name in ("rank", "alpha") if name in flags}
-        own["projections"] = tuple(flags.get("projections", AdapterConfig.projections))
-        return Described(
-            from_json(values["model"]), AdapterConfig(**own), str(flags.get("model", ""))
-        )
+        options = {name: flags[name] for name in ("rank", "alpha") if name in flags}
+        options["projections"] = tuple(flags.get("projections", AdapterConfig.projections))
+        adapters = AdapterConfig(**options)
+        return Described(from_json(values["model"]), adapters, str(flags.get("model", "")))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{run / RUN}: damaged, or of another version ({error})") from error

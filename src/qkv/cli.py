@@ -1,8 +1,8 @@
 """The command line: `qkv train`, `qkv generate`, `qkv translate` ...; `qkv --help` lists them all.
 
-Each command's module is imported only when it is called, so that help, the version and short
-commands start at once: nothing here imports torch, tyro or rich. Exit status: 0, or 1 for an error,
-2 for wrong usage, 130 after Ctrl-C.
+The module of a command is imported only when the command is called; nothing here imports torch,
+tyro or rich, so that help and the version appear at once. Exit status: 0, or 1 for an error, 2 for
+wrong usage, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -10,28 +10,30 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
+from typing import NoReturn
 
 import qkv
 from qkv.command_line.listing import COMMANDS, listed
 
-INTERRUPTED = (
-    130  # as of a program that Ctrl-C ended, so that `qkv train ... && ...` does not go on
-)
-BROKEN_PIPE = 141  # as of a program that SIGPIPE ended
+INTERRUPTED = 130
+"""The status of a program that SIGINT ended; `qkv train ... && ...` stops there."""
+BROKEN_PIPE = 141
+"""The status of a program that SIGPIPE ended."""
 
 
 def main() -> None:
+    """Run the command of sys.argv; errors become one sentence on standard error."""
     try:
         dispatch(sys.argv[1:])
         if sys.stdout is not None:
-            # here, where an error can still be told, and not while Python shuts down
-            sys.stdout.flush()
-    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+            sys.stdout.flush()  # an error can still be reported here, not at Python's shutdown
+    except BrokenPipeError:  # the reader of a pipe, such as head, has closed it
         abandon_output()
         sys.exit(BROKEN_PIPE)
     except SystemExit as stopped:
-        if isinstance(stopped.__context__, BrokenPipeError):  # which rich turns into this
+        if isinstance(stopped.__context__, BrokenPipeError):  # rich turns it into SystemExit
             abandon_output()
             sys.exit(BROKEN_PIPE)
 
@@ -47,6 +49,7 @@ def main() -> None:
 
 
 def dispatch(arguments: list[str]) -> None:
+    """Call the command that the first argument names."""
     while arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
 
@@ -60,15 +63,7 @@ def dispatch(arguments: list[str]) -> None:
 
     name, *rest = arguments
     if name not in COMMANDS:
-        from qkv.command_line.usage_errors import UsageError, suggestion
-
-        what, names = (
-            ("flag", ["--help", "--version"])
-            if name.startswith("-")
-            else ("command", list(COMMANDS))
-        )
-        meant = suggestion(name, names) or f"; expected one of {', '.join(names)}"
-        raise UsageError(f"there is no {what} {name!r}{meant}")
+        refuse_command(name)
 
     command = COMMANDS[name]
     module, _, function = command.target.partition(":")
@@ -81,18 +76,32 @@ def dispatch(arguments: list[str]) -> None:
         sys.exit(INTERRUPTED)
 
 
+def refuse_command(name: str) -> NoReturn:
+    """Raise UsageError with the closest command or flag."""
+    from qkv.command_line.usage_errors import UsageError, suggestion
+
+    kind = "command"
+    names = list(COMMANDS)
+    if name.startswith("-"):
+        kind = "flag"
+        names = ["--help", "--version"]
+
+    hint = suggestion(name, names) or f"; expected one of {', '.join(names)}"
+    raise UsageError(f"there is no {kind} {name!r}{hint}")
+
+
 def show_help() -> None:
-    print(
-        "usage: qkv COMMAND ...\n\nAttention and Transformers: learn it, train it, look inside it, serve it.\n"
-    )
+    """Print all commands with their summaries."""
+    print("usage: qkv COMMAND ...\n")
+    print("Attention and Transformers: learn it, train it, look inside it, serve it.\n")
     for name, command in COMMANDS.items():
         print(listed(name, command.summary))
 
-    print("\nqkv COMMAND --help explains each; qkv --version tells the version.")
+    print("\nqkv COMMAND --help explains each; qkv --version prints the version.")
 
 
 def fail(error: Exception, arguments: Sequence[str]) -> None:
-    """One sentence on standard error, and the status: 2 for wrong usage, 1 for everything else."""
+    """Print one sentence on standard error and exit: 2 for wrong usage, 1 for other errors."""
     from qkv.command_line.usage_errors import UsageError
 
     message = str(error)
@@ -109,19 +118,15 @@ def fail(error: Exception, arguments: Sequence[str]) -> None:
 
 
 def abandon_output(only_if_broken: bool = False) -> None:
-    """Send standard output nowhere, if it cannot be written: Python would complain again while it
-    shuts down.
-    """
-    try:
-        if only_if_broken:
+    """Redirect standard output to nowhere: at shutdown Python would report a broken pipe again."""
+    if only_if_broken:
+        with suppress(OSError, ValueError, AttributeError):
             sys.stdout.flush()
             return
-    except (OSError, ValueError, AttributeError):
-        pass
 
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError, AttributeError):  # closed, or no file at all
+    except (OSError, ValueError, AttributeError):  # it is closed, or not a file
         return
 
 

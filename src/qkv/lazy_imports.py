@@ -1,6 +1,4 @@
-"""Packages whose public names are imported at first use, so that importing one of their modules
-stays cheap.
-"""
+"""Lazy imports: packages import the modules of their public names at first use."""
 
 from __future__ import annotations
 
@@ -12,40 +10,55 @@ from typing import Any
 
 
 class LazyPackage(ModuleType):
-    """A package that finds each public name in the module that defines it, and its submodules by
-    name.
-    """
+    """A package that imports public names and submodules when they are first used."""
 
     def __getattr__(self, name: str) -> Any:
-        if home := self.__dict__["__homes__"].get(name):
-            self.__dict__[name] = getattr(import_module(home), name)
+        module = self.__dict__["__lazy_names__"].get(name)
+        if module is not None:
+            self.__dict__[name] = getattr(import_module(module), name)
             return self.__dict__[name]
 
-        if name in self.__dict__["__submodules__"]:
+        if name in self.__dict__["__lazy_submodules__"]:
             return import_module(f"{self.__name__}.{name}")
 
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Keep a public function visible: the import system binds a submodule of the same name over
-        it.
+        """Set an attribute, but keep a public function that has the name of a submodule.
+
+        The import system sets a submodule as an attribute of its package.
         """
-        if not (isinstance(value, ModuleType) and name in self.__dict__["__homes__"]):
-            super().__setattr__(name, value)
+        if isinstance(value, ModuleType) and name in self.__dict__["__lazy_names__"]:
+            return
+
+        super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return sorted(
-            {*super().__dir__(), *self.__dict__["__homes__"], *self.__dict__["__submodules__"]}
-        )
+        names = set(super().__dir__())
+        names.update(self.__dict__["__lazy_names__"])
+        names.update(self.__dict__["__lazy_submodules__"])
+        return sorted(names)
 
 
 def attach(
     package: str, names: Mapping[str, Sequence[str]], submodules: Sequence[str] = ()
 ) -> None:
-    """Give a package public names, listed by the module that defines each, and submodules to import
-    when asked for.
+    """Give a package lazily imported names and submodules.
+
+    Args:
+        package: The name of the package, which is being imported.
+        names: For each module, the public names that it defines.
+        submodules: Submodules that are attributes of the package without an import statement.
+
+    Example:
+        In `qkv/__init__.py`:
+
+            attach(__name__, {"qkv.artifact": ("load", "save")}, submodules=("models", "nn"))
     """
-    module = sys.modules[package]
-    homes = {name: home for home, defined in names.items() for name in defined}
-    module.__dict__.update(__homes__=homes, __submodules__=tuple(submodules))
-    module.__class__ = LazyPackage
+    modules = {}
+    for module, defined in names.items():
+        modules.update(dict.fromkeys(defined, module))
+
+    lazy = sys.modules[package]
+    lazy.__dict__.update(__lazy_names__=modules, __lazy_submodules__=tuple(submodules))
+    lazy.__class__ = LazyPackage

@@ -1,4 +1,4 @@
-"""What this machine has, as the system tells it. Needs no torch, so that it costs nothing to ask."""
+"""CPU, memory and GPU of this machine, from the operating system; does not import torch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ CPU_FEATURES = {
     "bf16": ("avx512_bf16", "bf16"),  # x86, Arm
     "amx": ("amx_bf16",),
 }
-"""Instructions that make matrix products fast, and the names that /proc/cpuinfo has for them."""
+"""Instructions that make matrix products fast, and their names in /proc/cpuinfo."""
 
 
 def nvidia_gpu_visible() -> bool:
-    """Whether CUDA would probably find a device: a driver is loaded, and the environment does not
-    hide every GPU.
-    """
+    """Whether a driver is loaded and the environment does not hide every GPU."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1", "NoDevFiles"):
         return False
     if os.name == "nt":
@@ -34,26 +32,31 @@ def nvidia_gpu_visible() -> bool:
 
 
 def cpu_model() -> str:
-    found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", read("/proc/cpuinfo"), re.MULTILINE)
-    return found[1].strip() if found else platform.processor() or platform.machine()
+    """The name of the CPU."""
+    match = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", read("/proc/cpuinfo"), re.MULTILINE)
+    if match is None:
+        return platform.processor() or platform.machine()
+
+    return match[1].strip()
 
 
 def cpu_features() -> dict[str, bool] | None:
-    """Which fast instructions the CPU announces; None where the system does not tell."""
-    found = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", read("/proc/cpuinfo"), re.MULTILINE)
-    if found is None:
+    """Which fast instructions the CPU has; None if the system does not report them."""
+    match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", read("/proc/cpuinfo"), re.MULTILINE)
+    if match is None:
         return None
 
-    flags = set(found[1].split())
+    flags = set(match[1].split())
 
     return {name: bool(flags & set(spellings)) for name, spellings in CPU_FEATURES.items()}
 
 
 def usable_cores() -> int:
     """Logical cores that this process may use: its affinity and its container's limit count."""
-    allowed = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    allowed = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        allowed = len(os.sched_getaffinity(0))
+
     limit = read("/sys/fs/cgroup/cpu.max").split()
     if len(limit) == 2 and limit[0] != "max":
         allowed = min(allowed, max(1, math.ceil(int(limit[0]) / int(limit[1]))))
@@ -62,23 +65,26 @@ def usable_cores() -> int:
 
 
 def memory() -> tuple[int, int] | None:
-    """Bytes of memory in all, and available without swapping; a container's limit counts."""
-    found = dict(
+    """Total and available memory in bytes; a container's limit counts."""
+    kibibytes = dict(
         re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB$", read("/proc/meminfo"), re.MULTILINE)
     )
-    if len(found) < 2:
+    if len(kibibytes) < 2:
         return None
 
-    total, available = int(found["MemTotal"]) * 1024, int(found["MemAvailable"]) * 1024
-    limit, used = (read(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
+    total = int(kibibytes["MemTotal"]) * 1024
+    available = int(kibibytes["MemAvailable"]) * 1024
+    limit = read("/sys/fs/cgroup/memory.max").strip()
+    used = read("/sys/fs/cgroup/memory.current").strip()
     if limit.isdigit() and used.isdigit() and int(limit) < total:
-        total, available = int(limit), min(available, int(limit) - int(used))
+        total = int(limit)
+        available = min(available, int(limit) - int(used))
 
     return total, available
 
 
 def load() -> float | None:
-    """Processes that wanted to run in the last minute, on average."""
+    """The load average of the last minute; None if the system does not report it."""
     with suppress(OSError, AttributeError):
         return os.getloadavg()[0]
 
@@ -86,7 +92,7 @@ def load() -> float | None:
 
 
 def read(path: str) -> str:
-    """A small file of the system; empty where there is none."""
+    """The content of a small system file; empty if there is none."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:

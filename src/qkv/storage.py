@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all, and known by their checksum. No torch."""
+"""Atomic writes: files and folders are written completely or not at all. Does not import torch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from typing import Any
 from safetensors import SafetensorError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-WRITING, REMOVING = ".writing-", ".removing-"
+WRITING = ".writing-"
+REMOVING = ".removing-"
+"""Prefixes of temporary names."""
 CHUNK = 1 << 20
+NO_FILES = "is a virtual file system, which holds no files; choose another folder"
 
 
 class DiskFull(OSError):
-    """There was no room for what was to be written; what was there before is intact."""
+    """The disk has no room for the new files; the old ones are intact."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -31,7 +34,7 @@ class DiskFull(OSError):
 
 
 def sha256(chunks: Iterable[Any]) -> str:
-    """Of bytes, or of whatever lends its bytes, one after the other."""
+    """The checksum of bytes, or of objects with a buffer, one after the other."""
     digest = hashlib.sha256()
     for chunk in chunks:
         digest.update(chunk)
@@ -40,131 +43,150 @@ def sha256(chunks: Iterable[Any]) -> str:
 
 
 def sha256_of(path: Path) -> str:
+    """The checksum of a file."""
     with path.open("rb") as file:
         return sha256(iter(lambda: file.read(CHUNK), b""))
 
 
 def check_regular(path: Path) -> None:
-    """Refuse a pipe, a device or a socket, which may keep its reader waiting or never end. A
-    missing file passes.
-    """
+    """Refuse a pipe, a device or a socket, which may block its reader; a missing file passes."""
     with suppress(FileNotFoundError, NotADirectoryError):
         refuse_special(path, os.stat(path).st_mode)
 
 
 def refuse_special(path: Path, mode: int) -> None:
-    if not stat.S_ISREG(mode):
-        kind = "a folder" if stat.S_ISDIR(mode) else "a pipe, a device or a socket"
-        raise ValueError(f"{path}: expected a regular file, not {kind}")
+    if stat.S_ISREG(mode):
+        return
+
+    kind = "a pipe, a device or a socket"
+    if stat.S_ISDIR(mode):
+        kind = "a folder"
+
+    raise ValueError(f"{path}: expected a regular file, not {kind}")
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """The bytes of a regular file. One of more than `most` bytes is refused before it is read, and
-    so is a pipe.
-    """
+    """The content of a regular file of at most `most` bytes; larger ones are not read."""
     check_regular(path)
-    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    descriptor = os.open(
+        path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    )
 
-    with os.fdopen(number, "rb") as file:
-        found = os.fstat(number)
-        refuse_special(path, found.st_mode)  # it may have been exchanged since
-        content = b"" if found.st_size > most else file.read(most + 1)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        refuse_special(path, status.st_mode)  # it may have been exchanged since the first check
+        content = b""
+        if status.st_size <= most:
+            content = file.read(most + 1)
 
-    if max(len(content), found.st_size) > most:
+    if max(len(content), status.st_size) > most:
         raise ValueError(
-            f"{path}: more than {most >> 20:,} MiB, too large for such a file; it is damaged or of another kind"
+            f"{path}: more than {most >> 20:,} MiB, too large for such a file; it is damaged or of "
+            "another kind"
         )
 
     return content
 
 
 def flush(path: Path) -> None:
-    """A file's content, or a folder's list of names, onto the disk itself: it outlives a power cut."""
+    """Write a file's content, or a folder's entries, to the disk itself (fsync)."""
     if path.is_dir() and os.name == "nt":
         return  # Windows cannot open a folder
 
-    number = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
 
     try:
-        os.fsync(number)
+        os.fsync(descriptor)
     finally:
-        os.close(number)
+        os.close(descriptor)
 
 
 @contextmanager
 def staging(parent: Path, needed: int, what: str) -> Iterator[Path]:
-    """A new folder inside `parent` to write into. Move it, or its files, when all is flushed: the
-    rest is removed.
+    """A temporary folder inside `parent`; what is not moved out of it is removed at the end.
+
+    Args:
+        parent: The folder of the results; it is created.
+        needed: Bytes that will be written; DiskFull is raised at once if there is no room.
+        what: What is written, for the error message.
     """
     parent.mkdir(parents=True, exist_ok=True)
     if needed > free(parent):
         raise DiskFull(no_room(parent, needed, what))
 
-    made = parent / f"{WRITING}{uuid.uuid4().hex[:12]}"
+    staged = parent / f"{WRITING}{uuid.uuid4().hex[:12]}"
 
     try:
-        made.mkdir()
-        yield made
+        staged.mkdir()
+        yield staged
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(made, ignore_errors=True)  # before the free space is told
-        if number_of(error) in FULL and not isinstance(error, DiskFull):
+        shutil.rmtree(staged, ignore_errors=True)  # before the message measures the free space
+        if errno_of(error) in FULL and not isinstance(error, DiskFull):
             raise DiskFull(f"{no_room(parent, needed, what)} ({error})") from error
 
         raise
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(staged, ignore_errors=True)
 
 
 def write_text(path: Path, text: str) -> None:
-    """A file with this text, in place of one that was there."""
+    """Write a text file atomically, replacing an existing one."""
     content = text.encode()
-    with staging(path.parent, len(content), path.name) as made:
-        (made / path.name).write_bytes(content)
-        flush(made / path.name)
-        move(made / path.name, path)
+    with staging(path.parent, len(content), path.name) as folder:
+        staged = folder / path.name
+        staged.write_bytes(content)
+        flush(staged)
+        move(staged, path)
 
 
 def free(folder: Path) -> int:
-    """Bytes that can still be written. A file system without a size of its own (/proc, some network
-    mounts) has no number to compare with: writing is tried, and the system says whether it works.
+    """Free bytes on the disk of a folder.
+
+    A file system that reports no size (/proc, some network mounts) counts as unlimited: writing
+    then shows whether there is room.
     """
     usage = shutil.disk_usage(folder)
-    return usage.free if usage.total else sys.maxsize
+    if not usage.total:
+        return sys.maxsize
+
+    return usage.free
 
 
 def no_room(folder: Path, needed: int, what: str) -> str:
+    """The message of DiskFull."""
     return (
         f"{folder}: no room on the disk: {what} needs {needed:,} bytes, {free(folder):,} are free; "
         "what was saved before is intact. Make room and start again"
     )
 
 
-def number_of(error: Exception) -> int | None:
-    """The system's number of an error; safetensors has it in its text alone."""
+def errno_of(error: Exception) -> int | None:
+    """The errno of an error; safetensors has it only in its message."""
     if isinstance(error, OSError):
         return error.errno
 
-    found = re.search(r"os error (\d+)", str(error))
-    return int(found[1]) if found else None
+    match = re.search(r"os error (\d+)", str(error))
+    if match is None:
+        return None
+
+    return int(match[1])
 
 
 def move(source: Path, target: Path) -> None:
-    """Under its new name at once, in place of a file that had it."""
+    """Rename atomically, replacing an existing file, and flush the folder."""
     os.replace(source, target)
     flush(target.parent)
 
 
 def remove(folder: Path) -> None:
-    """A folder is never seen with a part of its files: it loses its name first."""
-    gone = folder.with_name(f"{REMOVING}{uuid.uuid4().hex[:12]}")
-    move(folder, gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    """Remove a folder; it is renamed first, so that it is never seen with some of its files."""
+    renamed = folder.with_name(f"{REMOVING}{uuid.uuid4().hex[:12]}")
+    move(folder, renamed)
+    shutil.rmtree(renamed, ignore_errors=True)
 
 
 def sweep(parent: Path) -> None:
-    """What a killed process was writing or removing. Only the one process that writes here may call
-    this.
-    """
+    """Remove what a killed process left; only the one process that writes here may call this."""
     for prefix in (WRITING, REMOVING):
         for path in parent.glob(f"{prefix}*"):
             shutil.rmtree(path, ignore_errors=True)
@@ -172,8 +194,8 @@ def sweep(parent: Path) -> None:
 
 PROBLEMS = {
     errno.EROFS: "{path} is on a read-only file system; choose another folder",
-    errno.EACCES: "{path}: permission denied; choose another place, or change its permissions",
-    errno.EPERM: "{path}: permission denied; choose another place, or change its permissions",
+    errno.EACCES: "{path}: permission denied; choose another folder, or change its permissions",
+    errno.EPERM: "{path}: permission denied; choose another folder, or change its permissions",
     errno.ENOSPC: "{path}: no room on the disk; make room and start again",
     errno.EDQUOT: "{path}: your disk quota is used up; make room and start again",
     errno.EFBIG: "{path}: larger than the largest file that is allowed here (see ulimit -f)",
@@ -188,49 +210,50 @@ PROBLEMS = {
 
 
 def sentence(error: OSError) -> str:
-    """What an error of the system means for its file, and what to do about it."""
+    """One sentence for a system error: the file, the problem, and what to do about it."""
     if error.errno is None or error.strerror is None:
-        return str(error)  # one of our own, which says it already
+        return str(error)  # it has a message of its own
 
     path = path_of(error)
     if path is None:
-        return (
-            PROBLEMS.get(error.errno, error.strerror)
-            .removeprefix("{path}")
-            .lstrip(": ")
-            .removeprefix("is ")
-        )
+        problem = PROBLEMS.get(error.errno, error.strerror).removeprefix("{path}")
+        return problem.lstrip(": ").removeprefix("is ")
 
-    if error.errno == errno.ENOENT and (virtual := without_size(path)):
-        where = "" if virtual == path else f"{path} cannot be written: "
-        return f"{where}{virtual} is a virtual file system, which holds no files; choose another folder"
+    if error.errno == errno.ENOENT:
+        virtual = virtual_folder(path)
+        if virtual == path:
+            return f"{path} {NO_FILES}"
+        if virtual is not None:
+            return f"{path} cannot be written: {virtual} {NO_FILES}"
 
     return PROBLEMS.get(error.errno, "{path}: " + error.strerror).replace("{path}", str(path))
 
 
 def path_of(error: OSError) -> Path | None:
-    """The file that could not be used; of one inside a folder of `staging`, the folder that is
-    known to the user.
-    """
+    """The path of a system error; for one inside a `staging` folder, the folder above it."""
     if not isinstance(error.filename, str | bytes):
         return None
 
     path = Path(os.fsdecode(error.filename))
 
-    for each in (path, *path.parents):
-        if each.name.startswith((WRITING, REMOVING)):
-            return each.parent
+    for part in (path, *path.parents):
+        if part.name.startswith((WRITING, REMOVING)):
+            return part.parent
 
     return path
 
 
-def without_size(path: Path) -> Path | None:
-    """The first folder that exists, if its file system holds no files of its own, as /proc does."""
+def virtual_folder(path: Path) -> Path | None:
+    """The closest existing folder, if its file system holds no files, as /proc; otherwise None."""
     path = path.absolute()
-    found = next((each for each in (path, *path.parents) if each.exists()), None)
-    return found if found is not None and shutil.disk_usage(found).total == 0 else None
+    for folder in (path, *path.parents):
+        if folder.exists():
+            virtual = shutil.disk_usage(folder).total == 0
+            return folder if virtual else None
+
+    return None
 
 
 def read_only(folder: Path) -> bool:
-    """Whether nothing can be written there, whoever tries."""
+    """Whether the file system of a folder is mounted read-only."""
     return hasattr(os, "statvfs") and bool(os.statvfs(folder).f_flag & os.ST_RDONLY)

@@ -1,6 +1,4 @@
-"""Tables that keep words whole: rich narrows the widest column, even where that cuts a name and
-others have spaces.
-"""
+"""Tables for the terminal that keep names and numbers whole when the window is narrow."""
 
 from __future__ import annotations
 
@@ -11,22 +9,27 @@ from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 
+UNLIMITED = 10_000
+"""Columns that are more than any cell needs."""
+
 
 class Table(RichTable):
-    """Columns of text become narrower before names and numbers do; what cannot fit goes on in the
-    next line, uncut.
+    """A rich table whose columns of text become narrower before those of names and numbers.
+
+    rich narrows the widest column, even if that breaks a name while other columns have spaces.
     """
 
     @classmethod
     def grid(cls, *headers: Any, **options: Any) -> Table:
-        """Columns without borders."""
-        made = super().grid(*headers, **options)
-        assert isinstance(made, cls)
-        return made
+        """A table without borders; the options are those of rich."""
+        table = super().grid(*headers, **options)
+        assert isinstance(table, cls)
+        return table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
         for column in self.columns:
-            column.overflow = "fold" if column.overflow == "ellipsis" else column.overflow
+            if column.overflow == "ellipsis":
+                column.overflow = "fold"
 
         if self.box is not None and self.columns:
             self.fit(console, options)
@@ -34,42 +37,51 @@ class Table(RichTable):
         yield from super().__rich_console__(console, options)
 
     def fit(self, console: Console, options: ConsoleOptions) -> None:
-        """Set the widths of a table that is too wide: words stay whole; if they cannot, only the
-        longest are broken.
-        """
-        room = (
-            options.max_width - 3 * len(self.columns) - 1
-        )  # borders, and a space on both sides of a cell
-        measured = [self.measure(console, options, place) for place in range(len(self.columns))]
-        if sum(wide for _, wide in measured) <= room:
+        """Set the column widths of a table that is too wide; only the longest words are broken."""
+        borders = 3 * len(self.columns) + 1  # a line and two spaces per column
+        available = options.max_width - borders
+        least = []
+        widths = []
+
+        for column in range(len(self.columns)):
+            word, line = self.measure(console, options, column)
+            least.append(word)
+            widths.append(line)
+
+        if sum(widths) <= available:
             return
 
-        longest = max(narrow for narrow, _ in measured)
-        caps = range(longest, 0, -1)
-        cap = next(
-            (cap for cap in caps if sum(min(narrow, cap) for narrow, _ in measured) <= room), 1
-        )
-        least = [min(narrow, cap) for narrow, _ in measured]
-        widths = [wide for _, wide in measured]
+        # Break the longest words if all of them together are too wide.
+        words = list(least)
+        cap = max(words)
+        while cap > 1 and sum(least) > available:
+            cap -= 1
+            least = [min(word, cap) for word in words]
 
-        while sum(widths) > max(room, sum(least)):  # the widest gives way, as long as it can
-            can = [place for place, width in enumerate(widths) if width > least[place]]
-            widths[max(can, key=widths.__getitem__)] -= 1
+        # Narrow the widest column that can be narrowed, one step at a time.
+        while sum(widths) > max(available, sum(least)):
+            narrowable = [n for n, width in enumerate(widths) if width > least[n]]
+            widest = max(narrowable, key=widths.__getitem__)
+            widths[widest] -= 1
 
-        for column, width, (narrow, _) in zip(self.columns, widths, measured, strict=True):
-            column.width, column.no_wrap = width, column.no_wrap and width >= narrow
+        for column, width, word in zip(self.columns, widths, words, strict=True):
+            column.width = width
+            column.no_wrap = column.no_wrap and width >= word
 
-    def measure(self, console: Console, options: ConsoleOptions, place: int) -> tuple[int, int]:
-        """The longest word and the longest line of a column; the same, where lines may not be
-        broken.
-        """
-        column = self.columns[place]
-        cells = [column.header, column.footer, *column.cells]
-        sizes = [
-            Measurement.get(console, options.update(max_width=10_000), cell)
-            for cell in cells
-            if cell != ""
-        ]
-        wide = max((size.maximum for size in sizes), default=0)
+    def measure(self, console: Console, options: ConsoleOptions, column: int) -> tuple[int, int]:
+        """The widths of a column's longest word and longest line; the same if it does not wrap."""
+        word = 0
+        line = 0
+        unlimited = options.update(max_width=UNLIMITED)
+        cells = (self.columns[column].header, self.columns[column].footer)
 
-        return (wide if column.no_wrap else max((size.minimum for size in sizes), default=0)), wide
+        for cell in (*cells, *self.columns[column].cells):
+            if cell != "":
+                size = Measurement.get(console, unlimited, cell)
+                word = max(word, size.minimum)
+                line = max(line, size.maximum)
+
+        if self.columns[column].no_wrap:
+            return line, line
+
+        return word, line

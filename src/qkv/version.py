@@ -1,5 +1,3 @@
-"""The version, known without the package's metadata, which a source folder does not have. No
-imports.
-"""
+"""The version; imports nothing, and does not need the metadata of an installed package."""
 
 __version__ = "0.7.0"

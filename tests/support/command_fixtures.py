@@ -1,6 +1,4 @@
-"""Commands as a person types them, in this process: what they print, and what they say of bad
-input.
-"""
+"""Run commands in this process, and small models for them."""
 
 from __future__ import annotations
 
@@ -22,15 +20,15 @@ from support.tokenizer_kinds import gguf_file
 
 
 class Printed(NamedTuple):
+    """Standard output, standard error and the exit status of a command."""
+
     out: str
     error: str
     code: int
 
     @property
     def refused(self) -> bool:
-        """Whether the status is that of an error: 2 of wrong usage, 1 of any other; test_cli.py
-        tells them apart.
-        """
+        """Whether it failed: status 2 for wrong usage, 1 for other errors (see test_cli.py)."""
         return self.code in (1, 2)
 
 
@@ -39,17 +37,28 @@ Qkv = Callable[..., Printed]
 
 @pytest.fixture
 def qkv(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Qkv:
-    def run(*words: str | Path, typed: str | bytes = "") -> Printed:
-        content = typed.encode() if isinstance(typed, str) else typed
+    """Run a command with these arguments; `typed` is its standard input."""
+
+    def run(*arguments: str | Path, typed: str | bytes = "") -> Printed:
+        content = typed
+        if isinstance(content, str):
+            content = content.encode()
+
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
-        monkeypatch.setattr(sys, "argv", ["qkv", *map(str, words)])
-        code, message = 0, ""
+        monkeypatch.setattr(sys, "argv", ["qkv", *map(str, arguments)])
+        code = 0
+        message = ""
+
         try:
             with unchecked():
                 cli.main()
         except SystemExit as error:
-            code = error.code if isinstance(error.code, int) else 1
-            message = f"{error.code}\n" if isinstance(error.code, str) else ""
+            if isinstance(error.code, int):
+                code = error.code
+            else:
+                code = 1
+                message = f"{error.code or ''}\n"
+
         printed = capsys.readouterr()
         return Printed(printed.out, printed.err + message, code)
 
@@ -66,26 +75,35 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     torch.manual_seed(0)
     small = {"width": 16, "depth": 1, "heads": 2}
-    pairs, words = train("byte-pair", SENTENCES, 300), train("words", SENTENCES, 80)
+    byte_pairs = train("byte-pair", SENTENCES, 300)
+    whole_words = train("words", SENTENCES, 80)
     chat = chatting_gpt(folder)
-    made = {
-        "gpt": (GPT(GPTConfig(vocabulary=pairs.vocabulary, context=32, **small)), pairs),
+    built = {
+        "gpt": (GPT(GPTConfig(vocabulary=byte_pairs.vocabulary, context=32, **small)), byte_pairs),
         "chat": (
             GPT(GPTConfig(vocabulary=chat.vocabulary, context=64, position="rotary", **small)),
             chat,
         ),
-        "bert": (BERT(BERTConfig(vocabulary=words.vocabulary, context=16, **small)), words),
+        "bert": (
+            BERT(BERTConfig(vocabulary=whole_words.vocabulary, context=16, **small)),
+            whole_words,
+        ),
         "one": (
-            Transformer(TransformerConfig(vocabulary=words.vocabulary, context=40, **small)),
-            words,
+            Transformer(TransformerConfig(vocabulary=whole_words.vocabulary, context=40, **small)),
+            whole_words,
         ),
         "other": (
-            Transformer(TransformerConfig(vocabulary=words.vocabulary, context=40, **small)),
-            words,
+            Transformer(TransformerConfig(vocabulary=whole_words.vocabulary, context=40, **small)),
+            whole_words,
         ),
-        "stranger": (Transformer(TransformerConfig(vocabulary=pairs.vocabulary, **small)), pairs),
+        "stranger": (
+            Transformer(TransformerConfig(vocabulary=byte_pairs.vocabulary, **small)),
+            byte_pairs,
+        ),
     }
-    for name, (model, tokenizer) in made.items():
+
+    for name, (model, tokenizer) in built.items():
         artifact.save(model, folder / name, tokenizer=tokenizer)
-    artifact.save(made["gpt"][0], folder / "speechless")
+
+    artifact.save(built["gpt"][0], folder / "speechless")
     return folder

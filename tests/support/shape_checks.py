@@ -1,4 +1,4 @@
-"""How qkv's annotations are checked in tests: as a type checker reads them, an int is also a float."""
+"""Run-time checks of qkv's annotations in tests; an int is also a float, as for type checkers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ checked = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """qkv as its users run it. Checks take half of a small model's time: a slow reference can do
-    without them, and so can what a test only prepares."""
+    """qkv without the checks, as its users run it.
+
+    The checks take half of a small model's time: slow references and preparations go without.
+    """
     before = config.jaxtyping_disable
     config.update("jaxtyping_disable", True)
     try:

@@ -1,6 +1,4 @@
-"""Small fine-tuned models of every task, with random weights, and what each should say, worked out
-by hand.
-"""
+"""Small fine-tuned models of every task with random weights, and their scores computed by hand."""
 
 from __future__ import annotations
 
@@ -44,6 +42,8 @@ ASKED: dict[str, list[tuple[str, ...]]] = {
 
 
 class Small(NamedTuple):
+    """A small model and its tokenizer."""
+
     model: TaskModel
     tokenizer: Tokenizer
 
@@ -51,81 +51,138 @@ class Small(NamedTuple):
 def small_tuned(
     task: str, family: str, *, pooling: str | None = None, numbers: bool = False, context: int = 48
 ) -> Small:
+    """A fine-tuned BERT or GPT with large random weights."""
     torch.manual_seed(0)
-    tokenizer = (
-        train("byte-pair", SENTENCES, 300)
-        if family == "gpt"
-        else train("word-piece", SENTENCES, 200)
-    )
     bert = family == "bert"
-    pooling = pooling or ("first" if bert else "last")
+    tokenizer = small_tokenizer(family)
     assert tokenizer.end is not None
     assert tokenizer.padding is not None
     size = {"vocabulary": tokenizer.vocabulary, "context": context, "dropout": 0.5, **SMALL}
+    pooling = pooling or ("first" if bert else "last")
+    labels = LABELS
+    if numbers or task in ("choice", "regress"):
+        labels = ()
+
     backbone = backbone_for(
         BERTConfig(**size) if bert else GPTConfig(**size),
         pooler=bert and pooling == "first" and task != "tag",
     )
     head = HeadConfig(
-        task=task, labels=() if numbers or task in ("choice", "regress") else LABELS, pooling=pooling, bias=bert,
-        start=tokenizer.start if bert else None, delimiter=tokenizer.end, extract=tokenizer.end,
-        padding=tokenizer.padding, offset=3.0, scale=2.0,
-    )  # fmt: skip
+        task=task,
+        labels=labels,
+        pooling=pooling,
+        bias=bert,
+        start=tokenizer.start if bert else None,
+        delimiter=tokenizer.end,
+        extract=tokenizer.end,
+        padding=tokenizer.padding,
+        offset=3.0,
+        scale=2.0,
+    )
+
     model = TaskModel(TaskModelConfig(backbone=backbone, head=head))
     for weight in model.parameters():  # far from 0, so that answers differ
         torch.nn.init.normal_(weight, std=0.4)
+
     return Small(model.eval(), tokenizer)
 
 
-def alone(small: Small, texts: tuple[str, ...]) -> Tensor:
-    """The scores of one example in float64, from the body's vectors and the head's matrix: (C,),
-    (G,), (N, C) or ().
-    """
-    model, tokenizer = small
-    model = TaskModel(model.config).double().eval()
-    model.load_state_dict(
-        {name: weight.double() for name, weight in small.model.state_dict().items()}
-    )
-    head = model.config.head
-    weight, bias = model.head.weight, 0.0 if model.head.bias is None else model.head.bias
-    start = [] if head.start is None else [head.start]
+def small_tokenizer(family: str) -> Tokenizer:
+    if family == "gpt":
+        return train("byte-pair", SENTENCES, 300)
 
-    def hidden(*parts: list[int]) -> Tensor:
-        """(T, E)"""
-        ids, segments = list(start), [0] * len(start)
+    return train("word-piece", SENTENCES, 200)
+
+
+class Reference(NamedTuple):
+    """A task model in float64, one example at a time, without padding."""
+
+    model: TaskModel
+    tokenizer: Tokenizer
+
+    @property
+    def start(self) -> list[int]:
+        if self.model.config.head.start is None:
+            return []
+
+        return [self.model.config.head.start]
+
+    def hidden(self, *parts: list[int]) -> Tensor:
+        """The vectors of all tokens: (T, E)."""
+        head = self.model.config.head
+        ids = list(self.start)
+        segments = [0] * len(ids)
+
         for number, part in enumerate(parts):
-            ids += [*part, head.extract if number == len(parts) - 1 else head.delimiter]
+            last = number == len(parts) - 1
+            ids += [*part, head.extract if last else head.delimiter]
             segments += [number] * (len(part) + 1)
-        row = torch.tensor([ids])
-        if isinstance(model.backbone, BERT):
-            return model.backbone.hidden(row, segments=torch.tensor([segments]))[0]
-        return model.backbone.hidden(row)[0]
 
-    def vector(*parts: list[int]) -> Tensor:
-        """(E,)"""
-        of_words = hidden(*parts)
-        found = {"last": of_words[-1], "first": of_words[0], "mean": of_words.mean(0)}[head.pooling]
-        if isinstance(model.backbone, BERT) and model.backbone.pooler is not None:
-            found = torch.tanh(model.backbone.pooler.dense(found))
-        return found
+        row = torch.tensor([ids])
+        if isinstance(self.model.backbone, BERT):
+            return self.model.backbone.hidden(row, segments=torch.tensor([segments]))[0]
+
+        return self.model.backbone.hidden(row)[0]
+
+    def pooled(self, *parts: list[int]) -> Tensor:
+        """The vector of a text or pair: (E,)."""
+        hidden = self.hidden(*parts)
+        vectors = {"last": hidden[-1], "first": hidden[0], "mean": hidden.mean(0)}
+        vector = vectors[self.model.config.head.pooling]
+        if isinstance(self.model.backbone, BERT) and self.model.backbone.pooler is not None:
+            return torch.tanh(self.model.backbone.pooler.dense(vector))
+
+        return vector
+
+    def head(self, vectors: Tensor) -> Tensor:
+        """(..., E) -> (..., C)"""
+        scores = vectors @ self.model.head.weight.T
+        if self.model.head.bias is not None:
+            scores = scores + self.model.head.bias
+
+        return scores
+
+    def tags(self, words: tuple[str, ...]) -> Tensor:
+        """The scores of each word at its first or last token: (N, C)."""
+        ids: list[int] = []
+        positions = []
+
+        for number, word in enumerate(words):
+            pieces = self.tokenizer.encode(" " * (number > 0) + word)
+            position = len(self.start) + len(ids)
+            if self.model.config.head.pooling == "last":
+                position += len(pieces) - 1
+
+            positions.append(position)
+            ids += pieces
+
+        return self.head(self.hidden(ids)[positions])
+
+
+def alone(small: Small, texts: tuple[str, ...]) -> Tensor:
+    """The scores of one example, by hand in float64: (C,), (G,), (N, C) or ()."""
+    model = TaskModel(small.model.config).double().eval()
+    weights = small.model.state_dict()
+    model.load_state_dict({name: weight.double() for name, weight in weights.items()})
+    reference = Reference(model, small.tokenizer)
+    head = model.config.head
 
     with torch.no_grad():
         if head.task == "tag":
-            pieces = [
-                tokenizer.encode(" " * (place > 0) + word) for place, word in enumerate(texts)
-            ]
-            of_words, target_positions, at = (
-                hidden([id for each in pieces for id in each]),
-                [],
-                len(start),
-            )
-            for each in pieces:
-                target_positions.append(at + len(each) - 1 if head.pooling == "last" else at)
-                at += len(each)
-            return of_words[target_positions] @ weight.T + bias
-        ids = [tokenizer.encode(text) for text in texts]
+            return reference.tags(texts)
+
+        ids = [small.tokenizer.encode(text) for text in texts]
         if head.task == "choice":
-            return torch.cat([vector(ids[0], choice) @ weight.T + bias for choice in ids[1:]])
-        read = vector(*ids) + vector(*ids[::-1]) if head.task == "similarity" else vector(*ids)
-        scores = read @ weight.T + bias
-        return head.offset + head.scale * scores[0] if head.numbers else scores
+            context, *choices = ids
+            scores = [reference.head(reference.pooled(context, choice)) for choice in choices]
+            return torch.cat(scores)
+
+        vector = reference.pooled(*ids)
+        if head.task == "similarity":
+            vector = vector + reference.pooled(*reversed(ids))
+
+        scores = reference.head(vector)
+        if head.numbers:
+            return head.offset + head.scale * scores[0]
+
+        return scores

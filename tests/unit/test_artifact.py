@@ -1,4 +1,4 @@
-"""What is saved is what is loaded, or the file that is not what it was is named."""
+"""Loading returns what was saved, or names the file that was changed."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ MODELS = {
 ARTIFACT = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 
 
-def words(*more: str) -> Tokenizer:
-    known = ["[unknown]", "[end]", "the", "cat", "sat", *more]
+def word_tokenizer(*more: str) -> Tokenizer:
+    tokens = ["[unknown]", "[end]", "the", "cat", "sat", *more]
     inner = tokenizers.Tokenizer(
-        WordLevel({word: id for id, word in enumerate(known)}, unk_token="[unknown]")
+        WordLevel({token: id for id, token in enumerate(tokens)}, unk_token="[unknown]")
     )
     inner.pre_tokenizer = Whitespace()
     inner.add_special_tokens(["[unknown]", "[end]"])
@@ -58,13 +58,16 @@ def words(*more: str) -> Tokenizer:
 
 
 def same_model(one: Model, other: Model) -> bool:
-    before, after = one.state_dict(), other.state_dict()
-    return (
-        one.config == other.config
-        and before.keys() == after.keys()
-        and all(before[name].dtype == after[name].dtype for name in before)
-        and all(torch.equal(before[name], after[name]) for name in before)
-    )
+    before = one.state_dict()
+    after = other.state_dict()
+    if one.config != other.config or before.keys() != after.keys():
+        return False
+
+    for name, tensor in before.items():
+        if tensor.dtype != after[name].dtype or not torch.equal(tensor, after[name]):
+            return False
+
+    return True
 
 
 def files_in(path: Path) -> list[str]:
@@ -73,11 +76,11 @@ def files_in(path: Path) -> list[str]:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    save(MODELS["gpt"], tmp_path / "saved", tokenizer=words())
+    save(MODELS["gpt"], tmp_path / "saved", tokenizer=word_tokenizer())
     return tmp_path / "saved"
 
 
-# What is saved is what is loaded
+# Loading returns what was saved
 
 
 @pytest.mark.parametrize("family", MODELS)
@@ -93,25 +96,24 @@ def test_loaded_equals_saved(family: str, dtype: torch.dtype, tmp_path: Path) ->
     assert files_in(tmp_path / "model") == ["config.json", "model.safetensors"]
 
 
-@pytest.mark.parametrize("given", ["itself", "file", "folder", "str"])
-def test_a_tokenizer_comes_along(given: str, tmp_path: Path) -> None:
-    tokenizer = words()
-    file = tmp_path / "words" / "tokenizer.json"
+@pytest.mark.parametrize("form", ["object", "file", "folder", "str"])
+def test_the_tokenizer_is_saved_with_the_model(form: str, tmp_path: Path) -> None:
+    tokenizer = word_tokenizer()
+    file = tmp_path / "tokenizer" / "tokenizer.json"
     file.parent.mkdir()
     tokenizer.write(file)
-    forms = {"itself": tokenizer, "file": file, "folder": file.parent, "str": str(file)}
-    save(MODELS["gpt"], tmp_path / "model", tokenizer=forms[given])
+    forms = {"object": tokenizer, "file": file, "folder": file.parent, "str": str(file)}
+    save(MODELS["gpt"], tmp_path / "model", tokenizer=forms[form])
     loaded = load(tmp_path / "model").tokenizer
     assert loaded.encode("the cat sat there") == [2, 3, 4, 0]
     assert loaded.fingerprint == tokenizer.fingerprint
     assert files_in(tmp_path / "model") == ARTIFACT
 
 
-def test_a_tokenizer_with_more_words_than_the_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match="tokenizer: it has 41 tokens, the model's vocabulary only 40"
-    ):
-        save(MODELS["gpt"], tmp_path / "model", tokenizer=words(*map(str, range(36))))
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"tokenizer: it has 41 tokens, .*40"):
+        save(MODELS["gpt"], tmp_path / "model", tokenizer=word_tokenizer(*map(str, range(36))))
+
     assert not (tmp_path / "model").exists()
 
 
@@ -122,7 +124,7 @@ def test_a_model_outlives_its_folder(saved: Path) -> None:
     assert same_model(loaded, MODELS["gpt"])
 
 
-def test_load_knows_a_folder_of_transformers(tmp_path: Path) -> None:
+def test_a_folder_of_transformers(tmp_path: Path) -> None:
     model = GPT(GPTConfig(**SMALL, context=32, activation="gelu_tanh")).eval()
     write_folder(model, tmp_path / "theirs")
     ids = torch.randint(40, (2, 9))
@@ -132,7 +134,7 @@ def test_load_knows_a_folder_of_transformers(tmp_path: Path) -> None:
 
 
 def test_the_tokenizer_of_a_folder_of_transformers(tmp_path: Path) -> None:
-    words().write(tmp_path / "tokenizer.json")
+    word_tokenizer().write(tmp_path / "tokenizer.json")
     write_folder(MODELS["bert"], tmp_path / "whole", tokenizer=tmp_path / "tokenizer.json")
     assert load(tmp_path / "whole").tokenizer.encode("the cat") == [2, 3]
     write_folder(MODELS["bert"], tmp_path / "vocabulary")
@@ -157,31 +159,31 @@ def test_a_compiled_model_is_saved_as_itself(tmp_path: Path) -> None:
     )
 
 
-# What is there already
+# Folders that hold files
 
 
 def test_nothing_is_overwritten(saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"already here; choose an empty folder"):
+    with pytest.raises(ValueError, match=r"already here"):
         save(MODELS["bert"], saved)
+
     assert same_model(load(saved).model, MODELS["gpt"])
     write_folder(MODELS["bert"], tmp_path / "theirs")
-    with pytest.raises(ValueError, match=r"config\.json is already here; choose an empty folder"):
+    with pytest.raises(ValueError, match=r"config\.json is already here"):
         save(MODELS["bert"], tmp_path / "theirs", replace=True)
-    with pytest.raises(
-        ValueError, match=r"tokenizer\.json is already here, and the model is not saved with it"
-    ):
+
+    with pytest.raises(ValueError, match=r"tokenizer\.json is already here"):
         save(MODELS["gpt"], saved, replace=True)
+
     assert load(saved).tokenizer is not None
 
 
-@pytest.mark.parametrize("given", [None, words("mat")])
-def test_another_tokenizer_is_not_overwritten(given: Tokenizer | None, tmp_path: Path) -> None:
-    words().write(tmp_path)
+@pytest.mark.parametrize("tokenizer", [None, word_tokenizer("mat")])
+def test_another_tokenizer_is_not_overwritten(tokenizer: Tokenizer | None, tmp_path: Path) -> None:
+    word_tokenizer().write(tmp_path)
     before = (tmp_path / "tokenizer.json").read_bytes()
-    with pytest.raises(
-        ValueError, match=r"tokenizer\.json is already here, and the model is not saved with it"
-    ):
-        save(MODELS["gpt"], tmp_path, tokenizer=given)
+    with pytest.raises(ValueError, match=r"tokenizer\.json is already here"):
+        save(MODELS["gpt"], tmp_path, tokenizer=tokenizer)
+
     assert files_in(tmp_path) == ["tokenizer.json", "tokenizer_config.json"]
     assert (tmp_path / "tokenizer.json").read_bytes() == before
     save(MODELS["gpt"], tmp_path, tokenizer=tmp_path)
@@ -193,7 +195,8 @@ def test_an_artifact_is_replaced_on_request(harm: str | None, saved: Path) -> No
     (saved / "metrics.jsonl").write_text("{}")
     if harm:
         (saved / harm).write_bytes(b"")
-    save(MODELS["bert"], saved, tokenizer=words("mat"), replace=True)
+
+    save(MODELS["bert"], saved, tokenizer=word_tokenizer("mat"), replace=True)
     loaded, tokenizer = load(saved)
     assert same_model(loaded, MODELS["bert"])
     assert tokenizer.id("mat") == 5
@@ -207,7 +210,7 @@ def test_replace_needs_nothing_to_replace(tmp_path: Path) -> None:
 
 def test_new_weights_are_one_new_file(saved: Path) -> None:
     before = {name: (saved / name).stat().st_ino for name in ARTIFACT}
-    save(GPT(MODELS["gpt"].config), saved, tokenizer=words(), replace=True)
+    save(GPT(MODELS["gpt"].config), saved, tokenizer=word_tokenizer(), replace=True)
     changed = {name for name in ARTIFACT if (saved / name).stat().st_ino != before[name]}
     assert changed == {"model.safetensors"}
 
@@ -215,29 +218,38 @@ def test_new_weights_are_one_new_file(saved: Path) -> None:
 @pytest.mark.parametrize("change", ["everything", "weights"])
 def test_killed_before_any_touch_of_the_disk(change: str, saved: Path, tmp_path: Path) -> None:
     old = MODELS["gpt"]
-    new, new_words = (
-        (MODELS["rnn"], words("mat")) if change == "everything" else (GPT(old.config), words())
-    )
-    here, seen = tmp_path / "here", set()
+    new: Model = GPT(old.config)
+    new_tokenizer = word_tokenizer()
+    if change == "everything":
+        new = MODELS["rnn"]
+        new_tokenizer = word_tokenizer("mat")
+
+    here = tmp_path / "here"
+    states = set()
     shutil.copytree(saved, here)
-    for _ in killed_before_every_touch(lambda: save(new, here, tokenizer=new_words, replace=True)):
+    for _ in killed_before_every_touch(
+        lambda: save(new, here, tokenizer=new_tokenizer, replace=True)
+    ):
         loaded, tokenizer = load(here)
         is_new = same_model(loaded, new)
         assert is_new or same_model(loaded, old)
-        assert tokenizer.fingerprint == (new_words if is_new else words()).fingerprint
-        seen.add(is_new)
-        save(MODELS["bert"], here, tokenizer=words(), replace=True)
+        expected = new_tokenizer if is_new else word_tokenizer()
+        assert tokenizer.fingerprint == expected.fingerprint
+        states.add(is_new)
+        save(MODELS["bert"], here, tokenizer=word_tokenizer(), replace=True)
         assert files_in(here) == ARTIFACT
         shutil.rmtree(here)
         shutil.copytree(saved, here)
-    assert seen == {False, True}
+
+    assert states == {False, True}
 
 
 def test_killed_during_the_first_save(tmp_path: Path) -> None:
-    here, seen = tmp_path / "here", set()
+    here = tmp_path / "here"
+    states = set()
     for _ in killed_before_every_touch(lambda: save(MODELS["rnn"], here)):
         complete = here.exists() and artifact.is_ours(here)
-        seen.add(complete)
+        states.add(complete)
         if complete:
             assert same_model(load(here).model, MODELS["rnn"])
             with pytest.raises(ValueError, match="already here"):
@@ -245,40 +257,46 @@ def test_killed_during_the_first_save(tmp_path: Path) -> None:
         else:
             save(MODELS["gpt"], here)
             assert files_in(here) == ["config.json", "model.safetensors"]
+
         shutil.rmtree(here, ignore_errors=True)
-    assert seen == {False, True}
+
+    assert states == {False, True}
 
 
 def test_a_full_disk_leaves_the_old_model(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "free", lambda folder: 100)
     with pytest.raises(
-        storage.DiskFull, match=r"no room on the disk: the model needs [\d,]+ bytes, 100 are free"
+        storage.DiskFull, match=r"no room on the disk: the model needs [\d,]+ bytes"
     ):
-        save(MODELS["rnn"], saved, tokenizer=words(), replace=True)
+        save(MODELS["rnn"], saved, tokenizer=word_tokenizer(), replace=True)
+
     assert same_model(load(saved).model, MODELS["gpt"])
     assert files_in(saved) == ARTIFACT
 
 
-# What is no longer what it was
+# Damaged and changed files
 
 
 def test_any_flipped_bit_is_noticed(tmp_path: Path) -> None:
-    save(RNN(RNNConfig(vocabulary=6, width=2)), tmp_path / "saved", tokenizer=words())
+    save(RNN(RNNConfig(vocabulary=6, width=2)), tmp_path / "saved", tokenizer=word_tokenizer())
     for file in sorted((tmp_path / "saved").iterdir()):
         whole = file.read_bytes()
-        at = whole.find(b'"format":"pt"')
-        harmless = range(at, at + 13) if at >= 0 else range(0)
-        for place in range(0, len(whole), 7):
-            if place in harmless or whole[place : place + 1] == b" ":
+        start = whole.find(b'"format":"pt"')
+        harmless = range(start, start + 13) if start >= 0 else range(0)
+        for byte in range(0, len(whole), 7):
+            if byte in harmless or whole[byte : byte + 1] == b" ":
                 continue
-            file.write_bytes(
-                whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :]
-            )
+
+            flipped = bytearray(whole)
+            flipped[byte] ^= 1 << byte % 8
+            file.write_bytes(flipped)
             with pytest.raises(
                 ValueError, match=r"saved.*(config\.json|model\.safetensors|tokenizer)"
             ):
                 load(tmp_path / "saved")
+
         file.write_bytes(whole)
+
     assert load(tmp_path / "saved").tokenizer is not None
 
 
@@ -292,109 +310,110 @@ def test_a_flipped_bit_is_found_in_its_file(name: str, saved: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "complaint"),
+    ("edit", "message"),
     [
-        ({"headz": 4}, "headz: the gpt config has no such key; did you mean heads?"),
-        ({"hidden": 8}, "this file is not the one that was saved with the model"),
-        ({"dropout": 0.5}, "this file is not the one that was saved with the model"),
-        (
-            {"family": "gbt"},
-            "family: expected one of gpt, bert, transformer, rnn, tuned, not 'gbt'",
-        ),
-        ({"family": None}, "family: expected one of gpt, bert, transformer, rnn, tuned, not None"),
-        ({"vocabulary": None}, "this file is not the one that was saved with the model"),
-        ({"rotary_scaling": None}, "this file is not the one that was saved with the model"),
+        ({"headz": 4}, "headz: "),
+        ({"hidden": 8}, "not the one that was saved"),
+        ({"dropout": 0.5}, "not the one that was saved"),
+        ({"family": "gbt"}, "family: expected one of gpt, bert, transformer, rnn"),
+        ({"family": None}, "family: expected one of gpt, bert, transformer, rnn"),
+        ({"vocabulary": None}, "not the one that was saved"),
+        ({"rotary_scaling": None}, "not the one that was saved"),
     ],
 )
-def test_an_edited_config_is_refused(edit: dict[str, Any], complaint: str, saved: Path) -> None:
+def test_an_edited_config_is_refused(edit: dict[str, Any], message: str, saved: Path) -> None:
     config = json.loads((saved / "config.json").read_text()) | edit
-    kept = {key: value for key, value in config.items() if value is not None or key not in edit}
-    (saved / "config.json").write_text(json.dumps(kept))
+    for key, value in edit.items():
+        if value is None:
+            del config[key]
+
+    (saved / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError) as raised:
         load(saved)
+
     assert str(saved / "config.json") in str(raised.value)
-    assert complaint in str(raised.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("harm", "complaint"),
+    ("harm", "message"),
     [
         (
-            lambda path: words("mat").write(path / "tokenizer.json"),
-            "is not the one that was saved with the model",
+            lambda path: word_tokenizer("mat").write(path / "tokenizer.json"),
+            "not the one that was saved",
         ),
         (
             lambda path: (path / "tokenizer.json").unlink(),
-            "this file is missing; the model was saved with it",
+            "this file is missing",
         ),
         (
             lambda path: (path / "tokenizer.json").write_text("{"),
-            "is not the one that was saved with the model",
+            "not the one that was saved",
         ),
     ],
 )
 def test_an_exchanged_tokenizer_is_refused(
-    harm: Callable[[Path], Any], complaint: str, saved: Path
+    harm: Callable[[Path], Any], message: str, saved: Path
 ) -> None:
     harm(saved)
-    with pytest.raises(ValueError, match=rf"saved/tokenizer\.json: .*{complaint}"):
+    with pytest.raises(ValueError, match=rf"saved/tokenizer\.json: .*{message}"):
         load(saved)
 
 
 def test_a_tokenizer_that_came_later_is_refused(tmp_path: Path) -> None:
     save(MODELS["gpt"], tmp_path)
-    words().write(tmp_path / "tokenizer.json")
-    with pytest.raises(
-        ValueError, match=r"tokenizer\.json: this file was not saved with the model; remove it"
-    ):
+    word_tokenizer().write(tmp_path / "tokenizer.json")
+    with pytest.raises(ValueError, match=r"tokenizer\.json: .*not saved with the model"):
         load(tmp_path)
 
 
 def test_weights_of_another_model_are_refused(saved: Path, tmp_path: Path) -> None:
-    save(GPT(replace(MODELS["gpt"].config, tied=False)), tmp_path / "other", tokenizer=words())
+    save(
+        GPT(replace(MODELS["gpt"].config, tied=False)),
+        tmp_path / "other",
+        tokenizer=word_tokenizer(),
+    )
     shutil.copyfile(tmp_path / "other" / "model.safetensors", saved / "model.safetensors")
-    with pytest.raises(
-        ValueError, match=r"config\.json: this file is not the one that was saved with the model"
-    ):
+    with pytest.raises(ValueError, match=r"config\.json: .*not the one that was saved"):
         load(saved)
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("change", "message"),
     [
-        (lambda tensors: tensors.popitem(), "1 tensors are missing, the first is stack"),
+        (lambda tensors: tensors.popitem(), "1 tensors are missing"),
         (
             lambda tensors: tensors.update(more=torch.ones(1)),
-            "1 tensors have no place in the model, the first is more",
+            "1 tensors .*more",
         ),
         (
             lambda tensors: next(iter(tensors.values())).view(-1)[:1].neg_(),
-            "damaged: its numbers are not those",
+            "checksum mismatch",
         ),
     ],
 )
 def test_rewritten_weights_are_refused(
-    change: Callable[[dict[str, Any]], Any], complaint: str, saved: Path
+    change: Callable[[dict[str, Any]], Any], message: str, saved: Path
 ) -> None:
     weights = saved / "model.safetensors"
-    tensors, metadata = load_file(weights), hf_folder.read_metadata(weights)
+    tensors = load_file(weights)
+    metadata = hf_folder.read_metadata(weights)
     tensors = {name: tensor.clone() for name, tensor in sorted(tensors.items())}
     change(tensors)
     save_file(tensors, weights, metadata=metadata)
-    with pytest.raises(ValueError, match=rf"model\.safetensors: {complaint}"):
+    with pytest.raises(ValueError, match=rf"model\.safetensors: {message}"):
         load(saved)
+
     save_file(tensors, weights)
-    with pytest.raises(
-        ValueError, match=r"model\.safetensors: it has no checksums: something other than qkv\.save"
-    ):
+    with pytest.raises(ValueError, match=r"model\.safetensors: it has no checksums"):
         load(saved)
 
 
-@pytest.mark.parametrize("padding_mask", [0, 7, 200, -1])
-def test_a_cut_off_weight_file_is_refused(padding_mask: int, saved: Path) -> None:
+@pytest.mark.parametrize("size", [0, 7, 200, -1])
+def test_a_cut_off_weight_file_is_refused(size: int, saved: Path) -> None:
     weights = saved / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:padding_mask])
-    with pytest.raises(ValueError, match=r"model\.safetensors: not a whole safetensors file"):
+    weights.write_bytes(weights.read_bytes()[:size])
+    with pytest.raises(ValueError, match=r"model\.safetensors: not a whole"):
         load(saved)
 
 
@@ -403,18 +422,18 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         load(tmp_path / "nowhere")
 
 
-def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
+def test_a_model_that_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
     model = GPT(GPTConfig(**SMALL, context=32)).half()
     model.embedding.token.float()
     with pytest.raises(
         ValueError,
-        match=r"model: expected tensors of one floating-point dtype, not torch\.float16, torch\.float32",
+        match=r"model: .*one floating-point dtype",
     ):
         save(model, tmp_path / "mixed")
+
     model = GPT(GPTConfig(**SMALL, context=32))
     model.register_buffer("more", torch.ones(1))
-    with pytest.raises(
-        ValueError, match=r"model: the tensor more was added; config\.json cannot describe it"
-    ):
+    with pytest.raises(ValueError, match=r"model: the tensor more was added"):
         save(model, tmp_path / "more")
+
     assert not list(tmp_path.iterdir())

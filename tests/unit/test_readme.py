@@ -1,4 +1,4 @@
-"""What the README shows works as it stands there."""
+"""The examples of the README run as they are, and the version is the same everywhere."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def test_the_readme_runs_from_top_to_bottom(
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
+
     assert [answer.label for answer in names["answers"]] == ["brave", "afraid"]
     torch.testing.assert_close(names["last"], names["logits"][:, 19:])
     assert torch.equal(names["same"](names["ids"]), names["gpt"](names["ids"]))
@@ -42,7 +43,7 @@ def test_the_readme_runs_from_top_to_bottom(
     assert names["seen"].attention[0].layers[0].shape[0] == 2
 
 
-def test_the_version_is_the_same_wherever_it_stands() -> None:
+def test_the_version_is_the_same_everywhere() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
         "version"
     ]
@@ -53,4 +54,5 @@ def test_the_version_is_the_same_wherever_it_stands() -> None:
         )[0]
         == version
     )
+
     assert f"\nVersion {version} has " in README.read_text(encoding="utf-8")

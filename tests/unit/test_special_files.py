@@ -1,4 +1,4 @@
-"""Files of a model that are pipes, devices or gigantic are refused; nobody waits for them to end."""
+"""Files of a model that are pipes, devices or gigantic are refused at once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def endless(path: Path) -> None:
 
 def gigantic(path: Path) -> None:
     with path.open("wb") as file:
-        file.truncate(1 << 42)  # which takes no room on the disk
+        file.truncate(1 << 42)  # takes no space on the disk
 
 
 KINDS: dict[Callable[[Path], None], str] = {
@@ -61,21 +61,20 @@ def test_a_folder_with_a_special_file(
     write_model(tmp_path, tokenizer)
     (tmp_path / name).unlink()
     kind(tmp_path / name)
-    found = (
-        re.escape(f"{tmp_path / name}: ")
-        + ("not a whole|" if name == "model.safetensors" else ".*")
-        + KINDS[kind]
-    )
-    with pytest.raises(ValueError, match=found):
+    prefix = "not a whole|" if name == "model.safetensors" else ".*"
+    message = re.escape(f"{tmp_path / name}: ") + prefix + KINDS[kind]
+    with pytest.raises(ValueError, match=message):
         qkv.load(tmp_path)
 
 
 @pytest.mark.parametrize("kind", [pipe, endless])
-def test_a_file_that_is_given_itself(kind: Callable[[Path], None], tmp_path: Path) -> None:
+def test_a_special_file_by_its_path(kind: Callable[[Path], None], tmp_path: Path) -> None:
     for name in ("model.gguf", "tokenizer.json", "vocab.txt"):
         kind(tmp_path / name)
+
     with pytest.raises(ValueError, match=KINDS[kind]):
         read_gguf(tmp_path / "model.gguf")
+
     for name in ("model.gguf", "tokenizer.json", "vocab.txt"):
         with pytest.raises(ValueError, match=f"{name}: {KINDS[kind]}"):
             Tokenizer.read(tmp_path / name)
@@ -90,7 +89,7 @@ def test_a_folder_in_place_of_a_file(tmp_path: Path) -> None:
 def test_a_file_that_grows_while_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its size, as it was told, is not what bounds the reading: files of /proc say 0."""
+    """The limit does not rely on the reported size: files of /proc report 0."""
     (tmp_path / "some.json").write_bytes(b"x" * (3 << 20))
     assert len(storage.read_file(tmp_path / "some.json", 3 << 20)) == 3 << 20
     real = os.fstat
@@ -102,7 +101,7 @@ def test_a_file_that_grows_while_it_is_read(
 
 
 def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*given: object) -> int:
+    def refused(*arguments: object) -> int:
         raise PermissionError(13, "Permission denied")
 
     (tmp_path / "config.json").write_text("{}")

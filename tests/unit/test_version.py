@@ -1,4 +1,4 @@
-"""The version is known without the package's metadata, which a source folder does not have."""
+"""The version does not need the metadata of an installed package."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ def test_a_report_needs_no_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_module_looks_up_its_own_metadata() -> None:
-    """importlib.metadata.version("qkv") raises where qkv is not installed; qkv.__version__ is
-    always there.
-    """
-    asking = re.compile(r"\b(version|distribution|metadata)\(\s*[\"']qkv[\"']")
+    """importlib.metadata.version("qkv") raises if qkv is not installed."""
+    lookup = re.compile(r"\b(version|distribution|metadata)\(\s*[\"']qkv[\"']")
     files = Path(qkv.__file__).parent.parent.rglob("*.py")
-    assert not [str(file) for file in files if asking.search(file.read_text(encoding="utf-8"))]
+    assert not [str(file) for file in files if lookup.search(file.read_text(encoding="utf-8"))]

@@ -1,0 +1,1 @@
+"""Machinery of the command line: parsing, flags, errors, completion, input and output."""

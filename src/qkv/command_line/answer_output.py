@@ -1,6 +1,4 @@
-"""Answers of a fine-tuned model as they are read: bars and columns at a terminal, tabs or JSON
-elsewhere.
-"""
+"""Answers of a fine-tuned model: bars and columns at a terminal, tabs or JSON elsewhere."""
 
 from __future__ import annotations
 
@@ -12,162 +10,205 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from qkv.commands.fill import bars
+from qkv.command_line.probability_bars import probability_bars
 from qkv.data.sources.examples import Example
 from qkv.generation.classify import Answer
 from qkv.generation.fill import Guess
 from qkv.text.printable import shortened
 
-MOST = 10  # classes or choices that a picture shows, the likeliest first
+MOST = 10
+"""Classes or choices that are drawn, the most probable first."""
 NO_TAG = "_"
+GAP = "  "
+
+Tagged = tuple[str, str, float]
+"""A word, its tag, and the tag's probability."""
+
+
+# Elsewhere: JSON and tab-separated lines
 
 
 def as_object(example: Example, answer: Answer) -> str:
-    """A line of JSON."""
-    said: dict[str, Any]
+    """One answer as a line of JSON."""
     if answer.tags is not None:
-        words, tags, probabilities = (
-            list(example.texts),
-            [tag for _, tag, _ in answer.tags],
-            [p for *_, p in answer.tags],
-        )
-        said = {"words": words, "tags": tags, "probabilities": probabilities}
+        values = tag_values(example, answer.tags)
     elif answer.choice is not None:
-        context, *choices = example.texts
-        said = {
-            "context": context,
-            "choices": choices,
-            "choice": answer.choice,
-            "probability": answer.probability,
-        }
-
-        said["scores"] = answer.scores
+        values = choice_values(example, answer)
     else:
-        one, *other = example.texts
-        said = {"text": one}
-        if other:
-            said["pair"] = other[0]
-
-        if answer.number is not None:
-            said["number"] = answer.number
-        else:
-            said |= {
-                "label": answer.label,
-                "probability": answer.probability,
-                "scores": answer.scores,
-            }
+        values = text_values(example, answer)
 
     if example.label is not None:
-        said["true"] = example.label
+        values["true"] = example.label
 
-    return json.dumps(said, ensure_ascii=False)
+    return json.dumps(values, ensure_ascii=False)
+
+
+def tag_values(example: Example, tags: Sequence[Tagged]) -> dict[str, Any]:
+    return {
+        "words": list(example.texts),
+        "tags": [tag for _, tag, _ in tags],
+        "probabilities": [probability for _, _, probability in tags],
+    }
+
+
+def choice_values(example: Example, answer: Answer) -> dict[str, Any]:
+    context, *choices = example.texts
+    return {
+        "context": context,
+        "choices": choices,
+        "choice": answer.choice,
+        "probability": answer.probability,
+        "scores": answer.scores,
+    }
+
+
+def text_values(example: Example, answer: Answer) -> dict[str, Any]:
+    text, *pair = example.texts
+    values: dict[str, Any] = {"text": text}
+    if pair:
+        values["pair"] = pair[0]
+
+    if answer.number is not None:
+        return values | {"number": answer.number}
+
+    return values | {
+        "label": answer.label,
+        "probability": answer.probability,
+        "scores": answer.scores,
+    }
 
 
 def as_row(example: Example, answer: Answer) -> str:
-    """Columns with tabs between them: the answer, its probability, the text; of sentences, the tags
-    and the words.
+    """One answer as a line of columns with tabs between them.
+
+    The columns are the answer, its probability and the text; of a tagged sentence, the tags and
+    the words.
     """
     if answer.tags is not None:
-        tags = [tag for _, tag, _ in answer.tags] + [NO_TAG] * (
-            len(example.texts) - len(answer.tags)
-        )
-        return "\t".join(
-            [" ".join(map(in_one_word, tags)), " ".join(map(in_one_word, example.texts))]
-        )
+        return tag_row(example.texts, answer.tags)
 
     texts = example.texts
     if answer.choice is not None:
         texts = (example.texts[0], example.texts[1 + answer.choice])
 
-    return "\t".join([*cells(answer), *(" ".join(text.split()) for text in texts)])
+    return "\t".join([*answer_cells(answer), *map(in_one_line, texts)])
 
 
-def cells(answer: Answer) -> list[str]:
+def tag_row(words: Sequence[str], tags: Sequence[Tagged]) -> str:
+    names = [tag for _, tag, _ in tags]
+    names += [NO_TAG] * (len(words) - len(tags))
+    return " ".join(map(without_spaces, names)) + "\t" + " ".join(map(without_spaces, words))
+
+
+def answer_cells(answer: Answer) -> list[str]:
     if answer.number is not None:
         return [digits(answer.number)]
 
-    said = str(answer.choice) if answer.choice is not None else " ".join(str(answer.label).split())
-    return [said, f"{answer.probability:.4f}"]
+    return [in_one_line(answer_name(answer)), f"{answer.probability:.4f}"]
+
+
+def answer_name(answer: Answer) -> str:
+    """The label, or the number of the choice."""
+    if answer.choice is not None:
+        return str(answer.choice)
+
+    return str(answer.label)
 
 
 def digits(number: float) -> str:
-    """Six, and more of large numbers: those of a task may be far from 0 and close to each other."""
-    return f"{number:.6g}" if abs(number) < 1e6 else f"{number:.12g}"
+    """Six significant digits; twelve of large numbers, which may differ in their last digits."""
+    if abs(number) < 1e6:
+        return f"{number:.6g}"
+
+    return f"{number:.12g}"
 
 
-def in_one_word(word: str) -> str:
-    """Words with spaces in them would look like several."""
+def in_one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def without_spaces(word: str) -> str:
+    """A word with no-break spaces: spaces separate the words of a row."""
     return "\u00a0".join(word.split())
 
 
 # At a terminal
 
 
-def picture(example: Example, answer: Answer, width: int) -> RenderableType:
-    """One text alone: a bar for each class or choice, a tag under each word, or the number."""
+def single_answer(example: Example, answer: Answer, width: int) -> RenderableType:
+    """The answer to one text: a bar per class or choice, a tag under each word, or the number."""
     if answer.tags is not None:
-        return under_words(answer.tags, width)
+        return tags_under_words(answer.tags, width)
     if answer.number is not None:
         return Text(digits(answer.number), style="bold")
 
-    scores = answer.scores
-    named = (
-        scores.items() if isinstance(scores, dict) else zip(example.texts[1:], scores, strict=True)
-    )
-    likeliest = sorted(named, key=lambda each: -each[1])[:MOST]
-    room = max(8, width - 60)
+    if isinstance(answer.scores, dict):
+        scored = list(answer.scores.items())
+    else:
+        scored = list(zip(example.texts[1:], answer.scores, strict=True))
 
-    return bars([Guess(shortened(name, room), 0, probability) for name, probability in likeliest])
+    scored.sort(key=lambda item: -item[1])
+    name_width = max(8, width - 60)
+    guesses = [Guess(shortened(name, name_width), 0, p) for name, p in scored[:MOST]]
+
+    return probability_bars(guesses)
 
 
-def line(example: Example, answer: Answer, labels: Sequence[str], width: int) -> RenderableType:
-    """One text of several: the answer, how likely it is, and the beginning of the text."""
+def answer_line(
+    example: Example, answer: Answer, labels: Sequence[str], width: int
+) -> RenderableType:
+    """The answer to one of several texts: the answer, its probability, and the text's beginning."""
     if answer.tags is not None:
-        return under_words(answer.tags, width, empty_line=True)
+        return tags_under_words(answer.tags, width, empty_line=True)
 
     if answer.number is not None:
-        made = Text(f"{digits(answer.number):>10}", style="bold")
+        line = Text(f"{digits(answer.number):>10}", style="bold")
     else:
-        said = str(answer.choice) if answer.choice is not None else str(answer.label)
         longest = min(24, max(map(cell_len, labels), default=3))
-        made = Text(set_cell_size(shortened(said, longest), longest), style="bold")
-        made.append(f"  {answer.probability:>6.1%}", style="not bold cyan")
+        name = shortened(answer_name(answer), longest)
+        line = Text(set_cell_size(name, longest), style="bold")
+        line.append(f"{GAP}{answer.probability:>6.1%}", style="not bold cyan")
 
     text = " | ".join(example.texts)
-    made.append(f"  {shortened(text, max(8, width - made.cell_len - 2))}", style="not bold")
+    line.append(GAP + shortened(text, max(8, width - line.cell_len - 2)), style="not bold")
 
-    return made
-
-
-def under_words(
-    tags: Sequence[tuple[str, str, float]], width: int, empty_line: bool = False
-) -> Group:
-    """The tags under the words, in as many lines as are needed."""
-    made: list[Text] = []
-    for words in in_lines(tags, width):
-        above, below = Text(no_wrap=True), Text(no_wrap=True)
-        for word, tag, column in words:
-            above.append(set_cell_size(word, column) + "  ")
-            below.append(set_cell_size(tag, column) + "  ", style="cyan")
-
-        made += [above, below]
-
-    return Group(*made, *([Text()] if empty_line else []))
+    return line
 
 
-def in_lines(
-    tags: Sequence[tuple[str, str, float]], width: int
-) -> Iterator[list[tuple[str, str, int]]]:
-    """Words and tags, and how wide their column is, as many as a line has room for."""
+def tags_under_words(tags: Sequence[Tagged], width: int, empty_line: bool = False) -> Group:
+    """The words with their tags below them, in as many lines as are needed."""
+    lines: list[Text] = []
+    for row in tag_lines(tags, width):
+        above = Text(no_wrap=True)
+        below = Text(no_wrap=True)
+        for word, tag, column in row:
+            above.append(set_cell_size(word, column) + GAP)
+            below.append(set_cell_size(tag, column) + GAP, style="cyan")
+
+        lines += [above, below]
+
+    if empty_line:
+        lines.append(Text())
+
+    return Group(*lines)
+
+
+def tag_lines(tags: Sequence[Tagged], width: int) -> Iterator[list[tuple[str, str, int]]]:
+    """Words, tags and the width of their column, as many as fit into each line."""
     row: list[tuple[str, str, int]] = []
-    for word, tag, _ in tags:
-        word, tag = shortened(word, width - 2), shortened(tag, width - 2)
+    used = 0
+
+    for full_word, full_tag, _ in tags:
+        word = shortened(full_word, width - 2)
+        tag = shortened(full_tag, width - 2)
         column = max(cell_len(word), cell_len(tag))
-        if row and sum(each + 2 for *_, each in row) + column > width:
+        if row and used + column > width:
             yield row
             row = []
+            used = 0
 
         row.append((word, tag, column))
+        used += column + len(GAP)
 
     if row:
         yield row

@@ -9,34 +9,36 @@ from qkv import storage
 
 
 def os_error_sentence(error: OSError, arguments: Sequence[str]) -> str:
-    """`out: /x is on a read-only file system; choose another folder`"""
-    told = storage.sentence(error)
+    """The error in one sentence: `out: /x is on a read-only file system; choose another folder`"""
+    sentence = storage.sentence(error)
     path = storage.path_of(error)
     if path is None:
-        return told
+        return sentence
 
     path = path.absolute()
-    named = [(flag, Path(value).absolute()) for flag, value in flags_with_values(arguments)]
+    typed = [(flag, Path(value).absolute()) for flag, value in flags_with_values(arguments)]
 
-    for flag, given in named:
-        if given == path or given in path.parents:
-            return f"{flag}: {told}"
+    for flag, value in typed:
+        if value == path or value in path.parents:
+            return f"{flag}: {sentence}"
 
-    # A folder above: only `out` names something that is yet to be made in it. `--steps 100` is no
-    # path below here.
-    if path.name and any(flag == "out" and path in given.parents for flag, given in named):
-        return f"out: {told}"
+    # A folder above: only `out` names a path that does not exist yet. `--steps 100` is no path.
+    if path.name:
+        for flag, value in typed:
+            if flag == "out" and path in value.parents:
+                return f"out: {sentence}"
 
-    return told
+    return sentence
 
 
 def flags_with_values(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each value of the command line with the flag before it."""
     flag = None
     for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if name.startswith("--"):
+        value = argument
+        if argument.startswith("--"):
+            name, _, value = argument.partition("=")
             flag = name[2:].replace("-", "_")
-            argument = value if equals else ""
 
-        if flag is not None and argument:
-            yield flag, argument
+        if flag is not None and value:
+            yield flag, value

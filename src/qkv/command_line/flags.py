@@ -1,4 +1,4 @@
-"""The flags of a command, read from the signature of its function or the fields of its dataclass."""
+"""The flags of a command, from the signature of its function or the fields of its dataclass."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from qkv.nn.config import is_union
 from qkv.nn.stack_config import RotaryScaling
 
 Kind = Literal["switch", "choice", "file", "number", "text"]
+KINDS: dict[Any, Kind] = {Path: "file", int: "number", float: "number", RotaryScaling: "number"}
 
 
 class Flag(NamedTuple):
+    """One flag or positional argument of a command."""
+
     field: str
-    """As the code and the errors call it: top_k."""
+    """The name in code and errors: top_k."""
     names: tuple[str, ...]
-    """As a person types it: --top-k; none of an argument that has no flag."""
+    """The names on the command line: --top-k; none for a positional argument."""
     kind: Kind
     """What its values are."""
     choices: tuple[str, ...] = ()
@@ -29,13 +32,16 @@ class Flag(NamedTuple):
 
 
 def flags_of(target: Callable[..., Any]) -> Iterator[Flag]:
-    """Every flag and argument; those of nested dataclasses have no prefix."""
+    """Every flag and argument of a function or dataclass; nested dataclasses add no prefix."""
     for field, hint in get_type_hints(target, include_extras=True).items():
-        kind, extras = (
-            (hint.__origin__, hint.__metadata__) if get_origin(hint) is Annotated else (hint, ())
-        )
         if field == "return":
             continue
+
+        kind = hint
+        extras: tuple[Any, ...] = ()
+        if get_origin(hint) is Annotated:
+            kind = hint.__origin__
+            extras = hint.__metadata__
 
         if is_dataclass(kind) and kind is not RotaryScaling:
             yield from flags_of(kind)  # type: ignore[arg-type]
@@ -44,27 +50,38 @@ def flags_of(target: Callable[..., Any]) -> Iterator[Flag]:
 
 
 def flag_of(field: str, kind: Any, extras: tuple[Any, ...]) -> Flag:
-    if is_union(kind):
-        kind, optional = next(each for each in get_args(kind) if each is not NoneType), True
-    else:
-        optional = False
+    """The flag of one parameter with this type and these annotations."""
+    optional = is_union(kind)
+    if optional:
+        kind = next(member for member in get_args(kind) if member is not NoneType)
 
     several = get_origin(kind) is tuple
-    kind = get_args(kind)[0] if several else kind
+    if several:
+        kind = get_args(kind)[0]
 
-    own = next(
-        (each.name for each in extras if getattr(each, "name", None)), field.replace("_", "-")
-    )
-    aliases = [alias for each in extras for alias in getattr(each, "aliases", None) or ()]
+    name, aliases = typed_names(field, extras)
     if kind is bool and not optional:
-        return Flag(field, (*aliases, f"--{own}", f"--no-{own}"), "switch")
+        return Flag(field, (*aliases, f"--{name}", f"--no-{name}"), "switch")
 
-    names = () if tyro.conf.Positional in extras else (*aliases, f"--{own}")
-    if kind is bool or get_origin(kind) is Literal:
-        return Flag(
-            field, names, "choice", ("True", "False") if kind is bool else get_args(kind), several
-        )
+    names: tuple[str, ...] = (*aliases, f"--{name}")
+    if tyro.conf.Positional in extras:
+        names = ()
 
-    kinds: dict[Any, Kind] = {Path: "file", int: "number", float: "number", RotaryScaling: "number"}
+    if kind is bool:
+        return Flag(field, names, "choice", ("True", "False"), several)
+    if get_origin(kind) is Literal:
+        return Flag(field, names, "choice", get_args(kind), several)
 
-    return Flag(field, names, kinds.get(kind, "text"), several=several)
+    return Flag(field, names, KINDS.get(kind, "text"), several=several)
+
+
+def typed_names(field: str, extras: tuple[Any, ...]) -> tuple[str, list[str]]:
+    """The name without its dashes, which tyro.conf.arg may replace, and the aliases."""
+    name = field.replace("_", "-")
+    aliases: list[str] = []
+
+    for extra in reversed(extras):
+        name = getattr(extra, "name", None) or name
+        aliases = [*(getattr(extra, "aliases", None) or ()), *aliases]
+
+    return name, aliases

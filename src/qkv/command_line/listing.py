@@ -1,6 +1,4 @@
-"""The commands, and how lists show them. Needs nothing but Python, so that `qkv --help` starts at
-once.
-"""
+"""The commands and their summaries, for `qkv --help`; imports nothing but the standard library."""
 
 from __future__ import annotations
 
@@ -10,13 +8,13 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
+    """A command: its summary and the function that runs it."""
+
     summary: str
     target: str
     """The function, as module:name in qkv.commands."""
     reads_arguments: bool = False
-    """Whether the function reads the command line itself, and tells by False that it was
-    interrupted.
-    """
+    """Whether the function parses the command line itself; it returns False if interrupted."""
 
 
 COMMANDS: dict[str, Command] = {
@@ -24,24 +22,25 @@ COMMANDS: dict[str, Command] = {
         "Train a model on your text: qkv train gpt --data my.txt --out runs/mine", "train:run", True
     ),
     "finetune": Command(
-        "Teach a pre-trained model a task: qkv finetune minilm --task classify --data train.tsv --out runs/mine",
+        "Fine-tune a pre-trained model on a task: "
+        "qkv finetune minilm --task classify --data train.tsv --out runs/mine",
         "finetune:main",
         True,
     ),
     "generate": Command(
-        "Let a GPT go on from a prompt: qkv generate runs/mine 'Once upon a time'", "generate:run"
+        "Continue a prompt with a GPT: qkv generate runs/mine 'Once upon a time'", "generate:run"
     ),
-    "chat": Command("Talk with a model that was taught to: qkv chat smollm2", "chat:run"),
+    "chat": Command("Chat with a model that has a chat template: qkv chat smollm2", "chat:run"),
     "translate": Command(
         "Translate lines of a file, of a pipe, or as you type them: qkv translate runs/translator",
         "translate:run",
     ),
     "fill": Command(
-        "Guess masked words with a BERT: qkv fill runs/encoder 'I took my [mask] for a walk'",
+        "Predict masked words with a BERT: qkv fill runs/encoder 'I took my [mask] for a walk'",
         "fill:run",
     ),
     "classify": Command(
-        "Ask a fine-tuned model about texts: qkv classify runs/sst-2 'a film to remember'",
+        "Classify texts with a fine-tuned model: qkv classify runs/sst-2 'a film to remember'",
         "classify:classify",
     ),
     "tag": Command(
@@ -49,38 +48,46 @@ COMMANDS: dict[str, Command] = {
         "classify:tag",
     ),
     "evaluate": Command(
-        "Score models in tasks: qkv evaluate smollm2 --task lambada --data lambada.jsonl",
+        "Score models on tasks: qkv evaluate smollm2 --task lambada --data lambada.jsonl",
         "evaluate:run",
     ),
     "compare": Command(
-        "Prompting against fine-tuning: qkv compare smollm2 --task sst-2 --data a.tsv --validation b.tsv --out both",
+        "Compare prompting with fine-tuning: "
+        "qkv compare smollm2 --task sst-2 --data a.tsv --validation b.tsv --out both",
         "compare:run",
     ),
     "look": Command(
-        "See inside while a model reads: qkv look smollm2 'The quick brown fox' --out look.html",
+        "See attention and predictions while a model reads: "
+        "qkv look smollm2 'The quick brown fox' --out look.html",
         "look:run",
     ),
     "heads": Command(
-        "What each head does, which ones matter, which know grammar: qkv heads smollm2 --ablate mean",
+        "What each head does, which ones matter, which follow syntax: "
+        "qkv heads smollm2 --ablate mean",
         "heads:run",
     ),
     "edit": Command(
-        "Change attention and see the output change: qkv edit smollm2 'Once upon a' --change 3.5=off",
+        "Change attention and see the output change: "
+        "qkv edit smollm2 'Once upon a' --change 3.5=off",
         "edit:run",
     ),
     "patch": Command(
-        "Put activations of one prompt into another: qkv patch smollm2 'in France' 'in Italy' --answer ' Paris'",
+        "Patch activations of one prompt into another: "
+        "qkv patch smollm2 'in France' 'in Italy' --answer ' Paris'",
         "patch:run",
     ),
     "probe": Command(
-        "Ask every layer what it knows: qkv probe minilm --target train.conllu:upos", "probe:run"
+        "Train probes on every layer of a frozen model: "
+        "qkv probe minilm --target train.conllu:upos",
+        "probe:run",
     ),
     "serve": Command(
-        "Serve models to OpenAI's clients, and a page to play with them: qkv serve smollm2",
+        "Serve models with an OpenAI-compatible API and a playground page: qkv serve smollm2",
         "serve:run",
     ),
     "lab": Command(
-        "What the lectures show, each as one command: qkv lab cats, qkv lab mask, qkv lab positions",
+        "What the lectures show, each as one command: "
+        "qkv lab cats, qkv lab mask, qkv lab positions",
         "lab:run",
         True,
     ),
@@ -96,18 +103,20 @@ COMMANDS: dict[str, Command] = {
         "Show what this machine has, what is slow on it and what to do about it.", "doctor:run"
     ),
     "completion": Command(
-        "Print a script for your shell: source <(qkv completion bash)", "completion:run", True
+        "Print a completion script for your shell: source <(qkv completion bash)",
+        "completion:run",
+        True,
     ),
     "help": Command("Explain a command, as its --help does: qkv help train gpt", ""),
 }
 
 
 def listed(name: str, summary: str) -> str:
-    """In the width of the terminal, at most 100 columns."""
+    """A command and its summary, wrapped to the terminal's width or 100 columns."""
     width = min(100, shutil.get_terminal_size().columns)
     lines = textwrap.wrap(
         " ".join(summary.split()), width - 15, break_on_hyphens=False, break_long_words=False
     )
-    return "\n".join(
-        f"  {name if number == 0 else '':12} {line}" for number, line in enumerate(lines)
-    )
+    first, *rest = lines or [""]
+
+    return "\n".join([f"  {name:12} {first}", *(f"  {'':12} {line}" for line in rest)])

@@ -1,13 +1,8 @@
-"""What every command does first: open a model on a device, and read what a person wants from it."""
+"""Open a model for a command: load it, check its family, move it to its device."""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -15,62 +10,61 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
-from qkv import artifact, storage
+from qkv import artifact
 from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.models.registry import Model
 from qkv.text import Tokenizer
-from qkv.text.printable import printable as printable  # every command shows texts that others wrote
-from qkv.text.printable import shortened
 from qkv.training.systems.distributed import device_named
 
 Precision = Literal["float32", "bf16"]
 ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-LONGEST = 1_000_000
 PURPOSE: dict[type[Model], str] = {
-    GPT: "a GPT goes on from a text: use qkv generate, or qkv chat",
-    BERT: "a BERT guesses masked words: use qkv fill",
-    Transformer: "a Transformer of encoder and decoder translates: use qkv translate",
-    RNN: "an RNN of encoder and decoder translates: use qkv translate",
-    TaskModel: "a fine-tuned model answers with its head: use qkv classify, or qkv tag",
+    GPT: "a GPT continues text: use qkv generate, or qkv chat",
+    BERT: "a BERT fills masks: use qkv fill",
+    Transformer: "an encoder-decoder Transformer translates: use qkv translate",
+    RNN: "an encoder-decoder RNN translates: use qkv translate",
+    TaskModel: "a fine-tuned model answers with its task head: use qkv classify, or qkv tag",
 }
-TAUGHT = "it was not taught to answer; qkv finetune puts a head on a GPT or a BERT"
+NOT_FINETUNED = "it has no task head; qkv finetune puts one on a GPT or a BERT"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
+    """The device and the number format that a command computes with."""
+
     device: str | None = None
-    """cpu, cuda, cuda:1 ...; the GPU unless given, if there is one."""
+    """cpu, cuda, cuda:1 ... (default: the GPU if there is one)"""
     precision: Precision | None = None
-    """float32 or bf16; a GPT that speaks on a GPU does so in bf16 unless given, all else is
-    float32.
-    """
+    """float32 or bf16 (default: bf16 for a GPT on a GPU, otherwise float32)"""
     int8: bool = False
-    """On a CPU: weights of eight bits, a quarter of the memory to read for each word."""
+    """On a CPU: weights of eight bits, which reads a quarter of the memory per token."""
 
 
 class Opened(NamedTuple):
+    """A model on its device, and its tokenizer."""
+
     model: Model
     tokenizer: Tokenizer
 
 
-def open_model(name: str, machine: Machine, *wanted: type[Model]) -> Opened:
-    """A model of one of the wanted families with its tokenizer, ready on its device."""
+def open_model(name: str, machine: Machine, *families: type[Model]) -> Opened:
+    """Load a model of one of these families with its tokenizer, with a status line meanwhile."""
     with Console(stderr=True).status(Text(f"reading {name} ...")):
-        return prepared(name, machine, *wanted)
+        return prepared(name, machine, *families)
 
 
-def prepared(name: str, machine: Machine, *wanted: type[Model]) -> Opened:
-    """The same in silence; of any family, unless some are wanted."""
+def prepared(name: str, machine: Machine, *families: type[Model]) -> Opened:
+    """Load a model onto its device without a status line; without `families` any family passes."""
     device = device_of(machine)
     model, tokenizer = artifact.load(name)
-    if wanted and not isinstance(model, wanted):
-        raise ValueError(f"{name}: {TAUGHT if wanted == (TaskModel,) else PURPOSE[type(model)]}")
+    check_family(name, model, families)
 
     tokenizer = tokenizer or artifact.tokenizer_of(name)
-    if tokenizer.vocabulary > model.config.vocabulary:
-        known = model.config.vocabulary
+    vocabulary = model.config.vocabulary
+    if tokenizer.vocabulary > vocabulary:
         raise ValueError(
-            f"{name}: its tokenizer has {tokenizer.vocabulary:,} tokens, the model only {known:,}"
+            f"{name}: its tokenizer has {tokenizer.vocabulary:,} tokens, the model only "
+            f"{vocabulary:,}"
         )
 
     if machine.int8:
@@ -78,19 +72,35 @@ def prepared(name: str, machine: Machine, *wanted: type[Model]) -> Opened:
 
         model = int8(model)
 
-    half = device.type == "cuda" and isinstance(model, GPT) and machine.precision != "float32"
-    dtype = torch.bfloat16 if half or machine.precision == "bf16" else torch.float32
-
-    return Opened(model.to(device, dtype), tokenizer)
+    return Opened(model.to(device, dtype_of(machine, model, device)), tokenizer)
 
 
-def finely(machine: Machine) -> Machine:
-    """For what compares small differences: float32 on a GPU too, unless told otherwise."""
+def check_family(name: str, model: Model, families: tuple[type[Model], ...]) -> None:
+    """Refuse a model of another family, and name the command that takes it."""
+    if not families or isinstance(model, families):
+        return
+    if families == (TaskModel,):
+        raise ValueError(f"{name}: {NOT_FINETUNED}")
+
+    raise ValueError(f"{name}: {PURPOSE[type(model)]}")
+
+
+def dtype_of(machine: Machine, model: Model, device: torch.device) -> torch.dtype:
+    """bf16 if the user chooses it, and by default for a GPT on a GPU."""
+    by_default = device.type == "cuda" and isinstance(model, GPT) and machine.precision is None
+    if by_default or machine.precision == "bf16":
+        return torch.bfloat16
+
+    return torch.float32
+
+
+def float32_by_default(machine: Machine) -> Machine:
+    """The same machine, in float32 unless the user chose a precision: for small differences."""
     return replace(machine, precision=machine.precision or "float32")
 
 
 def device_of(machine: Machine) -> torch.device:
-    """Which it is, if it can compute as it is told to."""
+    """The device; ValueError if it cannot compute in this precision."""
     device = device_named(machine.device)
     if machine.precision == "bf16" and device.type == "cpu":
         raise ValueError("precision: bf16 is for GPUs; expected float32 on a CPU")
@@ -100,104 +110,3 @@ def device_of(machine: Machine) -> torch.device:
         )
 
     return device
-
-
-def check_length(length: int) -> None:
-    if not 1 <= length <= LONGEST:
-        raise ValueError(f"length: expected 1 to {LONGEST:,} tokens, not {length:,}")
-
-
-def note(text: str) -> None:
-    """What a person should know, beside the output."""
-    print(f"qkv: {text}", file=sys.stderr, flush=True)
-
-
-def note_unknown(tokenizer: Tokenizer, texts: Sequence[str]) -> None:
-    """Which words the model cannot read; it sees that something stands there, but not what."""
-    words = list(dict.fromkeys(word for text in texts for word in tokenizer.unknown_in(text)))
-    if words:
-        shown = ", ".join(repr(shortened(word, 40)) for word in words[:5]) + (
-            f" and {len(words) - 5} more" if len(words) > 5 else ""
-        )
-        note(
-            f"the model does not know {shown}; it reads {tokenizer.token(tokenizer.unknown or 0).strip()} there"
-        )
-
-
-def read_text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: not UTF-8 text ({error})") from error
-    except OSError as error:
-        raise ValueError(f"{file}: cannot be read ({error.strerror})") from error
-
-
-def standard_input() -> str:
-    """All of it; what is typed or piped is text, or it is refused."""
-    try:
-        return sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"standard input: not UTF-8 text ({error})") from error
-
-
-def typed_lines() -> Iterator[str]:
-    """What a person says line by line, without empty lines, until there is no more."""
-    if sys.stdin.isatty():
-        with suppress(ImportError):
-            import readline  # noqa: F401 - input() then lets lines be edited and brought back
-
-    while True:
-        try:
-            line = input("> ") if sys.stdin.isatty() else sys.stdin.readline()
-        except EOFError:
-            print()
-            return
-        except UnicodeDecodeError as error:
-            raise ValueError(f"standard input: not UTF-8 text ({error})") from error
-
-        if not line and not sys.stdin.isatty():
-            return
-
-        if line.strip():
-            yield line.strip()
-
-
-@contextmanager
-def forgiving() -> Iterator[None]:
-    """At a terminal, what cannot be done is said, and the next line may be another; elsewhere it is
-    the end.
-    """
-    try:
-        yield
-    except ValueError as error:
-        if not sys.stdin.isatty():
-            raise
-
-        note(str(error))
-
-
-def check_not_read(out: Path | None, files: Iterable[Path], what: str) -> None:
-    """A file is never written over what it is made from."""
-    if (
-        out is not None
-        and out.exists()
-        and any(file.exists() and file.samefile(out) for file in files)
-    ):
-        raise ValueError(f"out: {out} is what is to be {what}; choose another name")
-
-
-def check_place(name: str, path: Path | None) -> None:
-    """Before the work begins: whether its file can be written at the end."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise ValueError(f"{name}: expected the name of a file, and {path} is a folder")
-
-    above = next(each for each in path.absolute().parents if each.exists())
-    if not above.is_dir():
-        raise ValueError(f"{name}: {path} cannot be written: {above} is a file and no folder")
-    if storage.read_only(above):
-        raise ValueError(f"{name}: {path} is on a read-only file system; choose another folder")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise ValueError(f"{name}: {path} cannot be written: the folder {above} may not be changed")

@@ -1,8 +1,7 @@
-"""From the command line to a command: every command is parsed here, by tyro, and speaks with one
-voice.
+"""Parse the command line with tyro and call the command.
 
 Wrong usage becomes a UsageError with one sentence (exit status 2); help is printed in the
-terminal's width. What tyro calls its types (`{None}|FLOAT`) is never shown.
+terminal's width. Names of tyro's types (`{None}|FLOAT`) are never shown.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import tyro
 
@@ -36,24 +35,24 @@ def run_command(command: Callable[..., Value], arguments: Sequence[str], prog: s
 
 
 def run_one_of(commands: dict[str, Callable[..., Any]], arguments: Sequence[str], prog: str) -> Any:
-    """Call the function that the first argument names; without one, list them."""
+    """Call the function that the first argument names; without one, list the functions."""
     name, *rest = arguments or ["--help"]
-    if name in ("-h", "--help"):
-        print(f"usage: {prog} {{{','.join(commands)}}} ...\n")
-        for each, command in commands.items():
-            print(listed(each, inspect.cleandoc(command.__doc__ or "").partition("\n\n")[0]))
+    if name not in ("-h", "--help"):
+        check_subcommand(name, commands, prog)
+        return run_command(commands[name], rest, f"{prog} {name}")
 
-        print(f"\n{prog} NAME --help explains each.")
-        return None
+    print(f"usage: {prog} {{{','.join(commands)}}} ...\n")
+    for subcommand, function in commands.items():
+        summary = inspect.cleandoc(function.__doc__ or "").partition("\n\n")[0]
+        print(listed(subcommand, summary))
 
-    return run_command(commands[chosen(name, commands, prog)], rest, f"{prog} {name}")
+    print(f"\n{prog} NAME --help explains each.")
+    return None
 
 
-def chosen(name: str, names: Sequence[str] | dict[str, Any], prog: str) -> str:
+def check_subcommand(name: str, names: Sequence[str] | dict[str, Any], prog: str) -> None:
     if name not in names:
         raise UsageError(f"{prog.removeprefix('qkv ')}: {not_among(name, list(names))}")
-
-    return name
 
 
 def parse(
@@ -64,30 +63,40 @@ def parse(
     default: Value | None = None,
     description: str | None = None,
 ) -> Value:
-    """What a dataclass, or a function, makes of the command line. The flags of nested dataclasses
-    have no prefix.
+    """Return the dataclass, or the function's result, for this command line.
+
+    Args:
+        target: A dataclass, or a function whose parameters are the flags.
+        arguments: The command line after the command.
+        prog: The command as usage messages show it, such as "qkv train gpt".
+        default: Values of the dataclass that the flags change.
+        description: The text above the flags in --help.
+
+    Raises:
+        UsageError: The command line is wrong; the message is one sentence.
     """
     options: dict[str, Any] = {"config": (tyro.conf.OmitArgPrefixes,), "registry": flag_types()}
     if default is not None:
         options["default"] = default
 
-    printed, complaint = Capture(sys.stdout), Capture(sys.stderr)
+    output = Capture(sys.stdout)
+    errors = Capture(sys.stderr)
 
     try:
-        with explained(target, arguments), redirect_stdout(printed), redirect_stderr(complaint):
+        with our_usage_errors(target, arguments), redirect_stdout(output), redirect_stderr(errors):
             return tyro.cli(
                 target, args=list(arguments), prog=prog, description=description, **options
             )
     except SystemExit as stopped:
         if stopped.code:
-            raise UsageError(first_sentence(complaint.getvalue(), prog)) from None
+            raise UsageError(first_sentence(errors.getvalue(), prog)) from None
 
-        print(fitted(printed.getvalue()), end="")
+        print(fit_help(output.getvalue()), end="")
         raise
 
 
 class Capture(StringIO):
-    """What is printed, kept; colours are used where the real stream would show them."""
+    """Captured output that is coloured if the real stream would show colours."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__()
@@ -98,57 +107,67 @@ class Capture(StringIO):
 
 
 def deferred(command: Callable[..., Value]) -> Callable[..., Callable[[], Value]]:
-    """The same signature, returning the call instead of making it: what fails later is no error of
-    the parser.
+    """A function of the same signature that returns the call without making it.
+
+    tyro calls it while parsing; errors of the command itself are then raised outside the parser.
     """
 
     @functools.wraps(command)
     def bind(*arguments: Any, **named: Any) -> Callable[[], Value]:
         return functools.partial(command, *arguments, **named)
 
+    # tyro reads the docstring below a wrapper, so that the wrapper must look like a function of
+    # its own: with resolved types, a signature, and the help text in whole paragraphs.
+    del bind.__wrapped__
+    bind.__annotations__ = get_type_hints(command, include_extras=True)
+    bind.__signature__ = inspect.signature(command)  # type: ignore[attr-defined]
     bind.__doc__ = reflowed(inspect.cleandoc(command.__doc__ or ""))
+
     return bind
 
 
 def reflowed(docstring: str) -> str:
-    """Each paragraph, and each argument's description, on a line of its own: tyro keeps the breaks
-    of the source.
-    """
+    """Join the lines of each paragraph and argument: tyro keeps the source's line breaks."""
     joined = re.sub(r"\n {5,}(?=\S)", " ", docstring)  # continued descriptions of arguments
     return re.sub(r"(?<=\S)\n(?=[^\s])", " ", joined)
 
 
-def fitted(text: str) -> str:
-    """Help in the width of the terminal: tyro wraps the texts of flags, but not the description
-    above them.
+def fit_help(text: str) -> str:
+    """Wrap the description of a help text to the terminal's width, and remove defaults of None.
+
+    tyro wraps only the flags. A flag whose default is None explains in words what happens then.
     """
     width = shutil.get_terminal_size().columns
-    lines = [
-        line.replace("(default: )", "").rstrip() if "(default: )" in line else line
-        for line in text.split("\n")
-    ]
-    whole = (
-        line if line.startswith((" ", "\x1b")) else textwrap.fill(line, width) for line in lines
-    )
+    text = re.sub(r"\s+\(default:\s+None\)", "", text)
+    lines = []
 
-    return "\n".join(
-        line.rstrip() for number, line in enumerate(whole) if line or not lines[number]
-    )
+    for line in text.split("\n"):
+        if "(default: )" in line:
+            line = line.replace("(default: )", "").rstrip()
+            if not line:
+                continue  # it held nothing else
+
+        if not line.startswith((" ", "\x1b")):
+            line = textwrap.fill(line, width)
+
+        lines.append(line.rstrip())
+
+    return "\n".join(lines)
 
 
 @contextmanager
-def explained(target: Callable[..., Any], arguments: Sequence[str]) -> Iterator[None]:
+def our_usage_errors(target: Callable[..., Any], arguments: Sequence[str]) -> Iterator[None]:
     """Raise UsageError with our own sentence where tyro would print its own and exit."""
-    from tyro import (
-        # private, so a later tyro may not have it: then first_sentence() is what we can say
-        _errors,
-    )
+    # Private to tyro: if a later version does not have it, first_sentence() reads what it prints.
+    from tyro import _errors
 
     if not hasattr(_errors, "on_parse_error"):
         yield
         return
 
-    names = [name for flag in flags_of(target) for name in flag.names]
+    names: list[str] = []
+    for flag in flags_of(target):
+        names += flag.names
 
     def refuse(event: Any) -> None:
         raise UsageError(usage_sentence(event, arguments, names))
@@ -159,25 +178,37 @@ def explained(target: Callable[..., Any], arguments: Sequence[str]) -> Iterator[
 
 @contextmanager
 def naming_flags(*targets: Callable[..., Any]) -> Iterator[None]:
-    """An error whose message begins with the name of a flag (`length: expected ...`) is wrong
-    usage.
-    """
+    """Turn an error that begins with the name of a flag (`length: ...`) into UsageError."""
     try:
         yield
     except UsageError:
         raise
     except ValueError as error:
-        named = re.match(r"(\w+):", str(error))
-        if named and named[1] in {flag.field for target in targets for flag in flags_of(target)}:
+        prefix = re.match(r"(\w+):", str(error))
+        if prefix and prefix[1] in field_names(targets):
             raise UsageError(str(error)) from error
 
         raise
 
 
-def first_sentence(complaint: str, prog: str) -> str:
-    """The first line of a complaint below its title, without the box around it."""
-    lines = [line.strip("│╭╮╰╯─ ") for line in complaint.splitlines()]
-    said = [line for line in lines if line.strip("-") and not line.startswith("For full helptext")]
-    told = said[min(1, len(said) - 1)] if said else "the command line cannot be read"
+def field_names(targets: Sequence[Callable[..., Any]]) -> set[str]:
+    names: set[str] = set()
+    for target in targets:
+        names.update(flag.field for flag in flags_of(target))
 
-    return f"{told}; {prog} --help shows the usage"
+    return names
+
+
+def first_sentence(errors: str, prog: str) -> str:
+    """The first line below the title of tyro's error box."""
+    lines = []
+    for line in errors.splitlines():
+        text = line.strip("│╭╮╰╯─ ")
+        if text.strip("-") and not text.startswith("For full helptext"):
+            lines.append(text)
+
+    sentence = "the command line cannot be read"
+    if lines:
+        sentence = lines[min(1, len(lines) - 1)]
+
+    return f"{sentence}; {prog} --help shows the usage"

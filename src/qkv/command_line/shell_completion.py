@@ -1,14 +1,16 @@
-"""Completion scripts for bash, zsh and fish, from the flags of every command. The scripts never
-start Python.
-"""
+"""Completion scripts for bash, zsh and fish; the scripts hold all flags and never start Python."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-Described = Mapping[str, Mapping[str, Mapping[str, Any]]]
+Flags = Mapping[str, Mapping[str, Any]]
+"""Each flag as it is typed, with its kind and choices; positional arguments have the empty name."""
+Commands = Mapping[str, Flags]
+"""The flags of each command, or of a command and its subcommand: `train gpt`."""
+
 BASH = r"""# Completion of qkv for bash: source <(qkv completion bash)
 _qkv() {
     local cur="${COMP_WORDS[COMP_CWORD]}" at=1 command flag="" words="" files="" i
@@ -31,7 +33,8 @@ _qkv() {
         command="$command ${COMP_WORDS[at + 1]}"
         words=""
     fi
-    # The flag whose value stands at the cursor: the word before it, or the last flag, if that takes several values.
+    # The flag whose value is at the cursor: the previous word, or the last flag that takes
+    # several values.
     for ((i = COMP_CWORD - 1; i > at; i--)); do
         if [[ "${COMP_WORDS[i]}" == -* ]]; then
             flag="${COMP_WORDS[i]}"
@@ -70,121 +73,123 @@ autoload -U +X bashcompinit && bashcompinit
 """
 
 
-def bash(described: Described, summaries: Mapping[str, str]) -> str:
-    """Words of a command line in, candidates out; a flag that takes several values goes on until
-    the next flag.
-    """
-    families = [
-        f'        {name}) words="{" ".join(seconds)}" ;;'
-        for name, seconds in families_of(described).items()
-    ]
-    several = [
-        f'"{command} {name}"' for command, name, flag in each_flag(described) if flag.get("several")
-    ]
-    flags = [
-        f'            "{command}") words="{typed(named)}" ;;'
-        for command, named in described.items()
-        if named
-    ]
-    values = [line for command, named in described.items() for line in bash_values(command, named)]
-    parts = {
-        "@commands@": " ".join(summaries),
-        "@families@": "\n".join(families),
-        "@several@": " | ".join(several),
-        "@flags@": "\n".join(flags),
-        "@values@": "\n".join(values),
-    }
+def bash(commands: Commands, summaries: Mapping[str, str]) -> str:
+    """A completion function for bash; a flag with several values lasts until the next flag."""
+    families = []
+    for name, subcommands in subcommands_of(commands).items():
+        families.append(f'        {name}) words="{" ".join(subcommands)}" ;;')
+
+    several = []
+    flags = []
+    values: list[str] = []
+
+    for command, by_name in commands.items():
+        several += [f'"{command} {name}"' for name, flag in by_name.items() if flag.get("several")]
+        if by_name:
+            typed = " ".join(filter(None, by_name))
+            flags.append(f'            "{command}") words="{typed}" ;;')
+
+        values += bash_values(command, by_name)
 
     script = BASH
-
-    for mark, text in parts.items():
-        script = script.replace(mark, text)
+    script = script.replace("@commands@", " ".join(summaries))
+    script = script.replace("@families@", "\n".join(families))
+    script = script.replace("@several@", " | ".join(several))
+    script = script.replace("@flags@", "\n".join(flags))
+    script = script.replace("@values@", "\n".join(values))
 
     return script.rstrip("\n")
 
 
-def typed(flags: Iterable[str]) -> str:
-    return " ".join(filter(None, flags))
+def bash_values(command: str, flags: Flags) -> Iterator[str]:
+    """The cases of a command's flags: the candidates for the value of each.
 
-
-def bash_values(command: str, flags: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """What may follow each flag; after a switch, what may stand where no flag waits for a value."""
+    After a switch, and where no flag waits for a value, a positional argument may follow.
+    """
+    switch = {"kind": "switch"}
     by_candidates: dict[str, list[str]] = {}
-    for name, flag in {"": {"kind": "switch"}, **flags}.items():
-        kind = flags.get("", flag)["kind"] if flag["kind"] == "switch" else flag["kind"]
-        choices = (
-            flags.get("", flag).get("choices") if flag["kind"] == "switch" else flag.get("choices")
-        )
-        words = " ".join(choices or ())
-        files = kind == "file" or (kind == "text" and name != "--preset")
-        candidates = "; ".join(
-            filter(None, [f'words="{words}"' if words else "", "files=1" if files else ""])
-        )
-        by_candidates.setdefault(candidates or ":", []).append(f'"{command} {name}"')
+
+    for name, flag in {"": switch, **flags}.items():
+        if flag["kind"] == "switch":
+            flag = flags.get("", flag)
+
+        candidates = bash_candidates(name, flag)
+        by_candidates.setdefault(candidates, []).append(f'"{command} {name}"')
 
     for candidates, patterns in by_candidates.items():
         yield f"            {' | '.join(patterns)}) {candidates} ;;"
 
 
-def zsh(described: Described, summaries: Mapping[str, str]) -> str:
-    """zsh runs bash's completion functions itself."""
-    return ZSH + bash(described, summaries)
+def bash_candidates(name: str, flag: Mapping[str, Any]) -> str:
+    """The assignments that say what completes a value: words, files or nothing (`:`)."""
+    assignments = []
+    if flag.get("choices"):
+        assignments.append(f'words="{" ".join(flag["choices"])}"')
+
+    if flag["kind"] == "file" or (flag["kind"] == "text" and name != "--preset"):
+        assignments.append("files=1")
+
+    return "; ".join(assignments) or ":"
 
 
-def fish(described: Described, summaries: Mapping[str, str]) -> str:
+def zsh(commands: Commands, summaries: Mapping[str, str]) -> str:
+    """The function of bash, which zsh can run."""
+    return ZSH + bash(commands, summaries)
+
+
+def fish(commands: Commands, summaries: Mapping[str, str]) -> str:
+    """A `complete` line for each command, subcommand and flag."""
     lines = [
-        "# Completion of qkv for fish: qkv completion fish > ~/.config/fish/completions/qkv.fish"
+        "# Completion of qkv for fish: qkv completion fish > ~/.config/fish/completions/qkv.fish",
+        "complete -c qkv -n __fish_use_subcommand -f",
     ]
-    lines += ["complete -c qkv -n __fish_use_subcommand -f"]
     for name, summary in summaries.items():
         lines.append(
             f"complete -c qkv -n __fish_use_subcommand -f -a {name} -d {shlex.quote(summary)}"
         )
 
-    for command, families in families_of(described).items():
-        seen = f"__fish_seen_subcommand_from {command}; and not __fish_seen_subcommand_from {' '.join(families)}"
-        lines.append(
-            f"complete -c qkv -n {shlex.quote(seen)} -f -a {shlex.quote(' '.join(families))}"
+    for command, subcommands in subcommands_of(commands).items():
+        names = " ".join(subcommands)
+        condition = (
+            f"__fish_seen_subcommand_from {command}; and not __fish_seen_subcommand_from {names}"
         )
+        lines.append(f"complete -c qkv -n {shlex.quote(condition)} -f -a {shlex.quote(names)}")
 
-    for command, name, flag in each_flag(described):
-        if not name:  # fish completes files by itself
-            continue
+    for command, flags in commands.items():
+        tests = [f"__fish_seen_subcommand_from {name}" for name in command.split()]
+        condition = shlex.quote("; and ".join(tests))
 
-        seen = "; and ".join(f"__fish_seen_subcommand_from {word}" for word in command.split())
-        option = f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}"
-        lines.append(f"complete -c qkv -n {shlex.quote(seen)} {option}{fish_values(flag)}")
+        for name, flag in flags.items():
+            if name:  # fish completes positional arguments as files without a line
+                lines.append(f"complete -c qkv -n {condition} {fish_flag(name, flag)}")
 
     return "\n".join(lines)
 
 
-def fish_values(flag: Mapping[str, Any]) -> str:
+def fish_flag(name: str, flag: Mapping[str, Any]) -> str:
+    """The options of `complete` for one flag and its values."""
+    option = f"-s {name[1:]}"
+    if name.startswith("--"):
+        option = f"-l {name[2:]}"
+
     if flag.get("choices"):
-        return f" -x -a {shlex.quote(' '.join(flag['choices']))}"
+        return f"{option} -x -a {shlex.quote(' '.join(flag['choices']))}"
 
-    return {"switch": "", "number": " -x"}.get(flag["kind"], " -r -F")
-
-
-def each_flag(described: Described) -> list[tuple[str, str, Mapping[str, Any]]]:
-    return [
-        (command, name, flag)
-        for command, flags in described.items()
-        for name, flag in flags.items()
-    ]
+    return option + {"switch": "", "number": " -x"}.get(flag["kind"], " -r -F")
 
 
-def families_of(described: Described) -> dict[str, list[str]]:
-    """The second words of commands that have two."""
-    found: dict[str, list[str]] = {}
-    for command in described:
+def subcommands_of(commands: Commands) -> dict[str, list[str]]:
+    """The subcommands of each command that has some."""
+    subcommands: dict[str, list[str]] = {}
+    for command in commands:
         first, _, second = command.partition(" ")
         if second:
-            found.setdefault(first, []).append(second)
+            subcommands.setdefault(first, []).append(second)
 
-    return found
+    return subcommands
 
 
-SHELLS: dict[str, Callable[[Described, Mapping[str, str]], str]] = {
+SHELLS: dict[str, Callable[[Commands, Mapping[str, str]], str]] = {
     "bash": bash,
     "zsh": zsh,
     "fish": fish,

@@ -1,10 +1,11 @@
-"""Wrong usage in one sentence: which flag, what is wrong with it, what was perhaps meant."""
+"""Usage errors in one sentence: which flag, what is wrong with it, what was probably meant."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Any
 
 
@@ -13,27 +14,30 @@ class UsageError(ValueError):
 
 
 def suggestion(name: str, names: Iterable[str]) -> str:
+    """`; did you mean NAME?` for the closest name, or nothing."""
     close = difflib.get_close_matches(name, list(names), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    if not close:
+        return ""
+
+    return f"; did you mean {close[0]}?"
 
 
 def usage_sentence(event: Any, arguments: Sequence[str], flags: Sequence[str]) -> str:
-    """What tyro found wrong, in our words. Its events are private: one that is not as expected is
-    told in general.
+    """The sentence for one of tyro's error events.
+
+    The events are private to tyro: an unexpected one gets a general sentence.
     """
-    kind = type(event).__name__
-    say = SENTENCES.get(kind, unforeseen)
+    describe = SENTENCES.get(type(event).__name__, unforeseen)
 
     try:
-        return say(event, arguments, flags)
+        return describe(event, arguments, flags)
     except (AttributeError, TypeError):
         return unforeseen(event, arguments, flags)
 
 
 def unforeseen(event: Any, arguments: Sequence[str], flags: Sequence[str]) -> str:
-    return (
-        f"the command line cannot be read; {getattr(event, 'prog', 'qkv')} --help shows the usage"
-    )
+    prog = getattr(event, "prog", "qkv")
+    return f"the command line cannot be read; {prog} --help shows the usage"
 
 
 def unrecognized(event: Any, arguments: Sequence[str], flags: Sequence[str]) -> str:
@@ -41,26 +45,34 @@ def unrecognized(event: Any, arguments: Sequence[str], flags: Sequence[str]) -> 
 
 
 def unknown(tokens: Sequence[str], flags: Sequence[str], prog: str) -> str:
-    """The first token that looks like a flag is what was misspelled; what follows it was its value."""
+    """The first argument that looks like a flag is misspelled; the others are its values."""
     flag = next((token.partition("=")[0] for token in tokens if token.startswith("-")), None)
     if flag is None:
         return f"unexpected argument {tokens[0]!r}; {prog} --help shows the usage"
 
-    return f"{flag}: unknown flag{suggestion(flag, flags) or f'; {prog} --help lists them'}"
+    hint = suggestion(flag, flags) or f"; {prog} --help lists them"
+    return f"{flag}: unknown flag{hint}"
 
 
 def missing(event: Any, arguments: Sequence[str], flags: Sequence[str]) -> str:
     if any(token.startswith("-") for token in event.unrecognized_tokens):
         return unknown(event.unrecognized_tokens, flags, event.prog)
 
-    names = [name_of(each.arg) for each in event.missing_arguments]
-    listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    *names, last = [name_of(missing_argument.arg) for missing_argument in event.missing_arguments]
+    listed = last
+    if names:
+        listed = f"{', '.join(names)} and {last}"
+
     return f"missing {listed}; {event.prog} --help shows the usage"
 
 
 def bad_value(event: Any, arguments: Sequence[str], flags: Sequence[str]) -> str:
     count = event.argument.lowered.nargs
-    return f"{name_of(event.argument)}: expected {f'{count} values' if count not in (1, '?') else 'a value'} after it"
+    expected = f"{count} values"
+    if count in (1, "?"):
+        expected = "a value"
+
+    return f"{name_of(event.argument)}: expected {expected} after it"
 
 
 def invalid_choice(event: Any, arguments: Sequence[str], flags: Sequence[str]) -> str:
@@ -71,8 +83,8 @@ def not_among(value: str, choices: Sequence[str]) -> str:
     return f"expected one of {', '.join(choices)}, not {value!r}{suggestion(value, choices)}"
 
 
-def not_made(event: Any, arguments: Sequence[str], flags: Sequence[str]) -> str:
-    """A value of the wrong type; or a value that a config refused, with a sentence of its own."""
+def wrong_value(event: Any, arguments: Sequence[str], flags: Sequence[str]) -> str:
+    """A value of the wrong type, or one that a config refused with a sentence of its own."""
     if event.argument is None:
         return str(event.message)
 
@@ -80,15 +92,16 @@ def not_made(event: Any, arguments: Sequence[str], flags: Sequence[str]) -> str:
     if re.match(r"expected |[a-z_]+: ", event.message):
         return f"{name}: {event.message}"
 
-    given = " ".join(values_after(event.argument.lowered.name_or_flags, arguments))
+    sentence = f"{name}: expected {event.argument.lowered.metavar}"
+    typed = " ".join(values_after(event.argument.lowered.name_or_flags, arguments))
+    if not typed:
+        return sentence
 
-    return f"{name}: expected {event.argument.lowered.metavar}" + (
-        f", not {given!r}" if given else ""
-    )
+    return f"{sentence}, not {typed!r}"
 
 
 def name_of(argument: Any) -> str:
-    """As a person types it: --length, or MODEL."""
+    """The argument as the user types it: --length, or MODEL."""
     if argument.is_positional():
         return str(argument.lowered.metavar).strip("[]").split(" ")[0].upper()
 
@@ -96,20 +109,25 @@ def name_of(argument: Any) -> str:
 
 
 def values_after(flags: Sequence[str], arguments: Sequence[str]) -> list[str]:
-    """What was typed for a flag, before all flags are read."""
+    """The values typed for a flag, known before the whole command line is parsed."""
     values: list[str] = []
     for number, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
-        if name in flags and equals:
+        if name not in flags:
+            continue
+
+        if equals:
             values = [value]
-        elif name in flags:
+        else:
             rest = arguments[number + 1 :]
-            end = next(
-                (place for place, word in enumerate(rest) if word.startswith("--")), len(rest)
-            )
-            values = list(rest[:end])
+            values = list(takewhile(lambda argument: not argument.startswith("--"), rest))
 
     return values
+
+
+def value_after(flag: str, arguments: Sequence[str]) -> str | None:
+    """The value typed for a flag that takes one, or None."""
+    return next(iter(values_after([flag], arguments)), None)
 
 
 SENTENCES = {
@@ -117,5 +135,5 @@ SENTENCES = {
     "MissingArgs": missing,
     "BadValue": bad_value,
     "InvalidChoice": invalid_choice,
-    "InstantiationFailure": not_made,
+    "InstantiationFailure": wrong_value,
 }

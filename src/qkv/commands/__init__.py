@@ -1,3 +1,1 @@
-"""What a person types, one command a file. Each is imported when it is asked for, so that the
-others start at once.
-"""
+"""The commands of qkv, one per file; each is imported only when it is called."""

@@ -1,28 +1,23 @@
-"""qkv chat: a talk with a model that was taught to, by the template that came with its tokenizer."""
+"""qkv chat: a conversation with a model that has a chat template."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from dataclasses import dataclass, field
 
 import tyro
 
-from qkv.command_line.model_opening import (
-    Machine,
-    ModelName,
-    check_length,
-    forgiving,
-    note,
-    open_model,
-    printable,
-    typed_lines,
-)
+from qkv.command_line.model_opening import Machine, ModelName, open_model
+from qkv.command_line.user_input import check_length, errors_as_notes, note, typed_lines
 from qkv.generation.generate import limit_of
 from qkv.generation.sampling_params import SamplingParams
 from qkv.generation.text import stream_text
 from qkv.models import GPT
 from qkv.text import Tokenizer
 from qkv.text.chat_template import Message, encode_chat, ends_of_turn
+from qkv.text.printable import printable
+
+CUT_OFF = {"length": "--length is reached", "context": "the context is full"}
 
 
 def run(
@@ -37,106 +32,136 @@ def run(
     seed: int | None = None,
     machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008 - tyro reads the defaults
 ) -> None:
-    """Talk with a model. A line is what you say; /again begins anew, /quit or the end of the input
-    ends it, and Ctrl-C interrupts the model.
+    """Chat with a model, line by line.
 
-    Args: model: A folder of transformers, a GGUF file, a run's folder, or smollm2; its tokenizer
-        has a chat template. system: What the model is told about itself before the talk. length: At
-        most so many tokens in an answer. temperature: Above 1 bolder, below 1 more careful; 0 is
-        always the likeliest word. top_k: Draw from so many of the likeliest words. top_p: Draw from
-        the fewest, likeliest first, whose probabilities sum to this; 1 for all. min_p: Leave out
-        words less likely than this times the likeliest. repetition: Above 1, words that stand there
-        already get less likely. seed: The same seed gives the same answers again. machine: Where
-        and how it computes.
+    /again starts a new conversation, /quit or the end of the input ends it, and Ctrl-C interrupts
+    the model.
+
+    Args:
+        model: A folder of transformers, a GGUF file, a run's folder, or smollm2; its tokenizer has
+            a chat template.
+        system: The system prompt.
+        length: Maximum number of tokens in an answer.
+        temperature: Above 1 more random, below 1 less; 0 always takes the most probable token.
+        top_k: Sample from the k most probable tokens.
+        top_p: Sample from the fewest tokens whose probabilities sum to this; 1 for all.
+        min_p: Leave out tokens less probable than this times the most probable one.
+        repetition: Above 1, tokens already in the text become less probable.
+        seed: The same seed gives the same answers again.
+        machine: Device and precision.
     """
-    choice = SamplingParams(
+    params = SamplingParams(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition=repetition
     )
     check_length(length)
     opened = open_model(model, machine, GPT)
     assert isinstance(opened.model, GPT)
-    ends = ends_of_turn(
-        opened.tokenizer
-    )  # which needs a template: its lack is said before anyone types
-    told = [] if system is None else [Message(role="system", content=system)]
-    messages: list[Message] = list(told)
-    said = False
+
+    # A missing chat template is reported before the first line is read.
+    ends = ends_of_turn(opened.tokenizer)
+    prompt = []
+    if system is not None:
+        prompt.append(Message(role="system", content=system))
+
+    session = ChatSession(opened.model, opened.tokenizer, prompt, length, params, ends, seed)
+    empty = True
 
     for line in typed_lines():
         if line == "/quit":
             break
 
         if line == "/again":
-            messages = list(told)
-            note("a new talk begins")
+            session.restart()
+            note("a new conversation begins")
             continue
 
-        said = True
-        with forgiving():
-            asked = [*messages, Message(role="user", content=line)]
-            asked = remembered(opened.model, opened.tokenizer, asked, told, length)
-            ids = encode_chat(opened.tokenizer, asked)
-            limit = limit_of(opened.model, "refuse")
-            if limit is not None and len(ids) > limit:
-                raise ValueError(
-                    f"text: {len(ids):,} tokens are more than the model's context of {limit:,}; say less"
-                )
+        empty = False
+        with errors_as_notes():
+            session.answer(line)
 
-            answer = speak(
-                opened.model,
-                opened.tokenizer,
-                ids,
-                length=length,
-                choice=choice,
-                end=ends,
-                seed=seed,
+    if empty and not sys.stdin.isatty():
+        raise ValueError("standard input: it is empty; expected messages, one a line")
+
+
+@dataclass
+class ChatSession:
+    """The messages of a chat, and how the model continues them."""
+
+    model: GPT
+    tokenizer: Tokenizer
+    system: list[Message]
+    """The system message, if there is one; it is never dropped."""
+    length: int
+    params: SamplingParams
+    ends: list[int]
+    seed: int | None
+    messages: list[Message] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self.messages = list(self.system)
+
+    def answer(self, line: str) -> None:
+        """Print the model's answer to a message and add both to the conversation."""
+        messages = [*self.messages, Message(role="user", content=line)]
+        messages = self.without_oldest(messages)
+        ids = encode_chat(self.tokenizer, messages)
+        limit = limit_of(self.model, "refuse")
+        if limit is not None and len(ids) > limit:
+            raise ValueError(
+                f"text: {len(ids):,} tokens are more than the model's context of {limit:,}; "
+                "shorten it"
             )
 
-            messages = [*asked, Message(role="assistant", content=answer)]
+        answer = self.print_answer(ids)
+        self.messages = [*messages, Message(role="assistant", content=answer)]
 
-    if not said and not sys.stdin.isatty():
-        raise ValueError("standard input: it is empty; say something, a line at a time")
+    def without_oldest(self, messages: list[Message]) -> list[Message]:
+        """Drop the oldest messages, with a note, until there is room for an answer."""
+        context = self.model.config.context
+        most = max(context - self.length, context // 2)
+        fixed = len(self.system)
+        recent = messages
 
+        while len(encode_chat(self.tokenizer, recent)) > most and len(recent) > fixed + 1:
+            recent = [*self.system, *recent[fixed + 2 :]]  # without a question and its answer
 
-def remembered(
-    model: GPT, tokenizer: Tokenizer, messages: list[Message], told: list[Message], length: int
-) -> list[Message]:
-    """The talk so far; what was said first is forgotten, aloud, when there would be no room for an
-    answer.
-    """
-    context = model.config.context
-    kept = messages
+        if dropped := len(messages) - len(recent):
+            note(
+                f"the conversation is longer than the context of {context:,} tokens: its first "
+                f"{dropped} messages are dropped"
+            )
 
-    while (
-        len(encode_chat(tokenizer, kept)) > max(context - length, context // 2)
-        and len(kept) > len(told) + 1
-    ):
-        kept = [*told, *kept[len(told) + 2 :]]  # without a question and its answer
+        return recent
 
-    if forgotten := len(messages) - len(kept):
-        note(
-            f"the talk is longer than the context of {context:,} tokens: its first {forgotten} messages are forgotten"
+    def print_answer(self, ids: list[int]) -> str:
+        """Stream an answer to standard output and return it; Ctrl-C ends it early."""
+        answer = ""
+        reason = None
+        chunks = stream_text(
+            self.model,
+            self.tokenizer,
+            [ids],
+            length=self.length,
+            choice=self.params,
+            end=self.ends,
+            seed=self.seed,
         )
 
-    return kept
+        try:
+            for chunk in chunks:
+                answer += chunk.text
+                reason = chunk.reason
+                sys.stdout.write(printable(chunk.text) if sys.stdout.isatty() else chunk.text)
+                sys.stdout.flush()
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
 
+        print(flush=True)
+        if reason in CUT_OFF:
+            note(f"the answer was cut off: {CUT_OFF[reason]}")
 
-def speak(model: GPT, tokenizer: Tokenizer, ids: list[int], **how: Any) -> str:
-    """An answer, shown as it comes; what was said until someone interrupted it counts."""
-    answer, reason = "", None
-    try:
-        for piece in stream_text(model, tokenizer, [ids], **how):
-            answer, reason = answer + piece.text, piece.reason
-            sys.stdout.write(printable(piece.text) if sys.stdout.isatty() else piece.text)
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        if not sys.stdin.isatty():
-            raise
-
-    print(flush=True)
-    if reason in ("length", "context"):
-        note(
-            f"the answer was cut off: {'--length is reached' if reason == 'length' else 'the context is full'}"
-        )
-
-    return answer
+        return answer

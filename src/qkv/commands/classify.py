@@ -1,30 +1,23 @@
-"""qkv classify and qkv tag: what a fine-tuned model says of texts, files, a pipe, or what is typed."""
+"""qkv classify and qkv tag: answers of a fine-tuned model to texts, files, pipes, typed lines."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from qkv import storage
-from qkv.command_line.answer_output import as_object, as_row, line, picture
-from qkv.command_line.model_opening import (
-    Machine,
-    ModelName,
-    check_not_read,
-    check_place,
-    forgiving,
-    note,
-    note_unknown,
-    open_model,
-    typed_lines,
-)
+from qkv.command_line.answer_output import answer_line, as_object, as_row, single_answer
+from qkv.command_line.model_opening import Machine, ModelName, open_model
+from qkv.command_line.output_checks import check_not_input, check_writable
+from qkv.command_line.progress_bar import progress_bar
+from qkv.command_line.user_input import errors_as_notes, note, note_unknown, typed_lines
 from qkv.data.sources.examples import TWO_TEXTS, Example, in_line, open_examples
 from qkv.evaluation import report
 from qkv.evaluation.label_scores import check_label, confusion_of, scores_of
@@ -35,36 +28,36 @@ from qkv.text import Tokenizer
 
 Texts = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[TEXT ...]")]
 BLOCK = 1 << 20
+"""Bytes read from a pipe at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifyInputs:
+    """The rows to answer, and where the answers go."""
+
     data: tuple[str, ...] = ()
-    """Files to answer: tables (.tsv, .csv, .jsonl, .parquet), .conllu, or plain text with one on
-    each line; -.tsv is a table through a pipe."""
+    """Files to answer: tables (.tsv, .csv, .jsonl, .parquet), .conllu, or plain text with one text
+    on each line; -.tsv is a table through a pipe."""
     text: str | None = None
-    """With data: the column that has the text; the usual names are looked for unless given."""
+    """With --data: the column of the text (default: the usual names)."""
     label: str | None = None
-    """With score: the column that has the true answer; in .conllu upos unless given."""
+    """With --score: the column of the true answer (default: the usual names; upos in .conllu)."""
     score: bool = False
-    """With data that has labels: say how many answers are right instead of the answers, which --out
-    still gets.
-    """
+    """With labelled --data: print scores instead of the answers, which --out still gets."""
     out: Path | None = None
-    """Write the answers to this file, which is there whole or not at all."""
+    """Write the answers to this file, which is written completely or not at all."""
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
-    """A line of JSON for each answer, with the probability of everything that could have been said.
-    """
+    """Print a line of JSON for each answer, with the probability of every class or choice."""
 
 
 def classify(
     model: ModelName,
     texts: Texts = (),
     pair: str | None = None,
-    asked: tyro.conf.OmitArgPrefixes[ClassifyInputs] = ClassifyInputs(),  # noqa: B008 - tyro reads the defaults
+    inputs: tyro.conf.OmitArgPrefixes[ClassifyInputs] = ClassifyInputs(),  # noqa: B008
     machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008
 ) -> None:
-    """Say what a fine-tuned model thinks of texts: a class, a number, or one of several choices.
+    """Classify texts with a fine-tuned model: a class, a number, or one of several choices.
 
     qkv classify runs/sst-2 "a film to remember"
 
@@ -76,19 +69,22 @@ def classify(
 
     cat reviews.txt | qkv classify runs/sst-2 > answers.tsv
 
-    Args: model: The folder of a model that qkv finetune made. texts: The texts; of a model that
-        chooses, the context and then the choices. Without texts or data, the lines of a pipe, or
-        what you type; the two texts of a pair have a tab between them. pair: The second text of a
-        pair; with data, the column that has it. asked: What is answered, and where the answers go.
-        machine: Where and how it computes.
+    Args:
+        model: The folder of a model that qkv finetune made.
+        texts: The texts; for a model that chooses, the context and then the choices. Without texts
+            or --data, the lines of a pipe, or what you type; a tab separates the two texts of a
+            pair.
+        pair: The second text of a pair; with --data, the column that has it.
+        inputs: The rows to answer, and where the answers go.
+        machine: Device and precision.
     """
-    run("classify", model, texts, pair, asked, machine)
+    run("classify", model, texts, pair, inputs, machine)
 
 
 def tag(
     model: ModelName,
     texts: Texts = (),
-    asked: tyro.conf.OmitArgPrefixes[ClassifyInputs] = ClassifyInputs(),  # noqa: B008 - tyro reads the defaults
+    inputs: tyro.conf.OmitArgPrefixes[ClassifyInputs] = ClassifyInputs(),  # noqa: B008
     machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008
 ) -> None:
     """Give each word of a sentence its tag, such as its part of speech.
@@ -97,86 +93,91 @@ def tag(
 
     qkv tag runs/tagger --data test.conllu --score
 
-    Args: model: The folder of a model that qkv finetune made with --task tag. texts: The sentences,
-        with spaces between their words. Without texts or data, the lines of a pipe, or what you
-        type. asked: What is answered, and where the answers go. machine: Where and how it computes.
+    Args:
+        model: The folder of a model that qkv finetune made with --task tag.
+        texts: The sentences, with spaces between their words. Without texts or --data, the lines
+            of a pipe, or what you type.
+        inputs: The rows to answer, and where the answers go.
+        machine: Device and precision.
     """
-    run("tag", model, texts, None, asked, machine)
+    run("tag", model, texts, None, inputs, machine)
 
 
 def run(
-    verb: str,
+    command: str,
     name: str,
     texts: Sequence[str],
     pair: str | None,
-    asked: ClassifyInputs,
+    inputs: ClassifyInputs,
     machine: Machine,
 ) -> None:
-    check(texts, pair, asked)
-    opened = open_model(name, machine, TaskModel)
-    model, tokenizer = opened.model, opened.tokenizer
+    """Answer the texts, files, pipe or typed lines of either command."""
+    check_flags(texts, pair, inputs)
+    model, tokenizer = open_model(name, machine, TaskModel)
     assert isinstance(model, TaskModel)
-    head = model.config.head
-    if (head.task == "tag") != (verb == "tag"):
-        does = (
-            "it tags words: use qkv tag"
-            if head.task == "tag"
-            else f"its task is {head.task}: use qkv classify"
-        )
-        raise ValueError(f"{name}: {does}")
+    task = model.config.head.task
+    check_task(command, name, task, pair)
+    writer = AnswerWriter(model, tokenizer, inputs)
 
-    if pair is not None and head.task not in (*TWO_TEXTS, "regress"):
-        raise ValueError(
-            f"pair: {name} reads one text at a time (its task is {head.task}); leave it out"
-        )
-
-    told = AnswerWriter(model, tokenizer, asked)
     if texts:
-        examples = given(head.task, texts, pair)
-        note_unknown(tokenizer, [text for example in examples for text in example.texts])
-        told.tell(examples, alone=len(examples) == 1)
-    elif asked.data or head.task == "choice":
-        told.tell_all(asked.data or ("-",), pair)
+        examples = examples_of(task, texts, pair)
+        note_unknown(tokenizer, chain.from_iterable(example.texts for example in examples))
+        writer.answer(examples, single=len(examples) == 1)
+    elif inputs.data or task == "choice":
+        writer.answer_files(inputs.data or ("-",), pair)
     elif sys.stdin.isatty():
-        for typed in typed_lines():
-            with forgiving():
-                note_unknown(tokenizer, [typed])
-                told.tell([in_line(typed, head.task, "text")], alone=True)
+        for line in typed_lines():
+            with errors_as_notes():
+                note_unknown(tokenizer, [line])
+                writer.answer([in_line(line, task, "text")], single=True)
     else:
-        for some in piped(head.task):
-            told.tell(some)
+        for examples in read_pipe(task):
+            writer.answer(examples)
 
-    told.end()
+    writer.finish()
 
 
-def check(texts: Sequence[str], pair: str | None, asked: ClassifyInputs) -> None:
-    """What is wrong before the model is read."""
-    if texts and asked.data:
-        raise ValueError("text: files are given, too; leave one of them out")
-    if pair is not None and not texts and not asked.data:
+def check_flags(texts: Sequence[str], pair: str | None, inputs: ClassifyInputs) -> None:
+    """Refuse flags that do not go together before the model is loaded."""
+    if texts and inputs.data:
+        raise ValueError("text: files are given as well; leave one of them out")
+    if pair is not None and not texts and not inputs.data:
         raise ValueError(
-            "pair: expected the first text, too; through a pipe, a tab stands between the two"
+            "pair: expected the first text as well; through a pipe, a tab separates the two"
         )
 
-    for given, flag in (
-        (asked.text, "text"),
-        (asked.label, "label"),
-        (asked.score or None, "score"),
-    ):
-        if given is not None and not asked.data:
+    about_rows = {
+        "text": inputs.text is not None,
+        "label": inputs.label is not None,
+        "score": inputs.score,
+    }
+    for flag, used in about_rows.items():
+        if used and not inputs.data:
             raise ValueError(f"{flag}: it is about the rows of --data, which is not given")
 
-    if asked.label is not None and not asked.score:
+    if inputs.label is not None and not inputs.score:
         raise ValueError("label: true answers are read with --score")
 
-    check_place("out", asked.out)
+    check_writable("out", inputs.out)
 
 
-# What is asked
+def check_task(command: str, name: str, task: str, pair: str | None) -> None:
+    """Refuse a model of the other command, and a pair for a model that reads single texts."""
+    if task == "tag" and command != "tag":
+        raise ValueError(f"{name}: it tags words: use qkv tag")
+    if task != "tag" and command == "tag":
+        raise ValueError(f"{name}: its task is {task}: use qkv classify")
+    if pair is not None and task not in (*TWO_TEXTS, "regress"):
+        raise ValueError(
+            f"pair: {name} reads one text at a time (its task is {task}); leave it out"
+        )
 
 
-def given(task: str, texts: Sequence[str], pair: str | None) -> list[Example]:
-    """The arguments: each a text, or all of them a context and its choices."""
+# Inputs
+
+
+def examples_of(task: str, texts: Sequence[str], pair: str | None) -> list[Example]:
+    """One example per argument; for a model that chooses, all of them are one example."""
     if task == "choice":
         return [example_of(task, texts, "text")]
     if task in TWO_TEXTS and pair is None:
@@ -184,167 +185,176 @@ def given(task: str, texts: Sequence[str], pair: str | None) -> list[Example]:
             "pair: this model reads two texts together; give the second one with --pair"
         )
 
-    numbers = [
-        f"text {number}" if len(texts) > 1 else "text" for number in range(1, len(texts) + 1)
-    ]
-    if task == "tag":
-        return [example_of(task, text, where) for text, where in zip(texts, numbers, strict=True)]
+    examples = []
+    for number, text in enumerate(texts, start=1):
+        origin = f"text {number}" if len(texts) > 1 else "text"
+        if task == "tag":
+            examples.append(example_of(task, text, origin))
+        elif pair is None:
+            examples.append(example_of(task, (text,), origin))
+        else:
+            examples.append(example_of(task, (text, pair), origin))
 
-    return [
-        example_of(task, (text,) if pair is None else (text, pair), n)
-        for text, n in zip(texts, numbers, strict=True)
-    ]
+    return examples
 
 
-def piped(task: str) -> Iterator[list[Example]]:
-    """The lines of standard input, as many as are there already: who writes slowly is answered line
-    by line.
-    """
-    number, begun, nothing = 1, b"", True
+def read_pipe(task: str) -> Iterator[list[Example]]:
+    """The lines of standard input, as many as have arrived: a slow writer is answered by line."""
+    number = 1
+    begun = b""
+    empty = True
+
     while block := sys.stdin.buffer.read1(BLOCK):  # type: ignore[union-attr]
-        *whole, begun = (begun + block).split(b"\n")
-        yield [as_example(raw, task, at) for at, raw in enumerate(whole, number)]
-        number, nothing = number + len(whole), False
+        *lines, begun = (begun + block).split(b"\n")
+        yield [parse_line(line, task, n) for n, line in enumerate(lines, start=number)]
+        number += len(lines)
+        empty = False
 
     if begun:
-        yield [as_example(begun, task, number)]
+        yield [parse_line(begun, task, number)]
 
-    if nothing:
+    if empty:
         raise ValueError("standard input: it is empty; expected a text on each line")
 
 
-def as_example(raw: bytes, task: str, number: int) -> Example:
-    where = f"standard input:{number}"
+def parse_line(line: bytes, task: str, number: int) -> Example:
+    origin = f"standard input:{number}"
     try:
-        return in_line(raw.decode("utf-8"), task, where)
+        return in_line(line.decode("utf-8"), task, origin)
     except UnicodeDecodeError as error:
-        raise ValueError(f"{where}: not UTF-8 text ({error})") from error
+        raise ValueError(f"{origin}: not UTF-8 text ({error})") from error
 
 
-# What is answered
+# Answers
 
 
 @dataclass
 class AnswerWriter:
-    """Answers on their way to a person, a pipe or a file; and what is to be said of all of them."""
+    """Computes answers, and prints them or collects them for a file."""
 
     model: TaskModel
     tokenizer: Tokenizer
-    asked: ClassifyInputs
-    made: list[str] = field(default_factory=list)
-    cut: int = 0
-    words_cut: int = 0
+    inputs: ClassifyInputs
+    lines: list[str] = field(default_factory=list)
+    """The lines of the output file."""
+    cut_texts: int = 0
+    """Texts that were longer than the context."""
+    cut_words: int = 0
+    """Words beyond the context, which get no tag."""
     console: Console = field(default_factory=lambda: Console(highlight=False))
 
     @property
     def head(self) -> HeadConfig:
         return self.model.config.head
 
-    def answers(self, examples: Iterable[Example]) -> Iterator[Answer]:
-        def hear(texts: int, words: int) -> None:
-            self.cut, self.words_cut = self.cut + texts, self.words_cut + words
+    def compute(self, examples: Iterable[Example]) -> Iterator[Answer]:
+        """The answers, counting what is cut to the context."""
 
-        return answers(self.model, self.tokenizer, examples, cut=hear)
+        def count_cut(texts: int, words: int) -> None:
+            self.cut_texts += texts
+            self.cut_words += words
 
-    def tell(self, examples: Sequence[Example], alone: bool = False) -> None:
-        for example, answer in zip(examples, self.answers(examples), strict=True):
-            self.put(example, answer, alone)
+        return answers(self.model, self.tokenizer, examples, cut=count_cut)
+
+    def answer(self, examples: Sequence[Example], single: bool = False) -> None:
+        for example, answer in zip(examples, self.compute(examples), strict=True):
+            self.write(example, answer, single)
 
         sys.stdout.flush()
 
-    def put(self, example: Example, answer: Answer, alone: bool = False) -> None:
-        if self.asked.out is not None:
-            self.made.append(
-                as_object(example, answer) if self.asked.as_json else as_row(example, answer)
-            )
-        elif self.asked.as_json or not self.console.is_terminal:
-            print(as_object(example, answer) if self.asked.as_json else as_row(example, answer))
-        elif alone:
-            self.console.print(picture(example, answer, self.console.width))
+    def write(self, example: Example, answer: Answer, single: bool = False) -> None:
+        """Add an answer to the file or print it: as JSON or a row, or for people at a terminal."""
+        to_file = self.inputs.out is not None
+        if to_file or self.inputs.as_json or not self.console.is_terminal:
+            formatted = as_object if self.inputs.as_json else as_row
+            line = formatted(example, answer)
+            if to_file:
+                self.lines.append(line)
+            else:
+                print(line)
+        elif single:
+            self.console.print(single_answer(example, answer, self.console.width))
         else:
-            self.console.print(line(example, answer, self.head.labels, self.console.width))
+            labels = self.head.labels
+            self.console.print(answer_line(example, answer, labels, self.console.width))
 
-    def tell_all(self, data: Sequence[str], pair: str | None) -> None:
-        """Rows of files. All of them are read once before the first is answered: what is wrong is
-        known early.
-        """
-        asked, head = self.asked, self.head
+    def answer_files(self, data: Sequence[str], pair: str | None) -> None:
+        """Answer the rows of files, which are all read once before: errors are known early."""
+        inputs = self.inputs
         source = open_examples(
-            data, head.task, text=asked.text, pair=pair, label=asked.label, labelled=asked.score
+            data,
+            self.head.task,
+            text=inputs.text,
+            pair=pair,
+            label=inputs.label,
+            labelled=inputs.score,
         )
-        check_not_read(asked.out, (Path(part.name) for part in source.parts), "answered")
+        check_not_input(inputs.out, (Path(part.name) for part in source.parts), "answered")
         total = 0
 
         for example in source:
-            if asked.score:
-                check_label(head, example)
+            if inputs.score:
+                check_label(self.head, example)
 
             total += 1
 
-        quiet = asked.score and asked.out is None
+        # At a terminal the bar is shown only where no answers are printed.
+        printing = inputs.out is None and not inputs.score
+        hidden = printing and self.console.is_terminal
         labelled: list[Example] = []
-        found: list[Answer] = []
-        answered = zip(source, self.answers(source), strict=True)
+        predictions: list[Answer] = []
 
-        for example, answer in self.watched(
-            answered, total, hidden=not quiet and asked.out is None
-        ):
-            if asked.score:
-                labelled.append(example)
-                found.append(answer)
+        with progress_bar("answering", hidden=hidden) as advance:
+            rows = zip(source, self.compute(source), strict=True)
+            for done, (example, answer) in enumerate(rows, start=1):
+                if inputs.score:
+                    labelled.append(example)
+                    predictions.append(answer)
 
-            if not quiet:
-                self.put(example, answer)
+                if printing or inputs.out is not None:
+                    self.write(example, answer)
 
-        if asked.score:
-            self.say_scores(labelled, found)
+                advance(done, total)
 
-    def watched(self, answered: Iterable[Any], total: int, hidden: bool) -> Iterator[Any]:
-        """With a line of progress, at a terminal that shows nothing else."""
-        hidden = (hidden and self.console.is_terminal) or not sys.stderr.isatty()
-        columns = (
-            TextColumn("answering"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
+        if inputs.score:
+            self.print_scores(labelled, predictions)
 
-        with Progress(
-            *columns, console=Console(stderr=True), transient=True, disable=hidden
-        ) as progress:
-            yield from progress.track(answered, total=total)
+    def print_scores(self, examples: Sequence[Example], predictions: Sequence[Answer]) -> None:
+        """Print the confusion matrix and the scores with their intervals."""
+        # Imports matplotlib, which takes long.
+        from qkv.insight.render.figures.confusion_matrix import confusion_table
 
-    def say_scores(self, examples: Sequence[Example], found: Sequence[Answer]) -> None:
-        from qkv.insight.render.figures.confusion_matrix import (
-            confusion_table,  # which can draw, and takes long to import
-        )
+        words = sum(len(answer.tags or ()) for answer in predictions)
+        rows = f"{len(predictions):,} rows"
+        if self.head.task == "tag":
+            rows = f"{words:,} words of {len(predictions):,} sentences"
 
-        words = sum(len(each.tags or ()) for each in found)
-        rows = (
-            f"{words:,} words of {len(found):,} sentences"
-            if self.head.task == "tag"
-            else f"{len(found):,} rows"
-        )
         if self.head.labels:
-            counts = confusion_of(self.head, examples, found)
+            counts = confusion_of(self.head, examples, predictions)
             if counts.sum():
                 self.console.print(confusion_table(counts, self.head.labels))
 
-            if self.head.task == "tag" and (unknown := words - int(counts.sum())):
+            unknown = words - int(counts.sum())
+            if self.head.task == "tag" and unknown:
                 note(
-                    f"{unknown:,} of {words:,} words have a tag that the model does not know: wrong, and not above"
+                    f"{unknown:,} of {words:,} words have a tag that the model does not know: "
+                    "they count as wrong and are not in the table"
                 )
 
-        for score in scores_of(self.head, examples, found):
+        for score in scores_of(self.head, examples, predictions):
             print(f"{score.name} {report.shown(score)}, {rows}; [ ]: 95% interval")
 
-    def end(self) -> None:
-        if self.asked.out is not None:
-            storage.write_text(self.asked.out, "".join(f"{each}\n" for each in self.made))
+    def finish(self) -> None:
+        """Write the file, and note how many texts were cut."""
+        if self.inputs.out is not None:
+            storage.write_text(self.inputs.out, "".join(f"{line}\n" for line in self.lines))
 
-        if self.cut:
-            words = f"; {self.words_cut:,} words have no tag" if self.words_cut else ""
-            who = "1 text was" if self.cut == 1 else f"{self.cut:,} texts were"
-            note(
-                f"{who} longer than the model's context of {self.model.config.context:,} tokens and cut to it{words}"
-            )
+        if not self.cut_texts:
+            return
+
+        subject = "1 text was" if self.cut_texts == 1 else f"{self.cut_texts:,} texts were"
+        words = f"; {self.cut_words:,} words have no tag" if self.cut_words else ""
+        context = self.model.config.context
+        note(
+            f"{subject} longer than the model's context of {context:,} tokens and cut to it{words}"
+        )

@@ -1,9 +1,8 @@
-"""qkv completion: a script that completes commands, flags, choices, preset names and files in a
-shell.
+"""qkv completion: a script that completes commands, flags, choices, preset names and files.
 
-Reading the flags of all commands imports torch, which takes seconds; so they are kept in
-completion.json. After a flag has changed, `python -m qkv.commands.completion` writes it anew, and a
-test says when that was forgotten.
+Reading the flags of all commands imports torch, which takes seconds, so they are stored in
+completion.json. After a flag has changed, `python -m qkv.commands.completion` writes the file
+again; a test fails if it is out of date.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 from qkv.command_line.listing import COMMANDS
 from qkv.command_line.shell_completion import SHELLS
-from qkv.command_line.usage_errors import UsageError, suggestion
+from qkv.command_line.usage_errors import UsageError, not_among
 
 STORED = Path(__file__).with_suffix(".json")
 INSTALLED_MODELS = ["smollm2", "minilm"]
@@ -31,38 +30,37 @@ Print a script that completes commands, flags, choices, preset names and files.
 
 
 def run(arguments: list[str]) -> None:
+    """Print the script of a shell, or the usage."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, end="")
         return
 
     shell, *rest = arguments
-    if shell not in SHELLS or rest:
-        wrong = shell if shell not in SHELLS else rest[0]
-        raise UsageError(
-            f"completion: expected one of {', '.join(SHELLS)}, not {wrong!r}{suggestion(wrong, SHELLS)}"
-        )
+    if shell not in SHELLS:
+        raise UsageError(f"completion: {not_among(shell, list(SHELLS))}")
+    if rest:
+        raise UsageError(f"completion: {not_among(rest[0], list(SHELLS))}")
 
-    summaries = {
-        name: command.summary.partition(": qkv ")[0].rstrip(".")
-        for name, command in COMMANDS.items()
-    }
-    print(SHELLS[shell](json.loads(STORED.read_text(encoding="utf-8")), summaries))
+    summaries = {}
+    for name, command in COMMANDS.items():
+        summaries[name] = command.summary.partition(": qkv ")[0].rstrip(".")
+
+    commands = json.loads(STORED.read_text(encoding="utf-8"))
+    print(SHELLS[shell](commands, summaries))
 
 
 def describe_commands() -> dict[str, dict[str, Any]]:
-    """For each command, and each family of a command, the flags with what may follow them."""
+    """The flags of each command, and of each of its subcommands, with the values they take."""
     from qkv.commands import finetune, lab, train
     from qkv.models.configs import CONFIGS, family
     from qkv.models.presets import PRESETS
 
     described = {}
-
     for name, command in COMMANDS.items():
         module, _, function = command.target.partition(":")
-        if not command.reads_arguments and module:
-            described[name] = flags_by_name(
-                getattr(import_module(f"qkv.commands.{module}"), function)
-            )
+        if module and not command.reads_arguments:
+            target = getattr(import_module(f"qkv.commands.{module}"), function)
+            described[name] = flags_by_name(target)
 
     described["finetune"] = flags_by_name(finetune.Flags)
 
@@ -70,47 +68,58 @@ def describe_commands() -> dict[str, dict[str, Any]]:
         described[f"lab {name}"] = flags_by_name(experiment)
 
     for name in train.TRAINED:
+        presets = [key for key, preset in PRESETS.items() if family(preset.config) == name]
         flags = flags_by_name(train.flags_for(CONFIGS[name]))
-        flags["--preset"]["choices"] = [
-            each for each, made in PRESETS.items() if family(made.config) == name
-        ]
+        flags["--preset"]["choices"] = presets
         described[f"train {name}"] = flags
 
-    return described | {f"completion {shell}": {} for shell in SHELLS}
+    for shell in SHELLS:
+        described[f"completion {shell}"] = {}
+
+    return described
 
 
 def flags_by_name(target: Any) -> dict[str, Any]:
-    """Each flag as it is typed, with the kind of its values (switch: none), their choices, and
-    whether it takes several. Arguments without a flag have the empty name."""
+    """Each flag as it is typed, with its kind, its choices, and whether it takes several values.
+
+    Positional arguments have the empty name.
+    """
     from qkv.command_line.flags import flags_of
 
-    found: dict[str, Any] = {"--help": {"kind": "switch"}}
+    by_name: dict[str, Any] = {"--help": {"kind": "switch"}}
 
     for flag in flags_of(target):
-        choices = INSTALLED_MODELS if flag.field in ("model", "models") else list(flag.choices)
-        for name in flag.names or [""] * ("" not in found):
-            found[name] = {"kind": flag.kind}
-            found[name] |= {"choices": choices} if choices else {}
-            found[name] |= {"several": True} if flag.several else {}
+        values: dict[str, Any] = {"kind": flag.kind}
+        if flag.field in ("model", "models"):
+            values["choices"] = INSTALLED_MODELS
+        elif flag.choices:
+            values["choices"] = list(flag.choices)
 
-    return found
+        if flag.several:
+            values["several"] = True
+
+        for name in flag.names:
+            by_name[name] = values
+
+        if not flag.names:
+            by_name.setdefault("", values)
+
+    return by_name
 
 
-def in_lines(described: dict[str, dict[str, Any]]) -> str:
-    """JSON with a line for each flag, so that a change of one is a change of one line."""
+def as_json(described: dict[str, dict[str, Any]]) -> str:
+    """JSON with a line for each flag, so that a changed flag is one changed line."""
     commands = []
     for command, flags in described.items():
-        lines = ",\n".join(
-            f"  {json.dumps(name)}: {json.dumps(flag)}" for name, flag in flags.items()
-        )
-        commands.append(
-            f" {json.dumps(command)}: {{\n{lines}\n }}"
-            if lines
-            else f" {json.dumps(command)}: {{}}"
-        )
+        lines = [f"\n  {json.dumps(name)}: {json.dumps(flag)}" for name, flag in flags.items()]
+        content = ",".join(lines)
+        if content:
+            content += "\n "
+
+        commands.append(f" {json.dumps(command)}: {{{content}}}")
 
     return "{\n" + ",\n".join(commands) + "\n}\n"
 
 
 if __name__ == "__main__":
-    STORED.write_text(in_lines(describe_commands()), encoding="utf-8")
+    STORED.write_text(as_json(describe_commands()), encoding="utf-8")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 
 def run(board_only: bool = False) -> None:
-    """Train the lecture's translator on English and Turkish and a small GPT on Python, and try
-    both.
+    """Train the lecture's English-Turkish translator and a small GPT on Python, and try both.
 
     Args:
         board_only: Only the tables of the board: from a hash table to attention, masks, the models.
     """
     from qkv.lab import board, demo
 
-    board.show() if board_only else demo.show()
+    if board_only:
+        board.show()
+    else:
+        demo.show()

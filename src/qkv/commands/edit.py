@@ -1,4 +1,4 @@
-"""qkv edit: change attention by hand, and see what the model then says."""
+"""qkv edit: change attention by hand, and see how the predictions change."""
 
 from __future__ import annotations
 
@@ -9,14 +9,8 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
-from qkv.command_line.model_opening import (
-    Machine,
-    ModelName,
-    finely,
-    note_unknown,
-    open_model,
-    printable,
-)
+from qkv.command_line.model_opening import Machine, ModelName, float32_by_default, open_model
+from qkv.command_line.user_input import note_unknown
 from qkv.generation.fill import Guess
 from qkv.insight.inspect.attention_edits import Edit
 from qkv.insight.inspect.edit_effects import Change, edit_effects
@@ -24,9 +18,12 @@ from qkv.insight.inspect.model_input import read
 from qkv.insight.render.terminal_cells import bar, has_blocks
 from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.tables import Table
+from qkv.text.printable import printable
 
 BAR = 10
-MUCH = 0.1  # so far moved, a place is worth a colour; no full bar is for less
+"""Columns of a full bar."""
+LARGE = 0.1
+"""The change from which a row is coloured; a full bar never stands for less."""
 
 
 def run(
@@ -42,134 +39,156 @@ def run(
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
     machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008 - tyro reads the defaults
 ) -> None:
-    """Change attention, and compare what the model says before and after: at each place, and as it
-    goes on.
+    """Change attention, and compare the predictions before and after, at each token and onwards.
 
     qkv edit smollm2 "The capital of France is" --change 3.5=off
 
     qkv edit smollm2 "The cat sat on the mat" --change "3.5:4>1=off" --change 2.1=uniform
 
-    Layers, heads and tokens are counted from 0. A change is LAYER.HEAD=off, =0.5 (what the head
-    says, scaled) or =uniform, =first, =previous (where it looks, replaced); LAYER.*=off is every
-    head of a layer. LAYER.HEAD:7>2=off keeps token 7 from looking at token 2, and =0.8 makes it
-    look there with that weight. For a translator it begins with encoder:, decoder: or cross:.
+    Layers, heads and tokens are counted from 0. A change is LAYER.HEAD=off, =0.5 (the head's
+    output, scaled) or =uniform, =first, =previous (its attention pattern, replaced); LAYER.*=off is
+    every head of a layer. LAYER.HEAD:7>2=off keeps token 7 from attending to token 2, and =0.8
+    gives that attention this weight. For a translator it begins with encoder:, decoder: or cross:.
 
     Args:
         model: The folder of a run or of transformers, a GGUF file, or smollm2.
-        text: The text to read; of a BERT perhaps with [mask], or two; of a translator the source.
-        change: What is changed; give it again for more.
-        source: Of a translator: what it reads.
-        target: Of a translator: what it is compared on; its own translation unless given.
-        length: Go on from the text with so many tokens; 0 for none.
-        top: So many of the likeliest tokens at each place.
-        as_json: One line of JSON with all numbers, instead of a table.
-        machine: Where and how it computes.
+        text: The text to read (a BERT can take two, with [mask] or not; a translator takes the
+            source).
+        change: A change; repeat the flag for more.
+        source: For a translator: the source.
+        target: For a translator: the target it is compared on (default: its own translation).
+        length: Tokens to continue the text with; 0 for none.
+        top: Most probable tokens shown at each position.
+        as_json: Print one line of JSON with all numbers, instead of a table.
+        machine: Device and precision.
     """
-    edits = [Edit.read(each) for each in change]
+    edits = [Edit.read(argument) for argument in change]
     if length < 0:
         raise ValueError(f"length: expected 0 or more, not {length}")
     if not edits:
         raise ValueError(
-            "change: expected one or more, such as --change 3.5=off; qkv edit --help lists what there is"
+            "change: expected one or more, such as --change 3.5=off; "
+            "qkv edit --help lists what is possible"
         )
 
-    opened = open_model(model, finely(machine), GPT, BERT, Transformer, RNN, TaskModel)
-    note_unknown(opened.tokenizer, [each for each in (*text, source, target) if each is not None])
+    opened = open_model(model, float32_by_default(machine), GPT, BERT, Transformer, RNN, TaskModel)
+    note_unknown(opened.tokenizer, filter(None, [*text, source, target]))
     reading = read(opened.model, opened.tokenizer, *text, source=source, target=target)
 
     with Console(stderr=True).status("reading twice ..."):
-        found = edit_effects(opened.model, opened.tokenizer, reading, edits, top=top, length=length)
+        effect = edit_effects(
+            opened.model, opened.tokenizer, reading, edits, top=top, length=length
+        )
 
     if as_json:
-        print(json.dumps(as_object(found), ensure_ascii=False))
-        return
+        print(json.dumps(as_object(effect), ensure_ascii=False))
+    else:
+        show(effect, Console(highlight=False))
 
-    console = Console(highlight=False)
-    console.print(table(found, has_blocks(console)))
-    if found.loss_before is not None and found.loss_after is not None:
-        more = found.loss_after - found.loss_before
+
+def show(effect: Change, console: Console) -> None:
+    """Print the table, the loss and the continuations before and after."""
+    console.print(effect_table(effect, has_blocks(console)))
+    if effect.loss_before is not None and effect.loss_after is not None:
+        more = effect.loss_after - effect.loss_before
         console.print(
-            f"loss of the text: {found.loss_before:.3f} before, {found.loss_after:.3f} after ({more:+.3f})"
+            f"loss of the text: {effect.loss_before:.3f} before, {effect.loss_after:.3f} after "
+            f"({more:+.3f})"
         )
 
-    for name, said in (("before", found.said_before), ("after", found.said_after)):
-        if said is not None:
-            style = "bold" if name == "after" and said != found.said_before else ""
-            console.print(Text.assemble((f"{name}: ", "dim"), (printable(said), style)))
+    if effect.said_before is not None:
+        console.print(Text.assemble(("before: ", "dim"), printable(effect.said_before)))
+
+    if effect.said_after is not None:
+        style = ""
+        if effect.said_after != effect.said_before:
+            style = "bold"
+
+        console.print(Text.assemble(("after: ", "dim"), (printable(effect.said_after), style)))
 
 
-def table(found: Change, blocks: bool) -> Table:
-    """A row for each place: what is likeliest there before and after, and how far it moved."""
-    made = Table(header_style="bold", caption_justify="left")
-    most = max(float(found.moved.max()), MUCH)
-    measure = "KL divergence in nats" if found.before is not None else "1 - cosine of its vector"
-    made.caption = f"moved: {measure}; a full bar is {most:.2f}"
-    made.title = Text(printable(", ".join(map(str, found.edits))), style="bold")
-    tokens = (
-        found.reading.text.tokens
-        if len(found.moved) == len(found.reading.text.tokens)
-        else ("answer",)
-    )
-    made.add_column("", justify="right", style="dim")
-    made.add_column("token")
-    if found.before is not None:
-        made.add_column("before")
-        made.add_column("after")
+def effect_table(effect: Change, blocks: bool) -> Table:
+    """A row for each position: the most probable tokens before and after, and the change."""
+    table = Table(header_style="bold", caption_justify="left")
+    most = max(float(effect.moved.max()), LARGE)
+    measure = "1 - cosine of its vector"
+    if effect.before is not None:
+        measure = "KL divergence in nats"
 
-    made.add_column("moved", justify="right")
-    made.add_column("", no_wrap=True)
+    table.caption = f"moved: {measure}; a full bar is {most:.2f}"
+    table.title = Text(printable(", ".join(map(str, effect.edits))), style="bold")
+    add_columns(table, predictions=effect.before is not None)
 
-    for place, (token, moved) in enumerate(zip(tokens, found.moved.tolist(), strict=True)):
-        cells: list[Any] = [str(place), Text(printable(token))]
-        if found.before is not None and found.after is not None:
-            before, after = found.before[place], found.after[place]
-            cells += [said(before, after), said(after, before)]
+    # A fine-tuned model has one prediction for the whole text.
+    tokens = effect.reading.text.tokens
+    if len(effect.moved) != len(tokens):
+        tokens = ("answer",)
 
-        style = "red" if moved > MUCH else ""
-        made.add_row(
-            *cells,
-            Text(f"{moved:.4f}", style=style),
-            Text(bar(moved / most, BAR, blocks), style="red"),
-        )
+    for position, (token, moved) in enumerate(zip(tokens, effect.moved.tolist(), strict=True)):
+        cells: list[Any] = [str(position), Text(printable(token))]
+        if effect.before is not None and effect.after is not None:
+            before = effect.before[position]
+            after = effect.after[position]
+            cells += [guess_cell(before, after), guess_cell(after, before)]
 
-    return made
+        style = "red" if moved > LARGE else ""
+        cells.append(Text(f"{moved:.4f}", style=style))
+        cells.append(Text(bar(moved / most, BAR, blocks), style="red"))
+        table.add_row(*cells)
+
+    return table
 
 
-def said(guesses: list[Guess], others: list[Guess]) -> Text:
-    """The likeliest first; one that was not the likeliest on the other side stands out."""
+def add_columns(table: Table, predictions: bool) -> None:
+    table.add_column("", justify="right", style="dim")
+    table.add_column("token")
+    if predictions:
+        table.add_column("before")
+        table.add_column("after")
+
+    table.add_column("moved", justify="right")
+    table.add_column("", no_wrap=True)
+
+
+def guess_cell(guesses: list[Guess], others: list[Guess]) -> Text:
+    """The most probable tokens; the first stands out, more so if the other side has another."""
     line = Text()
     for rank, guess in enumerate(guesses):
-        new = rank == 0 and guess.id != others[0].id
-        line.append(
-            printable(guess.text), style="bold yellow" if new else "bold" if rank == 0 else ""
-        )
+        style = ""
+        if rank == 0:
+            style = "bold" if guess.id == others[0].id else "bold yellow"
+
+        line.append(printable(guess.text), style=style)
         line.append(f" {guess.probability:.0%}  ", style="dim")
 
     return line
 
 
-def as_object(found: Change) -> dict[str, Any]:
-    def guesses(side: list[list[Guess]] | None) -> Any:
-        if side is None:
-            return None
-
-        return [
-            [{"text": each.text, "probability": each.probability} for each in place]
-            for place in side
-        ]
-
+def as_object(effect: Change) -> dict[str, Any]:
     return {
-        "changes": [str(each) for each in found.edits],
-        "tokens": list(found.reading.text.tokens),
-        "moved": found.moved.tolist(),
+        "changes": [str(edit) for edit in effect.edits],
+        "tokens": list(effect.reading.text.tokens),
+        "moved": effect.moved.tolist(),
         "before": {
-            "likeliest": guesses(found.before),
-            "loss": found.loss_before,
-            "text": found.said_before,
+            "likeliest": guess_values(effect.before),
+            "loss": effect.loss_before,
+            "text": effect.said_before,
         },
         "after": {
-            "likeliest": guesses(found.after),
-            "loss": found.loss_after,
-            "text": found.said_after,
+            "likeliest": guess_values(effect.after),
+            "loss": effect.loss_after,
+            "text": effect.said_after,
         },
     }
+
+
+def guess_values(positions: list[list[Guess]] | None) -> list[list[dict[str, Any]]] | None:
+    """The guesses at each position as JSON values."""
+    if positions is None:
+        return None
+
+    values = []
+    for guesses in positions:
+        values.append([{"text": g.text, "probability": g.probability} for g in guesses])
+
+    return values

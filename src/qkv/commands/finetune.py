@@ -1,4 +1,4 @@
-"""qkv finetune: a pre-trained model learns a task."""
+"""qkv finetune: fine-tune a pre-trained model on a task."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.console import Console
 from qkv import storage
 from qkv.checkpoint import RUN
 from qkv.command_line.parsing import naming_flags, parse
-from qkv.commands.train import value_of
+from qkv.command_line.usage_errors import value_after
 from qkv.nn.config import check_at_least_one
 from qkv.tables import Table
 from qkv.training.finetune.finetune import FinetuneResult, finetune
@@ -26,30 +26,39 @@ from qkv.training.systems.distributed import first_process, under_torchrun
 
 SEEDS = "seeds.json"
 PICTURE = "confusion.png"
+COMMANDS = {"tag": "tag", "chat": "chat", "translate": "translate"}
+"""The command that uses a model of each task; qkv classify for the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
+    """All flags of qkv finetune."""
+
     tuning: FinetuneConfig
     run: FinetuneRunConfig
     learning: OptimizerConfig = field(default_factory=lambda: DEFAULTS)
     seeds: int = 1
-    """Fine-tune so many times, with seeds one after the other, and tell the mean and the spread."""
+    """Number of runs with consecutive seeds; the mean and the standard deviation are reported."""
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "seeds")
 
 
 def main(arguments: list[str]) -> bool:
-    """Fine-tune as the command line says; False where the run was interrupted."""
-    flags = flags_of(arguments, value_of("--out", arguments), "--resume" in arguments)
+    """Fine-tune as the command line says; False if the run was interrupted."""
+    resumed = None
+    if "--resume" in arguments:
+        resumed = value_after("--out", arguments)
+
+    flags = parse_flags(arguments, resumed)
     with naming_flags(Flags):
         return run(flags) or under_torchrun()
 
 
-def flags_of(arguments: list[str], out: str | None, resume: bool) -> Flags:
-    """From the command line; a run that is resumed gives the defaults. The model comes first,
-    without a flag.
+def parse_flags(arguments: list[str], resumed: str | None) -> Flags:
+    """The flags of the command line; the model comes first, without a flag.
+
+    The flags of the run in the folder `resumed` are the defaults.
     """
     if arguments and not arguments[0].startswith("-"):
         arguments = ["--model", *arguments]
@@ -58,82 +67,106 @@ def flags_of(arguments: list[str], out: str | None, resume: bool) -> Flags:
         Flags,
         arguments,
         "qkv finetune",
-        default=known_flags(out if resume else None),
-        description="Teach a pre-trained model a task: qkv finetune MODEL --task ... "
-        "It can be stopped at any time and goes on with --resume.",
+        default=default_flags(resumed),
+        description="Fine-tune a pre-trained model on a task: qkv finetune MODEL --task ... "
+        "It can be stopped at any time and continues with --resume.",
     )
 
 
-def known_flags(out: str | None) -> Flags:
+def default_flags(resumed: str | None) -> Flags:
+    """The defaults, or the flags of a run that is resumed."""
     known: dict[str, Any] = dict.fromkeys(("model", "task", "data", "out"), tyro.MISSING)
-    learning, seeds = DEFAULTS, 1
-    begun = None if out is None else first_run(Path(out))
-    before = None if begun is None else remembered(begun, "finetune")
+    optimizer = DEFAULTS
+    seeds = 1
+    before = resumed_run(resumed)
+
     if before is not None:
-        known |= before[1] | {"out": Path(str(out)), "resume": False}
-        learning = OptimizerConfig(**among(known, OptimizerConfig))
-        known["seed"], seeds = known.get("first_seed", known["seed"]), known.get("seeds", 1)
+        known |= before | {"out": Path(str(resumed)), "resume": False}
+        known["seed"] = known.get("first_seed", known["seed"])
+        optimizer = OptimizerConfig(**among(known, OptimizerConfig))
+        seeds = known.get("seeds", 1)
 
     return Flags(
         tuning=FinetuneConfig(**among(known, FinetuneConfig)),
         run=FinetuneRunConfig(**among(known, FinetuneRunConfig)),
-        learning=learning,
+        learning=optimizer,
         seeds=seeds,
     )
 
 
-def first_run(out: Path) -> Path | None:
-    """The folder of the run, or of the first of several seeds, if there is one."""
-    places = [out, *sorted(out.glob("seed-*"))]
-    return next((place for place in places if (place / RUN).exists()), None)
+def resumed_run(out: str | None) -> dict[str, Any] | None:
+    """The flags of the run in this folder, or of the first of several seeds, if there is one."""
+    if out is None:
+        return None
+
+    for folder in (Path(out), *sorted(Path(out).glob("seed-*"))):
+        if (folder / RUN).exists():
+            before = remembered(folder, "finetune")
+            return None if before is None else before[1]
+
+    return None
 
 
 def run(flags: Flags) -> bool:
-    """Whether it came to its end."""
-    from qkv.lab import samples
-
+    """Fine-tune once for each seed; False if interrupted."""
     first = first_process()
     console = Console(highlight=False, quiet=not first)
-    done: list[FinetuneResult] = []
+    results: list[FinetuneResult] = []
     seeds = [flags.run.seed + number for number in range(flags.seeds)]
     if flags.seeds > 1:
         check_several(flags.run)
 
-    for number, seed in enumerate(seeds):
-        one, remember = flags.run, {}
+    for number, seed in enumerate(seeds, start=1):
         if flags.seeds > 1:
-            remember = {"seeds": flags.seeds, "first_seed": seeds[0]}
-            one = replace(flags.run, seed=seed, out=flags.run.out / f"seed-{seed}")
-            console.print(f"Seed {seed}, {number + 1} of {flags.seeds}")
+            console.print(f"Seed {seed}, {number} of {flags.seeds}")
 
-        try:
-            made = finetune(
-                flags.tuning, flags.learning, one, remember=remember, samples=samples.maker
-            )
-        except ValueError:
-            if flags.seeds > 1:
-                leave_nothing(one.out)
-
-            raise
-
-        if made is None:
+        run_config = config_of_seed(flags, seed)
+        result = finetune_once(flags, run_config)
+        if result is None:  # a dry run
             return True
-        if not made.outcome.finished:
+        if not result.outcome.finished:
             return False
 
         if first:
-            show(made, one.out, flags.tuning, console)
+            show_result(result, run_config.out, flags.tuning, console)
 
-        done.append(made)
+        results.append(result)
 
     if flags.seeds > 1 and first:
-        tell_spread(done, seeds, flags.run.out, console)
+        show_spread(results, seeds, flags.run.out, console)
 
     return True
 
 
+def config_of_seed(flags: Flags, seed: int) -> FinetuneRunConfig:
+    """The run of one seed; of several, each has its own folder."""
+    if flags.seeds == 1:
+        return flags.run
+
+    return replace(flags.run, seed=seed, out=flags.run.out / f"seed-{seed}")
+
+
+def finetune_once(flags: Flags, run_config: FinetuneRunConfig) -> FinetuneResult | None:
+    """Fine-tune with one seed; a run of several that is refused leaves no folder."""
+    from qkv.lab import samples
+
+    remember = {}
+    if flags.seeds > 1:
+        remember = {"seeds": flags.seeds, "first_seed": flags.run.seed}
+
+    try:
+        return finetune(
+            flags.tuning, flags.learning, run_config, remember=remember, samples=samples.maker
+        )
+    except ValueError:
+        if flags.seeds > 1:
+            remove_empty_run(run_config.out)
+
+        raise
+
+
 def check_several(run: FinetuneRunConfig) -> None:
-    """Several seeds have a folder each, inside one that is theirs alone."""
+    """Refuse to run several seeds under torchrun, or in the folder of another run."""
     if under_torchrun():
         raise ValueError(
             "seeds: under torchrun one seed at a time; give each its own --seed and --out"
@@ -144,56 +177,60 @@ def check_several(run: FinetuneRunConfig) -> None:
         )
     if (run.out / SEEDS).exists() and not run.resume:
         raise ValueError(
-            f"out: {run.out} holds runs already; add --resume to go on with them, or choose another folder"
+            f"out: {run.out} holds runs already; add --resume to continue them, or choose another "
+            "folder"
         )
 
 
-def leave_nothing(out: Path) -> None:
-    """A seed that was refused before its first step leaves no folder that would be in the way."""
-    if out.is_dir() and [path.name for path in out.iterdir()] == [LOCK]:
+def remove_empty_run(out: Path) -> None:
+    """Remove the folder of a run that was refused before its first step."""
+    if not out.is_dir():
+        return
+
+    if [path.name for path in out.iterdir()] == [LOCK]:
         (out / LOCK).unlink()
         out.rmdir()
         if not any(out.parent.iterdir()):
             out.parent.rmdir()
 
 
-def show(made: FinetuneResult, out: Path, tune: FinetuneConfig, console: Console) -> None:
+# Output
+
+
+def show_result(result: FinetuneResult, out: Path, tune: FinetuneConfig, console: Console) -> None:
+    """Print the confusion matrix and the validation scores, and draw the matrix."""
     from qkv.insight.render.figures.confusion_matrix import confusion_table, draw_confusion
 
-    if made.confusion is not None:
-        console.print(confusion_table(made.confusion, made.labels))
-        console.print(
-            f"Drawn: {draw_confusion(made.confusion, made.labels, out / PICTURE, str(out.name))}"
-        )
+    if result.confusion is not None:
+        console.print(confusion_table(result.confusion, result.labels))
+        picture = draw_confusion(result.confusion, result.labels, out / PICTURE, str(out.name))
+        console.print(f"Drawn: {picture}")
 
-    console.print(
-        "On validation: "
-        + ", ".join(
-            f"{name.replace('_', ' ')} {value:.4f}" for name, value in made.measured.items()
-        )
-    )
+    scores = []
+    for name, value in result.measured.items():
+        scores.append(f"{name.replace('_', ' ')} {value:.4f}")
 
-    verb = {"tag": "tag", "chat": "chat", "translate": "translate"}.get(tune.task, "classify")
-    console.print(f"Use it: qkv {verb} {out}")
+    console.print(f"On validation: {', '.join(scores)}")
+    console.print(f"Use it: qkv {COMMANDS.get(tune.task, 'classify')} {out}")
 
 
-def tell_spread(
-    done: Sequence[FinetuneResult], seeds: Sequence[int], out: Path, console: Console
+def show_spread(
+    results: Sequence[FinetuneResult], seeds: Sequence[int], out: Path, console: Console
 ) -> None:
-    """Mean and standard deviation over the seeds, on the screen and in a file."""
-    rows = {name: [made.measured[name] for made in done] for name in done[0].measured}
-    spread = {
-        name: {"mean": statistics.fmean(row), "deviation": statistics.stdev(row)}
-        for name, row in rows.items()
-    }
+    """Print the mean and the standard deviation over the seeds, and write them to a file."""
+    measured = {}
+    spread = {}
     table = Table("", "mean", "deviation", f"seeds {seeds[0]} to {seeds[-1]}")
 
-    for name, row in rows.items():
-        mean, deviation = spread[name]["mean"], spread[name]["deviation"]
-        each = "  ".join(f"{value:.4f}" for value in row)
-        table.add_row(name.replace("_", " "), f"{mean:.4f}", f"{deviation:.4f}", each)
+    for name in results[0].measured:
+        values = [result.measured[name] for result in results]
+        mean = statistics.fmean(values)
+        deviation = statistics.stdev(values)
+        measured[name] = values
+        spread[name] = {"mean": mean, "deviation": deviation}
+        listed = "  ".join(f"{value:.4f}" for value in values)
+        table.add_row(name.replace("_", " "), f"{mean:.4f}", f"{deviation:.4f}", listed)
 
     console.print(table)
-    storage.write_text(
-        out / SEEDS, json.dumps({"seeds": seeds, "measured": rows, "spread": spread}, indent=1)
-    )
+    written = {"seeds": seeds, "measured": measured, "spread": spread}
+    storage.write_text(out / SEEDS, json.dumps(written, indent=1))

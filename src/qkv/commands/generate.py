@@ -1,4 +1,4 @@
-"""qkv generate: a GPT goes on from a prompt."""
+"""qkv generate: continue a prompt with a GPT."""
 
 from __future__ import annotations
 
@@ -7,21 +7,18 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich.console import Console
 
-from qkv.command_line.model_opening import (
-    Machine,
-    ModelName,
+from qkv.command_line.model_opening import Machine, ModelName, open_model
+from qkv.command_line.user_input import (
     check_length,
     note,
     note_unknown,
-    open_model,
-    printable,
+    read_standard_input,
     read_text,
-    standard_input,
 )
 from qkv.generation.generate import limit_of
 from qkv.generation.generation_batch import Beyond, Reason
@@ -31,8 +28,10 @@ from qkv.generation.search.search_loop import MOST_BEAMS
 from qkv.generation.text import TextChunk, prompt_ids, stream_text
 from qkv.models import GPT
 from qkv.text import Tokenizer
+from qkv.text.printable import printable
 
-MOST_TOKENS = 20_000_000  # every one has its chance, drawn before the first is said
+MOST_TOKENS = 20_000_000
+"""Tokens of all samples together: a uniform number is drawn for each before the first."""
 
 
 def run(
@@ -57,30 +56,39 @@ def run(
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
     machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008 - tyro reads the defaults
 ) -> None:
-    """Go on from a prompt, and show the words as they come.
+    """Continue a prompt, and show the tokens as they are generated.
 
-    Without a prompt, what comes through a pipe is the prompt; without that, or with an empty one,
-    the model begins a new text, after its start or end token. At a terminal the prompt is shown
-    before what is said.
+    Without a prompt, standard input is the prompt; at a terminal, or with an empty prompt, the
+    model begins a new text after its start or end token. At a terminal the prompt is shown before
+    the continuation.
 
-    Args: model: A run's folder, a folder of transformers, a GGUF file, or smollm2. prompt: The text
-        to go on from; several words need no quotes. file: Take the prompt from this file. The
-        newline at its end does not count, nor does that of a pipe. length: At most so many tokens.
-        temperature: Above 1 bolder, below 1 more careful; 0 is always the likeliest word. top_k:
-        Draw from so many of the likeliest words. top_p: Draw from the fewest, likeliest first,
-        whose probabilities sum to this; 1 for all. min_p: Leave out words less likely than this
-        times the likeliest. repetition: Above 1, words that stand there already get less likely.
-        presence: Taken off the logit of each word that was said already. frequency: Taken off the
-        logit of a word for each time it was said. samples: So many texts; they are numbered. seed:
-        The same seed gives the same texts again. stop: Texts before which to stop; what follows the
-        first of them is never shown. beams: Instead of drawing words, search with so many beams for
-        the likeliest texts, which are shown at the end; what is said above of drawing does not
-        count then, and stop and beyond are refused. beyond: When prompt and text do not fit into
-        the context: refuse the prompt and end the text, or slide: forget the beginning. With rotary
-        positions also extend: read on, further than in training. as_json: A line of JSON for each
-        text: prompt, sample, text, and the reason why it ended. machine: Where and how it computes.
+    Args:
+        model: A run's folder, a folder of transformers, a GGUF file, or smollm2.
+        prompt: The text to continue; several words need no quotes.
+        file: Read the prompt from this file. The newline at its end does not count, nor does that
+            of a pipe.
+        length: Maximum number of new tokens.
+        temperature: Above 1 more random, below 1 less; 0 always takes the most probable token.
+        top_k: Sample from the k most probable tokens.
+        top_p: Sample from the fewest tokens whose probabilities sum to this; 1 for all.
+        min_p: Leave out tokens less probable than this times the most probable one.
+        repetition: Above 1, tokens already in the text become less probable.
+        presence: Subtracted from the logit of each token that was generated before.
+        frequency: Subtracted from the logit of a token for each time it was generated before.
+        samples: Number of continuations; several are numbered.
+        seed: The same seed gives the same text again.
+        stop: Strings before which generation stops; the text ends before the first of them.
+        beams: Search for the most probable texts with this beam width instead of sampling, and
+            show them at the end; sampling parameters have no effect then, and --stop and --beyond
+            are refused.
+        beyond: When prompt and continuation do not fit into the context: refuse the prompt and end
+            the text, or slide, dropping the beginning. With rotary positions also extend: read on,
+            further than in training.
+        as_json: Print a line of JSON for each text: prompt, sample, text, and the reason why it
+            ended.
+        machine: Device and precision.
     """
-    choice = SamplingParams(
+    params = SamplingParams(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
@@ -89,73 +97,84 @@ def run(
         presence=presence,
         frequency=frequency,
     )
-
     check_length(length)
+    check_samples(samples, length)
+    check_beams(beams, samples, stop, beyond)
+
+    text = read_prompt(prompt, file)
+    opened = open_model(model, machine, GPT)
+    note_unknown(opened.tokenizer, [text])
+    assert isinstance(opened.model, GPT)
+    ids = prompt_ids(opened.tokenizer, text)
+    limit = limit_of(opened.model, beyond)
+    too_long = limit is not None and len(ids) > limit
+    if too_long and beyond == "refuse":
+        slide = "" if beams else ", or drop its beginning with --beyond slide"
+        raise ValueError(
+            f"prompt: {len(ids):,} tokens are more than the model's context of {limit:,}; "
+            f"shorten it{slide}"
+        )
+
+    if beams:
+        chunks = search(opened.model, opened.tokenizer, ids, length, limit, beams, samples)
+    else:
+        chunks = stream_text(
+            opened.model,
+            opened.tokenizer,
+            [ids],
+            length=length,
+            choice=params,
+            samples=samples,
+            seed=seed,
+            beyond=beyond,
+            stop=stop,
+        )
+        if too_long and beyond == "slide":
+            note(
+                f"the prompt has {len(ids):,} tokens, and {limit:,} fit into the context: its "
+                "beginning is dropped"
+            )
+
+    show_texts(chunks, text, samples, as_json, beams > 0)
+
+
+def check_samples(samples: int, length: int) -> None:
     if samples > 0 and samples * length > MOST_TOKENS:
         raise ValueError(
-            f"samples: {samples:,} of {length:,} tokens each are more than {MOST_TOKENS:,} tokens at once; ask for "
-            "fewer, with another seed each time"
+            f"samples: {samples:,} of {length:,} tokens each are more than {MOST_TOKENS:,} tokens "
+            "at once; ask for fewer, with another seed each time"
         )
+
+
+def check_beams(beams: int, samples: int, stop: tuple[str, ...], beyond: Beyond) -> None:
     if not 0 <= beams <= MOST_BEAMS:
+        raise ValueError(f"beams: expected 1 to {MOST_BEAMS:,}, or 0 to sample, not {beams:,}")
+    if not beams:
+        return
+    if stop:
+        raise ValueError("stop: beam search has no stop strings; leave one of them out")
+    if beyond != "refuse":
         raise ValueError(
-            f"beams: expected 1 to {MOST_BEAMS:,}, or 0 to draw words instead, not {beams:,}"
+            f"beyond: beam search ends where the context does; leave {beyond} or the beams out"
         )
-    if beams and stop:
-        raise ValueError("stop: a search with beams has no stop strings; leave one of them out")
-    if beams and beyond != "refuse":
-        raise ValueError(
-            f"beyond: a search with beams ends where the context does; leave {beyond} or the beams out"
-        )
-    if beams and not 1 <= samples <= beams:
+    if not 1 <= samples <= beams:
         raise ValueError(
             f"samples: expected 1 to {beams}, as many as there are beams, not {samples}"
         )
 
-    text = wanted(" ".join(prompt) if prompt else None, file)
-    opened = open_model(model, machine, GPT)
-    note_unknown(opened.tokenizer, [text])
-    assert isinstance(opened.model, GPT)
-    ids, limit = prompt_ids(opened.tokenizer, text), limit_of(opened.model, beyond)
-    size = len(ids)
-    if beyond == "refuse" and limit is not None and size > limit:
-        slide = "" if beams else ", or let its beginning be forgotten with --beyond slide"
-        raise ValueError(
-            f"prompt: {size:,} tokens are more than the model's context of {limit:,}; shorten it{slide}"
-        )
 
-    if beams:
-        found = likeliest(opened.model, opened.tokenizer, ids, length, limit, beams, samples)
-        show(found, text, samples, as_json, True)
-        return
-
-    how: dict[str, Any] = {
-        "choice": choice,
-        "samples": samples,
-        "seed": seed,
-        "beyond": beyond,
-        "stop": stop,
-    }
-
-    spoken = stream_text(opened.model, opened.tokenizer, [ids], length=length, **how)
-    if beyond == "slide" and limit is not None and size > limit:
-        note(
-            f"the prompt has {size:,} tokens, and {limit:,} fit into the context: its beginning is forgotten"
-        )
-
-    show(spoken, text, samples, as_json)
-
-
-def wanted(prompt: str | None, file: Path | None) -> str:
-    if prompt is not None and file is not None:
-        raise ValueError("file: the prompt was given, too; leave one of them out")
-    if prompt is not None:
-        return prompt
+def read_prompt(arguments: tuple[str, ...], file: Path | None) -> str:
+    """The prompt of the command line, of a file, or of standard input."""
+    if arguments and file is not None:
+        raise ValueError("file: a prompt is given as well; leave one of them out")
+    if arguments:
+        return " ".join(arguments)
     if file is not None:
         return read_text(file).removesuffix("\n")
     if sys.stdin.isatty():
         return ""
 
-    text = standard_input()
+    text = read_standard_input()
     if not text:
         raise ValueError(
             'prompt: standard input is empty; give a prompt, or "" to begin a new text'
@@ -164,7 +183,7 @@ def wanted(prompt: str | None, file: Path | None) -> str:
     return text.removesuffix("\n")
 
 
-def likeliest(
+def search(
     model: GPT,
     tokenizer: Tokenizer,
     prompt: list[int],
@@ -173,63 +192,84 @@ def likeliest(
     beams: int,
     samples: int,
 ) -> Iterator[TextChunk]:
-    """By beam search, in a model whose context has room for `limit` tokens."""
-    (found,) = beam_search(
+    """The most probable texts by beam search, in a context of `limit` tokens."""
+    (hypotheses,) = beam_search(
         model, [prompt], end=tokenizer.end, length=length, beams=beams, n_best=samples
     )
-    for row, hypothesis in enumerate(found):
-        said = len(hypothesis.ids)
+
+    for row, hypothesis in enumerate(hypotheses):
+        size = len(hypothesis.ids)
         reason: Reason = "end"
-        if said == length:
+        if size == length:
             reason = "length"
-        elif (
-            limit is not None and len(prompt) + said > limit
-        ):  # as in a draw, the last word needs no place
+        elif limit is not None and len(prompt) + size > limit:  # the last token needs no room
             reason = "context"
 
         yield TextChunk(row, tokenizer.decode(hypothesis.ids), reason)
 
 
-def show(
-    pieces: Iterable[TextChunk], prompt: str, samples: int, as_json: bool, beams: bool = False
+def show_texts(
+    chunks: Iterable[TextChunk], prompt: str, samples: int, as_json: bool, beams: bool
 ) -> None:
-    """The first text as it comes, and each other one when those before it are whole."""
+    """Print the first text as it is generated, and each other one when those before it are done."""
     console = Console(highlight=False, soft_wrap=True)
-    for row, spoken in groupby(in_order(pieces), key=lambda piece: piece.row):
-        if not as_json and samples > 1:
-            console.print(f"[dim]sample {row + 1}[/dim]")
-
-        if not as_json and console.is_terminal:
-            console.print(printable(prompt), style="bold", markup=False, end="")
-
-        text, reason = "", None
-        for piece in spoken:
-            text, reason = text + piece.text, piece.reason
-            if not as_json:
-                sys.stdout.write(printable(piece.text) if console.is_terminal else piece.text)
-                sys.stdout.flush()
-
+    for row, row_chunks in groupby(in_row_order(chunks), key=lambda chunk: chunk.row):
         if as_json:
-            line = {"prompt": prompt, "sample": row + 1, "text": text, "reason": reason}
-            sys.stdout.write(json.dumps(line, ensure_ascii=False))
+            reason = print_json(row, row_chunks, prompt)
+        else:
+            if samples > 1:
+                console.print(f"[dim]sample {row + 1}[/dim]")
+
+            if console.is_terminal:
+                console.print(printable(prompt), style="bold", markup=False, end="")
+
+            reason = print_text(row_chunks, console.is_terminal)
 
         sys.stdout.write("\n")
         sys.stdout.flush()
         if reason == "context":
             without = "without --beams, " if beams else ""
             note(
-                f"the context is full, so the text ends here; {without}--beyond slide goes on and forgets the beginning"
+                "the context is full, so the text ends here; "
+                f"{without}--beyond slide continues and drops the beginning"
             )
 
 
-def in_order(pieces: Iterable[TextChunk]) -> Iterator[TextChunk]:
-    """All of the first row, then all of the second, and so on; what comes too early waits."""
+def print_json(row: int, chunks: Iterable[TextChunk], prompt: str) -> Reason | None:
+    """Print one text as JSON, and return why it ended."""
+    text = ""
+    reason = None
+
+    for chunk in chunks:
+        text += chunk.text
+        reason = chunk.reason
+
+    values = {"prompt": prompt, "sample": row + 1, "text": text, "reason": reason}
+    sys.stdout.write(json.dumps(values, ensure_ascii=False))
+
+    return reason
+
+
+def print_text(chunks: Iterable[TextChunk], terminal: bool) -> Reason | None:
+    """Print one text as it is generated, and return why it ended."""
+    reason = None
+    for chunk in chunks:
+        reason = chunk.reason
+        sys.stdout.write(printable(chunk.text) if terminal else chunk.text)
+        sys.stdout.flush()
+
+    return reason
+
+
+def in_row_order(chunks: Iterable[TextChunk]) -> Iterator[TextChunk]:
+    """All chunks of the first row, then all of the second, and so on; early ones are held back."""
     waiting: dict[int, list[TextChunk]] = {}
     row = 0
 
-    for piece in pieces:
-        waiting.setdefault(piece.row, []).append(piece)
+    for chunk in chunks:
+        waiting.setdefault(chunk.row, []).append(chunk)
         while waiting.get(row):
             first = waiting[row].pop(0)
             yield first
-            row += first.reason is not None
+            if first.reason is not None:
+                row += 1

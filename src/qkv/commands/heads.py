@@ -1,4 +1,4 @@
-"""qkv heads: what the heads of a model do, which of them it misses, and which grammar they know."""
+"""qkv heads: attention patterns of heads, head ablation, and heads that follow syntax."""
 
 from __future__ import annotations
 
@@ -6,25 +6,23 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from qkv.command_line.model_opening import (
     Machine,
     ModelName,
     Opened,
-    check_not_read,
-    check_place,
-    finely,
-    note_unknown,
+    float32_by_default,
     open_model,
 )
+from qkv.command_line.output_checks import check_not_input, check_writable
+from qkv.command_line.progress_bar import progress_bar
+from qkv.command_line.user_input import note_unknown
 from qkv.data.batches.batch import Batch
 from qkv.data.sources.conllu import read_sentences
 from qkv.data.sources.examples import open_examples
@@ -40,23 +38,33 @@ from qkv.insight.render.head_tables import importance_table, patterns_table, syn
 from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.tables import Table
 
-PASSAGE = 600  # characters: the lines of a file are read together up to so many
+PASSAGE = 600
+"""Characters up to which the lines of a file are read together."""
+LIMIT = 32
+"""Texts, pairs or examples read by default."""
 TEXTS = (
-    "The old library on the hill was closed for the winter, but Anna had kept a key to the old library.",
-    "When the river rose, the farmers moved their animals to the hill, and the river took only the fences.",
+    "The old library on the hill was closed for the winter, but Anna had kept a key to the "
+    "old library.",
+    "When the river rose, the farmers moved their animals to the hill, and the river took only "
+    "the fences.",
     "A good teacher asks a question, waits, and then asks the same question again in other words.",
-    "Mr. Green bought three books: one for himself, one for his daughter, and one that nobody ever read.",
-    "The train from Berlin arrives at nine, the train from Vienna at ten, and the train from Rome not at all.",
-    "She said that the results were wrong, and that whoever wrote the report had not read the results.",
-    "If the bread is stale, toast it; if the toast is burnt, give it to the birds; the birds do not mind.",
+    "Mr. Green bought three books: one for himself, one for his daughter, and one that nobody "
+    "ever read.",
+    "The train from Berlin arrives at nine, the train from Vienna at ten, and the train from Rome "
+    "not at all.",
+    "She said that the results were wrong, and that whoever wrote the report had not read the "
+    "results.",
+    "If the bread is stale, toast it; if the toast is burnt, give it to the birds; the birds do "
+    "not mind.",
     "In the morning the market is full of people, and in the evening the market is full of cats.",
 )
 PAIRS = "data: a translator reads pairs; give some, such as --data turkish:test"
-Advance = Callable[[int, int], None]
+
+TextOrPair = str | tuple[str, str]
 
 
 class HeadResults(NamedTuple):
-    """What was found, in the three ways in which it may be asked for."""
+    """One result in its three forms: numbers for JSON, a table, a figure."""
 
     numbers: Any
     table: Table
@@ -77,8 +85,7 @@ def run(
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
     machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008 - tyro reads the defaults
 ) -> None:
-    """What each head does; with --ablate which heads the model misses; with --syntax which grammar
-    they know.
+    """What each head does; with --ablate which heads matter; with --syntax which follow syntax.
 
     qkv heads smollm2
 
@@ -86,215 +93,232 @@ def run(
 
     qkv heads minilm --syntax dev.conllu.xz --limit 500
 
-    Args: model: The folder of a run or of transformers, a GGUF file, or smollm2 or minilm. text:
-        Texts to read, or sources to translate; a few English sentences unless given. data: Files
-        with texts; for a translator with pairs; for the loss of a fine-tuned model with labels.
-        without: Put out every head in turn, by zeros or by its mean, and rank them by the change of
-        the loss. grammar: A CoNLL-U file: does a head point from a word to the word that this one
-        hangs on? same: With syntax: choose the best head where it is measured, as Clark et al. 2019
-        do, not on the other half. limit: Read so many texts, pairs or examples, 32 unless given;
-        with syntax so many sentences, all unless given. plot: Draw a .png, .svg or .pdf file; of
-        two questions, one each, with its name added. as_json: A line of JSON with all numbers,
-        instead of tables. machine: Where and how it computes.
+    Args:
+        model: The folder of a run or of transformers, a GGUF file, or smollm2 or minilm.
+        text: Texts to read, or sources to translate (default: a few English sentences).
+        data: Files with texts; with pairs for a translator; with labels for the loss of a
+            fine-tuned model.
+        without: Switch off each head in turn, replacing its output by zeros or by its mean, and
+            rank the heads by the change in loss.
+        grammar: A CoNLL-U file: measure how often a head attends from a word to its syntactic
+            head.
+        same: With --syntax: choose the best head on the sentences it is scored on, as Clark et
+            al. 2019 do, not on the other half.
+        limit: Texts, pairs or examples to read (default 32); with --syntax sentences (default
+            all).
+        plot: Draw a .png, .svg or .pdf file; with both --ablate and --syntax, one each, with its
+            name added.
+        as_json: Print a line of JSON with all numbers, instead of tables.
+        machine: Device and precision.
     """
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit: expected 1 or more, not {limit}")
-    if text and data:
-        raise ValueError("text: files are given, too; leave one of them out")
-    if same and grammar is None:
-        raise ValueError("same: it is about syntax; give a CoNLL-U file with --syntax")
+    check_flags(text, data, grammar, same, limit)
+    check_writable("plot", plot)
+    inputs = [Path(name) for name in data]
+    if grammar is not None:
+        inputs.append(grammar)
 
-    check_place("plot", plot)
-    check_not_read(plot, [*map(Path, data), *([] if grammar is None else [grammar])], "read")
+    check_not_input(plot, inputs, "read")
     if plot is not None:
         check_ending(plot)
 
-    opened = open_model(model, finely(machine), GPT, BERT, Transformer, RNN, TaskModel)
-    found: dict[str, HeadResults] = {}
+    opened = open_model(model, float32_by_default(machine), GPT, BERT, Transformer, RNN, TaskModel)
+    results: dict[str, HeadResults] = {}
     if without is not None:
-        found["ablation"] = ablated(opened, model, without, text, data, limit or 32)
+        results["ablation"] = measure_ablation(opened, model, without, text, data, limit or LIMIT)
 
     if grammar is not None:
-        found["syntax"] = parsed(opened, model, grammar, limit, not same)
+        results["syntax"] = measure_syntax(opened, model, grammar, limit, not same)
 
-    if not found:
-        found["roles"] = played(opened, model, text, data, limit or 32)
+    if not results:
+        results["patterns"] = measure_patterns(opened, model, text, data, limit or LIMIT)
 
+    show_results(results, model, plot, as_json)
+
+
+def check_flags(
+    text: tuple[str, ...],
+    data: tuple[str, ...],
+    grammar: Path | None,
+    same: bool,
+    limit: int | None,
+) -> None:
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit: expected 1 or more, not {limit}")
+    if text and data:
+        raise ValueError("text: files are given as well; leave one of them out")
+    if same and grammar is None:
+        raise ValueError("same: it is about syntax; give a CoNLL-U file with --syntax")
+
+
+def show_results(
+    results: dict[str, HeadResults], model: str, plot: Path | None, as_json: bool
+) -> None:
+    """Print the tables or one line of JSON, and draw a figure for each result."""
     if as_json:
-        print(
-            json.dumps(
-                {"model": model, **{name: each.numbers for name, each in found.items()}},
-                ensure_ascii=False,
-            )
-        )
+        numbers = {name: result.numbers for name, result in results.items()}
+        print(json.dumps({"model": model, **numbers}, ensure_ascii=False))
 
-    for name, answer in found.items():
+    for name, result in results.items():
         if not as_json:
-            Console(highlight=False).print(answer.table)
+            Console(highlight=False).print(result.table)
 
         if plot is not None:
-            out = answer.draw(plot if len(found) == 1 else plot.with_stem(f"{plot.stem}-{name}"))
-            print(out, file=sys.stderr if as_json else sys.stdout)
+            path = plot
+            if len(results) > 1:
+                path = plot.with_stem(f"{plot.stem}-{name}")
+
+            print(result.draw(path), file=sys.stderr if as_json else sys.stdout)
 
 
-# The three questions
+# The three measurements
 
 
-def played(
+def measure_patterns(
     opened: Opened, name: str, text: tuple[str, ...], data: tuple[str, ...], limit: int
 ) -> HeadResults:
-    texts = texts_of(opened, text, data, limit)
-    with advancing("reading") as advance:
-        found = head_patterns(opened.model, opened.tokenizer, texts, advance)
+    """How far each head shows each known attention pattern."""
+    texts = read_texts(opened, text, data, limit)
+    with progress_bar("reading") as advance:
+        patterns = head_patterns(opened.model, opened.tokenizer, texts, advance)
 
-    numbers = [
-        {
-            "attention": each.kind,
-            **{
-                role: {"scores": scores.tolist(), "even": each.even[role]}
-                for role, scores in each.scores.items()
-            },
-        }
-        for each in found
-    ]
+    numbers = []
+    for site in patterns:
+        values: dict[str, Any] = {"attention": site.kind}
+        for pattern, scores in site.scores.items():
+            values[pattern] = {"scores": scores.tolist(), "uniform": site.even[pattern]}
+
+        numbers.append(values)
+
+    title = f"What heads do: {name}"
 
     return HeadResults(
-        numbers,
-        patterns_table(found),
-        lambda out: draw_patterns(found, out, f"What heads do: {name}"),
+        numbers, patterns_table(patterns), lambda out: draw_patterns(patterns, out, title)
     )
 
 
-def ablated(
+def measure_ablation(
     opened: Opened, name: str, how: How, text: tuple[str, ...], data: tuple[str, ...], limit: int
 ) -> HeadResults:
-    asked = batches(opened, text, data, limit)
-    with advancing("without each head") as advance:
-        found = ablate(opened.model, asked, how, advance)
+    """How much the loss changes without each head."""
+    batches = read_batches(opened, text, data, limit)
+    with progress_bar("switching off each head") as advance:
+        ablation = ablate(opened.model, batches, how, advance)
 
     numbers = {
         "how": how,
-        "measure": found.measure,
-        "unchanged": found.unchanged,
-        "texts": found.texts,
-        "heads": [
-            {field: known(value) for field, value in each._asdict().items()}
-            for each in found.ranked()
-        ],
+        "measure": ablation.measure,
+        "unchanged": ablation.unchanged,
+        "texts": ablation.texts,
+        "heads": [without_nan(head._asdict()) for head in ablation.ranked()],
     }
-
     title = f"Which heads matter: {name}"
 
     return HeadResults(
-        numbers, importance_table(found), lambda out: draw_importance(found, out, title)
+        numbers, importance_table(ablation), lambda out: draw_importance(ablation, out, title)
     )
 
 
-def parsed(opened: Opened, name: str, file: Path, limit: int | None, halves: bool) -> HeadResults:
-    (found_file, *others) = find_files(str(file), piped="conllu")
-    if others or found_file.format != "conllu":
-        raise ValueError(f"syntax: expected one .conllu file, perhaps compressed, not {file}")
+def measure_syntax(
+    opened: Opened, name: str, file: Path, limit: int | None, halves: bool
+) -> HeadResults:
+    """How often the best head for each dependency relation attends to the syntactic head."""
+    (source, *others) = find_files(str(file), piped="conllu")
+    if others or source.format != "conllu":
+        raise ValueError(f"syntax: expected one .conllu file, compressed or not, not {file}")
 
-    sentences = list(islice(read_sentences(found_file), limit))
+    sentences = list(islice(read_sentences(source), limit))
 
-    with advancing("reading") as advance:
-        found = syntax(opened.model, opened.tokenizer, sentences, advance, halves=halves)
+    with progress_bar("reading") as advance:
+        scores = syntax(opened.model, opened.tokenizer, sentences, advance, halves=halves)
 
     numbers = {
-        "sentences": found.sentences,
-        "halves": found.halves,
-        "relations": [
-            {field: known(value) for field, value in each._asdict().items()}
-            for each in found.relations
-        ],
+        "sentences": scores.sentences,
+        "halves": scores.halves,
+        "relations": [without_nan(relation._asdict()) for relation in scores.relations],
     }
+    title = f"Heads and grammar: {name}"
 
-    return HeadResults(
-        numbers,
-        syntax_table(found),
-        lambda out: draw_syntax(found, out, f"Heads and grammar: {name}"),
-    )
+    return HeadResults(numbers, syntax_table(scores), lambda out: draw_syntax(scores, out, title))
 
 
-def known(value: Any) -> Any:
-    """JSON has no word for what is not a number."""
-    return None if isinstance(value, float) and math.isnan(value) else value
+def without_nan(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with None for NaN, which JSON does not have."""
+    known = dict(values)
+    for name, value in values.items():
+        if isinstance(value, float) and math.isnan(value):
+            known[name] = None
+
+    return known
 
 
-# What is read
+# The texts
 
 
-def texts_of(
+def read_texts(
     opened: Opened, text: tuple[str, ...], data: tuple[str, ...], limit: int
-) -> list[str | tuple[str, str]]:
-    """As given, or a few sentences. Which of their words the model does not know is said."""
-    found: list[str | tuple[str, str]] = []
+) -> list[TextOrPair]:
+    """Texts, or pairs for a translator; words that the model does not know are noted."""
+    texts: list[TextOrPair] = []
     if data and isinstance(opened.model, Transformer | RNN):
-        found += islice(open_pairs(data), limit)
+        texts += islice(open_pairs(data), limit)
     elif isinstance(opened.model, Transformer) and not text:
         raise ValueError(PAIRS)
+    elif data:
+        texts += islice(passages(data), limit)
     else:
-        found += islice(passages(data) if data else text or TEXTS, limit)
+        texts += (text or TEXTS)[:limit]
 
-    note_unknown(
-        opened.tokenizer,
-        [each for one in found for each in ([one] if isinstance(one, str) else one)],
-    )
+    singles: list[str] = []
+    for item in texts:
+        singles += [item] if isinstance(item, str) else item
 
-    return found
+    note_unknown(opened.tokenizer, singles)
+
+    return texts
 
 
 def passages(data: tuple[str, ...]) -> Iterator[str]:
-    """The lines of each text, together up to a few hundred characters."""
-    held = ""
+    """The lines of each text, joined up to a few hundred characters."""
+    passage = ""
     for piece, ends in open_texts(data):
         for line in piece.splitlines(keepends=True):
-            held += line
-            if len(held) >= PASSAGE:
-                yield held.strip()
-                held = ""
+            passage += line
+            if len(passage) >= PASSAGE:
+                yield passage.strip()
+                passage = ""
 
-        if ends and held.strip():
-            yield held.strip()
+        if not ends:
+            continue
 
-        held = "" if ends else held
+        if passage.strip():
+            yield passage.strip()
+
+        passage = ""
 
 
-def batches(
+def read_batches(
     opened: Opened, text: tuple[str, ...], data: tuple[str, ...], limit: int
 ) -> list[Batch]:
-    """What the model is asked, and measured by."""
-    model, tokenizer = opened.model, opened.tokenizer
+    """The batches on which the loss is measured."""
+    model, tokenizer = opened
     if isinstance(model, TaskModel):
         if not data:
             raise ValueError(
-                "data: the loss of a fine-tuned model needs texts with labels; name a file that has some"
+                "data: the loss of a fine-tuned model needs labelled texts; name a file with some"
             )
 
         examples = list(islice(open_examples(data, model.config.head.task), limit))
         return batches_of_examples(model, tokenizer, examples)
 
+    if isinstance(model, Transformer | RNN) and not data:
+        raise ValueError(PAIRS)
+
+    texts = read_texts(opened, text, data, limit)
     if isinstance(model, Transformer | RNN):
-        if not data:
-            raise ValueError(PAIRS)
+        return batches_of_pairs(tokenizer, [pair for pair in texts if not isinstance(pair, str)])
 
-        pairs = [each for each in texts_of(opened, text, data, limit) if not isinstance(each, str)]
-        return batches_of_pairs(tokenizer, pairs)
+    batches = batches_of(model, tokenizer, [str(item) for item in texts])
+    if not batches:
+        raise ValueError("text: it has no token to predict; expected a longer one")
 
-    texts = [str(each) for each in texts_of(opened, text, data, limit)]
-    made = batches_of(model, tokenizer, texts)
-    if not made:
-        raise ValueError("text: it has no word that could be asked for; expected a longer one")
-
-    return made
-
-
-@contextmanager
-def advancing(label: str) -> Iterator[Advance]:
-    """A line of progress, at a terminal."""
-    columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-    ) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    return batches

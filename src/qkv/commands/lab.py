@@ -13,11 +13,12 @@ from qkv.lab.positions import positions
 
 
 def cats(out: Path | None = None, demo: Path = OUT / "turkish") -> None:
-    """The lecture's first matrix: "cats chase mice" against "kediler fareleri kovalar", as a
-    translator aligns them.
+    """The lecture's first matrix: "cats chase mice" aligned with "kediler fareleri kovalar".
 
-    Args: out: Write a .html, .png, .svg or .pdf file, too. demo: The folder of the translator that
-        qkv demo trains; it is trained there, in a minute, where there is none.
+    Args:
+        out: Write a .html, .png, .svg or .pdf file as well.
+        demo: The folder of the translator that qkv demo trains; if it is missing, the translator
+            is trained there, which takes a minute.
     """
     matrices.cats(out, demo)
 
@@ -25,8 +26,10 @@ def cats(out: Path | None = None, demo: Path = OUT / "turkish") -> None:
 def mask(out: Path | None = None, model: str | None = None, layer: int = 0, head: int = 0) -> None:
     """The lecture's second: "the quick brown" with and without a causal mask, scores and weights.
 
-    Args: out: Write a .html, .png, .svg or .pdf file, too. model: A GPT whose head is looked at
-        with and without its mask; vectors by hand unless given. layer: Its layer, counted from 0.
+    Args:
+        out: Write a .html, .png, .svg or .pdf file as well.
+        model: A GPT whose head is shown with and without its mask (default: vectors set by hand).
+        layer: Its layer, counted from 0.
         head: Its head, counted from 0.
     """
     matrices.mask(out, model, layer, head)
@@ -36,4 +39,5 @@ EXPERIMENTS: dict[str, Callable[..., Any]] = {"cats": cats, "mask": mask, "posit
 
 
 def run(arguments: list[str]) -> None:
+    """Run the experiment that the first argument names."""
     run_one_of(EXPERIMENTS, arguments, "qkv lab")

@@ -1,4 +1,4 @@
-"""qkv look: what happens inside a model while it reads a text."""
+"""qkv look: attention and predictions inside a model while it reads a text."""
 
 from __future__ import annotations
 
@@ -10,18 +10,9 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich.console import Console
 
-from qkv.command_line.model_opening import (
-    Machine,
-    ModelName,
-    check_not_read,
-    check_place,
-    finely,
-    note,
-    note_unknown,
-    open_model,
-    read_text,
-    standard_input,
-)
+from qkv.command_line.model_opening import Machine, ModelName, float32_by_default, open_model
+from qkv.command_line.output_checks import check_not_input, check_writable
+from qkv.command_line.user_input import note, note_unknown, read_standard_input, read_text_or_pipe
 from qkv.insight.inspect import position_encoding
 from qkv.insight.inspect.capture import unmasked
 from qkv.insight.look import FORMATS, Look, look
@@ -29,6 +20,9 @@ from qkv.insight.render import terminal
 from qkv.insight.render.figures import figure_style
 from qkv.insight.render.views import View
 from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
+
+WITHOUT_ATTENTION = ("next", "lens", "norms")
+"""Views that show no attention weights."""
 
 
 def run(
@@ -39,7 +33,7 @@ def run(
     source: str | None = None,
     target: str | None = None,
     data: Path | None = None,
-    view: View | Literal["positions"] | None = None,
+    view: Literal[View, "positions"] | None = None,
     kind: Literal["self", "encoder", "decoder", "cross"] | None = None,
     layer: tuple[int, ...] = (),
     head: tuple[int, ...] = (),
@@ -48,112 +42,167 @@ def run(
     out: Path | None = None,
     machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008 - tyro reads the defaults
 ) -> None:
-    """See a model read: attention of every layer and head, what comes next, the prediction after
-    every layer.
+    """See inside a model while it reads: attention of every head, next tokens, the logit lens.
 
-    At the terminal one view, as coloured cells; as a page (.html) all of them, to click and to
-    search; as a picture (.png, .svg, .pdf) one view, for slides; as numbers (.safetensors) the
-    weights. Layers, heads and tokens are counted from 0, as in qkv edit.
+    The terminal shows one view as coloured cells; a page (.html) all views, to click and to
+    search; a picture (.png, .svg, .pdf) one view, for slides; a .safetensors file the weights as
+    numbers. Layers, heads and tokens are counted from 0, as in qkv edit.
 
-    Args: model: The folder of a run or of transformers, a GGUF file, or smollm2 or minilm. text:
-        The text to read; of a BERT perhaps two; of a translator the source. source: Of a
-        translator: what it reads. target: Of a translator: what it says; its own translation unless
-        given. data: A file with the text. view: heads, all at a glance, unless a layer or a head is
-        named; head, its heat map; lines between words (each word with those it looks at most); the
-        next tokens; the prediction after each layer (the lens); norms of the residual stream and of
-        gradients; numbers, a head's entropy and distance; attribution, gradients beside attention;
-        the positional encoding. kind: Of a translator: encoder, decoder or cross attention. layer:
-        The layer, counted from 0; of a page the one it opens with, and of a long text those that it
-        holds. head: The head, counted from 0, or several for lines. words: Join the pieces of a
-        word: what is looked at is summed, who looks is averaged. mask: none takes a GPT's causal
-        mask away, to see what it hides. out: Write a .html, .png, .svg, .pdf or .safetensors file
-        instead. machine: Where and how it computes.
+    Args:
+        model: The folder of a run or of transformers, a GGUF file, or smollm2 or minilm.
+        text: The text to read (a BERT can take two, a translator takes the source).
+        source: For a translator: the source.
+        target: For a translator: the target (default: the model's translation).
+        data: A file with the text.
+        view: heads, an overview of all heads (the default without --layer or --head); head, its
+            heat map; lines between words (each word with those it attends to most); next, the
+            next tokens; lens, the prediction after each layer; norms of the residual stream and of
+            gradients; numbers, the entropy and distance of each head; attribution, gradients
+            beside attention; positions, the positional encoding.
+        kind: For a translator: encoder, decoder or cross attention.
+        layer: The layer, counted from 0; for a page the one it opens with, and for a long text
+            those it contains.
+        head: The head, counted from 0, or several for lines.
+        words: Join the pieces of a word: attention to a word is summed over its pieces, attention
+            from a word is averaged.
+        mask: none removes the causal mask of a GPT, to see what it hides.
+        out: Write a .html, .png, .svg, .pdf or .safetensors file instead.
+        machine: Device and precision.
     """
-    check_place("out", out)
-    check_not_read(out, [data] if data is not None else [], "looked at")
-    if out is not None and out.suffix.lower() not in FORMATS:
-        raise ValueError(f"out: expected the name of a {', '.join(FORMATS)} file, not {out}")
-
-    page = out is not None and out.suffix.lower() == ".html"
-    whole = page or (out is not None and out.suffix.lower() == ".safetensors")
+    check_writable("out", out)
+    check_not_input(out, [data] if data is not None else [], "read")
+    ending = ending_of(out)
+    whole = ending in (".html", ".safetensors")
     if len(layer) > 1 and not whole:
         raise ValueError(
-            f"layer: one view shows one layer, not {len(layer)}; a page (--out look.html) holds several"
+            f"layer: one view shows one layer, not {len(layer)}; a page (--out look.html) holds "
+            "several"
         )
 
-    opened = open_model(model, finely(machine), GPT, BERT, Transformer, RNN, TaskModel)
+    opened = open_model(model, float32_by_default(machine), GPT, BERT, Transformer, RNN, TaskModel)
     if view == "positions":
-        return see_positions(model, opened.model, out)
+        show_positions(model, opened.model, out)
+        return
 
-    texts = texts_of(text, data, source)
-    note_unknown(opened.tokenizer, [each for each in (*texts, source, target) if each is not None])
+    texts = read_texts(text, data, source)
+    note_unknown(opened.tokenizer, filter(None, [*texts, source, target]))
+
+    # A page computes every layer and decides itself what is affordable (None).
+    layers = layer or None
+    attribution: bool | None = view == "attribution"
+    if ending == ".html":
+        layers = None
+        attribution = attribution or None
 
     with ExitStack() as changes:
         if mask == "none":
             changes.enter_context(unmasked(opened.model))
 
-        changes.enter_context(Console(stderr=True).status("looking ..."))
-        seen = look(
+        changes.enter_context(Console(stderr=True).status("reading the text ..."))
+        result = look(
             opened.model,
             *texts,
             tokenizer=opened.tokenizer,
             source=source,
             target=target,
-            layers=None if page else layer or None,
+            layers=layers,
             at_least=layer,
             name=model,
-            attention=whole or view not in ("next", "lens", "norms"),
-            lens_too=True if view == "lens" else None,
-            norms_too=True if view == "norms" else None,
-            attribution=True if view == "attribution" else None if page else False,
+            attention=whole or view not in WITHOUT_ATTENTION,
+            lens_too=view == "lens" or None,
+            norms_too=view == "norms" or None,
+            attribution=attribution,
         )
 
-    chosen: dict[str, Any] = {"view": view, "kind": kind, "words": words}
-    chosen["layer"] = layer[0] if layer else None
-    chosen["head"] = head[0] if len(head) == 1 else (head or None)
-    show(seen, chosen, out)
-
-    return None
+    show_look(result, selection(view, kind, layer, head, words), out)
 
 
-def show(seen: Look, chosen: dict[str, Any], out: Path | None) -> None:
-    given = {name: value for name, value in chosen.items() if value is not None}
-    if "view" not in given and (out is None or out.suffix.lower() in figure_style.ENDINGS):
-        heads = sum(each.depth * each.heads for each in seen.attention)
-        chooses = {"layer", "head", "kind"} & given.keys() or heads == 1
-        given["view"] = "head" if chooses else "heads" if heads else "next"
+def ending_of(out: Path | None) -> str | None:
+    """The lower-case ending of the output file, which must be one that can be written."""
+    if out is None:
+        return None
 
-    if out is not None:
-        print(seen.save(out, **given))
-        return
+    ending = out.suffix.lower()
+    if ending not in FORMATS:
+        raise ValueError(f"out: expected the name of a {', '.join(FORMATS)} file, not {out}")
 
-    console = Console(highlight=False)
-    terminal.show(seen, console, **given)
-    if console.is_terminal:
-        note("--out look.html shows all of it, to click; --view names another view")
+    return ending
 
 
-def texts_of(text: tuple[str, ...], data: Path | None, source: str | None) -> list[str]:
-    """What was given, or a file, or what comes through a pipe."""
+def read_texts(text: tuple[str, ...], data: Path | None, source: str | None) -> list[str]:
+    """The texts of the command line, of a file, or of standard input."""
     if data is not None:
         if text:
-            raise ValueError("text: a file is given, too; leave one of them out")
+            raise ValueError("text: a file is given as well; leave one of them out")
 
-        return [read_text(data).strip() if str(data) != "-" else standard_input().strip()]
+        return [read_text_or_pipe(data).strip()]
 
     if text or source is not None:
         return list(text)
     if sys.stdin.isatty():
         raise ValueError("text: expected a text to read, in quotation marks")
 
-    return [standard_input().strip()]
+    return [read_standard_input().strip()]
 
 
-def see_positions(name: str, model: Any, out: Path | None) -> None:
-    found = position_encoding.encoding(model)
+def selection(
+    view: str | None,
+    kind: str | None,
+    layer: tuple[int, ...],
+    head: tuple[int, ...],
+    words: bool,
+) -> dict[str, Any]:
+    """The flags that choose what is shown, without those that were not used."""
+    chosen: dict[str, Any] = {"words": words}
+    if view is not None:
+        chosen["view"] = view
+
+    if kind is not None:
+        chosen["kind"] = kind
+
+    if layer:
+        chosen["layer"] = layer[0]
+
+    if len(head) == 1:
+        chosen["head"] = head[0]
+    elif head:
+        chosen["head"] = head
+
+    return chosen
+
+
+def show_look(result: Look, chosen: dict[str, Any], out: Path | None) -> None:
+    """Print one view, or write the file."""
+    if "view" not in chosen and ending_of(out) in (None, *figure_style.ENDINGS):
+        chosen = chosen | {"view": default_view(result, chosen)}
+
+    if out is not None:
+        print(result.save(out, **chosen))
+        return
+
+    console = Console(highlight=False)
+    terminal.show(result, console, **chosen)
+    if console.is_terminal:
+        note("--out look.html shows all of it, to click; --view names another view")
+
+
+def default_view(result: Look, chosen: dict[str, Any]) -> View:
+    """One head if the flags choose it or there is only one, otherwise all heads."""
+    heads = sum(site.depth * site.heads for site in result.attention)
+    if {"layer", "head", "kind"} & chosen.keys() or heads == 1:
+        return "head"
+    if heads:
+        return "heads"
+
+    return "next"
+
+
+def show_positions(name: str, model: Any, out: Path | None) -> None:
+    """The positional encoding of the model, at the terminal or as a picture."""
+    encoding = position_encoding.encoding(model)
     if out is None:
-        position_encoding.show(found, Console(highlight=False))
+        position_encoding.show(encoding, Console(highlight=False))
         return
 
     figure_style.check_ending(out, "out")
-    print(figure_style.save(lambda: position_encoding.draw(found, name), out))
+    print(figure_style.save(lambda: position_encoding.draw(encoding, name), out))

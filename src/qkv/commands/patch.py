@@ -1,4 +1,4 @@
-"""qkv patch: where in a model an answer comes from, by activation patching between two prompts."""
+"""qkv patch: activation patching between two prompts, to find where an answer comes from."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from qkv.command_line.model_opening import (
     Machine,
     ModelName,
     Opened,
-    check_place,
-    finely,
+    float32_by_default,
     open_model,
-    printable,
 )
-from qkv.commands.heads import advancing
+from qkv.command_line.output_checks import check_writable
+from qkv.command_line.progress_bar import progress_bar
 from qkv.insight.inspect.activation_patching import At, Patched, patch
 from qkv.insight.inspect.model_input import Reading, read, readable, side
 from qkv.insight.render.figures.figure_style import check_ending
@@ -28,9 +27,10 @@ from qkv.insight.render.figures.head_figures import draw_patched
 from qkv.insight.render.terminal_cells import HeatMap
 from qkv.models import BERT, GPT, RNN, Transformer
 from qkv.text import Tokenizer
+from qkv.text.printable import printable
 
 Prompt = Annotated[str, tyro.conf.Positional]
-WHAT = {
+SITES = {
     "residual": "the residual stream of one token after a layer",
     "heads": "one head's output at all tokens",
     "feed_forward": "one token's feed-forward output",
@@ -50,69 +50,77 @@ def run(
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
     machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008 - tyro reads the defaults
 ) -> None:
-    """Where an answer comes from: the corrupted prompt is read with one activation of the clean one
-    at a time.
+    """Run the corrupted prompt with one activation of the clean prompt at a time.
 
     qkv patch smollm2 "The capital of France is" "The capital of Italy is" --answer " Paris"
     --against " Rome"
 
-    Of each place it is said how much of the clean answer comes back: 0 is none of it, 1 is all.
+    Each cell shows how much of the clean answer the patch restores: 0 is none, 1 is all of it.
 
-    Args: model: The folder of a run or of transformers, a GGUF file, or smollm2. clean: A prompt;
-        of a BERT with one [mask]; of a translator a source. corrupted: One of as many tokens, with
-        another answer. answer: The token that the clean prompt leads to, with a space before it if
-        it is a word; the model's own unless given. against: The token that the corrupted prompt
-        leads to: then the difference of their logits is measured, else the answer's probability.
-        at: The residual stream of each token, the output of each head, or of the feed-forward layer
-        at each token. kind: Of a translator: the encoder, unless given, or the decoder, or with
-        heads cross-attention. target: Of a translator: what was said already; the next word is
-        asked. plot: Draw a .png, .svg or .pdf file. as_json: One line of JSON with all numbers,
-        instead of a table. machine: Where and how it computes.
+    Args:
+        model: The folder of a run or of transformers, a GGUF file, or smollm2.
+        clean: A prompt; with one [mask] for a BERT; a source for a translator.
+        corrupted: A prompt with the same number of tokens and another answer.
+        answer: The token that the clean prompt leads to, with a space before it if it begins a
+            word (default: the model's prediction).
+        against: The token that the corrupted prompt leads to: the difference of the two logits is
+            measured, otherwise the probability of the answer.
+        at: The residual stream of each token, the output of each head, or the feed-forward output
+            of each token.
+        kind: For a translator: encoder (the default), decoder, or with heads cross-attention.
+        target: For a translator: the target so far; its next token is the answer.
+        plot: Draw a .png, .svg or .pdf file.
+        as_json: Print one line of JSON with all numbers, instead of a table.
+        machine: Device and precision.
     """
-    check_place("plot", plot)
+    check_writable("plot", plot)
     if plot is not None:
         check_ending(plot)
 
-    opened = open_model(model, finely(machine), GPT, BERT, Transformer, RNN)
+    opened = open_model(model, float32_by_default(machine), GPT, BERT, Transformer, RNN)
     if isinstance(opened.model, RNN):
-        raise ValueError(
-            "model: an RNN has no layers of heads, so nothing in it can be patched; expected another"
-        )
+        raise ValueError("model: an RNN has no layers of heads to patch; expected another model")
 
     tokenizer = opened.tokenizer
-    prompts = [prompt_of(opened, each, target) for each in (clean, corrupted)]
-    place = mask_of(opened, *prompts)
-    right, wrong = (
-        one_token(tokenizer, text, name)
-        for text, name in ((answer, "answer"), (against, "against"))
-    )
+    clean_prompt = read_prompt(opened, clean, target)
+    corrupted_prompt = read_prompt(opened, corrupted, target)
+    position = mask_position(opened, clean_prompt, corrupted_prompt)
+    answer_id = token_id(tokenizer, answer, "answer")
+    against_id = token_id(tokenizer, against, "against")
     if against is not None and answer is None:
-        raise ValueError("against: expected an answer, too, to be compared with it")
+        raise ValueError("against: expected an answer as well, to compare it with")
 
-    with advancing("patching") as advance:
-        found = patch(
-            opened.model, prompts[0], prompts[1], right, wrong, at, advance, place=place, kind=kind
+    with progress_bar("patching") as advance:
+        patched = patch(
+            opened.model,
+            clean_prompt,
+            corrupted_prompt,
+            answer_id,
+            against_id,
+            at,
+            advance,
+            place=position,
+            kind=kind,
         )
 
-    read_side = prompts[1].source if found.kind == "encoder" else prompts[1].text
-    clean_side = prompts[0].source if found.kind == "encoder" else prompts[0].text
-    assert read_side is not None
-    assert clean_side is not None
-    both = zip(clean_side.tokens, read_side.tokens, strict=True)
-    names = [one if one == other else f"{one}/{other}" for one, other in both]
+    names = token_names(clean_prompt, corrupted_prompt, patched.kind)
     if as_json:
-        print(json.dumps(as_object(found, tokenizer, names), ensure_ascii=False))
+        print(json.dumps(as_object(patched, tokenizer, names), ensure_ascii=False))
     else:
-        show(found, tokenizer, names, Console(highlight=False))
+        show(patched, tokenizer, names, Console(highlight=False))
 
     if plot is not None:
         title = f"Where the answer comes from: {model}"
-        out = draw_patched(found, names, plot, title, told(found, tokenizer))
-        print(out, file=sys.stderr if as_json else sys.stdout)
+        path = draw_patched(patched, names, plot, title, describe(patched, tokenizer))
+        print(path, file=sys.stderr if as_json else sys.stdout)
 
 
-def prompt_of(opened: Opened, text: str, target: str | None) -> Reading:
-    model, tokenizer = opened.model, opened.tokenizer
+# Prompts and tokens
+
+
+def read_prompt(opened: Opened, text: str, target: str | None) -> Reading:
+    """The input of one prompt; without a target, a translator's decoder gets its start token."""
+    model, tokenizer = opened
     if not isinstance(model, Transformer):
         if target is not None:
             raise ValueError("target: only a translator has one; leave it out")
@@ -122,70 +130,103 @@ def prompt_of(opened: Opened, text: str, target: str | None) -> Reading:
     if target is not None:
         return read(model, tokenizer, source=text, target=target)
 
-    found = read(model, tokenizer, source=text, target=text)  # of which the start alone is kept
+    reading = read(model, tokenizer, source=text, target=text)
+    return reading._replace(text=side(tokenizer, reading.text.ids[:1]))
 
-    return found._replace(text=side(tokenizer, found.text.ids[:1]))
 
-
-def mask_of(opened: Opened, clean: Reading, corrupted: Reading) -> int | None:
-    """Where a BERT is asked: at its mask."""
+def mask_position(opened: Opened, clean: Reading, corrupted: Reading) -> int | None:
+    """The position of a BERT's mask, which both prompts must share; None for other models."""
     if not isinstance(opened.model, BERT):
         return None
 
-    places = [
-        [at for at, id in enumerate(each.text.ids) if id == opened.tokenizer.mask]
-        for each in (clean, corrupted)
-    ]
-    if len(places[0]) != 1 or places[0] != places[1]:
+    mask = opened.tokenizer.mask
+    positions = [position for position, id in enumerate(clean.text.ids) if id == mask]
+    others = [position for position, id in enumerate(corrupted.text.ids) if id == mask]
+    if len(positions) != 1 or positions != others:
         raise ValueError(
-            "clean: a BERT is asked for a masked word; expected one [mask], at the same place in both prompts"
+            "clean: a BERT predicts a masked word; expected one [mask], at the same position in "
+            "both prompts"
         )
 
-    return places[0][0]
+    return positions[0]
 
 
-def one_token(tokenizer: Tokenizer, text: str | None, name: str) -> int | None:
+def token_id(tokenizer: Tokenizer, text: str | None, name: str) -> int | None:
+    """The id of a text that must be one token."""
     if text is None:
         return None
 
     ids = tokenizer.encode(text)
     if len(ids) != 1:
-        parts = printable(" | ".join(readable(tokenizer, id) for id in ids))
-        raise ValueError(f"{name}: expected one token, and {text!r} is {len(ids)}: {parts}")
+        pieces = printable(" | ".join(readable(tokenizer, id) for id in ids))
+        raise ValueError(f"{name}: expected one token, but {text!r} is {len(ids)}: {pieces}")
 
     return ids[0]
 
 
-def told(found: Patched, tokenizer: Tokenizer) -> str:
-    answer = readable(tokenizer, found.answer)
-    if found.against is not None:
-        what = f"logit of {answer} less that of {readable(tokenizer, found.against)}"
-    else:
-        what = f"probability of {answer}"
+def token_names(clean: Reading, corrupted: Reading, kind: str) -> list[str]:
+    """The token at each position, and both tokens where the prompts differ."""
+    clean_side = clean.text
+    corrupted_side = corrupted.text
+    if kind == "encoder":
+        assert clean.source is not None
+        assert corrupted.source is not None
+        clean_side = clean.source
+        corrupted_side = corrupted.source
 
-    return f"{WHAT[found.at]}, from the clean prompt; {what}: clean {found.clean:.3f}, corrupted {found.corrupted:.3f}"
+    names = []
+    for token, other in zip(clean_side.tokens, corrupted_side.tokens, strict=True):
+        name = token
+        if token != other:
+            name = f"{token}/{other}"
+
+        names.append(name)
+
+    return names
 
 
-def show(found: Patched, tokenizer: Tokenizer, names: list[str], console: Console) -> None:
-    L, N = found.restored.shape
-    columns = [str(head) for head in range(N)] if found.at == "heads" else names
-    rows = [str(layer) for layer in range(L)]
-    console.print(Text(printable(told(found, tokenizer))))
-    console.print(
-        HeatMap(found.restored, rows, columns, "layers down", shades=found.restored.clamp(0, 1))
+# Output
+
+
+def describe(patched: Patched, tokenizer: Tokenizer) -> str:
+    """One line: the patched site, the measure, and its value for both prompts."""
+    answer = readable(tokenizer, patched.answer)
+    measure = f"probability of {answer}"
+    if patched.against is not None:
+        measure = f"logit of {answer} less that of {readable(tokenizer, patched.against)}"
+
+    return (
+        f"{SITES[patched.at]}, from the clean prompt; {measure}: "
+        f"clean {patched.clean:.3f}, corrupted {patched.corrupted:.3f}"
     )
 
 
-def as_object(found: Patched, tokenizer: Tokenizer, names: list[str]) -> dict[str, object]:
-    against = None if found.against is None else readable(tokenizer, found.against)
+def show(patched: Patched, tokenizer: Tokenizer, names: list[str], console: Console) -> None:
+    """A heat map of how much each patch restores."""
+    L, N = patched.restored.shape
+    columns = names
+    if patched.at == "heads":
+        columns = [str(head) for head in range(N)]
+
+    rows = [str(layer) for layer in range(L)]
+    shades = patched.restored.clamp(0, 1)
+    console.print(Text(printable(describe(patched, tokenizer))))
+    console.print(HeatMap(patched.restored, rows, columns, "layers down", shades=shades))
+
+
+def as_object(patched: Patched, tokenizer: Tokenizer, names: list[str]) -> dict[str, object]:
+    against = None
+    if patched.against is not None:
+        against = readable(tokenizer, patched.against)
+
     return {
-        "at": found.at,
-        "kind": found.kind,
+        "at": patched.at,
+        "kind": patched.kind,
         "tokens": names,
-        "answer": readable(tokenizer, found.answer),
+        "answer": readable(tokenizer, patched.answer),
         "against": against,
-        "measure": found.measure,
-        "clean": found.clean,
-        "corrupted": found.corrupted,
-        "restored": found.restored.tolist(),
+        "measure": patched.measure,
+        "clean": patched.clean,
+        "corrupted": patched.corrupted,
+        "restored": patched.restored.tolist(),
     }

@@ -1,4 +1,4 @@
-"""qkv plot: the curves of runs."""
+"""qkv plot: the training curves of runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run(
 
     Args:
         runs: The folders of the runs.
-        out: The picture; curves.png in the run's folder, or here for several, unless given.
+        out: The picture (default: curves.png in the run's folder, or here for several runs).
         x: What the x axis shows.
     """
     from qkv.insight.render.figures import training_curves

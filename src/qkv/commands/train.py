@@ -1,4 +1,4 @@
-"""qkv train: a model of any family learns from a person's own text."""
+"""qkv train: train a model of any family on your own text."""
 
 from __future__ import annotations
 
@@ -9,35 +9,37 @@ from typing import Annotated, Any
 
 import tyro
 
-from qkv.command_line.parsing import chosen, naming_flags, parse
-from qkv.command_line.usage_errors import UsageError, values_after
+from qkv.command_line.parsing import check_subcommand, naming_flags, parse
+from qkv.command_line.usage_errors import UsageError, value_after
 from qkv.models.configs import CONFIGS, Config, family
 from qkv.models.presets import preset
 from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig, among
 
-TRAINED = [name for name in CONFIGS if name != "tuned"]  # which qkv finetune makes
+TRAINED = [name for name in CONFIGS if name != "tuned"]
+"""The families that are trained from scratch; qkv finetune makes the others."""
 GROUPS: dict[str, type[Any]] = {
     "reading": DataConfig,
     "run": RunConfig,
     "learning": OptimizerConfig,
 }
 
-TRAIN_HELP = """  gpt          predicts the next word: text generation
-  bert         guesses masked words, seeing both ways: an encoder
+TRAIN_HELP = """  gpt          predicts the next token: text generation
+  bert         predicts masked tokens from both sides: an encoder
   transformer  encoder and decoder: translation
-  rnn          the same with recurrent layers, with or without attention
+  rnn          recurrent encoder and decoder, with or without attention
 
 qkv train gpt --help lists every flag with its default and meaning."""
 
 
 def run(arguments: list[str]) -> bool:
-    """Whether the run came to its end."""
+    """Train as the command line says; False if the run was interrupted."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: qkv train {{{','.join(TRAINED)}}} --data ... --out ...\n\n{TRAIN_HELP}")
         return True
 
     name, *rest = arguments
-    config, data, optimizer, run = training_flags(chosen(name, TRAINED, "train"), rest)
+    check_subcommand(name, TRAINED, "train")
+    config, data, optimizer, run = training_flags(name, rest)
 
     from qkv.lab import samples
     from qkv.training.systems.distributed import under_torchrun
@@ -52,58 +54,70 @@ def run(arguments: list[str]) -> bool:
 def training_flags(
     name: str, arguments: list[str]
 ) -> tuple[Config, DataConfig, OptimizerConfig, RunConfig]:
-    """The four configs from the command line; a preset, or the run that is resumed, gives the
-    defaults.
-    """
+    """The four configs of a command line; a preset, or the resumed run, gives the defaults."""
     gpu = has_gpu(arguments)
+    typed_preset = value_after("--preset", arguments)
+    preset_name = typed_preset or default_preset(name, gpu)
+    model = preset_of(name, preset_name)
     known: dict[str, Any] = {
         "batch_tokens": 16384 if gpu else 4096,
         "data": tyro.MISSING,
         "out": tyro.MISSING,
     }
-    named = value_of("--preset", arguments)
-    chosen_preset = named or f"{name}-{'small' if gpu else 'tiny'}"
 
-    try:
-        model = preset(chosen_preset)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-
-    if family(model) != name:
-        raise UsageError(
-            f"preset: {chosen_preset} is of another family; say qkv train {family(model)} --preset {chosen_preset}"
-        )
-
-    before = resumed(name, arguments)
+    before = resumed_flags(name, arguments)
     if before is not None:
-        own, known = before
-        model = own if named is None else model
+        resumed_model, known = before
+        if typed_preset is None:
+            model = resumed_model
 
-    given = {group: kind(**among(known, kind)) for group, kind in GROUPS.items()}
+    defaults = {group: kind(**among(known, kind)) for group, kind in GROUPS.items()}
     Flags = flags_for(type(model))
     flags: Any = parse(
         Flags,
         arguments,
         f"qkv train {name}",
-        default=Flags(**given, model=model, preset=chosen_preset),
-        description=f"Train a {name} on your own text. It can be stopped at any time and goes on with --resume.",
+        default=Flags(**defaults, model=model, preset=preset_name),
+        description=f"Train a {name} on your own text. It can be stopped at any time and continues "
+        "with --resume.",
     )
 
     return flags.model, flags.reading, flags.learning, flags.run
 
 
+def default_preset(name: str, gpu: bool) -> str:
+    if gpu:
+        return f"{name}-small"
+
+    return f"{name}-tiny"
+
+
+def preset_of(name: str, preset_name: str) -> Config:
+    """The config of a preset, which must be of this family."""
+    try:
+        model = preset(preset_name)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+    if family(model) != name:
+        raise UsageError(
+            f"preset: {preset_name} is of another family; "
+            f"use qkv train {family(model)} --preset {preset_name}"
+        )
+
+    return model
+
+
 def flags_for(config: type[Any]) -> type[Any]:
-    """The dataclass of every flag with which a family is trained."""
-    named = Annotated[
+    """The dataclass of all flags with which a family is trained."""
+    preset_flag = Annotated[
         str, tyro.conf.arg(help="A model by name, see qkv presets; the flags below change it.")
     ]
-    return make_dataclass("Flags", [*GROUPS.items(), ("model", config), ("preset", named)])
+    return make_dataclass("Flags", [*GROUPS.items(), ("model", config), ("preset", preset_flag)])
 
 
 def has_gpu(arguments: Sequence[str]) -> bool:
-    """Whether torch finds a GPU. For help alone the driver is looked for, since importing torch
-    takes seconds.
-    """
+    """Whether there is a GPU; for --help only the driver is checked, as importing torch is slow."""
     if {"-h", "--help"} & set(arguments):
         from qkv.machine import nvidia_gpu_visible
 
@@ -114,25 +128,21 @@ def has_gpu(arguments: Sequence[str]) -> bool:
     return torch.cuda.is_available()
 
 
-def resumed(name: str, arguments: Sequence[str]) -> tuple[Config, dict[str, Any]] | None:
-    """The model's config and the flags of the run that --resume goes on with, if there is one."""
-    out = value_of("--out", arguments)
+def resumed_flags(name: str, arguments: Sequence[str]) -> tuple[Config, dict[str, Any]] | None:
+    """The model's config and the flags of the run that --resume continues, if there is one."""
+    out = value_after("--out", arguments)
     if out is None or "--resume" not in arguments:
         return None
 
     from qkv.training.setup.run_folder import remembered
 
     before = remembered(Path(out))
-    if before is None and value_of("--data", arguments) is None:
-        raise UsageError(f"out: there is no run in {out} to go on with; give --data to begin one")
+    if before is None and value_after("--data", arguments) is None:
+        raise UsageError(f"out: there is no run in {out} to continue; give --data to begin one")
     if before is not None and family(before[0]) != name:
         raise UsageError(
-            f"out: {out} holds another model; say qkv train {family(before[0])} --out {out} --resume"
+            f"out: {out} holds another model; "
+            f"use qkv train {family(before[0])} --out {out} --resume"
         )
 
     return before
-
-
-def value_of(flag: str, arguments: Sequence[str]) -> str | None:
-    """What was typed for a flag that takes one value, before all flags are read."""
-    return next(iter(values_after([flag], arguments)), None)

@@ -1,30 +1,26 @@
-"""qkv translate: lines of files, of a pipe, or as they are typed."""
+"""qkv translate: translate a text, files, a pipe, or lines as they are typed."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import tyro
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from qkv import storage
-from qkv.command_line.model_opening import (
-    Machine,
+from qkv.command_line.model_opening import Machine, open_model
+from qkv.command_line.output_checks import check_not_input, check_writable
+from qkv.command_line.progress_bar import progress_bar
+from qkv.command_line.user_input import (
     check_length,
-    check_not_read,
-    check_place,
-    forgiving,
+    errors_as_notes,
     note_unknown,
-    open_model,
-    printable,
-    read_text,
-    standard_input,
+    read_text_or_pipe,
     typed_lines,
 )
 from qkv.generation.translate import Translation, translate_texts
@@ -32,9 +28,15 @@ from qkv.insight.inspect.alignment import alignment
 from qkv.insight.inspect.whole_words import words_of
 from qkv.models import RNN, Transformer
 from qkv.text import Tokenizer
+from qkv.text.printable import printable
 
-LOOKED_AT = 3  # source words that are named for a target word, at most
-WORTH_NAMING = 0.1
+MOST_SOURCES = 3
+"""Source words listed for each target word in text output."""
+LEAST_WEIGHT = 0.1
+"""Attention weight below which a source word is not listed."""
+
+Alignment = list[tuple[str, list[tuple[str, float]]]]
+"""Each target word with the source words and their attention weights, the heaviest first."""
 
 
 def run(
@@ -52,20 +54,53 @@ def run(
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
     machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008 - tyro reads the defaults
 ) -> None:
-    """Translate line by line: a text, files, what comes through a pipe, or what you type. Lines
-    keep their order.
+    """Translate line by line: a text, files, a pipe, or what you type. Lines keep their order.
 
-    Args: models: The folder of a run or of transformers; several of one vocabulary translate
-        together. data: Files to translate; - is standard input. text: One text to translate. out:
-        Write the translations to this file, which is there whole or not at all. beams: So many
-        translations are weighed against each other at every word; 1 takes the likeliest word each
-        time. n_best: Show so many translations of each line, each as: line ||| translation |||
-        score length: At most so many tokens; unless given, twice as many as the source and a few
-        more. length_penalty: Above 0 favours longer translations, as in the Transformer's paper; 0
-        is the bare probability. align: Say which source words each target word looked at; of the
-        best translation. as_json: A line of JSON for each line: source, translations with scores,
-        and alignment if asked for. machine: Where and how it computes.
+    Args:
+        models: The folder of a run or of transformers; several with one vocabulary are an
+            ensemble.
+        data: Files to translate; - is standard input.
+        text: One text to translate.
+        out: Write the translations to this file, which is written completely or not at all.
+        beams: Beam width; 1 is greedy decoding.
+        n_best: Translations shown for each line, each as: line ||| translation ||| score
+        length: Maximum number of tokens (default: twice the source's and a few more).
+        length_penalty: Above 0 favours longer translations, as in the Transformer paper; 0 ranks
+            by log-probability alone.
+        align: Show which source words each target word attends to, for the best translation.
+        as_json: Print a line of JSON for each line: source, translations with scores, and with
+            --alignment the alignment.
+        machine: Device and precision.
     """
+    check_flags(models, data, text, length, align)
+    check_writable("out", out)
+    check_not_input(out, data, "translated")
+
+    # Read all input before the model, so that a missing file is reported at once.
+    interactive = text is None and not data and sys.stdin.isatty()
+    texts: list[str] = []
+    if text is not None:
+        texts = [text]
+    elif not interactive:
+        texts = read_lines(data)
+
+    translators, tokenizer = open_ensemble(models, machine)
+    translator = LineTranslator(
+        translators, tokenizer, beams, n_best, length, length_penalty, align, as_json
+    )
+    if interactive:
+        translate_typed(translator)
+    else:
+        translate_lines(translator, texts, out)
+
+
+def check_flags(
+    models: Sequence[str],
+    data: Sequence[Path],
+    text: str | None,
+    length: int | None,
+    align: bool,
+) -> None:
     if not models:
         raise ValueError("model: expected the folder of a translator, or several")
 
@@ -73,151 +108,180 @@ def run(
         check_length(length)
 
     if align and len(models) > 1:
-        raise ValueError(
-            "alignment: one model looks at the source in its own way; expected one model, not several"
-        )
+        raise ValueError("alignment: an ensemble has one per model; expected a single model")
     if text is not None and data:
-        raise ValueError("text: files are given, too; leave one of them out")
+        raise ValueError("text: files are given as well; leave one of them out")
     if text is not None and not text.strip():
         raise ValueError("text: there is nothing to translate; expected a sentence")
 
-    check_place("out", out)
-    check_not_read(out, data, "translated")
-    typed = text is None and not data and sys.stdin.isatty()
-    texts = [] if typed else [text] if text is not None else lines_of(data)
+
+def open_ensemble(models: Sequence[str], machine: Machine) -> tuple[list[Any], Tokenizer]:
+    """The models and their common tokenizer."""
     opened = [open_model(name, machine, Transformer, RNN) for name in models]
     tokenizer = opened[0].tokenizer
 
-    for name, each in zip(models, opened, strict=True):
-        if each.tokenizer.fingerprint != tokenizer.fingerprint:
+    for name, (_, other) in zip(models, opened, strict=True):
+        if other.fingerprint != tokenizer.fingerprint:
             raise ValueError(
-                f"{name}: its tokenizer is not that of {models[0]}; models that translate together share one"
+                f"{name}: its tokenizer is not that of {models[0]}; models that translate "
+                "together share one"
             )
 
-    translators: list[Any] = [each.model for each in opened]
-    how: dict[str, Any] = {
-        "beams": beams,
-        "n_best": n_best,
-        "length": length,
-        "length_penalty": length_penalty,
-    }
+    return [model for model, _ in opened], tokenizer
 
-    def shown(number: int, source: str, found: list[Translation]) -> str:
-        looked = aligned(translators[0], tokenizer, source, found[0]) if align else None
-        return (
-            as_object(source, found, looked) if as_json else as_text(number, found, n_best, looked)
+
+@dataclass(frozen=True)
+class LineTranslator:
+    """Models with the search parameters, and how a translation is printed."""
+
+    models: list[Any]
+    tokenizer: Tokenizer
+    beams: int
+    n_best: int
+    length: int | None
+    length_penalty: float
+    align: bool
+    as_json: bool
+
+    def translate(self, texts: Sequence[str]) -> Iterator[tuple[int, list[Translation]]]:
+        """The best translations of each text with its index, in the order they are finished."""
+        return translate_texts(
+            self.models,
+            self.tokenizer,
+            texts,
+            beams=self.beams,
+            n_best=self.n_best,
+            length=self.length,
+            length_penalty=self.length_penalty,
         )
 
-    if typed:
-        for line in typed_lines():
-            with forgiving():
-                ((_, found),) = translate_texts(translators, tokenizer, [line], **how)
-                note_unknown(tokenizer, [line])
-                print(printable(shown(1, line, found)), flush=True)
+    def format(self, number: int, source: str, translations: list[Translation]) -> str:
+        """The output for one line, `number` counted from 1."""
+        aligned = None
+        if self.align:
+            aligned = align_words(self.models[0], self.tokenizer, source, translations[0])
 
-        return
+        if self.as_json:
+            return as_object(source, translations, aligned)
 
-    note_unknown(tokenizer, texts)
-    made = [""] * len(texts)
+        return as_text(number, translations, self.n_best, aligned)
 
-    for place, found in watched(translate_texts(translators, tokenizer, texts, **how), len(texts)):
-        made[place] = shown(place + 1, texts[place], found)
 
-    whole = "".join(f"{each}\n" for each in made)
+def translate_typed(translator: LineTranslator) -> None:
+    """Translate each line as it is typed."""
+    for line in typed_lines():
+        with errors_as_notes():
+            ((_, translations),) = translator.translate([line])
+            note_unknown(translator.tokenizer, [line])
+            print(printable(translator.format(1, line, translations)), flush=True)
+
+
+def translate_lines(translator: LineTranslator, texts: list[str], out: Path | None) -> None:
+    """Translate all texts and print or write them in their order."""
+    note_unknown(translator.tokenizer, texts)
+    lines = [""] * len(texts)
+
+    with progress_bar("translating") as advance:
+        for done, (row, translations) in enumerate(translator.translate(texts), start=1):
+            lines[row] = translator.format(row + 1, texts[row], translations)
+            advance(done, len(texts))
+
+    output = "\n".join([*lines, ""])
     if out is not None:
-        storage.write_text(out, whole)
+        storage.write_text(out, output)
+    elif sys.stdout.isatty():
+        sys.stdout.write(printable(output))
     else:
-        sys.stdout.write(printable(whole) if sys.stdout.isatty() else whole)
+        sys.stdout.write(output)
 
 
-def lines_of(files: Sequence[Path]) -> list[str]:
-    """All lines; without files, those of standard input."""
-    texts = [
-        standard_input() if str(file) == "-" else read_text(file) for file in files or [Path("-")]
-    ]
-    lines = [line for text in texts for line in text.removesuffix("\n").split("\n") if text]
+def read_lines(files: Sequence[Path]) -> list[str]:
+    """All lines of the files; without files, those of standard input."""
+    lines: list[str] = []
+    for file in files or [Path("-")]:
+        text = read_text_or_pipe(file)
+        if text:
+            lines += text.removesuffix("\n").split("\n")
+
     if not lines:
-        where = " and ".join(map(str, files)) if files else "standard input"
+        origin = " and ".join(map(str, files)) or "standard input"
         raise ValueError(
-            f"{where}: there is nothing to translate; expected a sentence on each line"
+            f"{origin}: there is nothing to translate; expected a sentence on each line"
         )
 
     return [line.removesuffix("\r") for line in lines]
 
 
-def watched(
-    found: Iterator[tuple[int, list[Translation]]], total: int
-) -> Iterator[tuple[int, list[Translation]]]:
-    """With a line of progress, at a terminal."""
-    columns = (TextColumn("translating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-    ) as progress:
-        yield from progress.track(found, total=total)
+# Output
 
 
-# What is shown of a translation
-
-Looked = list[tuple[str, list[tuple[str, float]]]]
-"""Each target word, and the source words it looked at with their weights, the heaviest first."""
-
-
-def aligned(
-    model: Transformer | RNN, tokenizer: Tokenizer, source: str, found: Translation
-) -> Looked:
+def align_words(
+    model: Transformer | RNN, tokenizer: Tokenizer, source: str, translation: Translation
+) -> Alignment:
+    """The source words that each target word attends to: summed over source pieces, averaged
+    over target pieces."""
     assert tokenizer.start is not None
     assert tokenizer.end is not None
-    if not found.ids:
+    if not translation.ids:
         return []
 
     device = next(model.parameters()).device
-    read, said = [*tokenizer.encode(source), tokenizer.end], found.ids
+    source_ids = [*tokenizer.encode(source), tokenizer.end]
     weights = alignment(
         model,
-        torch.tensor([read], device=device),
-        torch.tensor([said], device=device),
+        torch.tensor([source_ids], device=device),
+        torch.tensor([translation.ids], device=device),
         start=tokenizer.start,
     )  # (T, S)
 
-    sources, targets = words_of(tokenizer, read), words_of(tokenizer, said)
-    looked: Looked = []
+    source_words = words_of(tokenizer, source_ids)
+    aligned: Alignment = []
 
-    for target in targets:
+    for target in words_of(tokenizer, translation.ids):
         row = weights[target.places].mean(0)  # (S,)
-        each = [(source.text or "(end)", float(row[source.places].sum())) for source in sources]
-        looked.append((target.text, sorted(each, key=lambda pair: -pair[1])))
+        sources = []
+        for word in source_words:
+            sources.append((word.text or "(end)", float(row[word.places].sum())))
 
-    return looked
+        sources.sort(key=lambda pair: -pair[1])
+        aligned.append((target.text, sources))
+
+    return aligned
 
 
-def as_text(number: int, found: list[Translation], n_best: int, looked: Looked | None) -> str:
-    lines = [
-        each.text if n_best == 1 else f"{number} ||| {each.text} ||| {each.score:.4f}"
-        for each in found
-    ]
-    width = max((len(word) for word, _ in looked or []), default=0)
-    for word, sources in looked or []:
-        named = [pair for pair in sources[:LOOKED_AT] if pair[1] >= WORTH_NAMING] or sources[:1]
-        lines.append(
-            f"    {word:{width}}  "
-            + ", ".join(f"{source} {weight:.0%}" for source, weight in named)
-        )
+def as_text(
+    number: int, translations: list[Translation], n_best: int, aligned: Alignment | None
+) -> str:
+    """The translations, one a line, and below them the alignment."""
+    lines = []
+    for translation in translations:
+        line = translation.text
+        if n_best > 1:
+            line = f"{number} ||| {translation.text} ||| {translation.score:.4f}"
+
+        lines.append(line)
+
+    aligned = aligned or []
+    width = max((len(target) for target, _ in aligned), default=0)
+
+    for target, sources in aligned:
+        heavy = [pair for pair in sources[:MOST_SOURCES] if pair[1] >= LEAST_WEIGHT]
+        listed = ", ".join(f"{word} {weight:.0%}" for word, weight in heavy or sources[:1])
+        lines.append(f"    {target:{width}}  {listed}")
 
     return "\n".join(lines)
 
 
-def as_object(source: str, found: list[Translation], looked: Looked | None) -> str:
-    said: dict[str, Any] = {
-        "source": source,
-        "translations": [{"text": each.text, "score": each.score} for each in found],
-    }
-    if looked is not None:
-        said["alignment"] = [
-            {"word": word, "looked_at": dict_of(sources)} for word, sources in looked
-        ]
+def as_object(source: str, translations: list[Translation], aligned: Alignment | None) -> str:
+    """One line of JSON."""
+    values: dict[str, Any] = {"source": source, "translations": []}
+    for translation in translations:
+        values["translations"].append({"text": translation.text, "score": translation.score})
 
-    return json.dumps(said, ensure_ascii=False)
+    if aligned is not None:
+        values["alignment"] = []
+        for target, sources in aligned:
+            weights = [{"word": word, "weight": round(weight, 4)} for word, weight in sources]
+            values["alignment"].append({"word": target, "looked_at": weights})
 
-
-def dict_of(sources: list[tuple[str, float]]) -> list[dict[str, Any]]:
-    return [{"word": word, "weight": round(weight, 4)} for word, weight in sources]
+    return json.dumps(values, ensure_ascii=False)

@@ -1,6 +1,4 @@
-"""qkv doctor: what it finds on this machine, and what it says of machines that are slow in some
-way.
-"""
+"""qkv doctor: the facts about this machine, and the advice for machines that are slow."""
 
 from __future__ import annotations
 
@@ -44,26 +42,31 @@ FAST: dict[str, Any] = {
 
 @pytest.fixture
 def no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child process that tries bf16 is not started: test_precision.py tests it."""
+    """Do not start the child process that tries bf16: test_precision.py tests it."""
     monkeypatch.setattr(precision, "cpu_slowdown", lambda dtype: 7.25)
 
 
 @pytest.mark.usefixtures("no_probe")
-def test_it_tells_what_this_machine_has(qkv: Qkv) -> None:
-    told = json.loads(qkv("doctor", "--json").out)
-    assert told["qkv"] == package.__version__
-    assert told["torch"]["version"] == torch.__version__
-    assert told["torch"]["threads"] == torch.get_num_threads()
-    assert len(told["gpus"]) == torch.cuda.device_count()
-    assert told["cpu"]["bf16_slowdown"] == 7.25
-    assert set(told["packages"]) == set(doctor.PACKAGES)
-    assert {"slow": "bf16 on the CPU", "why": "it takes 7.2 times as long as float32",
-            "do": "Keep float32, which is the default on a CPU"} in told["advice"]  # fmt: skip
+def test_facts_about_this_machine(qkv: Qkv) -> None:
+    facts = json.loads(qkv("doctor", "--json").out)
+    assert facts["qkv"] == package.__version__
+    assert facts["torch"]["version"] == torch.__version__
+    assert facts["torch"]["threads"] == torch.get_num_threads()
+    assert len(facts["gpus"]) == torch.cuda.device_count()
+    assert facts["cpu"]["bf16_slowdown"] == 7.25
+    assert set(facts["packages"]) == set(doctor.PACKAGES)
+    advice = {
+        "slow": "bf16 on the CPU",
+        "why": "it takes 7.2 times as long as float32",
+        "do": "Keep float32, which is the default on a CPU",
+    }
+    assert advice in facts["advice"]
 
     text = qkv("doctor").out
     assert max(map(len, text.splitlines())) <= 80
     for title in ("qkv", "torch", "CPU", "threads", "memory", "GPU", "cache", "packages", "models"):
         assert f"\n{title} " in f"\n{text}"
+
     assert "bf16 on the CPU: it takes 7.2 times as long" in text
 
 
@@ -79,18 +82,20 @@ def test_it_tells_what_this_machine_has(qkv: Qkv) -> None:
         ("cache", "writable", False, "/x cannot be written"),
     ],
 )
-def test_what_is_slow_and_why(part: str, name: str, value: Any, message: str) -> None:
+def test_advice(part: str, name: str, value: Any, message: str) -> None:
     assert doctor.advise(FAST) == []
-    found = copy.deepcopy(FAST)
-    found[part][name] = value
-    advice = [f"{each.slow}: {each.why}. {each.do}." for each in doctor.advise(found)]
+    facts = copy.deepcopy(FAST)
+    facts[part][name] = value
+    advice = doctor.advise(facts)
     assert len(advice) == bool(message)
-    assert all(message in each for each in advice)
+    for item in advice:
+        assert message in f"{item.slow}: {item.why}. {item.do}."
 
 
 def test_few_threads_and_no_gpu() -> None:
     few = copy.deepcopy(FAST) | {"gpus": [], "gpu_driver": False}
-    few["environment"]["OMP_NUM_THREADS"], few["torch"]["threads"] = "2", 2
+    few["environment"]["OMP_NUM_THREADS"] = "2"
+    few["torch"]["threads"] = 2
     threads, gpu = doctor.advise(few)
     assert threads.why == "torch uses 2 of 8 cores, because OMP_NUM_THREADS is 2"
     assert gpu.why == "there is no GPU"
@@ -103,8 +108,11 @@ def test_the_optional_packages_are_those_of_the_project() -> None:
         (Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8")
     )["project"]
     extras = project["optional-dependencies"]
-    own = [needs for name, needs in extras.items() if name not in ("bench", "test")]
-    packages = {need.partition(">")[0] for needs in own for need in needs}
+    packages = set()
+    for name, requirements in extras.items():
+        if name not in ("bench", "test"):
+            packages.update(requirement.partition(">")[0] for requirement in requirements)
+
     assert packages == set(doctor.PACKAGES)
 
 
@@ -123,7 +131,7 @@ def test_the_optional_packages_are_those_of_the_project() -> None:
         ({}, None, 4, None),
     ],
 )  # fmt: skip
-def test_the_system_is_read_as_it_is(
+def test_facts_from_system_files(
     monkeypatch: pytest.MonkeyPatch, files: dict[str, str], features: Any, cores: int, memory: Any
 ) -> None:
     monkeypatch.setattr(machine, "read", lambda path: files.get(path, ""))

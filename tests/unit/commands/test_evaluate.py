@@ -1,6 +1,4 @@
-"""qkv evaluate as it is typed: nothing asked for is lost, and what cannot be kept is refused before
-the work begins.
-"""
+"""qkv evaluate: no result is lost, and output that cannot be written is refused before the work."""
 
 from __future__ import annotations
 
@@ -11,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from qkv.commands.evaluate import paired
-from qkv.evaluation.task_file import read_task
+from qkv.commands.evaluate import with_distinct_names
+from qkv.evaluation.task_file import EvaluationTask, read_task
 from support.command_fixtures import Qkv
 from support.small_evaluation import small_folder
 
@@ -32,11 +30,12 @@ def pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     files = [tmp_path / "a1.jsonl", tmp_path / "a2.jsonl"]
     for file, some in zip(files, (rows[:1], rows), strict=True):
         file.write_text("".join(json.dumps(row) + "\n" for row in some))
+
     return files
 
 
-def perplexity(found: dict[str, Any]) -> float:
-    (result,) = found["results"]
+def perplexity(report: dict[str, Any]) -> float:
+    (result,) = report["results"]
     return next(score["value"] for score in result["scores"] if score["name"] == "perplexity")
 
 
@@ -46,7 +45,7 @@ def test_int8_has_nearly_the_same_perplexity_and_the_same_identity(
     (tmp_path / "my.txt").write_text(
         "the cat sat on the mat. a dog ran to the man, and the man sat down!\n" * 4
     )
-    asked = [
+    arguments = [
         "evaluate",
         model,
         "--task",
@@ -56,11 +55,11 @@ def test_int8_has_nearly_the_same_perplexity_and_the_same_identity(
         "--device",
         "cpu",
     ]
-    assert qkv(*asked, "--out", tmp_path / "plain.json").code == 0
-    assert qkv(*asked, "--out", tmp_path / "bytes.json", "--int8").code == 0
-    plain, small = (
-        json.loads((tmp_path / name).read_text()) for name in ("plain.json", "bytes.json")
-    )
+
+    assert qkv(*arguments, "--out", tmp_path / "plain.json").code == 0
+    assert qkv(*arguments, "--out", tmp_path / "bytes.json", "--int8").code == 0
+    plain = json.loads((tmp_path / "plain.json").read_text())
+    small = json.loads((tmp_path / "bytes.json").read_text())
     assert perplexity(small) == pytest.approx(perplexity(plain), rel=0.02)
     assert perplexity(small) != perplexity(plain)
     assert (plain["models"]["gpt"].pop("int8"), small["models"]["gpt"].pop("int8")) == (False, True)
@@ -75,77 +74,82 @@ def test_two_tasks_of_one_name_are_two(
     tasks = ["--task", f"blimp={one}", "--task", f"blimp={two}"]
     if not equals:
         tasks = ["--task", "blimp", "--task", "blimp", "--data", str(one), str(two)]
-    said = qkv("evaluate", model, *tasks, "--out", tmp_path / "out.json")
-    assert said.code == 0
-    found = json.loads((tmp_path / "out.json").read_text())
+
+    printed = qkv("evaluate", model, *tasks, "--out", tmp_path / "out.json")
+    assert printed.code == 0
+    report = json.loads((tmp_path / "out.json").read_text())
     titles = ["blimp (a1.jsonl)", "blimp (a2.jsonl)"]
-    assert [(result["task"], result["rows"]) for result in found["results"]] == list(
+    assert [(result["task"], result["rows"]) for result in report["results"]] == list(
         zip(titles, (1, 3), strict=True)
     )
-    assert list(found["tasks"]) == list(found["data"]) == titles
-    assert [list(files) for files in found["data"].values()] == [[str(one)], [str(two)]]
-    assert all(title in said.out for title in titles)
+    assert list(report["tasks"]) == list(report["data"]) == titles
+    assert [list(files) for files in report["data"].values()] == [[str(one)], [str(two)]]
+    assert all(title in printed.out for title in titles)
 
 
-def test_what_tells_tasks_apart() -> None:
-    blimp, own = read_task("blimp"), read_task("agreement")
-    far = paired([("blimp", blimp, ["x/a.jsonl"]), ("blimp", blimp, ["y/a.jsonl"])], [])
-    assert [task.name for task, _ in far] == ["blimp (x/a.jsonl)", "blimp (y/a.jsonl)"]
-    same = paired([("blimp", blimp, ["a"]), ("blimp", blimp, ["a"]), ("agreement", own, [])], [])
-    assert [task.name for task, _ in same] == ["blimp", "agreement"]
-    embedded = own.beside(own.data)
-    assert len(paired([("agreement", own, []), ("agreement", own, [embedded])], [])) == 1
-    names = [
-        task.name
-        for task, _ in paired([("agreement", own, []), ("agreement", own, ["agreement.jsonl"])], [])
-    ]
-    assert names == [f"agreement ({embedded})", "agreement (agreement.jsonl)"]
+def test_tasks_of_one_name_are_labelled_by_their_files() -> None:
+    blimp = read_task("blimp")
+    agreement = read_task("agreement")
+
+    def names(*tasks: tuple[EvaluationTask, list[str]]) -> list[str]:
+        return [task.name for task, _ in with_distinct_names(tasks)]
+
+    far = names((blimp, ["x/a.jsonl"]), (blimp, ["y/a.jsonl"]))
+    assert far == ["blimp (x/a.jsonl)", "blimp (y/a.jsonl)"]
+    assert names((blimp, ["a"]), (blimp, ["a"]), (agreement, [])) == ["blimp", "agreement"]
+    embedded = agreement.beside(agreement.data)
+    assert names((agreement, []), (agreement, [embedded])) == ["agreement"]
+    other = names((agreement, []), (agreement, ["agreement.jsonl"]))
+    assert other == [f"agreement ({embedded})", "agreement (agreement.jsonl)"]
 
 
 def test_one_unit_has_no_interval(qkv: Qkv, model: Path, tmp_path: Path) -> None:
-    (tmp_path / "said.txt").write_text("the cat sat on a mat\n")
+    (tmp_path / "output.txt").write_text("the cat sat on a mat\n")
     (tmp_path / "true.txt").write_text("the cat sat on the mat\n")
     text = ["evaluate", model, "--task", "perplexity", "--data", tmp_path / "true.txt"]
-    sentence = ["evaluate", "--task", "translation", "--hypotheses", tmp_path / "said.txt"]
-    for asked in (text, [*sentence, "--data", tmp_path / "true.txt"]):
-        said = qkv(*asked, "--out", tmp_path / "out.json", "--plot", tmp_path / "out.png")
-        assert said.code == 0
-        assert " [-]" in said.out
-        assert "[-]: fewer than 4 parts to draw an interval from" in said.out
+    sentence = ["evaluate", "--task", "translation", "--hypotheses", tmp_path / "output.txt"]
+    for arguments in (text, [*sentence, "--data", tmp_path / "true.txt"]):
+        printed = qkv(*arguments, "--out", tmp_path / "out.json", "--plot", tmp_path / "out.png")
+        assert printed.code == 0
+        assert " [-]" in printed.out
+        assert "[-]: fewer than 4" in printed.out
         (result,) = json.loads((tmp_path / "out.json").read_text())["results"]
         assert {(score["low"], score["high"]) for score in result["scores"]} == {(None, None)}
 
 
 @pytest.mark.parametrize("option", ["out", "plot"])
-def test_a_place_that_cannot_be_written_is_refused_first(
+def test_output_that_cannot_be_written_is_refused_first(
     qkv: Qkv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
-    """Before the model is opened: there is none."""
+    """The model, which does not exist, is not opened."""
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.png").mkdir()
     at = str(tmp_path)
-    places = {
-        "folder.png": f"expected the name of a file, and {at}/folder.png is a folder",
-        "file/new/a.png": f"{at}/file/new/a.png cannot be written: {at}/file is a file and no folder",
-        "new/a.png": f"{at}/new/a.png cannot be written: the folder {at} may not be changed",
+    paths = {
+        "folder.png": "is a folder",
+        "file/new/a.png": f"cannot be written: {at}/file is a file",
+        "new/a.png": f"cannot be written: no permission to change {at}",
     }
     monkeypatch.setattr(
         os, "access", lambda path, mode: False
-    )  # as for a person who is not the owner
-    for place, sentence in places.items():
-        said = qkv(
-            "evaluate", tmp_path / "none", "--task", "agreement", f"--{option}", tmp_path / place
+    )  # as for a user who is not the owner
+    for path, reason in paths.items():
+        printed = qkv(
+            "evaluate", tmp_path / "none", "--task", "agreement", f"--{option}", tmp_path / path
         )
-        assert said.error.endswith(f"qkv: {option}: {sentence}\n")
-        assert said.refused
+        assert printed.error.startswith(f"qkv: {option}: ")
+        assert reason in printed.error
+        assert printed.refused
+
     assert not (tmp_path / "new").exists()
 
 
-def test_what_is_done_is_kept_when_a_later_part_fails(
+def test_results_are_kept_when_a_later_part_fails(
     qkv: Qkv, model: Path, pairs: list[Path], tmp_path: Path
 ) -> None:
-    out, plot = tmp_path / "out.json", tmp_path / "out.png"
-    kept = ["--out", out, "--plot", plot]
+    out = tmp_path / "out.json"
+    plot = tmp_path / "out.png"
+    output = ["--out", out, "--plot", plot]
     blimp = f"blimp={pairs[1]}"
     # A later task, a later model, and a later number of examples.
     cases = [
@@ -153,30 +157,28 @@ def test_what_is_done_is_kept_when_a_later_part_fails(
             [model, "--task", blimp, "--task", "lambada=none.jsonl"],
             "none.jsonl: no such file or folder",
         ),
-        (
-            [model, tmp_path / "none", "--task", blimp],
-            f"{tmp_path / 'none'}: there is no such folder",
-        ),
+        ([model, tmp_path / "none", "--task", blimp], f"{tmp_path / 'none'}: "),
         ([model, "--task", blimp, "--shots", "0", "9"], "shots: "),
     ]
-    for asked, sentence in cases:
-        said = qkv("evaluate", *asked, *kept)
-        assert said.refused
-        assert f"qkv: {sentence}" in said.error
-        assert "blimp" in said.out
-        found = json.loads(out.read_text())
-        assert [result["task"] for result in found["results"]] == ["blimp"]
-        assert list(found["data"]) == ["blimp"]
-        assert found["failure"].startswith(sentence)
+
+    for arguments, sentence in cases:
+        printed = qkv("evaluate", *arguments, *output)
+        assert printed.refused
+        assert f"qkv: {sentence}" in printed.error
+        assert "blimp" in printed.out
+        report = json.loads(out.read_text())
+        assert [result["task"] for result in report["results"]] == ["blimp"]
+        assert list(report["data"]) == ["blimp"]
+        assert report["failure"].startswith(sentence)
         assert plot.read_bytes().startswith(b"\x89PNG")
         out.unlink()
         plot.unlink()
 
 
-def test_shots_where_no_examples_go(qkv: Qkv, model: Path, tmp_path: Path) -> None:
+def test_shots_of_tasks_without_examples(qkv: Qkv, model: Path, tmp_path: Path) -> None:
     (tmp_path / "my.txt").write_text("the cat sat\n")
     mine = tmp_path / "my.txt"
-    said = qkv(
+    printed = qkv(
         "evaluate",
         model,
         "--task",
@@ -189,12 +191,11 @@ def test_shots_where_no_examples_go(qkv: Qkv, model: Path, tmp_path: Path) -> No
         "--out",
         tmp_path / "o",
     )
-    assert "no examples: they stand before questions" in said.out
+
+    assert "no examples" in printed.out
     (result,) = json.loads((tmp_path / "o").read_text())["results"]
     assert result["shots"] == 0
-    said = qkv(
+    printed = qkv(
         "evaluate", "--task", "translation", "--hypotheses", mine, "--data", mine, "--shots", "3"
     )
-    assert (
-        "qkv: shots: translations that are there already have no examples before them" in said.error
-    )
+    assert "qkv: shots: existing translations have no examples" in printed.error

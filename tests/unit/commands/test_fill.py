@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -20,45 +21,34 @@ def test_guesses_and_bars(qkv: Qkv, models: Path) -> None:
     printed = qkv("fill", models / "bert", text, "--top", 3)
     first, *one, second, a, b, c = printed.out.splitlines()
     assert (first, second) == ("mask 1", "mask 2")
-    for line, guess in zip(
-        [*one, a, b, c], [guess for guesses in expected for guess in guesses], strict=True
-    ):
+    lines = [*one, a, b, c]
+    for line, guess in zip(lines, chain.from_iterable(expected), strict=True):
         assert line.split()[:2] == [guess.text, f"{guess.probability:.1%}"]
-    said = [
-        json.loads(line)
-        for line in qkv("fill", models / "bert", "--json", "--top", 3, typed=text).out.splitlines()
-    ]
-    assert [each["mask"] for each in said] == [1, 2]
-    assert [guess["probability"] for guess in said[0]["guesses"]] == pytest.approx(
-        [guess.probability for guess in expected[0]]
-    )
+
+    printed = qkv("fill", models / "bert", "--json", "--top", 3, typed=text)
+    masks = [json.loads(line) for line in printed.out.splitlines()]
+    assert [mask["mask"] for mask in masks] == [1, 2]
+    probabilities = [guess["probability"] for guess in masks[0]["guesses"]]
+    assert probabilities == pytest.approx([guess.probability for guess in expected[0]])
 
 
 @pytest.mark.parametrize(
-    ("words", "typed", "message"),
+    ("arguments", "typed", "message"),
     [
-        (
-            ["bert", "no mask"],
-            "",
-            "text: there is no mask in it to fill; write [mask] where a word is missing",
-        ),
-        (["bert"], "", "text: it is empty; expected a text with [mask] where a word is missing"),
+        (["bert", "no mask"], "", "text: there is no mask"),
+        (["bert"], "", "text: it is empty"),
         (["bert", "[mask]", "--top", "0"], "", "top: expected 1 or more, not 0"),
         (
             ["bert", "[mask]" + " cat" * 20],
             "",
             "text: 23 tokens are more than the model's context of 16",
         ),
-        (["gpt", "[mask]"], "", "a GPT goes on from a text: use qkv generate, or qkv chat"),
-        (
-            ["one", "[mask]"],
-            "",
-            "a Transformer of encoder and decoder translates: use qkv translate",
-        ),
+        (["gpt", "[mask]"], "", "use qkv generate, or qkv chat"),
+        (["one", "[mask]"], "", "use qkv translate"),
     ],
 )
-def test_bad_input(qkv: Qkv, models: Path, words: list[str], typed: str, message: str) -> None:
-    printed = qkv("fill", models / words[0], *words[1:], typed=typed)
+def test_bad_input(qkv: Qkv, models: Path, arguments: list[str], typed: str, message: str) -> None:
+    printed = qkv("fill", models / arguments[0], *arguments[1:], typed=typed)
     assert printed.refused
     assert message in printed.error
     assert printed.error.count("\n") == 1

@@ -1,6 +1,4 @@
-"""qkv finetune: from the command line to a folder that the other commands use; and what is wrong is
-said at once.
-"""
+"""qkv finetune: its folder works with the other commands, and errors are reported at once."""
 
 from __future__ import annotations
 
@@ -14,9 +12,8 @@ import pytest
 from support.command_fixtures import Qkv
 from support.finetuning import make_models, rows_of, write
 
-pytestmark = pytest.mark.usefixtures(
-    "without_shape_checks"
-)  # tyro's own value for what is not given is no text
+# tyro's value for a missing flag does not have the annotated type.
+pytestmark = pytest.mark.usefixtures("without_shape_checks")
 
 LEARN = (
     "--epochs",
@@ -33,12 +30,13 @@ LEARN = (
 
 
 @pytest.fixture(scope="module")
-def bodies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def backbones(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with gpt, bert and transformer, and the files of toy tasks."""
-    folder = make_models(tmp_path_factory.mktemp("bodies"))
+    folder = make_models(tmp_path_factory.mktemp("backbones"))
     for task in ("classify", "tag", "pair", "numbers", "chat"):
         write(task, folder / task, rows_of(task, 64))
         write(task, folder / f"{task}-dev", rows_of(task, 24, seed=1))
+
     return folder
 
 
@@ -48,12 +46,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "140")
 
 
-def test_what_it_makes_is_used_by_the_other_commands(
-    bodies: Path, tmp_path: Path, qkv: Qkv, monkeypatch: pytest.MonkeyPatch
+def test_its_folder_works_with_the_other_commands(
+    backbones: Path, tmp_path: Path, qkv: Qkv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(bodies)
+    monkeypatch.chdir(backbones)
     out = tmp_path / "run"
-    asked = (
+    flags = (
         "--task",
         "classify",
         "--data",
@@ -63,16 +61,17 @@ def test_what_it_makes_is_used_by_the_other_commands(
         "--out",
         out,
     )
-    printed = qkv("finetune", "bert", *asked, *LEARN)
+
+    printed = qkv("finetune", "bert", *flags, *LEARN)
     assert printed.code == 0, printed.error
     assert "64 examples to train on, 24 to validate on, 2 classes: bad, good" in printed.out
     assert "accuracy 1.0000" in printed.out
     assert f"Use it: qkv classify {out}" in printed.out
     assert (out / "confusion.png").stat().st_size > 1000
     assert qkv("classify", out, "warm boats", "stones cold").out.split("\n")[0].startswith("good")
-    scored = qkv("classify", out, "--data", bodies / "classify-dev.tsv", "--score")
+    scored = qkv("classify", out, "--data", backbones / "classify-dev.tsv", "--score")
     assert re.search(r"accuracy\s+(100|1\.0)", scored.out)
-    # Nothing need be said again, and it may be said from anywhere.
+    # --resume needs no other flags, and works from any folder.
     monkeypatch.chdir(tmp_path)
     again = qkv("finetune", "--out", out, "--resume")
     assert (again.code, again.error) == (0, "")
@@ -82,31 +81,33 @@ def test_what_it_makes_is_used_by_the_other_commands(
     assert refused.error.startswith("qkv: rank: the run in")
     taken = qkv(
         "finetune",
-        bodies / "bert",
+        backbones / "bert",
         "--task",
         "classify",
         "--data",
-        bodies / "classify.tsv",
+        backbones / "classify.tsv",
         "--out",
         out,
     )
+
     assert "holds a run already; add --resume" in taken.error
 
 
-def test_several_seeds_their_mean_and_their_spread(bodies: Path, tmp_path: Path, qkv: Qkv) -> None:
-    asked = (
+def test_mean_and_spread_of_several_seeds(backbones: Path, tmp_path: Path, qkv: Qkv) -> None:
+    flags = (
         "--task",
         "tag",
         "--data",
-        bodies / "tag.jsonl",
+        backbones / "tag.jsonl",
         "--validation",
-        bodies / "tag-dev.jsonl",
+        backbones / "tag-dev.jsonl",
     )
+
     short = (*LEARN[2:], "--epochs", "0.5", "--dropout", "0.3")
     printed = qkv(
         "finetune",
-        bodies / "bert",
-        *asked,
+        backbones / "bert",
+        *flags,
         "--out",
         tmp_path / "k",
         *short,
@@ -115,73 +116,87 @@ def test_several_seeds_their_mean_and_their_spread(bodies: Path, tmp_path: Path,
         "--seed",
         "5",
     )
+
     assert printed.code == 0, printed.error
-    told = json.loads((tmp_path / "k" / "seeds.json").read_text())
-    assert told["seeds"] == [5, 6, 7]
+    spread = json.loads((tmp_path / "k" / "seeds.json").read_text())
+    assert spread["seeds"] == [5, 6, 7]
     scores = [
         json.loads((tmp_path / "k" / f"seed-{seed}" / "scores.json").read_text())
         for seed in (5, 6, 7)
     ]
     for name in ("accuracy", "loss"):
-        values = [each["measured"][name] for each in scores]
-        assert told["measured"][name] == values
-        assert told["spread"][name]["mean"] == pytest.approx(statistics.fmean(values))
-        assert told["spread"][name]["deviation"] == pytest.approx(statistics.stdev(values))
+        values = [score["measured"][name] for score in scores]
+        assert spread["measured"][name] == values
+        assert spread["spread"][name]["mean"] == pytest.approx(statistics.fmean(values))
+        assert spread["spread"][name]["deviation"] == pytest.approx(statistics.stdev(values))
         assert f"{statistics.fmean(values):.4f}" in printed.out
-    assert len({each["measured"]["loss"] for each in scores}) == 3, "a seed of its own for each"
-    again = qkv("finetune", "--out", tmp_path / "k", "--resume")  # how many there are is remembered
+
+    losses = {score["measured"]["loss"] for score in scores}
+    assert len(losses) == 3, "each run has its own seed"
+    again = qkv("finetune", "--out", tmp_path / "k", "--resume")  # the number of seeds is stored
     assert again.code == 0, again.error
     assert "Seed 7, 3 of 3" in again.out
-    assert json.loads((tmp_path / "k" / "seeds.json").read_text()) == told
-    taken = qkv("finetune", bodies / "bert", *asked, "--out", tmp_path / "k", "--seeds", "2")
+    assert json.loads((tmp_path / "k" / "seeds.json").read_text()) == spread
+    taken = qkv("finetune", backbones / "bert", *flags, "--out", tmp_path / "k", "--seeds", "2")
     assert "holds runs already; add --resume" in taken.error
-    assert json.loads((tmp_path / "k" / "seeds.json").read_text()) == told, "nothing is lost"
+    assert json.loads((tmp_path / "k" / "seeds.json").read_text()) == spread, "nothing is lost"
     inside = qkv(
-        "finetune", bodies / "bert", *asked, "--out", tmp_path / "k" / "seed-5", "--seeds", "2"
+        "finetune", backbones / "bert", *flags, "--out", tmp_path / "k" / "seed-5", "--seeds", "2"
     )
     assert "holds a run of one seed; choose another folder for several" in inside.error
 
 
-def test_seeds_that_are_refused_leave_nothing(
-    bodies: Path, tmp_path: Path, qkv: Qkv, monkeypatch: pytest.MonkeyPatch
+def test_refused_seeds_leave_no_folder(
+    backbones: Path, tmp_path: Path, qkv: Qkv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = (
+    flags = (
         "--task",
         "tag",
         "--data",
-        bodies / "classify.tsv",
+        backbones / "classify.tsv",
         "--out",
         tmp_path / "k",
         "--seeds",
         "2",
     )
-    assert qkv("finetune", bodies / "bert", *asked).refused
+
+    assert qkv("finetune", backbones / "bert", *flags).refused
     assert not (tmp_path / "k").exists()
     monkeypatch.setenv("RANK", "0")
-    assert qkv("finetune", bodies / "bert", *asked).error.startswith(
+    assert qkv("finetune", backbones / "bert", *flags).error.startswith(
         "qkv: seeds: under torchrun one seed at a time"
     )
 
 
-def test_a_dry_run_leaves_nothing(bodies: Path, tmp_path: Path, qkv: Qkv) -> None:
-    asked = (
+def test_a_dry_run_leaves_no_folder(backbones: Path, tmp_path: Path, qkv: Qkv) -> None:
+    flags = (
         "--task",
         "classify",
         "--data",
-        bodies / "classify.tsv",
+        backbones / "classify.tsv",
         "--out",
         tmp_path / "none",
         "--dry-run",
     )
+
     printed = qkv(
-        "finetune", bodies / "gpt", *asked, "--train", "adapters", "--rank", "1", "--device", "cpu"
+        "finetune",
+        backbones / "gpt",
+        *flags,
+        "--train",
+        "adapters",
+        "--rank",
+        "1",
+        "--device",
+        "cpu",
     )
+
     assert printed.code == 0, printed.error
     assert re.search(r"parameters.*of which [\d,]+ learn \(\d", printed.out)
     assert not (tmp_path / "none").exists()
 
 
-def test_the_other_kind_of_run_is_not_resumed(bodies: Path, tmp_path: Path, qkv: Qkv) -> None:
+def test_the_other_kind_of_run_is_not_resumed(backbones: Path, tmp_path: Path, qkv: Qkv) -> None:
     (tmp_path / "run.json").write_text('{"command": "train"}')
     printed = qkv("finetune", "--out", tmp_path, "--resume")
     assert printed.error.startswith(
@@ -189,103 +204,154 @@ def test_the_other_kind_of_run_is_not_resumed(bodies: Path, tmp_path: Path, qkv:
     )
 
 
-# What is wrong is said before any training, with the file and the line
+# Errors are reported before any training, with the file and the line
 
 GOOD_ROWS = (
     "sentence\tlabel\nwarm boats\tgood\ncold boats\tbad\nwarm stones\tgood\ncold stones\tbad\n"
 )
 PAIRS = "sentence1\tsentence2\tscore\nwarm\tboats\t1.5\ncold\tboats\t0.5\n"
+VALIDATED = ("--validation", "{data}")
 BAD: dict[str, tuple[str, str, tuple[str, ...], str]] = {
-    "a label never seen": (
-        "classify", GOOD_ROWS, ("--validation", "{dev}"), r"{dev}:3: the label 'odd' is never seen in training",
+    "a label that training has not": (
+        "classify",
+        GOOD_ROWS,
+        ("--validation", "{dev}"),
+        r"{dev}:3: the label 'odd'",
     ),
-    "an empty sentence": ("classify", GOOD_ROWS + " \tgood\n", (), r"{data}:6: the text is empty; leave the row out"),
+    "an empty sentence": ("classify", GOOD_ROWS + " \tgood\n", (), r"{data}:6: .*empty"),
     "a missing column": ("classify", "sentence\twhat\nwarm\tgood\n", (), r"{data}:1: .*label"),
     "a row with a missing column": ("classify", GOOD_ROWS + "warm rivers\n", (), r"{data}:6: "),
     "a class with one example": (
-        "classify", GOOD_ROWS + "boats\todd\n", ("--validation", "{data}"),
-        r"{data}:6: the class 'odd' has this one example; add another, or leave it out",
+        "classify",
+        GOOD_ROWS + "boats\todd\n",
+        VALIDATED,
+        r"{data}:6: the class 'odd'",
     ),
     "a single class": (
-        "classify", "sentence\tlabel\nwarm\tgood\nboats\tgood\n", ("--validation", "{data}"),
-        r"{data}:2: expected two classes to train on or more, found only good",
+        "classify",
+        "sentence\tlabel\nwarm\tgood\nboats\tgood\n",
+        VALIDATED,
+        r"{data}:2: expected two classes",
     ),
-    "too few": ("classify", GOOD_ROWS, (), "data: 4 examples are too few to hold some out; give --validation"),
+    "too few": ("classify", GOOD_ROWS, (), r"data: 4 examples .*--validation"),
     "a class with one example, and nothing to validate on": (
-        "classify", GOOD_ROWS + "boats\todd\n", (), r"{data}:6: the class 'odd' has this one example; add another",
+        "classify",
+        GOOD_ROWS + "boats\todd\n",
+        (),
+        r"{data}:6: the class 'odd'",
     ),
     "fewer examples than two a class": (
-        "classify", GOOD_ROWS, ("--validation", "{data}", "--examples", "2"),
-        "examples: 2 are too few for 2 classes; expected 4 or more",
+        "classify",
+        GOOD_ROWS,
+        (*VALIDATED, "--examples", "2"),
+        r"examples: 2 are too few for 2 classes",
     ),
     "no number": (
-        "regress", "sentence\tscore\nwarm\t1\ncold\tlow\n", (), r"{data}:3: expected a number as the label, not 'low'",
+        "regress",
+        "sentence\tscore\nwarm\t1\ncold\tlow\n",
+        (),
+        r"{data}:3: expected a number as the label, not 'low'",
     ),
-    "numbers all alike": (
-        "regress", "sentence\tscore\nwarm\t1\ncold\t1\n", ("--validation", "{data}"),
-        r"{data}:2: all 2 numbers to train on are 1",
+    "equal numbers": (
+        "regress",
+        "sentence\tscore\nwarm\t1\ncold\t1\n",
+        VALIDATED,
+        r"{data}:2: all 2 numbers",
     ),
-    "one text of a pair": ("pair", GOOD_ROWS, (), r"{data}:1: no columns are called sentence1 and sentence2"),
+    "one text of a pair": ("pair", GOOD_ROWS, (), r"{data}:1: .*sentence1 and sentence2"),
     "a metric of another task": (
-        "classify", GOOD_ROWS, ("--validation", "{data}", "--metric", "pearson"),
-        "metric: classify has loss, accuracy, macro_f1, matthews, not pearson",
+        "classify",
+        GOOD_ROWS,
+        (*VALIDATED, "--metric", "pearson"),
+        r"metric: classify has loss, accuracy, macro_f1, matthews",
     ),
     "a metric of classes for numbers": (
-        "similarity", PAIRS, ("--validation", "{data}", "--metric", "accuracy"),
-        "metric: similarity has loss, pearson, mean_absolute_error, not accuracy",
+        "similarity",
+        PAIRS,
+        (*VALIDATED, "--metric", "accuracy"),
+        r"metric: similarity has loss, pearson, mean_absolute_error",
     ),
     "weights for numbers": (
-        "similarity", PAIRS, ("--validation", "{data}", "--class-weights", "balanced"),
-        "class_weights: similarity with numbers has no classes; leave them out",
+        "similarity",
+        PAIRS,
+        (*VALIDATED, "--class-weights", "balanced"),
+        r"class_weights: .*no classes",
     ),
     "a weight of no class": (
-        "classify", GOOD_ROWS, ("--validation", "{data}", "--class-weights", "odd=2"),
-        "class_weights: expected balanced, or label=weight of bad, good, not 'odd=2'",
+        "classify",
+        GOOD_ROWS,
+        (*VALIDATED, "--class-weights", "odd=2"),
+        r"class_weights: .*bad, good, not 'odd=2'",
     ),
-    "a weight that is none": (
-        "classify", GOOD_ROWS, ("--validation", "{data}", "--class-weights", "good=much"),
-        "class_weights: expected a weight of 0 or more, not 'good=much'",
+    "a weight that is no number": (
+        "classify",
+        GOOD_ROWS,
+        (*VALIDATED, "--class-weights", "good=much"),
+        r"class_weights: .*0 or more, not 'good=much'",
     ),
     "more examples than there are": (
-        "classify", GOOD_ROWS, ("--validation", "{data}", "--examples", "9"),
-        "examples: there are 4 to train on, not 9",
+        "classify",
+        GOOD_ROWS,
+        (*VALIDATED, "--examples", "9"),
+        r"examples: .*4 .*9",
     ),
-    "words of a BERT": (
-        "classify", GOOD_ROWS, ("--validation", "{data}", "--language", "0.5"), "language: only a GPT predicts",
+    "a language loss for a BERT": (
+        "classify",
+        GOOD_ROWS,
+        (*VALIDATED, "--language", "0.5"),
+        r"language: only a GPT",
     ),
-    "no room": (
-        "classify", GOOD_ROWS, ("--validation", "{data}", "--context", "2"), "context: 2 tokens have no room for words",
+    "a context without room": (
+        "classify",
+        GOOD_ROWS,
+        (*VALIDATED, "--context", "2"),
+        r"context: 2 tokens",
     ),
     "an encoder-decoder": (
-        "classify", GOOD_ROWS, ("--validation", "{data}", "--model", "{models}/transformer"),
-        "model: .*transformer is an encoder-decoder; classify expects a GPT or a BERT",
+        "classify",
+        GOOD_ROWS,
+        (*VALIDATED, "--model", "{models}/transformer"),
+        r"model: .*transformer is an encoder-decoder",
     ),
-    "no such model": (
-        "classify", GOOD_ROWS, ("--validation", "{data}", "--model", "{models}/none"), "{models}/none",
+    "no such model": ("classify", GOOD_ROWS, (*VALIDATED, "--model", "{models}/none"), "{models}"),
+    "first-token pooling of a causal model": (
+        "classify",
+        GOOD_ROWS,
+        (*VALIDATED, "--model", "{models}/gpt", "--pooling", "first"),
+        r"pooling: .*causal",
     ),
-    "a causal first word": (
-        "classify", GOOD_ROWS, ("--validation", "{data}", "--model", "{models}/gpt", "--pooling", "first"),
-        "pooling: the first word of a causal model has read nothing",
-    ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", list(BAD))
-def test_what_is_wrong_is_said_before_any_training(
-    case: str, bodies: Path, tmp_path: Path, qkv: Qkv
+def test_errors_are_reported_before_any_training(
+    case: str, backbones: Path, tmp_path: Path, qkv: Qkv
 ) -> None:
-    task, content, flags, said = BAD[case]
-    data, dev, out = tmp_path / "data.tsv", tmp_path / "dev.tsv", tmp_path / "run"
+    task, content, flags, message = BAD[case]
+    data = tmp_path / "data.tsv"
+    dev = tmp_path / "dev.tsv"
+    out = tmp_path / "run"
     data.write_text(content)
     dev.write_text("sentence\tlabel\nwarm boats\tgood\nboats\todd\n")
-    places = {"data": str(data), "dev": str(dev), "models": str(bodies)}
-    words = [word.format(**places) for word in flags]
-    model = [] if "--model" in words else ["--model", bodies / "bert"]
+    paths = {"data": str(data), "dev": str(dev), "models": str(backbones)}
+    arguments = [flag.format(**paths) for flag in flags]
+    model = [] if "--model" in arguments else ["--model", backbones / "bert"]
     printed = qkv(
-        "finetune", *model, "--task", task, "--data", data, "--out", out, "--device", "cpu", *words
+        "finetune",
+        *model,
+        "--task",
+        task,
+        "--data",
+        data,
+        "--out",
+        out,
+        "--device",
+        "cpu",
+        *arguments,
     )
+
     assert printed.refused, printed.out
-    expected = said.format(**{name: re.escape(place) for name, place in places.items()})
+    expected = message.format(**{name: re.escape(path) for name, path in paths.items()})
     assert re.match(f"qkv: {expected}", printed.error), printed.error
     assert printed.error.count("\n") == 1
     assert [path.name for path in out.iterdir()] == [".lock"]

@@ -22,28 +22,31 @@ CONLLU = """1\tthe\t_\t_\t_\t_\t2\tdet\t_\t_
 """
 
 
-def test_what_heads_do(qkv: Qkv, models: Path, tmp_path: Path) -> None:
+def test_attention_patterns(qkv: Qkv, models: Path, tmp_path: Path) -> None:
     model, tokenizer = artifact.load(models / "gpt")
     assert tokenizer is not None
     short = [text[:40] for text in TEXTS[:2]]
     (expected,) = head_patterns(model, tokenizer, short)
     printed = qkv("heads", models / "gpt", *short)
     assert printed.code == 0, printed.error
-    for role in ("previous", "first", "self", "same", "induction"):
-        (line,) = (line for line in printed.out.splitlines() if f" {role} " in line)
-        layer, head, score = expected.strongest(role, 1)[0]
+    for pattern in ("previous", "first", "self", "same", "induction"):
+        (line,) = (line for line in printed.out.splitlines() if f" {pattern} " in line)
+        layer, head, score = expected.strongest(pattern, 1)[0]
         assert f"{layer}.{head}\u00a0{score:.2f}" in line
-    plot = tmp_path / "roles.svg"
-    said = qkv("heads", models / "gpt", *short, "--json", "--plot", plot)
-    (found,) = json.loads(said.out)["roles"]
-    assert found["attention"] == "self"
-    for role, scores in expected.scores.items():
-        torch.testing.assert_close(torch.tensor(found[role]["scores"]), scores)
+
+    plot = tmp_path / "patterns.svg"
+    printed = qkv("heads", models / "gpt", *short, "--json", "--plot", plot)
+    (patterns,) = json.loads(printed.out)["patterns"]
+    assert patterns["attention"] == "self"
+    for name, scores in expected.scores.items():
+        torch.testing.assert_close(torch.tensor(patterns[name]["scores"]), scores)
+        assert patterns[name]["uniform"] == expected.even[name]
+
     assert "What heads do" in plot.read_text()
 
 
 @pytest.mark.parametrize("name", ["gpt", "bert"])
-def test_which_heads_matter(qkv: Qkv, models: Path, tmp_path: Path, name: str) -> None:
+def test_ablation(qkv: Qkv, models: Path, tmp_path: Path, name: str) -> None:
     model, tokenizer = artifact.load(models / name)
     assert tokenizer is not None
     texts = ["the cat sat", "the dog ran on the mat"]
@@ -55,12 +58,11 @@ def test_which_heads_matter(qkv: Qkv, models: Path, tmp_path: Path, name: str) -
     assert f"{best.layer}.{best.head}" in printed.out
     assert f"{best.change:+.4f}" in printed.out
     assert "Which heads matter" in plot.read_text()
-    said = json.loads(qkv("heads", models / name, *texts, "--ablate", "mean", "--json").out)[
-        "ablation"
-    ]
-    assert said["unchanged"] == pytest.approx(expected.unchanged)
-    assert said["heads"][0]["change"] == pytest.approx(best.change, abs=1e-6)
-    assert said["heads"][0]["low"] is None  # of two texts there is no interval
+    printed = qkv("heads", models / name, *texts, "--ablate", "mean", "--json")
+    values = json.loads(printed.out)["ablation"]
+    assert values["unchanged"] == pytest.approx(expected.unchanged)
+    assert values["heads"][0]["change"] == pytest.approx(best.change, abs=1e-6)
+    assert values["heads"][0]["low"] is None  # two texts are too few for an interval
 
 
 def test_a_translator(qkv: Qkv, models: Path, tmp_path: Path) -> None:
@@ -71,17 +73,15 @@ def test_a_translator(qkv: Qkv, models: Path, tmp_path: Path) -> None:
     expected = ablate(
         model, batches_of_pairs(tokenizer, [("the cat sat", "the dog ran"), ("the dog", "the cat")])
     )
-    said = json.loads(
-        qkv("heads", models / "one", "--data", pairs, "--ablate", "zero", "--json").out
-    )["ablation"]
-    assert {
-        (each["kind"], each["layer"], each["head"]): each["change"] for each in said["heads"]
-    } == pytest.approx(
-        {(each.kind, each.layer, each.head): each.change for each in expected.ranked()}, abs=1e-6
-    )
-    printed = qkv("heads", models / "one", "--data", pairs, "--plot", tmp_path / "roles.png")
+    printed = qkv("heads", models / "one", "--data", pairs, "--ablate", "zero", "--json")
+    heads = json.loads(printed.out)["ablation"]["heads"]
+    for head, right in zip(heads, expected.ranked(), strict=True):
+        assert (head["kind"], head["layer"], head["head"]) == (right.kind, right.layer, right.head)
+        assert head["change"] == pytest.approx(right.change, abs=1e-6)
+
+    printed = qkv("heads", models / "one", "--data", pairs, "--plot", tmp_path / "patterns.png")
     assert "encoder" in printed.out
-    assert (tmp_path / "roles.png").read_bytes()[:4] == b"\x89PNG"
+    assert (tmp_path / "patterns.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_a_fine_tuned_model_and_a_bare_encoder(qkv: Qkv, models: Path, tmp_path: Path) -> None:
@@ -97,6 +97,7 @@ def test_a_fine_tuned_model_and_a_bare_encoder(qkv: Qkv, models: Path, tmp_path:
         extract=mark,
         padding=0,
     )
+
     artifact.save(
         TaskModel(TaskModelConfig(backbone=backbone.config, head=head)),
         tmp_path / "tuned",
@@ -104,10 +105,8 @@ def test_a_fine_tuned_model_and_a_bare_encoder(qkv: Qkv, models: Path, tmp_path:
     )
     (tmp_path / "dev.tsv").write_text("text\tlabel\nthe cat\tgood\nthe dog\tbad\n")
     printed = qkv("heads", tmp_path / "tuned", "--ablate", "zero")
-    assert printed.error.startswith(
-        "qkv: data: the loss of a fine-tuned model needs texts with labels"
-    )
-    said = json.loads(
+    assert printed.error.startswith("qkv: data: the loss of a fine-tuned model needs label")
+    values = json.loads(
         qkv(
             "heads",
             tmp_path / "tuned",
@@ -118,10 +117,11 @@ def test_a_fine_tuned_model_and_a_bare_encoder(qkv: Qkv, models: Path, tmp_path:
             "--json",
         ).out
     )
-    assert (said["ablation"]["measure"], said["ablation"]["texts"]) == ("loss", 2)
+
+    assert (values["ablation"]["measure"], values["ablation"]["texts"]) == ("loss", 2)
 
 
-def test_grammar(qkv: Qkv, models: Path, tmp_path: Path) -> None:
+def test_syntax(qkv: Qkv, models: Path, tmp_path: Path) -> None:
     file = tmp_path / "dev.conllu"
     file.write_text(CONLLU * 50)
     plot = tmp_path / "both.png"
@@ -132,29 +132,25 @@ def test_grammar(qkv: Qkv, models: Path, tmp_path: Path) -> None:
     assert "nsubj" in printed.out
     assert (tmp_path / "both-syntax.png").exists()
     assert (tmp_path / "both-ablation.png").exists()
-    said = json.loads(
+    values = json.loads(
         qkv("heads", models / "bert", "--syntax", file, "--json", "--same", "--limit", 30).out
     )["syntax"]
-    assert (said["sentences"], said["halves"]) == (30, False)
-    assert {each["name"]: each["words"] for each in said["relations"]} == {
-        "all": 60,
-        "det": 30,
-        "nsubj": 30,
-    }
-    assert said["relations"][1]["baseline"] == 1  # the word after, always
+    assert (values["sentences"], values["halves"]) == (30, False)
+    words = {relation["name"]: relation["words"] for relation in values["relations"]}
+    assert words == {"all": 60, "det": 30, "nsubj": 30}
+    assert values["relations"][1]["baseline"] == 1  # it is always the next word
 
 
-@pytest.mark.parametrize("how", [[], ["--ablate", "zero"]])
-def test_unknown_words_are_said(qkv: Qkv, models: Path, tmp_path: Path, how: list[str]) -> None:
-    said = "qkv: the model does not know 'xylophones'; it reads [unknown] there\n"
-    assert qkv("heads", models / "bert", "the cat sat", *how).error == ""
-    assert qkv("heads", models / "bert", "the xylophones sat", *how).error == said
-    assert (
-        "the model does not know" in qkv("heads", models / "bert", *how).error
-    )  # the sentences that it reads unasked
+@pytest.mark.parametrize("flags", [[], ["--ablate", "zero"]])
+def test_unknown_words_are_noted(qkv: Qkv, models: Path, tmp_path: Path, flags: list[str]) -> None:
+    note = "qkv: the model does not know 'xylophones'; it reads [unknown] there\n"
+    assert qkv("heads", models / "bert", "the cat sat", *flags).error == ""
+    assert qkv("heads", models / "bert", "the xylophones sat", *flags).error == note
+    default_texts = qkv("heads", models / "bert", *flags)
+    assert "the model does not know" in default_texts.error
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("the cat sat\tthe xylophones ran\n")
-    assert qkv("heads", models / "one", "--data", pairs, *how).error == said
+    assert qkv("heads", models / "one", "--data", pairs, *flags).error == note
 
 
 def test_a_translator_translates_sources(qkv: Qkv, models: Path) -> None:
@@ -166,35 +162,26 @@ def test_a_translator_translates_sources(qkv: Qkv, models: Path) -> None:
 def test_the_lines_of_a_file_are_read_together(tmp_path: Path) -> None:
     file = tmp_path / "book.txt"
     file.write_text("a line of twenty-five.\n\n" * 60)
-    found = list(passages((str(file),)))
-    assert len(found) == 3
-    assert 600 <= len(found[0]) + 2 < 640
-    assert all(found)
+    texts = list(passages((str(file),)))
+    assert len(texts) == 3
+    assert 600 <= len(texts[0]) + 2 < 640
+    assert all(texts)
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["gpt", "--limit", "0"], "limit: expected 1 or more, not 0"),
-        (
-            ["gpt", "a text", "--data", "book.txt"],
-            "text: files are given, too; leave one of them out",
-        ),
-        (["gpt", "--same"], "same: it is about syntax; give a CoNLL-U file with --syntax"),
-        (
-            ["gpt", "--plot", "heads.doc"],
-            "plot: expected the name of a .png, .svg or .pdf file, not heads.doc",
-        ),
-        (["one"], "data: a translator reads pairs; give some, such as --data turkish:test"),
-        (
-            ["one", "--ablate", "zero"],
-            "data: a translator reads pairs; give some, such as --data turkish:test",
-        ),
+        (["gpt", "a text", "--data", "book.txt"], "text: files are given as well"),
+        (["gpt", "--same"], "same: it is about syntax"),
+        (["gpt", "--plot", "heads.doc"], "plot: expected the name of a .png, .svg or .pdf file"),
+        (["one"], "data: a translator reads pairs"),
+        (["one", "--ablate", "zero"], "data: a translator reads pairs"),
         (["gpt", "--syntax", "nowhere.conllu"], "nowhere.conllu"),
     ],
 )
-def test_bad_input(qkv: Qkv, models: Path, words: list[str], message: str) -> None:
-    printed = qkv("heads", models / words[0], *words[1:])
+def test_bad_input(qkv: Qkv, models: Path, arguments: list[str], message: str) -> None:
+    printed = qkv("heads", models / arguments[0], *arguments[1:])
     assert printed.refused
     assert message in printed.error
     assert printed.error.count("\n") == 1

@@ -1,4 +1,4 @@
-"""qkv serve as a person types it: what it refuses before it starts, and how it leaves."""
+"""qkv serve: errors before it starts, and how it stops."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from support.waiting import PATIENCE, until
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         ([], "model: expected the folder of a model"),
         (["nobody"], "nobody: there is no such file or folder"),
@@ -46,17 +46,17 @@ from support.waiting import PATIENCE, until
             ["{gpt}", "--host", "0.0.0.0"],
             "host: 0.0.0.0 can be reached from other machines, and there is no key",
         ),
-        (["{gpt}", "--host", "192.0.2.1", "--open-to-all"], "port: 192.0.2.1:8000 cannot be had"),
+        (["{gpt}", "--host", "192.0.2.1", "--open-to-all"], r"port: .*192\.0\.2\.1.*8000"),
         (
             ["{gpt}", "--host", "no.such.address.invalid", "--open-to-all"],
-            "no address of this machine",
+            r"host: .*address",
         ),
         (["{gpt}", "--port", "99999"], "port: expected 0 to 65,535"),
         (["{gpt}", "--cache", "0"], "cache: expected 0.001 to"),
         (["{gpt}", "--rows", "0"], "rows: expected 1 to"),
         (["{gpt}", "--queue", "-1"], "queue: expected 1 to"),
         (["{gpt}", "--deadline", "nan"], "deadline: expected 0.1 to"),
-        (["{gpt}", "--key", "short"], "key: expected 8 letters"),
+        (["{gpt}", "--key", "short"], r"key: .*8"),
         (["{gpt}", "--key-file", "{gpt}/nothing"], "key-file: .*nothing cannot be read"),
         (["{gpt}", "--key-file", "{empty}"], "key-file: there is no key in"),
         (
@@ -66,25 +66,27 @@ from support.waiting import PATIENCE, until
         (["{gpt}", "--precision", "bf16", "--device", "cpu"], "precision: bf16 is for GPUs"),
     ],
 )
-def test_what_it_refuses_before_it_starts(
-    qkv: Qkv, models: Path, tmp_path: Path, words: list[str], message: str
+def test_errors_before_it_starts(
+    qkv: Qkv, models: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     (tmp_path / "empty").write_text("\n\n")
-    found = qkv(
-        "serve", *(word.format(gpt=models / "gpt", empty=tmp_path / "empty") for word in words)
+    printed = qkv(
+        "serve",
+        *(argument.format(gpt=models / "gpt", empty=tmp_path / "empty") for argument in arguments),
     )
-    assert found.code != 0
-    assert re.search(message, found.error.replace("\n", " ")), found.error
-    assert "Traceback" not in found.error
+    assert printed.code != 0
+    assert re.search(message, printed.error.replace("\n", " ")), printed.error
+    assert "Traceback" not in printed.error
 
 
-def test_a_port_that_is_taken_is_said(qkv: Qkv, models: Path) -> None:
+def test_a_port_in_use_is_reported(qkv: Qkv, models: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        found = qkv("serve", models / "gpt", "--port", str(port))
-    assert f"port: 127.0.0.1:{port} cannot be had" in found.error
+        printed = qkv("serve", models / "gpt", "--port", str(port))
+
+    assert re.search(rf"port: .*{port}", printed.error)
 
 
 GATED = """
@@ -108,8 +110,10 @@ main()
 
 @pytest.fixture
 def child(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A server with a model under another name; its keys come from a file and the environment.
-    After three tokens the model waits for a file, `go`, in the folder of the test."""
+    """A server with a model under another name, and keys from a file and the environment.
+
+    After three tokens the model waits until the file `go` exists in the folder of the test.
+    """
     pairs = train("byte-pair", SENTENCES, 300)
     config = GPTConfig(
         vocabulary=pairs.vocabulary, context=4096, position="rotary", width=16, depth=1, heads=2
@@ -122,26 +126,34 @@ def child(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         "-c",
         GATED,
         "serve",
-        f"talker={tmp_path / 'model'}",
+        f"writer={tmp_path / 'model'}",
         "--port",
         "0",
         "--cache",
         "0.1",
     ]
-    made = subprocess.Popen(
+
+    server = subprocess.Popen(
         [*command, "--key-file", str(tmp_path / "keys"), "--drain", str(PATIENCE)],
-        stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "QKV_API_KEY": "key-from-outside", "OMP_NUM_THREADS": "1", "COLUMNS": "200",
-             "QKV_TEST_GO": str(tmp_path / "go")},
-    )  # fmt: skip
-    yield from killed_at_last(made)
+        stderr=subprocess.PIPE,
+        text=True,
+        env={
+            **os.environ,
+            "QKV_API_KEY": "key-from-outside",
+            "OMP_NUM_THREADS": "1",
+            "COLUMNS": "200",
+            "QKV_TEST_GO": str(tmp_path / "go"),
+        },
+    )
+
+    yield from killed_at_last(server)
 
 
 def status(url: str) -> Any:
     return httpx.get(f"{url}/health", timeout=PATIENCE).json()["status"]
 
 
-def test_a_signal_lets_a_stream_end_and_refuses_what_is_new(
+def test_a_signal_lets_a_stream_end_and_refuses_new_requests(
     child: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     printed = printed_until(child, "The API")
@@ -149,7 +161,7 @@ def test_a_signal_lets_a_stream_end_and_refuses_what_is_new(
     until(lambda: status(url) == "ready")
     assert httpx.get(f"{url}/v1/models", timeout=PATIENCE).status_code == 401
     ask: dict[str, Any] = {
-        "model": "talker",
+        "model": "writer",
         "prompt": "the cat",
         "max_tokens": 100,
         "min_tokens": 100,
@@ -173,6 +185,7 @@ def test_a_signal_lets_a_stream_end_and_refuses_what_is_new(
         assert int(refused.headers["retry-after"]) >= 1
         (tmp_path / "go").touch()
         events = [line.removeprefix("data: ") for line in lines if line]
+
     *chunks, usage = map(json.loads, events[:-1])
     assert events[-1] == "[DONE]"
     assert usage["usage"]["completion_tokens"] == 100
@@ -180,9 +193,9 @@ def test_a_signal_lets_a_stream_end_and_refuses_what_is_new(
     assert child.wait(PATIENCE) == 0
     assert child.stderr is not None
     rest = printed + child.stderr.read()
-    assert "talker is ready" in rest
+    assert "writer is ready" in rest
     assert "POST /v1/completions 200" in rest
-    assert "the server has left" in rest
+    assert "server stopped" in rest
     assert "key-from" not in rest
     assert "the cat" not in rest
 
@@ -195,8 +208,8 @@ from qkv.models import GPT, GPTConfig
 from qkv.text import train
 
 class Stuck(GPT):
-    def forward(self, *given, **how):
-        print("it thinks", file=sys.stderr, flush=True)
+    def forward(self, *inputs, **options):
+        print("it computes", file=sys.stderr, flush=True)
         time.sleep(600)
     step = hidden = forward
 
@@ -206,8 +219,9 @@ def load():
         numbers = torch.randn(800, 800)
         while True:
             numbers @ numbers
-    words = train("words", ["the cat sat"], 20)
-    return Stuck(GPTConfig(vocabulary=words.vocabulary, context=16, width=8, depth=1, heads=1)), words
+    tokenizer = train("words", ["the cat sat"], 20)
+    config = GPTConfig(vocabulary=tokenizer.vocabulary, context=16, width=8, depth=1, heads=1)
+    return Stuck(config), tokenizer
 
 serve.loader = lambda path, machine: load
 serve.run(("model",), port=0, cache=0.01, drain=600)
@@ -215,13 +229,14 @@ serve.run(("model",), port=0, cache=0.01, drain=600)
 
 
 @contextmanager
-def stuck(how: str) -> Iterator[subprocess.Popen[str]]:
+def stuck(when: str) -> Iterator[subprocess.Popen[str]]:
     child = subprocess.Popen(
-        [sys.executable, "-c", STUCK, how],
+        [sys.executable, "-c", STUCK, when],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
+
     yield from killed_at_last(child)
 
 
@@ -233,21 +248,24 @@ def killed_at_last(child: subprocess.Popen[str]) -> Iterator[subprocess.Popen[st
         child.wait()
 
 
-def printed_until(child: subprocess.Popen[str], words: str) -> str:
+def printed_until(child: subprocess.Popen[str], text: str) -> str:
     assert child.stderr is not None
     printed = ""
-    while words not in printed:
+    while text not in printed:
         line = child.stderr.readline()
         assert line, printed
         printed += line
+
     return printed
 
 
-def test_it_leaves_in_order_while_a_model_is_loaded() -> None:
-    """A thread is inside torch when the process ends, and that is no failure."""
+def test_it_stops_in_order_while_a_model_is_loaded() -> None:
+    """A thread is inside torch when the process ends; the status is 0."""
     with stuck("loading") as child:
         printed = printed_until(child, "it loads")
-        printed += "" if "Loading" in printed else printed_until(child, "Loading")
+        if "Loading" not in printed:
+            printed += printed_until(child, "Loading")
+
         url = re.findall(r"http://127\.0\.0\.1:\d+", printed)[0]
         assert status(url) == "loading"
         soft, hard = resource.prlimit(child.pid, resource.RLIMIT_NOFILE)
@@ -255,55 +273,62 @@ def test_it_leaves_in_order_while_a_model_is_loaded() -> None:
         child.send_signal(signal.SIGTERM)
         assert child.wait(PATIENCE) == 0
         assert child.stderr is not None
-        assert "the server has left" in child.stderr.read()
+        assert "server stopped" in child.stderr.read()
 
 
-def test_a_second_signal_waits_for_nobody() -> None:
-    """Not even for a step that takes ten minutes."""
-    with stuck("thinking") as child:
+def test_a_second_signal_does_not_wait() -> None:
+    """The server exits while a step still runs, and cuts the request off."""
+    with stuck("computing") as child:
         url = re.findall(r"http://127\.0\.0\.1:\d+", printed_until(child, "model is ready"))[0]
-        told: list[int] = []
+        statuses: list[int] = []
         ask = {"model": "model", "prompt": "the"}
 
         def post() -> None:
-            told.append(httpx.post(f"{url}/v1/completions", json=ask, timeout=PATIENCE).status_code)
+            statuses.append(
+                httpx.post(f"{url}/v1/completions", json=ask, timeout=PATIENCE).status_code
+            )
 
-        asking = threading.Thread(target=post)
-        asking.start()
-        printed_until(child, "it thinks")
+        poster = threading.Thread(target=post)
+        poster.start()
+        printed_until(child, "it computes")
         child.send_signal(signal.SIGTERM)
         until(lambda: status(url) == "draining")
         child.send_signal(signal.SIGTERM)
         assert child.wait(PATIENCE) == 130
-        asking.join(PATIENCE)
-        assert told == [503]
+        poster.join(PATIENCE)
+        assert statuses == [503]
 
 
-def test_without_any_model_there_is_nothing_to_serve(tmp_path: Path) -> None:
+def test_it_exits_if_no_model_could_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    made = subprocess.run(
+    server = subprocess.run(
         [sys.executable, "-m", "qkv", "serve", str(tmp_path), "--port", "0"],
-        capture_output=True, text=True, timeout=PATIENCE, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert made.returncode == 1
-    assert "cannot be served" in made.stderr
-    assert "no model could be loaded" in made.stderr
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+    assert server.returncode == 1
+    assert "cannot be served" in server.stderr
+    assert "no model could be loaded" in server.stderr
 
 
 class Left(BaseException):
-    """Instead of the end of this process."""
+    """Raised instead of ending this process."""
 
 
-def test_a_server_whose_engine_has_failed_ends_with_a_sentence(
+def test_a_failed_engine_ends_the_server_with_a_sentence(
     models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its exit code is 1, so that whatever started it starts it again."""
+    """The exit status is 1, so that a supervisor restarts it."""
     codes: list[int] = []
     real = ModelHost.turn
 
     def killed(host: ModelHost) -> bool:
         if host.served["gpt"].state == "ready":
             raise Left
+
         return real(host)
 
     def leave(console: object, code: int) -> None:
@@ -315,8 +340,6 @@ def test_a_server_whose_engine_has_failed_ends_with_a_sentence(
     monkeypatch.setattr(serve.sys, "setswitchinterval", lambda seconds: None)
     with pytest.raises(Left):
         serve.run((str(models / "gpt"),), port=0, cache=0.01)
+
     assert codes == [1]
-    assert (
-        "qkv: the engine's thread ended (Left); no model can be asked any more"
-        in capsys.readouterr().err
-    )
+    assert "qkv: the engine's thread ended (Left); no model" in capsys.readouterr().err

@@ -20,18 +20,21 @@ LINES = [
 ]
 
 
-def expected(models: Path, *names: str, **how: Any) -> list[list[Any]]:
+def expected(models: Path, *names: str, **options: Any) -> list[list[Any]]:
+    """The translations of LINES by the library."""
     opened = [artifact.load(models / name) for name in names]
     tokenizer = opened[0].tokenizer
     assert isinstance(tokenizer, Tokenizer)
+    ensemble: Any = [loaded.model for loaded in opened]
     with unchecked():
-        found = dict(translate_texts([each.model for each in opened], tokenizer, LINES, **how))  # type: ignore[misc]
-    return [found[place] for place in range(len(LINES))]
+        by_row = dict(translate_texts(ensemble, tokenizer, LINES, **options))
+
+    return [by_row[row] for row in range(len(LINES))]
 
 
 def test_lines_keep_their_order(qkv: Qkv, models: Path, tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("\n".join(LINES) + "\n")
-    texts = "".join(f"{found[0].text}\n" for found in expected(models, "one"))
+    texts = "".join(f"{translations[0].text}\n" for translations in expected(models, "one"))
     assert qkv("translate", models / "one", typed="\n".join(LINES)) == (texts, "", 0)
     assert qkv("translate", models / "one", "--data", tmp_path / "lines.txt") == (texts, "", 0)
     assert qkv("translate", models / "one", "--data", "-", typed="\r\n".join(LINES)) == (
@@ -47,6 +50,7 @@ def test_lines_keep_their_order(qkv: Qkv, models: Path, tmp_path: Path) -> None:
         "--out",
         tmp_path / "out" / "o.txt",
     )
+
     assert printed == ("", "", 0)
     assert (tmp_path / "out" / "o.txt").read_text() == texts
     assert qkv("translate", models / "one", "--text", LINES[2]).out == texts.splitlines()[2] + "\n"
@@ -55,19 +59,20 @@ def test_lines_keep_their_order(qkv: Qkv, models: Path, tmp_path: Path) -> None:
 def test_several_models(qkv: Qkv, models: Path) -> None:
     printed = qkv("translate", models / "one", models / "other", typed="\n".join(LINES))
     assert printed.out == "".join(
-        f"{found[0].text}\n" for found in expected(models, "one", "other")
+        f"{translations[0].text}\n" for translations in expected(models, "one", "other")
     )
 
 
 def test_n_best_with_scores(qkv: Qkv, models: Path) -> None:
     printed = qkv("translate", models / "one", "--n-best", 2, "--beams", 3, typed="\n".join(LINES))
     lines = []
-    for number, found in enumerate(expected(models, "one", beams=3, n_best=2), start=1):
-        lines += [f"{number} ||| {each.text} ||| {each.score:.4f}" for each in found]
+    for number, translations in enumerate(expected(models, "one", beams=3, n_best=2), start=1):
+        lines += [f"{number} ||| {best.text} ||| {best.score:.4f}" for best in translations]
+
     assert printed.out.splitlines() == lines
 
 
-def test_the_alignment(qkv: Qkv, models: Path) -> None:
+def test_alignment(qkv: Qkv, models: Path) -> None:
     printed = qkv(
         "translate",
         models / "one",
@@ -78,39 +83,38 @@ def test_the_alignment(qkv: Qkv, models: Path) -> None:
         "--length",
         5,
     )
-    said = json.loads(printed.out)
-    assert said["source"] == "cats chase mice"
-    assert said["translations"][0]["text"].startswith(said["alignment"][0]["word"])
-    for each in said["alignment"]:
-        assert {looked["word"] for looked in each["looked_at"]} == {
+
+    values = json.loads(printed.out)
+    assert values["source"] == "cats chase mice"
+    assert values["translations"][0]["text"].startswith(values["alignment"][0]["word"])
+    for target in values["alignment"]:
+        assert {source["word"] for source in target["looked_at"]} == {
             "cats",
             "chase",
             "mice",
             "(end)",
         }
-        assert sum(looked["weight"] for looked in each["looked_at"]) == pytest.approx(1, abs=1e-3)
+
+        assert sum(source["weight"] for source in target["looked_at"]) == pytest.approx(1, abs=1e-3)
+
     printed = qkv(
         "translate", models / "one", "--text", "cats chase mice", "--alignment", "--length", 5
     )
-    _, *looked = printed.out.splitlines()
-    assert len(looked) == len(said["alignment"])
-    assert all(line.startswith("    ") and line.endswith("%") for line in looked)
+    _, *aligned = printed.out.splitlines()
+    assert len(aligned) == len(values["alignment"])
+    assert all(line.startswith("    ") and line.endswith("%") for line in aligned)
 
 
-def test_unknown_words_are_named(qkv: Qkv, models: Path) -> None:
+def test_unknown_words_are_listed(qkv: Qkv, models: Path) -> None:
     printed = qkv("translate", models / "one", "--text", "cats chase xyzzy")
     assert printed.error == "qkv: the model does not know 'xyzzy'; it reads [unknown] there\n"
     assert printed.code == 0
 
 
 @pytest.mark.parametrize(
-    ("words", "typed", "message"),
+    ("arguments", "typed", "message"),
     [
-        (
-            ["one"],
-            "",
-            "standard input: there is nothing to translate; expected a sentence on each line",
-        ),
+        (["one"], "", "standard input: there is nothing to translate"),
         ([], "cats", "model: expected the folder of a translator, or several"),
         (
             ["one", "--data", "nowhere.txt"],
@@ -134,27 +138,27 @@ def test_unknown_words_are_named(qkv: Qkv, models: Path) -> None:
         (
             ["one", "other", "--alignment"],
             "cats",
-            "alignment: one model looks at the source in its own way",
+            "alignment: ",
         ),
         (
             ["one"],
             "cats\n" + "cats " * 50,
             "line 2: 51 tokens are more than the model's context of 40",
         ),
-        (["gpt"], "cats", "a GPT goes on from a text: use qkv generate, or qkv chat"),
-        (["bert"], "cats", "a BERT guesses masked words: use qkv fill"),
+        (["gpt"], "cats", "use qkv generate"),
+        (["bert"], "cats", "use qkv fill"),
         (["one", "--text", " "], "", "text: there is nothing to translate"),
         (
             ["one", "--text", "a", "--data", "b"],
             "",
-            "text: files are given, too; leave one of them out",
+            "text: files are given as well",
         ),
     ],
 )
 def test_bad_input(
-    qkv: Qkv, models: Path, words: list[str], typed: str, message: str, tmp_path: Path
+    qkv: Qkv, models: Path, arguments: list[str], typed: str, message: str, tmp_path: Path
 ) -> None:
-    names = [models / word if (models / word).exists() else word for word in words]
+    names = [models / name if (models / name).exists() else name for name in arguments]
     printed = qkv("translate", *names, "--out", tmp_path / "out.txt", typed=typed)
     assert printed.refused
     assert message in printed.error
@@ -167,6 +171,6 @@ def test_a_file_is_never_written_over_itself(qkv: Qkv, models: Path, tmp_path: P
     source.write_text("cats\n")
     printed = qkv("translate", models / "one", "--data", source, "--out", source)
     assert (printed.refused, source.read_text()) == (True, "cats\n")
-    assert "is what is to be translated; choose another name" in printed.error
+    assert "is the file to be translated" in printed.error
     printed = qkv("translate", models / "one", "--data", source, "--out", tmp_path)
     assert "out: expected the name of a file" in printed.error

@@ -1,0 +1,90 @@
+"""Models as the subjects of an evaluation: open them, identify them, run a task on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from qkv.artifact import checksum
+from qkv.command_line.model_opening import Machine, device_of, open_model
+from qkv.command_line.progress_bar import progress_bar
+from qkv.data.sources.files import find_files
+from qkv.data.sources.source import SPLITS
+from qkv.evaluation.evaluate import EvaluationResult, Protocol, Subject, evaluate, takes_examples
+from qkv.evaluation.task_file import EvaluationTask
+from qkv.models.registry import Model, family
+from qkv.text import Tokenizer
+
+
+def model_titles(models: Sequence[str]) -> list[str]:
+    """A distinct short title for each model: the last part of its path where that is enough."""
+    short = [Path(name).name for name in models]
+    titles = []
+
+    for title, name in zip(short, models, strict=True):
+        if not title or short.count(title) > 1:
+            title = name
+
+        titles.append(title)
+
+    return titles
+
+
+def open_subject(
+    name: str, title: str, machine: Machine, *families: type[Model]
+) -> tuple[Subject, dict[str, Any]]:
+    """A model to evaluate, and its identity: the checksum is of the weights before int8."""
+    device_of(machine)
+    model, tokenizer = open_model(name, replace(machine, int8=False), *families)
+    identity = {"path": name, **identity_of(model, tokenizer), "int8": machine.int8}
+    if machine.int8:
+        from qkv.models.quantize import int8
+
+        model = int8(model)
+
+    return Subject(title, model, tokenizer), identity
+
+
+def identity_of(model: Model, tokenizer: Tokenizer) -> dict[str, Any]:
+    weight = next(model.parameters())
+    return {
+        "family": family(model.config),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "sha256 of weights": checksum(model.state_dict()),
+        "sha256 of tokenizer": tokenizer.fingerprint,
+        "device": str(weight.device),
+        "dtype": str(weight.dtype).removeprefix("torch."),
+    }
+
+
+def data_checksums(data: Sequence[str]) -> dict[str, str]:
+    """The checksum of each file; embedded data and data on a hub have an empty one."""
+    checksums = dict.fromkeys(data, "")
+    for name in data:
+        if name.startswith("hf:") or name.partition(":")[0] in SPLITS:
+            continue
+
+        for file in find_files(name, piped="jsonl"):
+            checksums[file.name] = file.sha256()
+
+    return checksums
+
+
+def run_task(
+    task: EvaluationTask, subject: Subject, data: list[str], protocols: Sequence[Protocol]
+) -> Iterator[EvaluationResult]:
+    """Evaluate a model on a task under each protocol, with a progress bar.
+
+    A task without examples in its prompt is evaluated once, with the most shots, which its result
+    reports as unused.
+    """
+    if not takes_examples(task, subject.model):
+        protocols = [max(protocols, key=lambda protocol: protocol.shots)]
+
+    for protocol in protocols:
+        with progress_bar(f"{subject.name}: {task.name}") as advance:
+            result = evaluate(task, subject, data, protocol, advance)
+
+        yield result
