@@ -37,37 +37,30 @@ def write(name: str, content: str | bytes) -> str:
 # Names
 
 
-def test_no_such_file() -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("my.tx", "no such file or folder; did you mean my.txt?"),
+        ("corpus/trian.txt", "no such file or folder; did you mean corpus/train.txt?"),
+        ("corpsu/train.txt", "no such file or folder; did you mean corpus?"),
+        ("turkis", "no such file or folder; did you mean turkish?"),
+        ("data/*.txt", "no file matches"),
+        ("pictures", "the folder holds no text (.txt, .text, .md, .rst, .jsonl, "),
+    ],
+)
+def test_names_without_a_file(name: str, message: str) -> None:
+    """A similar name is suggested."""
     write("my.txt", "a")
     write("corpus/train.txt", "a")
-    with refused("my.tx: no such file or folder; did you mean my.txt?", FileNotFoundError):
-        open_texts(["my.tx"])
-    with refused(
-        "corpus/trian.txt: no such file or folder; did you mean corpus/train.txt?",
-        FileNotFoundError,
-    ):
-        open_texts(["corpus/trian.txt"])
-    with refused(
-        "corpsu/train.txt: no such file or folder; did you mean corpus?", FileNotFoundError
-    ):
-        open_texts(["corpsu/train.txt"])
-    with refused("turkis: no such file or folder; did you mean turkish?", FileNotFoundError):
-        open_pairs(["turkis"])
+    write("pictures/a.png", b"\x89PNG")
+    for open_data in (open_texts, open_pairs):
+        with refused(f"{name}: {message}", FileNotFoundError):
+            open_data([name])
+
+
+def test_a_name_without_a_suggestion() -> None:
     with pytest.raises(FileNotFoundError, match=r"^/nowhere/at/all: no such file or folder$"):
         open_texts(["/nowhere/at/all"])
-
-
-def test_a_glob_that_matches_nothing() -> None:
-    with refused("data/*.txt: no file matches", FileNotFoundError):
-        open_texts(["data/*.txt"])
-
-
-def test_a_folder_without_text() -> None:
-    write("pictures/a.png", b"\x89PNG")
-    with refused(
-        "pictures: the folder holds no text (.txt, .text, .md, .rst, .jsonl, ", FileNotFoundError
-    ):
-        open_texts(["pictures"])
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "metrics.jsonl"])
@@ -89,11 +82,19 @@ def test_nothing_piped_in(monkeypatch: pytest.MonkeyPatch) -> None:
         open_texts(["-"])
 
 
-def test_embedded_sources_of_another_kind() -> None:
-    with refused("turkish: turkish holds pairs, not texts; a file of this name is ./turkish"):
-        open_texts(["turkish"])
-    with refused("python:valid: python holds texts, not pairs"):
-        open_pairs(["python:valid"])
+@pytest.mark.parametrize(
+    ("open_data", "name", "message"),
+    [
+        (open_texts, "turkish", "turkish holds pairs, not texts; a file of this name is ./turkish"),
+        (open_pairs, "python:valid", "python holds texts, not pairs"),
+        (open_pairs, "turkish:dev", "expected one of turkish:train, turkish:valid, turkish:test"),
+        (open_texts, "python:test", "expected one of python:train, python:valid"),
+    ],
+)
+def test_embedded_sources(open_data: Any, name: str, message: str) -> None:
+    """The content must be of the right kind, and the split must exist."""
+    with refused(f"{name}: {message}"):
+        open_data([name])
 
 
 def test_conllu_is_not_read_as_text() -> None:
@@ -101,13 +102,6 @@ def test_conllu_is_not_read_as_text() -> None:
         "a.conllu: CoNLL-U holds tagged words (finetune --task tag), not texts or a table"
     ):
         list(open_texts([write("a.conllu", "1\ta\n")]))
-
-
-def test_unknown_splits() -> None:
-    with refused("turkish:dev: expected one of turkish:train, turkish:valid, turkish:test"):
-        open_pairs(["turkish:dev"])
-    with refused("python:test: expected one of python:train, python:valid"):
-        open_texts(["python:test"])
 
 
 # Files

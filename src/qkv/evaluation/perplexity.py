@@ -29,6 +29,7 @@ from qkv.evaluation.likelihood import (
 from qkv.evaluation.question import count_unknown, first_token
 from qkv.generation.generate import without_dropout
 from qkv.models import GPT, RNN, Transformer
+from qkv.nn.config import documented
 from qkv.text import Tokenizer
 
 UNIT = 64
@@ -37,9 +38,20 @@ give intervals that are too narrow."""
 WINDOW = 1024
 
 
+@documented
 @dataclass(frozen=True)
 class Perplexity:
-    """Perplexity scores of a text, and the counts behind them."""
+    """Perplexity scores of texts, and the counts behind them.
+
+    Example:
+        >>> score = intervals.perplexity([(-1.0, -1.0)])
+        >>> result = Perplexity(
+        ...     scores=(score,), tokens=2, scored=2, characters=5, bytes=5, documents=1,
+        ...     windows=1, unknown=0,
+        ... )
+        >>> round(result.scores[0].value, 3)
+        2.718
+    """
 
     scores: tuple[intervals.Score, ...]
     tokens: int

@@ -18,7 +18,12 @@ from qkv.text import Tokenizer
 
 
 class Subject(NamedTuple):
-    """The model under test, with its tokenizer and the name that reports show.
+    """The model under test.
+
+    Args:
+        name: The name that reports show.
+        model: The model.
+        tokenizer: The model's tokenizer.
 
     Example:
         >>> from qkv.models import GPT, GPTConfig

@@ -165,7 +165,7 @@ def as_json(
     tasks: Sequence[EvaluationTask],
     data: Mapping[str, Any],
     models: Mapping[str, Any],
-    asked: Mapping[str, Any],
+    settings: Mapping[str, Any],
     failure: str = "",
 ) -> dict[str, Any]:
     """All that is needed to repeat an evaluation: results, tasks, checksums and settings.
@@ -175,15 +175,18 @@ def as_json(
         tasks: The tasks they belong to.
         data: The checksums of the data files of each task.
         models: The checksums and settings of each model.
-        asked: The settings of the evaluation.
+        settings: The settings of the evaluation.
         failure: Why the evaluation ended early, if it did.
+
+    Returns:
+        JSON values; see `write`.
     """
     return {
         "results": [result_json(result) for result in results],
         "tasks": {task.name: task.as_json() for task in tasks},
         "data": dict(data),
         "models": dict(models),
-        "asked": dict(asked),
+        "asked": dict(settings),
         "failure": failure or None,
         **made_with(),
     }

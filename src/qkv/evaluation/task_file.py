@@ -196,7 +196,7 @@ def build_task(values: Mapping[str, Any], origin: str) -> EvaluationTask:
             f"{origin}: kind: expected one of {', '.join(get_args(Kind))}, not {kind!r}"
         )
 
-    for name in REQUIRED[kind]:  # type: ignore[index]
+    for name in REQUIRED[kind]:
         if name not in values:
             raise ValueError(
                 f"{origin}: {name}: this field is missing; a task of kind {kind!r} needs it"

@@ -1,6 +1,4 @@
-"""Task files: every embedded one is read, and a fault is one sentence that names the file and the
-field.
-"""
+"""Task files: every embedded one is valid, and errors name the file and the field."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ answer = "{label}"
 """
 
 
-def written(tmp_path: Path, text: str) -> Path:
+def write_task(tmp_path: Path, text: str) -> Path:
     (tmp_path / "mine.toml").write_text(text)
     return tmp_path / "mine.toml"
 
@@ -32,8 +30,8 @@ def test_every_embedded_task_is_read_and_named_as_its_file(path: Path) -> None:
     assert not task.data or Path(task.beside(task.data)).is_file()
 
 
-def test_fields_and_what_follows_from_them(tmp_path: Path) -> None:
-    task = read_task(written(tmp_path, WHOLE))
+def test_fields_and_their_defaults(tmp_path: Path) -> None:
+    task = read_task(write_task(tmp_path, WHOLE))
     assert task.columns == ("sentence", "label")
     assert task.metrics == ("accuracy",)
     assert task.normalise == ("none",)
@@ -47,7 +45,7 @@ def test_templates_take_columns_and_brackets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "sentence"),
+    ("old", "new", "message"),
     [
         ('name = "mine"', "", "name: this field is missing"),
         ('kind = "classification"', "", "kind: this field is missing"),
@@ -89,11 +87,11 @@ def test_templates_take_columns_and_brackets() -> None:
         ('name = "mine"', "name = mine", "not a TOML file"),
     ],
 )
-def test_a_faulty_field_is_named(tmp_path: Path, old: str, new: str, sentence: str) -> None:
-    path = written(tmp_path, WHOLE.replace(old, new))
+def test_a_wrong_field_is_named(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = write_task(tmp_path, WHOLE.replace(old, new))
     with pytest.raises(ValueError) as error:
         read_task(path)
-    assert str(error.value).startswith(f"{path}: {sentence}")
+    assert str(error.value).startswith(f"{path}: {message}")
 
 
 def test_unknown_tasks_and_missing_files() -> None:
@@ -106,14 +104,16 @@ def test_unknown_tasks_and_missing_files() -> None:
 
 
 def test_minimal_pairs_are_two(tmp_path: Path) -> None:
-    path = written(tmp_path, 'name = "p"\nkind = "minimal pair"\nchoices = ["{a}", "{b}", "{c}"]')
+    path = write_task(
+        tmp_path, 'name = "p"\nkind = "minimal pair"\nchoices = ["{a}", "{b}", "{c}"]'
+    )
     with pytest.raises(
         ValueError, match=r"choices: expected two templates, the good sentence first$"
     ):
         read_task(path)
 
 
-def test_a_task_asks_for_a_column(tmp_path: Path) -> None:
-    path = written(tmp_path, 'name = "p"\nkind = "last word"\ntemplate = "always the same"')
+def test_a_task_needs_a_column(tmp_path: Path) -> None:
+    path = write_task(tmp_path, 'name = "p"\nkind = "last word"\ntemplate = "always the same"')
     with pytest.raises(ValueError, match=r"template: expected a \{column\} of the data in it"):
         read_task(path)

@@ -37,6 +37,8 @@ ROLES = {
 
 
 class Conversation(NamedTuple):
+    """A conversation of the data, with at least one answer."""
+
     messages: tuple[Message, ...]
     where: str
     """The file and the line, for errors."""

@@ -16,6 +16,8 @@ ANYTHING: tuple[Class, ...] = BEING + OBJECT
 
 
 class Noun(NamedTuple):
+    """A noun in both languages, with the class that verbs and adjectives select."""
+
     english: str
     plural: str
     turkish: str
@@ -25,6 +27,8 @@ class Noun(NamedTuple):
 
 
 class Verb(NamedTuple):
+    """A verb in both languages, with the classes of its subjects and objects."""
+
     english: str
     third: str
     past: str
@@ -37,6 +41,8 @@ class Verb(NamedTuple):
 
 
 class Adjective(NamedTuple):
+    """An adjective in both languages, with the classes of the nouns it goes with."""
+
     english: str
     turkish: str
     kinds: tuple[Class, ...]

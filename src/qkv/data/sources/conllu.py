@@ -32,6 +32,8 @@ class ConlluWord(NamedTuple):
 
 
 class ConlluSentence(NamedTuple):
+    """The words of a sentence, and its comments."""
+
     words: tuple[ConlluWord, ...]
     comments: tuple[str, ...]
     """The comment lines above the sentence, with their #."""

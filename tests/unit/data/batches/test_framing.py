@@ -279,7 +279,50 @@ def tasks(draw: st.DrawFn) -> tuple[str, list[Example]]:
     elif task == "tag":
         texts = st.lists(WORD, min_size=1, max_size=6).map(tuple)
     assert texts is not None
-    return task, [example(*texts) for texts in draw(st.lists(texts, min_size=1, max_size=6))]
+    return task, [example(*drawn) for drawn in draw(st.lists(texts, min_size=1, max_size=6))]
+
+
+def expected_texts(
+    task: str, encoded: list[list[int]], context: int
+) -> list[tuple[list[int], list[int] | None]]:
+    """The first and the second text of each sequence; single texts are truncated."""
+    if task == "tag":
+        return [(list(chain.from_iterable(encoded))[: context - 2], None)]
+    if task == "choice":
+        return [(encoded[0], choice) for choice in encoded[1:]]
+    if len(encoded) == 1:
+        return [(encoded[0][: context - 2], None)]
+    if task == "similarity":
+        return [(encoded[0], encoded[1]), (encoded[1], encoded[0])]
+
+    return [(encoded[0], encoded[1])]
+
+
+def expected_ids(
+    first: list[int], second: list[int] | None, special: dict[str, Any], context: int
+) -> tuple[list[int], int]:
+    """The ids of a sequence, and how many of them belong to the second text."""
+    if second is None:
+        return [START, *first, special["extract"]], 0
+
+    one, two = cut_one_by_one(len(first), len(second), context - 3)
+    end = [*second[:two], special["extract"]]
+
+    return [START, *first[:one], special["delimiter"], *end], len(end)
+
+
+def expected_positions(encoded: list[list[int]], context: int, pooling: str) -> list[int]:
+    """The positions of tagged words within the context."""
+    positions: list[int] = []
+    start = 1
+    for pieces in encoded:
+        position = start + len(pieces) - 1 if pooling == "last" else start
+        if position <= context - 2:
+            positions.append(position)
+
+        start += len(pieces)
+
+    return positions
 
 
 @given(tasks(), st.booleans(), st.integers(5, 20), st.sampled_from(["first", "last"]))
@@ -291,55 +334,31 @@ def test_rows_equal_plain_lists(
     batch = rows(frame(task, special, context, pooling), *examples)
     assert batch.target_positions is not None
     T = batch.ids.shape[1] // batch.group
+    mask = torch.ones_like(batch.ids) if batch.padding_mask is None else batch.padding_mask
+
     for row, (texts, _, _) in enumerate(examples):
         encoded = [TOKENIZER.encode(text) for text in texts]
-        if task == "tag":
-            sequences = [(list(chain.from_iterable(encoded))[: context - 2], None)]
-        elif task == "choice":
-            sequences = [(encoded[0], other) for other in encoded[1:]]
-        elif len(encoded) == 1:
-            sequences = [(encoded[0][: context - 2], None)]
-        else:
-            sequences = [(encoded[0], encoded[1]), (encoded[1], encoded[0])][
-                : 2 if task == "similarity" else 1
-            ]
-        for number, (one, other) in enumerate(sequences):
-            second: list[int] = []
-            if other is not None:
-                first, last = cut_one_by_one(len(one), len(other), context - 3)
-                one, second = one[:first], [*other[:last], special["extract"]]
-            ids = [
-                START,
-                *one,
-                special["extract"] if other is None else special["delimiter"],
-                *second,
-            ]
+        for number, (first, second) in enumerate(expected_texts(task, encoded, context)):
+            ids, seconds = expected_ids(first, second, special, context)
+            padding = T - len(ids)
             part = slice(number * T, (number + 1) * T)
-            assert batch.ids[row, part].tolist() == ids + [PAD] * (T - len(ids))
-            padding_mask = (
-                torch.ones(1, T)
-                if batch.padding_mask is None
-                else batch.padding_mask[row : row + 1, part]
-            )
-            assert padding_mask.flatten().tolist() == [1] * len(ids) + [0] * (T - len(ids))
+            assert batch.ids[row, part].tolist() == ids + [PAD] * padding
+            assert mask[row, part].tolist() == [1] * len(ids) + [0] * padding
             if batch.segments is not None:
-                expected = [0] * (len(ids) - len(second)) + [1] * len(second) + [0] * (T - len(ids))
-                assert batch.segments[row, part].tolist() == expected
+                segments = [0] * (len(ids) - seconds) + [1] * seconds + [0] * padding
+                assert batch.segments[row, part].tolist() == segments
             if task != "tag":
-                assert batch.target_positions[row, number] == (
-                    len(ids) - 1 if pooling == "last" else 0
-                )
+                position = len(ids) - 1 if pooling == "last" else 0
+                assert batch.target_positions[row, number] == position
+
+        targets = int((batch.targets[row] != IGNORE).sum())
         if task == "tag":
-            position = 1
-            expected = []
-            for pieces in encoded:
-                target = position + len(pieces) - 1 if pooling == "last" else position
-                expected += [target] if target <= context - 2 else []
-                position += len(pieces)
-            assert batch.target_positions[row].tolist() == expected + [0] * (
-                batch.target_positions.shape[1] - len(expected)
-            )
-        assert int((batch.targets[row] != IGNORE).sum()) == (len(expected) if task == "tag" else 1)
+            positions = expected_positions(encoded, context, pooling)
+            filler = [0] * (batch.target_positions.shape[1] - len(positions))
+            assert batch.target_positions[row].tolist() == positions + filler
+            assert targets == len(positions)
+        else:
+            assert targets == 1
 
 
 @given(tasks(), st.integers(1, 7))
