@@ -83,6 +83,14 @@ def test_an_old_and_a_new_name_together_are_refused() -> None:
         from_json(values | {"norm_placement": "before"})
 
 
+@pytest.mark.parametrize("run", ["gpt_run", "classifier_run", "adapter_run"])
+def test_renamed_keys_are_all_that_changed_in_a_config(run: str) -> None:
+    """Resuming a run compares run.json with today's config."""
+    values = json.loads((FOLDER / run / "run.json").read_text())["model"]
+    renamed = rename_config_keys(values)
+    assert renamed == json.loads(json.dumps(to_json(from_json(values))))
+
+
 def test_todays_configs_are_left_as_they_are() -> None:
     values = to_json(qkv.load(FOLDER / "classifier").model.config)
     assert values["family"] == "task_model"

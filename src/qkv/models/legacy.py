@@ -18,7 +18,7 @@ WEIGHT_PREFIXES = {"body.": "backbone."}
 
 
 def rename_config_keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a config under today's keys, its family included.
+    """Return a config's JSON object under today's keys and family name, its backbone's too.
 
     Raises:
         ValueError: If a key is present under its old and its new name.
@@ -28,6 +28,9 @@ def rename_config_keys(values: Mapping[str, Any]) -> dict[str, Any]:
         new_key = CONFIG_KEYS.get(key, key)
         if new_key in renamed:
             raise ValueError(f"{new_key}: given twice, once by an old name; remove one")
+
+        if new_key == "backbone" and isinstance(value, Mapping):
+            value = rename_config_keys(value)
 
         renamed[new_key] = value
 
