@@ -1,7 +1,7 @@
 """Named points inside a model where a listener may look at a value or change it.
 
 A part that has points of interest owns `HookPoints` and sends each value through: `query =
-self.hooks("query", query)`. Nobody listening costs nothing, also under torch.compile, which sees no
+self.taps("query", query)`. Nobody listening costs nothing, also under torch.compile, which sees no
 listener and compiles none; a listener that comes or goes later makes it compile again. A point's
 name is its place in the model.
 
@@ -71,7 +71,7 @@ def hook_points(model: nn.Module) -> dict[str, tuple[HookPoints, str]]:
 
 def hook_points_of(part: nn.Module) -> HookPoints | None:
     """Its own, and not those that what torch.compile returns passes on."""
-    return part.__dict__.get("hooks")
+    return part.__dict__.get("taps")
 
 
 def has_hooks(model: nn.Module) -> bool:

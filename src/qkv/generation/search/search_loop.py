@@ -16,8 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from qkv.data.batches.paired import pad
-from qkv.generation.generate import as_ends
-from qkv.generation.generate import check as check_request
+from qkv.generation import generate
 from qkv.generation.generate import limit_of, within, without_dropout
 from qkv.generation.prefill import read
 from qkv.generation.prompts import Prompts, token_rows
@@ -70,10 +69,10 @@ def check(
     beams: int,
     name: str = "beams",
 ) -> None:
-    check_request(
+    generate.check(
         model,
         length,
-        as_ends(end),
+        generate.as_ends(end),
         SamplingParams(minimum=minimum, forbidden=tuple(forbidden)),
     )
 

@@ -31,7 +31,7 @@ def require_hook(
     if point not in hook_points(model):
         raise ValueError(
             f'{whose} has no hook point "{name}", so its {name} cannot be read or changed; give the module '
-            f'self.hooks = HookPoints("{name}", ...) of qkv.nn.hooks, and in its forward write '
+            f'self.taps = HookPoints("{name}", ...) of qkv.nn.hooks, and in its forward write '
             f'{name} = self.hooks("{name}", {name})'
         )
 
