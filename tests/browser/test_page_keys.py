@@ -114,8 +114,8 @@ def test_the_lens_of_a_long_text_opens_at_the_chosen_word(open_page: Open) -> No
 def test_help_and_keeping_a_head(open_page: Open, look: Look) -> None:
     page = open_page(look, "#view=lines&layer=0&head=0")
     page.keyboard.press("?")
-    assert "another layer" in page.inner_text("dialog[open]")
-    page.keyboard.press("ArrowDown")  # the keys are the dialog's while it is open
+    assert "next layer" in page.inner_text("dialog[open]")
+    page.keyboard.press("ArrowDown")  # the open dialog takes the keys
     page.keyboard.press("Escape")
     assert state(page)["layer"] == "0"
     page.keyboard.press("k")

@@ -21,8 +21,8 @@ Heads = int | Sequence[int] | None
 
 NAMES = {
     "self": "Self-attention",
-    "encoder": "Encoder self-attention",
-    "decoder": "Decoder self-attention",
+    "encoder": "Self-attention of the encoder",
+    "decoder": "Self-attention of the decoder",
     "cross": "Cross-attention",
 }
 

@@ -232,7 +232,10 @@ export class App {
       panel.show(settings);
     }
     this.inside.show(settings);
-    if (hasModel) this.panelOf(tab).element.classList.toggle("thinking", settings.think && !this.inside.element.hidden);
+    if (hasModel) {
+      const open = settings.think && !this.inside.element.hidden;
+      this.panelOf(tab).element.classList.toggle("inside-open", open);
+    }
     this.runPending();
   }
 

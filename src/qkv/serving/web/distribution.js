@@ -30,8 +30,8 @@ export class Distribution {
     this.legend = element(
       "p",
       { class: "two-legend" },
-      element("span", { class: "said" }, "model"),
-      element("span", { class: "drawn" }, "after the sampling parameters"),
+      element("span", { class: "unfiltered" }, "model"),
+      element("span", { class: "sampled" }, "after the sampling parameters"),
     );
     this.element = element(
       "section",
@@ -116,7 +116,7 @@ export class Distribution {
       { class: out ? "out" : "", "aria-label": `${name}: model ${percent(unfiltered)}, sampling ${shown}` },
       token === null ? element("span", { class: "rest" }, "all others") : spaced(token),
       element("span", { class: "number" }, shown),
-      element("span", { class: "pairs" }, bar("said", unfiltered), bar("drawn", sampled)),
+      element("span", { class: "pairs" }, bar("unfiltered", unfiltered), bar("sampled", sampled)),
     );
   }
 }

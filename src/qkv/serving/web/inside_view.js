@@ -26,8 +26,8 @@ export class InsideView {
     this.inside = element("div", { id: "inside" }, this.knockout.element, this.message, this.container);
     this.element = element(
       "section",
-      { class: "think", "aria-labelledby": "think-title" },
-      element("h2", { id: "think-title" }, this.toggle),
+      { class: "inside-view", "aria-labelledby": "inside-title" },
+      element("h2", { id: "inside-title" }, this.toggle),
       element("p", { class: "note" }, "Attention weights of all heads, logit lens and norms of every layer."),
       this.inside,
     );

@@ -83,7 +83,7 @@ def test_a_figure_of_one_point_is_written(tmp_path: Path, points: list[Compared]
 
 
 def test_no_points_and_other_endings_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^points: expected one or more to draw$"):
+    with pytest.raises(ValueError, match=r"^points: .*one or more"):
         draw_comparison([], tmp_path / "c.png", "", "", None)
-    with pytest.raises(ValueError, match=r"^path: expected the name of a \.png"):
+    with pytest.raises(ValueError, match=r"^path: .*\.png"):
         draw_comparison(POINTS, tmp_path / "c.txt", "", "", None)

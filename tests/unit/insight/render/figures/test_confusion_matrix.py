@@ -160,10 +160,10 @@ def test_the_figure_is_written_with_any_name(tmp_path: Path, ending: str) -> Non
         (
             [[1, 2]],
             ["a"],
-            r"counts: expected a row and a column for each label, \(1, 1\), not \(1, 2\)",
+            r"counts: .*\(1, 1\), not \(1, 2\)",
         ),
-        ([[0]], ["a"], "counts: expected numbers of rows.*not all 0"),
-        ([[2, -1], [0, 1]], ["a", "b"], "counts: expected numbers"),
+        ([[0]], ["a"], "counts: .*not all 0"),
+        ([[2, -1], [0, 1]], ["a", "b"], "counts: .*0 or more"),
     ],
 )
 def test_other_counts_are_refused(counts: Any, labels: list[str], message: str) -> None:
@@ -172,7 +172,5 @@ def test_other_counts_are_refused(counts: Any, labels: list[str], message: str) 
 
 
 def test_another_ending_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"^path: expected the name of a \.png, \.svg or \.pdf file, not "
-    ):
+    with pytest.raises(ValueError, match=r"^path: .*\.pdf"):
         draw_confusion(np.eye(2), ["a", "b"], tmp_path / "c.gif")

@@ -133,7 +133,7 @@ def test_the_names_of_layers_do_not_overlap(depth: int) -> None:
 
 
 def test_other_endings_and_no_lines_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^path: expected the name of a .png"):
+    with pytest.raises(ValueError, match=r"^path: .*\.png"):
         draw_probed(probed(), tmp_path / "a.gif")
-    with pytest.raises(ValueError, match=r"^panels: expected one line or more to draw$"):
+    with pytest.raises(ValueError, match=r"^panels: .*one line"):
         draw_panels([Panel("a", [], {}, "accuracy")], tmp_path / "a.png", "", "")

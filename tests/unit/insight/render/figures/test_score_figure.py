@@ -108,7 +108,5 @@ def test_the_figure_is_written_atomically(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_another_ending_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"^plot: expected the name of a \.png, \.svg or \.pdf file, not "
-    ):
+    with pytest.raises(ValueError, match=r"^plot: .*\.pdf"):
         plot({"results": RESULTS}, tmp_path / "scores.gif")

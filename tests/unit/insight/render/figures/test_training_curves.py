@@ -264,17 +264,17 @@ def test_errors_say_what_is_wrong(tmp_path: Path, without_shape_checks: None) ->
     (tmp_path / "begun" / NAME).touch()
     good = run(tmp_path / "good", {"step": 1, "loss": 2.0})
     for runs, settings, message in (
-        ([], {}, "runs: expected the folder of one run or more"),
+        ([], {}, "runs: .*one run"),
         ([tmp_path / "none"], {}, "none: there is no such folder"),
-        ([good, tmp_path / "empty"], {}, f"empty: not a run, it has no {NAME}; name the folder"),
-        ([tmp_path / "begun"], {}, f"begun/{NAME}: no losses yet; try again"),
+        ([good, tmp_path / "empty"], {}, f"empty: .*no {NAME}"),
+        ([tmp_path / "begun"], {}, f"begun/{NAME}: no losses"),
         ([good], {"x": "tokens"}, f"x: no row of .*{NAME} has tokens"),
-        ([good], {"x": "epoch"}, "x: expected step, tokens or seconds, not 'epoch'"),
-        ([good], {"smooth": 1.0}, "smooth: expected 0 or more and less than 1, not 1.0"),
+        ([good], {"x": "epoch"}, "x: .*'epoch'"),
+        ([good], {"smooth": 1.0}, "smooth: .*1.0"),
         (
             [good],
             {"out": tmp_path / "c.jpeg"},
-            "out: expected the name of a .png, .svg or .pdf file",
+            r"out: .*\.pdf.*c\.jpeg",
         ),
     ):
         with pytest.raises(ValueError, match=message):
