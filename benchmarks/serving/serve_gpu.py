@@ -157,7 +157,15 @@ def over_bare(server: Server, model: GPT, options: Options) -> None:
         prompts = new_prompts(8, options, model.config.vocabulary)
         works: dict[str, Callable[[], float]] = {
             "bare": lambda: clock(lambda: bare(prompts), options.device),  # noqa: B023
-            "served": lambda: run_load(server, prompts, options, 1, stream=True).seconds,  # noqa: B023
+            "served": lambda: (
+                run_load(
+                    server,
+                    prompts,  # noqa: B023
+                    options,
+                    1,
+                    stream=True,
+                ).seconds
+            ),
         }
         took = {
             name: works[name]() * 1e3 / 8 / options.tokens
