@@ -1,10 +1,10 @@
 """Two models of one server share its engine thread: how long a tiny model takes beside SmolLM2.
 
-python -m benchmarks.serving.fairness      40 tokens of a tiny GPT: alone, beside a stream, beside a
-prompt
+    python -m benchmarks.serving.fairness
 
-Fair by time, the tiny model has half of the thread: twice the time of its own steps, and a step of
-the other model that is under way. The other model pays for it: its tokens are counted, too.
+Measures 40 tokens of a tiny GPT alone, beside a stream and beside a long prompt. With fair shares
+of time the tiny model gets half of the thread: it takes twice the time of its own steps, and one
+step of the other model. The tokens of the other model are counted as well.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from qkv.serving.engine.generation_request import GenerationRequest, RequestHand
 from qkv.serving.model_host import ModelHost
 from qkv.text import Tokenizer
 
-LIKELIEST = SamplingParams(temperature=0)
+GREEDY = SamplingParams(temperature=0)
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Options:
     threads: int = 2
 
 
-def started() -> ModelHost:
+def started_host() -> ModelHost:
     model, tokenizer = qkv.load("smollm2")
     assert isinstance(model, GPT)
     assert isinstance(tokenizer, Tokenizer)
@@ -47,35 +47,34 @@ def started() -> ModelHost:
     host.add("smollm2", lambda: (model, tokenizer))
     host.add("tiny", lambda: (GPT(config), tokenizer))
     host.start()
-    while any(each.state != "ready" for each in host.entries.values()):
+    while any(entry.state != "ready" for entry in host.entries.values()):
         time.sleep(0.1)
     return host
 
 
-def of_tiny(host: ModelHost, tokens: int) -> float:
-    """Seconds until a tiny model has generated so many tokens."""
+def time_tiny(host: ModelHost, tokens: int) -> float:
+    """Seconds that the tiny model takes for a number of tokens."""
     begin = time.perf_counter()
-    found = sum(
+    generated = sum(
         len(chunk.tokens)
         for chunk in host.submit(
-            "tiny", GenerationRequest(prompt=[1], max_tokens=tokens, sampling=LIKELIEST)
+            "tiny", GenerationRequest(prompt=[1], max_tokens=tokens, sampling=GREEDY)
         )
     )
-    assert found == tokens
+    assert generated == tokens
     return time.perf_counter() - begin
 
 
 def beside(
     host: ModelHost, other: GenerationRequest, ready: Callable[[RequestHandle], object], tokens: int
 ) -> tuple[float, float]:
-    """The same while SmolLM2 works on another request; and how many tokens a second that one read
-    or generated.
-    """
-    handle, engine = host.submit("smollm2", other), host.entries["smollm2"].engine
+    """The same while SmolLM2 runs another request, and the tokens per second of that request."""
+    handle = host.submit("smollm2", other)
+    engine = host.entries["smollm2"].engine
     assert engine is not None
     ready(handle)
     before = engine.counts["prompt_tokens"] + engine.counts["said_tokens"]
-    seconds = of_tiny(host, tokens)
+    seconds = time_tiny(host, tokens)
     done = engine.counts["prompt_tokens"] + engine.counts["said_tokens"] - before
     handle.abort()
     while engine.busy:
@@ -85,15 +84,14 @@ def beside(
 
 def main(options: Options) -> None:
     torch.set_num_threads(options.threads)
-    host = started()
-    found: dict[str, list[tuple[float, float]]] = {}
-    for turn in range(options.rounds + 1):
-        prompt = [
-            1 + (turn * 7919 + place) % 40_000 for place in range(options.prompt)
-        ]  # nothing is cached
-        stream = GenerationRequest(prompt=prompt[:5], max_tokens=2000, sampling=LIKELIEST, stream=True)
+    host = started_host()
+    results: dict[str, list[tuple[float, float]]] = {}
+    for round in range(options.rounds + 1):
+        # A new prompt, so that nothing is cached
+        prompt = [1 + (round * 7919 + index) % 40_000 for index in range(options.prompt)]
+        stream = GenerationRequest(prompt=prompt[:5], max_tokens=2000, sampling=GREEDY, stream=True)
         works: dict[str, Callable[[], tuple[float, float]]] = {
-            "alone": lambda: (of_tiny(host, options.tokens), 0.0),
+            "alone": lambda: (time_tiny(host, options.tokens), 0.0),
             "beside a stream": lambda: beside(
                 host,
                 stream,  # noqa: B023
@@ -109,17 +107,17 @@ def main(options: Options) -> None:
         }
         for name, work in works.items():
             measured = work()
-            found.setdefault(name, []).extend(
-                [measured] if turn else []
-            )  # the first is for what is allocated once
+            if round:  # the first one allocates memory
+                results.setdefault(name, []).append(measured)
     host.close()
     print(f"{options.tokens} tokens of a tiny GPT, float32; {options.rounds} rounds; {machine()}")
-    alone = statistics.median(seconds for seconds, _ in found["alone"])
-    for name, measured in found.items():
-        seconds = statistics.median(each for each, _ in measured)
-        other = statistics.median(each for _, each in measured)
+    alone = statistics.median(seconds for seconds, _ in results["alone"])
+    for name, measured in results.items():
+        seconds = statistics.median(seconds for seconds, _ in measured)
+        other = statistics.median(speed for _, speed in measured)
         print(
-            f"  {name:32} {seconds * 1e3:7.0f} ms   x {seconds / alone:5.1f}   SmolLM2 {other:6.1f} tokens/s"
+            f"  {name:32} {seconds * 1e3:7.0f} ms   x {seconds / alone:5.1f}"
+            f"   SmolLM2 {other:6.1f} tokens/s"
         )
 
 

@@ -1,13 +1,12 @@
-"""Load on an OpenAI-shaped server: so many clients, each asks again as soon as it is answered.
+"""Load generator for OpenAI-compatible servers: each client sends its next request at once.
 
-python -m benchmarks.serving.load http://127.0.0.1:8000 smollm2 --clients 16 --requests 32 --tokens
-64 --stream
+    python -m benchmarks.serving.load http://127.0.0.1:8000 smollm2 --clients 16 --requests 32 \\
+        --tokens 64 --stream
 
-While the clock runs nothing is looked into: what arrives is kept with its time, and read when all
-is over. So a slow client is not taken for a slow server; `--processes 4` shares the clients among
-more processes. Every answer must be whole: as many tokens as were asked for, by the server's own
-count. Nothing here needs more than Python, and other benchmarks run it in a process that has loaded
-nothing else.
+While the clock runs, responses are only stored with their times; they are parsed at the end, so
+that a slow client is not mistaken for a slow server. `--processes 4` distributes the clients over
+more processes. Every response must have all requested tokens, by the server's own count. This
+module needs Python only, and other benchmarks run it in a process that has loaded nothing else.
 """
 
 from __future__ import annotations
@@ -36,35 +35,35 @@ class Load:
     url: str
     model: str
     prompts: list[Prompt] = field(default_factory=lambda: ["Once upon a time"])
-    """Request i has prompt i, from the beginning again when they are used up."""
+    """Request i has prompt i; after the last one they start again."""
     clients: int = 1
     requests: int = 1
-    """Of all clients together."""
+    """Requests of all clients together."""
     tokens: int = 64
-    """Each answer has exactly so many."""
+    """Tokens of each response, exactly."""
     stream: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
-    """More fields of each request, such as min_tokens."""
+    """Further fields of each request, such as min_tokens."""
     processes: int = 1
     limit: float = 600
-    """Seconds for all of it."""
+    """Time limit of the whole load in seconds."""
 
     def body(self, number: int) -> bytes:
-        asked: dict[str, Any] = {
+        body: dict[str, Any] = {
             "model": self.model,
             "prompt": self.prompts[number % len(self.prompts)],
         }
-        asked |= {"max_tokens": self.tokens, "temperature": 0, "stream": self.stream}
+        body |= {"max_tokens": self.tokens, "temperature": 0, "stream": self.stream}
         if self.stream:
-            asked["stream_options"] = {"include_usage": True}
-        return json.dumps(asked | self.extra).encode()
+            body["stream_options"] = {"include_usage": True}
+        return json.dumps(body | self.extra).encode()
 
 
 class Answer(NamedTuple):
     number: int
     sent: float
     arrived: list[float]
-    """When each event with some text came; of an answer that is not streamed, when it was there."""
+    """Arrival of each event with text; without streaming, of the whole response."""
     ended: float
     tokens: int
     prompt_tokens: int
@@ -75,9 +74,9 @@ class Figures(NamedTuple):
     seconds: float
     tokens: int
     first: list[float]
-    """Seconds to the first text of each answer, sorted."""
+    """Seconds to the first text of each response, sorted."""
     between: list[float]
-    """Seconds between one text and the next, sorted; none unless streamed."""
+    """Seconds between two texts of a stream, sorted."""
     texts: list[str]
 
     @property
@@ -85,26 +84,26 @@ class Figures(NamedTuple):
         return self.tokens / self.seconds
 
     def __str__(self) -> str:
-        said = f"{self.speed:9,.1f} tokens/s, {self.tokens:,} in {self.seconds:.2f} s"
+        line = f"{self.speed:9,.1f} tokens/s, {self.tokens:,} in {self.seconds:.2f} s"
         for name, times in {"first text": self.first, "between": self.between}.items():
             if times:
-                said += f"; {name} p50 {at(times, 0.5) * 1e3:.1f} ms, p99 {at(times, 0.99) * 1e3:.1f} ms"
-        return said
+                line += f"; {name} p50 {at(times, 0.5) * 1e3:.1f} ms"
+                line += f", p99 {at(times, 0.99) * 1e3:.1f} ms"
+        return line
 
 
 def at(ordered: list[float], share: float) -> float:
+    """A quantile of sorted values."""
     return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))]
 
 
 class Client(asyncio.Protocol):
-    """One connection, kept open; one answer at a time."""
+    """A keep-alive connection with one request at a time."""
 
     def __init__(self) -> None:
         self.parts: list[tuple[float, bytes]] = []
         self.missing: int | None = None
-        """Bytes of the body that have not come; None before its header, and where it comes in
-        chunks.
-        """
+        """Bytes of the body that are missing; None before the headers, and for chunked bodies."""
         self.done: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -114,20 +113,19 @@ class Client(asyncio.Protocol):
         self.parts.append((time.perf_counter(), data))
         if len(self.parts) == 1:
             head, _, data = data.partition(b"\r\n\r\n")
-            if b"content-length:" in (said := head.lower()):
-                self.missing = int(said.partition(b"content-length:")[2].split()[0])
+            headers = head.lower()
+            if b"content-length:" in headers:
+                self.missing = int(headers.partition(b"content-length:")[2].split()[0])
         if self.missing is not None:
             self.missing -= len(data)
-        whole = (
-            self.missing <= 0
-            if self.missing is not None
-            else data.endswith(END_OF_CHUNKS) or self.ends_in_two()
-        )
+            whole = self.missing <= 0
+        else:
+            whole = data.endswith(END_OF_CHUNKS) or self.ends_in_two()
         if whole and self.done is not None and not self.done.done():
             self.done.set_result(None)
 
     def ends_in_two(self) -> bool:
-        """Whether the last chunk came in two parts of a few bytes."""
+        """Whether the end of the body arrived in two small parts."""
         return len(self.parts) > 1 and (self.parts[-2][1][-5:] + self.parts[-1][1]).endswith(
             END_OF_CHUNKS
         )
@@ -135,11 +133,13 @@ class Client(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self.done is not None and not self.done.done():
             self.done.set_exception(
-                ConnectionError(f"the server hung up in the middle of an answer ({error})")
+                ConnectionError(f"the server closed the connection during a response ({error})")
             )
 
-    async def ask(self, head: bytes, body: bytes) -> tuple[float, list[tuple[float, bytes]]]:
-        self.parts, self.missing, self.done = [], None, asyncio.get_running_loop().create_future()
+    async def post(self, head: bytes, body: bytes) -> tuple[float, list[tuple[float, bytes]]]:
+        self.parts = []
+        self.missing = None
+        self.done = asyncio.get_running_loop().create_future()
         sent = time.perf_counter()
         self.transport.write(head % len(body) + body)
         await self.done
@@ -147,35 +147,36 @@ class Client(asyncio.Protocol):
 
 
 def share(load: Load, which: int, ready: Any, out: Any) -> None:
-    """What one process does: its clients, then the reading of what came."""
+    """Body of one process: run its clients, then parse the responses."""
     numbers = iter(range(which, load.requests, load.processes))
     bodies = {number: load.body(number) for number in range(which, load.requests, load.processes)}
     clients = len(range(which, load.clients, load.processes))
-    there = urlsplit(load.url)
-    address = there.hostname or "", there.port or 80
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: " + there.netloc.encode()
+    url = urlsplit(load.url)
+    address = (url.hostname or "", url.port or 80)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: " + url.netloc.encode()
     head += b"\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     raw: list[tuple[int, float, list[tuple[float, bytes]]]] = []
 
     async def client() -> None:
         _, connection = await asyncio.get_running_loop().create_connection(Client, *address)
-        begun[0] -= 1
-        if not begun[0]:
+        unconnected[0] -= 1
+        if not unconnected[0]:
             await asyncio.to_thread(ready.wait)  # until every client of every process is connected
             go.set()
         await go.wait()
         for number in numbers:
-            raw.append((number, *await connection.ask(head, bodies[number])))
+            raw.append((number, *await connection.post(head, bodies[number])))
         connection.transport.close()
 
     async def all_clients() -> None:
         async with asyncio.timeout(load.limit):
             await asyncio.gather(*(client() for _ in range(clients)))
 
-    begun, go = [clients], asyncio.Event()
+    unconnected = [clients]
+    go = asyncio.Event()
     try:
         asyncio.run(all_clients())
-        out.send([read(load, *each) for each in raw])
+        out.send([read(load, *response) for response in raw])
     except Exception as error:
         ready.abort()
         out.send(error)
@@ -190,7 +191,8 @@ def read(load: Load, number: int, sent: float, parts: list[tuple[float, bytes]])
             f"request {number}: {status.decode()}: {body[:300].decode(errors='replace')}"
         )
     usage: dict[str, int] | None = None
-    text, arrived = "", []
+    text = ""
+    arrived: list[float] = []
     if load.stream:
         for when, event in events(parts):
             usage = event.get("usage") or usage
@@ -200,7 +202,8 @@ def read(load: Load, number: int, sent: float, parts: list[tuple[float, bytes]])
                     arrived.append(when)
     else:
         answer = json.loads(body)
-        usage, text, arrived = answer["usage"], answer["choices"][0]["text"], [parts[-1][0]]
+        usage = answer["usage"]
+        text = answer["choices"][0]["text"]
     if usage is None or usage["completion_tokens"] != load.tokens:
         raise RuntimeError(
             f"request {number}: expected {load.tokens} tokens, and the server counts {usage}"
@@ -218,7 +221,7 @@ def read(load: Load, number: int, sent: float, parts: list[tuple[float, bytes]])
 
 
 def events(parts: list[tuple[float, bytes]]) -> Iterator[tuple[float, dict[str, Any]]]:
-    """The server-sent events, each with the time when its end came."""
+    """The server-sent events, with the arrival of their end."""
     pending = b""
     for when, data in parts:
         pending += data
@@ -235,28 +238,29 @@ def run(load: Load) -> Figures:
     for which, (_, out) in enumerate(pipes):
         context.Process(target=share, args=(load, which, ready, out), daemon=True).start()
         out.close()
-    found = [heard.recv() for heard, _ in pipes]
-    errors = [each for each in found if isinstance(each, Exception)]
-    for error in sorted(errors, key=lambda each: isinstance(each, BrokenBarrierError)):
+    results = [receiver.recv() for receiver, _ in pipes]
+    errors = [result for result in results if isinstance(result, Exception)]
+    for error in sorted(errors, key=lambda error: isinstance(error, BrokenBarrierError)):
         raise error
-    answers: list[Answer] = sorted(answer for each in found for answer in each)
+    answers: list[Answer] = sorted(answer for result in results for answer in result)
     if len(answers) != load.requests:
-        raise RuntimeError(f"{load.requests} requests were sent, and {len(answers)} answered")
+        raise RuntimeError(f"{len(answers)} of {load.requests} requests were answered")
     return Figures(
-        seconds=max(each.ended for each in answers) - min(each.sent for each in answers),
-        tokens=sum(each.tokens for each in answers),
-        first=sorted(each.arrived[0] - each.sent for each in answers),
-        between=sorted(later - one for each in answers for one, later in pairwise(each.arrived)),
-        texts=[each.text for each in answers],
+        seconds=max(answer.ended for answer in answers) - min(answer.sent for answer in answers),
+        tokens=sum(answer.tokens for answer in answers),
+        first=sorted(answer.arrived[0] - answer.sent for answer in answers),
+        between=sorted(
+            later - earlier for answer in answers for earlier, later in pairwise(answer.arrived)
+        ),
+        texts=[answer.text for answer in answers],
     )
 
 
 def measure(load: Load) -> Figures:
-    """The same in a process of its own."""
-    asked = json.dumps(asdict(load))
+    """Run a load in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", __spec__.name, "--job"],
-        input=asked,
+        input=json.dumps(asdict(load)),
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -283,10 +287,10 @@ def main() -> None:
     parser.add_argument(
         "--extra", type=json.loads, default={}, help="more fields of each request, as JSON"
     )
-    given = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
-    if "prompts" in given:
-        given["prompts"] = json.loads(given["prompts"].read_text())
-    print(run(Load(**given)))
+    fields = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
+    if "prompts" in fields:
+        fields["prompts"] = json.loads(fields["prompts"].read_text())
+    print(run(Load(**fields)))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Serving on a GPU: GPT-2 124M with random weights in bf16, 256 requests at once, 128 tokens in and
-128 out.
+"""Serving on a GPU: GPT-2 124M with random weights in bf16, 256 requests of 128 + 128 tokens.
 
-python -m benchmarks.serving.serve_gpu python -m benchmarks.serving.serve_gpu --preset gpt-tiny
---device cpu --precision float32 --clients 8 --prompt 16 --words 16
+    python -m benchmarks.serving.serve_gpu
+    python -m benchmarks.serving.serve_gpu --preset gpt-tiny --device cpu --precision float32 \\
+        --clients 8 --prompt 16 --tokens 16
 
-The same load on the engine alone, over HTTP with whole answers, and over HTTP with streamed ones;
-every turn has new prompts, drawn at random. Then what the server adds to a token of one client,
-against the bare loop.
+Measures the engine alone, HTTP with whole responses and HTTP with streams; every turn has new
+random prompts. Then the time that the server adds to a token of a single client, compared with the
+bare decoding loop.
 """
 
 from __future__ import annotations
@@ -46,27 +46,25 @@ class Options:
     precision: str = "bf16"
     clients: int = 256
     prompt: int = 128
-    words: int = 128
+    tokens: int = 128
     turns: int = 7
     processes: int = 4
-    """Of the load."""
+    """Processes that generate the load."""
     cache: float = 4.0
-    """GiB."""
+    """GiB of KV cache."""
     bare_turns: int = 9
 
 
-def made_up_words(count: int) -> Tokenizer:
-    """So many tokens: bytes, then letters in twos, threes and fours; no end-of-text."""
+def random_tokenizer(count: int) -> Tokenizer:
+    """A tokenizer of `count` tokens: bytes, then strings of 2 to 4 letters; no end token."""
     bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
     letters = chain.from_iterable(product(string.ascii_letters, repeat=size) for size in (2, 3, 4))
     tokens = [*bytes_, *map("".join, islice(letters, count - len(bytes_)))]
     inner = tokenizers.Tokenizer(
         models.BPE(vocab={token: id for id, token in enumerate(tokens)}, merges=[])
     )
-    inner.pre_tokenizer, inner.decoder = (
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-        decoders.ByteLevel(),
-    )
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
     return Tokenizer(inner)
 
 
@@ -75,25 +73,25 @@ def new_prompts(count: int, options: Options, vocabulary: int) -> list[list[int]
 
 
 def quartiles(values: list[float]) -> tuple[float, float, float]:
-    low, middle, high = (
-        statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
-    )
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     return low, middle, high
 
 
 def report(name: str, speeds: list[float], waits: list[float]) -> None:
     low, middle, high = quartiles(speeds)
-    said = f"  {name:28} {middle:9,.0f} tokens/s (quartiles {low:,.0f}, {high:,.0f})"
+    line = f"  {name:28} {middle:9,.0f} tokens/s (quartiles {low:,.0f}, {high:,.0f})"
     if waits:
         waits.sort()
-        said += (
+        line += (
             f"   first text p50 {at(waits, 0.5) * 1e3:.1f} ms, p99 {at(waits, 0.99) * 1e3:.1f} ms"
         )
-    print(said, flush=True)
+    print(line, flush=True)
 
 
 def engine_alone(model: GPT, tokenizer: Tokenizer, options: Options) -> None:
-    """Without HTTP: all are asked at once, from this very process."""
+    """The engine without HTTP: all requests at once, from this process."""
     host = ModelHost(cache=int(options.cache * 2**30), rows=options.clients)
     host.add("model", lambda: (model, tokenizer))
     host.start()
@@ -102,42 +100,44 @@ def engine_alone(model: GPT, tokenizer: Tokenizer, options: Options) -> None:
     speeds = []
     for turn in range(options.turns + 2):
         prompts = new_prompts(options.clients, options, model.config.vocabulary)
-        asks = [
-            GenerationRequest(
-                prompt=each, max_tokens=options.words, sampling=SamplingParams(temperature=0)
+        requests = []
+        for prompt in prompts:
+            requests.append(
+                GenerationRequest(
+                    prompt=prompt, max_tokens=options.tokens, sampling=SamplingParams(temperature=0)
+                )
             )
-            for each in prompts
-        ]
         begin = time.perf_counter()
-        handles = [host.submit("model", ask) for ask in asks]
-        said = sum(len(chunk.tokens) for handle in handles for chunk in handle)
+        handles = [host.submit("model", request) for request in requests]
+        generated = sum(len(chunk.tokens) for handle in handles for chunk in handle)
         seconds = time.perf_counter() - begin
-        assert said == options.clients * options.words, said
+        assert generated == options.clients * options.tokens, generated
         if turn >= 2:
-            speeds.append(said / seconds)
+            speeds.append(generated / seconds)
     host.close()
     report("the engine, no HTTP", speeds, [])
 
 
-def over_http(server: Server, name: str, options: Options, vocabulary: int, **how: bool) -> None:
-    found = []
+def over_http(
+    server: Server, name: str, options: Options, vocabulary: int, *, stream: bool = False
+) -> None:
+    measured: list[Figures] = []
     for turn in range(options.turns + 2):
-        figures = loaded(
-            server,
-            new_prompts(options.clients, options, vocabulary),
-            options,
-            options.clients,
-            **how,
-        )
-        found += [figures] if turn >= 2 else []
-    streamed = [wait for each in found for wait in each.first] if how.get("stream") else []
-    report(name, [each.speed for each in found], streamed)
+        prompts = new_prompts(options.clients, options, vocabulary)
+        figures = run_load(server, prompts, options, options.clients, stream=stream)
+        if turn >= 2:
+            measured.append(figures)
+    waits: list[float] = []
+    if stream:
+        for figures in measured:
+            waits += figures.first
+    report(name, [figures.speed for figures in measured], waits)
 
 
-def loaded(
+def run_load(
     server: Server, prompts: list[list[int]], options: Options, clients: int, stream: bool = False
 ) -> Figures:
-    load = Load(server.url, "model", [*prompts], clients, len(prompts), options.words, stream)
+    load = Load(server.url, "model", [*prompts], clients, len(prompts), options.tokens, stream)
     load.processes = min(options.processes, clients)
     with server.awake():
         return measure(load)
@@ -147,19 +147,28 @@ def over_bare(server: Server, model: GPT, options: Options) -> None:
     def bare(prompts: list[list[int]]) -> None:
         for prompt in prompts:
             assert (
-                sum(1 for _ in stream(model, [prompt], length=options.words, temperature=0))
-                == options.words
+                sum(1 for _ in stream(model, [prompt], length=options.tokens, temperature=0))
+                == options.tokens
             )
 
-    added, alone = [], []
+    added: list[float] = []
+    alone: list[float] = []
     for turn in range(options.bare_turns + 2):
         prompts = new_prompts(8, options, model.config.vocabulary)
         works: dict[str, Callable[[], float]] = {
             "bare": lambda: clock(lambda: bare(prompts), options.device),  # noqa: B023
-            "served": lambda: loaded(server, prompts, options, 1, stream=True).seconds,  # noqa: B023
+            "served": lambda: (
+                run_load(
+                    server,
+                    prompts,  # noqa: B023
+                    options,
+                    1,
+                    stream=True,
+                ).seconds
+            ),
         }
         took = {
-            name: works[name]() * 1e3 / 8 / options.words
+            name: works[name]() * 1e3 / 8 / options.tokens
             for name in (works if turn % 2 else reversed(works))
         }
         if turn >= 2:
@@ -167,23 +176,25 @@ def over_bare(server: Server, model: GPT, options: Options) -> None:
             alone.append(took["bare"])
     low, middle, high = quartiles(added)
     print(
-        f"  one client: a token takes {statistics.median(alone):.3f} ms in the bare loop, and the server adds"
-        f" {middle:.3f} ms (quartiles {low:.3f}, {high:.3f})",
+        f"  one client: a token takes {statistics.median(alone):.3f} ms in the bare loop, and the "
+        f"server adds {middle:.3f} ms (quartiles {low:.3f}, {high:.3f})",
         flush=True,
     )
 
 
 def main(options: Options) -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
-        print("serve_gpu.py: there is no GPU here, so nothing is measured")
+        print("serve_gpu.py: no GPU is available, so nothing is measured")
         return
     torch.manual_seed(0)
     config = preset(options.preset)
-    model, tokenizer = build(config).eval(), made_up_words(config.vocabulary)
+    model = build(config).eval()
+    tokenizer = random_tokenizer(config.vocabulary)
     assert isinstance(model, GPT)
     many = f"{options.clients} requests at once"
     print(
-        f"{options.preset}, random weights, {options.precision}, {options.prompt} in, {options.words} out; {machine()}"
+        f"{options.preset}, random weights, {options.precision}, {options.prompt} tokens in, "
+        f"{options.tokens} out; {machine()}"
     )
     print(f"  {many}, {options.turns} turns", flush=True)
     with ExitStack() as running:
@@ -203,7 +214,7 @@ def main(options: Options) -> None:
         command += ["--precision", options.precision, "--rows", str(options.clients)]
         command += ["--cache", str(options.cache)]
         server = running.enter_context(started(command, threads=1))
-        over_http(server, "HTTP, whole answers", options, config.vocabulary)
+        over_http(server, "HTTP, whole responses", options, config.vocabulary)
         over_http(server, "HTTP, streamed", options, config.vocabulary, stream=True)
         over_bare(server, model, options)
 

@@ -1,6 +1,4 @@
-"""A server as a child: started on a free port, waited for, asleep while others are measured, killed
-at the end.
-"""
+"""A server as a child process: started on a free port, and stopped while others are measured."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ class Server:
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Outside of this it does not even wait: its process is stopped."""
+        """The process runs only inside this context."""
         os.killpg(self.child.pid, signal.SIGCONT)
         try:
             yield
@@ -35,8 +33,8 @@ class Server:
 
 @contextmanager
 def started(command: Sequence[str], *, threads: int, limit: float = 300) -> Iterator[Server]:
-    """`command` without its --port; it may take `limit` seconds to say that it is ready."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # who ends us ends the children, too
+    """Run `command` with a --port, and wait at most `limit` seconds until it is ready."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end the children too
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -57,7 +55,7 @@ def started(command: Sequence[str], *, threads: int, limit: float = 300) -> Iter
                 if child.poll() is not None:
                     log.seek(0)
                     raise RuntimeError(
-                        f"{' '.join(command)}: it ended\n{log.read().decode()[-2000:]}"
+                        f"{' '.join(command)}: it exited\n{log.read().decode()[-2000:]}"
                     )
                 time.sleep(0.2)
             else:

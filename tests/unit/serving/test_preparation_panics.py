@@ -107,8 +107,13 @@ def test_a_panic_over_http_is_one_response_and_one_log_line(
     with running(host) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
         for size in (1, 4000):  # in the event loop, and in a thread of its own
             caplog.clear()
-            found = http.post("/v1/completions", json={"model": "encodes", "prompt": "a " * size})
-            assert (found.status_code, found.json()["error"]["code"]) == (500, "internal_error")
+            response = http.post(
+                "/v1/completions", json={"model": "encodes", "prompt": "a " * size}
+            )
+            assert (response.status_code, response.json()["error"]["code"]) == (
+                500,
+                "internal_error",
+            )
             assert [record.getMessage().split(" at ")[0] for record in caplog.records] == [
                 "TokenizerPanic"
             ]

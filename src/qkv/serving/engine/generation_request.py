@@ -136,7 +136,7 @@ class RequestHandle:
         return self.loop is None or self.unread < samples
 
     def abort(self) -> None:
-        """Tell the engine that nobody waits for this request any more."""
+        """Abort the request: the engine drops it before its next step."""
         self.aborted = True
 
     def put(self, update: Update) -> None:

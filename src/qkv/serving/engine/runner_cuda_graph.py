@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -106,13 +107,10 @@ class StepGraphs:
 
         # Fill the host buffer
         positions, slot_mapping, slots = rows = self.host_arrays[self.buffer]
-        for row, sequence in enumerate(sequences):
-            position = sequence.computed
-            block = sequence.block_table[position // BLOCK_SIZE]
-            positions[row] = position
-            slot_mapping[row] = block * BLOCK_SIZE + position % BLOCK_SIZE
-            slots[row] = sequence.slot
-
+        positions[:count] = [sequence.computed for sequence in sequences]
+        slots[:count] = [sequence.slot for sequence in sequences]
+        blocks = [sequence.block_table[sequence.computed // BLOCK_SIZE] for sequence in sequences]
+        slot_mapping[:count] = np.array(blocks) * BLOCK_SIZE + positions[:count] % BLOCK_SIZE
         rows[:, count:] = [[0], [0], [self.padding_slot]]
 
         # Replay the smallest graph that is large enough

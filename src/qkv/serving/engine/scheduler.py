@@ -326,7 +326,7 @@ class Scheduler:
 
         return twin, copies
 
-    # Leaving
+    # Removal
 
     def sequences(self) -> list[ServingSequence]:
         """All running and waiting sequences."""

@@ -27,7 +27,7 @@ def host_name(host: str) -> str:
 
 
 def is_own_origin(origin: str, host: str) -> bool:
-    """Whether a page of this server sends the request; a proxy in front may speak https."""
+    """Whether a page of this server sends the request; a proxy in front may use https."""
     try:
         parts = urlsplit(origin)
     except ValueError:

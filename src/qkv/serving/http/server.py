@@ -72,7 +72,7 @@ class Server(uvicorn.Server):
             self.at_once()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.app.draining = True  # cancelled requests are told that the server stops
+        self.app.draining = True  # cancelled requests get a 503
         await super().shutdown(sockets)
 
     def stop(self) -> None:

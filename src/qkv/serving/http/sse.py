@@ -27,18 +27,18 @@ class ClientDisconnected(BaseException):
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of the work; if the client disconnects first, the work is cancelled."""
     working = asyncio.create_task(work)
-    leaving = asyncio.create_task(disconnected(receive))
+    disconnecting = asyncio.create_task(disconnected(receive))
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, disconnecting}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise ClientDisconnected
 
         return working.result()
     finally:
-        for task in (working, leaving):
+        for task in (working, disconnecting):
             task.cancel()
 
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        await asyncio.gather(working, disconnecting, return_exceptions=True)
 
 
 async def disconnected(receive: Receive) -> None:

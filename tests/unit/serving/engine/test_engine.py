@@ -187,8 +187,8 @@ def test_prompt_logprobs_are_reported_once_also_after_preemption() -> None:
     steps.finish()
     assert steps.engine.metrics()["preempted"] > 0
     for number, handle in enumerate(handles):
-        (said,) = generate(model, [[number, *range(12)]], length=30, seed=row_seeds(number, 1))
-        assert steps.ids(handle) == [[number, *range(12), *said]]
+        (generated,) = generate(model, [[number, *range(12)]], length=30, seed=row_seeds(number, 1))
+        assert steps.ids(handle) == [[number, *range(12), *generated]]
 
 
 def test_a_shared_prefix_is_computed_once() -> None:
@@ -210,7 +210,7 @@ def test_prefixes_are_not_shared_with_other_heads_off() -> None:
     """An ablated head changes the keys of later layers, so such prefixes are cached separately."""
     model, prompt = gpt(context=64), [index % 13 for index in range(40)]
     steps = Steps(model, rows=8, cache=bytes_for(model, 1024))
-    asked = [
+    handles = [
         steps.request(prompt, max_tokens=9, sampling=SamplingParams(temperature=0), heads_off=off)
         for off in ((), ((0, 1),), ())
     ]
@@ -229,7 +229,7 @@ def test_prefixes_are_not_shared_with_other_heads_off() -> None:
     with add_hook(model, "stack.blocks.0.attention.heads", zero_head):
         changed = generate(model, [prompt], length=9, temperature=0)
     assert changed != plain
-    assert [steps.ids(each) for each in asked] == [plain, changed, plain]
+    assert [steps.ids(handle) for handle in handles] == [plain, changed, plain]
     assert steps.ids(again) == changed
 
 
@@ -238,51 +238,51 @@ def test_prefixes_are_not_shared_with_other_heads_off() -> None:
 
 def test_logprobs_equal_those_of_a_full_forward_pass() -> None:
     model = gpt()
-    steps, choice = (
-        Steps(model, rows=4, tokens=3, cache=1 << 20),
-        SamplingParams(temperature=0.7, top_k=6, frequency=0.3),
-    )
-    asked = [
-        steps.request(prompt, max_tokens=4, logprobs=5, prompt_logprobs=3, seed=7, sampling=choice)
+    steps = Steps(model, rows=4, tokens=3, cache=1 << 20)
+    sampling = SamplingParams(temperature=0.7, top_k=6, frequency=0.3)
+    handles = [
+        steps.request(
+            prompt, max_tokens=4, logprobs=5, prompt_logprobs=3, seed=7, sampling=sampling
+        )
         for prompt in PROMPTS[:4]
     ]
     beside = steps.request(PROMPTS[4], max_tokens=4, seed=7)
     steps.finish()
     assert steps.ids(beside) == generate(model, [PROMPTS[4]], length=4, seed=row_seeds(7, 1))
-    for prompt, handle in zip(PROMPTS, asked, strict=False):
-        said = [each for chunk in steps.chunks(handle) for each in chunk.tokens]
-        text = [each.id for each in said]
+    for prompt, handle in zip(PROMPTS, handles, strict=False):
+        tokens = [token for chunk in steps.chunks(handle) for token in chunk.tokens]
+        text = [token.id for token in tokens]
         assert text[: len(prompt)] == prompt
         with torch.no_grad():
             logits = model(torch.tensor([text]))[0]
         expected = logits.log_softmax(-1)
-        assert said[0].logprob is None
-        for place in range(1, len(text)):
-            assert said[place].logprob == pytest.approx(
-                float(expected[place - 1, text[place]]), abs=1e-5
+        assert tokens[0].logprob is None
+        for position in range(1, len(text)):
+            assert tokens[position].logprob == pytest.approx(
+                float(expected[position - 1, text[position]]), abs=1e-5
             )
-            count = 5 if place >= len(prompt) else 3
-            values, ids = expected[place - 1].topk(count)
-            assert [each.id for each in said[place].alternatives] == ids.tolist()
-            assert [each.logprob for each in said[place].alternatives] == pytest.approx(
+            count = 5 if position >= len(prompt) else 3
+            values, ids = expected[position - 1].topk(count)
+            assert [other.id for other in tokens[position].alternatives] == ids.tolist()
+            assert [other.logprob for other in tokens[position].alternatives] == pytest.approx(
                 values.tolist(), abs=1e-5
             )
-        for place in range(len(prompt), len(text)):
-            heard = torch.bincount(
-                torch.tensor(text[len(prompt) : place], dtype=torch.int64), minlength=13
+        for position in range(len(prompt), len(text)):
+            counts = torch.bincount(
+                torch.tensor(text[len(prompt) : position], dtype=torch.int64), minlength=13
             )
-            drawn = distribution(logits[place - 1 : place] - 0.3 * heard, temperature=0.7, top_k=6)[
-                0
-            ]
-            for each in said[place].alternatives:
-                assert each.probability == pytest.approx(float(drawn[each.id]), abs=1e-5)
+            drawn = distribution(
+                logits[position - 1 : position] - 0.3 * counts, temperature=0.7, top_k=6
+            )[0]
+            for other in tokens[position].alternatives:
+                assert other.probability == pytest.approx(float(drawn[other.id]), abs=1e-5)
 
 
 def test_a_prompt_can_be_scored_without_generating() -> None:
     steps = Steps(gpt(), cache=1 << 20)
     handle = steps.request([1, 2, 3], max_tokens=0, prompt_logprobs=0)
     steps.finish()
-    assert [each.id for chunk in steps.chunks(handle) for each in chunk.tokens] == [1, 2, 3]
+    assert [token.id for chunk in steps.chunks(handle) for token in chunk.tokens] == [1, 2, 3]
     assert steps.chunks(handle)[-1].reason == "length"
     assert steps.used == 0
 
@@ -313,8 +313,8 @@ def test_a_full_context_ends_a_sequence() -> None:
     steps = Steps(model, cache=1 << 20)
     handle = steps.request([1, 2, 3], max_tokens=100)
     steps.finish()
-    (said,) = steps.ids(handle)
-    assert len(said) == 14  # the last token is never read
+    (generated,) = steps.ids(handle)
+    assert len(generated) == 14  # the last token is never read
     assert steps.chunks(handle)[-1].reason == "context"
     with pytest.raises(ValueError, match=r"prompt: 17 tokens .*context of 16"):
         steps.request([1] * 17, max_tokens=1)
@@ -375,13 +375,13 @@ def test_an_exception_in_one_request_does_not_affect_the_others() -> None:
     """A request that reads token 12 fails; the others in its batch get the same tokens as alone."""
     model = gpt(context=64)
 
-    def faulty(module: torch.nn.Module, given: tuple[torch.Tensor]) -> None:
-        if (given[0] == 12).any():
+    def faulty(module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        if (inputs[0] == 12).any():
             raise RuntimeError("the twelfth")
 
     steps = Steps(model, rows=8, cache=1 << 20)
     prompts = [prompt for prompt in PROMPTS if 12 not in prompt]
-    asked = [
+    handles = [
         steps.request(prompt, max_tokens=9, seed=5, sampling=SamplingParams(forbidden=(12,)))
         for prompt in prompts
     ]
@@ -392,7 +392,7 @@ def test_an_exception_in_one_request_does_not_affect_the_others() -> None:
     hook.remove()
     with pytest.raises(RuntimeError, match="the twelfth"):
         steps.chunks(bad)
-    for prompt, handle in zip(prompts, asked, strict=True):
+    for prompt, handle in zip(prompts, handles, strict=True):
         alone = generate(model, [prompt], length=9, seed=row_seeds(5, 1), forbidden=(12,))
         assert steps.ids(handle) == alone
     assert steps.used == 0
@@ -410,9 +410,9 @@ def test_a_row_with_nan_logits_fails_alone() -> None:
         model.embedding.token.weight[12] = torch.nan
     steps = Steps(model, rows=8, cache=1 << 20)
     bad = steps.request([3, 12], max_tokens=9, seed=5)
-    asked = [steps.request(prompt, max_tokens=9, seed=5, sampling=sampling) for prompt in prompts]
+    handles = [steps.request(prompt, max_tokens=9, seed=5, sampling=sampling) for prompt in prompts]
     steps.finish()
-    assert [steps.ids(handle) for handle in asked] == expected
+    assert [steps.ids(handle) for handle in handles] == expected
     with pytest.raises(RuntimeError, match=r"logits: .*broken"):
         steps.chunks(bad)
     assert steps.used == 0
@@ -421,13 +421,15 @@ def test_a_row_with_nan_logits_fails_alone() -> None:
 def test_a_fault_affects_neither_searches_nor_sequences_with_penalties() -> None:
     model = gpt(context=64)
 
-    def faulty(module: torch.nn.Module, given: tuple[torch.Tensor]) -> None:
-        if (given[0] == 12).any():
+    def faulty(module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        if (inputs[0] == 12).any():
             raise ValueError("the twelfth")
 
     steps = Steps(model, rows=16, cache=1 << 20)
     choice = SamplingParams(forbidden=(12,), repetition=1.3, frequency=0.5)
-    asked = [steps.request(prompt, max_tokens=9, seed=5, sampling=choice) for prompt in PROMPTS[:3]]
+    handles = [
+        steps.request(prompt, max_tokens=9, seed=5, sampling=choice) for prompt in PROMPTS[:3]
+    ]
     searched = [
         steps.request(
             prompt, max_tokens=9, end_ids=(2,), beams=3, sampling=SamplingParams(forbidden=(12,))
@@ -441,7 +443,7 @@ def test_a_fault_affects_neither_searches_nor_sequences_with_penalties() -> None
     hook.remove()
     with pytest.raises(RuntimeError, match="ValueError"):
         steps.chunks(bad)
-    for prompt, handle, search in zip(PROMPTS, asked, searched, strict=False):
+    for prompt, handle, search in zip(PROMPTS, handles, searched, strict=False):
         assert steps.ids(handle) == generate(
             model, [prompt], length=9, seed=row_seeds(5, 1), choice=choice
         )
@@ -462,13 +464,15 @@ def test_a_fault_in_sampling_does_not_affect_the_others(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(sampler, "processed", faulty)
     steps = Steps(model, rows=8, cache=1 << 20)
-    asked = [steps.request(prompt, max_tokens=9, seed=5, sampling=choice) for prompt in PROMPTS[:3]]
+    handles = [
+        steps.request(prompt, max_tokens=9, seed=5, sampling=choice) for prompt in PROMPTS[:3]
+    ]
     steps.step(3)
     bad = steps.request([3], max_tokens=9, sampling=SamplingParams(temperature=0.5))
     steps.finish()
     with pytest.raises(RuntimeError):
         steps.chunks(bad)
-    for prompt, handle in zip(PROMPTS, asked, strict=False):
+    for prompt, handle in zip(PROMPTS, handles, strict=False):
         assert steps.ids(handle) == generate(
             model, [prompt], length=9, seed=row_seeds(5, 1), choice=choice
         )
@@ -490,10 +494,10 @@ def test_a_beam_that_cannot_be_forked_ends_its_search_alone(
         fork(*arguments)
 
     monkeypatch.setattr(runner, "fork", faulty)
-    asked = [steps.request(prompt, max_tokens=7, end_ids=(2,), beams=3) for prompt in PROMPTS[:4]]
+    handles = [steps.request(prompt, max_tokens=7, end_ids=(2,), beams=3) for prompt in PROMPTS[:4]]
     steps.finish()
     failed = 0
-    for prompt, handle in zip(PROMPTS, asked, strict=False):
+    for prompt, handle in zip(PROMPTS, handles, strict=False):
         (best,) = beam_search(model, [prompt], start=WORDS.start, end=2, length=7, beams=3)
         try:
             assert steps.chunks(handle)[0].score == pytest.approx(best[0].score)

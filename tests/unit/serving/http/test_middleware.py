@@ -87,7 +87,8 @@ def test_every_route_but_health_needs_a_key(host: ModelHost, path: str) -> None:
         "ü",
     ):
         headers = {"authorization": wrong.encode("utf-8")}
-        assert send_request(host, "GET", path, locked, headers=headers).status_code == 401  # type: ignore[arg-type]
+        response = send_request(host, "GET", path, locked, headers=headers)
+        assert response.status_code == 401
     assert (
         send_request(
             host, "GET", path, locked, headers={"authorization": f"bearer {KEYS[1]}"}
@@ -229,12 +230,12 @@ def test_an_allowed_origin(host: ModelHost) -> None:
     without = send_request(host, "POST", "/v1/completions", rules, json=BODY, headers=good)
     assert without.status_code == 401  # allowed, but not without a key
     key = {"authorization": f"Bearer {KEYS[0]}"}
-    found = send_request(host, "POST", "/v1/completions", rules, json=BODY, headers=good | key)
-    assert (found.status_code, found.headers["access-control-allow-origin"]) == (
+    response = send_request(host, "POST", "/v1/completions", rules, json=BODY, headers=good | key)
+    assert (response.status_code, response.headers["access-control-allow-origin"]) == (
         200,
         "https://good.example",
     )
-    assert "Origin" in found.headers["vary"]
+    assert "Origin" in response.headers["vary"]
     bad = {"origin": "https://bad.example", "access-control-request-method": "POST"}
     assert send_request(host, "OPTIONS", "/v1/completions", rules, headers=bad).status_code == 403
 
@@ -261,20 +262,20 @@ def test_every_response_has_security_headers(host: ModelHost, path: str) -> None
 def test_head_is_get_without_a_body(host: ModelHost) -> None:
     with running(host) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
         for path in ("/health", "/", "/v1/models"):
-            found = http.head(path)
-            assert (found.status_code, found.content) == (200, b"")
-            assert found.headers["content-length"] == http.get(path).headers["content-length"]
+            response = http.head(path)
+            assert (response.status_code, response.content) == (200, b"")
+            assert response.headers["content-length"] == http.get(path).headers["content-length"]
         assert http.head("/v1/completions").status_code == 405
         assert http.head("/nowhere").status_code == 404
 
 
 def test_only_known_static_files_are_sent(host: ModelHost) -> None:
-    found = send_request(host, "GET", "/web/insight/page.js")
-    assert (found.status_code, found.headers["content-type"]) == (
+    response = send_request(host, "GET", "/web/insight/page.js")
+    assert (response.status_code, response.headers["content-type"]) == (
         200,
         "text/javascript; charset=utf-8",
     )
-    assert "export class Page" in found.text
+    assert "export class Page" in response.text
     assert (
         send_request(host, "GET", "/web/insight/view.css")
         .headers["content-type"]
@@ -295,14 +296,17 @@ def test_only_known_static_files_are_sent(host: ModelHost) -> None:
 
 def test_the_page_allows_only_its_own_scripts(host: ModelHost) -> None:
     """All scripts are files, except the import map, which the policy allows by its hash."""
-    found = send_request(host, "GET", "/", headers=PAGE)
-    assert (found.status_code, found.headers["content-type"]) == (200, "text/html; charset=utf-8")
-    (content,) = re.findall(r'<script type="importmap">(.*?)</script>', found.text, re.DOTALL)
+    response = send_request(host, "GET", "/", headers=PAGE)
+    assert (response.status_code, response.headers["content-type"]) == (
+        200,
+        "text/html; charset=utf-8",
+    )
+    (content,) = re.findall(r'<script type="importmap">(.*?)</script>', response.text, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-    assert f"script-src 'self' 'sha256-{digest}';" in found.headers["content-security-policy"]
-    for tag in re.findall(r"<script(?! type=\"importmap\")[^>]*>", found.text):
+    assert f"script-src 'self' 'sha256-{digest}';" in response.headers["content-security-policy"]
+    for tag in re.findall(r"<script(?! type=\"importmap\")[^>]*>", response.text):
         assert "src=" in tag
-    for name in re.findall(r'(?:src|href)="(/web/[^"]+)"', found.text) + list(
+    for name in re.findall(r'(?:src|href)="(/web/[^"]+)"', response.text) + list(
         json.loads(content)["imports"].values()
     ):
         if not name.endswith("/"):

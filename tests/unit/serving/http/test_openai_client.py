@@ -44,16 +44,17 @@ def joined(stream: Any) -> str:
 
 
 def test_models_are_listed_with_their_abilities(client: openai.OpenAI) -> None:
-    found = {model.id: model.model_extra["qkv"] for model in client.models.list()}  # type: ignore[index]
-    assert list(found) == ["gpt", "chat", "bert", "translator", "long", "rnn", "tuned"]
-    assert found["gpt"]["can"] == ["complete", "attention", "tokenize"]
-    assert "chat" in found["chat"]["can"]
-    assert found["bert"]["can"] == ["fill", "embed", "attention", "tokenize"]
-    assert found["translator"]["kinds"] == ["encoder", "decoder", "cross"]
-    assert found["tuned"]["labels"] == ["bad", "good", "so so"]
+    listed = list(client.models.list())
+    reply = {model.id: (model.model_extra or {})["qkv"] for model in listed}
+    assert list(reply) == ["gpt", "chat", "bert", "translator", "long", "rnn", "tuned"]
+    assert reply["gpt"]["can"] == ["complete", "attention", "tokenize"]
+    assert "chat" in reply["chat"]["can"]
+    assert reply["bert"]["can"] == ["fill", "embed", "attention", "tokenize"]
+    assert reply["translator"]["kinds"] == ["encoder", "decoder", "cross"]
+    assert reply["tuned"]["labels"] == ["bad", "good", "so so"]
     assert (
-        found["gpt"] | {"context": 64, "layers": 2, "heads": 2, "family": "gpt", "state": "ready"}
-        == found["gpt"]
+        reply["gpt"] | {"context": 64, "layers": 2, "heads": 2, "family": "gpt", "state": "ready"}
+        == reply["gpt"]
     )
     assert client.models.retrieve("gpt").id == "gpt"
 
@@ -71,18 +72,18 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
 
 def test_a_completion_equals_the_library_function(client: openai.OpenAI, models: Models) -> None:
     fields: dict[str, Any] = {"temperature": 0.9, "seed": 7}
-    found = client.completions.create(
+    reply = client.completions.create(
         model="gpt", prompt="the cat", max_tokens=12, top_p=0.9, **fields
     )
-    assert [found.choices[0].text] == expected_texts(
+    assert [reply.choices[0].text] == expected_texts(
         models, "the cat", length=12, top_p=0.9, **fields
     )
-    assert found.choices[0].finish_reason == "length"
-    assert found.object == "text_completion"
+    assert reply.choices[0].finish_reason == "length"
+    assert reply.object == "text_completion"
     read = len(prompt_ids(models["gpt"][1], "the cat"))
-    assert found.usage is not None
-    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (read, 12)
-    assert found.usage.total_tokens == read + 12
+    assert reply.usage is not None
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (read, 12)
+    assert reply.usage.total_tokens == read + 12
 
 
 def test_a_stream_has_the_same_text_and_the_usage(client: openai.OpenAI, models: Models) -> None:
@@ -111,16 +112,16 @@ def test_several_samples_of_several_prompts(client: openai.OpenAI, models: Model
         "max_tokens": 6,
         "seed": 5,
     }
-    found = client.completions.create(**fields)
+    reply = client.completions.create(**fields)
     expected = [
         text
         for prompt in ("the cat", "mice")
         for text in expected_texts(models, prompt, length=6, seed=5, samples=3)
     ]
-    assert [choice.text for choice in found.choices] == expected
-    assert [choice.index for choice in found.choices] == list(range(6))
-    assert found.usage is not None
-    assert found.usage.completion_tokens == 36
+    assert [choice.text for choice in reply.choices] == expected
+    assert [choice.index for choice in reply.choices] == list(range(6))
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 36
     streamed = [""] * 6
     for chunk in client.completions.create(**fields, stream=True):
         streamed[chunk.choices[0].index] += chunk.choices[0].text
@@ -129,8 +130,8 @@ def test_several_samples_of_several_prompts(client: openai.OpenAI, models: Model
 
 def test_a_prompt_of_ids_and_an_empty_one(client: openai.OpenAI, models: Models) -> None:
     ids = prompt_ids(models["gpt"][1], "the cat")
-    found = client.completions.create(model="gpt", prompt=ids, max_tokens=6, seed=1)
-    assert [found.choices[0].text] == expected_texts(models, "the cat", length=6, seed=1)
+    reply = client.completions.create(model="gpt", prompt=ids, max_tokens=6, seed=1)
+    assert [reply.choices[0].text] == expected_texts(models, "the cat", length=6, seed=1)
     begun = client.completions.create(model="gpt", prompt="", max_tokens=6, seed=1)
     assert [begun.choices[0].text] == expected_texts(models, "", length=6, seed=1)
 
@@ -146,18 +147,18 @@ def test_a_stop_string_is_never_returned(client: openai.OpenAI, models: Models) 
         "seed": 7,
         "stop": stop,
     }
-    found = client.completions.create(**fields)
-    assert (found.choices[0].text, found.choices[0].finish_reason) == (expected, "stop")
+    reply = client.completions.create(**fields)
+    assert (reply.choices[0].text, reply.choices[0].finish_reason) == (expected, "stop")
     assert stop not in expected
     assert joined(client.completions.create(**fields, stream=True)) == expected
 
 
 def test_logprobs_are_those_of_the_model(client: openai.OpenAI, models: Models) -> None:
     model, tokenizer = models["gpt"]
-    found = client.completions.create(
+    reply = client.completions.create(
         model="gpt", prompt="the cat", max_tokens=5, seed=2, logprobs=3, echo=True
     )
-    choice = found.choices[0]
+    choice = reply.choices[0]
     assert choice.text.startswith("the cat")
     assert choice.text == "the cat" + expected_texts(models, "the cat", length=5, seed=2)[0]
     logprobs = choice.logprobs
@@ -187,17 +188,17 @@ def test_logprobs_are_those_of_the_model(client: openai.OpenAI, models: Models) 
 
 
 def test_only_the_prompt_can_be_scored(client: openai.OpenAI) -> None:
-    found = client.completions.create(
+    reply = client.completions.create(
         model="gpt", prompt="the cat sat", max_tokens=0, logprobs=0, echo=True
     )
-    choice = found.choices[0]
+    choice = reply.choices[0]
     assert choice.text == "the cat sat"
     assert choice.logprobs is not None
     assert choice.logprobs.token_logprobs is not None
     assert len(choice.logprobs.token_logprobs) == 4
     assert choice.logprobs.text_offset == [0, 3, 7, 9]
-    assert found.usage is not None
-    assert found.usage.completion_tokens == 0
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 0
 
 
 def test_an_ablated_head_changes_the_text(client: openai.OpenAI) -> None:
@@ -243,14 +244,14 @@ def test_a_chat_equals_the_library_function(client: openai.OpenAI, models: Model
     )
     (expected,) = complete(model, tokenizer, [ids], length=16, seed=3, end=ends_of_turn(tokenizer))
     fields: dict[str, Any] = {"model": "chat", "messages": MESSAGES, "max_tokens": 16, "seed": 3}
-    found = client.chat.completions.create(**fields, logprobs=True, top_logprobs=2)
-    choice = found.choices[0]
+    reply = client.chat.completions.create(**fields, logprobs=True, top_logprobs=2)
+    choice = reply.choices[0]
     assert (choice.message.role, choice.message.content) == ("assistant", expected)
-    assert found.usage is not None
-    assert found.usage.prompt_tokens == len(ids)
+    assert reply.usage is not None
+    assert reply.usage.prompt_tokens == len(ids)
     assert choice.logprobs is not None
     assert choice.logprobs.content is not None
-    assert len(choice.logprobs.content) == found.usage.completion_tokens
+    assert len(choice.logprobs.content) == reply.usage.completion_tokens
     assert all(len(token.top_logprobs) == 2 for token in choice.logprobs.content)
     content = bytes(byte for token in choice.logprobs.content for byte in token.bytes or [])
     assert content.decode("utf-8", "replace") == expected
@@ -333,26 +334,26 @@ def test_embeddings_are_the_normalised_mean_over_tokens(
 ) -> None:
     model, tokenizer = models["bert"]
     texts = ["the cat sat", "mice", "the teacher said the mice ran"]
-    found = client.embeddings.create(
+    reply = client.embeddings.create(
         model="bert", input=texts
     )  # in base64, which the client asks for by itself
-    for text, item in zip(texts, found.data, strict=True):
+    for text, item in zip(texts, reply.data, strict=True):
         row = torch.tensor([[tokenizer.start, *tokenizer.encode(text), tokenizer.end]])
         with torch.no_grad():
             mean = model.hidden(row)[0].mean(0)
         assert item.embedding == pytest.approx((mean / mean.norm()).tolist(), abs=1e-5)
     floats = client.embeddings.create(model="bert", input=texts, encoding_format="float")
-    assert [each.embedding for each in floats.data] == [
-        pytest.approx(each.embedding) for each in found.data
+    assert [item.embedding for item in floats.data] == [
+        pytest.approx(item.embedding) for item in reply.data
     ]
-    assert found.usage.prompt_tokens == sum(len(tokenizer.encode(text)) + 2 for text in texts)
+    assert reply.usage.prompt_tokens == sum(len(tokenizer.encode(text)) + 2 for text in texts)
     raw: Any = (
         client.embeddings.create(model="bert", input="mice", encoding_format="base64")
         .data[0]
         .embedding
     )
     numbers = struct.unpack("<16f", base64.b64decode(raw)) if isinstance(raw, str) else raw
-    assert list(numbers) == pytest.approx(found.data[1].embedding)
+    assert list(numbers) == pytest.approx(reply.data[1].embedding)
 
 
 def test_invalid_embedding_requests(client: openai.OpenAI) -> None:

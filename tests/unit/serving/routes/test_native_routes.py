@@ -66,23 +66,23 @@ def test_next_returns_the_models_and_the_sampled_distribution(
     ids = torch.tensor([prompt_ids(tokenizer, "the cat")])
     with torch.no_grad():
         logits = model(ids)[0, -1].double()
-    found = reply_of(http, "next", model="gpt", prompt="the cat", top=10, temperature=0.5, top_k=4)
+    reply = reply_of(http, "next", model="gpt", prompt="the cat", top=10, temperature=0.5, top_k=4)
     best = logits.topk(10).indices.tolist()
-    assert [token["id"] for token in found["tokens"]] == best
+    assert [token["id"] for token in reply["tokens"]] == best
     logprob, drawn = logits.log_softmax(-1), (logits.topk(4).values / 0.5).softmax(-1)
-    assert [token["logprob"] for token in found["tokens"]] == pytest.approx(
+    assert [token["logprob"] for token in reply["tokens"]] == pytest.approx(
         logprob[best].tolist(), abs=1e-4
     )
-    assert [token["probability"] for token in found["tokens"][:4]] == pytest.approx(
+    assert [token["probability"] for token in reply["tokens"][:4]] == pytest.approx(
         drawn.tolist(), abs=1e-4
     )
-    assert [token["probability"] for token in found["tokens"][4:]] == [0] * 6
-    assert found["rest"] == pytest.approx(0, abs=1e-6)
-    assert [token["text"] for token in found["tokens"]] == [tokenizer.decode([id]) for id in best]
+    assert [token["probability"] for token in reply["tokens"][4:]] == [0] * 6
+    assert reply["rest"] == pytest.approx(0, abs=1e-6)
+    assert [token["text"] for token in reply["tokens"]] == [tokenizer.decode([id]) for id in best]
     by_ids = reply_of(
         http, "next", model="gpt", prompt=ids[0].tolist(), top=10, temperature=0.5, top_k=4
     )
-    assert by_ids == found
+    assert by_ids == reply
     with torch.no_grad(), edited(model, [Edit(0, 0), Edit(1, None)]):
         without = model(ids)[0, -1].log_softmax(-1)
     off = reply_of(http, "next", model="gpt", prompt="the cat", top=5, heads_off=["0.0", "1.*"])
@@ -94,17 +94,17 @@ def test_next_returns_the_models_and_the_sampled_distribution(
 def test_tokenize_and_back(http: httpx.Client, models: Models) -> None:
     for name in ("gpt", "bert", "chat", "tuned"):
         tokenizer = models[name][1]
-        found = reply_of(http, "tokenize", model=name, text=SENTENCE)
-        assert [token["id"] for token in found["tokens"]] == tokenizer.encode(SENTENCE)
-        assert found["count"] == len(found["tokens"])
-        assert [token["token"] for token in found["tokens"]] == [
-            tokenizer.token(each["id"]) for each in found["tokens"]
+        reply = reply_of(http, "tokenize", model=name, text=SENTENCE)
+        assert [token["id"] for token in reply["tokens"]] == tokenizer.encode(SENTENCE)
+        assert reply["count"] == len(reply["tokens"])
+        assert [token["token"] for token in reply["tokens"]] == [
+            tokenizer.token(token["id"]) for token in reply["tokens"]
         ]
         back = reply_of(
-            http, "tokenize", model=name, ids=[token["id"] for token in found["tokens"]]
+            http, "tokenize", model=name, ids=[token["id"] for token in reply["tokens"]]
         )
         assert back["text"] == tokenizer.decode(tokenizer.encode(SENTENCE))
-        assert "".join(each["text"] for each in back["tokens"]) == back["text"]
+        assert "".join(item["text"] for item in back["tokens"]) == back["text"]
     assert "ids: expected ids below" in refusal(http, "tokenize", model="gpt", ids=[100_000])
     assert reply_of(http, "tokenize", model="gpt", text="") == {
         "tokens": [],
@@ -122,32 +122,32 @@ def test_translations_equal_the_library_function(
 ) -> None:
     model, tokenizer = models[name]
     texts = [SENTENCE, "mice", ""]
-    found = reply_of(
+    reply = reply_of(
         http, "translate", model=name, text=texts, beams=3, n_best=2, max_tokens=9, alignment=True
     )
     expected = dict(translate_texts([model], tokenizer, texts, beams=3, n_best=2, length=9))
     for index in (0, 1):
-        assert [each["text"] for each in found["translations"][index]] == [
-            each.text for each in expected[index]
+        assert [item["text"] for item in reply["translations"][index]] == [
+            item.text for item in expected[index]
         ]
-        scores = [each.score for each in expected[index]]
-        assert [each["score"] for each in found["translations"][index]] == pytest.approx(
+        scores = [item.score for item in expected[index]]
+        assert [item["score"] for item in reply["translations"][index]] == pytest.approx(
             scores, abs=1e-4
         )
-    assert found["translations"][2] == [{"text": "", "score": None}]
+    assert reply["translations"][2] == [{"text": "", "score": None}]
     (source,) = source_ids([model], tokenizer, [SENTENCE])
     target = expected[0][0].ids
     weights = alignment(
         model, torch.tensor([source]), torch.tensor([target]), start=tokenizer.start or 0
     )
-    shown = found["alignment"][0]
+    shown = reply["alignment"][0]
     assert shown["source"][-1] == "(end)"
     assert len(shown["target"]) == len(shown["weights"])
     assert np.allclose(np.array(shown["weights"]).sum(1), 1, atol=1e-4)
     assert shown["weights"][0][0] == pytest.approx(
         float(weights[0, 0]), abs=1e-4
-    )  # words of one chunk each
-    assert found["alignment"][2]["weights"] == []
+    )  # words of one token
+    assert reply["alignment"][2]["weights"] == []
 
 
 def test_a_translation_is_streamed(http: httpx.Client, models: Models) -> None:
@@ -186,15 +186,15 @@ def test_invalid_translation_requests(http: httpx.Client) -> None:
 def test_masks_are_filled(http: httpx.Client, models: Models) -> None:
     model, tokenizer = models["bert"]
     text = "the [mask] sat on the [mask]"
-    found = reply_of(http, "fill", model="bert", text=text, top=3)
+    reply = reply_of(http, "fill", model="bert", text=text, top=3)
     expected = fill(model, tokenizer, text, top=3)
-    assert [[(each["id"], each["text"]) for each in guesses] for guesses in found["masks"]] == [
-        [(each.id, each.text) for each in guesses] for guesses in expected
+    assert [[(item["id"], item["text"]) for item in guesses] for guesses in reply["masks"]] == [
+        [(item.id, item.text) for item in guesses] for guesses in expected
     ]
-    assert found["masks"][0][0]["probability"] == pytest.approx(
+    assert reply["masks"][0][0]["probability"] == pytest.approx(
         expected[0][0].probability, rel=1e-4
     )
-    assert [each["mask"] for each in found["tokens"]].count(True) == 2
+    assert [item["mask"] for item in reply["tokens"]].count(True) == 2
     assert "text: there is no mask in it" in refusal(http, "fill", model="bert", text="the cat")
     assert "gpt is a GPT, which does not predict masked tokens" in refusal(
         http, "fill", model="gpt", text=text
@@ -203,12 +203,12 @@ def test_masks_are_filled(http: httpx.Client, models: Models) -> None:
 
 def test_texts_are_classified(http: httpx.Client, models: Models) -> None:
     texts = ["the cat sat on the mat", "mice"] * 10
-    found = reply_of(http, "classify", model="tuned", text=texts)
+    reply = reply_of(http, "classify", model="tuned", text=texts)
     expected = classify(*models["tuned"], texts)
-    assert found["task"] == "classify"
-    assert [each["label"] for each in found["answers"]] == [each.label for each in expected]
-    assert [each["probability"] for each in found["answers"]] == pytest.approx(
-        [each.probability for each in expected]
+    assert reply["task"] == "classify"
+    assert [item["label"] for item in reply["answers"]] == [item.label for item in expected]
+    assert [item["probability"] for item in reply["answers"]] == pytest.approx(
+        [item.probability for item in expected]
     )
     assert "text 1: this model reads one text" in refusal(
         http, "classify", model="tuned", text=[["a", "b"]]
@@ -216,7 +216,7 @@ def test_texts_are_classified(http: httpx.Client, models: Models) -> None:
     assert "which is not fine-tuned" in refusal(http, "classify", model="bert", text="a")
     one = reply_of(http, "classify", model="tuned", text=texts[0])["answers"]
     assert one == reply_of(http, "classify", model="tuned", text=texts[:1])["answers"]
-    assert [each["label"] for each in one] == [expected[0].label]
+    assert [item["label"] for item in one] == [expected[0].label]
 
 
 def test_text_is_the_same_field_on_every_route(http: httpx.Client) -> None:
@@ -250,12 +250,12 @@ def unpacked(block: str, shape: list[int]) -> Any:
 
 def test_attention_equals_the_page_of_look(http: httpx.Client, models: Models) -> None:
     model, tokenizer = models["gpt"]
-    found = reply_of(http, "attention", model="gpt", text=SENTENCE, lens=True, norms=True)
-    seen = look(model, SENTENCE, tokenizer=tokenizer, name="gpt", lens_too=True, norms_too=True)
-    whole = page(seen)
-    for name, block in found["blocks"].items():
+    reply = reply_of(http, "attention", model="gpt", text=SENTENCE, lens=True, norms=True)
+    expected = look(model, SENTENCE, tokenizer=tokenizer, name="gpt", lens_too=True, norms_too=True)
+    whole = page(expected)
+    for name, block in reply["blocks"].items():
         assert f'id="qkv.{name}">{block}</script>' in whole
-    assert found["blocks"].keys() == {
+    assert reply["blocks"].keys() == {
         "self.overview",
         "self.0.0",
         "self.0.1",
@@ -263,30 +263,30 @@ def test_attention_equals_the_page_of_look(http: httpx.Client, models: Models) -
         "self.1.1",
     }
     (data,) = (part for part in whole.split("<script") if 'id="qkv.data"' in part)
-    assert found["data"] == json.loads(data.partition(">")[2].partition("</script>")[0])
-    assert len(found["lens"]) == 3
-    assert found["next"] == found["lens"][-1]
+    assert reply["data"] == json.loads(data.partition(">")[2].partition("</script>")[0])
+    assert len(reply["lens"]) == 3
+    assert reply["next"] == reply["lens"][-1]
     ids = prompt_ids(tokenizer, SENTENCE)
-    assert reply_of(http, "attention", model="gpt", text=ids, lens=True, norms=True) == found
+    assert reply_of(http, "attention", model="gpt", text=ids, lens=True, norms=True) == reply
 
 
 def test_one_layer_of_attention_with_an_ablated_head(http: httpx.Client, models: Models) -> None:
     model, tokenizer = models["gpt"]
-    found = reply_of(http, "attention", model="gpt", text=SENTENCE, layers=[1], heads_off=["0.1"])
-    assert found["blocks"].keys() == {"self.overview", "self.1.0", "self.1.1"}
+    reply = reply_of(http, "attention", model="gpt", text=SENTENCE, layers=[1], heads_off=["0.1"])
+    assert reply["blocks"].keys() == {"self.overview", "self.1.0", "self.1.1"}
     with edited(model, [Edit(0, 1)]):
         expected = look(model, SENTENCE, tokenizer=tokenizer).of("self").layers[1][0]
-    shape = found["data"]["attention"][0]["shape"]
-    assert np.allclose(unpacked(found["blocks"]["self.1.0"], shape), expected.numpy(), atol=1e-4)
-    assert found["lens"] is None
+    shape = reply["data"]["attention"][0]["shape"]
+    assert np.allclose(unpacked(reply["blocks"]["self.1.0"], shape), expected.numpy(), atol=1e-4)
+    assert reply["lens"] is None
 
 
 def test_attention_of_the_other_families(http: httpx.Client) -> None:
-    found = reply_of(
+    reply = reply_of(
         http, "attention", model="translator", source="the cat", target="mice ran", kind="cross"
     )
-    assert [each["kind"] for each in found["data"]["attention"]] == ["encoder", "decoder", "cross"]
-    assert found["data"]["start"]["kind"] == "cross"
+    assert [item["kind"] for item in reply["data"]["attention"]] == ["encoder", "decoder", "cross"]
+    assert reply["data"]["start"]["kind"] == "cross"
     assert reply_of(http, "attention", model="translator", source="the cat", heads_off=["0.0"])[
         "blocks"
     ]

@@ -74,20 +74,20 @@ def test_a_field_has_the_effect_of_the_library_argument(
 
     # A seed for which the field makes a difference
     seed = next(seed for seed in range(100) if expected(seed) != expected(seed, **how))
-    found = completion(http, **{"max_tokens": 10, "seed": seed, field: value})
-    assert texts(found) == expected(seed, **how)
-    assert [choice["index"] for choice in found["choices"]] == list(range(len(found["choices"])))
-    streamed = [""] * len(found["choices"])
+    reply = completion(http, **{"max_tokens": 10, "seed": seed, field: value})
+    assert texts(reply) == expected(seed, **how)
+    assert [choice["index"] for choice in reply["choices"]] == list(range(len(reply["choices"])))
+    streamed = [""] * len(reply["choices"])
     for event in stream_events(http, **{"max_tokens": 10, "seed": seed, field: value}):
         streamed[event["choices"][0]["index"]] += event["choices"][0]["text"]
-    assert streamed == texts(found)
+    assert streamed == texts(reply)
 
 
 def test_a_negative_seed_is_a_seed_too(http: httpx.Client, models: Models) -> None:
-    found = [texts(completion(http, seed=seed, max_tokens=6)) for seed in (-1, -1, -(2**63), 1)]
-    assert found[0] == found[1] == complete(*models["gpt"], [PROMPT], length=6, seed=2**63 - 1)
-    assert found[2] == complete(*models["gpt"], [PROMPT], length=6, seed=0)
-    assert len({str(each) for each in found}) == 3
+    reply = [texts(completion(http, seed=seed, max_tokens=6)) for seed in (-1, -1, -(2**63), 1)]
+    assert reply[0] == reply[1] == complete(*models["gpt"], [PROMPT], length=6, seed=2**63 - 1)
+    assert reply[2] == complete(*models["gpt"], [PROMPT], length=6, seed=0)
+    assert len({str(item) for item in reply}) == 3
 
 
 def test_a_developer_message_and_max_completion_tokens(http: httpx.Client, models: Models) -> None:
@@ -125,13 +125,13 @@ def test_the_chunks_of_a_stream_add_up_to_the_response(http: httpx.Client, model
     assert last["choices"] == []
     assert last["usage"] == whole["usage"]
     assert chunks[0]["prompt_tokens"] == whole["prompt_tokens"]
-    assert [each["id"] for each in whole["prompt_tokens"]] == prompt_ids(models["gpt"][1], PROMPT)
+    assert [item["id"] for item in whole["prompt_tokens"]] == prompt_ids(models["gpt"][1], PROMPT)
     assert all("prompt_tokens" not in chunk for chunk in chunks[1:])
     for index, expected in enumerate(whole["choices"]):
         mine = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
         assert [token for choice in mine for token in choice["tokens"]] == expected["tokens"]
         for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-            assert [each for choice in mine for each in choice["logprobs"][name]] == expected[
+            assert [item for choice in mine for item in choice["logprobs"][name]] == expected[
                 "logprobs"
             ][name]
         assert [choice["reason"] for choice in mine if choice["reason"]] == [expected["reason"]]
@@ -141,12 +141,12 @@ def test_echo_repeats_the_prompt_in_every_sample(http: httpx.Client, models: Mod
     _, tokenizer = models["gpt"]
     ids = prompt_ids(tokenizer, PROMPT)
     fields: dict[str, Any] = {"n": 3, "seed": 4, "max_tokens": 4, "echo": True, "logprobs": 0}
-    found = completion(http, **fields)
-    assert texts(found) == [
+    reply = completion(http, **fields)
+    assert texts(reply) == [
         PROMPT + text for text in complete(*models["gpt"], [PROMPT], length=4, seed=4, samples=3)
     ]
-    assert found["usage"]["completion_tokens"] == 12
-    for choice in found["choices"]:
+    assert reply["usage"]["completion_tokens"] == 12
+    for choice in reply["choices"]:
         logprobs = choice["logprobs"]
         assert len(logprobs["tokens"]) == len(ids) + 4
         assert logprobs["token_logprobs"][0] is None
@@ -154,7 +154,7 @@ def test_echo_repeats_the_prompt_in_every_sample(http: httpx.Client, models: Mod
     streamed = [""] * 3
     for event in stream_events(http, **fields):
         streamed[event["choices"][0]["index"]] += event["choices"][0]["text"]
-    assert streamed == texts(found)
+    assert streamed == texts(reply)
 
 
 # The end
@@ -164,12 +164,12 @@ def test_context_and_length_are_different_reasons(http: httpx.Client, models: Mo
     prompt = prompt_ids(models["gpt"][1], PROMPT) * 29
     room = 64 - len(prompt) + 1
     for wanted, reason in ((room + 1, "context"), (room, "length")):
-        found = completion(http, prompt=prompt, max_tokens=wanted, min_tokens=1000)
-        assert (found["choices"][0]["reason"], found["choices"][0]["finish_reason"]) == (
+        reply = completion(http, prompt=prompt, max_tokens=wanted, min_tokens=1000)
+        assert (reply["choices"][0]["reason"], reply["choices"][0]["finish_reason"]) == (
             reason,
             "length",
         )
-        assert found["usage"]["completion_tokens"] == room
+        assert reply["usage"]["completion_tokens"] == room
 
 
 def test_the_deadline_of_the_server_is_an_upper_bound(host: ModelHost) -> None:
@@ -198,10 +198,15 @@ def test_the_deadline_of_the_server_is_an_upper_bound(host: ModelHost) -> None:
 @pytest.fixture(scope="module")
 def word_client(models: Models) -> Iterator[httpx.Client]:
     """A client of a GPT whose tokens are words."""
-    words = models["bert"][1]
+    tokenizer = models["bert"][1]
     torch.manual_seed(1)
     host = hosting(
-        {"gpt": (GPT(GPTConfig(vocabulary=words.vocabulary, context=64, **SMALL)).eval(), words)}
+        {
+            "gpt": (
+                GPT(GPTConfig(vocabulary=tokenizer.vocabulary, context=64, **SMALL)).eval(),
+                tokenizer,
+            )
+        }
     )
     with running(host) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
         yield http
