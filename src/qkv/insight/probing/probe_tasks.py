@@ -69,7 +69,7 @@ class ProbeTask:
         """The test score of a constant prediction: the majority class, or the median."""
         training = self.parts[0].targets
         test = self.parts[2].targets
-        result = {}
+        result: dict[Any, float] = {}
         for measure in self.measures:
             if measure == "accuracy":
                 result[measure] = float((test == np.bincount(training).argmax()).mean())
