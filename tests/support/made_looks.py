@@ -104,9 +104,9 @@ def made_look(
         return attention(kind, rows, columns, layers or random, causal, kept)
 
     if read is None:
-        found = [of("self", text, text, causal)]
+        captured = [of("self", text, text, causal)]
     else:
-        found = [
+        captured = [
             of("encoder", read, read, False),
             of("decoder", text, text, True),
             of("cross", reading.rows, read, False),
@@ -119,7 +119,7 @@ def made_look(
     norms = Norms(residual, gradient if both_ways or T > 1 else None)
     attribution = weights(1, T, len((read or text).ids), causal and read is None)[0]
     lens = [guesses(tokens) for _ in range(depth + 1)]
-    return Look(model, reading, found, lens[-1], lens, norms, attribution, both_ways)
+    return Look(model, reading, captured, lens[-1], lens, norms, attribution, both_ways)
 
 
 def recurrent_look() -> Look:

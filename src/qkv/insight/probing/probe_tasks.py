@@ -134,23 +134,13 @@ def probe_task(
     if data:
         raise ValueError(f"data: the texts are those of {target}; leave it out")
 
+    files: dict[str, Any] = {"validation": validation, "test": test, "most": most}
     file, column = split_target(target)
     if column:
-        return about_words(
-            model, tokenizer, file, column, validation=validation, test=test, most=most
-        )
+        return about_words(model, tokenizer, file, column, **files)
 
     return about_texts(
-        model,
-        tokenizer,
-        target,
-        validation=validation,
-        test=test,
-        most=most,
-        text=text,
-        label=label,
-        pooling=pooling,
-        numbers=numbers,
+        model, tokenizer, target, text=text, label=label, pooling=pooling, numbers=numbers, **files
     )
 
 

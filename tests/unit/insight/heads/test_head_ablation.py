@@ -92,12 +92,12 @@ def loss_of(model: Any, batches: list[Batch]) -> float:
 
 
 def check_every_head(model: Any, batches: list[Batch], how: Any, tolerance: float = 1e-9) -> None:
-    found = ablate(model, batches, how)
+    result = ablate(model, batches, how)
     unchanged = loss_of(model, batches)
-    assert found.unchanged == pytest.approx(unchanged, abs=tolerance)
-    assert (found.measure, found.texts) == ("loss", sum(batch.rows for batch in batches))
+    assert result.unchanged == pytest.approx(unchanged, abs=tolerance)
+    assert (result.measure, result.texts) == ("loss", sum(batch.rows for batch in batches))
     for site in attention_sites(model):
-        assert found.change[site.kind].shape == (site.depth, site.heads)
+        assert result.change[site.kind].shape == (site.depth, site.heads)
         for layer in range(site.depth):
             point = site.hook_point(layer, "heads")
             mean = None
@@ -108,7 +108,7 @@ def check_every_head(model: Any, batches: list[Batch], how: Any, tolerance: floa
                     model, point, lambda value, name, h=head, m=mean: without_head(value, h, m)
                 ):
                     expected = loss_of(model, batches) - unchanged
-                change = found.change[site.kind][layer, head]
+                change = result.change[site.kind][layer, head]
                 assert change == pytest.approx(expected, abs=tolerance)
                 assert abs(expected) > 1e-6  # else the test would prove nothing
 
@@ -182,8 +182,8 @@ def test_the_loss_of_a_task_model(task: Any) -> None:
 
 def test_an_encoder_without_a_loss_is_measured_by_distance() -> None:
     model, batches = bert(mlm_head=False), next_tokens()
-    found = ablate(model, batches)
-    assert (found.measure, found.unchanged) == ("distance", pytest.approx(0, abs=1e-12))
+    result = ablate(model, batches)
+    assert (result.measure, result.unchanged) == ("distance", pytest.approx(0, abs=1e-12))
 
     def vectors() -> Tensor:
         with torch.no_grad():
@@ -201,22 +201,22 @@ def test_an_encoder_without_a_loss_is_measured_by_distance() -> None:
             lambda value, name, h=head: without_head(value, h, None),
         ):
             expected = 1 - torch.cosine_similarity(vectors(), unchanged).mean()
-        assert found.change["self"][layer, head] == pytest.approx(float(expected), abs=1e-12)
+        assert result.change["self"][layer, head] == pytest.approx(float(expected), abs=1e-12)
 
 
 def test_the_change_lies_in_its_interval() -> None:
-    found = ablate(gpt(), next_tokens())
-    assert all(head.low <= head.change <= head.high for head in found.ranked())
+    result = ablate(gpt(), next_tokens())
+    assert all(head.low <= head.change <= head.high for head in result.ranked())
 
 
 def test_the_most_important_head_comes_first() -> None:
-    found = ablate(transformer(), pairs())
-    ranked = found.ranked()
+    result = ablate(transformer(), pairs())
+    ranked = result.ranked()
     changes = [head.change for head in ranked]
     assert changes == sorted(changes, reverse=True)
     assert len(ranked) == 3 * 2 * 4
     first = ranked[0]
-    assert found.change[first.kind][first.layer, first.head] == first.change
+    assert result.change[first.kind][first.layer, first.head] == first.change
 
 
 def test_the_model_is_unchanged_and_progress_is_reported() -> None:

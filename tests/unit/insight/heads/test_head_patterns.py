@@ -43,8 +43,8 @@ def by_hand(pattern: Any) -> Any:
 
 def set_by_hand(model: Any, pattern: Any) -> HeadPatterns:
     with add_hook(model, "stack.blocks.0.attention.weights", by_hand(pattern)):
-        (found,) = head_patterns(model, TOKENIZER, TEXTS)
-    return found
+        (result,) = head_patterns(model, TOKENIZER, TEXTS)
+    return result
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,11 @@ def set_by_hand(model: Any, pattern: Any) -> HeadPatterns:
     ],
 )
 def test_a_pattern_by_hand_scores_1(role: str, pattern: Any) -> None:
-    found = set_by_hand(gpt(**SIZE), pattern)
-    score = {name: float(scores[0, 1]) for name, scores in found.scores.items()}
+    result = set_by_hand(gpt(**SIZE), pattern)
+    score = {name: float(scores[0, 1]) for name, scores in result.scores.items()}
     assert score[role] == pytest.approx(1)
     # The previous token of token 1 is the first token, once in each text.
-    count = found.tokens["previous"]
+    count = result.tokens["previous"]
     sizes = [len(ids_of_text(gpt(**SIZE), TOKENIZER, text)["self"]) for text in TEXTS]
     assert count == sum(sizes) - 2
     both = {"previous": 2 / count, "first": 2 / count, "self": 0} | {role: 1}
@@ -79,14 +79,14 @@ def test_induction_by_hand() -> None:
     # The target of induction follows the first occurrence of the query.
     assert torch.equal(twice[:, key - 1], twice[:, query])
 
-    found = set_by_hand(
+    result = set_by_hand(
         model, lambda q, k: k == torch.where(q >= n, q - n + 1, torch.zeros_like(q))
     )
-    assert found.scores["induction"][0, 1] == pytest.approx(1)
-    assert found.tokens["induction"] == 4 * n
-    found = set_by_hand(model, lambda q, k: k <= q)
-    assert found.scores["induction"][0, 1] == pytest.approx(found.even["induction"])
-    assert found.even["induction"] == pytest.approx(sum(1 / (q + 1) for q in query.tolist()) / n)
+    assert result.scores["induction"][0, 1] == pytest.approx(1)
+    assert result.tokens["induction"] == 4 * n
+    result = set_by_hand(model, lambda q, k: k <= q)
+    assert result.scores["induction"][0, 1] == pytest.approx(result.even["induction"])
+    assert result.even["induction"] == pytest.approx(sum(1 / (q + 1) for q in query.tolist()) / n)
 
 
 def test_repeated_tokens_are_framed_as_a_text() -> None:
@@ -117,8 +117,8 @@ def test_repeated_tokens_are_framed_as_a_text() -> None:
 
 
 def test_next_and_same_of_a_bert() -> None:
-    found = set_by_hand(bert(**SIZE), lambda q, k: k == (q + 1).clamp(max=int(k.max())))
-    assert found.scores["next"][0, 1] == pytest.approx(1)
+    result = set_by_hand(bert(**SIZE), lambda q, k: k == (q + 1).clamp(max=int(k.max())))
+    assert result.scores["next"][0, 1] == pytest.approx(1)
     # A head that attends to all equal tokens, or if there is none to itself.
     ids = [ids_of_text(bert(**SIZE), TOKENIZER, text)["self"] for text in TEXTS]
     texts = iter([*ids, None])
@@ -133,15 +133,15 @@ def test_next_and_same_of_a_bert() -> None:
         return (mask / mask.sum(1, keepdim=True)).to(value).expand_as(value)
 
     with add_hook(bert_model := bert(**SIZE), "stack.blocks.1.attention.weights", attend_to_equal):
-        (found,) = head_patterns(bert_model, TOKENIZER, TEXTS)
-    assert_close(found.scores["same"][1], torch.ones(4))
-    assert (found.scores["same"][0] < 1).all()
+        (result,) = head_patterns(bert_model, TOKENIZER, TEXTS)
+    assert_close(result.scores["same"][1], torch.ones(4))
+    assert (result.scores["same"][0] < 1).all()
 
 
 @pytest.mark.parametrize("make", [gpt, bert])
 def test_by_brute_force(make: Any) -> None:
     model = make(**SIZE)
-    (found,) = head_patterns(model, TOKENIZER, TEXTS)
+    (result,) = head_patterns(model, TOKENIZER, TEXTS)
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
     later = make is bert
@@ -167,17 +167,17 @@ def test_by_brute_force(make: Any) -> None:
                 if keys:
                     sums[role] = sums.get(role, 0) + weights[:, :, t, keys].sum(-1)
                     counts[role] = counts.get(role, 0) + 1
-    assert set(found.scores) == {*sums, "induction"}
+    assert set(result.scores) == {*sums, "induction"}
     for role, total in sums.items():
-        assert found.tokens[role] == counts[role]
-        assert_close(found.scores[role], (total / counts[role]).float())
+        assert result.tokens[role] == counts[role]
+        assert_close(result.scores[role], (total / counts[role]).float())
 
 
 def test_a_uniform_head_has_the_uniform_baseline() -> None:
     for model, visible in ((gpt(**SIZE), lambda q, k: k <= q), (bert(**SIZE), lambda q, k: k >= 0)):
-        found = set_by_hand(model, visible)
-        for role, scores in found.scores.items():
-            assert scores[0, 1] == pytest.approx(found.even[role], rel=1e-5)
+        result = set_by_hand(model, visible)
+        for role, scores in result.scores.items():
+            assert scores[0, 1] == pytest.approx(result.even[role], rel=1e-5)
             assert 0 <= scores.min() <= scores.max() <= 1 + 1e-6
 
 
@@ -199,10 +199,10 @@ def test_the_uniform_baseline_of_sparse_masks(make: Any, sparse: dict[str, Any])
         "*blocks.*.attention.scores",
         lambda value, name: value.masked_fill(~value.isneginf(), 0),
     ):
-        found = head_patterns(
+        result = head_patterns(
             model, TOKENIZER, [(text, text) for text in TEXTS] if make is transformer else TEXTS
         )
-    for patterns in found:
+    for patterns in result:
         # With a window of 1 no previous token is visible.
         assert ("previous" in patterns.scores) == (sparse != {"window": 1})
         for role, scores in patterns.scores.items():
@@ -225,37 +225,37 @@ def test_a_translator_and_a_task_model() -> None:
         padding=0,
     )
     task_model = TaskModel(TaskModelConfig(backbone=gpt(**SIZE).config, head=head))
-    (found,) = head_patterns(task_model, TOKENIZER, TEXTS)
-    assert found.scores["previous"].shape == (2, 4)
+    (result,) = head_patterns(task_model, TOKENIZER, TEXTS)
+    assert result.scores["previous"].shape == (2, 4)
 
 
 def test_the_strongest_heads_come_first_and_hooks_are_removed() -> None:
     calls: list[tuple[int, int]] = []
     model = gpt(**SIZE)
-    (found,) = head_patterns(
+    (result,) = head_patterns(
         model, TOKENIZER, TEXTS, progress=lambda done, total: calls.append((done, total))
     )
-    best = found.strongest("previous", 3)
+    best = result.strongest("previous", 3)
     assert [score for _, _, score in best] == sorted(
-        found.scores["previous"].flatten().tolist(), reverse=True
+        result.scores["previous"].flatten().tolist(), reverse=True
     )[:3]
-    assert found.scores["previous"][best[0][0], best[0][1]] == best[0][2]
+    assert result.scores["previous"][best[0][0], best[0][1]] == best[0][2]
     assert calls == [(1, 3), (2, 3), (3, 3)]
     assert not any(getattr(part, "listeners", None) for part in model.modules())
 
 
 def test_long_texts_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LONGEST", 4)
-    (found,) = head_patterns(gpt(**SIZE), TOKENIZER, TEXTS)
-    assert found.tokens["previous"] == 6
+    (result,) = head_patterns(gpt(**SIZE), TOKENIZER, TEXTS)
+    assert result.tokens["previous"] == 6
     assert ids_of_text(bert(**SIZE), TOKENIZER, TEXTS[0])["self"][-1] == TOKENIZER.end
 
 
 def test_a_text_longer_than_a_segment_is_cut() -> None:
-    (found,) = head_patterns(
+    (result,) = head_patterns(
         gpt(**SIZE | {"context": 5, "memory": 4, "position": "relative"}), TOKENIZER, TEXTS
     )
-    assert found.tokens["previous"] == 2 * 4
+    assert result.tokens["previous"] == 2 * 4
 
 
 def test_invalid_requests_are_refused() -> None:

@@ -48,8 +48,8 @@ def sentences(tmp_path: Path) -> list[ConlluSentence]:
         text += "\n"
     file = tmp_path / "small.conllu"
     file.write_text(text)
-    (found,) = find_files(str(file), piped="conllu")
-    return list(read_sentences(found))
+    (result,) = find_files(str(file), piped="conllu")
+    return list(read_sentences(result))
 
 
 @pytest.mark.parametrize(("make", "tokenizer"), [(bert, TOKENIZER), (gpt, BYTES)])
@@ -98,9 +98,9 @@ def test_a_head_that_points_at_syntactic_heads(
     model = bert(**SIZE)
     hook = points_at_heads(model, TOKENIZER, sentences, from_head)
     with add_hook(model, "stack.blocks.1.attention.weights", hook):
-        found = syntax(model, TOKENIZER, sentences, least=1)
-    assert (found.sentences, found.left_out, found.halves) == (4, 0, True)
-    relations = {relation.name: relation for relation in found.relations}
+        result = syntax(model, TOKENIZER, sentences, least=1)
+    assert (result.sentences, result.left_out, result.halves) == (4, 0, True)
+    relations = {relation.name: relation for relation in result.relations}
     assert list(relations)[:2] == ["all", "det"]
     best = relations["all"]  # of a rare relation another head may be right by accident
     assert (best.layer, best.head, best.direction) == (1, 2, DIRECTIONS[from_head])
@@ -160,14 +160,14 @@ def test_heads_are_chosen_on_one_half_and_measured_on_the_other() -> None:
     right[:, 1, 2, 0] = random.random(600) < 0.6
     offset = random.choice([-2, -1, 1, 3], p=[0.2, 0.5, 0.2, 0.1], size=600)
     chosen = sentence % 2 == 0
-    found = best_head("nsubj", Arcs([], sentence, offset, right), chosen, ~chosen)
-    assert (found.layer, found.head, found.direction) == (2, 0, "from its head")
-    assert (found.offset, found.words) == (-1, 300)
-    assert found.accuracy == right[~chosen, 1, 2, 0].mean()
-    assert found.baseline == (offset[~chosen] == -1).mean()
+    result = best_head("nsubj", Arcs([], sentence, offset, right), chosen, ~chosen)
+    assert (result.layer, result.head, result.direction) == (2, 0, "from its head")
+    assert (result.offset, result.words) == (-1, 300)
+    assert result.accuracy == right[~chosen, 1, 2, 0].mean()
+    assert result.baseline == (offset[~chosen] == -1).mean()
     assert Counter(offset[chosen].tolist()).most_common(1)[0][0] == -1
-    assert found.low < found.accuracy < found.high
-    assert found.gain_low < found.accuracy - found.baseline < found.gain_high
+    assert result.low < result.accuracy < result.high
+    assert result.gain_low < result.accuracy - result.baseline < result.gain_high
 
 
 def test_invalid_sentences_are_refused(sentences: list[ConlluSentence]) -> None:
@@ -175,8 +175,8 @@ def test_invalid_sentences_are_refused(sentences: list[ConlluSentence]) -> None:
     with pytest.raises(ValueError, match=r"sentences: .*20 times .*in 4"):
         syntax(bert(**SIZE), TOKENIZER, sentences, lambda done, total: calls.append((done, total)))
     assert calls == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    found = syntax(bert(**SIZE | {"context": 12}), TOKENIZER, sentences, least=1)
-    assert (found.sentences, found.left_out) == (2, 2)
+    result = syntax(bert(**SIZE | {"context": 12}), TOKENIZER, sentences, least=1)
+    assert (result.sentences, result.left_out) == (2, 2)
     with pytest.raises(ValueError, match=r"sentences: .*CoNLL-U"):
         syntax(bert(**SIZE), TOKENIZER, [])
     lost = sentences[1]._replace(words=(sentences[1].words[0]._replace(head=9),))
