@@ -105,7 +105,8 @@ def compare(name: str, hooked: Callable[[], Any], bare: Callable[[], Any], turns
     low, middle, high = statistics.quantiles(ratios, n=4)
     print(
         f"{name:32} {statistics.median(times) * 1e3:8.1f} ms   "
-        f"with / without hook points x {middle:.4f}   quartiles {low:.4f} {high:.4f}   {turns} turns",
+        f"with / without hook points x {middle:.4f}   "
+        f"quartiles {low:.4f} {high:.4f}   {turns} turns",
         flush=True,
     )
 

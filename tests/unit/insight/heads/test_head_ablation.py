@@ -18,7 +18,7 @@ from qkv.insight.inspect import upper_layers
 from qkv.insight.inspect.capture import attention_sites
 from qkv.models import HeadConfig, TaskModel, TaskModelConfig
 from qkv.models.heads import pooled
-from qkv.nn.hooks import add_hook, capture
+from qkv.nn.hooks import add_hook, capture, has_hooks
 from qkv.text import train
 from qkv.training.finetune.task_objective import TaskObjective
 from qkv.training.objective import Objective
@@ -227,7 +227,7 @@ def test_the_model_is_unchanged_and_progress_is_reported() -> None:
     assert calls == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert model.stack.blocks is blocks
     assert model.training
-    assert not any(getattr(part, "listeners", None) for part in model.modules())
+    assert not has_hooks(model)
 
 
 def test_invalid_requests_are_refused() -> None:

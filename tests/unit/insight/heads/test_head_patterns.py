@@ -17,7 +17,7 @@ from qkv.insight.heads.head_patterns import (
     repeated_tokens,
 )
 from qkv.models import HeadConfig, TaskModel, TaskModelConfig, Transformer
-from qkv.nn.hooks import add_hook, capture
+from qkv.nn.hooks import add_hook, capture, has_hooks
 from qkv.text import train
 from support.families import bert, gpt, rnn, transformer
 from support.sentences import SENTENCES
@@ -241,7 +241,7 @@ def test_the_strongest_heads_come_first_and_hooks_are_removed() -> None:
     )[:3]
     assert result.scores["previous"][best[0][0], best[0][1]] == best[0][2]
     assert calls == [(1, 3), (2, 3), (3, 3)]
-    assert not any(getattr(part, "listeners", None) for part in model.modules())
+    assert not has_hooks(model)
 
 
 def test_long_texts_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from qkv.insight.inspect.alignment import alignment
 from qkv.insight.inspect.capture import attention_sites, capture_attention, unmasked
 from qkv.insight.inspect.model_input import read
 from qkv.models import GPT
-from qkv.nn.hooks import capture
+from qkv.nn.hooks import capture, has_hooks
 from qkv.text import train
 from support.families import (
     BERT_KINDS,
@@ -222,7 +222,7 @@ def test_dropout_is_off_and_the_mode_is_restored() -> None:
     model.train()
     assert_close(capture_attention(model, text)[0].layers[1], expected)
     assert model.training
-    assert not any(part.listeners for part in model.modules() if hasattr(part, "listeners"))
+    assert not has_hooks(model)
 
 
 def test_the_last_layer_of_each_stack() -> None:
