@@ -13,6 +13,7 @@ from safetensors import safe_open
 from torch.testing import assert_close
 
 import qkv
+import qkv.insight
 from qkv import artifact
 from qkv.insight.inspect import look_data
 from qkv.insight.inspect.capture import capture_attention
@@ -155,3 +156,10 @@ def test_an_int8_model() -> None:
     assert plain.norms is not None
     for one, other in zip(eight.norms.gradient[1:], plain.norms.gradient[1:], strict=True):
         assert_close(one[:-1], other[:-1], rtol=0.3, atol=0.02)
+
+
+def test_every_public_name_of_insight_is_a_documented_function_or_class() -> None:
+    assert qkv.insight.__all__ == sorted(qkv.insight.__all__)
+    for name in qkv.insight.__all__:
+        text = getattr(qkv.insight, name).__doc__
+        assert "Example:" in text, name
