@@ -170,7 +170,7 @@ def test_no_folder(qkv: Command) -> None:
         (["--batch-tokens", "0"], "batch_tokens: expected 1 or more, not 0"),
         (["--micro-batch-tokens", "-5"], "micro_batch_tokens: expected 1 or more, not -5"),
         (["--seed", "-1"], "seed: expected 0 or more, not -1"),
-        (["--keep", "0"], "keep: expected 1 or more, or all, not 0"),
+        (["--keep", "0"], "padding_mask: expected 1 or more, or all, not 0"),
         (["--patience", "0"], "patience: expected 1 or more, not 0"),
         (["--spike", "-1"], "spike: expected 0 or more, not -1"),
         (["--learning-rate", "0"], "learning_rate: expected a number above 0, not 0"),

@@ -152,16 +152,16 @@ def made_batch(family: str, rows: int = 7, length: int = 9, vocabulary: int = 64
 
     lengths = torch.randint(3, length + 1, (rows,), generator=draw)
     lengths[0] = length
-    padding_mask = torch.arange(length) < lengths[:, None]
+    keep = torch.arange(length) < lengths[:, None]
     if family in ("transformer", "rnn"):
-        targets = ids(rows, length).where(padding_mask, IGNORE)
-        source_padding_mask = padding_mask.flip(0)[:, : length - 1].clone()
+        targets = ids(rows, length).where(keep, IGNORE)
+        source_padding_mask = keep.flip(0)[:, : length - 1].clone()
         source_padding_mask[:, 0] = True
         source = ids(rows, length - 1).where(source_padding_mask, 0)
         return Batch(
-            ids(rows, length).where(padding_mask, 0),
+            ids(rows, length).where(keep, 0),
             targets,
-            padding_mask=padding_mask,
+            keep=keep,
             source=source,
             source_padding_mask=source_padding_mask,
         )
@@ -170,6 +170,6 @@ def made_batch(family: str, rows: int = 7, length: int = 9, vocabulary: int = 64
         targets = ids(rows, 2)
         targets[1, 1] = targets[-1, 0] = IGNORE
         return Batch(
-            ids(rows, length).where(padding_mask, 0), targets, target_positions=target_positions, padding_mask=padding_mask
+            ids(rows, length).where(keep, 0), targets, target_positions=target_positions, keep=keep
         )
-    return Batch(ids(rows, length).where(padding_mask, 0), ids(rows, length).where(padding_mask, IGNORE), padding_mask=padding_mask)
+    return Batch(ids(rows, length).where(keep, 0), ids(rows, length).where(keep, IGNORE), keep=keep)
