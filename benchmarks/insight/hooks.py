@@ -1,13 +1,13 @@
-"""What the taps cost while nobody listens: the same code with and without them, taking turns in one
-run.
+"""The cost of hook points without hooks: the same code with and without them, in turns.
 
-python -m benchmarks.insight.hooks                       on a CPU in float32: SmolLM2-135M reads and
-                                                decodes, gpt-tiny learns on a GPU in bf16: GPT-2
-                                                124M learns, compiled, and decodes
+    python -m benchmarks.insight.hooks
 
-Without: the source of every part that has taps is read, each `self.taps(name, value)` in it
-replaced by its value, and compiled again. Each turn gives a ratio of two neighbours in time; the
-median of the ratios counts.
+On a CPU in float32: SmolLM2-135M reads and decodes, gpt-tiny trains. On a GPU in bf16: GPT-2 124M
+trains (compiled) and decodes.
+
+Without hook points: in the source of every module, each `self.hooks(name, value)` is replaced by
+its value, and the source is compiled again. Each turn gives the ratio of two neighbouring runs; the
+median of the ratios is reported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from qkv.nn.embedding import Embedding
 from qkv.nn.feed_forward import FeedForward
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-TAPPED: list[tuple[type[Any], str]] = [
+HOOKED: list[tuple[type[Any], str]] = [
     (MultiHeadAttention, "forward"),
     (Block, "forward"),
     (Stack, "forward"),
@@ -51,36 +51,38 @@ class Options:
     turns: int = 31
 
 
-class Untapped(ast.NodeTransformer):
-    """self.taps(name, value) becomes value; self.taps.heard(name) becomes None."""
+class WithoutHooks(ast.NodeTransformer):
+    """self.hooks(name, value) becomes value; self.hooks.heard(name) becomes None."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         called = ast.unparse(node.func)
-        if called == "self.taps":
+        if called == "self.hooks":
             return node.args[1]
-        return ast.Constant(None) if called == "self.taps.heard" else node
+        if called == "self.hooks.heard":
+            return ast.Constant(None)
+        return node
 
 
-def untapped(function: Callable[..., Any]) -> Callable[..., Any]:
+def without_hook_points(function: Callable[..., Any]) -> Callable[..., Any]:
     tree = ast.fix_missing_locations(
-        Untapped().visit(ast.parse(textwrap.dedent(inspect.getsource(function))))
+        WithoutHooks().visit(ast.parse(textwrap.dedent(inspect.getsource(function))))
     )
     scope: dict[str, Any] = {}
     code = compile(
         tree, function.__code__.co_filename, "exec", flags=__future__.annotations.compiler_flag
     )
     exec(code, function.__globals__, scope)
-    made = scope[function.__name__]
-    assert "taps" not in made.__code__.co_names, function
-    return made
+    compiled = scope[function.__name__]
+    assert "hooks" not in compiled.__code__.co_names, function
+    return compiled
 
 
 @contextmanager
-def without_taps() -> Iterator[None]:
-    before = [(part, name, getattr(part, name)) for part, name in TAPPED]
+def hook_points_removed() -> Iterator[None]:
+    before = [(part, name, getattr(part, name)) for part, name in HOOKED]
     for part, name, function in before:
-        setattr(part, name, untapped(function))
+        setattr(part, name, without_hook_points(function))
     try:
         yield
     finally:
@@ -88,21 +90,23 @@ def without_taps() -> Iterator[None]:
             setattr(part, name, function)
 
 
-def compare(name: str, tapped: Callable[[], Any], bare: Callable[[], Any], turns: int) -> None:
-    for work in (tapped, bare, tapped, bare):
+def compare(name: str, hooked: Callable[[], Any], bare: Callable[[], Any], turns: int) -> None:
+    """Run both in turns, and print the median time and the ratio."""
+    for work in (hooked, bare, hooked, bare):
         work()
-    ratios, times = [], []
+    ratios = []
+    times = []
+    works = {"hooked": hooked, "bare": bare}
     for turn in range(turns):
-        works = {"tapped": tapped, "bare": bare}
-        took = {
-            each: clock(works[each], DEVICE) for each in (works if turn % 2 else reversed(works))
-        }
-        ratios.append(took["tapped"] / took["bare"])
-        times.append(took["tapped"])
+        order = ("hooked", "bare") if turn % 2 else ("bare", "hooked")
+        seconds = {key: clock(works[key], DEVICE) for key in order}
+        ratios.append(seconds["hooked"] / seconds["bare"])
+        times.append(seconds["hooked"])
     low, middle, high = statistics.quantiles(ratios, n=4)
     print(
-        f"{name:32} {statistics.median(times) * 1e3:8.1f} ms   with / without taps x {middle:.4f}"
-        f"   quartiles {low:.4f} {high:.4f}   {turns} turns",
+        f"{name:32} {statistics.median(times) * 1e3:8.1f} ms   "
+        f"with / without hook points x {middle:.4f}   "
+        f"quartiles {low:.4f} {high:.4f}   {turns} turns",
         flush=True,
     )
 
@@ -112,7 +116,7 @@ def on_cpu(turns: int) -> None:
     small: Any = build(preset("gpt-tiny"))
     optimizer = torch.optim.AdamW(small.parameters())
     ids = torch.randint(1000, 40000, (1, 128))
-    words = torch.randint(small.config.vocabulary, (8, 64))
+    batch = torch.randint(small.config.vocabulary, (8, 64))
 
     def read() -> None:
         with torch.no_grad():
@@ -122,23 +126,23 @@ def on_cpu(turns: int) -> None:
         state = model.start()
         with torch.no_grad():
             model.decode(ids[:, :8], state)
-            for place in range(8, 24):
-                model.decode(ids[:, place : place + 1], state)
+            for position in range(8, 24):
+                model.decode(ids[:, position : position + 1], state)
 
-    def learn() -> None:
+    def train() -> None:
         for _ in range(4):
             optimizer.zero_grad()
-            logits = small(words[:, :-1])
-            F.cross_entropy(logits.flatten(0, 1), words[:, 1:].flatten()).backward()
+            logits = small(batch[:, :-1])
+            F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).backward()
             optimizer.step()
 
     works = {
         "SmolLM2 reads 128 tokens": read,
         "SmolLM2 decodes 16 tokens": decode,
-        "gpt-tiny learns, 4 steps": learn,
+        "gpt-tiny trains, 4 steps": train,
     }
-    with without_taps():
-        bare = [(part, name, getattr(part, name)) for part, name in TAPPED]
+    with hook_points_removed():
+        bare = [(part, name, getattr(part, name)) for part, name in HOOKED]
     for name, work in works.items():
 
         def swapped(work: Callable[[], None] = work) -> None:
@@ -153,7 +157,7 @@ def on_cpu(turns: int) -> None:
 
 
 def on_gpu(turns: int) -> None:
-    def made() -> tuple[Callable[[], None], Callable[[], None]]:
+    def build_works() -> tuple[Callable[[], None], Callable[[], None]]:
         torch.compiler.reset()
         model: Any = build(preset("gpt2")).cuda()
         half: Any = build(preset("gpt2")).cuda().bfloat16().eval()
@@ -164,7 +168,7 @@ def on_gpu(turns: int) -> None:
         def loss(ids: torch.Tensor) -> torch.Tensor:
             return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1).float(), ids[:, 1:].flatten())
 
-        def learn() -> None:
+        def train() -> None:
             for _ in range(5):
                 optimizer.zero_grad()
                 with torch.autocast("cuda", torch.bfloat16):
@@ -175,22 +179,25 @@ def on_gpu(turns: int) -> None:
         def decode() -> None:
             generate(half, ids[:1, :16], length=200, temperature=0.0)
 
-        learn()
+        train()
         decode()
-        return learn, decode
+        return train, decode
 
-    tapped = made()
-    with without_taps():
-        bare = made()
+    hooked = build_works()
+    with hook_points_removed():
+        bare = build_works()
     for name, one, other in zip(
-        ("GPT-2 learns, 5 steps", "GPT-2 decodes 200 tokens"), tapped, bare, strict=True
+        ("GPT-2 trains, 5 steps", "GPT-2 decodes 200 tokens"), hooked, bare, strict=True
     ):
         compare(name, one, other, turns)
 
 
 def main(options: Options) -> None:
-    print(f"HookPoints that nobody listens to; {machine()}")
-    (on_gpu if DEVICE == "cuda" else on_cpu)(options.turns)
+    print(f"Hook points without hooks; {machine()}")
+    if DEVICE == "cuda":
+        on_gpu(options.turns)
+    else:
+        on_cpu(options.turns)
 
 
 if __name__ == "__main__":

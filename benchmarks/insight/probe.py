@@ -1,11 +1,11 @@
-"""How much memory probes take: a million tokens of twelve layers of width 768, from files.
+"""Memory of probes: a million tokens, twelve layers of width 768, activations on disk.
 
-python -m benchmarks.insight.probe                      on a CPU, 3 GB of disk; a few minutes
+    python -m benchmarks.insight.probe    on a CPU, 3 GB of disk; a few minutes
 
-The probes are those of `qkv probe`: for each layer a linear one of the true and one of the shuffled
-labels, one epoch through all tokens, then tested. What the layers say is drawn at random: memory
-and time do not depend on it. To spare the disk, all layers read the same file. Peak memory is that
-of a process of its own.
+The probes are those of `qkv probe`: for each layer a linear probe of the true and one of the
+shuffled labels, trained for one epoch over all tokens, then tested. The activations are random:
+memory and time do not depend on them. To save disk space, all layers read the same file. Peak
+memory is measured in a separate process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import tyro
 from benchmarks.harness import machine
 from qkv.insight.probing.activations import BLOCK, ActivationsOnDisk, ProbeData
 from qkv.insight.probing.linear_probe import Learning
-from qkv.insight.probing.probe_model import asked
+from qkv.insight.probing.probe_model import train_probes
 from qkv.insight.probing.probe_tasks import ProbeTask
 
 CLASSES = 17  # as many as there are universal parts of speech
@@ -38,36 +38,35 @@ class Options:
     width: int = 768
     seeds: int = 1
     folder: Path | None = None
-    """Used by the benchmark itself, in a process of its own."""
+    """Set by the benchmark itself for its separate process."""
 
 
-class Drawn(ActivationsOnDisk):
-    """Files that no model wrote."""
+class RandomActivations(ActivationsOnDisk):
+    """Random activations on disk."""
 
     def __init__(self, file: Path, texts: ProbeData, options: Options) -> None:
-        self.texts, self.blocks = texts, texts.blocks(BLOCK)
+        self.texts = texts
+        self.blocks = texts.blocks(BLOCK)
         self.layers = tuple(map(str, range(options.layers)))
-        self.width, self.device, self.store = (
-            options.width,
-            torch.device("cpu"),
-            np.dtype("float32"),
-        )
-        self.files = [file] * options.layers
+        self.width = options.width
+        self.device = torch.device("cpu")
+        self.dtype = np.dtype("float32")
+        self.paths = [file] * options.layers
 
 
 def draw_file(file: Path, options: Options) -> None:
-    some = np.random.default_rng(0).standard_normal((10_000, options.width), dtype=np.float32)
+    rows = np.random.default_rng(0).standard_normal((10_000, options.width), dtype=np.float32)
     with file.open("wb") as opened:
-        for begin in range(0, options.tokens, len(some)):
-            opened.write(some[: options.tokens - begin].tobytes())
+        for begin in range(0, options.tokens, len(rows)):
+            opened.write(rows[: options.tokens - begin].tobytes())
 
 
 def draw_texts(tokens: int) -> ProbeData:
-    random, count = np.random.default_rng(0), tokens // LENGTH
+    random = np.random.default_rng(0)
+    count = tokens // LENGTH
     ids = random.integers(30_000, size=(count, LENGTH)).astype(np.int32)
-    return ProbeData(
-        list(ids), [np.arange(LENGTH)] * count, random.integers(CLASSES, size=count * LENGTH)
-    )
+    targets = random.integers(CLASSES, size=count * LENGTH)
+    return ProbeData(list(ids), [np.arange(LENGTH)] * count, targets)
 
 
 def peak_mib() -> float:
@@ -83,26 +82,30 @@ def main(options: Options) -> None:
                 [sys.executable, "-m", __spec__.name, *sys.argv[1:], "--folder", name], check=True
             )
         return
-    file, held_out = options.folder / "layer.bin", options.tokens // 50
-    parts = [
-        Drawn(file, draw_texts(tokens), options) for tokens in (options.tokens, held_out, held_out)
-    ]
+    file = options.folder / "layer.bin"
+    held_out = options.tokens // 50
+    sizes = (options.tokens, held_out, held_out)
+    parts = [RandomActivations(file, draw_texts(tokens), options) for tokens in sizes]
     training, validation, test = (part.texts for part in parts)
-    question = ProbeTask(
-        "drawn", (training, validation, test), tuple(map(str, range(CLASSES))), ("accuracy",)
+    task = ProbeTask(
+        "random", (training, validation, test), tuple(map(str, range(CLASSES))), ("accuracy",)
     )
-    before, begin = peak_mib(), time.perf_counter()
+    before = peak_mib()
+    begin = time.perf_counter()
     learning = Learning(epochs=1, batch=4096)
-    found = asked(parts, question, ("model", "shuffled labels"), range(options.seeds), learning)
-    assert len(found.scores) == 2 * options.layers
+    ways = ("model", "shuffled labels")
+    result = train_probes(parts, task, ways, range(options.seeds), learning)
+    assert len(result.scores) == 2 * options.layers
     print(
-        f"Probes of {options.tokens:,} tokens, {options.layers} layers of width {options.width}; {machine()}"
+        f"Probes of {options.tokens:,} tokens, {options.layers} layers of width {options.width}; "
+        f"{machine()}"
     )
     print(
         f"  peak memory {peak_mib():,.0f} MiB; before the probes, with the texts, {before:,.0f} MiB"
     )
     print(
-        f"  probes of {options.seeds} seed(s) and of shuffled labels, one epoch: {time.perf_counter() - begin:.0f} s"
+        f"  probes of {options.seeds} seed(s) and of shuffled labels, one epoch: "
+        f"{time.perf_counter() - begin:.0f} s"
     )
 
 

@@ -1,4 +1,4 @@
-"""Looks made by hand, whose every number a test knows."""
+"""Looks made by hand, with known numbers."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ HOSTILE = (
 
 
 def side_of(tokens: Sequence[str], words: Sequence[WholeWord] | None = None) -> Side:
-    single = tuple(WholeWord(token, [place]) for place, token in enumerate(tokens))
-    return Side(tuple(range(len(tokens))), tuple(tokens), single if words is None else tuple(words))
+    """A token sequence; by default each token is a word."""
+    if words is None:
+        words = [WholeWord(token, [position]) for position, token in enumerate(tokens)]
+    return Side(tuple(range(len(tokens))), tuple(tokens), tuple(words))
 
 
 def attention_of(
     weights: Tensor, rows: Side, columns: Side, kind: str = "self", causal: bool = False
 ) -> Attention:
-    """From weights (L, H, T, S)."""
+    """Captured attention from weights (L, H, T, S)."""
     L, H = weights.shape[:2]
     entropy = torch.special.entr(weights).sum(-1).mean(-1) / torch.log(torch.tensor(2.0))  # (L, H)
-    distance = (
-        torch.full((L, H), float("nan"))
-        if kind == "cross"
-        else torch.arange(L * H).reshape(L, H).float()
-    )
+    distance = torch.arange(L * H).reshape(L, H).float()
+    if kind == "cross":
+        distance = torch.full((L, H), float("nan"))
     return Attention(
         kind, rows, columns, dict(enumerate(weights)), L, H, causal, weights, entropy, distance
     )
@@ -53,9 +53,7 @@ def look_at(
     heads: int = 3,
     words: Sequence[WholeWord] | None = None,
 ) -> Look:
-    """A GPT's: random weights that sum to 1 below the diagonal, and known guesses, norms and
-    attributions.
-    """
+    """The look of a GPT: random causal weights, and known guesses, norms and attributions."""
     T = len(tokens)
     side = side_of(tokens, words)
     scores = torch.randn(layers, heads, T, T, generator=torch.Generator().manual_seed(0))
@@ -66,7 +64,7 @@ def look_at(
         for layer in range(layers + 1)
     ]
     residual = [torch.arange(1, T + 1) * (layer + 1.0) for layer in range(layers + 1)]
-    gradient = [torch.cat([each[:-1] / 100, torch.tensor([torch.nan])]) for each in residual]
+    gradient = [torch.cat([norm[:-1] / 100, torch.tensor([torch.nan])]) for norm in residual]
     norms = Norms(residual, gradient if T > 1 else None)
     return Look(
         "made up",
@@ -80,7 +78,9 @@ def look_at(
 
 
 def translation(source: Sequence[str], target: Sequence[str], weights: Tensor) -> Look:
-    """A translator's with cross-attention (T, S) alone; the target is what was chosen."""
-    text, rows, columns = side_of(["[start]", *target[:-1]]), side_of(target), side_of(source)
-    found = attention_of(weights[None, None], rows, columns, "cross")
-    return Look("translator", Reading(text, columns, chosen=rows), [found], None, None, None)
+    """The look of a translator with cross-attention (T, S) alone; the target is as predicted."""
+    text = side_of(["[start]", *target[:-1]])
+    rows = side_of(target)
+    columns = side_of(source)
+    attention = attention_of(weights[None, None], rows, columns, "cross")
+    return Look("translator", Reading(text, columns, chosen=rows), [attention], None, None, None)

@@ -1,4 +1,4 @@
-"""Looks with known weights, for tests of what shows them."""
+"""Looks with random weights, for tests of pages and browsers."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ from qkv.insight.look import Look
 
 CATS = ["the", "cats", "chase", "un", "believ", "ably", "quick", "mice"]
 HOSTILE = (
-    "<script>window.hacked = 1</script>", "</script>", "<!--", "]]>", "\"'`", "&amp;", "<img src=x onerror=hacked=1>",
-    "\U0001f600", "\U0001f469\u200d\U0001f680", "שלום", "مرحبا", "x" * 10_000, "\n", "\0", "\u202eevil", "\u200b",
+    "<script>window.hacked = 1</script>", "</script>", "<!--", "]]>", "\"'`", "&amp;",
+    "<img src=x onerror=hacked=1>",
+    "\U0001f600", "\U0001f469\u200d\U0001f680", "שלום", "مرحبا", "x" * 10_000, "\n", "\0",
+    "\u202eevil", "\u200b",
     "   ", "", "${hacked=1}", "\ud800", "\u2028",
 )  # fmt: skip
 
 
 def side(tokens: Sequence[str], inside: Collection[int] = ()) -> Side:
-    """`inside` are the places that go on with the word before."""
+    """A token sequence; tokens at the positions `inside` continue the previous word."""
     words: list[WholeWord] = []
-    for place, token in enumerate(tokens):
-        if place in inside:
-            words[-1] = WholeWord(words[-1].text + token, [*words[-1].places, place])
+    for position, token in enumerate(tokens):
+        if position in inside:
+            words[-1] = WholeWord(words[-1].text + token, [*words[-1].places, position])
         else:
-            words.append(WholeWord(token, [place]))
+            words.append(WholeWord(token, [position]))
     return Side(tuple(range(len(tokens))), tuple(tokens), tuple(words))
 
 
@@ -66,16 +68,16 @@ def attention(
 
 
 def guesses(tokens: Sequence[str]) -> list[list[Guess]]:
-    """At each place five tokens of the text, from the likeliest on."""
-    found = []
-    for place in range(len(tokens)):
-        likeliest = (torch.randn(5) * 2).softmax(-1).sort(descending=True).values.tolist()
-        chances = [float(f"{chance:.4g}") for chance in likeliest]  # as a page has them
-        ids = [(place + 1 + rank) % len(tokens) for rank in range(5)]
-        found.append(
-            [Guess(tokens[id], id, chance) for id, chance in zip(ids, chances, strict=True)]
-        )
-    return found
+    """At each position five tokens of the text, the likeliest first."""
+    result = []
+    for position in range(len(tokens)):
+        probabilities = (torch.randn(5) * 2).softmax(-1).sort(descending=True).values.tolist()
+        row = []
+        for rank, probability in enumerate(probabilities):
+            id = (position + 1 + rank) % len(tokens)
+            row.append(Guess(tokens[id], id, float(f"{probability:.4g}")))  # as a page has them
+        result.append(row)
+    return result
 
 
 def made_look(
@@ -90,10 +92,10 @@ def made_look(
     layers: Sequence[Tensor] | None = None,
     kept: Collection[int] | None = None,
 ) -> Look:
-    """Of a GPT (a BERT if not causal), or of a translator where there is a source."""
+    """The look of a GPT (a BERT if not causal), or with a source of a translator."""
     reading = Reading(side(tokens, inside))
-    if source is not None:  # each place chooses what the next one reads, the last one the end
-        chosen = side([*tokens[1:], "[end]"], [place - 1 for place in inside])
+    if source is not None:  # each position predicts the next token
+        chosen = side([*tokens[1:], "[end]"], [position - 1 for position in inside])
         reading = Reading(reading.text, side(source), chosen=chosen)
     text, read, T = reading.text, reading.source, len(tokens)
 
@@ -102,9 +104,9 @@ def made_look(
         return attention(kind, rows, columns, layers or random, causal, kept)
 
     if read is None:
-        found = [of("self", text, text, causal)]
+        captured = [of("self", text, text, causal)]
     else:
-        found = [
+        captured = [
             of("encoder", read, read, False),
             of("decoder", text, text, True),
             of("cross", reading.rows, read, False),
@@ -113,15 +115,15 @@ def made_look(
     residual = [5 * (layer + 1) * (1 + torch.rand(T)) for layer in range(depth + 1)]
     gradient = [torch.rand(T) + 0.01 for _ in range(depth + 1)]
     for layer in () if both_ways else gradient:
-        layer[-1] = math.nan  # the last word is not asked what comes next
+        layer[-1] = math.nan  # the last token has no next token
     norms = Norms(residual, gradient if both_ways or T > 1 else None)
     attribution = weights(1, T, len((read or text).ids), causal and read is None)[0]
     lens = [guesses(tokens) for _ in range(depth + 1)]
-    return Look(model, reading, found, lens[-1], lens, norms, attribution, both_ways)
+    return Look(model, reading, captured, lens[-1], lens, norms, attribution, both_ways)
 
 
 def recurrent_look() -> Look:
-    """Of an RNN: its words look at the source alone, and there is one output to read."""
+    """The look of an RNN: cross-attention alone, and one layer of predictions."""
     look = made_look(
         ["[start]", "kediler", "kovalar"], source=["cats", "chase", "[end]"], depth=1, heads=1
     )

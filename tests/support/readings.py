@@ -1,4 +1,4 @@
-"""Readings of ids that no tokenizer made."""
+"""Model inputs from ids, without a tokenizer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from qkv.insight.inspect.whole_words import WholeWord
 
 
 def side(ids: Sequence[int]) -> Side:
+    """A token sequence in which each token is a word."""
     tokens = tuple(f"w{id}" for id in ids)
-    return Side(
-        tuple(ids), tokens, tuple(WholeWord(token, [place]) for place, token in enumerate(tokens))
-    )
+    words = tuple(WholeWord(token, [position]) for position, token in enumerate(tokens))
+    return Side(tuple(ids), tokens, words)
 
 
 def reading(ids: Sequence[int], source: Sequence[int] | None = None) -> Reading:
-    return Reading(side(ids), None if source is None else side(source))
+    """The input of a model, or with a source that of a translator."""
+    if source is None:
+        return Reading(side(ids))
+    return Reading(side(ids), side(source))

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from torch.testing import assert_close
 
 import qkv
+import qkv.insight
 from qkv import artifact
 from qkv.insight.inspect import look_data
 from qkv.insight.inspect.capture import capture_attention
@@ -38,18 +39,18 @@ def test_every_family() -> None:
         (bert, ["self"]),
         (transformer, ["encoder", "decoder", "cross"]),
     ):
-        seen = qkv.look(small(make), "the cat sat", tokenizer=TOKENIZER)
-        assert [attention.kind for attention in seen.attention] == kinds
-        tokens = len(seen.reading.text.ids)
-        assert seen.next is not None
-        assert seen.lens is not None
-        assert seen.norms is not None
-        assert len(seen.next) == len(seen.lens[0]) == len(seen.norms.residual[0]) == tokens
-        assert len(seen.lens) == len(seen.norms.residual) == 3
-    assert seen.of() is seen.attention[2]
-    assert seen.of("encoder") is seen.attention[0]
+        result = qkv.look(small(make), "the cat sat", tokenizer=TOKENIZER)
+        assert [attention.kind for attention in result.attention] == kinds
+        tokens = len(result.reading.text.ids)
+        assert result.next is not None
+        assert result.lens is not None
+        assert result.norms is not None
+        assert len(result.next) == len(result.lens[0]) == len(result.norms.residual[0]) == tokens
+        assert len(result.lens) == len(result.norms.residual) == 3
+    assert result.of() is result.attention[2]
+    assert result.of("encoder") is result.attention[0]
     with pytest.raises(ValueError, match=r"kind: .*encoder, decoder, cross, not self"):
-        seen.of("self")
+        result.of("self")
 
 
 def test_missing_parts_are_none() -> None:
@@ -67,9 +68,9 @@ def test_missing_parts_are_none() -> None:
     assert encoder.next is encoder.lens is encoder.attribution is None
     assert encoder.norms is not None
     tuned, tokenizer = small_tuned("classify", "bert")
-    seen = qkv.look(tuned, "the cat sat", tokenizer=tokenizer, attribution=None)
-    assert seen.attribution is not None
-    assert_close(seen.attribution.sum(-1), torch.ones(len(seen.reading.text.ids)))
+    result = qkv.look(tuned, "the cat sat", tokenizer=tokenizer, attribution=None)
+    assert result.attribution is not None
+    assert_close(result.attribution.sum(-1), torch.ones(len(result.reading.text.ids)))
 
 
 def test_a_model_by_folder_or_as_loaded(tmp_path: Path) -> None:
@@ -86,19 +87,19 @@ def test_a_model_by_folder_or_as_loaded(tmp_path: Path) -> None:
 
 
 def test_weights_as_safetensors(tmp_path: Path) -> None:
-    seen = qkv.look(
+    result = qkv.look(
         small(transformer), tokenizer=TOKENIZER, source="the cat sat", target="mice ran"
     )
-    out = seen.save(tmp_path / "weights.safetensors")
+    out = result.save(tmp_path / "weights.safetensors")
     with safe_open(out, "pt") as file:
         assert set(file.keys()) == {
             f"{kind}.{layer}" for kind in ("encoder", "decoder", "cross") for layer in (0, 1)
         }
-        assert_close(file.get_tensor("cross.1"), seen.of("cross").layers[1])
-        assert json.loads(file.metadata()["chosen"]) == list(seen.of("cross").rows.tokens)
-        assert json.loads(file.metadata()["source"]) == list(seen.reading.source.tokens)
+        assert_close(file.get_tensor("cross.1"), result.of("cross").layers[1])
+        assert json.loads(file.metadata()["chosen"]) == list(result.of("cross").rows.tokens)
+        assert json.loads(file.metadata()["source"]) == list(result.reading.source.tokens)
     with pytest.raises(ValueError, match=r"out: .*\.html, \.png.*x\.doc"):
-        seen.save(tmp_path / "x.doc")
+        result.save(tmp_path / "x.doc")
 
 
 def test_one_layer_of_a_long_text_is_kept_layers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,9 +111,11 @@ def test_one_layer_of_a_long_text_is_kept_layers(monkeypatch: pytest.MonkeyPatch
     assert kept_layers(model, reading(ids), None) == [0]
     assert kept_layers(model, reading(ids), None, [1]) == [1]
     assert kept_layers(model, reading(ids[1:]), None, [1]) is None
-    (found,) = capture_attention(model, reading(ids), layers=kept_layers(model, reading(ids), None))
-    assert list(found.layers) == [0]
-    assert found.overview.shape == (2, 4, 40, 40)
+    (attention_of_text,) = capture_attention(
+        model, reading(ids), layers=kept_layers(model, reading(ids), None)
+    )
+    assert list(attention_of_text.layers) == [0]
+    assert attention_of_text.overview.shape == (2, 4, 40, 40)
 
 
 def test_a_long_text_has_no_lens_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,9 +127,9 @@ def test_a_long_text_has_no_lens_by_default(monkeypatch: pytest.MonkeyPatch) -> 
     )
     monkeypatch.setattr(look_data, "NORMS_MAX_TOKENS", 3)
     assert qkv.look(small(gpt), "the cat sat on the mat", tokenizer=TOKENIZER).norms is None
-    seen = qkv.look(small(gpt), "the cat sat on the mat", tokenizer=TOKENIZER, norms_too=True)
-    assert seen.norms is not None
-    assert repr(seen) == "Look('GPT', 6 tokens, self (2 layers of 4 heads))"
+    result = qkv.look(small(gpt), "the cat sat on the mat", tokenizer=TOKENIZER, norms_too=True)
+    assert result.norms is not None
+    assert repr(result) == "Look('GPT', 6 tokens, self (2 layers of 4 heads))"
 
 
 def test_a_text_too_large_for_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,3 +156,10 @@ def test_an_int8_model() -> None:
     assert plain.norms is not None
     for one, other in zip(eight.norms.gradient[1:], plain.norms.gradient[1:], strict=True):
         assert_close(one[:-1], other[:-1], rtol=0.3, atol=0.02)
+
+
+def test_every_public_name_of_insight_is_a_documented_function_or_class() -> None:
+    assert qkv.insight.__all__ == sorted(qkv.insight.__all__)
+    for name in qkv.insight.__all__:
+        text = getattr(qkv.insight, name).__doc__
+        assert "Example:" in text, name

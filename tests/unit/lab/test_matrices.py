@@ -42,8 +42,8 @@ def text_of(console: Console) -> str:
 
 def svg_texts(path: Path) -> list[str]:
     return [
-        "".join(each.itertext())
-        for each in ElementTree.parse(path).getroot().iter("{http://www.w3.org/2000/svg}text")
+        "".join(element.itertext())
+        for element in ElementTree.parse(path).getroot().iter("{http://www.w3.org/2000/svg}text")
     ]
 
 
@@ -74,13 +74,13 @@ def test_the_mask_is_the_equation_on_hand_made_vectors(tmp_path: Path) -> None:
     for masked in (False, True):
         part = shown.split(matrices.MASKED)[masked]
         for number, word in enumerate(matrices.QUICK):
-            seen = [not masked or at <= number for at in range(3)]
+            visible = [not masked or at <= number for at in range(3)]
             powers = [
-                math.exp(dot) * allowed for dot, allowed in zip(dots[number], seen, strict=True)
+                math.exp(dot) * allowed for dot, allowed in zip(dots[number], visible, strict=True)
             ]
             scores = [
                 f"{dot:.1f}" if allowed else "−∞"
-                for dot, allowed in zip(dots[number], seen, strict=True)
+                for dot, allowed in zip(dots[number], visible, strict=True)
             ]
             weights = [f"{power / sum(powers):.2f}" for power in powers]
             (line,) = [
@@ -130,8 +130,8 @@ def test_the_mask_of_a_model_is_taken_away_and_put_back(gpt: Path) -> None:
 def test_the_pair_of_matrices_is_a_page_too(tmp_path: Path) -> None:
     both = matrices.by_hand()
     look = matrices.as_look("mask", matrices.hand_made(), both)
-    for head, seen in enumerate(both.values()):
-        assert torch.equal(look.attention[0].layers[0][head], seen.weights)
+    for number, head in enumerate(both.values()):
+        assert torch.equal(look.attention[0].layers[0][number], head.weights)
     assert look.attention[0].names == ("without a mask", "with a causal mask")
     matrices.mask(tmp_path / "mask.html", console=buffer_console())
     data = data_of_the_page(tmp_path / "mask.html")
@@ -168,10 +168,10 @@ def test_cats_trains_a_translator_once_and_draws_its_alignment(
     model, tokenizer = artifact.load(folder)
     assert isinstance(model, Transformer)
     assert tokenizer is not None
-    found = demo.aligned(model, tokenizer, "cats chase mice")
+    result = demo.aligned(model, tokenizer, "cats chase mice")
     drawn = svg_texts(tmp_path / "cats.svg")
-    assert found.weights.shape == (3, 4)
-    for word, row in zip(("kediler", "fareleri", "kovalar"), found.weights.tolist(), strict=True):
+    assert result.weights.shape == (3, 4)
+    for word, row in zip(("kediler", "fareleri", "kovalar"), result.weights.tolist(), strict=True):
         weights = [f"{weight:.2f}" for weight in row]
         assert re.search(rf"{word} +{' +'.join(weights)}", text_of(console))
         assert {word, *weights} <= set(drawn)
@@ -181,7 +181,7 @@ def test_cats_trains_a_translator_once_and_draws_its_alignment(
     matrices.cats(tmp_path / "cats.html", folder, buffer_console())
     rows, weights = rows_of_the_page(tmp_path / "cats.html")
     assert rows[:3] == ["kediler", "fareleri", "kovalar"]
-    torch.testing.assert_close(weights[:3], found.weights, rtol=0, atol=1e-4)
+    torch.testing.assert_close(weights[:3], result.weights, rtol=0, atol=1e-4)
 
 
 def blocks_of_the_page(path: Path) -> dict[str, str]:
@@ -199,7 +199,7 @@ def data_of_the_page(path: Path) -> Any:
 def rows_of_the_page(path: Path) -> tuple[list[str], torch.Tensor]:
     """The row tokens of cross-attention, and the mean of all heads."""
     data, blocks = data_of_the_page(path), blocks_of_the_page(path)
-    cross = next(each for each in data["attention"] if each["kind"] == "cross")
+    cross = next(entry for entry in data["attention"] if entry["kind"] == "cross")
     heads = [
         torch.tensor(
             list(

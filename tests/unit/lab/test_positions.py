@@ -76,14 +76,14 @@ def test_the_table_and_the_figure_have_the_same_layers(
     scores = []
     for layer, score, chosen in zip(("embedding", "0", "norm"), test, validation, strict=True):
         scores.append(Scored("model", "distance", layer, (score,), None, None, chosen))
-    found = [Trained("none", 1.0, {"hidden": scores, "linear": scores})]
+    results = [Trained("none", 1.0, {"hidden": scores, "linear": scores})]
     texts = ProbeData([np.arange(4)], [np.arange(4)], np.arange(4))
     task = ProbeTask("position", (texts, texts, texts), tuple("0123"), ("distance", "accuracy"))
-    columns = [list(column.cells) for column in lab.table(found, task).columns]
+    columns = [list(column.cells) for column in lab.table(results, task).columns]
     assert columns[3:] == [["2.00"], ["norm"], ["2.00"], ["norm"]]
     drawn: list[Panel] = []
     monkeypatch.setattr(lab, "draw_panels", lambda panels, path, *_: drawn.extend(panels) or path)
-    lab.draw(found, task, tmp_path / "a.png")
+    lab.draw(results, task, tmp_path / "a.png")
     assert [panel.lines[0].scores for panel in drawn] == [scores, scores]
 
 

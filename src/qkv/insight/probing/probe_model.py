@@ -304,7 +304,7 @@ def train_probes(
     targets = target_sets(training, validation, ways)
     layers = training.layers
     on_gpu = training.read(0, layers[:1]).device.type != "cpu"
-    groups = [(layer,) for layer in layers]
+    groups: list[tuple[str, ...]] = [(layer,) for layer in layers]
     if training.together or on_gpu:
         groups = [layers]
 

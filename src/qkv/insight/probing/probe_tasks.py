@@ -69,7 +69,7 @@ class ProbeTask:
         """The test score of a constant prediction: the majority class, or the median."""
         training = self.parts[0].targets
         test = self.parts[2].targets
-        result = {}
+        result: dict[Any, float] = {}
         for measure in self.measures:
             if measure == "accuracy":
                 result[measure] = float((test == np.bincount(training).argmax()).mean())
@@ -134,23 +134,13 @@ def probe_task(
     if data:
         raise ValueError(f"data: the texts are those of {target}; leave it out")
 
+    files: dict[str, Any] = {"validation": validation, "test": test, "most": most}
     file, column = split_target(target)
     if column:
-        return about_words(
-            model, tokenizer, file, column, validation=validation, test=test, most=most
-        )
+        return about_words(model, tokenizer, file, column, **files)
 
     return about_texts(
-        model,
-        tokenizer,
-        target,
-        validation=validation,
-        test=test,
-        most=most,
-        text=text,
-        label=label,
-        pooling=pooling,
-        numbers=numbers,
+        model, tokenizer, target, text=text, label=label, pooling=pooling, numbers=numbers, **files
     )
 
 

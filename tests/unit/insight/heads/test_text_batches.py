@@ -1,4 +1,4 @@
-"""What a model is asked of a text: the right ids, between the right marks, the same every time."""
+"""Batches of one text: ids with special tokens, and reproducible targets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.families import bert, gpt
 from support.sentences import SENTENCES
 
 
-def test_texts_as_questions() -> None:
+def test_texts_as_batches() -> None:
     tokenizer = train("words", SENTENCES, 80)
     (batch,) = batches_of(gpt(vocabulary=80), tokenizer, ["the cat sat", " "])
     assert_close(batch.ids[:, 1:], batch.targets[:, :-1])

@@ -86,28 +86,28 @@ def test_every_activation_equals_a_whole_forward_pass(
                 return values.softmax(-1)[..., 4]
             return values[..., 4] - values[..., against]
 
-        found = patch(model, clean, corrupted, 4, against, at, place=position, kind=kind)
-        assert found.restored.shape == (2, count)
+        result = patch(model, clean, corrupted, 4, against, at, place=position, kind=kind)
+        assert result.restored.shape == (2, count)
         high, low = score(clean_logits), score(corrupted_logits)
         expected = ((score(patched) - low) / (high - low)).float()
-        assert_close(found.restored, expected, rtol=1e-5, atol=1e-6)
-        assert [found.clean, found.corrupted] == pytest.approx([float(high), float(low)])
-        assert found.measure == ("probability" if against is None else "difference")
+        assert_close(result.restored, expected, rtol=1e-5, atol=1e-6)
+        assert [result.clean, result.corrupted] == pytest.approx([float(high), float(low)])
+        assert result.measure == ("probability" if against is None else "difference")
 
 
 def test_at_the_last_layer_the_answer_position_restores_all() -> None:
     model, (clean, corrupted) = gpt(), prompts()
-    found = patch(model, clean, corrupted)
-    assert_close(found.restored[-1], torch.tensor([0.0, 0, 0, 0, 1]))
+    result = patch(model, clean, corrupted)
+    assert_close(result.restored[-1], torch.tensor([0.0, 0, 0, 0, 1]))
     last = logits(model, clean)[0, -1].detach()
-    assert found.answer == int(last.argmax())
-    assert found.clean == pytest.approx(float(last.softmax(-1).max()))
+    assert result.answer == int(last.argmax())
+    assert result.clean == pytest.approx(float(last.softmax(-1).max()))
 
 
 def test_equal_tokens_restore_nothing_in_the_first_layer() -> None:
-    found = patch(gpt(), *prompts(), 1, 2)
+    result = patch(gpt(), *prompts(), 1, 2)
     # Token 0 has seen no token that differs.
-    assert_close(found.restored[0, [0]], torch.zeros(1), atol=1e-6, rtol=0)
+    assert_close(result.restored[0, [0]], torch.zeros(1), atol=1e-6, rtol=0)
 
 
 def test_in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:

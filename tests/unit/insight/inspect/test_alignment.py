@@ -26,9 +26,9 @@ def test_a_token_has_the_weights_of_the_position_that_reads_the_previous_token(
 ) -> None:
     model, source, target = transformer(**kind), words(1, S), words(1, T)
     for layer in range(len(model.decoder.blocks)):
-        found = alignment(model, source, target, start=START, layer=layer)
-        assert found.shape == (T, S)
-        assert_close(found.sum(1), torch.ones(T, dtype=torch.float64))
+        result = alignment(model, source, target, start=START, layer=layer)
+        assert result.shape == (T, S)
+        assert_close(result.sum(1), torch.ones(T, dtype=torch.float64))
         state = model.start(source)
         for t, id in enumerate([START, *target[0, :-1].tolist()]):
             with capture(model, f"decoder.blocks.{layer}.cross_attention.*") as captured:
@@ -37,7 +37,7 @@ def test_a_token_has_the_weights_of_the_position_that_reads_the_previous_token(
             query, key, value = (captured[at + name] for name in ("query", "key", "value"))
             _, weights = attend(query, key, value, need_weights=True)  # (1, H, 1, S)
             assert weights is not None
-            assert_close(found[t], weights[0, :, 0].mean(0))
+            assert_close(result[t], weights[0, :, 0].mean(0))
 
 
 @pytest.mark.parametrize(
@@ -45,24 +45,24 @@ def test_a_token_has_the_weights_of_the_position_that_reads_the_previous_token(
 )
 def test_the_alignment_of_an_rnn(kind: str) -> None:
     model, source, target = rnn(**RNN_KINDS[kind]), words(1, S), words(1, T)
-    found = alignment(model, source, target, start=START)
-    assert found.shape == (T, S)
+    result = alignment(model, source, target, start=START)
+    assert result.shape == (T, S)
     state = model.start(source)
     for t, id in enumerate([START, *target[0, :-1].tolist()]):
         with capture(model, "weights") as captured:
             model.decode(torch.tensor([[id]]), state)
-        assert_close(found[t], captured["weights"].flatten())
+        assert_close(result[t], captured["weights"].flatten())
 
 
 def test_a_target_token_changes_only_later_rows() -> None:
     """A Transformer's query is the token it reads; an RNN's is its state before that token."""
     for model, delay in ((transformer(), 0), (rnn(), 1)):
         source, target = words(1, S), words(1, T)
-        found = alignment(model, source, target, start=START)
+        result = alignment(model, source, target, start=START)
         for t in range(T):
             other = target.clone()
             other[0, t] = (other[0, t] + 1) % 13
-            changed = (alignment(model, source, other, start=START) - found).abs().amax(1) > 1e-9
+            changed = (alignment(model, source, other, start=START) - result).abs().amax(1) > 1e-9
             assert changed.tolist() == [row > t + delay for row in range(T)]
 
 
@@ -100,7 +100,7 @@ def test_what_has_no_alignment_is_refused() -> None:
 def test_pieces_are_grouped_into_whole_words() -> None:
     tokenizer = train("word-piece", ["play plays played walk walks walked"] * 5, 35)
     ids = [*tokenizer.encode("plays walked"), tokenizer.end]
-    found = words_of(tokenizer, ids)
-    assert [word.text for word in found] == ["plays", "walked", ""]
-    assert [position for word in found for position in word.places] == list(range(len(ids)))
+    result = words_of(tokenizer, ids)
+    assert [word.text for word in result] == ["plays", "walked", ""]
+    assert [position for word in result for position in word.places] == list(range(len(ids)))
     assert words_of(tokenizer, []) == []

@@ -40,14 +40,14 @@ class Linear(nn.Module):
 def test_in_a_linear_model_it_is_the_share_of_each_token_in_the_logit() -> None:
     model, read = gpt(position="none"), reading()
     model.stack = Linear(5)  # type: ignore[assignment]
-    found = contributions(model, read)
+    result = contributions(model, read)
     ids = torch.tensor(read.text.ids)
     logits = model(ids.unsqueeze(0))[0]  # (T, V)
     predicted = logits.argmax(-1)
     weight = model.embedding.token.weight
     share = model.stack.mix * (weight[predicted] @ weight[ids].T)  # (T, S)
-    assert_close(found.text, share.detach().float())
-    assert_close(found.text.sum(1), logits.max(-1).values.detach().float())
+    assert_close(result.text, share.detach().float())
+    assert_close(result.text.sum(1), logits.max(-1).values.detach().float())
     assert_close(
         attribution(model, read), (share.abs() / share.abs().sum(1, keepdim=True)).detach().float()
     )
@@ -91,25 +91,25 @@ def test_it_equals_finite_differences(family: str) -> None:
         "llama": lambda: gpt(position="rotary", norm="rms", activation="swiglu"),
     }
     model, read = families[family](), reading()
-    found = contributions(model, read)
-    assert found.source is None
+    result = contributions(model, read)
+    assert result.source is None
     for position in range(5):
         expected = by_differences(model, read, position, 0)
-        assert found.text[position].tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+        assert result.text[position].tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("kind", [{}, {"tied": "two", "source_vocabulary": 13}])
 def test_both_sides_of_a_translator(kind: dict[str, Any]) -> None:
     model, read = transformer(**kind), reading(4, 6)
-    found = contributions(model, read)
-    assert found.source is not None
-    assert (found.text.shape, found.source.shape) == ((4, 4), (4, 6))
+    result = contributions(model, read)
+    assert result.source is not None
+    assert (result.text.shape, result.source.shape) == ((4, 4), (4, 6))
     for position in (0, 3):
-        for side, part in enumerate((found.source, found.text)):
+        for side, part in enumerate((result.source, result.text)):
             expected = by_differences(model, read, position, side)
             assert part[position].tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
     assert_close(
-        attribution(model, read), found.source.abs() / found.source.abs().sum(1, keepdim=True)
+        attribution(model, read), result.source.abs() / result.source.abs().sum(1, keepdim=True)
     )
     assert_close(attribution(model, read, of="text").sum(1), torch.ones(4))
 
@@ -117,9 +117,9 @@ def test_both_sides_of_a_translator(kind: dict[str, Any]) -> None:
 @pytest.mark.parametrize("attention", ["additive", "none"])
 def test_both_sides_of_an_rnn(attention: str) -> None:
     model, read = rnn(attention=attention), reading(3, 4)
-    found = contributions(model, read)
-    assert found.source is not None
-    assert (found.text.shape, found.source.shape) == ((3, 3), (3, 4))
+    result = contributions(model, read)
+    assert result.source is not None
+    assert (result.text.shape, result.source.shape) == ((3, 3), (3, 4))
     weight = model.source_embedding.weight
     assert read.source is not None
     source = torch.tensor([read.source.ids])
@@ -135,15 +135,15 @@ def test_both_sides_of_an_rnn(attention: str) -> None:
                 weight[id] *= 1 + size
                 logits.append(float(model(source, target)[0, 2, top]))
                 weight[id] = before
-        slope = float(found.source[2, positions].sum())
+        slope = float(result.source[2, positions].sum())
         expected = (logits[0] - logits[1]) / 2e-5
         assert slope == pytest.approx(expected, rel=1e-4, abs=1e-5), token
 
 
 def test_later_tokens_of_a_causal_model_contribute_nothing() -> None:
-    found = contributions(gpt(), reading()).text
-    assert not found.triu(1).any()
-    assert (found.tril() != 0).sum() == 15
+    result = contributions(gpt(), reading()).text
+    assert not result.triu(1).any()
+    assert (result.tril() != 0).sum() == 15
     assert contributions(bert(), reading()).text.triu(1).any()
 
 
@@ -170,8 +170,8 @@ def test_the_prediction_of_a_task_model_is_explained(task: Any, pooling: Any) ->
     model = TaskModel(TaskModelConfig(backbone=backbone.config, head=head)).double().eval()
     model.backbone.load_state_dict(backbone.state_dict())
     nn.init.normal_(model.head.weight)
-    found = contributions(model, read).text
-    assert found.shape == (5, 5)
+    result = contributions(model, read).text
+    assert result.shape == (5, 5)
     ids = torch.tensor([read.text.ids])
     positions = torch.zeros(1, 1, dtype=torch.int64)
     if task == "tag":
@@ -190,7 +190,7 @@ def test_the_prediction_of_a_task_model_is_explained(task: Any, pooling: Any) ->
     for token in range(5):
         slope = (score(token, 1e-5) - score(token, -1e-5)) / 2e-5  # (M, C)
         expected = slope.gather(1, top.unsqueeze(1))[:, 0].expand(5).float()
-        assert_close(found[:, token], expected, rtol=1e-4, atol=1e-5)
+        assert_close(result[:, token], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_invalid_requests_are_refused() -> None:

@@ -16,7 +16,7 @@ from qkv.insight.inspect.alignment import alignment
 from qkv.insight.inspect.capture import attention_sites, capture_attention, unmasked
 from qkv.insight.inspect.model_input import read
 from qkv.models import GPT
-from qkv.nn.hooks import capture
+from qkv.nn.hooks import capture, has_hooks
 from qkv.text import train
 from support.families import (
     BERT_KINDS,
@@ -64,9 +64,9 @@ def test_weights_of_a_stack(make: Any, kind: str) -> None:
     ids = words(T).tolist()
     with capture(model, "*") as captured, torch.no_grad():
         model(torch.tensor([ids]))
-    (found,) = capture_attention(model, reading(ids))
-    assert (found.kind, found.depth, found.heads, found.causal) == ("self", 2, 4, make is gpt)
-    for layer, weights in found.layers.items():
+    (result,) = capture_attention(model, reading(ids))
+    assert (result.kind, result.depth, result.heads, result.causal) == ("self", 2, 4, make is gpt)
+    for layer, weights in result.layers.items():
         at = f"stack.blocks.{layer}.attention"
         assert_close(weights, captured[f"{at}.weights"][0].float())
         value = captured[f"{at}.value"][0].repeat_interleave(
@@ -85,13 +85,13 @@ def test_weights_of_a_translator(kind: str) -> None:
     source, target = words(S, vocabulary=7).tolist(), words(T).tolist()
     with capture(model, "*") as captured, torch.no_grad():
         model(torch.tensor([source]), torch.tensor([target]))
-    found = capture_attention(model, reading(target, source))
+    result = capture_attention(model, reading(target, source))
     shapes = []
-    for attention in found:
+    for attention in result:
         rows, columns = len(attention.rows.ids), len(attention.columns.ids)
         shapes.append((attention.kind, attention.causal, rows, columns))
     assert shapes == [("encoder", False, S, S), ("decoder", True, T, T), ("cross", False, T, S)]
-    for attention, site in zip(found, attention_sites(model), strict=True):
+    for attention, site in zip(result, attention_sites(model), strict=True):
         for layer, weights in attention.layers.items():
             at = site.point.format(layer)
             assert_close(weights, captured[f"{at}.weights"][0].float())
@@ -105,13 +105,13 @@ def test_weights_of_a_translator(kind: str) -> None:
 )
 def test_weights_of_an_rnn(kind: str) -> None:
     model, source, target = rnn(**RNN_KINDS[kind]), words(S).tolist(), words(T).tolist()
-    (found,) = capture_attention(model, reading(target, source))
-    assert (found.kind, found.depth, found.heads) == ("cross", 1, 1)
+    (result,) = capture_attention(model, reading(target, source))
+    assert (result.kind, result.depth, result.heads) == ("cross", 1, 1)
     state = model.start(torch.tensor([source]))
     for t, id in enumerate(target):
         query = state.hidden[0][-1]  # (1, E): the state before the token is read
         scores = model.similarity()(query.unsqueeze(1), state.key)[0, 0]
-        assert_close(found.layers[0][0, t].double(), scores.softmax(-1), rtol=0, atol=1e-6)
+        assert_close(result.layers[0][0, t].double(), scores.softmax(-1), rtol=0, atol=1e-6)
         model.decode(torch.tensor([[id]]), state)
     with pytest.raises(ValueError, match=r"attention: .*none"):
         capture_attention(rnn(attention="none"), reading(target, source))
@@ -123,11 +123,11 @@ def test_a_row_of_cross_attention_is_the_predicted_token(make: Any) -> None:
     tokenizer = train("words", ["the cats chase mice", "mice ran"], 80)
     model = make(vocabulary=tokenizer.vocabulary).float().eval()
     text = read(model, tokenizer, source="the cats chase mice", target="mice ran the")
-    found = capture_attention(model, text)[-1]
-    assert found.rows.tokens == ("mice", "ran", "the", tokenizer.token(tokenizer.end))
+    result = capture_attention(model, text)[-1]
+    assert result.rows.tokens == ("mice", "ran", "the", tokenizer.token(tokenizer.end))
     source = torch.tensor([text.source.ids])
-    predicted = torch.tensor([found.rows.ids])
-    rows = torch.cat(list(found.layers.values())).mean(0)  # (H, T, S) each -> (T, S)
+    predicted = torch.tensor([result.rows.ids])
+    rows = torch.cat(list(result.layers.values())).mean(0)  # (H, T, S) each -> (T, S)
     assert_close(rows, alignment(model, source, predicted, start=tokenizer.start))
 
 
@@ -136,10 +136,10 @@ def test_weights_of_a_task_model(family: str) -> None:
     """All positions of a task model are captured, also if its head pools the first token."""
     model, tokenizer = small_tuned("classify", family)
     text = read(model, tokenizer, "the cat sat on the mat")
-    (found,) = capture_attention(model, text)
+    (result,) = capture_attention(model, text)
     (backbone,) = capture_attention(model.backbone, text)
-    assert found.layers[1].shape == (2, len(text.text.ids), len(text.text.ids))
-    assert_close(found.layers[1], backbone.layers[1])
+    assert result.layers[1].shape == (2, len(text.text.ids), len(text.text.ids))
+    assert_close(result.layers[1], backbone.layers[1])
 
 
 def test_one_layer_keeps_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,36 +158,36 @@ def test_one_layer_keeps_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     (whole,) = capture_attention(model, text)
     formed.clear()
     alive.clear()
-    (found,) = capture_attention(model, text, layers=[2], overview=False)
+    (result,) = capture_attention(model, text, layers=[2], overview=False)
     assert len(formed) == 1
-    assert list(found.layers) == [2]
-    assert found.overview.shape[0] == 0
-    assert_close(found.layers[2], whole.layers[2])
+    assert list(result.layers) == [2]
+    assert result.overview.shape[0] == 0
+    assert_close(result.layers[2], whole.layers[2])
     formed.clear()
     alive.clear()
-    (found,) = capture_attention(model, text, layers=[-1])
+    (result,) = capture_attention(model, text, layers=[-1])
     assert len(formed) == 5
     assert alive == [0, 0, 0, 0, 0]
-    assert list(found.layers) == [4]
-    assert_close(found.overview, whole.overview)
+    assert list(result.layers) == [4]
+    assert_close(result.overview, whole.overview)
 
 
 def test_kept_weights_own_their_memory() -> None:
     """They are no view of a larger tensor, and have no graph."""
-    (found,) = capture_attention(gpt().float(), reading(words(T).tolist()))
-    for weights in found.layers.values():
+    (result,) = capture_attention(gpt().float(), reading(words(T).tolist()))
+    for weights in result.layers.values():
         assert weights.untyped_storage().nbytes() == weights.nbytes
         assert not weights.requires_grad
 
 
 def test_the_overview_is_max_pooled() -> None:
     model = gpt(position="rotary")
-    (found,) = capture_attention(model, reading(words(150).tolist()))
-    assert found.overview.shape == (2, 4, 64, 64)
-    weights = found.layers[1][2]
+    (result,) = capture_attention(model, reading(words(150).tolist()))
+    assert result.overview.shape == (2, 4, 64, 64)
+    weights = result.layers[1][2]
     for row, column in ((0, 0), (17, 3), (63, 62)):
         tall, wide = (slice(i * 150 // 64, -(-(i + 1) * 150 // 64)) for i in (row, column))
-        assert found.overview[1, 2, row, column] == weights[tall, wide].max()
+        assert result.overview[1, 2, row, column] == weights[tall, wide].max()
 
 
 def test_entropy_and_distance_of_known_patterns() -> None:
@@ -222,13 +222,13 @@ def test_dropout_is_off_and_the_mode_is_restored() -> None:
     model.train()
     assert_close(capture_attention(model, text)[0].layers[1], expected)
     assert model.training
-    assert not any(part.listeners for part in model.modules() if hasattr(part, "listeners"))
+    assert not has_hooks(model)
 
 
 def test_the_last_layer_of_each_stack() -> None:
     model = transformer(depth=3, decoder_depth=2)
-    found = capture_attention(model, reading(words(T).tolist(), words(S).tolist()), layers=[-1])
-    assert [list(attention.layers) for attention in found] == [[2], [1], [1]]
+    result = capture_attention(model, reading(words(T).tolist(), words(S).tolist()), layers=[-1])
+    assert [list(attention.layers) for attention in result] == [[2], [1], [1]]
 
 
 def test_unmasked_contexts_nest() -> None:

@@ -26,12 +26,12 @@ SIZE: dict[str, Any] = {"vocabulary": TOKENIZER.vocabulary}
 def test_all_effects_on_a_gpt() -> None:
     model, edits = gpt(**SIZE), [Edit.read("0.1=off"), Edit.read("1.2:3>1=0.9")]
     reading = read(model, TOKENIZER, TEXT)
-    found = edit_effects(model, TOKENIZER, reading, edits, top=3, length=6)
+    result = edit_effects(model, TOKENIZER, reading, edits, top=3, length=6)
     with torch.no_grad():
         before = logits(model, reading)[0]
         with edited(model, edits):
             after = logits(model, reading)[0]
-    for guesses, scores in ((found.before, before), (found.after, after)):
+    for guesses, scores in ((result.before, before), (result.after, after)):
         assert guesses is not None
         probability, ids = scores.softmax(-1).topk(3)
         assert [[guess.id for guess in row] for row in guesses] == ids.tolist()
@@ -41,17 +41,17 @@ def test_all_effects_on_a_gpt() -> None:
     expected = F.kl_div(
         after.log_softmax(-1), before.log_softmax(-1), log_target=True, reduction="none"
     ).sum(-1)
-    assert found.moved.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
-    assert found.moved[:1] > 0  # also at the first token
+    assert result.moved.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+    assert result.moved[:1] > 0  # also at the first token
     ids = ids_of(model, reading)["ids"][0]
-    assert found.loss_before == pytest.approx(
+    assert result.loss_before == pytest.approx(
         float(F.cross_entropy(before[:-1], ids[1:])), abs=1e-5
     )
-    assert found.loss_after == pytest.approx(float(F.cross_entropy(after[:-1], ids[1:])), abs=1e-5)
-    assert [found.said_before] == complete(
+    assert result.loss_after == pytest.approx(float(F.cross_entropy(after[:-1], ids[1:])), abs=1e-5)
+    assert [result.said_before] == complete(
         model.float(), TOKENIZER, [TEXT], length=6, temperature=0
     )
-    assert found.said_after != found.said_before
+    assert result.said_after != result.said_before
 
 
 def test_an_edge_changes_no_earlier_position() -> None:
@@ -66,27 +66,27 @@ def test_an_edge_changes_no_earlier_position() -> None:
 def test_the_translation_changes(make: Any) -> None:
     model = make(**SIZE)
     reading = read(model, TOKENIZER, source=TEXT, target="the dog")
-    found = edit_effects(model, TOKENIZER, reading, [Edit(0, 0, 0.0, None, "cross")], length=6)
+    result = edit_effects(model, TOKENIZER, reading, [Edit(0, 0, 0.0, None, "cross")], length=6)
     ((_, translations),) = translate_texts(
         [model.float()], TOKENIZER, [TEXT], beams=1, length=6, forbidden=()
     )
-    assert found.said_before is not None
-    assert found.said_before.strip() == translations[0].text
-    assert len(found.moved) == len(reading.text.ids) == 3
-    assert found.loss_before != found.loss_after
+    assert result.said_before is not None
+    assert result.said_before.strip() == translations[0].text
+    assert len(result.moved) == len(reading.text.ids) == 3
+    assert result.loss_before != result.loss_after
 
 
 def test_a_bert_with_and_without_its_token_head() -> None:
     model = bert(**SIZE)
     reading = read(model, TOKENIZER, "the [mask] sat")
-    found = edit_effects(model, TOKENIZER, reading, [Edit(0, 1)])
-    assert (found.loss_before, found.said_before) == (None, None)
-    assert found.before is not None
-    assert len(found.before) == len(reading.text.ids)
+    result = edit_effects(model, TOKENIZER, reading, [Edit(0, 1)])
+    assert (result.loss_before, result.said_before) == (None, None)
+    assert result.before is not None
+    assert len(result.before) == len(reading.text.ids)
     encoder = bert(**SIZE, mlm_head=False)
-    found = edit_effects(encoder, TOKENIZER, reading, [Edit(0, 1)])
-    assert found.before is None
-    assert (found.moved > 0).all()
+    result = edit_effects(encoder, TOKENIZER, reading, [Edit(0, 1)])
+    assert result.before is None
+    assert (result.moved > 0).all()
 
 
 def test_the_prediction_of_a_task_model_changes() -> None:
@@ -103,15 +103,15 @@ def test_the_prediction_of_a_task_model_changes() -> None:
     model = TaskModel(TaskModelConfig(backbone=backbone.config, head=head)).double().eval()
     model.backbone.load_state_dict(backbone.state_dict())
     reading = read(model, TOKENIZER, TEXT)
-    found = edit_effects(model, TOKENIZER, reading, [Edit(0, None)])
-    assert found.before is not None
-    assert found.after is not None
-    assert len(found.before) == 1
+    result = edit_effects(model, TOKENIZER, reading, [Edit(0, None)])
+    assert result.before is not None
+    assert result.after is not None
+    assert len(result.before) == 1
     first = torch.zeros(1, 1, dtype=torch.int64)
     scores = model(ids_of(model, reading)["ids"], target_positions=first)[0, 0]
     expected = dict(zip(("good", "bad"), scores.softmax(-1).tolist(), strict=True))
-    assert {guess.text: guess.probability for guess in found.before[0]} == pytest.approx(expected)
-    assert found.before != found.after
+    assert {guess.text: guess.probability for guess in result.before[0]} == pytest.approx(expected)
+    assert result.before != result.after
 
 
 def test_invalid_edits_are_refused() -> None:

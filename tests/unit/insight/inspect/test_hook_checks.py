@@ -151,14 +151,14 @@ def test_weights_of_another_number_of_heads_are_refused(name: str, tmp_path: Pat
 
 
 def test_a_look_without_attention_has_the_rest() -> None:
-    found = qkv.look(replaced(Mean), TEXT, tokenizer=TOKENIZER, attention=False)
-    assert found.attention == []
-    assert found.lens is not None
-    assert found.next == found.lens[-1]
-    assert found.norms is not None
+    result = qkv.look(replaced(Mean), TEXT, tokenizer=TOKENIZER, attention=False)
+    assert result.attention == []
+    assert result.lens is not None
+    assert result.next == result.lens[-1]
+    assert result.norms is not None
     with pytest.raises(ValueError, match=r"attention: .*attention=False"):
-        found.of()
-    assert "attention=False" in lacking(found)["heads"]
+        result.of()
+    assert "attention=False" in lacking(result)["heads"]
 
 
 @pytest.mark.usefixtures("without_shape_checks")

@@ -46,14 +46,14 @@ def test_the_output_layer_is_applied_to_every_layer(family: str, tokenizer: Any)
     stack = getattr(model, name)
     with torch.no_grad(), capture(model, f"{name}.*") as captured:
         last = hidden(model, text)
-    found = logit_lens(model, tokenizer, text, top=3)
+    result = logit_lens(model, tokenizer, text, top=3)
     vocabulary = min(tokenizer.vocabulary, 13)
     layers = [
         captured[f"{name}.blocks.0.before"],
         *(captured[f"{name}.blocks.{i}.after"] for i in range(len(stack.blocks))),
     ]
-    assert len(found) == len(layers)
-    for layer, guesses in zip(layers, found, strict=True):
+    assert len(result) == len(layers)
+    for layer, guesses in zip(layers, result, strict=True):
         normed = layer if stack.norm is None else stack.norm(layer)
         probability = model.logits(normed)[0].detach().softmax(-1)[:, :vocabulary]
         for t in range(T):
@@ -62,8 +62,8 @@ def test_the_output_layer_is_applied_to_every_layer(family: str, tokenizer: Any)
             values = torch.tensor([guess.probability for guess in guesses[t]])
             assert_close(values, expected.values[:3].float())
     final = model.logits(last)[0, :, :vocabulary].argmax(-1)
-    assert [guesses[0].id for guesses in found[-1]] == final.tolist()
-    assert found[-1] == next_tokens(model, tokenizer, text, top=3)
+    assert [guesses[0].id for guesses in result[-1]] == final.tolist()
+    assert result[-1] == next_tokens(model, tokenizer, text, top=3)
 
 
 def test_an_rnn_has_one_layer(tokenizer: Any) -> None:
@@ -100,7 +100,7 @@ def test_norms_and_the_gradient_by_finite_differences(family: str) -> None:
     model = MODELS[family]()
     text = texts(model)
     name = "decoder" if text.source else "stack"
-    found = residual_norms(model, text)
+    result = residual_norms(model, text)
     ids = torch.tensor(text.text.ids)
 
     def losses(layer: int, moved: torch.Tensor) -> torch.Tensor:
@@ -122,26 +122,26 @@ def test_norms_and_the_gradient_by_finite_differences(family: str) -> None:
 
     with torch.no_grad(), capture(model, f"{name}.blocks.*") as captured:
         hidden(model, text)
-    assert_close(found.residual[0], captured[f"{name}.blocks.0.before"][0].norm(dim=-1).float())
-    assert_close(found.residual[2], captured[f"{name}.blocks.1.after"][0].norm(dim=-1).float())
-    assert found.gradient is not None
-    assert len(found.gradient) == len(found.residual)
+    assert_close(result.residual[0], captured[f"{name}.blocks.0.before"][0].norm(dim=-1).float())
+    assert_close(result.residual[2], captured[f"{name}.blocks.1.after"][0].norm(dim=-1).float())
+    assert result.gradient is not None
+    assert len(result.gradient) == len(result.residual)
     for layer, position in ((0, 1), (1, 3), (2, 2)):
         width, step = 16, 1e-6
         moved = torch.zeros(width, T, width, dtype=torch.float64)
         moved[:, position] = step * torch.eye(width)
         above, below = losses(layer, torch.cat([moved, -moved])).chunk(2)
         slopes = (above - below) / (2 * step)
-        assert_close(found.gradient[layer][position], slopes.norm().float(), rtol=1e-4, atol=1e-7)
+        assert_close(result.gradient[layer][position], slopes.norm().float(), rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("family", MODELS)
 def test_the_last_position_has_no_gradient(family: str) -> None:
     """It is NaN, not 0; a BERT predicts its last token, too."""
     model = MODELS[family]()
-    found = residual_norms(model, texts(model)).gradient
-    assert found is not None
-    for layer in found:
+    result = residual_norms(model, texts(model)).gradient
+    assert result is not None
+    for layer in result:
         assert layer.isnan().tolist() == [False] * (T - 1) + [family != "bert"]
         assert layer[:-1].min() > 0
 
@@ -149,9 +149,9 @@ def test_the_last_position_has_no_gradient(family: str) -> None:
 def test_without_its_mask_the_last_position_of_a_gpt_has_a_gradient() -> None:
     model = gpt()
     with unmasked(model):
-        found = residual_norms(model, texts(model)).gradient
-    assert found is not None
-    assert [bool(layer[-1].isnan()) for layer in found] == [False, False, True]
+        result = residual_norms(model, texts(model)).gradient
+    assert result is not None
+    assert [bool(layer[-1].isnan()) for layer in result] == [False, False, True]
 
 
 def test_a_single_token_has_no_loss() -> None:

@@ -39,16 +39,16 @@ def pieces() -> Tokenizer:
 def test_a_gpt_reads_a_text(pairs: Tokenizer) -> None:
     model = GPT(GPTConfig(vocabulary=pairs.vocabulary, **SMALL))
     text = "the cats chase mice\nand unbelievable things"
-    found = read(model, pairs, text)
-    assert list(found.text.ids) == pairs.encode(text)
-    assert "↵" in "".join(found.text.tokens)
-    assert "".join(found.text.tokens).replace("↵", "").replace("␣", "") == text.replace(
+    result = read(model, pairs, text)
+    assert list(result.text.ids) == pairs.encode(text)
+    assert "↵" in "".join(result.text.tokens)
+    assert "".join(result.text.tokens).replace("↵", "").replace("␣", "") == text.replace(
         " ", ""
     ).replace("\n", "")
-    positions = [position for word in found.text.words for position in word.places]
-    assert positions == list(range(len(found.text.ids)))
-    assert "unbelievable" in [word.text for word in found.text.words]
-    assert_close(logits(model.eval(), found), model(torch.tensor([pairs.encode(text)])))
+    positions = [position for word in result.text.words for position in word.places]
+    assert positions == list(range(len(result.text.ids)))
+    assert "unbelievable" in [word.text for word in result.text.words]
+    assert_close(logits(model.eval(), result), model(torch.tensor([pairs.encode(text)])))
 
 
 def test_a_bert_reads_one_text_or_two_and_masks(pieces: Tokenizer) -> None:
@@ -78,13 +78,13 @@ def test_pieces_are_shown_without_continuation_prefix(pieces: Tokenizer) -> None
 def test_a_task_model_reads_with_the_special_tokens_of_its_task(task: str, family: str) -> None:
     small = small_tuned(task, family)
     texts = ASKED[task][0]
-    found = read(small.model, small.tokenizer, *([" ".join(texts)] if task == "tag" else texts))
+    result = read(small.model, small.tokenizer, *([" ".join(texts)] if task == "tag" else texts))
     head = small.model.config.head
-    assert found.text.ids[-1] == head.extract
+    assert result.text.ids[-1] == head.extract
     if task in ("classify", "regress"):  # the scores are the model's own
-        position = len(found.text.ids) - 1 if head.pooling == "last" else 0
+        position = len(result.text.ids) - 1 if head.pooling == "last" else 0
         rows = torch.tensor([[position]])
-        score = small.model.scores(hidden(small.model, found), rows, None, 1)
+        score = small.model.scores(hidden(small.model, result), rows, None, 1)
         if head.numbers:
             score = small.model.in_units(score)
         expected = alone(small, texts)
@@ -95,18 +95,18 @@ def test_a_translator_reads_a_pair_or_translates_itself() -> None:
     tokenizer = train("words", SENTENCES, 80)
     for make in (transformer, rnn):
         model = make(vocabulary=tokenizer.vocabulary).float()
-        found = read(model, tokenizer, source="the cat sat", target="mice ran")
-        assert found.source is not None
-        assert found.source.ids == (*tokenizer.encode("the cat sat"), tokenizer.end)
-        assert found.text.ids == (tokenizer.start, *tokenizer.encode("mice ran"))
+        result = read(model, tokenizer, source="the cat sat", target="mice ran")
+        assert result.source is not None
+        assert result.source.ids == (*tokenizer.encode("the cat sat"), tokenizer.end)
+        assert result.text.ids == (tokenizer.start, *tokenizer.encode("mice ran"))
         predicted = (*tokenizer.encode("mice ran"), tokenizer.end)
-        assert found.rows.ids == predicted
-        assert found.rows.tokens[:2] == ("mice", "ran")
-        arguments = ids_of(model, found)
+        assert result.rows.ids == predicted
+        assert result.rows.tokens[:2] == ("mice", "ran")
+        arguments = ids_of(model, result)
         expected = model.forced(arguments["source"], arguments["target"])
-        assert_close(hidden(model, found), expected)
+        assert_close(hidden(model, result), expected)
         translated = read(model, tokenizer, "the cat sat")
-        assert translated.source == found.source
+        assert translated.source == result.source
         assert translated.text.ids[0] == tokenizer.start
         assert tokenizer.end not in translated.text.ids
         assert translated.rows.ids == (*translated.text.ids[1:], tokenizer.end)

@@ -17,47 +17,47 @@ from support.families import bert, gpt, rnn, transformer
 
 def test_learned_and_sinusoidal_are_their_tables() -> None:
     model = bert(position="learned")
-    found = encoding(model)
-    assert_close(found.table, model.embedding.position.weight.detach().float())
+    result = encoding(model)
+    assert_close(result.table, model.embedding.position.weight.detach().float())
     assert_close(encoding(transformer()).table, sinusoidal(torch.arange(256), 16))
-    for result in (found, encoding(transformer(), positions=16)):
-        unit = result.table / result.table.norm(dim=1, keepdim=True)
+    for table_encoding in (result, encoding(transformer(), positions=16)):
+        unit = table_encoding.table / table_encoding.table.norm(dim=1, keepdim=True)
         apart = 3
         by_hand = torch.stack([unit[p] @ unit[p + apart] for p in range(len(unit) - apart)]).mean()
-        assert_close(result.by_distance[0, apart], by_hand)
-        assert_close(result.by_distance[0, 0], torch.tensor(1.0))
+        assert_close(table_encoding.by_distance[0, apart], by_hand)
+        assert_close(table_encoding.by_distance[0, 0], torch.tensor(1.0))
 
 
 def test_rotary_similarity_is_that_of_a_rotated_vector() -> None:
     """Exact for a vector whose pairs of dimensions have equal length."""
-    found = encoding(gpt(position="rotary", head_width=8), positions=32)
+    result = encoding(gpt(position="rotary", head_width=8), positions=32)
     x = torch.ones(1, 1, 32, 8)
     turned = rotate(x, rotary_angles(torch.arange(32).unsqueeze(0), 8))[0, 0]
-    assert_close(found.by_distance[0], turned @ x[0, 0, 0] / 8)
-    assert found.table.shape == (32, 4)
+    assert_close(result.by_distance[0], turned @ x[0, 0, 0] / 8)
+    assert result.table.shape == (32, 4)
 
 
 def test_alibi_and_relative_are_biases_by_distance() -> None:
-    found = encoding(gpt(position="alibi"), positions=10)
-    assert found.by_distance.shape == (4, 10)
-    assert_close(found.by_distance[0], -0.25 * torch.arange(10))
+    result = encoding(gpt(position="alibi"), positions=10)
+    assert result.by_distance.shape == (4, 10)
+    assert_close(result.by_distance[0], -0.25 * torch.arange(10))
     model = gpt(position="relative")
-    found = encoding(model, positions=10)
+    result = encoding(model, positions=10)
     part = model.stack.blocks[0].attention.relative
     r = part.r(sinusoidal(torch.arange(10), 16, "halves").double()).detach().view(10, 4, 4)
     for head in range(4):
-        assert_close(found.by_distance[head], (r[:, head] @ part.v[head, 0].detach() / 2).float())
+        assert_close(result.by_distance[head], (r[:, head] @ part.v[head, 0].detach() / 2).float())
 
 
 @pytest.mark.parametrize("position", ["learned", "sinusoidal", "rotary", "alibi", "relative"])
 def test_the_figure_shows_the_table(position: str, tmp_path: Path) -> None:
-    found = encoding(gpt(position=position), positions=12)
-    figure = draw(found, "model")
+    result = encoding(gpt(position=position), positions=12)
+    figure = draw(result, "model")
     left, right = figure.axes[:2]
-    assert_close(torch.tensor(left.images[0].get_array().data), found.table)
-    assert len(right.lines) == len(found.by_distance)
-    assert right.lines[0].get_ydata().tolist() == found.by_distance[0].tolist()
-    out = figure_style.save(lambda: draw(found, "model"), tmp_path / "positions.png")
+    assert_close(torch.tensor(left.images[0].get_array().data), result.table)
+    assert len(right.lines) == len(result.by_distance)
+    assert right.lines[0].get_ydata().tolist() == result.by_distance[0].tolist()
+    out = figure_style.save(lambda: draw(result, "model"), tmp_path / "positions.png")
     assert out.stat().st_size > 5_000
 
 

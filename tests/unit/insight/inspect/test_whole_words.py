@@ -13,13 +13,13 @@ COLUMNS = [WholeWord("x", [0]), WholeWord("y", [1, 2, 3])]
 
 def test_pieces_are_joined_as_the_definition_says() -> None:
     weights = torch.rand(2, 3, 6, 4, dtype=torch.float64).softmax(-1)
-    found = join_words(weights, ROWS, COLUMNS)
-    assert found.shape == (2, 3, 3, 2)
+    result = join_words(weights, ROWS, COLUMNS)
+    assert result.shape == (2, 3, 3, 2)
     for w, row in enumerate(ROWS):
         for x, column in enumerate(COLUMNS):
             total = sum(weights[..., t, s] for t in row.places for s in column.places)
-            assert_close(found[..., w, x], total / len(row.places))
-    assert_close(found.sum(-1), torch.ones(2, 3, 3, dtype=torch.float64))
+            assert_close(result[..., w, x], total / len(row.places))
+    assert_close(result.sum(-1), torch.ones(2, 3, 3, dtype=torch.float64))
 
 
 def test_rows_or_columns_alone() -> None:

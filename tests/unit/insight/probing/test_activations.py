@@ -87,8 +87,8 @@ def test_every_layer_of_every_family(
     expected = captured_alone(model, texts)
     for tokens in (1, 20, 1000):  # one text at a time, some, all together with much padding
         monkeypatch.setattr(module, "TOKENS", tokens)
-        found = block_vectors(model, texts, range(len(texts)), layers)
-        for actual, other in zip(found, expected, strict=True):
+        result = block_vectors(model, texts, range(len(texts)), layers)
+        for actual, other in zip(result, expected, strict=True):
             assert_close(actual, other.float(), rtol=1e-5, atol=1e-5)
 
 
