@@ -11,7 +11,7 @@ into logits, and the logits give the loss in training or the next token in gener
     qkv.save(model, "my-model", tokenizer=tokenizer)    # config.json, model.safetensors
     qkv.serve({"mine": "my-model"})                     # an OpenAI-compatible API and a page
 
-    output = qkv.attend(query, key, value)              # the one equation behind it all
+    output, weights = qkv.attend(query, key, value)     # the one equation behind it all
     qkv.train(config, data, optimizer, run)             # and how the weights are learned
 
 The packages: nn (attention and layers), models, text (tokenizers), data, training, generation,

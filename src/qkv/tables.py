@@ -43,8 +43,8 @@ class Table(RichTable):
         least = []
         widths = []
 
-        for column in range(len(self.columns)):
-            word, line = self.measure(console, options, column)
+        for number in range(len(self.columns)):
+            word, line = self.measure(console, options, number)
             least.append(word)
             widths.append(line)
 
@@ -60,7 +60,7 @@ class Table(RichTable):
 
         # Narrow the widest column that can be narrowed, one step at a time.
         while sum(widths) > max(available, sum(least)):
-            narrowable = [n for n, width in enumerate(widths) if width > least[n]]
+            narrowable = [n for n in range(len(widths)) if widths[n] > least[n]]
             widest = max(narrowable, key=widths.__getitem__)
             widths[widest] -= 1
 
@@ -68,20 +68,20 @@ class Table(RichTable):
             column.width = width
             column.no_wrap = column.no_wrap and width >= word
 
-    def measure(self, console: Console, options: ConsoleOptions, column: int) -> tuple[int, int]:
+    def measure(self, console: Console, options: ConsoleOptions, number: int) -> tuple[int, int]:
         """The widths of a column's longest word and longest line; the same if it does not wrap."""
+        column = self.columns[number]
         word = 0
         line = 0
         unlimited = options.update(max_width=UNLIMITED)
-        cells = (self.columns[column].header, self.columns[column].footer)
 
-        for cell in (*cells, *self.columns[column].cells):
+        for cell in (column.header, column.footer, *column.cells):
             if cell != "":
                 size = Measurement.get(console, unlimited, cell)
                 word = max(word, size.minimum)
                 line = max(line, size.maximum)
 
-        if self.columns[column].no_wrap:
+        if column.no_wrap:
             return line, line
 
         return word, line

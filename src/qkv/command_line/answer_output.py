@@ -63,6 +63,7 @@ def choice_values(example: Example, answer: Answer) -> dict[str, Any]:
 
 
 def text_values(example: Example, answer: Answer) -> dict[str, Any]:
+    """The values of a class or a number."""
     text, *pair = example.texts
     values: dict[str, Any] = {"text": text}
     if pair:

@@ -48,6 +48,7 @@ def open_subject(
 
 
 def identity_of(model: Model, tokenizer: Tokenizer) -> dict[str, Any]:
+    """What identifies a model in a report: family, size, checksums, device and dtype."""
     weight = next(model.parameters())
     return {
         "family": family(model.config),

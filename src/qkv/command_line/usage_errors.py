@@ -55,6 +55,7 @@ def unknown(tokens: Sequence[str], flags: Sequence[str], prog: str) -> str:
 
 
 def missing(event: Any, arguments: Sequence[str], flags: Sequence[str]) -> str:
+    """Required arguments that are missing, unless a misspelled flag is the cause."""
     if any(token.startswith("-") for token in event.unrecognized_tokens):
         return unknown(event.unrecognized_tokens, flags, event.prog)
 

@@ -36,8 +36,7 @@ class ClassifyInputs:
     """The rows to answer, and where the answers go."""
 
     data: tuple[str, ...] = ()
-    """Files to answer: tables (.tsv, .csv, .jsonl, .parquet), .conllu, or plain text with one text
-    on each line; -.tsv is a table through a pipe."""
+    """Tables (.tsv, .csv, .jsonl, .parquet), .conllu, or a text a line; -.tsv is a piped table."""
     text: str | None = None
     """With --data: the column of the text (default: the usual names)."""
     label: str | None = None

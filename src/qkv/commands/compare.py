@@ -182,7 +182,8 @@ def run(
 def check_numbers(
     shots: tuple[int, ...], examples: tuple[str, ...], seeds: int, limit: int | None
 ) -> None:
-    Protocol(limit=limit, shots=min(shots, default=0))  # refuses bad numbers
+    """Refuse bad numbers before anything is read."""
+    Protocol(limit=limit, shots=min(shots, default=0))
     if under_torchrun():
         raise ValueError("compare: it trains several models in turn; start it without torchrun")
     if seeds < 1:
@@ -309,6 +310,7 @@ def prompt_keys(shots: Sequence[int], seeds: int) -> list[Key]:
 def score_prompting(
     task: EvaluationTask, subject: Subject, data: Sequence[str], protocol: Protocol
 ) -> dict[str, Any]:
+    """The accuracy of a prompted model."""
     (result,) = run_task(task, subject, list(data), [protocol])
     return {
         "accuracy": result.scores[0].value,
@@ -321,8 +323,10 @@ def score_prompting(
 def score_finetuning(
     tune: FinetuneConfig, training: Training, key: Key, folder: Path, machine: Machine
 ) -> dict[str, Any]:
-    """Fine-tune and validate once, at the end: choosing the best step on the validation data
-    would overestimate the accuracy."""
+    """Fine-tune, and validate once, at the end.
+
+    Choosing the best step on the validation data would overestimate the accuracy.
+    """
     start = time.perf_counter()
     epochs = training.epochs_of(key.examples)
     batch = min(training.batch, key.examples)

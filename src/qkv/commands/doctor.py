@@ -111,6 +111,7 @@ def torch_facts() -> dict[str, Any]:
 
 
 def cpu_facts() -> dict[str, Any]:
+    """The CPU, its cores, its instructions, and how fast bf16 is on it."""
     import torch
 
     from qkv.training.systems.precision import cpu_slowdown
@@ -135,6 +136,7 @@ def memory_facts() -> dict[str, int] | None:
 
 
 def gpus() -> list[dict[str, Any]]:
+    """The GPUs that torch sees."""
     import torch
 
     devices = []
@@ -217,6 +219,7 @@ def describe_torch(torch: dict[str, Any]) -> str:
 
 
 def describe_cpu(cpu: dict[str, Any]) -> str:
+    """Name, cores, instructions, and the time of bf16 compared with float32."""
     features = []
     for name, present in (cpu["features"] or {}).items():
         features.append(f"{FEATURES[name]}: {yes_or_no(present)}")
@@ -263,6 +266,7 @@ def advise(facts: dict[str, Any]) -> list[Advice]:
 def advise_cpu(
     cpu: dict[str, Any], torch: dict[str, Any], environment: dict[str, Any]
 ) -> list[Advice]:
+    """Slow kernels, slow bf16, few threads, and a busy machine."""
     usable = cpu["usable_cores"]
     advice = []
     if torch["cpu_capability"] in ("DEFAULT", "NO AVX"):
@@ -297,6 +301,7 @@ def advise_cpu(
 
 
 def advise_gpu(gpus: list[dict[str, Any]], driver: bool, torch: dict[str, Any]) -> list[Advice]:
+    """No GPU, one that torch does not see, or an old one."""
     if gpus:
         old = [gpu["name"] for gpu in gpus if not gpu["bf16"]]
         if not old:
@@ -320,6 +325,7 @@ def advise_gpu(gpus: list[dict[str, Any]], driver: bool, torch: dict[str, Any]) 
 
 
 def advise_space(memory: dict[str, int] | None, cache: dict[str, Any]) -> list[Advice]:
+    """Little memory, or little space for prepared data."""
     advice = []
     if memory is not None and memory["available"] < LITTLE_MEMORY:
         why = f"only {memory['available'] / GIB:.1f} GiB of memory are available"

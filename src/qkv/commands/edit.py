@@ -165,6 +165,7 @@ def guess_cell(guesses: list[Guess], others: list[Guess]) -> Text:
 
 
 def as_object(effect: Change) -> dict[str, Any]:
+    """All numbers, for JSON."""
     return {
         "changes": [str(edit) for edit in effect.edits],
         "tokens": list(effect.reading.text.tokens),

@@ -147,6 +147,7 @@ def check_samples(samples: int, length: int) -> None:
 
 
 def check_beams(beams: int, samples: int, stop: tuple[str, ...], beyond: Beyond) -> None:
+    """Refuse a bad beam width, and flags that beam search does not have."""
     if not 0 <= beams <= MOST_BEAMS:
         raise ValueError(f"beams: expected 1 to {MOST_BEAMS:,}, or 0 to sample, not {beams:,}")
     if not beams:

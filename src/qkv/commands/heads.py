@@ -142,6 +142,7 @@ def check_flags(
     same: bool,
     limit: int | None,
 ) -> None:
+    """Refuse flags that do not go together before the model is loaded."""
     if limit is not None and limit < 1:
         raise ValueError(f"limit: expected 1 or more, not {limit}")
     if text and data:

@@ -215,6 +215,7 @@ def show(patched: Patched, tokenizer: Tokenizer, names: list[str], console: Cons
 
 
 def as_object(patched: Patched, tokenizer: Tokenizer, names: list[str]) -> dict[str, object]:
+    """All numbers, for JSON."""
     against = None
     if patched.against is not None:
         against = readable(tokenizer, patched.against)

@@ -136,6 +136,7 @@ def run(
 def check_numbers(
     cache: float, rows: int, queue: int, deadline: float, drain: float, port: int
 ) -> None:
+    """Refuse numbers out of range."""
     bounds: dict[str, tuple[float, float, float]] = {
         "cache": (cache, 0.001, 4096),
         "rows": (rows, 1, 4096),
@@ -217,6 +218,7 @@ def bracketed(host: str) -> str:
 
 
 def check_origins(origins: tuple[str, ...]) -> None:
+    """Refuse what is not an origin of the web."""
     from urllib.parse import urlsplit
 
     for origin in origins:

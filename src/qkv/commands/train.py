@@ -102,7 +102,7 @@ def preset_of(name: str, preset_name: str) -> Config:
     if family(model) != name:
         raise UsageError(
             f"preset: {preset_name} is of another family; "
-            f"use qkv train {family(model)} --preset {preset_name}"
+            f"say qkv train {family(model)} --preset {preset_name}"
         )
 
     return model
@@ -142,7 +142,7 @@ def resumed_flags(name: str, arguments: Sequence[str]) -> tuple[Config, dict[str
     if before is not None and family(before[0]) != name:
         raise UsageError(
             f"out: {out} holds another model; "
-            f"use qkv train {family(before[0])} --out {out} --resume"
+            f"say qkv train {family(before[0])} --out {out} --resume"
         )
 
     return before

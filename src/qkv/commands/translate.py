@@ -101,6 +101,7 @@ def check_flags(
     length: int | None,
     align: bool,
 ) -> None:
+    """Refuse flags that do not go together before anything is read."""
     if not models:
         raise ValueError("model: expected the folder of a translator, or several")
 
@@ -218,8 +219,10 @@ def read_lines(files: Sequence[Path]) -> list[str]:
 def align_words(
     model: Transformer | RNN, tokenizer: Tokenizer, source: str, translation: Translation
 ) -> Alignment:
-    """The source words that each target word attends to: summed over source pieces, averaged
-    over target pieces."""
+    """The source words that each target word attends to.
+
+    Weights are summed over the pieces of a source word and averaged over those of a target word.
+    """
     assert tokenizer.start is not None
     assert tokenizer.end is not None
     if not translation.ids:

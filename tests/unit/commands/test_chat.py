@@ -1,3 +1,5 @@
+"""qkv chat: answers with the conversation before them; bad input."""
+
 from __future__ import annotations
 
 import re

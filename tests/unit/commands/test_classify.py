@@ -1,3 +1,5 @@
+"""qkv classify and qkv tag: the answers of the library, from every input to every output."""
+
 from __future__ import annotations
 
 import io

@@ -1,3 +1,5 @@
+"""qkv edit: predictions before and after, as a table and JSON; bad input."""
+
 from __future__ import annotations
 
 import io

@@ -1,3 +1,5 @@
+"""qkv fill: predictions for masks, as bars and as JSON; bad input."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""qkv generate: the text of the library, from every source of prompts; bad input."""
+
 from __future__ import annotations
 
 import json

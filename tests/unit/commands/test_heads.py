@@ -1,3 +1,5 @@
+"""qkv heads: patterns, ablation and syntax, as tables, figures and JSON; bad input."""
+
 from __future__ import annotations
 
 import json

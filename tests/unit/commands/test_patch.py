@@ -1,3 +1,5 @@
+"""qkv patch: the numbers of the library, as a table, a figure and JSON; bad input."""
+
 from __future__ import annotations
 
 import json

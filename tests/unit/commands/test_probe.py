@@ -1,3 +1,5 @@
+"""qkv probe: results, files and progress; bad input."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""qkv translate: the translations of the library, in order; bad input."""
+
 from __future__ import annotations
 
 import json
