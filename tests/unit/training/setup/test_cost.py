@@ -27,7 +27,7 @@ SHAPES = {
 
 
 def counted(config: Config, batch: Batch) -> int:
-    """Operations of the matrix products of one pass; on a CPU those of attention are not counted."""
+    """Operations of the matrix products of one pass, without attention (uncounted on a CPU)."""
     objective = Objective(build(config))
     with FlopCounterMode(display=False) as counter:
         objective(batch).backward()
