@@ -169,9 +169,9 @@ def test_new_special_tokens_enlarge_vocabulary_and_tokenizer(models: Path, tmp_p
     assert [head.start, head.delimiter, head.extract] == marks
     assert marks == list(range(new.tokenizer.vocabulary))[-3:]
 
-    own = tuning_job(models, tmp_path, "pair", epochs=0.1, marks="own", out="own")
-    own.start()
-    model = qkv.load(own.run.out).model
+    other = tuning_job(models, tmp_path, "pair", epochs=0.1, marks="own", out="own")
+    other.start()
+    model = qkv.load(other.run.out).model
     assert model.config.vocabulary == old.model.config.vocabulary
 
 
