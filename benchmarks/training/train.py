@@ -4,6 +4,7 @@ On a GPU (GPT-2 124M, 32 x 1024, bf16, compiled):
     python -m benchmarks.training.train
     python -m benchmarks.training.train --batch 64
     python -m benchmarks.training.train --preset gpt2-xl --batch 16
+
 On a CPU (the demo's GPT, float32):
     python -m benchmarks.training.train --peer
 
