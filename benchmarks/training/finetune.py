@@ -1,12 +1,10 @@
-"""Fine-tuning MiniLM on a CPU, a step as the loop takes it: ours against `transformers`, the same
-weights and batches.
+"""Time of a fine-tuning step of MiniLM on a CPU: qkv and `transformers`, same weights and batches.
 
-python -m benchmarks.training.finetune train.tsv                  SST-2, 32 sentences a step,
-float32, two threads python -m benchmarks.training.finetune train.tsv --profile        and where our
-time goes
+SST-2, 32 sentences per step, float32, two threads; --profile shows where our time goes:
+    python -m benchmarks.training.finetune train.tsv [--profile]
 
-Both have the same dropout, AdamW and clipping, and read the very same rows with the same padding.
-Ours come sorted by length within stretches, as `qkv finetune` makes them; the last peer gets its
+Both have the same dropout, AdamW and clipping, and read the same rows with the same padding. The
+batches are sorted by length within chunks, as `qkv finetune` makes them; the last peer gets its
 batches in random order, as it would make them itself. Before the clock starts, both must give the
 same scores.
 """
@@ -47,12 +45,12 @@ class Options:
     model: str = "minilm"
     batch: int = 32
     steps: int = 40
-    """That are timed, after four."""
+    """Steps that are timed, after four to warm up."""
     threads: int = 2
     examples: int = 8000
-    """So many of the data are enough."""
+    """Examples that are read of the data."""
     cpu_time: bool = False
-    """Count the CPU's seconds, not the wall's: for one thread on a machine that others use."""
+    """Count CPU time, not wall time: for one thread on a machine that is in use."""
     profile: bool = False
 
 
@@ -60,54 +58,57 @@ def main(options: Options) -> None:
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
         run = our_run(options, Path(folder) / "run")
-        model, data = run.model, run.task.training
+        model = run.model
+        data = run.task.training
         assert isinstance(model, TaskModel)
         assert isinstance(data, LabelledData)
         assert same_scores(peer(options, model), model, data.batch(0))
-        drawn = np.random.default_rng(0).permutation(len(data.framed))
+        order = np.random.default_rng(0).permutation(len(data.framed))
         steps: dict[str, tuple[Step, Callable[[int], Batch]]] = {
             "qkv": (ours(run), data.batch),
             "transformers, AdamW fused": (theirs(peer(options, model), True), data.batch),
             "transformers, AdamW as it is": (theirs(peer(options, model), False), data.batch),
             "transformers, fused, random order": (
                 theirs(peer(options, model), True),
-                lambda step: data.chosen(drawn[step * options.batch : (step + 1) * options.batch]),
+                lambda step: data.chosen(order[step * options.batch : (step + 1) * options.batch]),
             ),
         }
-        seconds = taken(steps, options)
+        seconds = time_steps(steps, options)
         if options.profile:
             profile(steps["qkv"][0], [data.batch(step) for step in range(8)])
     report(seconds, [data.batch(step + 4) for step in range(options.steps)], options)
 
 
 def our_run(options: Options, out: Path) -> Run:
-    choices = {"task": "classify", "pooling": "first"}  # as the peer does it
     tune = FinetuneConfig(
-        model=options.model, data=(options.data,), examples=options.examples, **choices
+        model=options.model,
+        data=(options.data,),
+        examples=options.examples,
+        task="classify",
+        pooling="first",  # as the peer pools
     )
-    going = FinetuneRunConfig(out=out, batch=options.batch, device="cpu", precision="float32")
-    return Run.create(
-        labelled_task(tune, going), DEFAULTS, to_run_config(going), World(torch.device("cpu"))
-    )
+    run = FinetuneRunConfig(out=out, batch=options.batch, device="cpu", precision="float32")
+    task = labelled_task(tune, run)
+    return Run.create(task, DEFAULTS, to_run_config(run), World(torch.device("cpu")))
 
 
 def ours(run: Run) -> Step:
-    """What the loop does in a step, but for what it tells."""
-    memory = run.learner
-    taken = 0
+    """One step of the training loop, without its logging."""
+    learner = run.learner
+    number = 0
 
     def step(batch: Batch) -> None:
-        nonlocal taken
+        nonlocal number
         loss, _ = gradients_of(
-            run.objective, batch, run.world, scale=memory.scale.factor, seed=(0, taken)
+            run.objective, batch, run.world, scale=learner.scale.factor, seed=(0, number)
         )
-        norm = gradient_norm(run.model.parameters()) / memory.scale.factor
-        bad = memory.guard.is_bad(taken, loss, norm)
+        norm = gradient_norm(run.model.parameters()) / learner.scale.factor
+        bad = learner.guard.is_bad(number, loss, norm)
         clip = (norm / run.optimizer.clip).clamp(min=1.0)
-        memory.optimizers.set_rate(5e-5, 5e-5)
-        memory.optimizers.step(bad, divisor=memory.scale.factor * clip)
-        memory.optimizers.zero_gradients()
-        taken += 1
+        learner.optimizers.set_rate(5e-5, 5e-5)
+        learner.optimizers.step(bad, divisor=learner.scale.factor * clip)
+        learner.optimizers.zero_gradients()
+        number += 1
 
     return step
 
@@ -118,18 +119,26 @@ def peer(options: Options, model: TaskModel) -> torch.nn.Module:
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    made = transformers.BertForSequenceClassification.from_pretrained(
+    peer_model = transformers.BertForSequenceClassification.from_pretrained(
         artifact.named(options.model), num_labels=len(model.config.head.labels)
     )
     backbone = model.config.backbone
-    dropout = (made.config.hidden_dropout_prob, made.config.attention_probs_dropout_prob)
-    assert dropout == (backbone.dropout, backbone.attention_dropout), "both must drop as much"
-    made.classifier.load_state_dict(model.head.state_dict())
-    return made
+    dropout = (
+        peer_model.config.hidden_dropout_prob,
+        peer_model.config.attention_probs_dropout_prob,
+    )
+    assert dropout == (backbone.dropout, backbone.attention_dropout), (
+        "both must have the same dropout"
+    )
+    peer_model.classifier.load_state_dict(model.head.state_dict())
+    return peer_model
 
 
 def arguments(batch: Batch) -> dict[str, torch.Tensor | None]:
-    padding_mask = None if batch.padding_mask is None else batch.padding_mask.long()
+    padding_mask = batch.padding_mask
+    if padding_mask is not None:
+        padding_mask = padding_mask.long()
+
     return {
         "input_ids": batch.ids,
         "attention_mask": padding_mask,
@@ -138,22 +147,26 @@ def arguments(batch: Batch) -> dict[str, torch.Tensor | None]:
 
 
 def same_scores(theirs: torch.nn.Module, model: TaskModel, batch: Batch) -> bool:
-    assert batch.places is not None
-    theirs.eval(), model.eval()
+    assert batch.target_positions is not None
+    theirs.eval()
+    model.eval()
     with torch.no_grad():
         expected = theirs(**arguments(batch)).logits
-        found = model(
-            batch.ids, places=batch.places, padding_mask=batch.padding_mask, segments=batch.segments
+        scores = model(
+            batch.ids,
+            target_positions=batch.target_positions,
+            padding_mask=batch.padding_mask,
+            segments=batch.segments,
         )[:, 0]
+
     model.train()
-    return torch.allclose(found, expected, atol=1e-5)
+    return torch.allclose(scores, expected, atol=1e-5)
 
 
 def theirs(model: torch.nn.Module, fused: bool) -> Step:
     model.train()
-    how = {"fused": True} if fused else {}
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=5e-5, weight_decay=DEFAULTS.weight_decay, **how
+        model.parameters(), lr=5e-5, weight_decay=DEFAULTS.weight_decay, fused=fused or None
     )
 
     def step(batch: Batch) -> None:
@@ -165,12 +178,10 @@ def theirs(model: torch.nn.Module, fused: bool) -> Step:
     return step
 
 
-def taken(
+def time_steps(
     steps: dict[str, tuple[Step, Callable[[int], Batch]]], options: Options
 ) -> dict[str, list[float]]:
-    """Seconds of every step. All take turns after each step, so that a slow moment of the machine
-    hits all alike.
-    """
+    """Seconds of every step; all take turns, so that slow moments of the machine hit all alike."""
     now = time.process_time if options.cpu_time else time.perf_counter
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(options.steps + 4):
@@ -184,35 +195,33 @@ def taken(
 
 
 def report(seconds: dict[str, list[float]], batches: list[Batch], options: Options) -> None:
-    read, padded = (
-        sum(batch.tokens for batch in batches),
-        sum(batch.ids.numel() for batch in batches),
-    )
+    tokens = sum(batch.tokens for batch in batches)
+    padded = sum(batch.ids.numel() for batch in batches)
     which = "CPU seconds" if options.cpu_time else "wall"
     print(
-        f"fine-tuning {options.model}, {options.batch} texts a step, float32, {which}; {machine()}"
+        f"fine-tuning {options.model}, {options.batch} texts per step, float32, "
+        f"{which}; {machine()}"
     )
     print(
-        f"{read / len(batches):.0f} words a step, {1 - read / padded:.0%} of what is read is padding"
+        f"{tokens / len(batches):.0f} tokens per step, "
+        f"{1 - tokens / padded:.0%} of the positions are padding"
     )
     for name, times in seconds.items():
         ratios = [theirs / ours for theirs, ours in zip(times, seconds["qkv"], strict=True)]
-        speed, ratio, middle = (
-            1 / statistics.mean(times),
-            sum(times) / sum(seconds["qkv"]),
-            statistics.median(ratios),
-        )
+        speed = 1 / statistics.mean(times)
+        ratio = sum(times) / sum(seconds["qkv"])
         print(
-            f"  {name:34} {speed:7.3f} steps/s   x {ratio:5.2f}   (median of the steps: {middle:.2f})"
+            f"  {name:34} {speed:7.3f} steps/s   x {ratio:5.2f}   "
+            f"(median of the steps: {statistics.median(ratios):.2f})"
         )
 
 
 def profile(step: Step, batches: list[Batch]) -> None:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         for batch in batches:
             step(batch)
     print(
-        found.key_averages().table(
+        profiler.key_averages().table(
             sort_by="self_cpu_time_total", row_limit=30, max_name_column_width=48
         )
     )

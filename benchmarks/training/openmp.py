@@ -1,8 +1,7 @@
-"""Training on a CPU that others use too: OpenMP threads that spin for long, shortly or not at all
-while they wait.
+"""Training on a busy CPU: OpenMP threads that spin for long, shortly or not at all while waiting.
 
-python -m benchmarks.training.openmp                 idle, then beside one busy process, then beside
-four python -m benchmarks.training.openmp 0 1             the same without the last
+Beside no, one and four busy processes, or beside other numbers of them:
+    python -m benchmarks.training.openmp [0 1]
 
 Each policy trains the demo's GPT in a process of its own, since OpenMP reads its variables when it
 is loaded. All take the same steps from the same weights, and their losses must be equal. qkv sets
@@ -24,12 +23,14 @@ POLICIES = {
     "GOMP_SPINCOUNT=1000 (qkv's default)": {"GOMP_SPINCOUNT": "1000"},
     "OMP_WAIT_POLICY=PASSIVE": {"OMP_WAIT_POLICY": "PASSIVE"},
 }
-ROUNDS, STEPS, ROWS = 3, 20, 16
+ROUNDS = 3
+STEPS = 20
+ROWS = 16
 
 
 def train() -> None:
-    """In a child: prints tokens per second and the last loss."""
-    import torch  # before qkv, which sets the policy for those who import it first
+    """In a child process: print tokens per second and the last loss."""
+    import torch  # before qkv, which would set the policy
 
     from qkv.data.batches.batch import Batch
     from qkv.lab import demo
@@ -42,29 +43,33 @@ def train() -> None:
 
     torch.manual_seed(0)
     model = build(demo.WRITER).train()
-    objective, optimizers = Objective(model), Optimizers(model, OptimizerConfig())
+    objective = Objective(model)
+    optimizers = Optimizers(model, OptimizerConfig())
     optimizers.set_rate(1e-3, 1e-3)
     ids = torch.randint(demo.WRITER.vocabulary, (ROWS, demo.WRITER.context + 1))
     batch = Batch(ids=ids[:, :-1].contiguous(), targets=ids[:, 1:].contiguous())
-    good, one, world = torch.zeros(()), torch.ones(()), World(torch.device("cpu"))
+    bad = torch.zeros(())
+    divisor = torch.ones(())
+    world = World(torch.device("cpu"))
 
     begin = time.perf_counter()
     for step in range(STEPS + 3):
         if step == 3:
             begin = time.perf_counter()
         loss, _ = gradients_of(objective, batch, world)
-        optimizers.step(good, one)
+        optimizers.step(bad, divisor)
         optimizers.zero_gradients()
     speed = STEPS * batch.tokens / (time.perf_counter() - begin)
     print(speed, loss.item())
 
 
-def measured(policy: dict[str, str]) -> tuple[float, str]:
-    chosen = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-    environment = {name: value for name, value in os.environ.items() if name not in chosen} | policy
+def measure(policy: dict[str, str]) -> tuple[float, str]:
+    """Tokens per second and the last loss of a child process with a policy."""
+    replaced = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    environment = {name: value for name, value in os.environ.items() if name not in replaced}
     child = subprocess.run(
         [sys.executable, "-m", __spec__.name, "--child"],
-        env=environment,
+        env=environment | policy,
         capture_output=True,
         text=True,
         check=True,
@@ -86,22 +91,26 @@ def busy(processes: int) -> Iterator[None]:
 
 def main() -> None:
     print(
-        f"demo's GPT, AdamW, {STEPS} steps of {ROWS} x 64 tokens, {os.cpu_count()} cores; median of {ROUNDS} rounds"
+        f"demo's GPT, AdamW, {STEPS} steps of {ROWS} x 64 tokens, {os.cpu_count()} cores; "
+        f"median of {ROUNDS} rounds"
     )
-    for others in [int(word) for word in sys.argv[1:]] or [0, 1, 4]:
+    for others in list(map(int, sys.argv[1:])) or [0, 1, 4]:
         speeds: dict[str, list[float]] = {name: [] for name in POLICIES}
         losses = set()
         with busy(others):
             for _ in range(ROUNDS):
                 for name, policy in POLICIES.items():
-                    speed, loss = measured(policy)
+                    speed, loss = measure(policy)
                     speeds[name].append(speed)
                     losses.add(loss)
         assert len(losses) == 1, f"the policy changed the loss: {losses}"
         print(f"beside {others} busy processes")
-        for name, found in speeds.items():
-            print(f"  {name:36} {statistics.median(found):8,.0f} tokens/s")
+        for name, values in speeds.items():
+            print(f"  {name:36} {statistics.median(values):8,.0f} tokens/s")
 
 
 if __name__ == "__main__":
-    train() if "--child" in sys.argv else main()
+    if "--child" in sys.argv:
+        train()
+    else:
+        main()

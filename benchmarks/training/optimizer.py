@@ -1,7 +1,8 @@
-"""One training step of the demo's GPT with each optimizer, and the optimizer's part of it.
+"""Time of a training step of the demo's GPT with each optimizer, and of the optimizer alone.
 
-python -m benchmarks.training.optimizer ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m
-benchmarks.training.optimizer     as on a CPU without AVX-512 and bf16
+On this CPU, and as on a CPU without AVX-512 and bf16:
+    python -m benchmarks.training.optimizer
+    ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m benchmarks.training.optimizer
 
 The peer is torch.optim.Muon, whose iterations always run in bf16.
 """
@@ -24,17 +25,18 @@ from qkv.training.systems.distributed import World
 from qkv.training.systems.precision import best_precision
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-ROWS, ROUNDS = 16, 15
+ROWS = 16
+ROUNDS = 15
 
 
 def torch_muon(optimizers: Optimizers) -> None:
-    """Put torch's own Muon in the place of ours, with the same parameters."""
+    """Replace our Muon by torch's, with the same parameters."""
     _, ours = optimizers.optimizers
     optimizers.optimizers[1] = torch.optim.Muon(ours.param_groups)
 
 
 def steps_of(kind: str) -> tuple[Callable[[], None], Callable[[], None]]:
-    """A whole training step, and the optimizer's step alone on gradients that stay."""
+    """A whole training step, and the optimizer's step alone on unchanged gradients."""
     with DEVICE:
         model = build(demo.WRITER).train()
     objective = Objective(model, precision=best_precision(DEVICE))
@@ -47,10 +49,11 @@ def steps_of(kind: str) -> tuple[Callable[[], None], Callable[[], None]]:
     ids = torch.randint(demo.WRITER.vocabulary, (ROWS, demo.WRITER.context + 1), device=DEVICE)
     batch = Batch(ids=ids[:, :-1].contiguous(), targets=ids[:, 1:].contiguous())
     world = World(DEVICE)
-    good, one = torch.zeros((), device=DEVICE), torch.ones((), device=DEVICE)
+    bad = torch.zeros((), device=DEVICE)
+    divisor = torch.ones((), device=DEVICE)
 
     def update() -> None:
-        optimizers.step(good, one)
+        optimizers.step(bad, divisor)
 
     def whole() -> None:
         optimizers.zero_gradients()
@@ -64,8 +67,8 @@ def steps_of(kind: str) -> tuple[Callable[[], None], Callable[[], None]]:
 def main() -> None:
     kinds = ["adamw", "muon", "muon of torch, bf16"]
     steps = {kind: steps_of(kind) for kind in kinds}
-    title = f"demo's GPT, {ROWS} x {demo.WRITER.context} tokens, {torch.backends.cpu.get_cpu_capability()}"
-    table = Table(title)
+    capability = torch.backends.cpu.get_cpu_capability()
+    table = Table(f"demo's GPT, {ROWS} x {demo.WRITER.context} tokens, {capability}")
     for row, part in (("a training step", 0), ("the optimizer alone", 1)):
         table.add(row, compare({kind: steps[kind][part] for kind in kinds}, ROUNDS, DEVICE.type))
     table.print()

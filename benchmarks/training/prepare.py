@@ -1,9 +1,7 @@
-"""Preparing a text: ours against bare `tokenizers` on the same text in the same chunks, and the
-memory that ours takes.
+"""Time and memory of preparing a text: qkv, and `tokenizers` alone on the same chunks.
 
-python -m benchmarks.training.prepare                     64 MB of Python's own standard library
-python -m benchmarks.training.prepare --megabytes 1000    the size that the promise of 600 MB is
-about
+64 MB of Python's standard library, or 1,000 MB, for which at most 600 MB of memory are promised:
+    python -m benchmarks.training.prepare [--megabytes 1000]
 """
 
 from __future__ import annotations
@@ -24,8 +22,7 @@ from qkv.data.sources.source import open_texts
 from qkv.data.tokens.encode import CHUNK, Chunk, batches, chunks
 from qkv.text.tokenizer_training import train
 
-# A process of its own, with torch loaded as training has it: its largest memory is that of
-# preparing alone.
+# Preparing runs in a process of its own, with torch loaded as in training, to measure its memory.
 CHILD = """
 import resource, sys, time
 from pathlib import Path
@@ -51,9 +48,9 @@ class Options:
     megabytes: int = 64
     """Size of the text."""
     vocabulary: int = 8192
-    """Of the byte-pair tokenizer, learned from the same library."""
+    """Vocabulary of the byte-pair tokenizer, learned from the same library."""
     rounds: int = 1
-    """Each runs once a round, in turn; the fastest counts."""
+    """Rounds in which each runs once; the fastest counts."""
 
 
 def library() -> Iterator[str]:
@@ -71,9 +68,7 @@ def write_text(file: Path, size: int) -> None:
 
 
 def bare(text: Path, encode: Callable[..., object]) -> float:
-    """Seconds inside the library alone: reading the file is not counted, and nothing is made of the
-    result.
-    """
+    """Seconds inside the library, without reading the file and without using the result."""
     seconds = 0.0
     for _, batch in batches(chunks(open_texts([str(text)]), CHUNK), Chunk.size):
         texts = [chunk.text for chunk in batch]
@@ -84,19 +79,15 @@ def bare(text: Path, encode: Callable[..., object]) -> float:
 
 
 def ours(text: Path, tokenizer: Path, cache: Path) -> list[float]:
-    """Seconds from file to shards, tokens, and bytes of memory before and at the most."""
+    """Seconds from file to shards, tokens, and bytes of memory before and at the peak."""
     command = [sys.executable, "-c", CHILD, str(text), str(tokenizer), str(cache)]
-    return [
-        float(word)
-        for word in subprocess.run(
-            command, check=True, capture_output=True, text=True
-        ).stdout.split()
-    ]
+    child = subprocess.run(command, check=True, capture_output=True, text=True)
+    return list(map(float, child.stdout.split()))
 
 
 def main(options: Options) -> None:
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         text = folder / "library.txt"
         write_text(text, options.megabytes * 1_000_000)
         tokenizer = train("byte-pair", library(), options.vocabulary)
@@ -105,20 +96,25 @@ def main(options: Options) -> None:
             "encode_batch": tokenizer.inner.encode_batch,
             "encode_batch_fast": tokenizer.inner.encode_batch_fast,
         }
-        prepared, seconds = [], {name: float("inf") for name in peers}
+        prepared = []
+        seconds = dict.fromkeys(peers, float("inf"))
         for round_ in range(options.rounds):
             prepared.append(ours(text, folder / "tokenizer.json", folder / f"cache-{round_}"))
-            seconds = {name: min(best, bare(text, peers[name])) for name, best in seconds.items()}
+            for name, encode in peers.items():
+                seconds[name] = min(seconds[name], bare(text, encode))
+
         took, tokens, before, most = min(prepared)
         size = text.stat().st_size / 1e6
         print(f"preparing {size:,.0f} MB, {tokens / 1e6:,.1f} million tokens; {machine()}")
         print(f"  {'qkv, from file to shards':36} {size / took:8.2f} MB/s")
         for name, best in seconds.items():
             print(
-                f"  tokenizers, {name + ' alone':24} {size / best:8.2f} MB/s   qkv is x {best / took:.2f}"
+                f"  tokenizers, {name + ' alone':24} {size / best:8.2f} MB/s   "
+                f"qkv is x {best / took:.2f}"
             )
         print(
-            f"  memory of qkv: {most / 1e6:,.0f} MB at the most, {before / 1e6:,.0f} MB of it before preparing"
+            f"  memory of qkv: {most / 1e6:,.0f} MB at the peak, "
+            f"{before / 1e6:,.0f} MB of it before preparing"
         )
 
 

@@ -1,10 +1,12 @@
-"""A whole training step, as the loop takes it: ours against `transformers`, and against what
-nanoGPT reached.
+"""Time of a whole training step: qkv, `transformers`, and what nanoGPT reached.
 
-python -m benchmarks.training.train                              GPT-2 124M, 32 x 1024, bf16,
-compiled, on a GPU python -m benchmarks.training.train --batch 64 python -m
-benchmarks.training.train --preset gpt2-xl --batch 16 python -m benchmarks.training.train --peer
-on a CPU: the demo's GPT, float32
+On a GPU (GPT-2 124M, 32 x 1024, bf16, compiled):
+    python -m benchmarks.training.train
+    python -m benchmarks.training.train --batch 64
+    python -m benchmarks.training.train --preset gpt2-xl --batch 16
+
+On a CPU (the demo's GPT, float32):
+    python -m benchmarks.training.train --peer
 
 nanoGPT's figures were measured on one H200 with PyTorch 2.11, compiled, bf16, AdamW, clipped at
 1.0.
@@ -34,6 +36,7 @@ from qkv.training.systems.distributed import World
 from qkv.training.systems.precision import best_precision
 
 GPU = torch.cuda.is_available()
+Step = Callable[[torch.Tensor], None]
 NANOGPT = {
     ("gpt2", 32): (507_417, 21.3),
     ("gpt2", 64): (524_040, 40.8),
@@ -48,14 +51,13 @@ class Options:
     batch: int = 32 if GPU else 16
     steps: int = 30
     nanogpt: bool = False
-    """nanoGPT's own mathematics in its benchmark: no biases in linear layers, and the exact GELU.
-    """
+    """Compute as nanoGPT's benchmark does: no biases in linear layers, and the exact GELU."""
     peer: bool = False
     """Also time the same model of transformers, compiled on a GPU, with the same batches."""
-    replay: bool = True
-    """Record a step's kernels and launch them as one."""
+    cuda_graph: bool = True
+    """Capture a step as a CUDA graph."""
     alternate: int = 5
-    """Rounds in which the peers take turns."""
+    """Rounds in which the peers take turns, on a CPU."""
 
 
 def size_of(options: Options) -> GPTConfig:
@@ -64,7 +66,7 @@ def size_of(options: Options) -> GPTConfig:
     return config
 
 
-def ours(options: Options, device: torch.device) -> Callable[[torch.Tensor], None]:
+def ours(options: Options, device: torch.device) -> Step:
     config = replace(size_of(options), dropout=0.0, attention_dropout=0.0)
     if options.nanogpt:
         config = replace(
@@ -75,11 +77,13 @@ def ours(options: Options, device: torch.device) -> Callable[[torch.Tensor], Non
     objective = Objective(model, precision=best_precision(device))
     if GPU:
         objective.compile_reader()
-        if options.replay:
+        if options.cuda_graph:
             objective.use_cuda_graph()
     optimizers = Optimizers(model, OptimizerConfig())
     optimizers.set_rate(6e-4, 6e-4)
-    guard, world, one = Guard(2.0, 3), World(device), torch.ones((), device=device)
+    guard = Guard(2.0, 3)
+    world = World(device)
+    one = torch.ones((), device=device)
 
     def step(ids: torch.Tensor) -> None:
         batch = Batch(ids=ids[:, :-1].contiguous(), targets=ids[:, 1:].contiguous())
@@ -92,7 +96,7 @@ def ours(options: Options, device: torch.device) -> Callable[[torch.Tensor], Non
     return step
 
 
-def transformers_peer(options: Options, device: torch.device) -> Callable[[torch.Tensor], None]:
+def transformers_peer(options: Options, device: torch.device) -> Step:
     from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
 
     size = size_of(options)
@@ -103,23 +107,34 @@ def transformers_peer(options: Options, device: torch.device) -> Callable[[torch
         "eos_token_id": None,
     }
     model: torch.nn.Module
-    if (
-        size.position == "rotary"
-    ):  # with layer norms and a GELU: GPT-NeoX, its sublayers one after the other
+    if size.position == "rotary":  # GPT-NeoX without parallel residuals
         model = GPTNeoXForCausalLM(
             GPTNeoXConfig(
-                **names, max_position_embeddings=size.context, hidden_size=size.width, num_hidden_layers=size.depth,
-                num_attention_heads=size.heads, intermediate_size=size.width_of_hidden, rotary_pct=1.0,
-                use_parallel_residual=False, hidden_act="gelu",
+                **names,
+                max_position_embeddings=size.context,
+                hidden_size=size.width,
+                num_hidden_layers=size.depth,
+                num_attention_heads=size.heads,
+                intermediate_size=size.width_of_hidden,
+                rotary_pct=1.0,
+                use_parallel_residual=False,
+                hidden_act="gelu",
             )
-        )  # fmt: skip
+        )
     else:
         model = GPT2LMHeadModel(
             GPT2Config(
-                **names, n_positions=size.context, n_embd=size.width, n_layer=size.depth, n_head=size.heads,
-                resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+                **names,
+                n_positions=size.context,
+                n_embd=size.width,
+                n_layer=size.depth,
+                n_head=size.heads,
+                resid_pdrop=0.0,
+                embd_pdrop=0.0,
+                attn_pdrop=0.0,
             )
-        )  # fmt: skip
+        )
+
     model = model.to(device).train()
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
@@ -146,44 +161,72 @@ def main(options: Options) -> None:
     torch.set_float32_matmul_precision("high")
     device = torch.device("cuda" if GPU else "cpu")
     size = size_of(options)
-    batches = [
-        torch.randint(size.vocabulary, (options.batch, size.context + 1), device=device)
-        for _ in range(4)
-    ]
-    tokens = options.batch * size.context
-    peers = {"qkv": ours} | ({"transformers": transformers_peer} if options.peer else {})
+    shape = (options.batch, size.context + 1)
+    batches = [torch.randint(size.vocabulary, shape, device=device) for _ in range(4)]
+    peers = {"qkv": ours}
+    if options.peer:
+        peers["transformers"] = transformers_peer
+
     print(f"{options.preset}, a training step of {options.batch} x {size.context}; {machine()}")
-    steps, seconds = {}, dict.fromkeys(peers, float("inf"))
+    seconds = time_peers(peers, batches, options, device)
+    report(seconds, options.batch * size.context, options)
+
+
+def time_peers(
+    peers: dict[str, Callable[[Options, torch.device], Step]],
+    batches: list[torch.Tensor],
+    options: Options,
+    device: torch.device,
+) -> dict[str, float]:
+    """Seconds per step: on a GPU one peer at a time, for its memory; on a CPU taking turns."""
+    steps: dict[str, Step] = {}
+    seconds = dict.fromkeys(peers, float("inf"))
     for name, make in peers.items():
         if GPU:
             gc.collect()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
+
         begin = time.perf_counter()
         steps[name] = make(options, device)
-        for number in range(4):
-            steps[name](batches[number])
+        for batch in batches:
+            steps[name](batch)
+
         wait()
-        memory = f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB" if GPU else ""
+        memory = ""
+        if GPU:
+            memory = f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
+
         print(f"  {name}: ready after {time.perf_counter() - begin:.0f} s{memory}", flush=True)
         if GPU:
-            seconds[name] = clock(
-                steps.pop(name), batches, options.steps
-            )  # alone, as memory is measured too
-    for _ in range(0 if GPU else options.alternate):
-        for name, step in steps.items():
-            seconds[name] = min(seconds[name], clock(step, batches, options.steps))
+            seconds[name] = clock(steps.pop(name), batches, options.steps)
+
+    if not GPU:
+        for _ in range(options.alternate):
+            for name, step in steps.items():
+                seconds[name] = min(seconds[name], clock(step, batches, options.steps))
+
+    return seconds
+
+
+def report(seconds: dict[str, float], tokens: int, options: Options) -> None:
     for name, took in seconds.items():
-        ratio = f"   x {took / seconds['qkv']:.3f}" if name != "qkv" else ""
-        print(f"  {name:14} {took * 1e3:9.2f} ms a step {tokens / took:12,.0f} tokens/s{ratio}")
-    if GPU and (recorded := NANOGPT.get((options.preset, options.batch))):
+        ratio = ""
+        if name != "qkv":
+            ratio = f"   x {took / seconds['qkv']:.3f}"
+
+        print(f"  {name:14} {took * 1e3:9.2f} ms per step {tokens / took:12,.0f} tokens/s{ratio}")
+
+    recorded = NANOGPT.get((options.preset, options.batch))
+    if GPU and recorded:
         rate, memory = recorded
         print(
-            f"  nanoGPT, recorded: {rate:,} tokens/s, {memory} GiB: qkv is x {tokens / seconds['qkv'] / rate:.3f}"
+            f"  nanoGPT, recorded: {rate:,} tokens/s, {memory} GiB: "
+            f"qkv is x {tokens / seconds['qkv'] / rate:.3f}"
         )
 
 
-def clock(step: Callable[[torch.Tensor], None], batches: list[torch.Tensor], steps: int) -> float:
+def clock(step: Step, batches: list[torch.Tensor], steps: int) -> float:
     wait()
     begin = time.perf_counter()
     for number in range(steps):

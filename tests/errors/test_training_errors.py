@@ -144,10 +144,10 @@ def test_a_misspelt_flag_is_suggested(qkv: Command) -> None:
     assert "--steps" in qkv.fail("--stepz", "--stepz", "3")
 
 
-@pytest.mark.parametrize(("given", "missing"), [("--out", "--data"), ("--data", "--out")])
-def test_a_missing_flag_is_named(given: str, missing: str, qkv: Command) -> None:
-    value = qkv.text if given == "--data" else qkv.out
-    status, printed = qkv("train", "gpt", given, value)
+@pytest.mark.parametrize(("flag", "missing"), [("--out", "--data"), ("--data", "--out")])
+def test_a_missing_flag_is_named(flag: str, missing: str, qkv: Command) -> None:
+    value = qkv.text if flag == "--data" else qkv.out
+    status, printed = qkv("train", "gpt", flag, value)
     assert status != 0
     assert missing in printed
     assert "Traceback" not in printed

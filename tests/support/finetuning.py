@@ -183,7 +183,7 @@ class TuningJob(NamedTuple):
 def tuning_job(
     models: Path, folder: Path, task: str, family: str = "gpt", *, out: str = "run", **changes: Any
 ) -> TuningJob:
-    """Sixty-four examples (twenty of chat, which are slow to write), three epochs of eight steps."""
+    """Sixty-four examples (twenty of chat, which is slow to write), three epochs of eight steps."""
     optimizer = {"learning_rate": 1e-2, **changes.pop("optimizer", {})}
     training_count, validation_count = (20, 6) if task == "chat" else (64, 24)
     training = write(task, folder / f"{task}-train", rows_of(task, training_count, 0))

@@ -143,7 +143,8 @@ def main() -> None:
             if precision:
                 options = {"precision": precision[0], "compile": len(precision) > 1}
 
-            train_case(name, Path(folder), Path(folder, out), world, distributed, **options)  # type: ignore[arg-type]
+            method: Any = distributed
+            train_case(name, Path(folder), Path(folder, out), world, method, **options)
 
 
 if __name__ == "__main__":

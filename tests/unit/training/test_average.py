@@ -1,4 +1,4 @@
-"""Averages against the plain loops that define them."""
+"""Averages of weights against the plain loops that define them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qkv.training.average import ExponentialAverage, mean_of
 from qkv.training.resilience.checkpoint_writer import Checkpoints
 
 
-def test_the_exponential_average_is_the_loop_that_defines_it() -> None:
+def test_the_exponential_moving_average_equals_a_plain_loop() -> None:
     model = nn.Linear(3, 2).double()
     average = ExponentialAverage(model, decay=0.9)
     expected = {name: weight.detach().numpy().copy() for name, weight in model.named_parameters()}
@@ -29,7 +29,7 @@ def test_the_exponential_average_is_the_loop_that_defines_it() -> None:
             np.testing.assert_allclose(mean.numpy(), expected[name], rtol=1e-12, atol=1e-12)
 
 
-def test_it_is_in_place_only_while_asked_for() -> None:
+def test_the_average_is_in_place_only_inside_the_context() -> None:
     model = nn.Linear(3, 2)
     average = ExponentialAverage(model, decay=0.9)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
@@ -55,8 +55,7 @@ def test_the_mean_of_the_last_checkpoints(tmp_path: Path) -> None:
         )
     mean = mean_of(checkpoints.last(3), "model/")
     assert mean.keys() == {"a", "b.model/"}
-    expected = np.mean([weight.numpy().astype(np.float64) for weight in saved[1:]], axis=0).astype(
-        np.float32
-    )
+    arrays = [weight.numpy().astype(np.float64) for weight in saved[1:]]
+    expected = np.mean(arrays, axis=0).astype(np.float32)
     np.testing.assert_array_equal(mean["a"].numpy(), expected)
     np.testing.assert_array_equal(mean["b.model/"].numpy(), expected[:3])

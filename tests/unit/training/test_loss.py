@@ -1,6 +1,4 @@
-"""The loss in chunks is torch's cross-entropy, and the logits of all positions are never there at
-once.
-"""
+"""The chunked loss equals torch's cross-entropy and never holds the logits of all positions."""
 
 from __future__ import annotations
 
@@ -19,35 +17,37 @@ from qkv.data.batches.batch import IGNORE
 from qkv.training import loss
 from qkv.training.loss import loss_sum
 
-N, E, V = 40, 5, 31
+N = 40
+E = 5
+V = 31
 
 
-def asked(
+def random_inputs(
     dtype: torch.dtype = torch.float64, *, bias: bool = True
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     features = torch.randn(N, E, dtype=dtype, requires_grad=True)
     weight = torch.randn(V, E, dtype=dtype, requires_grad=True)
     targets = torch.randint(V, (N,))
     targets[::5] = IGNORE
-    return (
-        features,
-        weight,
-        torch.randn(V, dtype=dtype, requires_grad=True) if bias else None,
-        targets,
-    )
+    bias_vector = None
+    if bias:
+        bias_vector = torch.randn(V, dtype=dtype, requires_grad=True)
+
+    return features, weight, bias_vector, targets
 
 
-def gradients(value: Tensor, *of: Tensor | None) -> list[Tensor]:
-    return list(torch.autograd.grad(value, [tensor for tensor in of if tensor is not None]))
+def gradients(value: Tensor, *inputs: Tensor | None) -> list[Tensor]:
+    tensors = [tensor for tensor in inputs if tensor is not None]
+    return list(torch.autograd.grad(value, tensors))
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("chunk", [None, 1, 7, 8, N, 100])
-def test_values_and_gradients_are_those_of_cross_entropy(
+def test_values_and_gradients_equal_cross_entropy(
     chunk: int | None, smoothing: float, bias: bool
 ) -> None:
-    features, weight, b, targets = asked(bias=bias)
+    features, weight, b, targets = random_inputs(bias=bias)
     ours = loss_sum(features, weight, b, targets, smoothing=smoothing, chunk=chunk)
     theirs = F.cross_entropy(
         F.linear(features, weight, b),
@@ -88,54 +88,46 @@ def test_any_shape_any_chunk(n: int, v: int, chunk: int, smoothing: float, seed:
     torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_only_what_is_asked_for_gets_a_gradient() -> None:
-    features, weight, b, targets = asked()
+def test_only_inputs_that_require_it_get_a_gradient() -> None:
+    features, weight, b, targets = random_inputs()
     expected = gradients(loss_sum(features, weight, b, targets), features, weight, b)
     for wanted in ([0], [1], [2], [0, 2]):
-        tensors = [
-            tensor.detach().requires_grad_(place in wanted)
-            for place, tensor in enumerate([features, weight, b])
-        ]
-        found = gradients(
-            loss_sum(*tensors, targets, chunk=7), *(tensors[place] for place in wanted)
-        )
-        for mine, place in zip(found, wanted, strict=True):
-            torch.testing.assert_close(mine, expected[place])
+        tensors = [tensor.detach() for tensor in (features, weight, b)]
+        inputs = [tensors[number].requires_grad_() for number in wanted]
+        actual = gradients(loss_sum(*tensors, targets, chunk=7), *inputs)
+        for gradient, number in zip(actual, wanted, strict=True):
+            torch.testing.assert_close(gradient, expected[number])
 
 
-def test_a_position_that_is_not_asked_is_as_if_it_were_not_there() -> None:
-    features, weight, b, targets = asked()
-    there = targets != IGNORE
-    torch.testing.assert_close(
-        loss_sum(features, weight, b, targets), loss_sum(features[there], weight, b, targets[there])
-    )
-    (slope,) = gradients(loss_sum(features, weight, b, targets), features)
-    assert (slope[~there] == 0).all()
-    assert (slope[there] != 0).any(1).all()
+def test_positions_without_a_target_have_no_influence() -> None:
+    features, weight, b, targets = random_inputs()
+    has_target = targets != IGNORE
+    loss_of_all = loss_sum(features, weight, b, targets)
+    expected = loss_sum(features[has_target], weight, b, targets[has_target])
+    torch.testing.assert_close(loss_of_all, expected)
+    (slope,) = gradients(loss_of_all, features)
+    assert (slope[~has_target] == 0).all()
+    assert (slope[has_target] != 0).any(1).all()
     assert loss_sum(features, weight, b, torch.full((N,), IGNORE)).item() == 0
 
 
 def test_large_logits_do_not_overflow() -> None:
-    features, weight, _, targets = asked(torch.float32)
+    features, weight, _, targets = random_inputs(torch.float32)
     ours = loss_sum(1e4 * features, weight, None, targets)
     expected = F.cross_entropy(F.linear(1e4 * features, weight).double(), targets, reduction="sum")
     torch.testing.assert_close(ours.double(), expected, rtol=1e-5, atol=0)
     assert all(slope.isfinite().all() for slope in gradients(ours, features, weight))
 
 
-def test_weights_finer_than_the_features_keep_their_own_dtype_in_the_gradient() -> None:
-    """As float64 weights with float32 features: what float32 weights with bf16 features are
-    elsewhere.
-    """
-    features, weight, b, targets = asked()
+def test_weights_more_precise_than_the_features_keep_their_dtype_in_the_gradient() -> None:
+    """Float64 weights with float32 features stand for float32 weights with bf16 features."""
+    features, weight, b, targets = random_inputs()
     coarse = features.detach().float().requires_grad_()
     ours = loss_sum(coarse, weight, b, targets, chunk=7)
     d_features, d_weight, d_bias = gradients(ours, coarse, weight, b)
-    assert (d_features.dtype, d_weight.dtype, d_bias.dtype) == (
-        torch.float32,
-        torch.float64,
-        torch.float64,
-    )
+    assert d_features.dtype == torch.float32
+    assert d_weight.dtype == torch.float64
+    assert d_bias.dtype == torch.float64
     theirs = F.cross_entropy(F.linear(features, weight, b), targets, reduction="sum")
     for mine, expected in zip(
         (d_features, d_weight, d_bias), gradients(theirs, features, weight, b), strict=True
@@ -143,42 +135,43 @@ def test_weights_finer_than_the_features_keep_their_own_dtype_in_the_gradient() 
         torch.testing.assert_close(mine.double(), expected, rtol=1e-4, atol=1e-4)
 
 
-class Sizes(TorchDispatchMode):
-    """How many numbers each tensor has that any operation makes."""
+class RecordSizes(TorchDispatchMode):
+    """Record the number of elements of every tensor that an operation returns."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.made: list[int] = []
+        self.sizes: list[int] = []
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         result = operation(*args, **(kwargs or {}))
-        self.made += [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self.sizes += [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         return result
 
 
-def test_the_logits_of_all_positions_are_never_there_at_once(
+def test_the_logits_of_all_positions_are_never_computed_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    features, weight, b, targets = asked()
-    monkeypatch.setattr(loss, "CHUNK_LOGITS", 4 * V)  # what a chunk may have by default
-    with Sizes() as sizes:
+    features, weight, b, targets = random_inputs()
+    monkeypatch.setattr(loss, "CHUNK_LOGITS", 4 * V)  # the default size of a chunk
+    with RecordSizes() as recorder:
         loss_sum(features, weight, b, targets, smoothing=0.1).backward()
     assert features.grad is not None
-    assert 4 * V in sizes.made, "the chunk's own logits"
-    assert max(sizes.made) <= max(4 * V, V * E, N * E) < N * V
+    assert 4 * V in recorder.sizes, "the logits of one chunk"
+    assert max(recorder.sizes) <= max(4 * V, V * E, N * E) < N * V
 
 
-def test_nothing_of_the_vocabularys_size_and_the_positions_is_kept_for_the_way_back() -> None:
-    features, weight, b, targets = asked()
-    kept: list[int] = []
+def test_nothing_of_size_n_times_v_is_stored_for_the_backward_pass() -> None:
+    features, weight, b, targets = random_inputs()
+    stored: list[int] = []
 
-    def padding_mask(tensor: Tensor) -> Tensor:
-        kept.append(tensor.numel())
+    def pack(tensor: Tensor) -> Tensor:
+        stored.append(tensor.numel())
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(padding_mask, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         loss_sum(features, weight, b, targets, chunk=4)
-    assert kept
-    assert max(kept) <= max(V * E, N * E)
+
+    assert stored
+    assert max(stored) <= max(V * E, N * E)

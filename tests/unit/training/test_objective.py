@@ -1,6 +1,4 @@
-"""What is minimised is the sum of the cross-entropies of the model's own logits at the places that
-are asked.
-"""
+"""The objective equals the summed cross-entropy of the model's logits at the target positions."""
 
 from __future__ import annotations
 
@@ -35,23 +33,24 @@ def logits_of(model: Model, batch: Batch) -> Tensor:
     )
     if batch.target_positions is None:
         return logits
-    return torch.stack(
-        [
-            logits[row, target_positions]
-            for row, target_positions in enumerate(batch.target_positions)
-        ]
-    )
+
+    rows = zip(logits, batch.target_positions, strict=True)
+    return torch.stack([row_logits[positions] for row_logits, positions in rows])
 
 
 def without_dropout(family: str) -> Model:
     config = replace(MODELS[family], dropout=0.0)
-    return build(replace(config, attention_dropout=0.0) if family == "gpt" else config)
+    if family == "gpt":
+        config = replace(config, attention_dropout=0.0)
+
+    return build(config)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("family", list(MODELS))
 def test_every_family(family: str, smoothing: float) -> None:
-    model, batch = without_dropout(family), random_batch(family)
+    model = without_dropout(family)
+    batch = random_batch(family)
     objective = Objective(model, smoothing=smoothing)
     ours = objective(batch)
     expected = F.cross_entropy(
@@ -72,11 +71,12 @@ def test_every_family(family: str, smoothing: float) -> None:
             torch.testing.assert_close(mine, theirs)
 
 
-def test_packed_texts_that_do_not_see_each_other() -> None:
+def test_packed_texts_do_not_attend_to_each_other() -> None:
     model = without_dropout("gpt")
     documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2]])
     positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 0]])
-    ids, targets = torch.randint(5, 64, (1, 8)), torch.randint(5, 64, (1, 8))
+    ids = torch.randint(5, 64, (1, 8))
+    targets = torch.randint(5, 64, (1, 8))
     together = Objective(model)(Batch(ids, targets, documents=documents, positions=positions))
     alone = sum(
         Objective(model)(Batch(ids[:, part], targets[:, part]))
@@ -85,9 +85,11 @@ def test_packed_texts_that_do_not_see_each_other() -> None:
     torch.testing.assert_close(together, alone)
 
 
-def test_smoothing_is_for_training_alone() -> None:
-    model, batch = without_dropout("gpt"), random_batch("gpt")
-    smooth, plain = Objective(model, smoothing=0.3), Objective(model)
+def test_label_smoothing_is_only_used_in_training() -> None:
+    model = without_dropout("gpt")
+    batch = random_batch("gpt")
+    smooth = Objective(model, smoothing=0.3)
+    plain = Objective(model)
     assert smooth(batch).item() != plain(batch).item()
     torch.testing.assert_close(smooth.eval()(batch), plain.eval()(batch))
 
@@ -96,7 +98,8 @@ def test_a_model_with_memory_reads_a_row_in_segments() -> None:
     config = GPTConfig(**SIZE, context=4, memory=4, position="relative")
     model = GPT(config)
     batch = Batch(torch.randint(5, 64, (2, 12)), torch.randint(5, 64, (2, 12)))
-    state, expected = model.start(), 0.0
+    state = model.start()
+    expected = 0.0
     for first in (0, 4, 8):
         logits = model(batch.ids[:, first : first + 4], state=state)
         expected = expected + F.cross_entropy(
@@ -105,9 +108,10 @@ def test_a_model_with_memory_reads_a_row_in_segments() -> None:
     torch.testing.assert_close(Objective(model)(batch), expected)
 
 
-def test_what_is_padding_has_no_influence() -> None:
+def test_padding_has_no_influence() -> None:
     for family in MODELS:
-        model, batch = without_dropout(family), random_batch(family)
+        model = without_dropout(family)
+        batch = random_batch(family)
         other = replace(batch, ids=batch.ids.where(batch.padding_mask, 7))
         torch.testing.assert_close(Objective(model)(batch), Objective(model)(other), msg=family)
         assert (batch.targets == IGNORE).any()

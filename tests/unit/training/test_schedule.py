@@ -1,4 +1,4 @@
-"""Learning rates against the formulas they stand for, at their ends and between."""
+"""Learning rate schedules against their formulas."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ def test_the_papers_inverse_square_root() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "inverse-sqrt", "stable", "constant"])
-def test_up_in_a_straight_line_and_then_never_up_again(schedule: str) -> None:
-    found = rates(schedule)
-    assert found[:100] == pytest.approx([2.0 * (step + 1) / 100 for step in range(100)])
-    assert max(found) == pytest.approx(2.0)
-    assert all(one >= next_one for one, next_one in pairwise(found[99:]))
-    assert min(found) > 0
+def test_linear_warm_up_and_then_never_up_again(schedule: str) -> None:
+    values = rates(schedule)
+    assert values[:100] == pytest.approx([2.0 * (step + 1) / 100 for step in range(100)])
+    assert max(values) == pytest.approx(2.0)
+    assert all(one >= next_one for one, next_one in pairwise(values[99:]))
+    assert min(values) > 0
 
 
 def test_cosine() -> None:
-    found = rates("cosine", final_rate=0.1)
-    assert found[-1] == pytest.approx(0.2)
-    assert found[99 + 450] == pytest.approx((2.0 + 0.2) / 2), "half way between"
+    values = rates("cosine", final_rate=0.1)
+    assert values[-1] == pytest.approx(0.2)
+    assert values[99 + 450] == pytest.approx((2.0 + 0.2) / 2), "half way between"
     for step in (100, 300, 800):
         done = (step - 99) / 900
-        assert found[step] == pytest.approx(0.2 + 1.8 * (1 + math.cos(math.pi * done)) / 2)
+        assert values[step] == pytest.approx(0.2 + 1.8 * (1 + math.cos(math.pi * done)) / 2)
 
 
 def test_linear() -> None:
-    found = rates("linear", final_rate=0.0)
-    falls = [one - next_one for one, next_one in pairwise(found[99:])]
+    values = rates("linear", final_rate=0.0)
+    falls = [rate - following for rate, following in pairwise(values[99:])]
     assert falls == pytest.approx([2.0 / 900] * 900)
-    assert found[-1] == pytest.approx(0.0, abs=1e-12)
+    assert values[-1] == pytest.approx(0.0, abs=1e-12)
 
 
-def test_stable_then_down() -> None:
-    found = rates("stable", decay=0.2, final_rate=0.5)
-    assert found[99:800] == [2.0] * 701
-    assert found[-1] == pytest.approx(1.0)
-    assert found[899] == pytest.approx(1.5)
+def test_stable_then_decay() -> None:
+    values = rates("stable", decay=0.2, final_rate=0.5)
+    assert values[99:800] == [2.0] * 701
+    assert values[-1] == pytest.approx(1.0)
+    assert values[899] == pytest.approx(1.5)
 
 
 def test_constant() -> None:
@@ -69,31 +69,28 @@ def test_constant() -> None:
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "inverse-sqrt", "stable", "constant"])
 @pytest.mark.parametrize("steps", [1, 2, 3, 10])
 def test_short_runs_warm_up_in_a_tenth_and_have_rates_above_zero(schedule: str, steps: int) -> None:
-    found = rates(schedule, steps, warmup=None)
-    assert found[0] == 2.0 or steps == 1
-    assert all(0 < rate <= 2.0 for rate in found)
+    values = rates(schedule, steps, warmup=None)
+    assert values[0] == 2.0 or steps == 1
+    assert all(0 < rate <= 2.0 for rate in values)
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "inverse-sqrt", "stable", "constant"])
-def test_a_warm_up_that_was_given_is_kept(schedule: str) -> None:
-    found = rates(schedule, 10_000, warmup=4000)
-    assert found[:4000] == pytest.approx([2.0 * (step + 1) / 4000 for step in range(4000)])
-    assert max(found) == found[3999] == 2.0
+def test_a_chosen_warm_up_is_used(schedule: str) -> None:
+    values = rates(schedule, 10_000, warmup=4000)
+    assert values[:4000] == pytest.approx([2.0 * (step + 1) / 4000 for step in range(4000)])
+    assert max(values) == values[3999] == 2.0
     assert rates(schedule, 100, warmup=400) == pytest.approx(
         [2.0 * (step + 1) / 400 for step in range(100)]
     )
     assert rates(schedule, 10, warmup=0)[0] == 2.0
 
 
-def test_the_usual_warm_up_is_at_most_a_tenth_of_the_steps() -> None:
+def test_the_default_warm_up_is_at_most_a_tenth_of_the_steps() -> None:
     usual = OptimizerConfig()
-    assert [warmup_steps(usual, steps) for steps in (5, 50, 400, 1000, 10_000)] == [
-        1,
-        5,
-        40,
-        100,
-        100,
-    ]
+    expected = {5: 1, 50: 5, 400: 40, 1000: 100, 10_000: 100}
+    for steps, warmup in expected.items():
+        assert warmup_steps(usual, steps) == warmup
+
     assert [warmup_steps(usual, steps, 500) for steps in (400, 10_000)] == [40, 500]
 
 

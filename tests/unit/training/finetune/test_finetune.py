@@ -103,9 +103,9 @@ def test_what_is_trained_learns_and_the_rest_keeps_its_bits(
     after = model_of(job.run.out)
     changed = set()
     for name, weight in after.items():
-        if name.startswith("backbone."):
-            if not torch.equal(weight, before[name.removeprefix("backbone.")]):
-                changed.add(name)
+        base_name = name.removeprefix("backbone.")
+        if base_name != name and not torch.equal(weight, before[base_name]):
+            changed.add(name)
 
     blocks = {name for name in after if "blocks." in name}
     expected = {
@@ -169,9 +169,9 @@ def test_new_special_tokens_enlarge_vocabulary_and_tokenizer(models: Path, tmp_p
     assert [head.start, head.delimiter, head.extract] == marks
     assert marks == list(range(new.tokenizer.vocabulary))[-3:]
 
-    own = tuning_job(models, tmp_path, "pair", epochs=0.1, marks="own", out="own")
-    own.start()
-    model = qkv.load(own.run.out).model
+    other = tuning_job(models, tmp_path, "pair", epochs=0.1, marks="own", out="own")
+    other.start()
+    model = qkv.load(other.run.out).model
     assert model.config.vocabulary == old.model.config.vocabulary
 
 

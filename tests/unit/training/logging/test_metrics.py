@@ -211,7 +211,7 @@ def test_a_missing_package_is_named(
 
 
 def test_an_unknown_sink_is_refused(tmp_path: Path, without_shape_checks: None) -> None:
-    with pytest.raises(ValueError, match="sinks: .*'excel'"):
+    with pytest.raises(ValueError, match=r"sinks: .*'excel'"):
         Metrics(tmp_path, sinks=["excel"])  # type: ignore[list-item]
 
 

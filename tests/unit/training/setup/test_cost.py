@@ -1,4 +1,4 @@
-"""What training costs, against what torch counts while it trains."""
+"""The estimated cost of training against what torch counts."""
 
 from __future__ import annotations
 
@@ -27,39 +27,38 @@ SHAPES = {
 
 
 def counted(config: Config, batch: Batch) -> int:
-    """Of the matrix products of one forward and backward pass; attention's own are not among them
-    on a CPU.
-    """
+    """Operations of the matrix products of one pass, without attention (uncounted on a CPU)."""
     objective = Objective(build(config))
     with FlopCounterMode(display=False) as counter:
         objective(batch).backward()
     products = {"mm", "addmm", "addmm_", "bmm", "baddbmm"}
-    return sum(
-        count
-        for operation, count in counter.get_flop_counts()["Global"].items()
-        if str(operation).split(".")[1] in products
-    )
+    total = 0
+    for operation, count in counter.get_flop_counts()["Global"].items():
+        if str(operation).split(".")[1] in products:
+            total += count
+
+    return total
 
 
 @pytest.mark.parametrize("kind", list(SHAPES))
-def test_six_for_every_number_of_a_matrix(kind: str) -> None:
+def test_six_operations_for_every_matrix_element(kind: str) -> None:
     config = SHAPES[kind]
     ids = torch.randint(64, (3, 32))
-    price = cost(config, 96, "float32")
-    matrices = price.flops_per_token - 6 * attention_flops(config)
+    estimate = cost(config, 96, "float32")
+    matrices = estimate.flops_per_token - 6 * attention_flops(config)
     assert matrices * ids.numel() == pytest.approx(counted(config, Batch(ids, ids)), rel=1e-3)
-    assert price.parameters == count_parameters(config)
+    assert estimate.parameters == count_parameters(config)
 
 
 def test_attention_by_hand() -> None:
-    """A word's query meets on average half of the context, and so do its weights the values."""
+    """A token attends on average to half of the context."""
     assert attention_flops(GPT) == 2 * 2 * 16 * 16
     assert attention_flops(replace(GPT, window=8)) == 2 * 2 * 8 * 16
     assert attention_flops(BERTConfig(**SIZE, context=32)) == 2 * 2 * 32 * 16
 
 
 @pytest.mark.parametrize("family", ["bert", "transformer", "rnn"])
-def test_the_others_about(family: str) -> None:
+def test_the_other_families_approximately(family: str) -> None:
     config = MODELS[family]
     if isinstance(config, TransformerConfig):
         config = replace(config, dropout=0.0)
@@ -69,27 +68,25 @@ def test_the_others_about(family: str) -> None:
 
 
 def test_memory_of_weights() -> None:
-    price = cost(GPT, 1024, "float32")
-    assert price.weights == 16 * price.parameters, "weights, gradients, two moments"
-    assert cost(GPT, 1024, "float32", average=True).weights == 20 * price.parameters
-    assert cost(GPT, 1024, "bf16").weights == 18 * price.parameters, "and a short copy"
-    assert cost(GPT, 1024, "bf16").activations == price.activations / 2
-    assert cost(GPT, 2048, "float32").activations == 2 * price.activations
+    estimate = cost(GPT, 1024, "float32")
+    assert estimate.weights == 16 * estimate.parameters, "weights, gradients, two moments"
+    assert cost(GPT, 1024, "float32", average=True).weights == 20 * estimate.parameters
+    assert cost(GPT, 1024, "bf16").weights == 18 * estimate.parameters, (
+        "and a copy in half precision"
+    )
+    assert cost(GPT, 1024, "bf16").activations == estimate.activations / 2
+    assert cost(GPT, 2048, "float32").activations == 2 * estimate.activations
     assert cost(replace(GPT, depth=12), 1024, "float32", recompute=True).activations < (
         cost(replace(GPT, depth=12), 1024, "float32").activations / 4
     )
 
 
-def test_no_weights_are_made_to_know_it() -> None:
-    assert (
-        cost(
-            GPTConfig(width=12288, depth=96, heads=96, vocabulary=50257, context=2048), 1, "bf16"
-        ).parameters
-        > 1e11
-    )
+def test_no_weights_are_allocated() -> None:
+    huge = GPTConfig(width=12288, depth=96, heads=96, vocabulary=50257, context=2048)
+    assert cost(huge, 1, "bf16").parameters > 1e11
 
 
-def test_the_machine() -> None:
+def test_measurements_of_the_machine() -> None:
     cpu = torch.device("cpu")
     assert 1e8 < measured_peak(cpu, "float32") < 1e15
     assert 2**26 < memory_used(cpu) < 2**40
