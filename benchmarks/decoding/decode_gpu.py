@@ -119,7 +119,8 @@ def main(options: Options) -> None:
             step = took / options.tokens
             print(
                 f"  {job:10} {peer:28} {int(batch) * options.tokens / took:9,.0f} tokens/s"
-                f"  {step * 1e3:6.3f} ms a step, {moved / step / speed:4.0%} of the copy's speed; the first time {first:.1f} s",
+                f"  {step * 1e3:6.3f} ms a step, {moved / step / speed:4.0%} of the copy's speed;"
+                f" the first time {first:.1f} s",
                 flush=True,
             )
         decode_cuda_graph.graphs.clear()

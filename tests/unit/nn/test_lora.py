@@ -91,7 +91,7 @@ def test_the_formula_forward_and_backward(rows: slice | None, names: tuple[str, 
 
 
 @pytest.mark.parametrize("projection", ["query", "key", "value", "output", "gate", "up", "down"])
-def test_a_projection_is_the_rows_it_says(projection: str) -> None:
+def test_a_projection_changes_its_rows_alone(projection: str) -> None:
     """Changing its rows by hand and adapting it are one and the same, in grouped heads and a gated
     layer, too.
     """
@@ -269,10 +269,10 @@ def test_bytes_beside_adapters() -> None:
 
 
 @pytest.mark.parametrize("projection", ["query", "output", "up", "down"])
-def test_kernels_that_read_matrices_do_not_serve(
+def test_fused_kernels_do_not_replace_adapted_matrices(
     projection: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A whole block as kernels of a GPU: they know of no adapter."""
+    """The fused block of a GPU reads matrices and knows no adapters."""
     model = gpt(head_width=16, **LLAMA)
     state = StaticCache.__new__(StaticCache)
     state.capacity = 64

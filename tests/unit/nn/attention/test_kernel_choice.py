@@ -40,7 +40,7 @@ def test_weights_and_learned_scores_need_eager() -> None:
     assert chosen(None, T=0) == "eager"
 
 
-def test_what_is_dense_is_fused() -> None:
+def test_dense_masks_use_sdpa() -> None:
     padding_mask = torch.ones(1, S, dtype=torch.bool)
     for mask in (
         None,
@@ -55,7 +55,7 @@ def test_what_is_dense_is_fused() -> None:
         assert chosen(mask, score=dot) == "sdpa"
 
 
-def test_what_is_sparse_is_blocked() -> None:
+def test_sparse_masks_use_the_block_sparse_kernel() -> None:
     padding_mask = torch.ones(1, S, dtype=torch.bool)
     texts = (torch.arange(S) // 64).unsqueeze(0)
     sparse = [
