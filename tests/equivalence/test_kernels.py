@@ -1,6 +1,4 @@
-"""Every substitute gives what the eager equation gives, forward and backward; and eager is the
-equation.
-"""
+"""Every kernel gives the output and gradients of eager; and eager is the equation."""
 
 from __future__ import annotations
 
@@ -49,9 +47,7 @@ from support.draws import (
 
 @given(calls(longest=6))
 def test_eager_is_the_equation(drawn: Call) -> None:
-    """Each weight is exp(score) over the sum of exps of what the query may see, one number at a
-    time.
-    """
+    """Each weight is exp(score) over the sum of exps of all visible keys, number by number."""
     output, weights = attend(
         drawn.query,
         drawn.key,

@@ -65,9 +65,7 @@ def test_the_reach_is_never_too_small(n: Sizes, data: st.DataObject) -> None:
 def test_the_reach_of_a_single_mask_is_never_too_large(
     kind: type[Mask], n: Sizes, data: st.DataObject
 ) -> None:
-    """Cut to the keys there are, its ends are seen by some row; and asked with tensors it says the
-    same.
-    """
+    """Cut to the existing keys, its ends are visible in some row; tensors give the same."""
     mask = data.draw(masks_of([kind], n))
     first = data.draw(st.integers(n.S - n.T, n.S - 1))
     last = data.draw(st.integers(first, n.S - 1))

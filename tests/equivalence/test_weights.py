@@ -49,9 +49,7 @@ def test_asking_for_weights_does_not_change_the_output(name: str, drawn: Call) -
 
 @given(calls(longest=9), st.sampled_from([torch.float64, torch.float32]))
 def test_weights_are_shares(drawn: Call, dtype: torch.dtype) -> None:
-    """None is negative; those of a query sum to 1, or to 0 when it may look nowhere; what is masked
-    gets none.
-    """
+    """No weight is negative; those of a query sum to 1, or to 0 without keys; masked keys get 0."""
     x = drawn.to(dtype)
     _, weights = attend(x.query, x.key, x.value, mask=x.mask, bias=x.bias, need_weights=True)
     assert weights is not None
@@ -133,9 +131,7 @@ def test_the_gradient_reaches_what_callbacks_return() -> None:
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa", "block_sparse"])
 def test_dropout_drops_weights_and_keeps_their_mean(kernel: str) -> None:
-    """With values of 1, an output is the sum of the kept weights over the chance to be kept: 1 on
-    average.
-    """
+    """With values of 1 and dropout p, an output is the kept weights over 1 - p: 1 on average."""
     n = Sizes(B=4, H=4, K=2, T=64, S=64, D=4, X=1)
     x = call(n, 0, Causal()).to(torch.float32)
     output, _ = attend(

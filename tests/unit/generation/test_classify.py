@@ -66,9 +66,7 @@ def test_answers_are_those_of_each_example_alone(
 @pytest.mark.parametrize("family", ["gpt", "bert"])
 @pytest.mark.parametrize("task", ASKED)
 def test_the_batch_does_not_matter(task: str, family: str) -> None:
-    """Whatever is read beside an example, in whatever order: its answer is the same, and so is its
-    place.
-    """
+    """The answer to an example does not depend on its neighbours or on the order."""
     small = small_tuned(task, family)
     options = ASKED[task] * 3
     expected = [said(item, task) for item in classify(*small, ASKED[task])] * 3

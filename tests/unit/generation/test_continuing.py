@@ -155,9 +155,7 @@ def test_an_empty_list_of_prompts_is_refused() -> None:
 
 
 def test_in_float32_and_with_packed_weights_rows_do_not_mind_each_other() -> None:
-    """As a person runs it: float32, in which a batch's kernels add up in another order than a
-    row's.
-    """
+    """In float32, where the kernels of a batch add in another order than those of a row."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocabulary=500, context=128, width=96, depth=3, heads=6)).eval()
     with torch.no_grad():

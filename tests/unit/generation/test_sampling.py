@@ -117,9 +117,7 @@ def test_a_uniform_number_selects_a_token_by_its_probability() -> None:
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
-    """Pearson's chi-square: 24.3 is passed once in a thousand times with 7 degrees of freedom, 32.9
-    with 12.
-    """
+    """Pearson's chi-square: the bounds are exceeded once in a thousand times."""
     rows = 20_000
     uniform = uniforms(5, rows, 1)[:, 0]
     for size, bound in ((8, 24.3), (13, 32.9)):

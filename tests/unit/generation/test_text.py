@@ -130,9 +130,7 @@ def test_a_model_stops_there(tokenizer: Tokenizer) -> None:
 
 
 def test_an_empty_prompt_begins_where_texts_begin(characters: Tokenizer) -> None:
-    """What is trained here reads texts one after another, each with its end: a text begins after
-    that.
-    """
+    """In training, texts follow one another with an end token: a text begins after it."""
     assert prompt_ids(characters, "") == [characters.end]
     model = gpt(characters)
     assert characters.end is not None

@@ -1,6 +1,4 @@
-"""Low-rank adapters equal their formula, forward and backward, merge exactly, and leave no trace
-when they are gone.
-"""
+"""Low-rank adapters equal their formula, merge exactly, and leave no trace when removed."""
 
 from __future__ import annotations
 
@@ -92,9 +90,7 @@ def test_the_formula_forward_and_backward(rows: slice | None, names: tuple[str, 
 
 @pytest.mark.parametrize("projection", ["query", "key", "value", "output", "gate", "up", "down"])
 def test_a_projection_changes_its_rows_alone(projection: str) -> None:
-    """Changing its rows by hand and adapting it are one and the same, in grouped heads and a gated
-    layer, too.
-    """
+    """Adapting a projection equals changing its rows, also in grouped heads and a gated layer."""
     model = gpt(**LLAMA)
     ids = words(2, 7)
     before = model(ids)

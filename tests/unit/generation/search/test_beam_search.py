@@ -1,6 +1,4 @@
-"""Beam search finds what a search of all sequences finds, what `transformers` finds, and no row
-minds another.
-"""
+"""Beam search equals an exhaustive search and `transformers`, and rows are independent."""
 
 from __future__ import annotations
 
@@ -199,9 +197,7 @@ MARIAN: dict[str, Any] = {
 
 @pytest.mark.parametrize("seed", range(4))
 def test_transformers_finds_the_same(seed: int, tmp_path: Path) -> None:
-    """Their early_stopping = "never" is the exact rule; False guesses that no open beam gets better
-    with its length.
-    """
+    """early_stopping = "never" is the exact rule; False assumes that no open beam gets better."""
     torch.manual_seed(seed)
     theirs = randomised(MarianMTModel(MarianConfig(**MARIAN)))
     with torch.no_grad():

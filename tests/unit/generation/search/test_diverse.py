@@ -1,6 +1,4 @@
-"""Diverse beam search: groups find what a search written down as simply as can be finds, and they
-begin differently.
-"""
+"""Diverse beam search equals a plain implementation, and its groups begin differently."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Stochastic beam search draws different sequences, each next one by its probability among those
-that are left.
-"""
+"""Stochastic beam search draws different sequences, each by its probability among the rest."""
 
 from __future__ import annotations
 
