@@ -150,7 +150,7 @@ def test_a_row_depends_on_its_seed_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "message"),
+    ("fields", "message"),
     [
         ({"temperature": -0.1}, "temperature: expected 0 .* or more, not -0.1"),
         ({"temperature": math.nan}, "temperature: expected 0 .* or more, not nan"),

@@ -132,7 +132,7 @@ def test_penalties_do_not_depend_on_neighbours() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("options", "message"),
     [
         ({"forbidden": (13,)}, "forbidden: expected an id from 0 to 12, not 13"),
         ({"forced": {0: -1}}, "forced: expected an id from 0 to 12, not -1"),
