@@ -72,7 +72,7 @@ def test_a_hook_gets_every_token() -> None:
     ).eval()
     spread_out(model)
     ids, positions = torch.randint(50, (2, 7)), torch.zeros(2, 1, dtype=torch.int64)
-    plain = model(ids, positions=positions)
+    plain = model(ids, target_positions=positions)
     with capture(model, "backbone.stack.blocks.2.attention.weights") as captured:
-        assert torch.allclose(model(ids, positions=positions), plain, atol=1e-5)
+        assert torch.allclose(model(ids, target_positions=positions), plain, atol=1e-5)
     assert captured["backbone.stack.blocks.2.attention.weights"].shape == (2, 2, 7, 7)
