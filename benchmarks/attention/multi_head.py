@@ -1,7 +1,6 @@
-"""Multi-head attention, forward and backward: ours against torch.nn.MultiheadAttention and
-x-transformers.
+"""Multi-head attention, forward and backward: qkv, torch.nn.MultiheadAttention, x-transformers.
 
-python -m benchmarks.attention.multi_head            on the CPU, or on a GPU where there is one
+python -m benchmarks.attention.multi_head            on the CPU, or on a GPU if there is one
 """
 
 from __future__ import annotations

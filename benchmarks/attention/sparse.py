@@ -1,10 +1,9 @@
-"""A sparse mask must save time and memory: how both grow with the length, forward and backward.
+"""Sparse attention: how time and memory grow with the length, forward and backward.
 
-On a CPU every measurement is a process of its own, so that peak memory is that of one length alone.
-The exponent is the slope of log(time) or log(memory) against log(length): 1 grows with the length,
-2 with its square.
+    python -m benchmarks.attention.sparse
 
-python -m benchmarks.attention.sparse
+On a CPU every measurement has its own process, so that the peak memory is that of one length. The
+exponent is the slope of log(time) or log(memory) against log(length): 1 is linear, 2 quadratic.
 """
 
 from __future__ import annotations
@@ -104,7 +103,8 @@ def main(options: Options) -> None:
         print(json.dumps(measure(kind, int(length), options)))
         return
     print(
-        f"sparse attention, forward + backward, batch {options.batch}, {HEADS} heads of {HEAD_WIDTH}; {machine()}"
+        f"sparse attention, forward + backward, batch {options.batch}, "
+        f"{HEADS} heads of {HEAD_WIDTH}; {machine()}"
     )
     for kind in ("window", "strided", "fixed", "dense"):
         results = []
@@ -134,7 +134,8 @@ def main(options: Options) -> None:
         print(f"{kind:8} exponent of time {time_slope:.2f}, of memory {memory_slope:.2f}")
         for length, r in zip(options.lengths, results, strict=True):
             print(
-                f"  {length:6} positions {r['seconds'] * 1e3:10.2f} ms {r['bytes'] / 2**20:10.1f} MiB",
+                f"  {length:6} positions {r['seconds'] * 1e3:10.2f} ms "
+                f"{r['bytes'] / 2**20:10.1f} MiB",
                 flush=True,
             )
 

@@ -1,12 +1,11 @@
-"""Writing word after word: ours against `transformers`, with the same weights and the same prompts,
-in one run.
+"""Decoding on a CPU: qkv against `transformers`, with the same weights and prompts in one run.
 
-python -m benchmarks.decoding.decode                     GPT-2 124M in float32 on a CPU, and as
-int8; 128 words in, 64 out python -m benchmarks.decoding.decode --batches 1 --rounds 9
+    python -m benchmarks.decoding.decode                      GPT-2 124M, float32 and int8
+    python -m benchmarks.decoding.decode --batches 1 --rounds 9
 
-A word needs every weight once, so the speed of memory is the limit at batch 1. The fraction of it
-says how near we are: the model's bytes in the time of one step, against the fastest this machine
-reads memory in the same run.
+A decode step reads every weight once, so memory bandwidth is the limit at batch 1. The fraction is
+that of the bandwidth reached: the model's bytes in the time of one step, against the fastest read
+of memory in the same run.
 """
 
 from __future__ import annotations
@@ -27,7 +26,9 @@ from qkv.models import GPT, build, preset
 from qkv.models.convert import write_folder
 from qkv.models.quantize import int8
 
-Peer = Callable[[Tensor, int], list[list[int]]]  # prompts (B, T) and how many words, to those words
+Peer = Callable[
+    [Tensor, int], list[list[int]]
+]  # from prompts (B, T) and a number of tokens to these
 
 
 @dataclass
@@ -36,13 +37,13 @@ class Options:
     """A name of `qkv presets`, of GPT-2's kind."""
     batches: tuple[int, ...] = (1, 8)
     prompt: int = 128
-    words: int = 64
+    tokens: int = 64
     rounds: int = 5
     """Rounds in which the peers take turns; the fastest of each counts."""
 
 
 def ours(model: GPT) -> Peer:
-    return lambda prompts, words: generate(model, prompts, length=words, temperature=0)
+    return lambda prompts, tokens: generate(model, prompts, length=tokens, temperature=0)
 
 
 def ours_int8(model: GPT) -> Peer:
@@ -57,10 +58,10 @@ def transformers_peer(model: GPT) -> Peer:
     with tempfile.TemporaryDirectory() as folder:
         write_folder(model, folder)
         theirs = GPT2LMHeadModel.from_pretrained(folder).eval()
-    theirs.generation_config.eos_token_id = None  # as many words as are asked for
+    theirs.generation_config.eos_token_id = None  # always as many tokens as asked for
 
-    def write(prompts: Tensor, words: int) -> list[list[int]]:
-        exactly = {"max_new_tokens": words, "min_new_tokens": words, "pad_token_id": 0}
+    def write(prompts: Tensor, tokens: int) -> list[list[int]]:
+        exactly = {"max_new_tokens": tokens, "min_new_tokens": tokens, "pad_token_id": 0}
         with torch.inference_mode():
             text = theirs.generate(
                 prompts, attention_mask=torch.ones_like(prompts), do_sample=False, **exactly
@@ -73,7 +74,7 @@ def transformers_peer(model: GPT) -> Peer:
 def same_but_for_rounding(
     model: GPT, prompts: Tensor, one: list[list[int]], other: list[list[int]]
 ) -> bool:
-    """Where two texts part for the first time, both words were as likely as makes no difference."""
+    """True if, where two texts first differ, both tokens have the same logit but for rounding."""
     for prompt, a, b in zip(prompts.tolist(), one, other, strict=True):
         position = next((at for at, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)
         if position is not None:
@@ -85,9 +86,7 @@ def same_but_for_rounding(
 
 
 def bandwidth() -> float:
-    """Bytes a second at which this machine reads memory: the fastest of several sums over more than
-    any cache holds.
-    """
+    """Memory bandwidth in bytes per second: the fastest of several sums over a large tensor."""
     much = torch.zeros(2**27)
     times = []
     for _ in range(9):
@@ -102,13 +101,13 @@ def size(model: torch.nn.Module) -> int:
 
 
 def times(
-    peers: dict[str, Peer], prompts: Tensor, words: int, options: Options
+    peers: dict[str, Peer], prompts: Tensor, tokens: int, options: Options
 ) -> dict[str, float]:
-    """The fastest of each, in turns."""
+    """The fastest run of each, in turns."""
     seconds = dict.fromkeys(peers, float("inf"))
     for _ in range(options.rounds):
         for name, write in peers.items():
-            seconds[name] = min(seconds[name], clock(partial(write, prompts, words), "cpu"))
+            seconds[name] = min(seconds[name], clock(partial(write, prompts, tokens), "cpu"))
     return seconds
 
 
@@ -123,26 +122,26 @@ def main(options: Options) -> None:
     }
     sizes = {name: size(int8(model) if "int8" in name else model) for name in peers}
     speed = bandwidth()
-    print(f"{options.preset}, {options.prompt} words in, {options.words} out; {machine()}")
+    print(f"{options.preset}, {options.prompt} tokens in, {options.tokens} out; {machine()}")
     print(f"  memory is read at {speed / 1e9:.1f} GB/s", flush=True)
     for batch in options.batches:
         prompts = torch.randint(model.config.vocabulary, (batch, options.prompt))
-        texts = {
-            name: write(prompts, options.words) for name, write in peers.items()
-        }  # also warms up
+        # Also warms up.
+        texts = {name: write(prompts, options.tokens) for name, write in peers.items()}
         same = same_but_for_rounding(
             model, prompts, texts["qkv float32"], texts["transformers float32"]
         )
         assert same, "qkv and transformers wrote different texts"
-        whole = times(peers, prompts, options.words, options)
+        whole = times(peers, prompts, options.tokens, options)
         first = times(peers, prompts, 1, options)
         print(f"  batch {batch}")
         for name in peers:
-            step = (whole[name] - first[name]) / (options.words - 1)
+            step = (whole[name] - first[name]) / (options.tokens - 1)
             print(
-                f"    {name:22} {batch * options.words / whole[name]:7.1f} tokens/s"
-                f"   x {whole['transformers float32'] / whole[name]:5.2f}   prompt {first[name] * 1e3:6.0f} ms,"
-                f" a word {step * 1e3:6.2f} ms, {sizes[name] / step / speed:4.0%} of the memory's speed",
+                f"    {name:22} {batch * options.tokens / whole[name]:7.1f} tokens/s"
+                f"   x {whole['transformers float32'] / whole[name]:5.2f}"
+                f"   prompt {first[name] * 1e3:6.0f} ms, a step {step * 1e3:6.2f} ms,"
+                f" {sizes[name] / step / speed:4.0%} of the memory bandwidth",
                 flush=True,
             )
 

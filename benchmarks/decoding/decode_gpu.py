@@ -1,12 +1,10 @@
-"""Writing word after word on a GPU, in bf16: ours against `transformers` with a static cache,
-compiled, in one run.
+"""Decoding on a GPU in bf16: qkv against `transformers` with a static cache, compiled.
 
-python -m benchmarks.decoding.decode_gpu                            GPT-2 124M at batch 1 and 32,
-GPT-2 XL at batch 1 python -m benchmarks.decoding.decode_gpu --jobs gpt2:1 --peer       the peer's
-compiling takes a minute or more for each job
+    python -m benchmarks.decoding.decode_gpu      GPT-2 124M at batch 1 and 32, GPT-2 XL at batch 1
+    python -m benchmarks.decoding.decode_gpu --jobs gpt2:1 --peer      the peer compiles for minutes
 
-A step reads every weight once, and the keys and values so far; the fraction is of the speed of a
-large copy.
+A step reads every weight once, and the keys and values so far; the fraction is that of the speed of
+a large copy.
 """
 
 from __future__ import annotations
@@ -34,16 +32,16 @@ class Options:
     jobs: tuple[str, ...] = ("gpt2:1", "gpt2:32", "gpt2-xl:1")
     """A preset and a batch size each."""
     prompt: int = 128
-    words: int = 256
+    tokens: int = 256
     rounds: int = 7
     sampled: bool = False
-    """Ours also with temperature 0.8 and the 200 likeliest words."""
+    """Measure qkv with temperature 0.8 and top-k 200, too."""
     peer: bool = False
 
 
 def ours(model: GPT, options: Options, **how: float) -> Peer:
     how = {"temperature": 0.0} | how
-    return lambda prompts: generate(model, prompts, length=options.words, seed=0, **how)
+    return lambda prompts: generate(model, prompts, length=options.tokens, seed=0, **how)
 
 
 def transformers_peer(model: GPT, options: Options) -> Peer:
@@ -53,22 +51,26 @@ def transformers_peer(model: GPT, options: Options) -> Peer:
         write_folder(model, folder)
         theirs = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.bfloat16).cuda().eval()
     theirs.generation_config.eos_token_id = None
-    exactly = {"max_new_tokens": options.words, "min_new_tokens": options.words, "pad_token_id": 0}
+    exactly = {
+        "max_new_tokens": options.tokens,
+        "min_new_tokens": options.tokens,
+        "pad_token_id": 0,
+    }
 
     def write(prompts: Tensor) -> Tensor:
-        requested = {
+        how = {
             "attention_mask": torch.ones_like(prompts),
             "do_sample": False,
             "cache_implementation": "static",
         }
         with torch.inference_mode():
-            return theirs.generate(prompts, **requested, **exactly)  # type: ignore[no-any-return]
+            return theirs.generate(prompts, **how, **exactly)  # type: ignore[no-any-return]
 
     return write
 
 
 def copy_speed() -> float:
-    """Bytes read and written a second by a large copy."""
+    """Bytes that a large copy reads and writes per second."""
     much = torch.randn(2**29, device="cuda")
     other = torch.empty_like(much)
     seconds = [clock(lambda: other.copy_(much), "cuda") for _ in range(9)]
@@ -76,24 +78,24 @@ def copy_speed() -> float:
 
 
 def bytes_of_step(model: GPT, batch: int, options: Options) -> float:
-    """Weights, but for tables of which a row is read; and the keys and values, on average over the
-    text.
-    """
+    """Bytes of the weights, without tables of which one row is read, and of the mean KV cache."""
     config = model.config
     tables = () if model.embedding.position is None else model.embedding.position.parameters()
-    weights = sum(item.nbytes for item in model.parameters()) - sum(item.nbytes for item in tables)
+    weights = sum(tensor.nbytes for tensor in model.parameters()) - sum(
+        tensor.nbytes for tensor in tables
+    )
     kv_heads = config.kv_heads or config.heads
-    captured = options.prompt + options.words / 2
-    return weights + 2 * 2 * batch * captured * config.depth * kv_heads * config.width_of_head
+    cached = options.prompt + options.tokens / 2
+    return weights + 2 * 2 * batch * cached * config.depth * kv_heads * config.width_of_head
 
 
 def main(options: Options) -> None:
     if not torch.cuda.is_available():
-        print("decode_gpu.py: there is no GPU here, so nothing is measured")
+        print("decode_gpu.py: no GPU found, nothing is measured")
         return
     torch.manual_seed(0)
     speed = copy_speed()
-    print(f"{options.prompt} words in, {options.words} out, bf16; {machine()}")
+    print(f"{options.prompt} tokens in, {options.tokens} out, bf16; {machine()}")
     print(f"  a large copy moves {speed / 1e12:.2f} TB/s", flush=True)
     for job in options.jobs:
         name, batch = job.split(":")
@@ -108,19 +110,20 @@ def main(options: Options) -> None:
             peers["transformers, static cache"] = transformers_peer(model, options)
         prompts = torch.randint(config.vocabulary, (int(batch), options.prompt), device="cuda")
         moved = bytes_of_step(model, int(batch), options)
-        for peer, write in peers.items():  # one after the other: each has a recording of its own
+        for peer, write in peers.items():  # one after the other: each has its own CUDA graph
             first = clock(partial(write, prompts), "cuda")
             seconds = [clock(partial(write, prompts), "cuda") for _ in range(options.rounds + 2)][
                 2:
             ]
             took = statistics.median(seconds)
-            step = took / options.words
+            step = took / options.tokens
             print(
-                f"  {job:10} {peer:28} {int(batch) * options.words / took:9,.0f} tokens/s  {step * 1e3:6.3f} ms a step,"
-                f" {moved / step / speed:4.0%} of the copy's speed; the first time {first:.1f} s",
+                f"  {job:10} {peer:28} {int(batch) * options.tokens / took:9,.0f} tokens/s"
+                f"  {step * 1e3:6.3f} ms a step, {moved / step / speed:4.0%} of the copy's speed;"
+                f" the first time {first:.1f} s",
                 flush=True,
             )
-        decode_cuda_graph.recordings.clear()
+        decode_cuda_graph.graphs.clear()
         del model, peers, write
 
 

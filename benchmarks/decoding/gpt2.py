@@ -1,8 +1,6 @@
-"""GPT-2 124M, forward and backward: ours, with taps present and unused, against `transformers`,
-both compiled.
+"""GPT-2 124M, forward and backward: qkv, with unused hook points, against `transformers`.
 
-python -m benchmarks.decoding.gpt2                  batch 32 x 1024 in bf16 on a GPU; 2 x 256 in
-float32 on a CPU, uncompiled
+python -m benchmarks.decoding.gpt2    GPU: 32 x 1024, bf16, compiled; CPU: 2 x 256, float32
 """
 
 from __future__ import annotations
@@ -80,7 +78,8 @@ def main(options: Options) -> None:
     first = seconds["qkv"]
     for name, took in seconds.items():
         print(
-            f"  {name:20} {took * 1e3:8.1f} ms {tokens / took:10,.0f} tokens/s   x {took / first:.3f}",
+            f"  {name:20} {took * 1e3:8.1f} ms {tokens / took:10,.0f} tokens/s"
+            f"   x {took / first:.3f}",
             flush=True,
         )
     del runs

@@ -43,7 +43,7 @@ def test_compiled_equals_eager(name: str, kernel: str) -> None:
 
 @pytest.mark.parametrize("B", [1, 2])
 def test_compiled_documents_equal_eager(B: int) -> None:
-    """Where the texts begin and end is data: the compiled code may not stop to look at it."""
+    """Where documents begin and end is data, which compiled code may not read on the host."""
     from qkv.nn.attention import Causal, Document, attend
 
     texts = (torch.arange(512) // 64).expand(B, -1).contiguous()

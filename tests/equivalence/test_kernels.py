@@ -1,6 +1,4 @@
-"""Every substitute gives what the eager equation gives, forward and backward; and eager is the
-equation.
-"""
+"""Every kernel gives the output and gradients of eager; and eager is the equation."""
 
 from __future__ import annotations
 
@@ -49,9 +47,7 @@ from support.draws import (
 
 @given(calls(longest=6))
 def test_eager_is_the_equation(drawn: Call) -> None:
-    """Each weight is exp(score) over the sum of exps of what the query may see, one number at a
-    time.
-    """
+    """Each weight is exp(score) over the sum of exps of all visible keys, number by number."""
     output, weights = attend(
         drawn.query,
         drawn.key,
@@ -228,9 +224,7 @@ WAYS = [(kernel, masked) for kernel in (None, "eager", "sdpa") for masked in (Fa
 
 @pytest.mark.parametrize(("kernel", "masked"), WAYS)
 @pytest.mark.parametrize(("T", "S"), [(0, 5), (5, 0), (0, 0), (1, 1)])
-def test_nothing_to_ask_or_nothing_to_find(
-    T: int, S: int, kernel: str | None, masked: bool
-) -> None:
+def test_no_queries_or_no_keys(T: int, S: int, kernel: str | None, masked: bool) -> None:
     """No queries give no outputs, no keys give zeros, and neither gives NaN."""
     drawn = call(Sizes(B=2, H=4, K=2, T=T, S=S, D=4, X=3), 0, Window(2) if masked else None)
     actual = outcome(drawn, kernel)
@@ -241,7 +235,7 @@ def test_nothing_to_ask_or_nothing_to_find(
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa", "block_sparse", None])
-def test_a_query_that_may_look_nowhere_gets_zeros_and_gives_no_gradient(kernel: str | None) -> None:
+def test_a_query_without_keys_gets_zeros_and_gives_no_gradient(kernel: str | None) -> None:
     n = Sizes(B=2, H=4, K=2, T=6, S=6, D=4, X=3)
     mask = Causal() & Padding(torch.tensor([[False] * 3 + [True] * 3, [False] * 6]))
     for dtype in (torch.float64, torch.float32, torch.bfloat16):

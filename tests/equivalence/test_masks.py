@@ -14,7 +14,7 @@ from support.draws import KINDS, WITH_REACH, Sizes, masks, masks_of, sizes
 
 
 def pairs(mask: Mask, n: Sizes) -> list[tuple[int, int, int, int]]:
-    """Every (row, head, query position, key position) that may look."""
+    """Every allowed (row, head, query position, key position)."""
     return [
         (b, h, q, k)
         for b in range(n.B)
@@ -65,9 +65,7 @@ def test_the_reach_is_never_too_small(n: Sizes, data: st.DataObject) -> None:
 def test_the_reach_of_a_single_mask_is_never_too_large(
     kind: type[Mask], n: Sizes, data: st.DataObject
 ) -> None:
-    """Cut to the keys there are, its ends are seen by some row; and asked with tensors it says the
-    same.
-    """
+    """Cut to the existing keys, its ends are visible in some row; tensors give the same."""
     mask = data.draw(masks_of([kind], n))
     first = data.draw(st.integers(n.S - n.T, n.S - 1))
     last = data.draw(st.integers(first, n.S - 1))
@@ -116,7 +114,7 @@ def test_flex_visits_every_allowed_tile(n: Sizes, data: st.DataObject) -> None:
     assert all(visited[b, (q - (n.S - n.T)) // 4, k // 4] for b, _, q, k in pairs(mask, n))
 
 
-def test_a_mask_that_does_not_know_its_reach_says_so() -> None:
+def test_a_mask_without_a_reach_returns_none() -> None:
     padding_mask = torch.ones(1, 4, dtype=torch.bool)
     for mask in (Padding(padding_mask), Prefix(2), Padding(padding_mask) & Prefix(2)):
         assert mask.reach(0, 3) is None

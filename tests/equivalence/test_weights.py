@@ -1,6 +1,4 @@
-"""Asking for weights, or listening to scores and weights, changes nothing but the way; a listener
-may replace them.
-"""
+"""Weights and callbacks on scores or weights: same output, and replacements are used."""
 
 from __future__ import annotations
 
@@ -51,9 +49,7 @@ def test_asking_for_weights_does_not_change_the_output(name: str, drawn: Call) -
 
 @given(calls(longest=9), st.sampled_from([torch.float64, torch.float32]))
 def test_weights_are_shares(drawn: Call, dtype: torch.dtype) -> None:
-    """None is negative; those of a query sum to 1, or to 0 when it may look nowhere; what is masked
-    gets none.
-    """
+    """No weight is negative; those of a query sum to 1, or to 0 without keys; masked keys get 0."""
     x = drawn.to(dtype)
     _, weights = attend(x.query, x.key, x.value, mask=x.mask, bias=x.bias, need_weights=True)
     assert weights is not None
@@ -67,7 +63,7 @@ def test_weights_are_shares(drawn: Call, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("mask", [None, Causal(), Window(2), Causal() & Blockwise(3), Strided(2)])
 @pytest.mark.parametrize("need_weights", [False, True])
-def test_listeners_see_the_scores_and_the_weights(mask, need_weights: bool) -> None:
+def test_callbacks_get_the_scores_and_the_weights(mask, need_weights: bool) -> None:
     x = call(Sizes(B=2, H=4, K=2, T=6, S=6, D=4, X=3), 0, mask)
     counts: dict[str, torch.Tensor] = {}
 
@@ -99,7 +95,7 @@ def test_listeners_see_the_scores_and_the_weights(mask, need_weights: bool) -> N
         assert_close(weights, counts["weights"])
 
 
-def test_a_listener_may_replace_the_scores() -> None:
+def test_a_callback_may_replace_the_scores() -> None:
     """Scores of zero everywhere are a plain mean of the values."""
     x = call(Sizes(B=2, H=4, K=4, T=5, S=7, D=4, X=3), 0)
     output, weights = attend(x.query, x.key, x.value, on_scores=torch.zeros_like, need_weights=True)
@@ -107,7 +103,7 @@ def test_a_listener_may_replace_the_scores() -> None:
     assert_close(weights, torch.full((2, 4, 5, 7), 1 / 7, dtype=torch.float64))
 
 
-def test_a_listener_may_replace_the_weights() -> None:
+def test_a_callback_may_replace_the_weights() -> None:
     """All the weight on key 3 is the value at 3."""
     x = call(Sizes(B=2, H=4, K=4, T=5, S=7, D=4, X=3), 0)
 
@@ -121,7 +117,7 @@ def test_a_listener_may_replace_the_weights() -> None:
     assert_close(weights, only_key_3(torch.empty(2, 4, 5, 7, dtype=torch.float64)))
 
 
-def test_the_gradient_reaches_what_listeners_return() -> None:
+def test_the_gradient_reaches_what_callbacks_return() -> None:
     x = call(Sizes(B=1, H=1, K=1, T=3, S=4, D=2, X=2), 0)
     factor = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
 
@@ -135,9 +131,7 @@ def test_the_gradient_reaches_what_listeners_return() -> None:
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa", "block_sparse"])
 def test_dropout_drops_weights_and_keeps_their_mean(kernel: str) -> None:
-    """With values of 1, an output is the sum of the kept weights over the chance to be kept: 1 on
-    average.
-    """
+    """With values of 1 and dropout p, an output is the kept weights over 1 - p: 1 on average."""
     n = Sizes(B=4, H=4, K=2, T=64, S=64, D=4, X=1)
     x = call(n, 0, Causal()).to(torch.float32)
     output, _ = attend(

@@ -144,7 +144,7 @@ def test_sdpa_equals_eager(name: str, T: int, S: int, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", ["sdpa", "flex"])
 @pytest.mark.parametrize("K", [2, 4])
-def test_a_query_that_may_look_nowhere_gets_zeros_and_gives_no_gradient(
+def test_a_query_without_keys_gets_zeros_and_gives_no_gradient(
     K: int, kernel: str, dtype: torch.dtype
 ) -> None:
     from qkv.nn.attention import Causal, Padding

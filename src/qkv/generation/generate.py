@@ -246,6 +246,9 @@ def run_batch(
     model: Any, start: Callable[[], Any], batch: GenerationBatch
 ) -> Iterator[GeneratedToken]:
     """Generate a batch: with a CUDA graph as far as it goes, then with the plain decode loop."""
+    if not batch.sequences:
+        return
+
     with without_dropout(model):
         if decode_cuda_graph.supports(model, batch):
             for rows, tokens in decode_cuda_graph.steps(model, batch):

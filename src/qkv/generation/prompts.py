@@ -74,7 +74,7 @@ def token_rows(
 
 def without_padding(rows: list[list[int]], padding_mask: Tensor) -> list[list[int]]:
     """The ids where the mask is True."""
-    width = len(rows[0]) if rows else 0
+    width = max(map(len, rows), default=0)
     if tuple(padding_mask.shape) != (len(rows), width):
         raise ValueError(
             f"padding_mask: expected the source's shape, not {tuple(padding_mask.shape)}"
@@ -99,7 +99,10 @@ def text_rows(prompts: object, name: str = "prompts") -> TextRows:
             )
 
         numbers = integers(prompts, name)
-        return TextRows([numbers], True) if prompts.ndim == 1 else TextRows(numbers, False)
+        if prompts.ndim == 1:
+            return TextRows([numbers], True)
+
+        return TextRows(numbers, False)
 
     items = as_list(prompts, name)
     if not items:

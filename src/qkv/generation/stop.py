@@ -72,7 +72,11 @@ class StopStringFilter:
             if begin >= 0:
                 matches.append((begin + len(stop), begin))
 
-        return min(matches)[1] if matches else None
+        if not matches:
+            return None
+
+        _, begin = min(matches)
+        return begin
 
     def take(self) -> str:
         """The text that is certain and has not been taken yet."""

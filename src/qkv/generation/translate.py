@@ -137,8 +137,6 @@ def translate(
     check_samples(per_source, len(source))
     check_start(start, translator.config.vocabulary)
     rows = len(source) * per_source
-    if not rows:
-        return []
 
     batch = GenerationBatch(
         sequences=[[start] for _ in range(rows)],
@@ -186,7 +184,8 @@ def padded_source(
 
         if single:
             source = source.unsqueeze(0)  # (1, S)
-            padding_mask = None if padding_mask is None else padding_mask.unsqueeze(0)
+            if padding_mask is not None:
+                padding_mask = padding_mask.unsqueeze(0)
 
         return source, padding_mask, single
 
@@ -268,7 +267,10 @@ def search_sources(
 
             continue
 
-        longest = room_for(models, 2 * size + SIMILAR) if length is None else length
+        longest = length
+        if longest is None:
+            longest = room_for(models, 2 * size + SIMILAR)
+
         rows = [sources[index] for index in indices]
         results = beam_search(models, rows, end=tokenizer.end, length=longest, **options)
         for index, hypotheses in zip(indices, results, strict=True):

@@ -5,7 +5,8 @@ The shapes, with the same letters in every file:
     B batch    T query length    S key length    H heads    K kv_heads
     D head width    E model width    F feed-forward width    V vocabulary
 
-Names are imported at first use, so that the configs can be imported without torch.
+Names are imported at first use, so that the configs can be imported without torch. Low-rank
+adapters are in `qkv.nn.lora`, and attend with its masks in `qkv.nn.attention`.
 """
 
 from typing import TYPE_CHECKING
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING
 from qkv.nn.stack_config import AdapterConfig, RotaryScaling, StackConfig
 
 if TYPE_CHECKING:
-    from qkv.nn import lora
     from qkv.nn.attention.multi_head import MultiHeadAttention
     from qkv.nn.block import Block, Stack
     from qkv.nn.cache import KeyValueCache, SegmentMemory
@@ -61,5 +61,4 @@ __all__ = [
     "add_hook",
     "capture",
     "hook_points",
-    "lora",
 ]

@@ -165,7 +165,10 @@ def has_hooks(model: nn.Module) -> bool:
 def alias_of(name: str, point: Point) -> str | None:
     """The full name of a point with its alias in place of its own name."""
     alias = point.hooks.aliases.get(point.name)
-    return None if alias is None else name.removesuffix(point.name) + alias
+    if alias is None:
+        return None
+
+    return name.removesuffix(point.name) + alias
 
 
 def matching_points(model: nn.Module, pattern: str) -> dict[str, Point]:

@@ -141,6 +141,12 @@ def attach(model: nn.Module, config: AdapterConfig, seed: int = 0) -> None:
     Raises:
         ValueError: If the model has adapters, or lacks a projection.
         TypeError: If a matrix is int8.
+
+    Example:
+        >>> model = MultiHeadAttention(8, 2)
+        >>> attach(model, AdapterConfig(rank=4, projections=("query", "value")))
+        >>> sum(parameter.numel() for parameter in adapter_parameters(model))
+        128
     """
     sites = [adapter_sites(module) for module in model.modules()]
     check_fresh(model)
@@ -216,6 +222,13 @@ def merge(model: nn.Module) -> None:
 
     Raises:
         TypeError: If a matrix is int8.
+
+    Example:
+        >>> model = MultiHeadAttention(8, 2)
+        >>> attach(model, AdapterConfig(rank=4))
+        >>> merge(model)
+        >>> adapter_parameters(model)
+        []
     """
     for _, layer, adapters in list(adapted(model)):
         if not isinstance(layer.weight, Tensor):

@@ -66,9 +66,7 @@ def test_answers_are_those_of_each_example_alone(
 @pytest.mark.parametrize("family", ["gpt", "bert"])
 @pytest.mark.parametrize("task", ASKED)
 def test_the_batch_does_not_matter(task: str, family: str) -> None:
-    """Whatever is read beside an example, in whatever order: its answer is the same, and so is its
-    place.
-    """
+    """The answer to an example does not depend on its neighbours or on the order."""
     small = small_tuned(task, family)
     options = ASKED[task] * 3
     expected = [said(item, task) for item in classify(*small, ASKED[task])] * 3
@@ -87,7 +85,7 @@ def test_choices_with_the_same_text_are_two() -> None:
     assert sum(actual.scores) == pytest.approx(1)
 
 
-def test_numbers_far_from_zero_are_told_apart() -> None:
+def test_numbers_far_from_zero_differ() -> None:
     """As seconds since 1970 are, which float32 has only every 128th of."""
     small = small_tuned("regress", "bert")
     head = replace(small.model.config.head, offset=1_700_000_006.0, scale=3.75)
@@ -188,7 +186,7 @@ def test_models_that_were_not_taught() -> None:
     bare = BERT(BERTConfig(vocabulary=tokenizer.vocabulary, width=16, depth=1, heads=2))
     with pytest.raises(
         Exception, match="TaskModel"
-    ):  # in earnest a TypeError; here the check of annotations speaks first
+    ):  # without the runtime type checks of tests, a TypeError
         classify(bare, tokenizer, ["a"])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="rows: expected 1 or more, not 0"):
         classify(*small_tuned("classify", "gpt"), ["a"], rows=0)

@@ -1,6 +1,4 @@
-"""Several prompts, several samples, and texts longer than the context: each row is what it would be
-alone.
-"""
+"""Several prompts, samples and sequences beyond the context: rows are independent."""
 
 from __future__ import annotations
 
@@ -51,7 +49,7 @@ def test_samples_are_rows_of_their_own(kind: str) -> None:
 
 
 def by_whole_passes(model: GPT, text: list[int], length: int, context: int) -> list[int]:
-    """The likeliest words, where a full context forgets all but its last half."""
+    """Greedy decoding where a full context forgets all but its last half."""
     window, generated = list(text), []
     for _ in range(length):
         if len(window) > context:
@@ -131,7 +129,7 @@ def test_what_is_streamed_is_what_is_returned() -> None:
         assert list(generated.values()) == generate(model, PROMPTS, length=9, **how)
 
 
-def test_who_stops_listening_leaves_the_model_as_it_was() -> None:
+def test_a_closed_stream_restores_the_mode_of_the_model() -> None:
     model = gpt(dropout=0.5).train()
     words_of = stream(model, PROMPTS, length=20, seed=0)
     next(words_of)
@@ -139,12 +137,12 @@ def test_who_stops_listening_leaves_the_model_as_it_was() -> None:
     assert all(module.training for module in model.modules())
 
 
-def test_a_wrong_question_is_refused_before_the_first_word() -> None:
+def test_wrong_arguments_are_refused_before_the_first_token() -> None:
     with pytest.raises(ValueError, match="length: expected 1 token or more"):
-        stream(gpt(), PROMPTS, length=0)  # not only when someone listens
+        stream(gpt(), PROMPTS, length=0)  # not only when the stream is read
 
 
-def test_a_model_with_broken_weights_is_told() -> None:
+def test_broken_weights_are_an_error() -> None:
     model = gpt()
     with torch.no_grad():
         model.embedding.token.weight[3] = float("nan")
@@ -152,14 +150,12 @@ def test_a_model_with_broken_weights_is_told() -> None:
         generate(model, [[1, 2], [3]], length=5)
 
 
-def test_nobody_asks_for_nothing() -> None:
+def test_an_empty_list_of_prompts_is_refused() -> None:
     assert generate(gpt(), words(0, 3), length=4, samples=3) == []
 
 
 def test_in_float32_and_with_packed_weights_rows_do_not_mind_each_other() -> None:
-    """As a person runs it: float32, in which a batch's kernels add up in another order than a
-    row's.
-    """
+    """In float32, where the kernels of a batch add in another order than those of a row."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocabulary=500, context=128, width=96, depth=3, heads=6)).eval()
     with torch.no_grad():

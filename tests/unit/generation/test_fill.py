@@ -1,6 +1,4 @@
-"""Masked words: the guesses are the model's probabilities at the masks, in the frame that it was
-trained with.
-"""
+"""Filling masks: guesses are the model's probabilities at the masks."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ def bert(tokenizer: Tokenizer, **changes: Any) -> BERT:
 
 
 def test_the_guesses_are_the_models_probabilities() -> None:
-    model = bert(WORDS)  # in training mode, as it is made: a guess is made without dropout
+    model = bert(WORDS)  # in training mode, but masks are filled without dropout
     actual = fill(model, WORDS, "the [mask] sat on the [mask].", top=4)
     ids = [2, *WORDS.encode("the"), 4, *WORDS.encode("sat on the"), 4, *WORDS.encode("."), 3]
     assert model.training
@@ -56,8 +54,8 @@ def test_a_mask_is_spelled_as_one_likes(spelled: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SIZES)
-def test_the_words_around_a_mask_are_those_of_the_whole_text(kind: Kind) -> None:
-    """In training a word is hidden, with the space before it where that is a part of it."""
+def test_the_tokens_around_a_mask_are_those_of_the_whole_text(kind: Kind) -> None:
+    """In training a mask replaces a token with the space that is part of it."""
     tokenizer = train(kind, SENTENCES, SIZES[kind])
     whole = tokenizer.encode("the cat sat, the mice ran.")
     hidden = tokenizer.encode("the cat,")[
@@ -129,7 +127,7 @@ def test_bad_input(text: str, top: int, message: str) -> None:
 
 
 @pytest.mark.usefixtures("without_shape_checks")
-def test_what_guesses_no_words() -> None:
+def test_models_and_tokenizers_that_cannot_fill_masks() -> None:
     gpt = GPT(GPTConfig(vocabulary=60, context=8, width=8, depth=1, heads=1))
     with pytest.raises(
         TypeError, match="model: expected a BERT, which guesses masked words, not GPT"

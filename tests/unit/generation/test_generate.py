@@ -1,6 +1,4 @@
-"""What is said word by word, with a state, is what whole forward passes say; and no row minds
-another.
-"""
+"""Decoding with a state equals whole forward passes, and rows do not depend on each other."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ PADDING_MASK = torch.arange(S) < torch.tensor([[6], [2], [4], [1]])
 def by_whole_passes(
     scores: Callable[[Tensor], Tensor], ids: Tensor, length: int
 ) -> list[list[int]]:
-    """The likeliest words, everything computed again for every one of them."""
+    """Greedy decoding with a whole forward pass for every token."""
     first = ids.shape[1]
     with unchecked():
         for _ in range(length):
@@ -72,7 +70,7 @@ GENERATORS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", GPT_KINDS)
-def test_gpt_says_what_whole_passes_say(kind: str) -> None:
+def test_gpt_generates_as_whole_passes_do(kind: str) -> None:
     model, ids = gpt(**GPT_KINDS[kind]), words(B, 4)
     right = by_whole_passes(model, ids, LENGTH)
     assert generate(model, ids, length=LENGTH, temperature=0) == right
@@ -80,12 +78,12 @@ def test_gpt_says_what_whole_passes_say(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", TRANSFORMER_KINDS)
-def test_transformer_says_what_whole_passes_say(kind: str) -> None:
+def test_transformer_generates_as_whole_passes_do(kind: str) -> None:
     assert_translates_as_whole_passes(transformer(**TRANSFORMER_KINDS[kind]))
 
 
 @pytest.mark.parametrize("kind", RNN_KINDS)
-def test_rnn_says_what_whole_passes_say(kind: str) -> None:
+def test_rnn_generates_as_whole_passes_do(kind: str) -> None:
     assert_translates_as_whole_passes(rnn(**RNN_KINDS[kind]))
 
 
@@ -103,7 +101,7 @@ def assert_translates_as_whole_passes(model: Transformer | RNN) -> None:
             ) == up_to(end, right)
 
 
-def test_transformer_xl_with_all_in_its_memory_says_what_whole_passes_say() -> None:
+def test_transformer_xl_with_a_sufficient_memory_generates_as_whole_passes_do() -> None:
     model, ids = gpt(position="relative", memory=50), words(B, 4)
     assert generate(model, ids, length=LENGTH, temperature=0) == by_whole_passes(model, ids, LENGTH)
 
@@ -124,12 +122,12 @@ def test_transformer_xl_reads_a_long_prompt_in_segments_of_its_context(memory: i
 @ROWS_ALONE
 @pytest.mark.parametrize("kind", GENERATORS)
 def test_a_row_ends_at_its_own_end_and_the_others_go_on(kind: str) -> None:
-    """Every word in turn as the end: rows leave at different moments, and nobody's text changes."""
+    """With any token as the end, rows leave at different steps and no other row changes."""
     model, ids = gpt(**GENERATORS[kind]), words(B, 3)
     whole = generate(model, ids, length=12, seed=8)
     assert {len(row) for row in whole} == {12}
     stops = [up_to(end, whole) for end in range(V)]
-    assert any(len({len(row) for row in rows}) == B for rows in stops)  # the question is asked
+    assert any(len({len(row) for row in rows}) == B for rows in stops)  # so the test covers it
     for end in range(V):
         assert generate(model, ids, length=12, seed=8, end=end) == stops[end]
 
@@ -157,7 +155,7 @@ def test_a_translation_ends_at_its_own_end_and_the_others_go_on(kind: str) -> No
 @pytest.mark.parametrize(
     "choice", [{"temperature": 0.0}, {}, {"temperature": 1.5, "top_k": 6, "top_p": 0.9}]
 )
-def test_a_row_says_the_same_without_its_neighbours(kind: str, choice: dict[str, Any]) -> None:
+def test_a_row_does_not_depend_on_its_neighbours(kind: str, choice: dict[str, Any]) -> None:
     model, ids = gpt(**GENERATORS[kind]), words(B, 5)
     together = generate(model, ids, length=LENGTH, end=END, seed=3, **choice)
     assert len({tuple(row) for row in together}) > 1
@@ -179,7 +177,7 @@ def test_padded_sources_are_translated_as_each_alone(kind: str, choice: dict[str
         assert alone == [together[row]]
 
 
-def test_equal_prompts_draw_different_words_as_often_as_they_are_likely() -> None:
+def test_equal_prompts_draw_tokens_as_often_as_they_are_likely() -> None:
     """Pearson's chi-square with 12 degrees of freedom passes 32.9 once in a thousand times."""
     model, rows = gpt(), 5000
     ids = words(1, 3)
@@ -198,7 +196,7 @@ def test_a_seed_reproduces_and_a_longer_text_begins_like_a_shorter() -> None:
     assert generate(model, ids, length=20) != generate(model, ids, length=20)
 
 
-def test_nobody_elses_random_numbers_are_touched() -> None:
+def test_the_global_random_state_is_not_touched() -> None:
     model, ids = gpt(), words(B, 3)
     before = torch.get_rng_state()
     generate(model, ids, length=3)
@@ -210,7 +208,7 @@ def test_nobody_elses_random_numbers_are_touched() -> None:
 @pytest.mark.parametrize("prompt", [1, 10, 16])
 def test_a_text_ends_where_the_context_is_full(position: str, prompt: int) -> None:
     model, ids = gpt(position=position, context=16), words(B, prompt)
-    full = 16 - prompt + 1  # the last word is said, and needs no place because nobody reads it
+    full = 16 - prompt + 1  # the last token is not read, so it needs no position
     for length in (1, full, full + 1, 30):
         actual = generate(model, ids, length=length, seed=0)
         assert {len(row) for row in actual} == {min(length, full)}
@@ -247,7 +245,7 @@ def test_dropout_is_off_while_generating_and_back_after() -> None:
     assert {name: module.training for name, module in model.named_modules()} == before
 
 
-def test_nothing_is_recorded_for_a_backward_pass() -> None:
+def test_no_autograd_graph_is_built() -> None:
     captured = []
     model = gpt()
     model.embedding.register_forward_hook(
@@ -257,7 +255,7 @@ def test_nothing_is_recorded_for_a_backward_pass() -> None:
     assert captured == [False, False]
 
 
-def test_no_rows_say_nothing() -> None:
+def test_no_rows_give_an_empty_list() -> None:
     assert generate(gpt(), words(0, 3), length=5) == []
     assert translate(rnn(), words(0, 3), start=START, end=END, length=5) == []
 
@@ -267,7 +265,7 @@ def test_no_rows_say_nothing() -> None:
     "qkv_unchecked"
 )  # Triton cannot compile a function that the shape checks have rewritten
 @pytest.mark.parametrize("kind", GENERATORS)
-def test_a_gpu_says_what_the_cpu_says(kind: str) -> None:
+def test_a_gpu_generates_what_the_cpu_generates(kind: str) -> None:
     from qkv.generation import generate
     from qkv.models import GPT, GPTConfig
 

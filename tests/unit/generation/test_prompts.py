@@ -1,6 +1,4 @@
-"""One prompt or several, as text, lists, tensors or arrays: all mean what they say, and one gives
-one result.
-"""
+"""Prompts as text, lists, tensors or arrays; one prompt gives one result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A word is drawn as often as it is likely, and what a filter takes out is never drawn."""
+"""Tokens are drawn by their probability, and filtered tokens never."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ HALVES = torch.tensor([0.05, 0.5, 0.15, 0.3], dtype=torch.float64)
 
 
 def logits_of(probability: Tensor) -> Tensor:
-    return probability.log().unsqueeze(0) + 7  # what is added to all changes nothing
+    return probability.log().unsqueeze(0) + 7  # adding a constant changes nothing
 
 
-def assert_distribution(expected: list[float], **choices: float | int) -> None:
-    actual = distribution(logits_of(HALVES), **choices)[0]
+def assert_distribution(expected: list[float], **filters: float | int) -> None:
+    actual = distribution(logits_of(HALVES), **filters)[0]
     assert_close(actual, torch.tensor(expected, dtype=torch.float64))
     assert [p > 0 for p in actual.tolist()] == [
         p > 0 for p in expected
-    ]  # out is out, not merely unlikely
+    ]  # exactly 0, not merely unlikely
 
 
 def test_temperature_is_a_power_of_the_probabilities() -> None:
@@ -60,7 +60,7 @@ def test_top_p_keeps_the_fewest_that_reach_it() -> None:
 
 
 def test_top_p_counts_what_top_k_and_the_temperature_left() -> None:
-    # Of the three likeliest the first two have 0.8 / 0.95 = 0.84 of the mass, of all four words
+    # Of the three likeliest the first two have 0.8 / 0.95 = 0.84 of the mass, of all four tokens
     # 0.8.
     assert_distribution([0, 0.5 / 0.8, 0, 0.3 / 0.8], top_k=3, top_p=0.83)
     # Squared: 0.25, 0.09, 0.0225, 0.0025 of 0.365, so that the first two have 0.93.
@@ -73,7 +73,7 @@ def test_top_p_counts_what_top_k_and_the_temperature_left() -> None:
     st.floats(0.01, 1),
     st.floats(0.1, 5),
 )
-def test_filters_are_what_they_say(
+def test_filters_equal_their_definition(
     logits: list[float], top_k: int, top_p: float, temperature: float
 ) -> None:
     scores = torch.tensor([logits], dtype=torch.float64)
@@ -89,7 +89,7 @@ def test_filters_are_what_they_say(
     )
     assert sorted(actual, reverse=True) == pytest.approx(
         expected
-    )  # equal words may stand for each other
+    )  # equal tokens are interchangeable
     assert sum(p > 0 for p in actual) == len(remaining)
 
 
@@ -107,7 +107,7 @@ def test_temperature_0_takes_the_likeliest_and_the_first_of_equals() -> None:
         )
 
 
-def test_the_chance_falls_on_a_word_as_long_as_it_is_likely() -> None:
+def test_a_uniform_number_selects_a_token_by_its_probability() -> None:
     probability = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0], dtype=torch.float64)
     expected = {1e-300: 1, 0.25: 1, 0.2500001: 3, 0.75: 3, 0.7500001: 4, 1.0: 4}
     actual = draw(
@@ -116,24 +116,22 @@ def test_the_chance_falls_on_a_word_as_long_as_it_is_likely() -> None:
     assert actual.tolist() == list(expected.values())
 
 
-def test_words_are_drawn_as_often_as_they_are_likely() -> None:
-    """Pearson's chi-square: 24.3 is passed once in a thousand times with 7 degrees of freedom, 32.9
-    with 12.
-    """
+def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
+    """Pearson's chi-square: the bounds are exceeded once in a thousand times."""
     rows = 20_000
     uniform = uniforms(5, rows, 1)[:, 0]
     for size, bound in ((8, 24.3), (13, 32.9)):
         logits = torch.randn(1, size) * 2
-        for choice in ({}, {"temperature": 2.0}, {"top_k": 5}, {"top_p": 0.9}):
-            expected = rows * distribution(logits, **choice)[0]
-            drawn = sample_tokens(logits.expand(rows, -1), uniform, SamplingParams(**choice))
+        for fields in ({}, {"temperature": 2.0}, {"top_k": 5}, {"top_p": 0.9}):
+            expected = rows * distribution(logits, **fields)[0]
+            drawn = sample_tokens(logits.expand(rows, -1), uniform, SamplingParams(**fields))
             count = torch.bincount(drawn, minlength=size)
             present = expected > 0
             assert count[~present].sum() == 0
             assert ((count - expected)[present] ** 2 / expected[present]).sum() < bound
 
 
-def test_chances_of_words_and_rows_are_not_alike() -> None:
+def test_uniforms_of_tokens_and_rows_are_independent() -> None:
     uniform = uniforms(3, 200, 200)
     assert ((uniform > 0) & (uniform <= 1)).all()
     assert uniform.unique().numel() == uniform.numel()
@@ -152,7 +150,7 @@ def test_a_row_depends_on_its_seed_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "message"),
+    ("fields", "message"),
     [
         ({"temperature": -0.1}, "temperature: expected 0 .* or more, not -0.1"),
         ({"temperature": math.nan}, "temperature: expected 0 .* or more, not nan"),
@@ -167,14 +165,14 @@ def test_a_row_depends_on_its_seed_alone() -> None:
         ({"forced": {-1: 3}}, "forced: expected positions from 0"),
     ],
 )
-def test_a_choice_that_is_none_is_refused(choice: dict[str, float], message: str) -> None:
+def test_wrong_sampling_parameters_are_refused(fields: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        SamplingParams(**choice)
+        SamplingParams(**fields)
 
 
 @pytest.mark.parametrize("row", [[math.nan, 0.0], [-math.inf, -math.inf], [math.inf, 0.0]])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_broken_logits_are_told_by_their_word(row: list[float], temperature: float) -> None:
+def test_broken_logits_give_the_broken_token(row: list[float], temperature: float) -> None:
     tokens = sample_tokens(
         torch.tensor([[1.0, 2.0], row]), torch.ones(2), SamplingParams(temperature=temperature)
     )
@@ -182,7 +180,7 @@ def test_broken_logits_are_told_by_their_word(row: list[float], temperature: flo
     assert tokens[1] == BROKEN
 
 
-def test_seeds_that_are_none_are_refused() -> None:
+def test_wrong_seeds_are_refused() -> None:
     with pytest.raises(ValueError, match="seed: expected 0 or more, not -1"):
         uniforms(-1, 2, 3)
     with pytest.raises(ValueError, match="seed: expected 0 or more, not -5"):

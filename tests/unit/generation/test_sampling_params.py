@@ -1,6 +1,4 @@
-"""What is favoured, forbidden or forced before a word is drawn: as plain loops and `transformers`
-compute it.
-"""
+"""Penalties, forbidden and forced tokens, against plain loops and `transformers`."""
 
 from __future__ import annotations
 
@@ -20,18 +18,18 @@ from support.families import gpt, words
 V = 13
 
 
-def heard_of(prompt: list[list[int]], generated: list[list[int]]) -> TokenCounts:
-    calls = TokenCounts(torch.tensor(prompt), None, V)
+def token_counts(prompt: list[list[int]], generated: list[list[int]]) -> TokenCounts:
+    counts = TokenCounts(torch.tensor(prompt), None, V)
     for step in zip(*generated, strict=True):
-        calls.add(torch.tensor(step))
-    return calls
+        counts.add(torch.tensor(step))
+    return counts
 
 
-def test_penalties_are_what_they_say() -> None:
+def test_penalties_equal_a_plain_loop() -> None:
     logits = torch.randn(2, V, dtype=torch.float64)
     prompt, generated = [[1, 2, 2], [3, 3, 4]], [[5, 5, 2, 7], [1, 1, 1, 1]]
-    choice = SamplingParams(repetition=1.7, presence=0.3, frequency=0.2)
-    actual = processed(logits, choice, heard_of(prompt, generated), position=4, ends=())
+    params = SamplingParams(repetition=1.7, presence=0.3, frequency=0.2)
+    actual = processed(logits, params, token_counts(prompt, generated), position=4, ends=())
     for row in range(2):
         for token in range(V):
             expected = float(logits[row, token])
@@ -42,9 +40,9 @@ def test_penalties_are_what_they_say() -> None:
             assert float(actual[row, token]) == pytest.approx(expected)
 
 
-def test_padding_is_no_word_of_the_prompt() -> None:
-    calls = TokenCounts(torch.tensor([[0, 0, 4]]), torch.tensor([[False, False, True]]), V)
-    assert calls.read[0].nonzero().flatten().tolist() == [4]
+def test_padding_does_not_count_as_a_token_of_the_prompt() -> None:
+    counts = TokenCounts(torch.tensor([[0, 0, 4]]), torch.tensor([[False, False, True]]), V)
+    assert counts.read[0].nonzero().flatten().tolist() == [4]
 
 
 def test_repetition_is_that_of_transformers() -> None:
@@ -56,8 +54,8 @@ def test_repetition_is_that_of_transformers() -> None:
         theirs = RepetitionPenaltyLogitsProcessor(penalty)(
             torch.cat([prompt, generated], dim=1), logits.clone()
         )
-        calls = heard_of(prompt.tolist(), generated.tolist())
-        assert_close(processed(logits, SamplingParams(repetition=penalty), calls, 5, ()), theirs)
+        counts = token_counts(prompt.tolist(), generated.tolist())
+        assert_close(processed(logits, SamplingParams(repetition=penalty), counts, 5, ()), theirs)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +84,7 @@ def test_filters_are_those_of_transformers(filters: dict[str, Any], temperature:
     assert_close(distribution(logits, temperature=temperature, **filters), theirs.softmax(-1))
 
 
-def test_what_is_forbidden_is_never_said_and_what_is_forced_always() -> None:
+def test_forbidden_tokens_never_come_and_forced_ones_always() -> None:
     model = gpt()
     rows = generate(
         model, words(6, 3), length=10, seed=1, forbidden=(3, 5, 8), forced={0: 11, 4: 2}
@@ -98,7 +96,7 @@ def test_what_is_forbidden_is_never_said_and_what_is_forced_always() -> None:
     assert any(row[0] != 11 for row in free)
 
 
-def test_no_text_ends_before_its_minimum() -> None:
+def test_no_sequence_ends_before_its_minimum() -> None:
     model, prompts = gpt(), words(40, 3)
     free = generate(model, prompts, length=12, seed=2, end=[4, 6])
     assert min(map(len, free)) < 5
@@ -114,27 +112,27 @@ def test_a_repetition_penalty_makes_a_model_repeat_itself_less() -> None:
     assert any(len(set(row)) < len(row) for row in plain)
     assert all(
         len(set(row)) == 12 for row in varied
-    )  # thirteen words are enough for twelve different ones
+    )  # thirteen tokens are enough for twelve different ones
 
 
 def test_penalties_do_not_depend_on_neighbours() -> None:
     model, prompts = gpt(), [[1, 2, 3], [4], [5, 6]]
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "length": 9,
         "end": 7,
         "repetition": 1.5,
         "presence": 0.5,
         "frequency": 0.5,
     }
-    together = generate(model, prompts, seed=[1, 2, 3], **how)
+    together = generate(model, prompts, seed=[1, 2, 3], **options)
     assert together == [
-        generate(model, [row], seed=[seed], **how)[0]
+        generate(model, [row], seed=[seed], **options)[0]
         for row, seed in zip(prompts, (1, 2, 3), strict=True)
     ]
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("options", "message"),
     [
         ({"forbidden": (13,)}, "forbidden: expected an id from 0 to 12, not 13"),
         ({"forced": {0: -1}}, "forced: expected an id from 0 to 12, not -1"),
@@ -159,6 +157,8 @@ def test_penalties_do_not_depend_on_neighbours() -> None:
     ],
 )
 @pytest.mark.usefixtures("without_shape_checks")
-def test_a_choice_that_makes_no_sense_is_refused(how: dict[str, Any], message: str) -> None:
+def test_sampling_parameters_that_contradict_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
-        generate(gpt(), words(2, 3), length=5, **how)
+        generate(gpt(), words(2, 3), length=5, **options)

@@ -1,6 +1,4 @@
-"""Text in, text out: what is streamed is what is returned, and nothing of a stop string is ever
-said.
-"""
+"""Text generation: streamed text equals returned text, and no stop string is part of it."""
 
 from __future__ import annotations
 
@@ -47,21 +45,21 @@ def characters() -> Tokenizer:
     return train("characters", TEXT, 40)
 
 
-def test_what_is_streamed_is_what_is_returned_and_what_the_ids_say(tokenizer: Tokenizer) -> None:
-    model, how = gpt(tokenizer), {"length": 30, "seed": 3, "samples": 2}
+def test_streamed_text_is_returned_text_and_decoded_ids(tokenizer: Tokenizer) -> None:
+    model, options = gpt(tokenizer), {"length": 30, "seed": 3, "samples": 2}
     prompts = [SENTENCES[0], "the cat sat on"]
     generated = generate(
-        model, [tokenizer.encode(prompt) for prompt in prompts], end=tokenizer.end, **how
+        model, [tokenizer.encode(prompt) for prompt in prompts], end=tokenizer.end, **options
     )
     texts = [""] * 4
     ended = set()
-    for piece in stream_text(model, tokenizer, prompts, **how):
+    for piece in stream_text(model, tokenizer, prompts, **options):
         assert piece.row not in ended
         texts[piece.row] += piece.text
         if piece.reason is not None:
             ended.add(piece.row)
     assert ended == {0, 1, 2, 3}
-    assert texts == complete(model, tokenizer, prompts, **how)
+    assert texts == complete(model, tokenizer, prompts, **options)
     assert texts == [tokenizer.decode(ids) for ids in generated]
 
 
@@ -82,29 +80,29 @@ def test_stop_strings(characters: Tokenizer, data: st.DataObject) -> None:
     text = data.draw(st.text(alphabet="ab.", max_size=30))
     stops = data.draw(st.lists(st.text(alphabet="ab.", min_size=1, max_size=4), max_size=3))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
-    speaker = StopStringFilter(characters, stops)
+    text_filter = StopStringFilter(characters, stops)
     generated = []
     for begin, end in pairwise([0, *cuts, len(text)]):
-        if not speaker.stopped:
-            speaker.add_text(text[begin:end])
-            generated.append(speaker.take())
-    speaker.close()
-    generated.append(speaker.take())
+        if not text_filter.stopped:
+            text_filter.add_text(text[begin:end])
+            generated.append(text_filter.take())
+    text_filter.close()
+    generated.append(text_filter.take())
     ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
     expected = text[: min(ends)[1]] if ends else text
     assert "".join(generated) == expected
-    assert speaker.stopped == bool(ends)
+    assert text_filter.stopped == bool(ends)
 
 
-def test_nothing_that_may_begin_a_stop_string_is_said_too_early(characters: Tokenizer) -> None:
-    speaker = StopStringFilter(characters, ["abc"])
+def test_text_that_may_begin_a_stop_string_is_held_back(characters: Tokenizer) -> None:
+    text_filter = StopStringFilter(characters, ["abc"])
     generated = []
     for id in characters.encode("xababdab"):
-        speaker.add_token(id)
-        generated.append(speaker.take())
-    speaker.close()
+        text_filter.add_token(id)
+        generated.append(text_filter.take())
+    text_filter.close()
     assert generated == ["x", "", "", "ab", "", "abd", "", ""]
-    assert speaker.take() == "ab"
+    assert text_filter.take() == "ab"
 
 
 @pytest.mark.parametrize(
@@ -117,10 +115,10 @@ def test_overlap(text: str, stop: str, size: int) -> None:
 
 def test_a_model_stops_there(tokenizer: Tokenizer) -> None:
     model = gpt(tokenizer)
-    how = {"length": 40, "seed": 5, "samples": 3}
-    whole = complete(model, tokenizer, ["the cat"], **how)
+    options = {"length": 40, "seed": 5, "samples": 3}
+    whole = complete(model, tokenizer, ["the cat"], **options)
     stop = whole[0][len(whole[0]) // 2 :][:3]
-    pieces = list(stream_text(model, tokenizer, ["the cat"], stop=[stop], **how))
+    pieces = list(stream_text(model, tokenizer, ["the cat"], stop=[stop], **options))
     texts = ["".join(piece.text for piece in pieces if piece.row == row) for row in range(3)]
     assert texts == [text.partition(stop)[0] for text in whole]
     reasons = {piece.row: piece.reason for piece in pieces if piece.reason}
@@ -132,9 +130,7 @@ def test_a_model_stops_there(tokenizer: Tokenizer) -> None:
 
 
 def test_an_empty_prompt_begins_where_texts_begin(characters: Tokenizer) -> None:
-    """What is trained here reads texts one after another, each with its end: a text begins after
-    that.
-    """
+    """In training, texts follow one another with an end token: a text begins after it."""
     assert prompt_ids(characters, "") == [characters.end]
     model = gpt(characters)
     assert characters.end is not None
@@ -166,7 +162,7 @@ def test_a_start_id_where_the_tokenizer_asks_for_one() -> None:
     inner.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 2)]
     )
-    assert prompt_ids(Tokenizer(inner), "ab") == [2, 0, 1]  # as Llama 3's tokenizer.json says it
+    assert prompt_ids(Tokenizer(inner), "ab") == [2, 0, 1]  # as in Llama 3's tokenizer.json
     assert prompt_ids(Tokenizer(inner, {"add_bos_token": False}), "ab") == [0, 1]
 
 
@@ -194,14 +190,14 @@ def test_a_start_id_where_the_tokenizer_asks_for_one() -> None:
 )
 @pytest.mark.usefixtures("without_shape_checks")
 def test_bad_input(characters: Tokenizer, changes: dict[str, object], message: str) -> None:
-    how = {"prompts": ["abc"], "length": 5} | changes
+    options = {"prompts": ["abc"], "length": 5} | changes
     with pytest.raises(ValueError, match=re.escape(message)):
-        complete(gpt(characters), characters, **how)  # type: ignore[arg-type]
+        complete(gpt(characters), characters, **options)  # type: ignore[arg-type]
 
 
 def test_a_long_prompt_may_lose_its_beginning(characters: Tokenizer) -> None:
     model = gpt(characters)
-    long, how = "abcdefghij" * 9, {"length": 20, "seed": 1}
-    assert complete(model, characters, [long], beyond="slide", **how) == complete(
-        model, characters, [long[-44:]], **how
+    long, options = "abcdefghij" * 9, {"length": 20, "seed": 1}
+    assert complete(model, characters, [long], beyond="slide", **options) == complete(
+        model, characters, [long[-44:]], **options
     )

@@ -68,9 +68,7 @@ def test_the_translations_are_those_of_beam_search() -> None:
 
 
 def test_sources_are_put_together_in_one_place() -> None:
-    """All that one search gets may have translations of the same length, which depends on their own
-    lengths alone.
-    """
+    """Sources of one search have the same limit of length, which depends on their own lengths."""
     rows = [[0] * length for length in (3, 16, 0, 17, 40, 32, 16, 33)]
     assert batches(rows, 64) == [[4, 7, 5, 3, 1, 6, 0, 2]]
     assert batches(rows, 3) == [[4, 7, 5], [3, 1, 6], [0, 2]]

@@ -1,4 +1,4 @@
-"""Ids to vectors: the word, its position and its sentence, joined as asked."""
+"""Embeddings: token, position and segment are joined as configured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ positions = torch.tensor([[0, 1, 2], [5, 6, 7]])
 
 @pytest.mark.parametrize("position", ["learned", "sinusoidal"])
 @pytest.mark.parametrize("join", ["sum", "product"])
-def test_word_and_position_are_joined(position: str, join: str) -> None:
+def test_token_and_position_are_joined(position: str, join: str) -> None:
     embedding = Embedding(V, E, context=CONTEXT, position=position, join=join)
     where = (
         embedding.position.weight[positions] if position == "learned" else sinusoidal(positions, E)
@@ -27,7 +27,7 @@ def test_word_and_position_are_joined(position: str, join: str) -> None:
 
 @pytest.mark.parametrize("position", ["learned", "sinusoidal"])
 @pytest.mark.parametrize(("given", "width"), [(None, 3), (2, 2)])
-def test_word_and_position_side_by_side(position: str, given: int | None, width: int) -> None:
+def test_token_and_position_are_concatenated(position: str, given: int | None, width: int) -> None:
     embedding = Embedding(
         V, E, context=CONTEXT, position=position, join="concatenate", position_width=given
     )
@@ -52,7 +52,7 @@ def test_positions_that_live_in_attention_leave_the_embedding_alone(
     assert [name for name, _ in embedding.named_parameters()] == ["token.weight"]
 
 
-def test_scaled_words_are_sqrt_width_times_the_table() -> None:
+def test_scaled_embeddings_are_sqrt_width_times_the_table() -> None:
     embedding = Embedding(V, E, context=CONTEXT, position="sinusoidal", scaled=True)
     assert_close(
         embedding(ids, positions), embedding.token.weight[ids] * E**0.5 + sinusoidal(positions, E)

@@ -1,6 +1,4 @@
-"""Low-rank adapters equal their formula, forward and backward, merge exactly, and leave no trace
-when they are gone.
-"""
+"""Low-rank adapters equal their formula, merge exactly, and leave no trace when removed."""
 
 from __future__ import annotations
 
@@ -91,10 +89,8 @@ def test_the_formula_forward_and_backward(rows: slice | None, names: tuple[str, 
 
 
 @pytest.mark.parametrize("projection", ["query", "key", "value", "output", "gate", "up", "down"])
-def test_a_projection_is_the_rows_it_says(projection: str) -> None:
-    """Changing its rows by hand and adapting it are one and the same, in grouped heads and a gated
-    layer, too.
-    """
+def test_a_projection_changes_its_rows_alone(projection: str) -> None:
+    """Adapting a projection equals changing its rows, also in grouped heads and a gated layer."""
     model = gpt(**LLAMA)
     ids = words(2, 7)
     before = model(ids)
@@ -269,10 +265,10 @@ def test_bytes_beside_adapters() -> None:
 
 
 @pytest.mark.parametrize("projection", ["query", "output", "up", "down"])
-def test_kernels_that_read_matrices_do_not_serve(
+def test_fused_kernels_do_not_replace_adapted_matrices(
     projection: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A whole block as kernels of a GPU: they know of no adapter."""
+    """The fused block of a GPU reads matrices and knows no adapters."""
     model = gpt(head_width=16, **LLAMA)
     state = StaticCache.__new__(StaticCache)
     state.capacity = 64

@@ -86,9 +86,7 @@ def test_rotated_scores_depend_on_the_distance_alone() -> None:
 
 
 def test_stretched_rotary_is_llama_3s() -> None:
-    """Fast waves as they are, slow ones `factor` times slower, and a straight line in the number of
-    turns between.
-    """
+    """High frequencies stay, low ones are divided by `factor`, and between them it is linear."""
     scaling = RotaryScaling(factor=8.0, low=1.0, high=4.0, original_context=8192)
     D, base = 128, 500000.0
     cos, sin = rotary_angles(torch.tensor([[1]]), D, base, scaling)

@@ -147,8 +147,12 @@ class SentenceBeams:
         used: Counter[int] = Counter()
 
         for group in range(self.rule.groups):
-            first = 0 if len(self.beams) == 1 else group * width
-            last = 1 if len(self.beams) == 1 else first + width
+            first = group * width
+            last = first + width
+            if len(self.beams) == 1:  # all groups begin with the empty beam
+                first = 0
+                last = 1
+
             best = self.choose(group, first, totals[first:last], ids[first:last], used)
             used.update(going.token for going in best if going.total > -math.inf)
             chosen += best

@@ -137,12 +137,14 @@ def search(
         begin: Makes the sentence of a row, from its index and the tokens that fit.
         advance: Chooses the beams that go on after each token.
     """
-    limit = limit_of(model, "refuse" if isinstance(model, GPT) else "extend")
     similar = None
     if isinstance(model, GPT):
-        similar = 1
+        similar = 1  # prompts are not padded
+        limit = limit_of(model, "refuse")
         if limit is not None:
             rows = [within(row, limit, length, "refuse") for row in rows]
+    else:
+        limit = limit_of(model, "extend")
 
     packing: AbstractContextManager[None] = nullcontext()
     if len(rows) >= MANY and small_enough(model):

@@ -116,7 +116,10 @@ class Mask:
         tile = torch.arange(0, S, size, device=device)  # (M,)
         layout = (tile < high) & (tile + size > low)
 
-        return layout if layout.dim() == 3 else layout.unsqueeze(0)
+        if layout.dim() == 2:
+            layout = layout.unsqueeze(0)
+
+        return layout
 
 
 @dataclass(frozen=True, eq=False)

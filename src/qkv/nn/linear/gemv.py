@@ -96,7 +96,9 @@ def linear_row(
 if triton is not None:
 
     @triton.jit
-    def normalised(x, gain, shift, e, E, epsilon, SHIFT: tl.constexpr, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    def normalised(  # type: ignore[no-untyped-def]
+        x, gain, shift, e, E, epsilon, SHIFT: tl.constexpr, dtype: tl.constexpr
+    ):
         """LayerNorm, or RMSNorm without a shift, of a row in one program's registers."""
         row = tl.load(x + e, mask=e < E, other=0.0).to(tl.float32)
         square = tl.sum(row * row, 0) / E
@@ -113,7 +115,9 @@ if triton is not None:
         return row.to(dtype).to(tl.float32)  # rounded wherever eager code rounds
 
     @triton.jit
-    def norm_row(x, gain, shift, output, E, epsilon, LANES: tl.constexpr, SHIFT: tl.constexpr):  # type: ignore[no-untyped-def]
+    def norm_row(  # type: ignore[no-untyped-def]
+        x, gain, shift, output, E, epsilon, LANES: tl.constexpr, SHIFT: tl.constexpr
+    ):
         dtype: tl.constexpr = output.dtype.element_ty
         e = tl.arange(0, LANES)
         row = normalised(x, gain, shift, e, E, epsilon, SHIFT, dtype)

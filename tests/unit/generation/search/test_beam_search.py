@@ -1,6 +1,4 @@
-"""Beam search finds what a search of all sequences finds, what `transformers` finds, and no row
-minds another.
-"""
+"""Beam search equals an exhaustive search and `transformers`, and rows are independent."""
 
 from __future__ import annotations
 
@@ -116,7 +114,7 @@ def test_a_gpt_goes_on_from_prompts_with_the_best_of_all(kind: str) -> None:
             assert_same(row, ranked(continuations(model, prompt), LENGTH, **how)[:20])
 
 
-def test_all_sequences_are_found_when_all_are_asked_for() -> None:
+def test_enough_beams_find_all_sequences() -> None:
     model, source = TRANSLATORS["gru"](), words(1, 3, vocabulary=V)
     right = ranked(translations(model, source[0], 3), 3)
     (actual,) = beam_search(model, source, start=START, end=END, length=3, beams=200, n_best=200)
@@ -125,7 +123,7 @@ def test_all_sequences_are_found_when_all_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize("minimum", [1, 3])
-def test_what_is_forbidden_is_never_said_and_no_end_comes_too_early(minimum: int) -> None:
+def test_forbidden_tokens_never_come_and_no_end_before_the_minimum(minimum: int) -> None:
     model, source = TRANSLATORS["transformer"](), words(2, 5, vocabulary=V)
     actual = beam_search(
         model,
@@ -146,7 +144,7 @@ def test_what_is_forbidden_is_never_said_and_no_end_comes_too_early(minimum: int
         assert_same(its, ranked(may, LENGTH)[:50])
 
 
-def test_without_an_end_every_sequence_is_as_long_as_asked() -> None:
+def test_without_an_end_every_sequence_has_the_full_length() -> None:
     model = GENERATORS["gpt"]()
     (actual,) = beam_search(model, [[1, 2]], end=None, length=3, beams=64, n_best=64)
     assert sorted(hypothesis.ids for hypothesis in actual) == [
@@ -199,14 +197,12 @@ MARIAN: dict[str, Any] = {
 
 @pytest.mark.parametrize("seed", range(4))
 def test_transformers_finds_the_same(seed: int, tmp_path: Path) -> None:
-    """Their early_stopping = "never" is the exact rule; False guesses that no open beam gets better
-    with its length.
-    """
+    """early_stopping = "never" is the exact rule; False assumes that no open beam gets better."""
     torch.manual_seed(seed)
     theirs = randomised(MarianMTModel(MarianConfig(**MARIAN)))
     with torch.no_grad():
         theirs.model.shared.weight[0] = 0
-        theirs.final_logits_bias[0, 0] = 3.0  # an end is about as likely as a word
+        theirs.final_logits_bias[0, 0] = 3.0  # an end is about as likely as another token
     ours = read_folder(saved(theirs, tmp_path))
     source = torch.randint(1, 30, (6, 9))
     padding_mask = torch.arange(9) < torch.tensor([[9], [4], [7], [1], [9], [2]])
@@ -242,7 +238,7 @@ def test_transformers_finds_the_same(seed: int, tmp_path: Path) -> None:
             right.sequences_scores.tolist(), abs=1e-4
         )
         lengths |= {len(hypothesis) for hypothesis in ids}
-    assert len(lengths) > 5  # the question is asked
+    assert len(lengths) > 5  # so the test covers it
 
 
 def said(row: list[int]) -> list[int]:
@@ -330,12 +326,12 @@ def test_dropout_is_off_and_back_after_and_no_rows_find_nothing() -> None:
     assert beam_search(model, words(0, 3), **options) == []
 
 
-# The likeliest words
+# The likeliest tokens
 
 
 @pytest.mark.parametrize("vocabulary", [3, 255, 256, 4000, 5121])
 @pytest.mark.parametrize("count", [1, 8, 12])
-def test_the_likeliest_words_are_those_of_a_sort(vocabulary: int, count: int) -> None:
+def test_the_likeliest_tokens_are_those_of_a_sort(vocabulary: int, count: int) -> None:
     logits = torch.randn(7, vocabulary, dtype=torch.float64)
     values, actual = likeliest(logits, count, never=[0])
     right = logits.log_softmax(-1)

@@ -1,6 +1,4 @@
-"""Diverse beam search: groups find what a search written down as simply as can be finds, and they
-begin differently.
-"""
+"""Diverse beam search equals a plain implementation, and its groups begin differently."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ START, END = 1, 2
 def diverse(
     model: Any, source: Tensor, *, beams: int, groups: int, diversity: float, length: int
 ) -> list[list[int]]:
-    """Diverse beam search, written down as simply as can be: whole passes, all words sorted."""
+    """Diverse beam search in plain Python: whole forward passes, all tokens sorted."""
     width = beams // groups
     open_: list[list[tuple[float, list[int]]]] = [[(0.0, [])] for _ in range(groups)]
     ended: list[list[tuple[float, list[int]]]] = [[] for _ in range(groups)]

@@ -36,7 +36,7 @@ def test_an_ensemble_of_one_is_the_model() -> None:
             assert [item.score for item in one] == pytest.approx([item.score for item in other])
 
 
-def test_two_say_the_mean_of_their_probabilities_also_after_reordering() -> None:
+def test_an_ensemble_gives_the_mean_probabilities_also_after_reordering() -> None:
     models, source, target = [transformer(), rnn(), rnn(cell="lstm")], words(3, 6), words(3, 4)
     ensemble = Ensemble(models)
     state = ensemble.start(source, PADDING_MASK)

@@ -1,6 +1,4 @@
-"""Stochastic beam search draws different sequences, each next one by its probability among those
-that are left.
-"""
+"""Stochastic beam search draws different sequences, each by its probability among the rest."""
 
 from __future__ import annotations
 
@@ -98,7 +96,7 @@ def test_the_first_drawn_is_a_draw_by_probability_and_the_order_is_by_score() ->
         assert abs(count - rows * uniform) < 4.5 * (rows * uniform * (1 - uniform)) ** 0.5 + 1
 
 
-def test_all_there_are_are_drawn_when_more_are_asked_for() -> None:
+def test_all_sequences_are_drawn_if_there_are_no_more() -> None:
     model, source = rnn(vocabulary=V), words(2, 4, vocabulary=V)
     for row in stochastic_beam_search(
         model, source, start=START, end=END, length=LENGTH, samples=40, seed=2
@@ -131,7 +129,7 @@ def test_what_is_forbidden_is_not_drawn_and_no_end_comes_too_early() -> None:
         assert all(len(item.ids) >= 3 and not {0, 5, 8} & set(item.ids) for item in row)
 
 
-def test_sums_handed_down_have_the_highest_that_was_known_and_keep_their_order() -> None:
+def test_conditioned_sums_have_the_known_maximum_and_their_order() -> None:
     random = np.random.default_rng(0)
     sums = random.gumbel(size=(3, 50)) + random.normal(size=(3, 50)) * 5
     sums[1, 7] = -np.inf
@@ -163,7 +161,7 @@ def test_a_wrong_question_is_refused_by_name(wrong: dict[str, Any], message: str
         stochastic_beam_search(rnn(), words(2, 3), **options)
 
 
-def test_broken_weights_are_named_in_the_words_of_every_decoder() -> None:
+def test_broken_weights_raise_the_error_of_every_decoder() -> None:
     broken = rnn()
     torch.nn.init.constant_(broken.bridge.weight, float("nan"))
     with pytest.raises(ValueError, match=re.escape(NO_LIKELIEST)):

@@ -1,6 +1,4 @@
-"""The kernel is chosen by what the call asks for, and a sparse mask saves work and memory, forward
-and backward.
-"""
+"""The kernel is chosen by the call, and a sparse mask saves work and memory."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ def test_weights_and_learned_scores_need_eager() -> None:
     assert chosen(None, T=0) == "eager"
 
 
-def test_what_is_dense_is_fused() -> None:
+def test_dense_masks_use_sdpa() -> None:
     padding_mask = torch.ones(1, S, dtype=torch.bool)
     for mask in (
         None,
@@ -55,7 +53,7 @@ def test_what_is_dense_is_fused() -> None:
         assert chosen(mask, score=dot) == "sdpa"
 
 
-def test_what_is_sparse_is_blocked() -> None:
+def test_sparse_masks_use_the_block_sparse_kernel() -> None:
     padding_mask = torch.ones(1, S, dtype=torch.bool)
     texts = (torch.arange(S) // 64).unsqueeze(0)
     sparse = [
@@ -124,9 +122,7 @@ def test_work_grows_with_the_length_when_a_mask_sees_only_near_keys(
 def test_work_grows_with_the_length_to_the_power_of_one_and_a_half_for_sparse_patterns(
     kind,
 ) -> None:
-    """With a stride of sqrt(length), as the Sparse Transformer has it: four times the length, eight
-    times the work.
-    """
+    """With a stride of sqrt(length), four times the length is eight times the work."""
     short, long = work(Causal() & kind(16), 256), work(Causal() & kind(32), 1024)
     assert long.total < 8.8 * short.total
     assert long.total < work(Causal() & kind(32), 1024, "eager").total / 2

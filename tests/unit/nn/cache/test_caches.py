@@ -36,7 +36,7 @@ def test_a_cache_returns_all_it_was_given(lengths: list[int], capacity: int) -> 
 
 
 def test_buffers_double_when_full() -> None:
-    """So that a text of n words is copied about once a word, not n times."""
+    """A sequence of n tokens is then copied about once per token, not n times."""
     cache = KeyValueCache(capacity=4)
     sizes = []
     for piece in pieces(*[1] * 20):
@@ -176,7 +176,7 @@ def test_a_recurrent_state_reorders_all_it_has() -> None:
     assert (plain.source, plain.key, plain.padding_mask) == (None, None, None)
 
 
-def test_a_recurrent_state_counts_its_words() -> None:
+def test_a_recurrent_state_counts_its_tokens() -> None:
     hidden = (torch.randn(1, B, E),)
     state = RecurrentState(hidden)
     assert state.length == 0

@@ -1,6 +1,4 @@
-"""A linear layer by whichever kernel: the same numbers as the definition, and a gradient whenever
-one is asked for.
-"""
+"""Every kernel of a linear layer gives the numbers of the definition, and its gradient."""
 
 from __future__ import annotations
 

@@ -182,7 +182,10 @@ def launch(
         num_warps=warps,
     )  # fmt: skip
 
-    return output if parts == 1 else combine_parts(output, sums).to(query.dtype)
+    if parts == 1:
+        return output
+
+    return combine_parts(output, sums).to(query.dtype)
 
 
 def row_stride(matrix: Tensor | None) -> int:

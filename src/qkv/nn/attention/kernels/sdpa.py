@@ -73,7 +73,10 @@ def attend_with_matrices(
         enable_gqa=query.shape[1] != key.shape[1],
     )
 
-    return output if keyless is None else output.masked_fill(keyless, 0)
+    if keyless is not None:
+        output = output.masked_fill(keyless, 0)
+
+    return output
 
 
 def combine(allowed: Tensor | None, added: Tensor | None) -> Tensor | None:

@@ -1,6 +1,4 @@
-"""The last block done for the first word alone gives what all of it gives there, forward and
-backward.
-"""
+"""The last block, computed for the first token alone, gives the same output and gradient there."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ def spread_out(model: torch.nn.Module) -> None:
         {"position": "sinusoidal", "norm": "rms"},
     ],
 )
-def test_the_first_word_is_the_same(kind: dict[str, object], padding: bool) -> None:
+def test_the_first_token_is_the_same(kind: dict[str, object], padding: bool) -> None:
     bert = BERT(BERTConfig(**SMALL | kind)).double()
     spread_out(bert)
     ids = torch.randint(50, (4, 9))
@@ -57,7 +55,7 @@ def all_close(one: tuple[torch.Tensor | None, ...], two: tuple[torch.Tensor | No
     )  # type: ignore[arg-type]
 
 
-def test_who_listens_sees_every_word() -> None:
+def test_a_hook_gets_every_token() -> None:
     backbone = backbone_for(BERTConfig(**SMALL), pooler=True)
     model = TaskModel(
         TaskModelConfig(
@@ -74,7 +72,7 @@ def test_who_listens_sees_every_word() -> None:
     ).eval()
     spread_out(model)
     ids, positions = torch.randint(50, (2, 7)), torch.zeros(2, 1, dtype=torch.int64)
-    plain = model(ids, positions=positions)
+    plain = model(ids, target_positions=positions)
     with capture(model, "backbone.stack.blocks.2.attention.weights") as captured:
-        assert torch.allclose(model(ids, positions=positions), plain, atol=1e-5)
+        assert torch.allclose(model(ids, target_positions=positions), plain, atol=1e-5)
     assert captured["backbone.stack.blocks.2.attention.weights"].shape == (2, 2, 7, 7)
