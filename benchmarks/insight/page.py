@@ -27,7 +27,7 @@ import tyro
 from torch import Tensor
 
 from benchmarks.harness import machine
-from qkv.insight.inspect.capture import Attention, distance, entropy, glance
+from qkv.insight.inspect.capture import CapturedAttention, distance, entropy, pool_overview
 from qkv.insight.inspect.model_input import Reading, Side
 from qkv.insight.inspect.whole_words import WholeWord
 from qkv.insight.look import Look
@@ -118,13 +118,13 @@ def synthetic_look(options: Options) -> Look:
             heads.append(head(options.tokens, (SHARP, DIFFUSE)[(layer + number) % 2]))
 
         weights = torch.stack(heads)  # (H, T, T)
-        overviews.append(glance(weights))
+        overviews.append(pool_overview(weights))
         entropies.append(entropy(weights))
         distances.append(distance(weights, "self"))
         if options.kept is None or layer < options.kept:
             layers[layer] = weights
 
-    attention = Attention(
+    attention = CapturedAttention(
         "self",
         side,
         side,

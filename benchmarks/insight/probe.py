@@ -23,7 +23,7 @@ import tyro
 
 from benchmarks.harness import machine
 from qkv.insight.probing.activations import BLOCK, ActivationsOnDisk, ProbeData
-from qkv.insight.probing.linear_probe import Learning
+from qkv.insight.probing.linear_probe import ProbeTraining
 from qkv.insight.probing.probe_model import train_probes
 from qkv.insight.probing.probe_tasks import ProbeTask
 
@@ -92,7 +92,7 @@ def main(options: Options) -> None:
     )
     before = peak_mib()
     begin = time.perf_counter()
-    learning = Learning(epochs=1, batch=4096)
+    learning = ProbeTraining(epochs=1, batch=4096)
     ways = ("model", "shuffled labels")
     result = train_probes(parts, task, ways, range(options.seeds), learning)
     assert len(result.scores) == 2 * options.layers

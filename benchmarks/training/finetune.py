@@ -120,7 +120,7 @@ def peer(options: Options, model: TaskModel) -> torch.nn.Module:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     peer_model = transformers.BertForSequenceClassification.from_pretrained(
-        artifact.named(options.model), num_labels=len(model.config.head.labels)
+        artifact.model_path(options.model), num_labels=len(model.config.head.labels)
     )
     backbone = model.config.backbone
     dropout = (

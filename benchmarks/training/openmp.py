@@ -42,11 +42,11 @@ def train() -> None:
     from qkv.training.systems.distributed import World
 
     torch.manual_seed(0)
-    model = build(demo.WRITER).train()
+    model = build(demo.WRITER_CONFIG).train()
     objective = Objective(model)
     optimizers = Optimizers(model, OptimizerConfig())
     optimizers.set_rate(1e-3, 1e-3)
-    ids = torch.randint(demo.WRITER.vocabulary, (ROWS, demo.WRITER.context + 1))
+    ids = torch.randint(demo.WRITER_CONFIG.vocabulary, (ROWS, demo.WRITER_CONFIG.context + 1))
     batch = Batch(ids=ids[:, :-1].contiguous(), targets=ids[:, 1:].contiguous())
     bad = torch.zeros(())
     divisor = torch.ones(())

@@ -38,7 +38,7 @@ def torch_muon(optimizers: Optimizers) -> None:
 def steps_of(kind: str) -> tuple[Callable[[], None], Callable[[], None]]:
     """A whole training step, and the optimizer's step alone on unchanged gradients."""
     with DEVICE:
-        model = build(demo.WRITER).train()
+        model = build(demo.WRITER_CONFIG).train()
     objective = Objective(model, precision=best_precision(DEVICE))
     optimizers = Optimizers(
         model, OptimizerConfig(optimizer="adamw" if kind == "adamw" else "muon")
@@ -46,7 +46,9 @@ def steps_of(kind: str) -> tuple[Callable[[], None], Callable[[], None]]:
     if kind == "muon of torch, bf16":
         torch_muon(optimizers)
     optimizers.set_rate(1e-3, 1e-3)
-    ids = torch.randint(demo.WRITER.vocabulary, (ROWS, demo.WRITER.context + 1), device=DEVICE)
+    ids = torch.randint(
+        demo.WRITER_CONFIG.vocabulary, (ROWS, demo.WRITER_CONFIG.context + 1), device=DEVICE
+    )
     batch = Batch(ids=ids[:, :-1].contiguous(), targets=ids[:, 1:].contiguous())
     world = World(DEVICE)
     bad = torch.zeros((), device=DEVICE)
@@ -68,7 +70,7 @@ def main() -> None:
     kinds = ["adamw", "muon", "muon of torch, bf16"]
     steps = {kind: steps_of(kind) for kind in kinds}
     capability = torch.backends.cpu.get_cpu_capability()
-    table = Table(f"demo's GPT, {ROWS} x {demo.WRITER.context} tokens, {capability}")
+    table = Table(f"demo's GPT, {ROWS} x {demo.WRITER_CONFIG.context} tokens, {capability}")
     for row, part in (("a training step", 0), ("the optimizer alone", 1)):
         table.add(row, compare({kind: steps[kind][part] for kind in kinds}, ROUNDS, DEVICE.type))
     table.print()

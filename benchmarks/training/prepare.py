@@ -19,7 +19,7 @@ import tyro
 
 from benchmarks.harness import machine
 from qkv.data.sources.source import open_texts
-from qkv.data.tokens.encode import CHUNK, Chunk, batches, chunks
+from qkv.data.tokens.encode import CHUNK, Chunk, batch_by_characters, split_chunks
 from qkv.text.tokenizer_training import train
 
 # Preparing runs in a process of its own, with torch loaded as in training, to measure its memory.
@@ -70,7 +70,7 @@ def write_text(file: Path, size: int) -> None:
 def bare(text: Path, encode: Callable[..., object]) -> float:
     """Seconds inside the library, without reading the file and without using the result."""
     seconds = 0.0
-    for _, batch in batches(chunks(open_texts([str(text)]), CHUNK), Chunk.size):
+    for _, batch in batch_by_characters(split_chunks(open_texts([str(text)]), CHUNK), Chunk.size):
         texts = [chunk.text for chunk in batch]
         begin = time.perf_counter()
         encode(texts, add_special_tokens=False)

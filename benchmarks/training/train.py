@@ -61,7 +61,7 @@ class Options:
 
 
 def size_of(options: Options) -> GPTConfig:
-    config = demo.WRITER if options.preset == "demo" else preset(options.preset)
+    config = demo.WRITER_CONFIG if options.preset == "demo" else preset(options.preset)
     assert isinstance(config, GPTConfig)
     return config
 

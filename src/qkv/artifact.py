@@ -25,7 +25,6 @@ from qkv.artifact_files import (
     replace_files,
     verify_beside,
 )
-from qkv.model_names import named as named
 from qkv.models.consistency import check_consistent, refuse_adapters
 from qkv.models.convert import hf_folder, peft, read_folder, read_gguf
 from qkv.models.convert.hf_folder import (
@@ -49,7 +48,7 @@ from qkv.models.registry import (
     weights_of,
     with_weights,
 )
-from qkv.nn.lora import AdapterConfig, attach, merge
+from qkv.nn.lora import AdapterConfig, attach_adapters, merge_adapters
 from qkv.text import Tokenizer
 from qkv.text.special_tokens import UnknownKind
 
@@ -177,7 +176,7 @@ def load(
         >>> loaded.config == model.config
         True
     """
-    path = named(path)
+    path = model_path(path)
     if checkpoint.step_of(path) is not None:
         model = load_checkpoint(path, base, allow_nonfinite=allow_nonfinite)
         return with_tokenizer(model, read_tokenizer(current(checkpoint.run_of(path))))
@@ -185,7 +184,7 @@ def load(
     if is_adapter(path):
         model, tokenizer = load(base_of(path, base), allow_nonfinite=allow_nonfinite)
         model = read_adapter(model, path, allow_nonfinite=allow_nonfinite)
-        merge(model)
+        merge_adapters(model)
         return with_tokenizer(model.eval(), tokenizer)
 
     if base is not None:
@@ -263,7 +262,7 @@ def has_tokenizer(path: Path) -> bool:
 
 def tokenizer_of(path: Path | str) -> Tokenizer:
     """The tokenizer of a saved model; ValueError with the reason if it has none."""
-    path = named(path)
+    path = model_path(path)
     if checkpoint.step_of(path) is not None:
         path = checkpoint.run_of(path)
 
@@ -298,7 +297,7 @@ def base_of(path: Path, base: Path | str | None = None) -> Path:
 
     base_path = path / name
     if base is not None or not base_path.exists():
-        base_path = named(name)
+        base_path = model_path(name)
 
     if not base_path.exists() or base_path.resolve() == path.resolve():
         raise missing_base(path, name)
@@ -355,7 +354,7 @@ def load_adapted(
     allow_nonfinite: bool,
 ) -> Model:
     """The model of a checkpoint with adapters, which are merged into the base's weights."""
-    base_path = named(base or described.base)
+    base_path = model_path(base or described.base)
     if not base_path.exists():
         raise missing_base(path, described.base)
 
@@ -374,7 +373,7 @@ def load_adapted(
             f"{give_base(path)}"
         )
 
-    merge(model)
+    merge_adapters(model)
 
     return model.eval()
 
@@ -391,7 +390,7 @@ def adapted_model(config: Config, adapters: AdapterConfig, weights: Mapping[str,
             model_weights[name] = tensor.detach().cpu().clone()
 
     model = with_weights(config, model_weights)
-    attach(backbone_of(model), adapters)
+    attach_adapters(backbone_of(model), adapters)
     model.load_state_dict(adapter_weights, strict=False)
 
     return model

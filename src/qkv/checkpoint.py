@@ -105,7 +105,7 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(steps)
 
 
-def place_of(folder: Path, step: int) -> Path:
+def checkpoint_path(folder: Path, step: int) -> Path:
     """The folder of a step's checkpoint; if the step was saved again, the newer one."""
     path = folder / f"step-{step:08}"
     newer = path.with_name(path.name + ".new")
@@ -159,7 +159,7 @@ def at_step(name: Path | str) -> Path | None:
             "how many stay)"
         )
 
-    return place_of(run / CHECKPOINTS, int(step))
+    return checkpoint_path(run / CHECKPOINTS, int(step))
 
 
 def absolute(name: str) -> str:

@@ -15,7 +15,7 @@ PACKAGED = {
 """Models by name: the package that contains each, its module, and the file or folder in it."""
 
 
-def named(path: Path | str) -> Path:
+def model_path(path: Path | str) -> Path:
     """The path of a model; a file or folder that is really called so comes first."""
     checkpoint_path = checkpoint.at_step(path)
     if checkpoint_path is not None:

@@ -53,8 +53,8 @@ def test_the_status_names_query_key_and_weight_of_a_cell(open_page: Open) -> Non
 
 
 def test_the_page_of_the_mask_opens_with_both_matrices_side_by_side(open_page: Open) -> None:
-    both = matrices.by_hand()
-    page = open_page(matrices.as_look("mask", matrices.hand_made(), both))
+    both = matrices.quick_brown_heads()
+    page = open_page(matrices.as_look("mask", matrices.quick_brown_side(), both))
     assert page.inner_text("nav [aria-current]") == "Side by side"
     assert page.locator(".pair h2").all_inner_texts() == list(both)
     left, right = (

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from qkv.models import RNN, RNNConfig
 from qkv.models.convert.peft import read_adapter, write_adapter
-from qkv.nn.lora import AdapterConfig, adapted, adapter_parameters, attach
+from qkv.nn.lora import AdapterConfig, adapted, adapter_parameters, attach_adapters
 from support.small_hf_folders import refused, small
 
 CONFIG = "adapter_config.json"
@@ -26,7 +26,7 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj"
 def adapter(tmp_path: Path) -> Path:
     """An adapter for the query and value of a small Llama, as `peft` writes it: no metadata."""
     model = small("llama")
-    attach(model, AdapterConfig(rank=2, alpha=4.0))
+    attach_adapters(model, AdapterConfig(rank=2, alpha=4.0))
     for parameter in adapter_parameters(model):
         nn.init.normal_(parameter)
 
@@ -192,7 +192,7 @@ def test_a_cut_off_file(length: int, adapter: Path) -> None:
 
 def test_our_adapters_have_checksums(tmp_path: Path) -> None:
     model = small("llama")
-    attach(model, AdapterConfig(rank=2))
+    attach_adapters(model, AdapterConfig(rank=2))
     write_adapter(model, tmp_path)
     other = small("llama")
     with refused("this adapter was trained on other weights"):
@@ -214,7 +214,7 @@ def test_writing(tmp_path: Path) -> None:
     with refused("model: ... no projections"):
         write_adapter(RNN(RNNConfig(vocabulary=5, width=4)), tmp_path)
 
-    attach(model, AdapterConfig(rank=2))
+    attach_adapters(model, AdapterConfig(rank=2))
     write_adapter(model, tmp_path)
     with refused("adapter_config.json is already here; choose an empty folder"):
         write_adapter(model, tmp_path)

@@ -28,7 +28,14 @@ from qkv.models import BERT, GPT, HeadConfig, TaskModel, TaskModelConfig
 from qkv.models.convert import read_folder, write_folder
 from qkv.models.convert.peft import read_adapter, write_adapter
 from qkv.models.registry import Model
-from qkv.nn.lora import AdapterConfig, Projection, adapted, adapter_parameters, attach, merge
+from qkv.nn.lora import (
+    AdapterConfig,
+    Projection,
+    adapted,
+    adapter_parameters,
+    attach_adapters,
+    merge_adapters,
+)
 from support.families import gpt, transformer
 from support.tiny_transformers import furthest, ids, loaded, randomised, saved
 
@@ -151,7 +158,7 @@ def test_their_adapters(case: str, tmp_path: Path) -> None:
     assert read_adapter(ours, tmp_path / "adapter") is ours
     assert furthest(output_of(ours, token_ids), plain) > 1e-3
     assert furthest(output_of(ours, token_ids), output_of(model, token_ids)) < NEAR[family]
-    merge(ours)
+    merge_adapters(ours)
     same_numbers(ours, ours_of(model.merge_and_unload(), tmp_path / "merged"))
 
 
@@ -189,7 +196,7 @@ def test_our_adapters(case: str, tmp_path: Path) -> None:
     ours = ours_of(base, tmp_path / "base")
     token_ids = ids(V)
     plain = output_of(ours, token_ids)
-    attach(ours, AdapterConfig(rank=3, alpha=6.0, projections=projections))
+    attach_adapters(ours, AdapterConfig(rank=3, alpha=6.0, projections=projections))
     randomise(adapter_parameters(ours))
     write_adapter(ours, tmp_path / "adapter", str(tmp_path / "base"))
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
@@ -199,7 +206,7 @@ def test_our_adapters(case: str, tmp_path: Path) -> None:
     assert furthest(output_of(model, token_ids), output_of(ours, token_ids)) < NEAR[family]
     again = read_adapter(read_folder(tmp_path / "base", dtype=torch.float64), tmp_path / "adapter")
     assert furthest(output_of(again, token_ids), output_of(ours, token_ids)) < 1e-12
-    merge(ours)
+    merge_adapters(ours)
     same_numbers(ours, ours_of(model.merge_and_unload(), tmp_path / "merged"))
 
 
@@ -213,7 +220,7 @@ def peft_model(base: Any, path: Path) -> Any:
 def test_a_fused_matrix_gets_ranks_side_by_side(tmp_path: Path) -> None:
     """GPT-2's c_attn has rank 6 for a query and a value of rank 3; the key's rows are zeros."""
     ours = ours_of(theirs("gpt2"), tmp_path / "base")
-    attach(ours, AdapterConfig(rank=3, alpha=6.0, projections=("query", "value", "down")))
+    attach_adapters(ours, AdapterConfig(rank=3, alpha=6.0, projections=("query", "value", "down")))
     randomise(adapter_parameters(ours))
     write_adapter(ours, tmp_path / "adapter")
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
@@ -242,7 +249,7 @@ def task_model(backbone: Any, **choices: Any) -> TaskModel:
     model = TaskModel(TaskModelConfig(backbone=backbone.config, head=head(**choices))).eval()
     model.backbone.load_state_dict(backbone.state_dict())
     randomise(list(model.head.parameters()))
-    attach(model, AdapterConfig(rank=2, projections=("query", "value", "down")))
+    attach_adapters(model, AdapterConfig(rank=2, projections=("query", "value", "down")))
     randomise(adapter_parameters(model))
     return model
 
@@ -311,7 +318,7 @@ def test_a_translator(tmp_path: Path) -> None:
     )
     token_ids = ids(13)
     write_folder(ours, tmp_path / "base")
-    attach(ours, AdapterConfig(rank=2, projections=("key", "output", "up")))
+    attach_adapters(ours, AdapterConfig(rank=2, projections=("key", "output", "up")))
     randomise(adapter_parameters(ours))
     write_adapter(ours, tmp_path / "adapter")
     base = loaded(MarianMTModel, tmp_path / "base", dtype=torch.float64)
@@ -329,7 +336,7 @@ def test_models_that_transformers_does_not_have(with_head: bool, tmp_path: Path)
     plain.load_state_dict(backbone.state_dict())
     model: Any = task_model(backbone) if with_head else backbone
     if not with_head:
-        attach(model, AdapterConfig(rank=2, projections=("query", "key", "gate", "down")))
+        attach_adapters(model, AdapterConfig(rank=2, projections=("query", "key", "gate", "down")))
         randomise(adapter_parameters(model))
 
     write_adapter(model, tmp_path / "adapter")
@@ -344,7 +351,7 @@ def test_models_that_transformers_does_not_have(with_head: bool, tmp_path: Path)
 
 
 def merged(model: Any) -> Any:
-    merge(model)
+    merge_adapters(model)
     return model
 
 
@@ -354,7 +361,7 @@ def test_their_library_on_our_model(tmp_path: Path) -> None:
     token_ids = ids(13)
     plain = gpt(position="alibi")
     plain.load_state_dict(model.state_dict())
-    attach(model, AdapterConfig(rank=2, projections=("query", "key", "up")))
+    attach_adapters(model, AdapterConfig(rank=2, projections=("query", "key", "up")))
     randomise(adapter_parameters(model))
     write_adapter(model, tmp_path / "adapter")
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())

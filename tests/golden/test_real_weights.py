@@ -23,7 +23,7 @@ from qkv.insight.inspect.model_input import read
 from qkv.models import BERT, GPT, preset
 from qkv.models.convert import read_folder, read_gguf, write_folder
 from qkv.text import Tokenizer
-from qkv.text.chat_template import Message, encode_chat, ends_of_turn
+from qkv.text.chat_template import Message, encode_chat, end_of_turn_ids
 from support.tiny_transformers import furthest, loaded, same_files
 
 WORDS = 20
@@ -105,7 +105,7 @@ def test_a_chat_with_smollm(
         "input_ids"
     ]
     assert encode_chat(tokenizer, chat) == prompt[0].tolist()
-    ends = ends_of_turn(tokenizer)
+    ends = end_of_turn_ids(tokenizer)
     how: dict[str, Any] = {"do_sample": False, "eos_token_id": ends, "pad_token_id": ends[0]}
     with torch.inference_mode():
         expected = their_smollm.generate(prompt, max_new_tokens=WORDS, **how)[0, prompt.shape[1] :]

@@ -42,7 +42,7 @@ def test_the_fused_loss_with_shares_equals_its_definition(
 def labelled_batch(task: str, rows: int, longest: int, seed: int) -> Any:
     """Random examples, framed and padded as in fine-tuning on a GPU."""
     from qkv.data.batches.framing import Frame, FramedExamples, TokenizedExample
-    from qkv.data.batches.labelled import join
+    from qkv.data.batches.labelled import collate
 
     draw = random.Random(seed)
     group = {"similarity": 2, "choice": 3}.get(task, 1)
@@ -71,9 +71,9 @@ def labelled_batch(task: str, rows: int, longest: int, seed: int) -> Any:
     )  # fmt: skip
     if task == "regress":
         numbers = [draw.gauss(0, 1) for _ in range(rows)]
-        return join(framed, frame, [0] * rows, numbers, multiple=16)
+        return collate(framed, frame, [0] * rows, numbers, multiple=16)
 
-    return join(framed, frame, targets, multiple=16)
+    return collate(framed, frame, targets, multiple=16)
 
 
 @pytest.mark.usefixtures("qkv_unchecked")

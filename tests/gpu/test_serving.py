@@ -41,7 +41,7 @@ def on_gpu(like: torch.nn.Module) -> Any:
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_attention_to_pages_is_attention(length: int, dtype: torch.dtype, kv_heads: int) -> None:
     from qkv.nn.attention.attend import eager
-    from qkv.nn.attention.kernels.decode import look_at_pages
+    from qkv.nn.attention.kernels.decode import attend_paged
     from qkv.nn.attention.score import scaled_dot
 
     R, H, D = 5, 4, 32
@@ -53,7 +53,7 @@ def test_attention_to_pages_is_attention(length: int, dtype: torch.dtype, kv_hea
     slots = torch.tensor([8, 0, 3, 5, 1], device="cuda")
     lengths = torch.tensor([length, 1, length // 2 + 1, max(1, length - 1), 2], device="cuda")
     with torch.no_grad():
-        heads = look_at_pages(query, keys, values, block_table, slots, lengths, length)
+        heads = attend_paged(query, keys, values, block_table, slots, lengths, length)
     for row in range(R):
         mapping = block_table[slots[row], : lengths[row]].long()
         key, value = (

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qkv.generation.fill import Guess
-from qkv.insight.inspect.capture import Attention
+from qkv.insight.inspect.capture import CapturedAttention
 from qkv.insight.inspect.model_input import Reading, Side
 from qkv.insight.inspect.residual_norms import Norms
 from qkv.insight.inspect.whole_words import WholeWord
@@ -34,14 +34,14 @@ def side_of(tokens: Sequence[str], words: Sequence[WholeWord] | None = None) -> 
 
 def attention_of(
     weights: Tensor, rows: Side, columns: Side, kind: str = "self", causal: bool = False
-) -> Attention:
+) -> CapturedAttention:
     """Captured attention from weights (L, H, T, S)."""
     L, H = weights.shape[:2]
     entropy = torch.special.entr(weights).sum(-1).mean(-1) / torch.log(torch.tensor(2.0))  # (L, H)
     distance = torch.arange(L * H).reshape(L, H).float()
     if kind == "cross":
         distance = torch.full((L, H), float("nan"))
-    return Attention(
+    return CapturedAttention(
         kind, rows, columns, dict(enumerate(weights)), L, H, causal, weights, entropy, distance
     )
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv.generation.fill import Guess
-from qkv.insight.inspect.capture import Attention, distance, entropy, glance
+from qkv.insight.inspect.capture import CapturedAttention, distance, entropy, pool_overview
 from qkv.insight.inspect.model_input import Reading, Side
 from qkv.insight.inspect.residual_norms import Norms
 from qkv.insight.inspect.whole_words import WholeWord
@@ -52,8 +52,8 @@ def attention(
     layers: Sequence[Tensor],
     causal: bool,
     kept: Collection[int] | None = None,
-) -> Attention:
-    return Attention(
+) -> CapturedAttention:
+    return CapturedAttention(
         kind,
         rows,
         columns,
@@ -61,7 +61,7 @@ def attention(
         len(layers),
         layers[0].shape[0],
         causal,
-        torch.stack([glance(layer) for layer in layers]),
+        torch.stack([pool_overview(layer) for layer in layers]),
         torch.stack([entropy(layer) for layer in layers]),
         torch.stack([distance(layer, kind) for layer in layers]),
     )
@@ -99,7 +99,7 @@ def made_look(
         reading = Reading(reading.text, side(source), chosen=chosen)
     text, read, T = reading.text, reading.source, len(tokens)
 
-    def of(kind: str, rows: Side, columns: Side, causal: bool) -> Attention:
+    def of(kind: str, rows: Side, columns: Side, causal: bool) -> CapturedAttention:
         random = [weights(heads, len(rows.ids), len(columns.ids), causal) for _ in range(depth)]
         return attention(kind, rows, columns, layers or random, causal, kept)
 

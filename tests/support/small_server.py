@@ -21,9 +21,9 @@ from qkv.models import (
     Transformer,
     TransformerConfig,
 )
-from qkv.serving.http.app import served
+from qkv.serving.http.app import create_app
 from qkv.serving.http.middleware import AccessRules, RequestMiddleware
-from qkv.serving.http.server import Server, bound
+from qkv.serving.http.server import Server, bind_socket
 from qkv.serving.model_host import ModelHost
 from qkv.text import Tokenizer, train
 from support.sentences import SENTENCES
@@ -91,8 +91,8 @@ class Running:
     ) -> None:
         """`buffer` is the number of bytes the system keeps for a client that does not read."""
         self.host = host
-        self.app = served(host, rules)
-        listening = bound("127.0.0.1", 0)
+        self.app = create_app(host, rules)
+        listening = bind_socket("127.0.0.1", 0)
         if buffer is not None:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
         self.port = listening.getsockname()[1]
@@ -121,4 +121,4 @@ def running(host: ModelHost, rules: AccessRules | None = None, **options: Any) -
 
 def asgi_app(host: ModelHost, **rules: Any) -> RequestMiddleware:
     """The application without a network, for ASGI clients."""
-    return served(host, AccessRules(**{"names": None, **rules}))
+    return create_app(host, AccessRules(**{"names": None, **rules}))

@@ -180,6 +180,7 @@ def random_batch(family: str, rows: int = 7, length: int = 9, vocabulary: int = 
     lengths = torch.randint(3, length + 1, (rows,), generator=draw)
     lengths[0] = length
     padding_mask = torch.arange(length) < lengths[:, None]
+
     if family in ("transformer", "rnn"):
         targets = ids(rows, length).where(padding_mask, IGNORE)
         source_padding_mask = padding_mask.flip(0)[:, : length - 1].clone()
@@ -198,6 +199,14 @@ def random_batch(family: str, rows: int = 7, length: int = 9, vocabulary: int = 
         targets = ids(rows, 2)
         targets[1, 1] = targets[-1, 0] = IGNORE
         return Batch(
-            ids(rows, length).where(padding_mask, 0), targets, target_positions=target_positions, padding_mask=padding_mask
+            ids(rows, length).where(padding_mask, 0),
+            targets,
+            target_positions=positions,
+            padding_mask=padding_mask,
         )
-    return Batch(ids(rows, length).where(padding_mask, 0), ids(rows, length).where(padding_mask, IGNORE), padding_mask=padding_mask)
+
+    return Batch(
+        ids(rows, length).where(padding_mask, 0),
+        ids(rows, length).where(padding_mask, IGNORE),
+        padding_mask=padding_mask,
+    )

@@ -20,7 +20,7 @@ from qkv.generation import generate
 from qkv.models import BERT, GPT, BERTConfig, GPTConfig, HeadConfig, TaskModel, TaskModelConfig
 from qkv.models.convert import write_folder
 from qkv.models.convert.peft import write_adapter
-from qkv.nn.lora import AdapterConfig, adapted, adapter_parameters, attach
+from qkv.nn.lora import AdapterConfig, adapted, adapter_parameters, attach_adapters
 from qkv.text import Tokenizer
 from support.families import SMALL
 from support.killing import killed_before_every_touch
@@ -37,7 +37,7 @@ def words() -> Tokenizer:
 
 def model_with_adapters(**choices: Any) -> GPT:
     model = GPT(GPTConfig(**(SMALL | choices))).eval()
-    attach(model, AdapterConfig(rank=2, projections=("query", "value", "down")))
+    attach_adapters(model, AdapterConfig(rank=2, projections=("query", "value", "down")))
     for parameter in adapter_parameters(model):
         nn.init.normal_(parameter, std=0.3)
 
@@ -108,7 +108,7 @@ def test_a_model_with_a_head(tmp_path: Path) -> None:
     names = model.backbone.state_dict().keys()
     weights = base.state_dict()
     model.backbone.load_state_dict({name: weights[name] for name in weights if name in names})
-    attach(model, AdapterConfig(rank=2))
+    attach_adapters(model, AdapterConfig(rank=2))
     for parameter in (*adapter_parameters(model), *model.head.parameters()):
         nn.init.normal_(parameter, std=0.3)
 
@@ -184,7 +184,7 @@ def test_an_adapter_of_an_adapter(tmp_path: Path) -> None:
     save(base_of(first), tmp_path / "base")
     write_adapter(first, tmp_path / "first", str(tmp_path / "base"))
     second = load(tmp_path / "first").model
-    attach(second, AdapterConfig(rank=1), seed=5)
+    attach_adapters(second, AdapterConfig(rank=1), seed=5)
     for parameter in adapter_parameters(second):
         nn.init.normal_(parameter, std=0.3)
 
@@ -195,11 +195,11 @@ def test_an_adapter_of_an_adapter(tmp_path: Path) -> None:
 
 def test_a_packaged_folder_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert (artifact.named("minilm") / "config.json").is_file()
+    assert (artifact.model_path("minilm") / "config.json").is_file()
     (tmp_path / "minilm").mkdir()
-    assert artifact.named("minilm") == Path("minilm")
+    assert artifact.model_path("minilm") == Path("minilm")
     shutil.rmtree(tmp_path / "minilm")
-    values = json.loads((artifact.named("minilm") / "config.json").read_text())
+    values = json.loads((artifact.model_path("minilm") / "config.json").read_text())
     assert values["model_type"] == "bert"
 
 
@@ -214,7 +214,7 @@ def test_killed_before_any_touch_of_the_disk(same_config: bool, tmp_path: Path) 
     save(base, tmp_path / "base")
     new = base_of(model)
     name = str(tmp_path / "base")
-    attach(
+    attach_adapters(
         new,
         AdapterConfig(
             rank=2, alpha=16.0 if same_config else 5.0, projections=("query", "value", "down")

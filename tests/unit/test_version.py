@@ -18,7 +18,7 @@ def test_a_report_needs_no_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
     monkeypatch.setattr(report, "version", missing, raising=False)
-    assert report.made_with()["versions"]["qkv"] == qkv.__version__
+    assert report.software_versions()["versions"]["qkv"] == qkv.__version__
 
 
 def test_no_module_looks_up_its_own_metadata() -> None:

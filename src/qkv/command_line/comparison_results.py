@@ -77,7 +77,7 @@ class ComparisonResults:
             compared.append(row._asdict() | {"mean": row.mean, "spread": row.spread})
 
         values = {"compared": compared, "points": points, "asked": self.question}
-        report.write(self.path, values | report.made_with())
+        report.write_json(self.path, values | report.software_versions())
 
     def compared(self) -> list[Compared]:
         """Each way with each number of examples, over all seeds."""

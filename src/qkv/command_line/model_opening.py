@@ -50,10 +50,10 @@ class Opened(NamedTuple):
 def open_model(name: str, machine: Machine, *families: type[Model]) -> Opened:
     """Load a model of one of these families with its tokenizer, with a status line meanwhile."""
     with Console(stderr=True).status(Text(f"reading {name} ...")):
-        return prepared(name, machine, *families)
+        return load_on_device(name, machine, *families)
 
 
-def prepared(name: str, machine: Machine, *families: type[Model]) -> Opened:
+def load_on_device(name: str, machine: Machine, *families: type[Model]) -> Opened:
     """Load a model onto its device without a status line; without `families` any family passes."""
     device = device_of(machine)
     model, tokenizer = artifact.load(name)

@@ -12,7 +12,7 @@ from qkv.command_line.model_opening import Machine, device_of, open_model
 from qkv.command_line.progress_bar import progress_bar
 from qkv.data.sources.files import find_files
 from qkv.data.sources.source import SPLITS
-from qkv.evaluation.evaluate import EvaluationResult, Protocol, Subject, evaluate, takes_examples
+from qkv.evaluation.evaluate import EvaluationResult, Protocol, Subject, evaluate, supports_few_shot
 from qkv.evaluation.task_file import EvaluationTask
 from qkv.models.registry import Model, family
 from qkv.text import Tokenizer
@@ -81,7 +81,7 @@ def run_task(
     A task without examples in its prompt is evaluated once, with the most shots, which its result
     reports as unused.
     """
-    if not takes_examples(task, subject.model):
+    if not supports_few_shot(task, subject.model):
         protocols = [max(protocols, key=lambda protocol: protocol.shots)]
 
     for protocol in protocols:

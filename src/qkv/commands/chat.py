@@ -9,12 +9,12 @@ import tyro
 
 from qkv.command_line.model_opening import Machine, ModelName, open_model
 from qkv.command_line.user_input import check_length, errors_as_notes, note, typed_lines
-from qkv.generation.generate import limit_of
+from qkv.generation.generate import context_limit
 from qkv.generation.sampling_params import SamplingParams
 from qkv.generation.text import stream_text
 from qkv.models import GPT
 from qkv.text import Tokenizer
-from qkv.text.chat_template import Message, encode_chat, ends_of_turn
+from qkv.text.chat_template import Message, encode_chat, end_of_turn_ids
 from qkv.text.printable import printable
 
 CUT_OFF = {"length": "--length is reached", "context": "the context is full"}
@@ -58,7 +58,7 @@ def run(
     assert isinstance(opened.model, GPT)
 
     # A missing chat template is reported before the first line is read.
-    ends = ends_of_turn(opened.tokenizer)
+    ends = end_of_turn_ids(opened.tokenizer)
     prompt = []
     if system is not None:
         prompt.append(Message(role="system", content=system))
@@ -108,7 +108,7 @@ class ChatSession:
         messages = [*self.messages, Message(role="user", content=line)]
         messages = self.without_oldest(messages)
         ids = encode_chat(self.tokenizer, messages)
-        limit = limit_of(self.model, "refuse")
+        limit = context_limit(self.model, "refuse")
         if limit is not None and len(ids) > limit:
             raise ValueError(
                 f"text: {len(ids):,} tokens are more than the model's context of {limit:,}; "

@@ -18,9 +18,9 @@ from qkv.command_line.model_opening import Machine, ModelName, open_model
 from qkv.command_line.output_checks import check_not_input, check_writable
 from qkv.command_line.progress_bar import progress_bar
 from qkv.command_line.user_input import errors_as_notes, note, note_unknown, typed_lines
-from qkv.data.sources.examples import TWO_TEXTS, Example, in_line, open_examples
+from qkv.data.sources.examples import PAIR_TASKS, Example, example_from_line, open_examples
 from qkv.evaluation import report
-from qkv.evaluation.label_scores import check_label, confusion_of, scores_of
+from qkv.evaluation.label_scores import check_label, confusion_matrix, score_answers
 from qkv.generation.classify import Answer, answers, example_of
 from qkv.models import TaskModel
 from qkv.models.configs import HeadConfig
@@ -128,7 +128,7 @@ def run(
         for line in typed_lines():
             with errors_as_notes():
                 note_unknown(tokenizer, [line])
-                writer.answer([in_line(line, task, "text")], single=True)
+                writer.answer([example_from_line(line, task, "text")], single=True)
     else:
         for examples in read_pipe(task):
             writer.answer(examples)
@@ -166,7 +166,7 @@ def check_task(command: str, name: str, task: str, pair: str | None) -> None:
         raise ValueError(f"{name}: it tags words: use qkv tag")
     if task != "tag" and command == "tag":
         raise ValueError(f"{name}: its task is {task}: use qkv classify")
-    if pair is not None and task not in (*TWO_TEXTS, "regress"):
+    if pair is not None and task not in (*PAIR_TASKS, "regress"):
         raise ValueError(
             f"pair: {name} reads one text at a time (its task is {task}); leave it out"
         )
@@ -179,7 +179,7 @@ def examples_of(task: str, texts: Sequence[str], pair: str | None) -> list[Examp
     """One example per argument; for a model that chooses, all of them are one example."""
     if task == "choice":
         return [example_of(task, texts, "text")]
-    if task in TWO_TEXTS and pair is None:
+    if task in PAIR_TASKS and pair is None:
         raise ValueError(
             "pair: this model reads two texts together; give the second one with --pair"
         )
@@ -219,7 +219,7 @@ def read_pipe(task: str) -> Iterator[list[Example]]:
 def parse_line(line: bytes, task: str, number: int) -> Example:
     origin = f"standard input:{number}"
     try:
-        return in_line(line.decode("utf-8"), task, origin)
+        return example_from_line(line.decode("utf-8"), task, origin)
     except UnicodeDecodeError as error:
         raise ValueError(f"{origin}: not UTF-8 text ({error})") from error
 
@@ -329,7 +329,7 @@ class AnswerWriter:
             rows = f"{words:,} words of {len(predictions):,} sentences"
 
         if self.head.labels:
-            counts = confusion_of(self.head, examples, predictions)
+            counts = confusion_matrix(self.head, examples, predictions)
             if counts.sum():
                 self.console.print(confusion_table(counts, self.head.labels))
 
@@ -340,8 +340,8 @@ class AnswerWriter:
                     "they count as wrong and are not in the table"
                 )
 
-        for score in scores_of(self.head, examples, predictions):
-            print(f"{score.name} {report.shown(score)}, {rows}; [ ]: 95% interval")
+        for score in score_answers(self.head, examples, predictions):
+            print(f"{score.name} {report.format_score(score)}, {rows}; [ ]: 95% interval")
 
     def finish(self) -> None:
         """Write the file, and note how many texts were cut."""

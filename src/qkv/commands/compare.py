@@ -22,11 +22,11 @@ from qkv.command_line.model_opening import Machine, ModelName
 from qkv.command_line.output_checks import check_writable
 from qkv.command_line.subjects import model_titles, open_subject, run_task
 from qkv.command_line.user_input import note
-from qkv.data.batches.labels import labels_of
+from qkv.data.batches.labels import class_names
 from qkv.data.sources.examples import open_examples
-from qkv.evaluation.evaluate import Protocol, Subject, rows_of
-from qkv.evaluation.question import question
-from qkv.evaluation.task_file import EvaluationTask, only_column, parts, read_task
+from qkv.evaluation.evaluate import Protocol, Subject, read_task_rows
+from qkv.evaluation.question import build_question
+from qkv.evaluation.task_file import EvaluationTask, only_column, read_task, template_parts
 from qkv.insight.render.figures.comparison_figure import comparison_table, draw_comparison
 from qkv.models import BERT, GPT
 from qkv.nn.config import check_above_zero, check_at_least_one
@@ -219,7 +219,7 @@ def columns_of(task: EvaluationTask) -> ScoreColumns:
             f"of kind {task.kind}"
         )
 
-    texts = list(dict.fromkeys(column for _, column in parts(task.template) if column))
+    texts = list(dict.fromkeys(column for _, column in template_parts(task.template) if column))
     if not 1 <= len(texts) <= 2:
         raise ValueError(
             f"task: {task.name}: expected one or two columns in its template, "
@@ -244,9 +244,9 @@ def count_rows(
 
     for example in itertools.chain(training, validating):
         row = dict(zip(names, (*example.texts, example.label), strict=True))
-        question(task, row, example.where)
+        build_question(task, row, example.where)
 
-    labels_of(training, validating, columns.task)
+    class_names(training, validating, columns.task)
 
     return len(training)
 
@@ -289,7 +289,7 @@ def limited_validation(
     task: EvaluationTask, validation: tuple[str, ...], limit: int, path: Path
 ) -> tuple[str, ...]:
     """Write the first rows of the validation data to a file, so that both ways use the same."""
-    rows = rows_of(task, validation, limit)
+    rows = read_task_rows(task, validation, limit)
     storage.write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return (str(path),)
 
@@ -316,7 +316,7 @@ def score_prompting(
         "accuracy": result.scores[0].value,
         "rows": result.rows,
         "seconds": result.seconds,
-        "notes": result.said,
+        "notes": result.notes,
     }
 
 

@@ -12,6 +12,6 @@ def run(board_only: bool = False) -> None:
     from qkv.lab import board, demo
 
     if board_only:
-        board.show()
+        board.show_board()
     else:
-        demo.show()
+        demo.show_demo()

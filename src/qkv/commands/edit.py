@@ -13,7 +13,7 @@ from qkv.command_line.model_opening import Machine, ModelName, float32_by_defaul
 from qkv.command_line.user_input import note_unknown
 from qkv.generation.fill import Guess
 from qkv.insight.inspect.attention_edits import Edit
-from qkv.insight.inspect.edit_effects import Change, edit_effects
+from qkv.insight.inspect.edit_effects import EditEffects, edit_effects
 from qkv.insight.inspect.model_input import read
 from qkv.insight.render.terminal_cells import bar, has_blocks
 from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
@@ -86,7 +86,7 @@ def run(
         show(effect, Console(highlight=False))
 
 
-def show(effect: Change, console: Console) -> None:
+def show(effect: EditEffects, console: Console) -> None:
     """Print the table, the loss and the continuations before and after."""
     console.print(effect_table(effect, has_blocks(console)))
     if effect.loss_before is not None and effect.loss_after is not None:
@@ -107,7 +107,7 @@ def show(effect: Change, console: Console) -> None:
         console.print(Text.assemble(("after: ", "dim"), (printable(effect.said_after), style)))
 
 
-def effect_table(effect: Change, blocks: bool) -> Table:
+def effect_table(effect: EditEffects, blocks: bool) -> Table:
     """A row for each position: the most probable tokens before and after, and the change."""
     table = Table(header_style="bold", caption_justify="left")
     most = max(float(effect.moved.max()), LARGE)
@@ -164,7 +164,7 @@ def guess_cell(guesses: list[Guess], others: list[Guess]) -> Text:
     return line
 
 
-def as_object(effect: Change) -> dict[str, Any]:
+def as_object(effect: EditEffects) -> dict[str, Any]:
     """All numbers, for JSON."""
     return {
         "changes": [str(edit) for edit in effect.edits],

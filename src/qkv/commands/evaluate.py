@@ -14,11 +14,11 @@ from qkv.command_line.model_opening import Machine
 from qkv.command_line.output_checks import check_writable
 from qkv.command_line.subjects import data_checksums, model_titles, open_subject, run_task
 from qkv.data.sources.files import find_files
-from qkv.data.sources.lines import lines
+from qkv.data.sources.lines import read_lines
 from qkv.data.sources.source import SPLITS, open_pairs
 from qkv.evaluation import report
-from qkv.evaluation.bleu import check
-from qkv.evaluation.evaluate import EvaluationResult, Protocol, scored
+from qkv.evaluation.bleu import check_translations
+from qkv.evaluation.evaluate import EvaluationResult, Protocol, score_translations
 from qkv.evaluation.task_file import EvaluationTask, read_task
 from qkv.insight.render.figures import score_figure
 from qkv.insight.render.figures.figure_style import check_ending
@@ -145,7 +145,7 @@ def evaluate_models(
 def show_results(results: EvaluationResults, out: Path | None, plot: Path | None) -> None:
     """Print the table with its notes, and write the JSON file and the plot."""
     console = Console(highlight=False)
-    console.print(report.table(results.results))
+    console.print(report.score_table(results.results))
     for line in report.notes(results.results):
         console.print(line, style="dim", markup=False, soft_wrap=True)
 
@@ -162,7 +162,7 @@ def show_results(results: EvaluationResults, out: Path | None, plot: Path | None
         results.results, tasks, files, results.models, results.options, failure=results.failure
     )
     if out is not None:
-        report.write(out, values)
+        report.write_json(out, values)
 
     if plot is not None:
         score_figure.plot(values, plot)
@@ -293,12 +293,12 @@ def score_hypotheses(
 
     translations = []
     for file in find_files(str(hypotheses), piped="text"):
-        translations += [line for _, line in lines(file)]
+        translations += [line for _, line in read_lines(file)]
 
     references = read_references(data)
-    check(translations, references)
+    check_translations(translations, references)
     protocol = protocols[0]
-    scores = scored(
+    scores = score_translations(
         translations[: protocol.limit],
         references[: protocol.limit],
         protocol.seed,
@@ -313,6 +313,6 @@ def read_references(data: Sequence[str]) -> list[str]:
     if len(data) == 1 and data[0].partition(":")[0] not in SPLITS:
         file = find_files(data[0], piped="text")[0]
         if file.format == "text":
-            return [line for _, line in lines(file)]
+            return [line for _, line in read_lines(file)]
 
     return [target for _, target in open_pairs(data)]

@@ -20,8 +20,8 @@ from qkv.nn.config import check_at_least_one
 from qkv.tables import Table
 from qkv.training.finetune.finetune import FinetuneResult, finetune
 from qkv.training.finetune.finetune_config import DEFAULTS, FinetuneConfig, FinetuneRunConfig
-from qkv.training.run_config import OptimizerConfig, among
-from qkv.training.setup.run_folder import LOCK, remembered
+from qkv.training.run_config import OptimizerConfig, pick_fields
+from qkv.training.setup.run_folder import LOCK, read_run_flags
 from qkv.training.systems.distributed import first_process, under_torchrun
 
 SEEDS = "seeds.json"
@@ -83,12 +83,12 @@ def default_flags(resumed: str | None) -> Flags:
     if before is not None:
         known |= before | {"out": Path(str(resumed)), "resume": False}
         known["seed"] = known.get("first_seed", known["seed"])
-        optimizer = OptimizerConfig(**among(known, OptimizerConfig))
+        optimizer = OptimizerConfig(**pick_fields(known, OptimizerConfig))
         seeds = known.get("seeds", 1)
 
     return Flags(
-        tuning=FinetuneConfig(**among(known, FinetuneConfig)),
-        run=FinetuneRunConfig(**among(known, FinetuneRunConfig)),
+        tuning=FinetuneConfig(**pick_fields(known, FinetuneConfig)),
+        run=FinetuneRunConfig(**pick_fields(known, FinetuneRunConfig)),
         learning=optimizer,
         seeds=seeds,
     )
@@ -101,7 +101,7 @@ def resumed_run(out: str | None) -> dict[str, Any] | None:
 
     for folder in (Path(out), *sorted(Path(out).glob("seed-*"))):
         if (folder / RUN).exists():
-            before = remembered(folder, "finetune")
+            before = read_run_flags(folder, "finetune")
             return None if before is None else before[1]
 
     return None
@@ -156,7 +156,11 @@ def finetune_once(flags: Flags, run_config: FinetuneRunConfig) -> FinetuneResult
 
     try:
         return finetune(
-            flags.tuning, flags.learning, run_config, remember=remember, samples=samples.maker
+            flags.tuning,
+            flags.learning,
+            run_config,
+            remember=remember,
+            samples=samples.sample_maker,
         )
     except ValueError:
         if flags.seeds > 1:

@@ -20,7 +20,7 @@ from qkv.command_line.user_input import (
     read_standard_input,
     read_text,
 )
-from qkv.generation.generate import limit_of
+from qkv.generation.generate import context_limit
 from qkv.generation.generation_batch import Beyond, Reason
 from qkv.generation.sampling_params import SamplingParams
 from qkv.generation.search.beam_search import beam_search
@@ -106,7 +106,7 @@ def run(
     note_unknown(opened.tokenizer, [text])
     assert isinstance(opened.model, GPT)
     ids = prompt_ids(opened.tokenizer, text)
-    limit = limit_of(opened.model, beyond)
+    limit = context_limit(opened.model, beyond)
     too_long = limit is not None and len(ids) > limit
     if too_long and beyond == "refuse":
         slide = "" if beams else ", or drop its beginning with --beyond slide"

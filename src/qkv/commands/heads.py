@@ -28,10 +28,14 @@ from qkv.data.sources.conllu import read_sentences
 from qkv.data.sources.examples import open_examples
 from qkv.data.sources.files import find_files
 from qkv.data.sources.source import open_pairs, open_texts
-from qkv.insight.heads.head_ablation import How, ablate
+from qkv.insight.heads.head_ablation import AblationValue, ablate
 from qkv.insight.heads.head_patterns import head_patterns
-from qkv.insight.heads.head_syntax import syntax
-from qkv.insight.heads.text_batches import batches_of, batches_of_examples, batches_of_pairs
+from qkv.insight.heads.head_syntax import head_syntax
+from qkv.insight.heads.text_batches import (
+    batches_from_examples,
+    batches_from_pairs,
+    batches_from_texts,
+)
 from qkv.insight.render.figures.figure_style import check_ending
 from qkv.insight.render.figures.head_figures import draw_importance, draw_patterns, draw_syntax
 from qkv.insight.render.head_tables import importance_table, patterns_table, syntax_table
@@ -77,7 +81,7 @@ def run(
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[TEXT ...]")
     ] = (),
     data: tuple[str, ...] = (),
-    without: Annotated[How | None, tyro.conf.arg(name="ablate")] = None,
+    without: Annotated[AblationValue | None, tyro.conf.arg(name="ablate")] = None,
     grammar: Annotated[Path | None, tyro.conf.arg(name="syntax")] = None,
     same: bool = False,
     limit: int | None = None,
@@ -198,7 +202,12 @@ def measure_patterns(
 
 
 def measure_ablation(
-    opened: Opened, name: str, how: How, text: tuple[str, ...], data: tuple[str, ...], limit: int
+    opened: Opened,
+    name: str,
+    how: AblationValue,
+    text: tuple[str, ...],
+    data: tuple[str, ...],
+    limit: int,
 ) -> HeadResults:
     """How much the loss changes without each head."""
     batches = read_batches(opened, text, data, limit)
@@ -230,7 +239,7 @@ def measure_syntax(
     sentences = list(islice(read_sentences(source), limit))
 
     with progress_bar("reading") as advance:
-        scores = syntax(opened.model, opened.tokenizer, sentences, advance, halves=halves)
+        scores = head_syntax(opened.model, opened.tokenizer, sentences, advance, halves=halves)
 
     numbers = {
         "sentences": scores.sentences,
@@ -309,16 +318,16 @@ def read_batches(
             )
 
         examples = list(islice(open_examples(data, model.config.head.task), limit))
-        return batches_of_examples(model, tokenizer, examples)
+        return batches_from_examples(model, tokenizer, examples)
 
     if isinstance(model, Transformer | RNN) and not data:
         raise ValueError(PAIRS)
 
     texts = read_texts(opened, text, data, limit)
     if isinstance(model, Transformer | RNN):
-        return batches_of_pairs(tokenizer, [pair for pair in texts if not isinstance(pair, str)])
+        return batches_from_pairs(tokenizer, [pair for pair in texts if not isinstance(pair, str)])
 
-    batches = batches_of(model, tokenizer, [str(item) for item in texts])
+    batches = batches_from_texts(model, tokenizer, [str(item) for item in texts])
     if not batches:
         raise ValueError("text: it has no token to predict; expected a longer one")
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from qkv.command_line.parsing import run_one_of
 from qkv.lab import matrices
-from qkv.lab.demo import OUT
+from qkv.lab.demo import DEMO_FOLDER
 from qkv.lab.positions import positions
 
 
-def cats(out: Path | None = None, demo: Path = OUT / "turkish") -> None:
+def cats(out: Path | None = None, demo: Path = DEMO_FOLDER / "turkish") -> None:
     """The lecture's first matrix: "cats chase mice" aligned with "kediler fareleri kovalar".
 
     Args:

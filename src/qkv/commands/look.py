@@ -199,7 +199,7 @@ def default_view(result: Look, chosen: dict[str, Any]) -> View:
 
 def show_positions(name: str, model: Any, out: Path | None) -> None:
     """The positional encoding of the model, at the terminal or as a picture."""
-    encoding = position_encoding.encoding(model)
+    encoding = position_encoding.position_encoding(model)
     if out is None:
         position_encoding.show(encoding, Console(highlight=False))
         return

@@ -20,8 +20,8 @@ from qkv.command_line.model_opening import (
 )
 from qkv.command_line.output_checks import check_writable
 from qkv.command_line.progress_bar import progress_bar
-from qkv.insight.inspect.activation_patching import At, Patched, patch
-from qkv.insight.inspect.model_input import Reading, read, readable, side
+from qkv.insight.inspect.activation_patching import PatchResult, PatchSite, patch
+from qkv.insight.inspect.model_input import Reading, make_side, read, readable_token
 from qkv.insight.render.figures.figure_style import check_ending
 from qkv.insight.render.figures.head_figures import draw_patched
 from qkv.insight.render.terminal_cells import HeatMap
@@ -43,7 +43,7 @@ def run(
     corrupted: Prompt,
     answer: str | None = None,
     against: str | None = None,
-    at: At = "residual",
+    at: PatchSite = "residual",
     kind: Literal["encoder", "decoder", "cross"] | None = None,
     target: str | None = None,
     plot: Path | None = None,
@@ -131,7 +131,7 @@ def read_prompt(opened: Opened, text: str, target: str | None) -> Reading:
         return read(model, tokenizer, source=text, target=target)
 
     reading = read(model, tokenizer, source=text, target=text)
-    return reading._replace(text=side(tokenizer, reading.text.ids[:1]))
+    return reading._replace(text=make_side(tokenizer, reading.text.ids[:1]))
 
 
 def mask_position(opened: Opened, clean: Reading, corrupted: Reading) -> int | None:
@@ -158,7 +158,7 @@ def token_id(tokenizer: Tokenizer, text: str | None, name: str) -> int | None:
 
     ids = tokenizer.encode(text)
     if len(ids) != 1:
-        pieces = printable(" | ".join(readable(tokenizer, id) for id in ids))
+        pieces = printable(" | ".join(readable_token(tokenizer, id) for id in ids))
         raise ValueError(f"{name}: expected one token, but {text!r} is {len(ids)}: {pieces}")
 
     return ids[0]
@@ -188,12 +188,12 @@ def token_names(clean: Reading, corrupted: Reading, kind: str) -> list[str]:
 # Output
 
 
-def describe(patched: Patched, tokenizer: Tokenizer) -> str:
+def describe(patched: PatchResult, tokenizer: Tokenizer) -> str:
     """One line: the patched site, the measure, and its value for both prompts."""
-    answer = readable(tokenizer, patched.answer)
+    answer = readable_token(tokenizer, patched.answer)
     measure = f"probability of {answer}"
     if patched.against is not None:
-        measure = f"logit of {answer} less that of {readable(tokenizer, patched.against)}"
+        measure = f"logit of {answer} less that of {readable_token(tokenizer, patched.against)}"
 
     return (
         f"{SITES[patched.at]}, from the clean prompt; {measure}: "
@@ -201,7 +201,7 @@ def describe(patched: Patched, tokenizer: Tokenizer) -> str:
     )
 
 
-def show(patched: Patched, tokenizer: Tokenizer, names: list[str], console: Console) -> None:
+def show(patched: PatchResult, tokenizer: Tokenizer, names: list[str], console: Console) -> None:
     """A heat map of how much each patch restores."""
     L, N = patched.restored.shape
     columns = names
@@ -214,17 +214,17 @@ def show(patched: Patched, tokenizer: Tokenizer, names: list[str], console: Cons
     console.print(HeatMap(patched.restored, rows, columns, "layers down", shades=shades))
 
 
-def as_object(patched: Patched, tokenizer: Tokenizer, names: list[str]) -> dict[str, object]:
+def as_object(patched: PatchResult, tokenizer: Tokenizer, names: list[str]) -> dict[str, object]:
     """All numbers, for JSON."""
     against = None
     if patched.against is not None:
-        against = readable(tokenizer, patched.against)
+        against = readable_token(tokenizer, patched.against)
 
     return {
         "at": patched.at,
         "kind": patched.kind,
         "tokens": names,
-        "answer": readable(tokenizer, patched.answer),
+        "answer": readable_token(tokenizer, patched.answer),
         "against": against,
         "measure": patched.measure,
         "clean": patched.clean,

@@ -17,9 +17,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from qkv.command_line.model_opening import Machine, ModelName, float32_by_default, open_model
 from qkv.command_line.output_checks import check_writable
 from qkv.command_line.user_input import note
-from qkv.insight.probing.activations import Store, check_layers
-from qkv.insight.probing.linear_probe import Learning
-from qkv.insight.probing.probe_model import Stage, probe
+from qkv.insight.probing.activations import ActivationDtype, check_layers
+from qkv.insight.probing.linear_probe import ProbeTraining
+from qkv.insight.probing.probe_model import ProgressCallback, probe
 from qkv.insight.probing.probe_tasks import probe_task
 from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.models.configs import Pooling
@@ -46,10 +46,10 @@ def run(
     seeds: int = 3,
     controls: bool = True,
     recompute: bool = False,
-    store: Store = "float32",
+    store: ActivationDtype = "float32",
     out: Path | None = None,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
-    learning: tyro.conf.OmitArgPrefixes[Learning] = Learning(),  # noqa: B008
+    learning: tyro.conf.OmitArgPrefixes[ProbeTraining] = ProbeTraining(),  # noqa: B008
     machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008
 ) -> None:
     """Train a linear probe (or an MLP) on the activations of every layer of a frozen model.
@@ -152,7 +152,7 @@ def run(
 
 
 @contextmanager
-def progress_of_stages() -> Iterator[Stage]:
+def progress_of_stages() -> Iterator[ProgressCallback]:
     """A bar for each stage; without a terminal, notes at its start and from time to time."""
     if not sys.stderr.isatty():
         yield stage_notes()
@@ -177,7 +177,7 @@ def progress_of_stages() -> Iterator[Stage]:
         yield advance
 
 
-def stage_notes() -> Stage:
+def stage_notes() -> ProgressCallback:
     """A function that notes when a stage starts, and its progress every half minute."""
     done: dict[str, float] = {}
     last = 0.0

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from qkv import artifact
-from qkv.command_line.model_opening import Machine, device_of, prepared
+from qkv.command_line.model_opening import Machine, device_of, load_on_device
 from qkv.models.registry import Model
 from qkv.text import Tokenizer
 
@@ -90,15 +90,15 @@ def run(
     for name, path in named_paths(models).items():
         loads[name] = loader(path, machine)
 
-    from qkv.serving.http.app import served
+    from qkv.serving.http.app import create_app
     from qkv.serving.http.middleware import AccessRules
-    from qkv.serving.http.server import Server, bound
+    from qkv.serving.http.server import Server, bind_socket
     from qkv.serving.model_host import ModelHost
 
     rules = AccessRules(keys=keys, names=names, cors=cors, deadline=deadline)
     engine = ModelHost(cache=int(cache * GIB), rows=rows, queue=queue)
-    application = served(engine, rules)
-    listening = bound(host, port)
+    application = create_app(engine, rules)
+    listening = bind_socket(host, port)
     console = Console(stderr=True)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
@@ -266,13 +266,13 @@ def last_part(path: str) -> str:
 
 def loader(path: str, machine: Machine) -> Load:
     """A function that loads a model; a missing path is refused now."""
-    if not artifact.named(path).exists():
+    if not artifact.model_path(path).exists():
         raise ValueError(
             f"{path}: there is no such file or folder; models are read from this machine, "
             "not downloaded"
         )
 
-    return lambda: prepared(path, machine)
+    return lambda: load_on_device(path, machine)
 
 
 # Start

@@ -13,7 +13,7 @@ from qkv.command_line.parsing import check_subcommand, naming_flags, parse
 from qkv.command_line.usage_errors import UsageError, value_after
 from qkv.models.configs import CONFIGS, Config, family
 from qkv.models.presets import preset
-from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig, among
+from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig, pick_fields
 
 TRAINED = [name for name in CONFIGS if name != "tuned"]
 """The families that are trained from scratch; qkv finetune makes the others."""
@@ -46,7 +46,7 @@ def run(arguments: list[str]) -> bool:
     from qkv.training.train import train
 
     with naming_flags(type(config), *GROUPS.values()):
-        outcome = train(config, data, optimizer, run, samples=samples.maker)
+        outcome = train(config, data, optimizer, run, samples=samples.sample_maker)
 
     return outcome is None or outcome.finished or under_torchrun()
 
@@ -71,7 +71,7 @@ def training_flags(
         if typed_preset is None:
             model = resumed_model
 
-    defaults = {group: kind(**among(known, kind)) for group, kind in GROUPS.items()}
+    defaults = {group: kind(**pick_fields(known, kind)) for group, kind in GROUPS.items()}
     Flags = flags_for(type(model))
     flags: Any = parse(
         Flags,
@@ -134,9 +134,9 @@ def resumed_flags(name: str, arguments: Sequence[str]) -> tuple[Config, dict[str
     if out is None or "--resume" not in arguments:
         return None
 
-    from qkv.training.setup.run_folder import remembered
+    from qkv.training.setup.run_folder import read_run_flags
 
-    before = remembered(Path(out))
+    before = read_run_flags(Path(out))
     if before is None and value_after("--data", arguments) is None:
         raise UsageError(f"out: there is no run in {out} to continue; give --data to begin one")
     if before is not None and family(before[0]) != name:

@@ -25,7 +25,7 @@ from qkv.command_line.user_input import (
 )
 from qkv.generation.translate import Translation, translate_texts
 from qkv.insight.inspect.alignment import alignment
-from qkv.insight.inspect.whole_words import words_of
+from qkv.insight.inspect.whole_words import whole_words
 from qkv.models import RNN, Transformer
 from qkv.text import Tokenizer
 from qkv.text.printable import printable
@@ -237,10 +237,10 @@ def align_words(
         start=tokenizer.start,
     )  # (T, S)
 
-    source_words = words_of(tokenizer, source_ids)
+    source_words = whole_words(tokenizer, source_ids)
     aligned: Alignment = []
 
-    for target in words_of(tokenizer, translation.ids):
+    for target in whole_words(tokenizer, translation.ids):
         row = weights[target.places].mean(0)  # (S,)
         sources = []
         for word in source_words:

@@ -52,7 +52,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> TranslationSco
         >>> round(result.bleu), round(result.chrf)
         (100, 100)
     """
-    check(hypotheses, references)
+    check_translations(hypotheses, references)
     word_metric = BLEU()
     character_metric = CHRF()
     word_score = word_metric.corpus_score(hypotheses, [references]).score
@@ -95,7 +95,7 @@ def metric_score(
     return Score(name, value, low, high)
 
 
-def check(hypotheses: Sequence[str], references: Sequence[str]) -> None:
+def check_translations(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     """Raise if hypotheses and references cannot be compared."""
     for name, texts in (("hypotheses", hypotheses), ("references", references)):
         if isinstance(texts, str):

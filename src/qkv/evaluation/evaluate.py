@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from qkv.evaluation.evaluators import evaluator_for, scored
+from qkv.evaluation.evaluators import evaluator_for
 from qkv.evaluation.intervals import Score
 from qkv.evaluation.likelihood import Progress, ignore_progress
-from qkv.evaluation.protocol import Protocol, Subject, rows_of, takes_examples
+from qkv.evaluation.protocol import Protocol, Subject, supports_few_shot
 from qkv.evaluation.task_file import TEXTS, EvaluationTask
 from qkv.nn.config import documented
 
@@ -94,7 +94,7 @@ def evaluate(
     """
     start = time.perf_counter()
     data = data or embedded_data(task)
-    shots = protocol.shots if takes_examples(task, subject.model) else 0
+    shots = protocol.shots if supports_few_shot(task, subject.model) else 0
     measurement = evaluator_for(task)(task, subject, data, protocol, progress)
 
     # Keep the metrics that the task reports; "accuracy by bytes" counts as accuracy.

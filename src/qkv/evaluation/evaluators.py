@@ -31,11 +31,11 @@ from qkv.evaluation.protocol import (
     examples_note,
     few_shot_questions,
     read_first,
-    rows_of,
+    read_task_rows,
     unknown_note,
 )
 from qkv.evaluation.question import Question, count_unknown, encode_requests
-from qkv.evaluation.task_file import EvaluationTask, Normalise, fill, parts
+from qkv.evaluation.task_file import EvaluationTask, Normalise, fill, template_parts
 from qkv.generation.text import complete
 from qkv.generation.translate import translate_texts
 from qkv.models import BERT, GPT, TaskModel
@@ -75,7 +75,7 @@ def evaluate_likelihoods(
 ) -> Measurement:
     """Score the options of each question by their log-likelihood after the prompt."""
     model = require_gpt(task, subject)
-    rows = rows_of(task, data, protocol.limit)
+    rows = read_task_rows(task, data, protocol.limit)
     questions = few_shot_questions(task, rows, data, protocol)
 
     # One request for each option
@@ -209,7 +209,7 @@ def evaluate_lines(
 ) -> Measurement:
     """Greedy lines are correct if they equal an accepted answer, up to case and outer spaces."""
     require_gpt(task, subject)
-    rows = rows_of(task, data, protocol.limit)
+    rows = read_task_rows(task, data, protocol.limit)
     questions = few_shot_questions(task, rows, data, protocol)
     lines = list(generate_lines(subject, questions, progress))
     correct = [
@@ -369,7 +369,7 @@ def evaluate_translations(
 ) -> Measurement:
     """BLEU and chrF of translations by beam search, or by prompting a GPT."""
     name, model, tokenizer = subject
-    rows = rows_of(task, data, protocol.limit)
+    rows = read_task_rows(task, data, protocol.limit)
     references = [fill(task.answer, row) for row in rows]
     if isinstance(model, BERT | TaskModel):
         raise ValueError(
@@ -381,7 +381,7 @@ def evaluate_translations(
         questions = few_shot_questions(task, rows, data, protocol)
         hypotheses = list(generate_lines(subject, questions, progress))
         decoding = ", ".join((*examples_note(protocol), "greedy, to the end of the line"))
-        return scored(hypotheses, references, protocol.seed, decoding)
+        return score_translations(hypotheses, references, protocol.seed, decoding)
 
     # Translations arrive in the order in which they are finished.
     hypotheses = [""] * len(rows)
@@ -392,12 +392,12 @@ def evaluate_translations(
         hypotheses[number] = best[0].text
         progress(done, len(rows))
 
-    return scored(hypotheses, references, protocol.seed, f"beam {protocol.beams}")
+    return score_translations(hypotheses, references, protocol.seed, f"beam {protocol.beams}")
 
 
 def require_prompt(task: EvaluationTask, name: str) -> None:
     """Raise if a GPT would get the bare source, without a prompt that asks for a translation."""
-    is_bare = len(list(parts(task.template))) == 1 and task.template.startswith("{")
+    is_bare = len(list(template_parts(task.template))) == 1 and task.template.startswith("{")
     if is_bare:
         raise ValueError(
             f"{name}: a GPT translates by a prompt; write a task file whose template asks for it, "
@@ -405,7 +405,7 @@ def require_prompt(task: EvaluationTask, name: str) -> None:
         )
 
 
-def scored(
+def score_translations(
     hypotheses: Sequence[str], references: Sequence[str], seed: int, decoding: str
 ) -> Measurement:
     """BLEU and chrF of translations with confidence intervals; `decoding` is noted as it is."""

@@ -25,7 +25,7 @@ def check_label(head: HeadConfig, example: Example) -> None:
         )
 
 
-def scores_of(
+def score_answers(
     head: HeadConfig, examples: Sequence[Example], answers: Sequence[Answer]
 ) -> list[Score]:
     """The scores of answers: accuracy, or for numbers Pearson correlation and mean absolute error.
@@ -58,7 +58,7 @@ def tag_accuracy(examples: Sequence[Example], answers: Sequence[Answer]) -> Scor
     return bootstrap_score("accuracy", np.array(counts, dtype=np.float64), ratio, percent=True)
 
 
-def confusion_of(
+def confusion_matrix(
     head: HeadConfig, examples: Sequence[Example], answers: Sequence[Answer]
 ) -> Int[np.ndarray, "C C"]:
     """The confusion matrix: gold classes as rows, predicted ones as columns.

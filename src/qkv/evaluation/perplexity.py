@@ -14,7 +14,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from qkv.data.batches.paired import pad
+from qkv.data.batches.paired import pad_rows
 from qkv.data.sources.lines import DocumentPart
 from qkv.evaluation import intervals
 from qkv.evaluation.likelihood import (
@@ -372,9 +372,9 @@ def forced_logprobs(
     padding = tokenizer.padding or 0
 
     # Pad both sides; the decoder reads the target shifted by the start token.
-    source, source_padding_mask = pad(sources, padding)
+    source, source_padding_mask = pad_rows(sources, padding)
     shifted = [[tokenizer.start, *target[:-1]] for target in targets]
-    decoder_input, padding_mask = pad(shifted, padding)
+    decoder_input, padding_mask = pad_rows(shifted, padding)
     hidden = model.forced(
         source.to(device),
         decoder_input.to(device),

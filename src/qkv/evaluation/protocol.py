@@ -85,7 +85,7 @@ class Measurement(TypedDict):
     random_baseline: NotRequired[float]
 
 
-def takes_examples(task: EvaluationTask, model: Model) -> bool:
+def supports_few_shot(task: EvaluationTask, model: Model) -> bool:
     """True if few-shot examples can precede the questions of this task."""
     if task.kind in TEXTS:
         return False
@@ -93,7 +93,9 @@ def takes_examples(task: EvaluationTask, model: Model) -> bool:
     return task.kind != "translation" or isinstance(model, GPT)
 
 
-def rows_of(task: EvaluationTask, data: Sequence[str], limit: int | None = None) -> list[Row]:
+def read_task_rows(
+    task: EvaluationTask, data: Sequence[str], limit: int | None = None
+) -> list[Row]:
     """The first rows of a task's data, as values by column."""
     if task.kind != "translation":
         return read_first(open_rows(data, task.columns), limit)
@@ -124,7 +126,7 @@ def few_shot_questions(
         files = [task.beside(task.examples)]
 
     files = files or list(data)
-    pool = rows_of(task, files) if protocol.shots else []
+    pool = read_task_rows(task, files) if protocol.shots else []
 
     return with_examples(
         task,

@@ -15,7 +15,7 @@ import numpy as np
 from qkv.evaluation.likelihood import Request
 from qkv.evaluation.task_file import EvaluationTask, fill, only_column
 from qkv.text import Tokenizer
-from qkv.text.tokenizer import beginning
+from qkv.text.tokenizer import start_id
 
 Row = Mapping[str, Any]
 
@@ -42,7 +42,7 @@ class Question:
 # Rows
 
 
-def question(task: EvaluationTask, row: Row, where: str) -> Question:
+def build_question(task: EvaluationTask, row: Row, where: str) -> Question:
     """The question of one row, built by the kind of its task; `where` names the row in errors."""
     for column in task.columns:
         if row[column] is None:
@@ -226,7 +226,7 @@ def with_examples(
     questions: list[Question] = []
 
     for number, row in enumerate(rows):
-        questions.append(question(task, row, f"{name}, row {number + 1}"))
+        questions.append(build_question(task, row, f"{name}, row {number + 1}"))
 
     for number, row in enumerate(rows):
         prompt: list[str] = []
@@ -235,7 +235,7 @@ def with_examples(
 
         for chosen in draw_examples(row, pool, pool_name, shots, (seed, number)):
             if chosen not in answered:
-                example = question(task, pool[chosen], f"{pool_name}, row {chosen + 1}")
+                example = build_question(task, pool[chosen], f"{pool_name}, row {chosen + 1}")
                 answered[chosen] = example.answered
 
             prompt.append(answered[chosen])
@@ -274,7 +274,7 @@ def draw_examples(
 
 def first_token(tokenizer: Tokenizer) -> int:
     """The id that precedes the first token of a text."""
-    id = tokenizer.start if tokenizer.starts_texts else beginning(tokenizer)
+    id = tokenizer.start if tokenizer.starts_texts else start_id(tokenizer)
     if id is None:
         raise ValueError(
             "tokenizer: it has no start or end token, so nothing can precede the first token"

@@ -23,7 +23,7 @@ from qkv.tables import Table
 from qkv.version import __version__
 
 
-def shown(score: Score) -> str:
+def format_score(score: Score) -> str:
     """A score with its interval: 43.5% [36.8, 50.4], or 43.5% [-] where there is no interval."""
     value = format_number(score.value, score.percent)
     if score.percent:
@@ -54,7 +54,7 @@ def format_number(value: float, percent: bool = False) -> str:
 # Table
 
 
-def table(results: Sequence[EvaluationResult]) -> Table:
+def score_table(results: Sequence[EvaluationResult]) -> Table:
     """A row for each score and a column for each model, with the best of several in bold."""
     models = list(dict.fromkeys(result.model for result in results))
     scores = empty_table(models)
@@ -117,7 +117,7 @@ def score_cells(
             continue
 
         is_best = len(models) > 1 and entry.value == best
-        cells.append(Text(shown(entry), style="bold" if is_best else ""))
+        cells.append(Text(format_score(entry), style="bold" if is_best else ""))
 
     return cells
 
@@ -188,7 +188,7 @@ def as_json(
         "models": dict(models),
         "asked": dict(settings),
         "failure": failure or None,
-        **made_with(),
+        **software_versions(),
     }
 
 
@@ -201,13 +201,13 @@ def result_json(result: EvaluationResult) -> dict[str, Any]:
     return values
 
 
-def made_with() -> dict[str, Any]:
+def software_versions() -> dict[str, Any]:
     """The versions of the software, and the date."""
     versions = {"qkv": __version__, "torch": torch.__version__, "python": platform.python_version()}
     return {"versions": versions, "date": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
-def write(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write JSON atomically; infinite numbers, which JSON does not have, become null."""
     text = json.dumps(finite(content), indent=2, ensure_ascii=False, allow_nan=False)
     storage.write_text(path, text + "\n")

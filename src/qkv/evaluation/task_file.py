@@ -126,7 +126,7 @@ class EvaluationTask:
             templates += self.choices
 
         for template in templates:
-            columns += [column for _, column in parts(template) if column]
+            columns += [column for _, column in template_parts(template) if column]
 
         return tuple(dict.fromkeys(columns))
 
@@ -303,7 +303,7 @@ def check_choices(task: EvaluationTask) -> None:
 # Templates
 
 
-def parts(template: str) -> Iterator[tuple[str, str | None]]:
+def template_parts(template: str) -> Iterator[tuple[str, str | None]]:
     """The pieces of a template: text, and the column after it; {{ and }} are literal braces."""
     try:
         for text, column, form, conversion in string.Formatter().parse(template):
@@ -319,7 +319,7 @@ def parts(template: str) -> Iterator[tuple[str, str | None]]:
 
 def only_column(template: str) -> str | None:
     """The column of a template that is one column and nothing else; None for other templates."""
-    (before, column), *others = parts(template)
+    (before, column), *others = template_parts(template)
     if before or others:
         return None
 
@@ -329,7 +329,7 @@ def only_column(template: str) -> str | None:
 def fill(template: str, row: Mapping[str, Any]) -> str:
     """A template with the values of a row in place of its columns."""
     text = ""
-    for literal, column in parts(template):
+    for literal, column in template_parts(template):
         text += literal
         if column is not None:
             text += str(row[column]).strip()

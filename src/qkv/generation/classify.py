@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv.data.batches.framing import Frame, FramedExamples
-from qkv.data.batches.labelled import join
-from qkv.data.sources.examples import TWO_TEXTS, Example
+from qkv.data.batches.labelled import collate
+from qkv.data.sources.examples import PAIR_TASKS, Example
 from qkv.generation.generate import without_dropout
 from qkv.generation.prompts import texts_of
 from qkv.models import TaskModel
@@ -148,7 +148,7 @@ def score_examples(
     model: TaskModel, frame: Frame, framed: FramedExamples, chosen: Sequence[int]
 ) -> Float[Tensor, "B M C"]:
     """The model's scores of some examples, in float64 on the host."""
-    batch = join([framed[index] for index in chosen], frame).to(next(model.parameters()).device)
+    batch = collate([framed[index] for index in chosen], frame).to(next(model.parameters()).device)
     assert batch.target_positions is not None
     scores = model(
         batch.ids,
@@ -227,7 +227,7 @@ def check_texts(task: str, texts: Sequence[str], where: str) -> None:
         raise ValueError(f"{where}: it is empty; expected a text")
     if task == "classify" and len(texts) != 1:
         raise ValueError(f"{where}: this model reads one text at a time, not {len(texts)}")
-    if task in TWO_TEXTS and len(texts) != 2:
+    if task in PAIR_TASKS and len(texts) != 2:
         raise ValueError(f"{where}: this model reads two texts together; give the second one, too")
     if task == "regress" and len(texts) > 2:
         raise ValueError(f"{where}: this model reads one text or two, not {len(texts)}")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from qkv.generation.generation_batch import GenerationBatch, Steps
 from qkv.generation.prefill import next_logits, pad_left
-from qkv.generation.sampling_params import on_device, processed, sample_tokens
+from qkv.generation.sampling_params import on_device, process_logits, sample_tokens
 from qkv.models import GPT
 from qkv.nn import decode_block
 from qkv.nn.cache import KeyValueCache, StaticCache
@@ -244,7 +244,7 @@ class DecodeGraph:
 
     def sample(self, logits: Float[Tensor, "B V"], position: int) -> None:
         """Choose the tokens of this step."""
-        logits = processed(logits, self.params, self.counts, position, self.ends)
+        logits = process_logits(logits, self.params, self.counts, position, self.ends)
         uniform = self.uniforms[:, 0]
         if self.params.temperature:
             uniform = self.uniforms.index_select(1, self.step).squeeze(1)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qkv.generation.generation_batch import GenerationBatch, Steps
 from qkv.generation.prefill import next_logits, pad_left
-from qkv.generation.sampling_params import processed, sample_tokens
+from qkv.generation.sampling_params import process_logits, sample_tokens
 from qkv.nn.linear.onednn import Prepacked, prepacking, small_enough
 
 # From which on it pays to pack the weights, on a CPU.
@@ -86,7 +86,7 @@ class DecodeLoop:
 
     def sample(self, logits: Float[Tensor, "B V"], step: int) -> Int[Tensor, "B"]:
         params = self.batch.sampling_params
-        logits = processed(logits, params, self.counts, step, self.batch.ends)
+        logits = process_logits(logits, params, self.counts, step, self.batch.ends)
         tokens = sample_tokens(logits, self.batch.uniforms[self.running, step], params)
         if self.counts is not None:
             self.counts.add(tokens)

@@ -183,7 +183,7 @@ def stream(
     check(model, length, ends, params)
     samples = 1 if samples is None else samples
     check_samples(samples, len(rows))
-    limit = limit_of(model, beyond)
+    limit = context_limit(model, beyond)
     if limit is not None:
         rows = [within(row, limit, length, beyond) for row in rows]
 
@@ -326,13 +326,13 @@ def vocabulary_of(model: GPT) -> int:
     return model.config.vocabulary
 
 
-def limit_of(model: Any, beyond: Beyond) -> int | None:
+def context_limit(model: Any, beyond: Beyond) -> int | None:
     """The longest sequence in tokens; None if there is no limit."""
     if beyond not in ("refuse", "slide", "extend"):
         raise ValueError(f"beyond: expected refuse, slide or extend, not {beyond!r}")
 
     if isinstance(model, Ensemble):
-        limits = [limit_of(member, beyond) for member in model.models]
+        limits = [context_limit(member, beyond) for member in model.models]
         return min((limit for limit in limits if limit is not None), default=None)
 
     config = model.config

@@ -184,7 +184,7 @@ class TokenCounts:
         self.read = self.read.index_select(0, rows)
 
 
-def processed(
+def process_logits(
     logits: Float[Tensor, "B V"],
     params: SamplingParams,
     counts: TokenCounts | None,

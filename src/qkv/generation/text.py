@@ -15,7 +15,7 @@ from qkv.generation.prompts import Arrays, TextPrompts, check_text, text_rows, t
 from qkv.generation.sampling_params import SamplingFields, SamplingParams
 from qkv.generation.stop import StopStringFilter
 from qkv.models import GPT
-from qkv.text.tokenizer import Tokenizer, beginning
+from qkv.text.tokenizer import Tokenizer, start_id
 
 __all__ = [
     "StopStringFilter",
@@ -204,7 +204,7 @@ def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     if ids:
         return ids
 
-    begin = beginning(tokenizer)
+    begin = start_id(tokenizer)
     if begin is None:
         raise ValueError(
             "prompt: it is empty, and this tokenizer has no start or end token to begin with"

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple, Unpack, overload
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from qkv.data.batches.paired import pad
+from qkv.data.batches.paired import pad_rows
 from qkv.generation.generate import (
     Translator,
     as_sampling_params,
     check,
     check_samples,
     collect,
-    limit_of,
+    context_limit,
     on_device,
     run_batch,
 )
@@ -144,7 +144,7 @@ def translate(
         uniforms=on_device(translator, uniforms(seed, rows, length)),
         sampling_params=params,
         ends=(end,),
-        limit=limit_of(translator, "extend"),
+        limit=context_limit(translator, "extend"),
         samples=per_source,
     )
     tokens = run_batch(translator, lambda: translator.start(source, padding_mask), batch)
@@ -193,7 +193,7 @@ def padded_source(
         raise ValueError("padding_mask: it is for tensors; leave it out for lists, which need none")
 
     device = next(model.parameters()).device
-    ids, padding_mask = pad(rows, 0)
+    ids, padding_mask = pad_rows(rows, 0)
     if padding_mask is not None:
         padding_mask = padding_mask.to(device)
 

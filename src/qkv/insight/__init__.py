@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from qkv.insight.heads.head_ablation import ablate
     from qkv.insight.heads.head_patterns import head_patterns
-    from qkv.insight.heads.head_syntax import syntax
+    from qkv.insight.heads.head_syntax import head_syntax
     from qkv.insight.inspect.activation_patching import patch
     from qkv.insight.inspect.alignment import alignment
-    from qkv.insight.inspect.attention_edits import Edit, edited
+    from qkv.insight.inspect.attention_edits import Edit, apply_edits
     from qkv.insight.inspect.attribution import attribution
     from qkv.insight.inspect.capture import capture_attention
     from qkv.insight.inspect.edit_effects import edit_effects
@@ -27,10 +27,10 @@ else:
         {
             "qkv.insight.heads.head_ablation": ("ablate",),
             "qkv.insight.heads.head_patterns": ("head_patterns",),
-            "qkv.insight.heads.head_syntax": ("syntax",),
+            "qkv.insight.heads.head_syntax": ("head_syntax",),
             "qkv.insight.inspect.activation_patching": ("patch",),
             "qkv.insight.inspect.alignment": ("alignment",),
-            "qkv.insight.inspect.attention_edits": ("Edit", "edited"),
+            "qkv.insight.inspect.attention_edits": ("Edit", "apply_edits"),
             "qkv.insight.inspect.attribution": ("attribution",),
             "qkv.insight.inspect.capture": ("capture_attention",),
             "qkv.insight.inspect.edit_effects": ("edit_effects",),
@@ -53,7 +53,7 @@ __all__ = [
     "attribution",
     "capture_attention",
     "edit_effects",
-    "edited",
+    "apply_edits",
     "head_patterns",
     "logit_lens",
     "look",
@@ -63,5 +63,5 @@ __all__ = [
     "probe_task",
     "read",
     "residual_norms",
-    "syntax",
+    "head_syntax",
 ]

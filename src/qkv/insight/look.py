@@ -17,7 +17,7 @@ from qkv import artifact, storage
 from qkv.generation.fill import Guess
 from qkv.insight.inspect import look_data
 from qkv.insight.inspect.attribution import attribution as compute_attribution
-from qkv.insight.inspect.capture import Attention, attention_sites, capture_attention
+from qkv.insight.inspect.capture import CapturedAttention, attention_sites, capture_attention
 from qkv.insight.inspect.logit_lens import logit_lens, next_tokens, predicts_tokens, stack_of
 from qkv.insight.inspect.look_data import LookData
 from qkv.insight.inspect.model_input import Reading, read
@@ -226,7 +226,7 @@ def with_tokenizer(
 
 def attention_of(
     model: Model, reading: Reading, layers: Collection[int] | None, at_least: Collection[int]
-) -> list[Attention]:
+) -> list[CapturedAttention]:
     """The captured attention; empty for an RNN without attention."""
     is_rnn = stack_of(model) is None
     if is_rnn and getattr(model.config, "attention", "none") == "none":
@@ -291,7 +291,7 @@ def kept_layers(
     if layers is not None:
         return layers
 
-    size = longest_of(reading) ** 2
+    size = longest_side(reading) ** 2
     weights = sum(site.depth * site.heads * size for site in attention_sites(model))
     if weights <= look_data.ALL_LAYERS_MAX_WEIGHTS:
         return None
@@ -308,7 +308,7 @@ def check_memory(model: Model, reading: Reading) -> None:
         return
 
     free = free_memory()
-    longest = longest_of(reading)
+    longest = longest_side(reading)
     heads = getattr(backbone_of(model).config, "heads", 1)
     needed = 3 * 4 * heads * longest**2
     if free is not None and needed > free:
@@ -328,7 +328,7 @@ def free_memory() -> int | None:
     return None
 
 
-def longest_of(reading: Reading) -> int:
+def longest_side(reading: Reading) -> int:
     """The number of tokens of the text or the source, whichever is longer."""
     if reading.source is None:
         return len(reading.text.ids)

@@ -34,7 +34,7 @@ def vectors(tokens: Sequence[str]) -> Tensor:
     return torch.tensor([MEANING[token] for token in tokens])
 
 
-def show(console: Console | None = None) -> None:
+def show_board(console: Console | None = None) -> None:
     """Print all tables."""
     console = console or Console(highlight=False)
     sections = {
@@ -155,7 +155,7 @@ def block_sparse_error() -> float:
     query, key, value = inputs.unbind(0)
     mask = Causal() & Window(64)
     whole, _ = attend(query, key, value, mask=mask, kernel="eager")
-    skipping, _ = attend(query, key, value, mask=mask, kernel="blocked")
+    skipping, _ = attend(query, key, value, mask=mask, kernel="block_sparse")
 
     return (whole - skipping).abs().max().item()
 

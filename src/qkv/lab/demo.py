@@ -31,28 +31,29 @@ from qkv.models.registry import Config, Model
 from qkv.tables import Table
 from qkv.text import Tokenizer
 from qkv.text.printable import printable
-from qkv.training.logging.metrics import NAME as METRICS
 from qkv.training.logging.metrics import read_metrics
 from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig
-from qkv.training.setup.run_folder import remembered
+from qkv.training.setup.run_folder import read_run_flags
 from qkv.training.setup.step_timing import seconds_per_step
 from qkv.training.setup.training_task import TrainingTask
 from qkv.training.train import SampleMaker, train
 
-OUT = Path("runs/demo")
+DEMO_FOLDER = Path("runs/demo")
 SENTENCE = "cats chase mice"
 PROMPT = "class Reader:\n    def __init__(self,"
 
 TRANSLATOR = preset("transformer-tiny")
 TRANSLATOR_STEPS = 400
 TRANSLATOR_SECONDS = 55.0
-WRITER = GPTConfig(vocabulary=2048, context=64, width=128, depth=4, heads=4, position="rotary")
+WRITER_CONFIG = GPTConfig(
+    vocabulary=2048, context=64, width=128, depth=4, heads=4, position="rotary"
+)
 WRITER_STEPS = 500
 WRITER_SECONDS = 75.0
 FEWEST_STEPS = 30
 
 
-def show(
+def show_demo(
     console: Console | None = None,
     out: Path = OUT,
     *,
@@ -218,7 +219,7 @@ def show_writer(console: Console, out: Path, steps: int) -> bool:
     optimizer = OptimizerConfig(optimizer="muon", learning_rate=3e-3, final_rate=0.0)
     if not trained(
         console,
-        WRITER,
+        WRITER_CONFIG,
         data,
         optimizer,
         out,
@@ -273,7 +274,7 @@ def trained(
         note = f"{printable(str(out))} is already trained; delete it to train it again."
         console.print(Text(note), soft_wrap=True)
 
-    resumed = remembered(out)
+    resumed = read_run_flags(out)
     if resumed is not None:
         steps = resumed[1]["steps"]  # which may have been shortened
 
@@ -320,7 +321,7 @@ def affordable(
 
 def finished(run: Path) -> bool:
     """Whether a run was trained to its last step."""
-    if not (run / METRICS).exists():
+    if not (run / METRICS_FILE).exists():
         return False
 
     return any(row.get("event") == "finished" for row in read_metrics(run))

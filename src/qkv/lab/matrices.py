@@ -14,13 +14,19 @@ from torch import Tensor
 
 from qkv import artifact
 from qkv.generation.generate import without_dropout
-from qkv.insight.inspect.capture import Attention, attention_sites, distance, entropy, unmasked
+from qkv.insight.inspect.capture import (
+    CapturedAttention,
+    attention_sites,
+    distance,
+    entropy,
+    unmasked,
+)
 from qkv.insight.inspect.hook_checks import capture_required
 from qkv.insight.inspect.model_input import Reading, Side, hidden, read
 from qkv.insight.inspect.whole_words import WholeWord
 from qkv.insight.look import Look, look
 from qkv.insight.render.figures import figure_style
-from qkv.insight.render.figures.attention import canvas, entitle, heat_map, matrix, room
+from qkv.insight.render.figures.attention import canvas, heat_map, matrix, matrix_size, write_title
 from qkv.insight.render.terminal_cells import HeatMap, has_blocks
 from qkv.insight.render.views import labels, numbered
 from qkv.lab import demo as demonstration
@@ -46,7 +52,7 @@ def check_out(out: Path | None) -> None:
 
 def cats(
     out: Path | None = None,
-    demo: Path = demonstration.OUT / "turkish",
+    demo: Path = demonstration.DEMO_FOLDER / "turkish",
     console: Console | None = None,
 ) -> None:
     """Show the alignment of the demo's translator: English words that each Turkish one attends to.
@@ -125,8 +131,8 @@ def mask(
     check_out(out)
     console = console or Console(highlight=False)
     if model is None:
-        side = hand_made()
-        heads = by_hand()
+        side = quick_brown_side()
+        heads = quick_brown_heads()
         title = "softmax(X Xᵀ) with and without a causal mask"
     else:
         side, heads, name = by_model(model, layer, head)
@@ -145,13 +151,13 @@ def mask(
     console.print(Text(str(out)), soft_wrap=True)
 
 
-def hand_made() -> Side:
+def quick_brown_side() -> Side:
     """The three words as a token sequence."""
     words = tuple(WholeWord(token, [position]) for position, token in enumerate(QUICK))
     return Side(tuple(range(len(QUICK))), QUICK, words)
 
 
-def by_hand() -> dict[str, MaskedHead]:
+def quick_brown_heads() -> dict[str, MaskedHead]:
     """Both heads on hand-made vectors, which are queries, keys and values alike."""
     masks: dict[str, Mask | None] = {UNMASKED: None, MASKED: Causal()}
     return {name: attend_by_hand(mask) for name, mask in masks.items()}
@@ -247,7 +253,7 @@ def draw_mask(
     names: tuple[str, ...], heads: dict[str, MaskedHead], title: str
 ) -> figure_style.Figure:
     """The same as a figure."""
-    wide, high = room(names, names)
+    wide, high = matrix_size(names, names)
     figure = canvas(max(9.6, 2 * wide + 0.8), 2 * (high + 0.4) + 0.8)
     axes = figure.subplots(2, 2)
 
@@ -263,7 +269,7 @@ def draw_mask(
         )
         matrix(axes[row, 1], head.weights, names, names, f"{name}: weights")
 
-    entitle(figure, title)
+    write_title(figure, title)
 
     return figure
 
@@ -271,7 +277,7 @@ def draw_mask(
 def as_look(title: str, side: Side, heads: dict[str, MaskedHead]) -> Look:
     """Both matrices as two named heads of one layer: a page opens with them side by side."""
     weights = torch.stack([head.weights for head in heads.values()])  # (2, T, T)
-    attention = Attention(
+    attention = CapturedAttention(
         kind="self",
         rows=side,
         columns=side,

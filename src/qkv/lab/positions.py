@@ -21,9 +21,9 @@ from rich.console import Console
 from qkv import artifact, storage
 from qkv.data.batches.causal import CausalData
 from qkv.data.sources.source import open_texts
-from qkv.insight.probing.activations import Keep, activations
-from qkv.insight.probing.linear_probe import Learning
-from qkv.insight.probing.probe_model import Scored, best_of, train_probes
+from qkv.insight.probing.activations import ActivationStorage, activations
+from qkv.insight.probing.linear_probe import ProbeTraining
+from qkv.insight.probing.probe_model import LayerScore, best_of, train_probes
 from qkv.insight.probing.probe_tasks import ProbeTask, position_task
 from qkv.insight.render.figures.figure_style import COLOURS
 from qkv.insight.render.figures.probe_figure import Line, Panel, draw_panels
@@ -52,7 +52,7 @@ class Trained(NamedTuple):
     name: str
     loss: float
     """Validation loss: of the next token, or of masked tokens."""
-    scores: dict[str, list[Scored]]
+    scores: dict[str, list[LayerScore]]
     """The scores of the probes by layer, for the `hidden` and the `linear` probe."""
 
 
@@ -305,28 +305,28 @@ def held_out_positions(experiment: PositionExperiment) -> ProbeTask:
 
 def probed(
     folder: Path, task: ProbeTask, device: torch.device, hidden: int, seeds: int
-) -> dict[str, list[Scored]]:
+) -> dict[str, list[LayerScore]]:
     """The distance by layer for the paper's probe with one hidden layer, and for a linear one."""
     model, _ = artifact.load(folder)
     model = model.to(device)
     batch = 512 if device.type == "cpu" else 4096
-    scores: dict[str, list[Scored]] = {}
+    scores: dict[str, list[LayerScore]] = {}
 
     with activations(model, task.parts, keep=storage_for(task, model, device)) as parts:
         for kind, width in (("hidden", hidden), ("linear", 0)):
-            learning = Learning(hidden=width, batch=batch, rate=3e-3, epochs=10)
+            learning = ProbeTraining(hidden=width, batch=batch, rate=3e-3, epochs=10)
             result = train_probes(parts, task, ("model",), range(seeds), learning)
             scores[kind] = [score for score in result.scores if score.measure == "distance"]
 
     return scores
 
 
-def storage_for(task: ProbeTask, model: Model, device: torch.device) -> Keep:
+def storage_for(task: ProbeTask, model: Model, device: torch.device) -> ActivationStorage:
     """Memory if all layers fit easily; else disk, or on a GPU recompute, which is faster there."""
     vectors = sum(len(part.targets) for part in task.parts)
     needed = 4 * vectors * (model.config.depth + 2) * model.config.width
     available = 2**30
-    alternative: Keep = "disk"
+    alternative: ActivationStorage = "disk"
     if device.type == "cuda":
         available = torch.cuda.mem_get_info(device)[0] // 4
         alternative = "recompute"

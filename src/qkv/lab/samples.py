@@ -17,7 +17,7 @@ from qkv.generation.generate import without_dropout
 from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.models.registry import Model
 from qkv.text import Tokenizer
-from qkv.text.chat_template import ends_of_turn
+from qkv.text.chat_template import end_of_turn_ids
 from qkv.training.setup.training_task import TrainingTask
 
 EXAMPLES = 2
@@ -25,7 +25,7 @@ LENGTH = 48
 SHOWN_TOKENS = 8
 
 
-def maker(task: TrainingTask) -> Callable[[Model], list[str]]:
+def sample_maker(task: TrainingTask) -> Callable[[Model], list[str]]:
     """A function that shows what a model predicts for examples of the validation data."""
     tokenizer = task.tokenizer
     batch = next(iter(task.validation.ordered())).part(0, EXAMPLES)
@@ -69,7 +69,7 @@ def sample_replies(model: GPT, tokenizer: Tokenizer, data: ConversationData) -> 
     if not prompts:
         return []
 
-    ends = ends_of_turn(tokenizer)
+    ends = end_of_turn_ids(tokenizer)
     replies = generate(model, prompts, length=LENGTH, end=ends, temperature=0.0)
     samples = []
     for prompt, ids in zip(prompts, replies, strict=True):

@@ -101,15 +101,15 @@ class TaskModel(nn.Module):
         group: int = 1,
     ) -> Float[Tensor, "R T E"]:
         """Run every sequence through the backbone, R = B * G; T is 1 if only [CLS] is read."""
-        ids = apart(ids, group)  # (B G, T)
+        ids = split_groups(ids, group)  # (B G, T)
         if padding_mask is not None:
-            padding_mask = apart(padding_mask, group)
+            padding_mask = split_groups(padding_mask, group)
 
         if isinstance(self.backbone, GPT):
             return self.backbone.hidden(ids, padding_mask=padding_mask)
 
         if segments is not None:
-            segments = apart(segments, group)
+            segments = split_groups(segments, group)
 
         # A head that reads only [CLS] needs no other position of the last block.
         first = self.config.head.pooling == "first" and self.config.head.task != "tag"
@@ -160,7 +160,7 @@ class TaskModel(nn.Module):
         # One vector per sequence.
         mask = None
         if padding_mask is not None and head.pooling == "mean":
-            mask = apart(padding_mask, group)  # (B G, T)
+            mask = split_groups(padding_mask, group)  # (B G, T)
 
         vectors = pooled(hidden, head.pooling, target_positions.flatten(), mask)  # (B G, E)
         if isinstance(self.backbone, BERT) and self.backbone.pooler is not None:
@@ -180,7 +180,7 @@ class TaskModel(nn.Module):
         return super().load_state_dict(legacy.rename_weights(state_dict), strict, assign)
 
 
-def apart(rows: Tensor, group: int) -> Tensor:
+def split_groups(rows: Tensor, group: int) -> Tensor:
     """Put the G sequences of a row below each other: (B, G T) -> (B G, T)."""
     return rows.unflatten(1, (group, -1)).flatten(0, 1)
 

@@ -1,9 +1,9 @@
 """Hook points: named places in a model whose values a function can read or replace.
 
-A part that has points of interest owns `HookPoints` and sends each value through: `query =
-self.hooks("query", query)`. Nobody listening costs nothing, also under torch.compile, which sees no
-listener and compiles none; a listener that comes or goes later makes it compile again. A point's
-name is its place in the model.
+A module with hook points owns a `HookPoints` and passes each value through it:
+`query = self.hooks("query", query)`. A point without hooks costs one dictionary check, also under
+torch.compile, which traces no hook; adding or removing one later makes it compile again. A point's
+name is its path in the model:
 
     with capture(model, "stack.blocks.*.attention.weights") as captured:
         model(ids)
@@ -148,7 +148,7 @@ def joined(path: str, name: str) -> str:
 
 
 def hook_points_of(part: nn.Module) -> HookPoints | None:
-    """Its own, and not those that what torch.compile returns passes on."""
+    """The module's own hook points, not those that a torch.compile wrapper forwards."""
     return part.__dict__.get("hooks")
 
 

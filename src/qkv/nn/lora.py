@@ -130,7 +130,7 @@ def feed_forward_sites(feed_forward: FeedForward) -> dict[Projection, AdapterSit
     return sites
 
 
-def attach(model: nn.Module, config: AdapterConfig, seed: int = 0) -> None:
+def attach_adapters(model: nn.Module, config: AdapterConfig, seed: int = 0) -> None:
     """Add adapters to the chosen projections of every block, in place. No weight is frozen here.
 
     Args:
@@ -212,7 +212,7 @@ def adapter_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 
 @torch.no_grad()
-def merge(model: nn.Module) -> None:
+def merge_adapters(model: nn.Module) -> None:
     """Replace every W by W + (alpha / rank) B A and remove the adapters.
 
     The sum is computed in float64 and rounded once.
@@ -245,7 +245,7 @@ def merge(model: nn.Module) -> None:
         remove(layer)
 
 
-def detach(model: nn.Module) -> None:
+def detach_adapters(model: nn.Module) -> None:
     """Remove all adapters, so that the model is what it was before."""
     for _, layer, _ in list(adapted(model)):
         remove(layer)

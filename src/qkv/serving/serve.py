@@ -15,9 +15,9 @@ import torch
 from qkv import artifact
 from qkv.models import GPT
 from qkv.models.registry import Model
-from qkv.serving.http.app import served
+from qkv.serving.http.app import create_app
 from qkv.serving.http.middleware import LOOPBACK, AccessRules
-from qkv.serving.http.server import Server, bound
+from qkv.serving.http.server import Server, bind_socket
 from qkv.serving.model_host import ModelHost
 from qkv.text.tokenizer import Tokenizer
 
@@ -92,9 +92,9 @@ def serve(
 
     # Host, application and server
     model_host = ModelHost(cache=int(cache * GIB), rows=rows, queue=queue)
-    server = Server(served(model_host, rules), drain)
+    server = Server(create_app(model_host, rules), drain)
     model_host.on_failure = server.stop
-    listening = bound(host, port)
+    listening = bind_socket(host, port)
 
     try:
         add_models(model_host, models, device)

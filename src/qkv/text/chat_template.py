@@ -183,7 +183,7 @@ def encode_part(tokenizer: Tokenizer, text: str, *, is_first: bool) -> list[int]
     return encode(text)
 
 
-def ends_of_turn(tokenizer: Tokenizer) -> list[int]:
+def end_of_turn_ids(tokenizer: Tokenizer) -> list[int]:
     """Return the ids that end a reply.
 
     These are the first added token that the template writes after a reply, if there is one, and

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from qkv.text.tokenizer import Tokenizer
 
-A_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class IncrementalDetokenizer:
@@ -60,7 +60,7 @@ class IncrementalDetokenizer:
 
         self.waiting.append(id)
         inside_character = bool(self.characters.getstate()[0])
-        inside_bytes = self.byte_fallback and A_BYTE.fullmatch(token)
+        inside_bytes = self.byte_fallback and BYTE_TOKEN.fullmatch(token)
         if inside_character or inside_bytes:
             return ""
 

@@ -359,7 +359,7 @@ class Tokenizer:
         return f"Tokenizer({type(self.inner.model).__name__}, vocabulary={self.vocabulary})"
 
 
-def beginning(tokenizer: Tokenizer) -> int | None:
+def start_id(tokenizer: Tokenizer) -> int | None:
     """Return the id before the first token of a text.
 
     Models that are trained here read texts one after another, so it is the end token of the text

@@ -23,7 +23,7 @@ Sink = Literal["tensorboard", "wandb"]
 Precision = Literal["float32", "bf16", "fp16"]
 
 
-def among(known: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
+def pick_fields(known: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
     """The values whose names are fields of a config class."""
     names = {field.name for field in fields(kind)}
     return {name: value for name, value in known.items() if name in names}

@@ -8,7 +8,7 @@ from pathlib import Path
 from qkv import artifact
 from qkv.generation.text import complete
 from qkv.models import GPT
-from qkv.text.chat_template import Message, encode_chat, ends_of_turn
+from qkv.text.chat_template import Message, encode_chat, end_of_turn_ids
 from support.command_fixtures import Qkv
 
 GREEDY = ("--temperature", 0, "--length", 6)
@@ -23,7 +23,7 @@ def test_answers_see_the_messages_before(qkv: Qkv, models: Path) -> None:
     for text in ("cats", "mice"):
         messages.append(Message(role="user", content=text))
         ids = encode_chat(tokenizer, messages)
-        ends = ends_of_turn(tokenizer)
+        ends = end_of_turn_ids(tokenizer)
         (answer,) = complete(model, tokenizer, [ids], length=6, temperature=0.0, end=ends)
         messages.append(Message(role="assistant", content=answer))
         answers.append(answer)

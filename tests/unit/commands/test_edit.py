@@ -13,7 +13,7 @@ from rich.console import Console
 from qkv import artifact
 from qkv.commands.edit import effect_table
 from qkv.insight.inspect.attention_edits import Edit
-from qkv.insight.inspect.edit_effects import Change, edit_effects
+from qkv.insight.inspect.edit_effects import EditEffects, edit_effects
 from qkv.insight.inspect.model_input import Reading, Side, read
 from support.command_fixtures import Qkv
 
@@ -67,10 +67,10 @@ def test_a_bert_and_a_translator(qkv: Qkv, models: Path) -> None:
     assert "after: " in printed.out
 
 
-def change(moved: list[float]) -> Change:
+def change(moved: list[float]) -> EditEffects:
     ids = tuple(range(len(moved)))
     side = Side(ids, tuple(f"word{id}" for id in ids), ())
-    return Change(
+    return EditEffects(
         Reading(side), (Edit(0, 0),), None, None, torch.tensor(moved), None, None, None, None
     )
 

@@ -80,13 +80,13 @@ def test_a_folder_of_transformers(qkv: Qkv, models: Path, tmp_path: Path) -> Non
 
 def test_smollm2_by_name_and_by_its_file(qkv: Qkv, monkeypatch: pytest.MonkeyPatch) -> None:
     read_once = lru_cache(artifact.load)  # a large model; the name and the file are the same one
-    monkeypatch.setattr(artifact, "load", lambda path: read_once(artifact.named(path)))
+    monkeypatch.setattr(artifact, "load", lambda path: read_once(artifact.model_path(path)))
     printed = qkv(
         "generate", "smollm2", "The capital of France is", "--length", 2, "--temperature", 0
     )
     assert printed == (" Paris.\n", "", 0)
     question = "What is the capital of France? Answer in one word.\n"
-    file = artifact.named("smollm2")
+    file = artifact.model_path("smollm2")
     printed = qkv("chat", file, "--temperature", 0, "--length", 8, typed=question)
     assert "Paris" in printed.out
     assert read_once.cache_info().misses == 1

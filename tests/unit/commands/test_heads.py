@@ -12,7 +12,7 @@ from qkv import artifact
 from qkv.commands.heads import TEXTS, passages
 from qkv.insight.heads.head_ablation import ablate
 from qkv.insight.heads.head_patterns import head_patterns
-from qkv.insight.heads.text_batches import batches_of, batches_of_pairs
+from qkv.insight.heads.text_batches import batches_from_pairs, batches_from_texts
 from qkv.models import BERT, HeadConfig, TaskModel, TaskModelConfig
 from qkv.text import Tokenizer
 from support.command_fixtures import Qkv
@@ -52,7 +52,7 @@ def test_ablation(qkv: Qkv, models: Path, tmp_path: Path, name: str) -> None:
     model, tokenizer = artifact.load(models / name)
     assert tokenizer is not None
     texts = ["the cat sat", "the dog ran on the mat"]
-    expected = ablate(model, batches_of(model, tokenizer, texts), "mean")
+    expected = ablate(model, batches_from_texts(model, tokenizer, texts), "mean")
     plot = tmp_path / "heads.svg"
     printed = qkv("heads", models / name, *texts, "--ablate", "mean", "--plot", plot)
     assert printed.code == 0, printed.error
@@ -73,7 +73,8 @@ def test_a_translator(qkv: Qkv, models: Path, tmp_path: Path) -> None:
     model, tokenizer = artifact.load(models / "one")
     assert tokenizer is not None
     expected = ablate(
-        model, batches_of_pairs(tokenizer, [("the cat sat", "the dog ran"), ("the dog", "the cat")])
+        model,
+        batches_from_pairs(tokenizer, [("the cat sat", "the dog ran"), ("the dog", "the cat")]),
     )
     printed = qkv("heads", models / "one", "--data", pairs, "--ablate", "zero", "--json")
     heads = json.loads(printed.out)["ablation"]["heads"]

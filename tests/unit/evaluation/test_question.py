@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from qkv.evaluation.question import encode_requests, question, with_examples
+from qkv.evaluation.question import build_question, encode_requests, with_examples
 from qkv.evaluation.task_file import EvaluationTask, read_task
 from support.small_evaluation import small_tokenizer
 
 
 def test_the_last_word_is_what_follows_the_last_space() -> None:
-    result = question(read_task("lambada"), {"text": 'He said:\n\n"I like my dog'}, "row 1")
+    result = build_question(read_task("lambada"), {"text": 'He said:\n\n"I like my dog'}, "row 1")
     assert (result.context, result.continuations, result.choices) == (
         'He said:\n\n"I like my',
         (" dog",),
@@ -23,7 +23,7 @@ def test_the_last_word_is_what_follows_the_last_space() -> None:
 
 def test_choices_of_a_list_by_number() -> None:
     row = {"context": "A man", "choices": ["sits. ", "runs.", "is 1."], "answer": 1}
-    result = question(read_task("hellaswag"), row, "row 1")
+    result = build_question(read_task("hellaswag"), row, "row 1")
     assert result.context == "A man"
     assert result.continuations == (" sits.", " runs.", " is 1.")
     assert result.choices[result.gold] == "runs."
@@ -37,7 +37,7 @@ def test_a_gap_is_filled_and_the_rest_of_the_sentence_is_scored_with_it() -> Non
         "candidates": "dog|cat|sun",
         "answer": "cat",
     }
-    result = question(read_task("cbt"), row, "row 1")
+    result = build_question(read_task("cbt"), row, "row 1")
     assert result.context == "It rained. The"
     assert result.continuations == (" dog was wet.", " cat was wet.", " sun was wet.")
     assert result.gold == 1
@@ -45,7 +45,7 @@ def test_a_gap_is_filled_and_the_rest_of_the_sentence_is_scored_with_it() -> Non
 
 @pytest.mark.parametrize("french", [["l'eau", " eau "], "l'eau|eau"])
 def test_of_a_line_each_accepted_answer_is_right_and_the_first_is_an_example(french: Any) -> None:
-    result = question(read_task("french"), {"english": "water", "french": french}, "row 1")
+    result = build_question(read_task("french"), {"english": "water", "french": french}, "row 1")
     assert (result.context, result.choices) == ("water =>", ("l'eau", "eau"))
     assert result.answered == "water => l'eau"
 
@@ -53,7 +53,7 @@ def test_of_a_line_each_accepted_answer_is_right_and_the_first_is_an_example(fre
 @pytest.mark.parametrize("french", [[], [""], "", 3, ["eau", 3]])
 def test_a_line_needs_an_answer(french: Any) -> None:
     with pytest.raises(ValueError, match=r"^row 1: french: expected a list of texts, not "):
-        question(read_task("french"), {"english": "water", "french": french}, "row 1")
+        build_question(read_task("french"), {"english": "water", "french": french}, "row 1")
 
 
 def test_the_lecture_s_prompt() -> None:
@@ -65,7 +65,7 @@ def test_the_lecture_s_prompt() -> None:
 
 
 def test_minimal_pairs_have_no_context() -> None:
-    result = question(
+    result = build_question(
         read_task("blimp"), {"sentence_good": "He is.", "sentence_bad": "He are."}, "row 1"
     )
     assert (result.context, result.continuations, result.gold) == ("", ("He is.", "He are."), 0)
@@ -73,7 +73,7 @@ def test_minimal_pairs_have_no_context() -> None:
 
 @pytest.mark.parametrize(("label", "text"), [("0", "negative"), ("1", "positive"), (1, "positive")])
 def test_classes_have_labels(label: Any, text: str) -> None:
-    result = question(read_task("sst-2"), {"sentence": "fine film ", "label": label}, "row 1")
+    result = build_question(read_task("sst-2"), {"sentence": "fine film ", "label": label}, "row 1")
     assert result.context == "Review: fine film\nSentiment:"
     assert result.choices[result.gold] == text
 
@@ -83,7 +83,9 @@ NUMBERS = {"context": "2 - 1 =", "choices": ["1", "0", "2"]}
 
 @pytest.mark.parametrize(("answer", "gold"), [(0, 0), (1, 1), (2, 2), ("2", 2)])
 def test_a_number_is_an_index_whatever_the_choices(answer: Any, gold: int) -> None:
-    assert question(read_task("hellaswag"), {**NUMBERS, "answer": answer}, "row 1").gold == gold
+    assert (
+        build_question(read_task("hellaswag"), {**NUMBERS, "answer": answer}, "row 1").gold == gold
+    )
 
 
 @pytest.mark.parametrize("answer", ["0", "1"])
@@ -92,7 +94,7 @@ def test_a_string_that_is_a_choice_and_an_index_is_refused(answer: str) -> None:
     task, row = read_task("hellaswag"), {**NUMBERS, "answer": answer}
     message = f"row 1: answer: '{answer}' .*choice {1 - int(answer)} .*choice {answer};"
     with pytest.raises(ValueError, match=f"^my.jsonl, {message}"):
-        question(task, row, "my.jsonl, row 1")
+        build_question(task, row, "my.jsonl, row 1")
     with pytest.raises(ValueError, match=f"^pool, {message}"):
         with_examples(task, [{**NUMBERS, "answer": 0}], [row], "pool", name="data", shots=1, seed=0)
 
@@ -100,7 +102,7 @@ def test_a_string_that_is_a_choice_and_an_index_is_refused(answer: str) -> None:
 def test_labels_come_before_texts_and_numbers() -> None:
     task = replace(read_task("sst-2"), choices={"1": "0", "0": "1"})
     for label in ("1", 1):
-        assert question(task, {"sentence": "x", "label": label}, "row 1").gold == 0
+        assert build_question(task, {"sentence": "x", "label": label}, "row 1").gold == 0
 
 
 @pytest.mark.parametrize("how", ["characters", "bytes"])
@@ -108,8 +110,8 @@ def test_an_empty_choice_has_no_length_to_divide_by(how: Any) -> None:
     task = replace(read_task("hellaswag"), choices=("{a}", "{b}"), normalise=("none", how))
     row = {"a": "yes", "b": " ", "context": "x", "answer": 0}
     with pytest.raises(ValueError, match=r"^row 3: choices: number 1 is empty"):
-        question(task, row, "row 3")
-    assert question(replace(task, normalise=("none",)), row, "row 3").choices == ("yes", "")
+        build_question(task, row, "row 3")
+    assert build_question(replace(task, normalise=("none",)), row, "row 3").choices == ("yes", "")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +155,7 @@ def test_an_empty_choice_has_no_length_to_divide_by(how: Any) -> None:
 )
 def test_a_faulty_row_is_named(task: str, row: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as error:
-        question(read_task(task), row, "my.jsonl, row 3")
+        build_question(read_task(task), row, "my.jsonl, row 3")
     assert str(error.value).startswith(f"my.jsonl, row 3: {message}")
 
 

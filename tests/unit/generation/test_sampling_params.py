@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from qkv.generation import SamplingParams, generate
 from qkv.generation.sampling import distribution
-from qkv.generation.sampling_params import TokenCounts, processed
+from qkv.generation.sampling_params import TokenCounts, process_logits
 from support.families import gpt, words
 
 V = 13
@@ -29,7 +29,7 @@ def test_penalties_equal_a_plain_loop() -> None:
     logits = torch.randn(2, V, dtype=torch.float64)
     prompt, generated = [[1, 2, 2], [3, 3, 4]], [[5, 5, 2, 7], [1, 1, 1, 1]]
     params = SamplingParams(repetition=1.7, presence=0.3, frequency=0.2)
-    actual = processed(logits, params, token_counts(prompt, generated), position=4, ends=())
+    actual = process_logits(logits, params, token_counts(prompt, generated), position=4, ends=())
     for row in range(2):
         for token in range(V):
             expected = float(logits[row, token])
@@ -55,7 +55,9 @@ def test_repetition_is_that_of_transformers() -> None:
             torch.cat([prompt, generated], dim=1), logits.clone()
         )
         counts = token_counts(prompt.tolist(), generated.tolist())
-        assert_close(processed(logits, SamplingParams(repetition=penalty), counts, 5, ()), theirs)
+        assert_close(
+            process_logits(logits, SamplingParams(repetition=penalty), counts, 5, ()), theirs
+        )
 
 
 @pytest.mark.parametrize(

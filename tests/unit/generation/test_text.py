@@ -17,7 +17,7 @@ from qkv.generation.stop import StopStringFilter, overlap
 from qkv.generation.text import complete, prompt_ids, stream_text
 from qkv.models import GPT, GPTConfig
 from qkv.text import Tokenizer, train
-from qkv.text.tokenizer import beginning
+from qkv.text.tokenizer import start_id
 from support.sentences import SENTENCES
 
 TEXT = ["abcdefghij klm. abc abd. xyz"] * 5
@@ -145,9 +145,9 @@ def with_special(*names: str) -> tokenizers.Tokenizer:
 
 
 def test_where_others_texts_begin() -> None:
-    assert beginning(Tokenizer(with_special("<s>", "</s>"))) == 2
-    assert beginning(Tokenizer(with_special("</s>"))) == 2
-    assert beginning(Tokenizer(with_special())) is None
+    assert start_id(Tokenizer(with_special("<s>", "</s>"))) == 2
+    assert start_id(Tokenizer(with_special("</s>"))) == 2
+    assert start_id(Tokenizer(with_special())) is None
     with pytest.raises(
         ValueError, match="prompt: it is empty, and this tokenizer has no start or end token"
     ):

@@ -15,7 +15,7 @@ from qkv.lab import board
 @cache
 def printed() -> str:
     console = Console(file=io.StringIO(), width=120)
-    board.show(console)
+    board.show_board(console)
     return console.file.getvalue()
 
 

@@ -66,7 +66,7 @@ def few_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("without_shape_checks", "few_sentences")
 def test_a_finished_model_is_not_trained_again(tmp_path: Path) -> None:
     console = buffer_console()
-    demo.show(console, tmp_path, translator_steps=2, writer_steps=1)
+    demo.show_demo(console, tmp_path, translator_steps=2, writer_steps=1)
     first = text_of(console)
     assert score(first) < 20  # measured
     assert first.count("class Reader:") == 2  # once while it is trained
@@ -75,7 +75,7 @@ def test_a_finished_model_is_not_trained_again(tmp_path: Path) -> None:
     assert len(before) == 2
 
     console = buffer_console()
-    demo.show(console, tmp_path, translator_steps=2, writer_steps=1)
+    demo.show_demo(console, tmp_path, translator_steps=2, writer_steps=1)
     again = text_of(console)
     assert again.count("is already trained; delete it to train it again") == 2
     assert score(again) == score(first)
@@ -96,7 +96,7 @@ def test_a_stopped_demo_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     console = buffer_console()
     with monkeypatch.context() as patch:
         patch.setattr(demo, "sample_translation", stopping)
-        demo.show(console, tmp_path, translator_steps=8, writer_steps=1)
+        demo.show_demo(console, tmp_path, translator_steps=8, writer_steps=1)
     assert "Stopped. qkv demo resumes the training." in text_of(console)
     assert "BLEU" not in text_of(console)
     assert not (tmp_path / "python").exists()
@@ -121,7 +121,7 @@ def test_a_slow_machine_trains_for_fewer_steps(
     printed = text_of(console).replace("\n", " ")
     assert "A step takes 2.00 s" in printed
     assert "trains for 4 steps instead of 400, about 8 s." in printed
-    assert demo.remembered(tmp_path / "turkish")[1]["steps"] == 4
+    assert demo.read_run_flags(tmp_path / "turkish")[1]["steps"] == 4
     console = buffer_console()
     assert demo.trained_translator(console, tmp_path / "turkish")
     assert "is already trained" in text_of(console)

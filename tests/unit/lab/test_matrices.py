@@ -128,8 +128,8 @@ def test_the_mask_of_a_model_is_taken_away_and_put_back(gpt: Path) -> None:
 
 
 def test_the_pair_of_matrices_is_a_page_too(tmp_path: Path) -> None:
-    both = matrices.by_hand()
-    look = matrices.as_look("mask", matrices.hand_made(), both)
+    both = matrices.quick_brown_heads()
+    look = matrices.as_look("mask", matrices.quick_brown_side(), both)
     for number, head in enumerate(both.values()):
         assert torch.equal(look.attention[0].layers[0][number], head.weights)
     assert look.attention[0].names == ("without a mask", "with a causal mask")

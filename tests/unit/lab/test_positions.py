@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from qkv.insight.probing.activations import ProbeData
-from qkv.insight.probing.probe_model import Scored
+from qkv.insight.probing.probe_model import LayerScore
 from qkv.insight.probing.probe_tasks import ProbeTask
 from qkv.insight.render.figures.probe_figure import Panel
 from qkv.lab import positions as lab
@@ -75,7 +75,7 @@ def test_the_table_and_the_figure_have_the_same_layers(
     test, validation = (3.0, 1.0, 2.0), (3.0, 2.0, 1.0)
     scores = []
     for layer, score, chosen in zip(("embedding", "0", "norm"), test, validation, strict=True):
-        scores.append(Scored("model", "distance", layer, (score,), None, None, chosen))
+        scores.append(LayerScore("model", "distance", layer, (score,), None, None, chosen))
     results = [Trained("none", 1.0, {"hidden": scores, "linear": scores})]
     texts = ProbeData([np.arange(4)], [np.arange(4)], np.arange(4))
     task = ProbeTask("position", (texts, texts, texts), tuple("0123"), ("distance", "accuracy"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from qkv.data.batches.framing import Frame
-from qkv.data.batches.labelled import join
+from qkv.data.batches.labelled import collate
 from qkv.data.sources.examples import Example
 from qkv.generation.classify import classify
 from qkv.lab.samples import sample_predictions
@@ -28,7 +28,7 @@ def test_numbers_are_in_the_units_of_the_data(offset: float, scale: float, digit
     framed = frame.encode(small.tokenizer, [Example(text, None, "here") for text in texts])
     references = [offset - scale, offset + 1.25 * scale]
     scaled = [(reference - offset) / scale for reference in references]
-    batch = join(list(framed), frame, [0, 0], scaled)
+    batch = collate(list(framed), frame, [0, 0], scaled)
     predicted = [result.number for result in classify(model, small.tokenizer, texts)]
     samples = sample_predictions(model, small.tokenizer, batch)
     for sample, expected, reference in zip(samples, predicted, references, strict=True):

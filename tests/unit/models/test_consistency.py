@@ -20,7 +20,7 @@ from qkv.models.convert.peft import write_adapter
 from qkv.models.quantize import int8
 from qkv.nn.attention.multi_head import MultiHeadAttention
 from qkv.nn.linear.linear import Linear
-from qkv.nn.lora import AdapterConfig, attach
+from qkv.nn.lora import AdapterConfig, attach_adapters
 from qkv.nn.norm import RMSNorm
 from qkv.training.systems.gradient_checkpointing import recompute_activations, recompute_blocks
 from support import families
@@ -122,7 +122,7 @@ def test_a_subclass_is_not_written(tmp_path: Path) -> None:
 def test_an_adapter_of_a_changed_model_is_not_written(tmp_path: Path) -> None:
     model = gpt()
     swap_attention(model)
-    attach(model, AdapterConfig())
+    attach_adapters(model, AdapterConfig())
     with pytest.raises(ValueError, match=r"^model: stack\.blocks\.1\.attention is a OwnAttention"):
         write_adapter(model, tmp_path / "out")
 
@@ -196,7 +196,7 @@ def test_adapters_int8_and_rnns_have_their_own_errors(tmp_path: Path) -> None:
         write_folder(int8(gpt()), tmp_path / "out")
 
     model = gpt()
-    attach(model, AdapterConfig())
+    attach_adapters(model, AdapterConfig())
     for write in (qkv.save, write_folder):
         with pytest.raises(ValueError, match="model: it has adapters; merge"):
             write(model, tmp_path / "out")

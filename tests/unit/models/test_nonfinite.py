@@ -15,7 +15,7 @@ from qkv.models import GPT, GPTConfig
 from qkv.models.convert import read_folder, write_folder
 from qkv.models.convert.peft import write_adapter
 from qkv.models.registry import check_finite
-from qkv.nn.lora import AdapterConfig, attach
+from qkv.nn.lora import AdapterConfig, attach_adapters
 from support.tiny_gguf import write_gguf
 
 NAN = float("nan")
@@ -72,7 +72,7 @@ def save_gguf(folder: Path) -> Path:
 def save_adapter(folder: Path) -> Path:
     model = gpt()
     qkv.save(model, folder / "base")
-    attach(model, AdapterConfig(rank=9, projections=("up",)))
+    attach_adapters(model, AdapterConfig(rank=9, projections=("up",)))
     with torch.no_grad():
         adapters = model.stack.blocks[1].feed_forward.up.adapters
         assert adapters is not None

@@ -22,7 +22,7 @@ import qkv
 from qkv.data.batches.batch import Batch
 from qkv.data.batches.framing import Frame, TokenizedExample
 from qkv.data.batches.framing import FramedExamples as Framed
-from qkv.data.batches.labelled import join
+from qkv.data.batches.labelled import collate
 from qkv.models import BERT, BERTConfig, GPTConfig, HeadConfig, TaskModel, TaskModelConfig
 from qkv.models.convert import read_folder
 from qkv.models.registry import from_json, to_json, with_weights
@@ -78,7 +78,7 @@ def batch_of(model: TaskModel, *rows: list[list[int]]) -> Batch:
         )
         for row in rows
     ]
-    return join(list(Framed(written)), Frame(**model.config.frame))
+    return collate(list(Framed(written)), Frame(**model.config.frame))
 
 
 def scores(model: TaskModel, batch: Batch) -> Tensor:
@@ -254,7 +254,7 @@ def test_a_tag_is_of_its_word(family: str) -> None:
         TokenizedExample([row], [len(row)], target_positions, False, 0)
         for row, target_positions in zip(ROWS, [[1, 3], [1], [2]], strict=True)
     ]
-    actual = scores(model, join(list(Framed(written)), Frame(**model.config.frame)))
+    actual = scores(model, collate(list(Framed(written)), Frame(**model.config.frame)))
     torch.testing.assert_close(actual[0, :2], expected[[1, 3]], rtol=0, atol=1e-12)
 
 

@@ -26,9 +26,9 @@ from qkv.nn.lora import (
     adapter_parameters,
     adapter_sites,
     add,
-    attach,
-    detach,
-    merge,
+    attach_adapters,
+    detach_adapters,
+    merge_adapters,
 )
 from support.families import bert, gpt, rnn, sources, transformer, words
 
@@ -94,7 +94,7 @@ def test_a_projection_changes_its_rows_alone(projection: str) -> None:
     model = gpt(**LLAMA)
     ids = words(2, 7)
     before = model(ids)
-    attach(model, AdapterConfig(rank=2, alpha=3.0, projections=(projection,)))
+    attach_adapters(model, AdapterConfig(rank=2, alpha=3.0, projections=(projection,)))
     same(model(ids), before)
     awake(model)
     other = gpt(**LLAMA)
@@ -132,12 +132,12 @@ def everywhere(family: str) -> tuple[Any, tuple[Tensor, ...]]:
 def test_merged_equals_unmerged(family: str) -> None:
     model, inputs = everywhere(family)
     names, before = set(model.state_dict()), model(*inputs)
-    attach(model, ALL)
+    attach_adapters(model, ALL)
     awake(model)
     assert names <= set(model.state_dict())
     unmerged = model(*inputs)
     assert (unmerged - before).abs().max() > 1e-2
-    merge(model)
+    merge_adapters(model)
     same(model(*inputs), unmerged)
     assert set(model.state_dict()) == names
     assert not adapter_parameters(model)
@@ -148,7 +148,7 @@ def test_merged_equals_unmerged(family: str) -> None:
 
 def test_cross_attention_and_memory_ask_for_rows_apart() -> None:
     model, inputs = everywhere("transformer")
-    attach(model, AdapterConfig(rank=2, projections=("query", "value")))
+    attach_adapters(model, AdapterConfig(rank=2, projections=("query", "value")))
     parts = [path for path, _, _ in adapted(model)]
     assert sum("cross_attention" in path for path in parts) == model.config.depth
     awake(model)
@@ -156,23 +156,23 @@ def test_cross_attention_and_memory_ask_for_rows_apart() -> None:
     step_by_step = [model.decode(inputs[1][:, at : at + 1], state) for at in range(6)]
     same(torch.cat(step_by_step, dim=1), unmerged)
     model, (ids,) = everywhere("xl")
-    attach(model, ALL)
+    attach_adapters(model, ALL)
     state = awake(model).start()
     unmerged = torch.cat([model.decode(part, state) for part in ids.split(3, dim=1)], dim=1)
-    merge(model)
+    merge_adapters(model)
     state = model.start()
     same(torch.cat([model.decode(part, state) for part in ids.split(3, dim=1)], dim=1), unmerged)
 
 
 def test_float32_is_rounded_once() -> None:
     model = gpt(**LLAMA).float()
-    attach(model, ALL)
+    attach_adapters(model, ALL)
     awake(model)
     exact = gpt(**LLAMA)
-    attach(exact, ALL)
+    attach_adapters(exact, ALL)
     exact.load_state_dict(model.state_dict())
-    merge(model)
-    merge(exact)
+    merge_adapters(model)
+    merge_adapters(exact)
     for name, weight in model.state_dict().items():
         assert torch.equal(weight, exact.state_dict()[name].float())
 
@@ -180,16 +180,16 @@ def test_float32_is_rounded_once() -> None:
 def test_detached_is_as_before() -> None:
     model, inputs = everywhere("llama")
     before = model(*inputs)
-    attach(model, ALL)
+    attach_adapters(model, ALL)
     awake(model)
-    detach(model)
+    detach_adapters(model)
     assert torch.equal(model(*inputs), before)
-    attach(model, ALL)  # there is room for others again
+    attach_adapters(model, ALL)  # there is room for others again
 
 
 def test_only_adapters_learn_when_the_rest_is_frozen() -> None:
     model, inputs = everywhere("llama")
-    attach(model, ALL)
+    attach_adapters(model, ALL)
     model.requires_grad_(False)
     for parameter in adapter_parameters(model):
         parameter.requires_grad_(True)
@@ -204,7 +204,7 @@ def test_where_it_begins() -> None:
     one, two, other = gpt(), gpt(), gpt()
     state = torch.get_rng_state()
     for model, seed in ((one, 1), (two, 1), (other, 2)):
-        attach(model, ALL, seed=seed)
+        attach_adapters(model, ALL, seed=seed)
     assert torch.equal(torch.get_rng_state(), state)
     first, same_seed, other_seed = (
         model.stack.blocks[0].attention.qkv.adapters for model in (one, two, other)
@@ -219,7 +219,7 @@ def test_where_it_begins() -> None:
 
 def test_dropout_is_for_training_alone() -> None:
     model, inputs = everywhere("gpt")
-    attach(model, AdapterConfig(rank=4, dropout=0.5, projections=EVERYWHERE))
+    attach_adapters(model, AdapterConfig(rank=4, dropout=0.5, projections=EVERYWHERE))
     awake(model)
     assert torch.equal(model(*inputs), model(*inputs))
     model.train()
@@ -234,10 +234,10 @@ def test_dropout_is_for_training_alone() -> None:
 
 def test_decoding_with_adapters_equals_decoding_merged() -> None:
     model = gpt(**LLAMA)
-    attach(model, ALL)
+    attach_adapters(model, ALL)
     awake(model)
     adapted_says = list(said(model))
-    merge(model)
+    merge_adapters(model)
     assert list(said(model)) == adapted_says
 
 
@@ -248,7 +248,7 @@ def said(model: Any) -> list[list[int]]:
 def test_bytes_beside_adapters() -> None:
     """int8 keeps the adapters as they are; the frozen matrix is what loses precision."""
     model = gpt().float()
-    attach(model, ALL)
+    attach_adapters(model, ALL)
     awake(model)
     ids, small = words(2, 5), int8(model)
     rounded = deepcopy(model)
@@ -258,10 +258,10 @@ def test_bytes_beside_adapters() -> None:
     rounded.embedding.token.weight.data = small.embedding.token.weight.dequantised()
     assert_close(small(ids), rounded(ids), rtol=1e-4, atol=1e-4)
     with pytest.raises(TypeError, match="model: int8 weights are frozen; merge the float32 model"):
-        merge(int8(model))
-    detach(model)
+        merge_adapters(int8(model))
+    detach_adapters(model)
     with pytest.raises(TypeError, match="model: int8 weights are frozen; adapt the float32 model"):
-        attach(int8(model), ALL)
+        attach_adapters(int8(model), ALL)
 
 
 @pytest.mark.parametrize("projection", ["query", "output", "up", "down"])
@@ -276,9 +276,9 @@ def test_fused_kernels_do_not_replace_adapted_matrices(
     monkeypatch.setattr(gemv, "supports", lambda *args: True)
     for layer in range(2):
         assert decode_block.supports(model.stack.blocks[layer], torch.zeros(1, 1, 16), state)
-    attach(model, AdapterConfig(projections=(projection,)))
+    attach_adapters(model, AdapterConfig(projections=(projection,)))
     assert not decode_block.supports(model.stack.blocks[0], torch.zeros(1, 1, 16), state)
-    merge(model)
+    merge_adapters(model)
     assert decode_block.supports(model.stack.blocks[0], torch.zeros(1, 1, 16), state)
 
 
@@ -286,19 +286,19 @@ def test_fused_kernels_do_not_replace_adapted_matrices(
 def test_compiled() -> None:
     """One graph without adapters, another with them, and none of them is mistaken for the other."""
     from qkv.models import GPT, GPTConfig
-    from qkv.nn.lora import AdapterConfig, adapter_parameters, attach, merge
+    from qkv.nn.lora import AdapterConfig, adapter_parameters, attach_adapters, merge_adapters
 
     model = GPT(GPTConfig(vocabulary=13, context=16, width=16, depth=1, heads=4, kv_heads=2)).eval()
     compiled, ids = torch.compile(model, backend="eager", fullgraph=True), words(2, 5)
     plain = model(ids)
     assert_close(compiled(ids), plain)
-    attach(model, AdapterConfig(rank=2, projections=("query", "value", "down")))
+    attach_adapters(model, AdapterConfig(rank=2, projections=("query", "value", "down")))
     for parameter in adapter_parameters(model):
         nn.init.normal_(parameter)
     changed = model(ids)
     assert not torch.allclose(changed, plain)
     assert_close(compiled(ids), changed)
-    merge(model)
+    merge_adapters(model)
     assert_close(compiled(ids), changed)
 
 
@@ -325,17 +325,17 @@ def test_wrong_configs(choices: dict[str, Any], complaint: str) -> None:
 
 def test_wrong_models() -> None:
     with pytest.raises(ValueError, match="projections: RNN has no query to adapt"):
-        attach(rnn(), AdapterConfig())
+        attach_adapters(rnn(), AdapterConfig())
     with pytest.raises(
         ValueError, match=r"projections: BERT has no gate to adapt \(only swiglu has a gate\)"
     ):
-        attach(bert(), AdapterConfig(projections=("gate",)))
+        attach_adapters(bert(), AdapterConfig(projections=("gate",)))
     model = gpt()
-    attach(model, AdapterConfig())
+    attach_adapters(model, AdapterConfig())
     with pytest.raises(
         ValueError, match="model: it has adapters already; merge or detach them first"
     ):
-        attach(model, AdapterConfig())
+        attach_adapters(model, AdapterConfig())
     with pytest.raises(
         ValueError, match="kv_heads: the model has adapters; merge or detach them first"
     ):

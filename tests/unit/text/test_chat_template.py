@@ -15,7 +15,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer
 
 from qkv.text import Tokenizer, train
-from qkv.text.chat_template import NONCHARACTERS, Message, encode_chat, ends_of_turn, render
+from qkv.text.chat_template import NONCHARACTERS, Message, encode_chat, end_of_turn_ids, render
 from support.small_hf_folders import refused
 from support.tokenizer_kinds import TEMPLATE, byte_fallback, gguf_file
 from unit.text.loaders.test_gguf_tokenizer import smollm_file
@@ -220,9 +220,9 @@ def test_a_role_is_text_too(smollm: Tokenizer) -> None:
 
 
 def test_the_end_of_a_turn(smollm: Tokenizer, tmp_path: Path) -> None:
-    assert ends_of_turn(smollm) == [END]
+    assert end_of_turn_ids(smollm) == [END]
     other = Tokenizer.read(gguf_file(tmp_path / "tiny.gguf", ggml_eos_token_id=0))
-    assert ends_of_turn(other) == [END, 0]  # as the template writes it, and the end of texts
+    assert end_of_turn_ids(other) == [END, 0]  # as the template writes it, and the end of texts
 
 
 def test_the_end_of_a_turn_where_a_reply_opens_with_a_thought() -> None:
@@ -242,7 +242,7 @@ def test_the_end_of_a_turn_where_a_reply_opens_with_a_thought() -> None:
         tokenizer = with_added_tokens(
             *added, template=template, config={"eos_token": "<|endoftext|>"}
         )
-        assert ends_of_turn(tokenizer) == [
+        assert end_of_turn_ids(tokenizer) == [
             tokenizer.id("<|im_end|>"),
             tokenizer.id("<|endoftext|>"),
         ]
@@ -250,7 +250,7 @@ def test_the_end_of_a_turn_where_a_reply_opens_with_a_thought() -> None:
     without_turns = with_added_tokens(
         *added, template="{{ messages | length }}", config={"eos_token": "<|endoftext|>"}
     )
-    assert ends_of_turn(without_turns) == [without_turns.id("<|endoftext|>")]
+    assert end_of_turn_ids(without_turns) == [without_turns.id("<|endoftext|>")]
 
 
 def test_the_template_is_kept(tmp_path: Path) -> None:

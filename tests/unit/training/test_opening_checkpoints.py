@@ -13,7 +13,7 @@ import torch
 
 import qkv
 from qkv import artifact
-from qkv.command_line.model_opening import Machine, prepared
+from qkv.command_line.model_opening import Machine, load_on_device
 from qkv.commands.serve import loader
 from qkv.training.resilience.checkpoint_writer import Checkpoints
 from qkv.training.run_config import RunConfig
@@ -77,9 +77,9 @@ def test_the_name_may_be_a_path_wherever_a_model_is_opened(
     monkeypatch.chdir(run.parent)
     for name in ("run@3", "run/@3", "./run@0003", "run/checkpoints/step-00000003", Path("run@3")):
         assert same_bits(weights(name), expected)
-    assert same_bits(dict(prepared("run@3", CPU).model.state_dict()), expected)
+    assert same_bits(dict(load_on_device("run@3", CPU).model.state_dict()), expected)
     assert same_bits(dict(loader("run@3", CPU)()[0].state_dict()), expected)
-    vocabulary = prepared("run@3", CPU).model.config.vocabulary
+    vocabulary = load_on_device("run@3", CPU).model.config.vocabulary
     assert artifact.tokenizer_of("run@3").vocabulary == vocabulary
 
 

@@ -17,12 +17,12 @@ from jaxtyping import Bool, Int
 from qkv.data.batches.batch import IGNORE, Batch
 from qkv.data.batches.documents import positions_within
 from qkv.data.batches.labelled import optional_mask, up_to
-from qkv.data.batches.order import check_seed, draws
+from qkv.data.batches.order import check_seed, random_generator
 from qkv.data.sources.files import find_files
 from qkv.data.sources.formats import as_string, kind
 from qkv.data.sources.parts import Part, hub_part, table_part
 from qkv.data.sources.source import Source, named, once, split_of, tables, title
-from qkv.text.chat_template import Message, encode_chat, ends_of_turn
+from qkv.text.chat_template import Message, encode_chat, end_of_turn_ids
 from qkv.text.tokenizer import Tokenizer
 
 COLUMNS = ("messages", "conversations")
@@ -146,7 +146,7 @@ def encode_conversation(
     """
     ids = encode_chat(tokenizer, messages, reply=False)
     is_target = [False] * len(ids)
-    ends = set(ends_of_turn(tokenizer))
+    ends = set(end_of_turn_ids(tokenizer))
 
     for number, message in enumerate(messages, 1):
         if message["role"] != "assistant":
@@ -255,7 +255,7 @@ class ConversationData:
 
     def shuffle_epoch(self, epoch: int) -> Int[np.ndarray, "chosen"]:
         """The conversations in the order of an epoch."""
-        return draws("conversations", self.seed, epoch).permutation(self.chosen)
+        return random_generator("conversations", self.seed, epoch).permutation(self.chosen)
 
     def batch(self, step: int) -> Batch:
         """The batch of a training step."""

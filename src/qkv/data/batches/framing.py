@@ -87,7 +87,7 @@ class Frame:
         """Examples of one text, a pair, or a context with choices."""
         for chunk in chunks(examples):
             texts = ((text, example.where) for example in chunk for text in example.texts)
-            ids = encoded(tokenizer, texts)
+            ids = encode_texts(tokenizer, texts)
             for example in chunk:
                 yield self.frame_example([next(ids) for _ in example.texts])
 
@@ -143,7 +143,7 @@ class Frame:
     ) -> Iterator[TokenizedExample]:
         """Sentences encoded word by word, so that the pieces of each word are known."""
         pieces: dict[str, list[int]] = {}  # each distinct word is encoded once
-        space = space_between(tokenizer)
+        space = word_separator(tokenizer)
 
         for chunk in chunks(examples):
             sentences: list[list[str]] = []
@@ -157,7 +157,7 @@ class Frame:
                     if word not in pieces:
                         new[word] = example.where
 
-            pieces.update(zip(new, encoded(tokenizer, new.items()), strict=True))
+            pieces.update(zip(new, encode_texts(tokenizer, new.items()), strict=True))
             for sentence in sentences:
                 yield self.frame_sentence([pieces[word] for word in sentence])
 
@@ -274,7 +274,7 @@ def chunks(examples: Sequence[Example]) -> Iterator[Sequence[Example]]:
         yield examples[first : first + CHUNK]
 
 
-def encoded(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]) -> Iterator[list[int]]:
+def encode_texts(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]) -> Iterator[list[int]]:
     """The ids of texts, each given with its place for errors.
 
     A text without any token becomes the unknown token, where the tokenizer has one.
@@ -293,7 +293,7 @@ def encoded(tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]) -> Iterator[
             )
 
 
-def space_between(tokenizer: Tokenizer) -> str:
+def word_separator(tokenizer: Tokenizer) -> str:
     """What precedes a word inside a sentence: a space, unless the tokenizer adds one itself."""
     apart = tokenizer.encode("a") + tokenizer.encode(" a")
     return " " if tokenizer.encode("a a") == apart else ""

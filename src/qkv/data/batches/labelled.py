@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int
 from qkv.data.batches.batch import IGNORE, Batch
 from qkv.data.batches.documents import as_tensor
 from qkv.data.batches.framing import Frame, Framed, FramedExamples
-from qkv.data.batches.order import check_seed, draws
+from qkv.data.batches.order import check_seed, random_generator
 
 Targets = Sequence[Any] | np.ndarray
 """The class or the correct choice of each example; for sentences, the tag of each word."""
@@ -74,7 +74,7 @@ class LabelledData:
 
     def shuffle_epoch(self, epoch: int) -> tuple[Int[np.ndarray, "n"], Int[np.ndarray, "steps"]]:
         """The examples, sorted by length in buckets of batches, and the order of the batches."""
-        random = draws("examples", self.seed, epoch)
+        random = random_generator("examples", self.seed, epoch)
         shuffled = random.permutation(len(self.framed))
         full = len(shuffled) // self.rows  # full batches; the rest is the epoch's last batch
 
@@ -116,10 +116,10 @@ class LabelledData:
 
         framed = [self.framed[index] for index in indices]
 
-        return join(framed, self.frame, targets, values, multiple=self.multiple)
+        return collate(framed, self.frame, targets, values, multiple=self.multiple)
 
 
-def join(
+def collate(
     framed: Sequence[Framed],
     frame: Frame,
     targets: Targets | None = None,

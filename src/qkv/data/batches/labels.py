@@ -11,11 +11,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from qkv.data.batches.batch import IGNORE
-from qkv.data.batches.order import check_seed, draws
+from qkv.data.batches.order import check_seed, random_generator
 from qkv.data.sources.examples import Example, as_number
 
 
-def labels_of(
+def class_names(
     training: Sequence[Example], validation: Sequence[Example], task: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The names of the classes in order, and notes for the user; multiple choice has no classes.
@@ -87,7 +87,7 @@ def in_order(labels: Iterable[str]) -> tuple[str, ...]:
         return tuple(sorted(labels))
 
 
-def targets_of(
+def label_targets(
     examples: Sequence[Example], labels: Sequence[str], task: str
 ) -> Int[np.ndarray, "n"] | list[Int[np.ndarray, "_"]]:
     """The class of each example, the index of its correct choice, or the tags of its words.
@@ -118,13 +118,13 @@ def tag_ids(example: Example, ids: dict[str, int]) -> Int[np.ndarray, "_"]:
     return np.array([ids.get(tag, IGNORE) for tag in example_labels(example)], dtype=np.int32)
 
 
-def numbers_of(examples: Sequence[Example]) -> Float[np.ndarray, "n"]:
+def label_numbers(examples: Sequence[Example]) -> Float[np.ndarray, "n"]:
     """The labels as numbers."""
     numbers = [as_number(example_labels(example)[0], example.where) for example in examples]
     return np.array(numbers, dtype=np.float64)
 
 
-def spread_of(numbers: Float[np.ndarray, "n"], where: str) -> tuple[float, float]:
+def mean_and_deviation(numbers: Float[np.ndarray, "n"], where: str) -> tuple[float, float]:
     """Mean and standard deviation of the training labels."""
     if np.ptp(numbers) == 0:
         raise ValueError(f"{where}: all {len(numbers)} numbers to train on are {numbers[0]:g}")
@@ -132,14 +132,16 @@ def spread_of(numbers: Float[np.ndarray, "n"], where: str) -> tuple[float, float
     return float(numbers.mean()), float(numbers.std())
 
 
-def balanced(targets: Sequence[Any] | np.ndarray, classes: int) -> list[float]:
+def balanced_weights(targets: Sequence[Any] | np.ndarray, classes: int) -> list[float]:
     """Class weights n / (C n_c), so that all classes count alike; 1 for an absent class."""
     ids = np.concatenate(list(map(np.atleast_1d, targets)))
     counts = np.bincount(ids, minlength=classes)
     return [float(counts.sum() / (classes * count)) if count else 1.0 for count in counts]
 
 
-def some_of(examples: Sequence[Example], n: int, seed: int, *, even: bool = True) -> list[Example]:
+def sample_examples(
+    examples: Sequence[Example], n: int, seed: int, *, even: bool = True
+) -> list[Example]:
     """A random sample of n examples; with `even`, the classes as balanced as possible.
 
     A smaller sample with the same seed is part of a larger one.
@@ -148,7 +150,7 @@ def some_of(examples: Sequence[Example], n: int, seed: int, *, even: bool = True
     if not 1 <= n <= len(examples):
         raise ValueError(f"n: expected 1 to {len(examples)}, the number of examples, not {n}")
 
-    random = draws("some examples", seed, 0)
+    random = random_generator("some examples", seed, 0)
     classes: dict[object, list[int]] = defaultdict(list)
 
     for number in random.permutation(len(examples)).tolist():

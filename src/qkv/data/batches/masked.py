@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 
 from qkv.data.batches.batch import IGNORE, Batch
 from qkv.data.batches.documents import document_numbers, packed_batch
-from qkv.data.batches.order import TokenWindows, draws
+from qkv.data.batches.order import TokenWindows, random_generator
 from qkv.data.tokens.token_arrays import Tokens
 from qkv.text.tokenizer import Tokenizer
 
@@ -120,7 +120,7 @@ class MaskedData:
         """The batch of a training step."""
         begins = [window.begin for window in self.windows.at(step)]
         numbers = self.windows.numbers(step)
-        generators = (draws("masked positions", self.seed, number) for number in numbers)
+        generators = (random_generator("masked positions", self.seed, number) for number in numbers)
 
         return self.build(begins, generators)
 
@@ -130,7 +130,7 @@ class MaskedData:
         for first in range(0, len(begins), self.rows):
             chosen = begins[first : first + self.rows]
             numbers = range(first, first + len(chosen))
-            generators = (draws("validation masks", 0, number) for number in numbers)
+            generators = (random_generator("validation masks", 0, number) for number in numbers)
             yield self.build(chosen, generators)
 
     def build(self, begins: Sequence[int], generators: Iterable[np.random.Generator]) -> Batch:

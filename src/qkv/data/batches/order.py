@@ -28,7 +28,7 @@ STREAMS = {
 """Independent streams of random numbers, one for each purpose."""
 
 
-def draws(stream: str, seed: int, number: int) -> np.random.Generator:
+def random_generator(stream: str, seed: int, number: int) -> np.random.Generator:
     """The random generator of one epoch or row, independent of every other one and every stream."""
     return np.random.default_rng((STREAMS[stream], seed, number))
 
@@ -95,7 +95,7 @@ class TokenWindows:
 
     def shuffle_epoch(self, epoch: int) -> Int[np.ndarray, "count 2"]:
         """The windows of an epoch as (begin, overlap), in their random order."""
-        random = draws("windows", self.seed, epoch)
+        random = random_generator("windows", self.seed, epoch)
 
         # Tile the tokens from a random offset; move the outer windows inwards.
         offset = self.offsets[int(random.integers(len(self.offsets)))]

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from qkv.data.batches.batch import IGNORE, Batch
-from qkv.data.batches.order import check_seed, draws
+from qkv.data.batches.order import check_seed, random_generator
 from qkv.data.tokens.token_arrays import Pairs
 
 
@@ -74,7 +74,7 @@ class PairedData:
         self, epoch: int
     ) -> tuple[Int[np.ndarray, "pairs"], Int[np.ndarray, "batches"]]:
         """The pairs by length, shuffled among equal lengths, and the order of the batches."""
-        random = draws("pairs", self.seed, epoch)
+        random = random_generator("pairs", self.seed, epoch)
         shuffled = random.permutation(len(self.fits))
         by_length = shuffled[np.lexsort((self.total[shuffled], self.lengths[shuffled]))]
 
@@ -109,9 +109,9 @@ class PairedData:
             decoder_rows.append([self.start, *target])
             target_rows.append([*target, self.end])
 
-        source_ids, source_padding_mask = pad(encoder_rows, self.padding)
-        ids, padding_mask = pad(decoder_rows, self.padding)
-        targets, _ = pad(target_rows, IGNORE)
+        source_ids, source_padding_mask = pad_rows(encoder_rows, self.padding)
+        ids, padding_mask = pad_rows(decoder_rows, self.padding)
+        targets, _ = pad_rows(target_rows, IGNORE)
 
         return Batch(
             ids=ids,
@@ -141,7 +141,7 @@ def fitting_pairs(
     )
 
 
-def pad(
+def pad_rows(
     rows: list[list[int]], padding: int
 ) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"] | None]:
     """Rows padded on the right to equal length, and their padding mask (None without padding)."""

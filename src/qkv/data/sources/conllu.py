@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from qkv.data.sources.files import File
-from qkv.data.sources.lines import lines
+from qkv.data.sources.lines import read_lines
 
 COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 NO_WORD = re.compile(r"\d+-\d+|\d+\.\d+")
@@ -49,7 +49,7 @@ def read_sentences(file: File) -> Iterator[ConlluSentence]:
     words: list[ConlluWord] = []
     comments: list[str] = []
 
-    for number, line in lines(file):
+    for number, line in read_lines(file):
         if not line.strip():
             if words:
                 yield ConlluSentence(tuple(words), tuple(comments))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from qkv.data.sources.conllu import COLUMNS, ConlluSentence, read_sentences
 from qkv.data.sources.files import File, Format, find_files
 from qkv.data.sources.formats import as_label, as_string, columns_of, kind
-from qkv.data.sources.lines import lines
+from qkv.data.sources.lines import read_lines
 from qkv.data.sources.parts import Part, hub_part, table_part
 from qkv.data.sources.source import Source, named, once, split_of, tables, title
 
@@ -29,7 +29,7 @@ ANSWERS = ("answer", "label", "gold")
 WORDS = ("words", "tokens")
 TAGS = ("tags", "labels", "label", "upos")
 LABELS = ("label", "labels")
-TWO_TEXTS = ("pair", "similarity")
+PAIR_TASKS = ("pair", "similarity")
 TASKS = ("classify", "pair", "similarity", "choice", "tag", "regress")
 
 
@@ -63,7 +63,7 @@ def open_examples(
     """
     if task not in TASKS:
         raise ValueError(f"task: expected one of {', '.join(TASKS)}, not {task!r}")
-    if pair is not None and task not in (*TWO_TEXTS, "regress"):
+    if pair is not None and task not in (*PAIR_TASKS, "regress"):
         raise ValueError(f"pair: the task {task} has no second text; leave it out")
 
     columns = ExampleColumns(task, text, pair, label, labelled)
@@ -121,7 +121,7 @@ class ExampleColumns(NamedTuple):
             texts = (self.text or first_of(CONTEXTS, names), first_of(CHOICES, names))
         elif self.task == "tag":
             texts = (self.text or first_of(WORDS, names),)
-        elif self.task in TWO_TEXTS:
+        elif self.task in PAIR_TASKS:
             texts = self.choose_pair(names, where)
         else:
             texts = self.choose_texts(names, where)
@@ -345,8 +345,8 @@ def lines_part(file: File, task: str, labelled: bool) -> Part[Example]:
         raise ValueError(f"{file.name}: {what} are read from {needed}")
 
     def read() -> Iterator[Example]:
-        for number, line in lines(file):
-            yield in_line(line, task, file.at(number))
+        for number, line in read_lines(file):
+            yield example_from_line(line, task, file.at(number))
 
     def fingerprint() -> dict[str, str]:
         return {file.name: file.sha256()}
@@ -354,11 +354,11 @@ def lines_part(file: File, task: str, labelled: bool) -> Part[Example]:
     return Part(file.name, read, fingerprint, file.if_empty("the file is empty"))
 
 
-def in_line(line: str, task: str, where: str) -> Example:
+def example_from_line(line: str, task: str, where: str) -> Example:
     """The unlabelled example of a line of plain text."""
     if task == "tag":
         texts = line.split()
-    elif task in TWO_TEXTS:
+    elif task in PAIR_TASKS:
         texts = line.split("\t")
     elif task == "regress":
         texts = line.split("\t", 1)
@@ -368,7 +368,7 @@ def in_line(line: str, task: str, where: str) -> Example:
     texts = list(map(str.strip, texts))
     if not texts or not all(texts):
         raise ValueError(f"{where}: the text is empty; leave the line out")
-    if task in TWO_TEXTS and len(texts) != 2:
+    if task in PAIR_TASKS and len(texts) != 2:
         raise ValueError(f"{where}: expected two texts with a tab between them, not {len(texts)}")
 
     return Example(tuple(texts), None, where)

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 from qkv.data.sources.files import File
-from qkv.data.sources.lines import LONGEST_LINE, lines
+from qkv.data.sources.lines import LONGEST_LINE, read_lines
 
 Row = tuple[int, list[Any]]
 Choose = Callable[[list[str], str], tuple[str, ...]]
@@ -73,7 +73,7 @@ def table_rows(
 
 def tsv_records(file: File) -> Iterator[tuple[int, list[str]]]:
     """Lines split at tabs; quotation marks have no meaning."""
-    for number, line in lines(file):
+    for number, line in read_lines(file):
         if line:
             yield number, line.split("\t")
 
@@ -81,7 +81,7 @@ def tsv_records(file: File) -> Iterator[tuple[int, list[str]]]:
 def csv_records(file: File) -> Iterator[tuple[int, list[str]]]:
     """Records with the number of their first line; a quoted field may span several lines."""
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))
-    reader = csv.reader((line + "\n" for _, line in lines(file)), strict=True)
+    reader = csv.reader((line + "\n" for _, line in read_lines(file)), strict=True)
     number = 1
 
     while True:
@@ -112,7 +112,7 @@ def count(fields: list[str]) -> str:
 def json_rows(file: File, choose: Choose) -> Iterator[Row]:
     """The chosen columns of JSON objects, one per line; the first object names the columns."""
     columns: list[str] | None = None
-    for number, line in lines(file):
+    for number, line in read_lines(file):
         if not line or line.isspace():
             continue
 

@@ -102,7 +102,7 @@ def decode(file: File, number: int, data: bytes) -> str:
         ) from None
 
 
-def lines(file: File) -> Iterator[tuple[int, str]]:
+def read_lines(file: File) -> Iterator[tuple[int, str]]:
     """Each line with its number; only \\n and \\r\\n end lines, so parallel files stay parallel."""
     for number, chunk in chunks(file, "refuse"):
         yield from enumerate(chunk.removesuffix("\n").split("\n"), number)

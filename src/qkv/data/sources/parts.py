@@ -13,7 +13,7 @@ from qkv.data.embedded import python_library, turkish
 from qkv.data.sources.files import File
 from qkv.data.sources.formats import Choose, Row, read_rows
 from qkv.data.sources.hub import HubDataset
-from qkv.data.sources.lines import DocumentPart, file_pieces, lines
+from qkv.data.sources.lines import DocumentPart, file_pieces, read_lines
 
 Item = TypeVar("Item")
 Items = Callable[[list[Any], str], Iterator[Item]]
@@ -111,8 +111,8 @@ def parallel_part(files: list[File], other_parts: bool) -> Part[tuple[str, str]]
 
 def parallel_lines(source: File, target: File) -> Iterator[tuple[str, str]]:
     """Pairs of lines; raises if the files have different numbers of lines."""
-    sources = lines(source)
-    targets = lines(target)
+    sources = read_lines(source)
+    targets = read_lines(target)
     number = 0
 
     for number, line in sources:

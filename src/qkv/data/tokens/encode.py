@@ -44,7 +44,7 @@ class Chunk:
         return len(self.text)
 
 
-def chunks(source: TextSource, size: int | None) -> Iterator[Chunk]:
+def split_chunks(source: TextSource, size: int | None) -> Iterator[Chunk]:
     """The texts of a source in chunks of about `size` characters, so that all cores have work."""
     begins = True
     for part in source:
@@ -66,7 +66,7 @@ def separable(tokenizer: Tokenizer) -> bool:
     return tokenizer.encode("a b\nc d") == tokenizer.encode("a b\n") + tokenizer.encode("c d")
 
 
-def batches(
+def batch_by_characters(
     items: Iterable[Input], size: Callable[[Input], int]
 ) -> Iterator[tuple[int, list[Input]]]:
     """Batches of about BATCH characters, each with its number of characters."""

@@ -19,12 +19,12 @@ from qkv.data.tokens.encode import (
     CHUNK,
     Chunk,
     Encoded,
-    batches,
-    chunks,
+    batch_by_characters,
     encoder,
     in_order,
     pair_encoder,
     separable,
+    split_chunks,
 )
 from qkv.data.tokens.shards import DamagedShards, ShardedIdsWriter, open_all_ids, write_manifest
 from qkv.data.tokens.token_arrays import Pairs, Tokens
@@ -47,7 +47,9 @@ def prepare_texts(
 
     def write(folder: Path, key: str, advance: Advance) -> None:
         size = CHUNK if separable(tokenizer) else None
-        encoded = in_order(encoder(tokenizer), batches(chunks(source, size), Chunk.size))
+        encoded = in_order(
+            encoder(tokenizer), batch_by_characters(split_chunks(source, size), Chunk.size)
+        )
 
         with ShardedIdsWriter(folder, "texts", tokenizer.vocabulary) as writer:
             for characters, (ids, ends) in encoded:
@@ -70,7 +72,7 @@ def prepare_pairs(
     """The ids of all sources and of their targets, without start or end tokens."""
 
     def write(folder: Path, key: str, advance: Advance) -> None:
-        encoded = in_order(pair_encoder(tokenizer), batches(source, pair_size))
+        encoded = in_order(pair_encoder(tokenizer), batch_by_characters(source, pair_size))
         with (
             ShardedIdsWriter(folder, "source", tokenizer.vocabulary) as sources,
             ShardedIdsWriter(folder, "target", tokenizer.vocabulary) as targets,

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Int
 
-from qkv.data.batches.order import draws
+from qkv.data.batches.order import random_generator
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +143,7 @@ class Pairs:
     def split(self, held_out: float) -> tuple[Pairs, Pairs]:
         """Training pairs, and a random fraction for validation that is always the same."""
         count = count_held_out(held_out, len(self), "pairs")
-        shuffled = draws("held out", 0, 0).permutation(len(self))
+        shuffled = random_generator("held out", 0, 0).permutation(len(self))
 
         return self.part(np.sort(shuffled[count:])), self.part(np.sort(shuffled[:count]))
 

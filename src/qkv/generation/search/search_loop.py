@@ -14,10 +14,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qkv.data.batches.paired import pad
-from qkv.generation.generate import as_ends
-from qkv.generation.generate import check as check_request
-from qkv.generation.generate import limit_of, within, without_dropout
+from qkv.data.batches.paired import pad_rows
+from qkv.generation.generate import check as check_generation
+from qkv.generation.generate import context_limit, within, without_dropout
 from qkv.generation.prefill import next_logits
 from qkv.generation.prompts import Prompts, token_rows
 from qkv.generation.sampling_params import SamplingParams
@@ -76,13 +75,9 @@ def check(
     beams: int,
     name: str = "beams",
 ) -> None:
-    check_request(
-        model,
-        length,
-        as_ends(end),
-        SamplingParams(minimum=minimum, forbidden=tuple(forbidden)),
-    )
-
+    """Raise if an argument of a search is wrong; `name` is that of the number of beams."""
+    params = SamplingParams(minimum=minimum, forbidden=tuple(forbidden))
+    check_generation(model, length, as_ends(end), params)
     if not 1 <= beams <= MOST_BEAMS:
         raise ValueError(f"{name}: expected 1 to {MOST_BEAMS:,}, not {beams:,}")
 
@@ -140,11 +135,11 @@ def search(
     similar = None
     if isinstance(model, GPT):
         similar = 1  # prompts are not padded
-        limit = limit_of(model, "refuse")
+        limit = context_limit(model, "refuse")
         if limit is not None:
             rows = [within(row, limit, length, "refuse") for row in rows]
     else:
-        limit = limit_of(model, "extend")
+        limit = context_limit(model, "extend")
 
     packing: AbstractContextManager[None] = nullcontext()
     if len(rows) >= MANY and small_enough(model):
@@ -167,7 +162,7 @@ def read_sources(
         return model.start(), torch.tensor(rows, device=device)
 
     assert start is not None
-    source, padding_mask = pad(rows, 0)
+    source, padding_mask = pad_rows(rows, 0)
     source = source.to(device)
     if padding_mask is not None:
         padding_mask = padding_mask.to(device)

@@ -28,13 +28,13 @@ from qkv.insight.inspect.upper_layers import copies_per_pass, repeated, stack_wi
 from qkv.models import BERT, GPT, TaskModel
 from qkv.models.heads import pooled
 from qkv.models.registry import Model, backbone_of
-from qkv.models.task_model import apart
+from qkv.models.task_model import split_groups
 from qkv.nn.hooks import CapturedValues, capture
 from qkv.nn.linear.linear import linear
 from qkv.training.finetune.task_objective import TaskObjective, TaskScorer
 from qkv.training.objective import FeatureExtractor
 
-How = Literal["zero", "mean"]
+AblationValue = Literal["zero", "mean"]
 POSITIONS_PER_CHUNK = 512
 """Positions whose logits are computed together."""
 
@@ -55,10 +55,10 @@ class Head(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Importance:
+class HeadImportance:
     """The effect of switching off each head of a model."""
 
-    how: How
+    how: AblationValue
     measure: str
     """What changes: the loss in nats, or for an encoder without a loss the (cosine) distance."""
     unchanged: float
@@ -86,11 +86,11 @@ class Importance:
 def ablate(
     model: Model,
     batches: Sequence[Batch],
-    how: How = "zero",
+    how: AblationValue = "zero",
     progress: Callable[[int, int], None] | None = None,
     *,
     seed: int = 0,
-) -> Importance:
+) -> HeadImportance:
     """Switch off each head of a model in turn, and measure the change in loss.
 
     The loss is the model's own: of the next or the masked token, or of a task model's answers. For
@@ -183,7 +183,7 @@ class AblationRun:
 
             self.changes[site.kind].append(torch.stack(by_layer, dim=1))  # (B, L, H)
 
-    def result(self, how: How, seed: int) -> Importance:
+    def result(self, how: AblationValue, seed: int) -> HeadImportance:
         """Mean changes with their confidence intervals."""
         counts = np.array(self.counts)  # (n,)
         total = float(counts.sum())
@@ -195,7 +195,7 @@ class AblationRun:
             measure = "loss"
 
         loss = float(torch.cat(self.losses).sum()) / total
-        result = Importance(how, measure, loss, len(counts), int(total), {}, {}, {})
+        result = HeadImportance(how, measure, loss, len(counts), int(total), {}, {}, {})
 
         for site in self.sites:
             changes = torch.cat(self.changes[site.kind]).flatten(1).numpy()  # (n, L * H)
@@ -285,7 +285,7 @@ def mean_outputs(
                 if site.kind == "encoder":
                     padding_mask = batch.source_padding_mask
                 if padding_mask is not None:
-                    padding_mask = apart(padding_mask, batch.group)  # (R, T)
+                    padding_mask = split_groups(padding_mask, batch.group)  # (R, T)
 
                 for layer in range(site.depth):
                     key = (site.kind, layer)

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from qkv.bootstrap import ratio_intervals
-from qkv.data.batches.framing import encoded, space_between
+from qkv.data.batches.framing import encode_texts, word_separator
 from qkv.data.sources.conllu import ConlluSentence, ConlluWord
 from qkv.generation.generate import without_dropout
 from qkv.insight.inspect.capture import attention_sites
@@ -41,7 +41,7 @@ ALL = "all"
 LEFT_OUT = ("root", "punct")
 
 
-class Relation(NamedTuple):
+class RelationScore(NamedTuple):
     """The best head for one syntactic relation."""
 
     name: str
@@ -67,10 +67,10 @@ class Relation(NamedTuple):
     """Upper end."""
 
 
-class Syntax(NamedTuple):
+class SyntaxResult(NamedTuple):
     """The best heads for all relations."""
 
-    relations: list[Relation]
+    relations: list[RelationScore]
     """The first entry is all relations together, then the most frequent first."""
     sentences: int
     left_out: int
@@ -90,7 +90,7 @@ class Arcs(NamedTuple):
     """Whether the prediction is right, by direction, layer and head."""
 
 
-def syntax(
+def head_syntax(
     model: Model,
     tokenizer: Tokenizer,
     sentences: Sequence[ConlluSentence],
@@ -99,7 +99,7 @@ def syntax(
     halves: bool = True,
     subtypes: bool = False,
     least: int = LEAST,
-) -> Syntax:
+) -> SyntaxResult:
     """Find the best head for each syntactic relation, and compare it with the best fixed offset.
 
     Args:
@@ -142,12 +142,12 @@ def syntax(
             f"sentences: no relation occurs {least} times or more in {count}; give more sentences"
         )
 
-    return Syntax(relations, count, left_out, halves)
+    return SyntaxResult(relations, count, left_out, halves)
 
 
 def best_heads(
     arcs: Arcs, chosen: Bool[np.ndarray, "A"], measured: Bool[np.ndarray, "A"], least: int
-) -> list[Relation]:
+) -> list[RelationScore]:
     """The best head for all relations together, then for each, the most frequent first."""
     names = np.array(arcs.relation)
     counts = Counter(arcs.relation)
@@ -167,7 +167,7 @@ def best_heads(
 
 def best_head(
     name: str, arcs: Arcs, chosen: Bool[np.ndarray, "A"], measured: Bool[np.ndarray, "A"]
-) -> Relation:
+) -> RelationScore:
     """Choose head, direction and offset on some arcs, and measure them on others."""
     # Choose
     correct = arcs.right[chosen].sum(0)  # (2, L, H)
@@ -185,7 +185,7 @@ def best_head(
     words = np.bincount(unit).astype(float)[:, None]
     low, high = ratio_intervals(np.stack([correct_sums, gain_sums], axis=1), words)
 
-    return Relation(
+    return RelationScore(
         name,
         int(measured.sum()),
         layer,
@@ -327,7 +327,7 @@ def encode_sentence(
 
     Each word is encoded by itself, after a space unless the file has SpaceAfter=No.
     """
-    space = space_between(tokenizer)
+    space = word_separator(tokenizer)
     spelled = []
     needs_space = False
     for word in sentence.words:
@@ -341,7 +341,7 @@ def encode_sentence(
     frame = frame_tokens(model, tokenizer)["self"]
     ids = list(frame.before)
     words = []
-    for word, pieces in zip(sentence.words, encoded(tokenizer, spelled), strict=True):
+    for word, pieces in zip(sentence.words, encode_texts(tokenizer, spelled), strict=True):
         words.append(WholeWord(word.form, list(range(len(ids), len(ids) + len(pieces)))))
         ids += pieces
 

@@ -10,7 +10,7 @@ import torch
 from qkv.data.batches.batch import Batch
 from qkv.data.batches.framing import Frame
 from qkv.data.batches.labelled import LabelledData
-from qkv.data.batches.labels import numbers_of, targets_of
+from qkv.data.batches.labels import label_numbers, label_targets
 from qkv.data.batches.masked import MaskedData, WordPieces
 from qkv.data.sources.examples import Example
 from qkv.data.tokens.token_arrays import Tokens
@@ -25,7 +25,7 @@ LONGEST = 256
 """Longest text in tokens; the rest is cut."""
 
 
-def batches_of(
+def batches_from_texts(
     model: Model, tokenizer: Tokenizer, texts: Iterable[str], *, longest: int = LONGEST
 ) -> list[Batch]:
     """A batch for each text that has targets.
@@ -67,7 +67,7 @@ def batch_of(model: Model, tokenizer: Tokenizer, text: str, longest: int = LONGE
     return next(MaskedData(tokens, row.shape[1], 1, 0, WordPieces.of(tokenizer)).ordered())
 
 
-def batches_of_pairs(
+def batches_from_pairs(
     tokenizer: Tokenizer, pairs: Iterable[tuple[str, str]], *, longest: int = LONGEST
 ) -> list[Batch]:
     """A batch for each sentence pair of a translator; the targets are the target tokens and end."""
@@ -93,7 +93,7 @@ def batches_of_pairs(
     return batches
 
 
-def batches_of_examples(
+def batches_from_examples(
     model: TaskModel, tokenizer: Tokenizer, examples: Sequence[Example]
 ) -> list[Batch]:
     """A batch for each labelled example of a task model."""
@@ -101,9 +101,9 @@ def batches_of_examples(
     frame = Frame(**model.config.frame)
     targets = numbers = None
     if head.numbers:
-        numbers = (numbers_of(examples) - head.offset) / head.scale
+        numbers = (label_numbers(examples) - head.offset) / head.scale
     else:
-        targets = targets_of(examples, head.labels, head.task)
+        targets = label_targets(examples, head.labels, head.task)
 
     data = LabelledData(frame.encode(tokenizer, examples), targets, numbers, frame, 1)
 

@@ -26,7 +26,7 @@ from qkv.models.registry import Model, backbone_of
 from qkv.nn.hooks import add_hook, capture
 from qkv.text.printable import printable
 
-At = Literal["residual", "heads", "feed_forward"]
+PatchSite = Literal["residual", "heads", "feed_forward"]
 POINTS = {
     "residual": "after",
     "heads": "attention.heads",
@@ -36,10 +36,10 @@ SAME = 1e-5
 """Relative difference up to which two answers count as equal (rounding)."""
 
 
-class Patched(NamedTuple):
+class PatchResult(NamedTuple):
     """The result of activation patching."""
 
-    at: At
+    at: PatchSite
     kind: str
     """self, or for a translator encoder, decoder or cross."""
     restored: Float[Tensor, "L N"]
@@ -60,12 +60,12 @@ def patch(
     corrupted: Reading,
     answer: int | None = None,
     against: int | None = None,
-    at: At = "residual",
+    at: PatchSite = "residual",
     progress: Callable[[int, int], None] | None = None,
     *,
     place: int | None = None,
     kind: str | None = None,
-) -> Patched:
+) -> PatchResult:
     """Patch every activation of one kind from the clean into the corrupted prompt, one at a time.
 
     Args:
@@ -120,12 +120,12 @@ class PatchRun:
         clean: Reading,
         corrupted: Reading,
         kind: str,
-        at: At,
+        at: PatchSite,
         position: int,
     ) -> None:
         self.model = model
         self.kind = kind
-        self.at: At = at
+        self.at: PatchSite = at
         self.position = position
         self.arguments = ids_of(model, corrupted)
         self.point = "cross_attention.heads" if kind == "cross" else POINTS[at]
@@ -192,10 +192,10 @@ class PatchRun:
 
         return torch.cat(parts)
 
-    def result(self, layers: list[Float[Tensor, "N"]]) -> Patched:
+    def result(self, layers: list[Float[Tensor, "N"]]) -> PatchResult:
         """The restored share of the clean answer."""
         restored = (torch.stack(layers) - self.corrupted) / (self.clean - self.corrupted)  # (L, N)
-        return Patched(
+        return PatchResult(
             self.at,
             self.kind,
             restored.float(),
@@ -237,8 +237,8 @@ def check_kind(model: Model, at: str, kind: str | None) -> str:
             "model: patching needs a predicted token, and this model predicts none; expected a "
             "GPT, BERT or translator"
         )
-    if at not in get_args(At):
-        raise ValueError(f"at: expected one of {', '.join(get_args(At))}, not {at!r}")
+    if at not in get_args(PatchSite):
+        raise ValueError(f"at: expected one of {', '.join(get_args(PatchSite))}, not {at!r}")
 
     stack_with(model, "decoder")  # raises for an RNN, which has no layers
     kinds = [site.kind for site in attention_sites(model)]

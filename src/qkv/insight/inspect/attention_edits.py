@@ -119,7 +119,7 @@ def parse_value(value: str, edge: bool, text: str) -> float | Pattern:
 
 
 @contextmanager
-def edited(model: Model, edits: Sequence[Edit]) -> Iterator[None]:
+def apply_edits(model: Model, edits: Sequence[Edit]) -> Iterator[None]:
     """Apply edits to a model's attention while the context is open, in their order.
 
     Args:

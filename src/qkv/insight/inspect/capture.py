@@ -41,7 +41,7 @@ class AttentionSite(NamedTuple):
         return f"{self.point.format(layer)}.{name}"
 
 
-class Attention(NamedTuple):
+class CapturedAttention(NamedTuple):
     """The captured attention of one kind for one text."""
 
     kind: str
@@ -93,7 +93,7 @@ def attention_sites(model: Model) -> list[AttentionSite]:
 
 def capture_attention(
     model: Model, reading: Reading, *, layers: Collection[int] | None = None, overview: bool = True
-) -> list[Attention]:
+) -> list[CapturedAttention]:
     """Run a text through a model once and capture its attention weights.
 
     Args:
@@ -180,11 +180,11 @@ class SiteCapture:
 
     def summarise(self, weights: Float[Tensor, "H T S"]) -> None:
         """Compute overview, entropy and distance of one layer."""
-        self.overviews.append(glance(weights).cpu())
+        self.overviews.append(pool_overview(weights).cpu())
         self.entropies.append(entropy(weights).cpu())
         self.distances.append(distance(weights, self.site.kind).cpu())
 
-    def attention(self, reading: Reading) -> Attention:
+    def attention(self, reading: Reading) -> CapturedAttention:
         """The result after the forward pass."""
         site = self.site
         if not site.point:
@@ -196,7 +196,7 @@ class SiteCapture:
             columns = reading.source
             rows = reading.rows if site.kind == "cross" else reading.source
 
-        return Attention(
+        return CapturedAttention(
             site.kind,
             rows,
             columns,
@@ -233,7 +233,7 @@ def stack_or_empty(layers: list[Tensor], *shape: int) -> Tensor:
     return torch.stack(layers)
 
 
-def glance(weights: Float[Tensor, "H T S"]) -> Float[Tensor, "H t s"]:
+def pool_overview(weights: Float[Tensor, "H T S"]) -> Float[Tensor, "H t s"]:
     """Max-pool the weights of each head to at most GLANCE x GLANCE."""
     T, S = weights.shape[1:]
     if max(T, S) <= GLANCE:

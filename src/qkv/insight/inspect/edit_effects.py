@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qkv.generation.fill import Guess
 from qkv.generation.generate import without_dropout
-from qkv.insight.inspect.attention_edits import Edit, check_edit, edited
+from qkv.insight.inspect.attention_edits import Edit, apply_edits, check_edit
 from qkv.insight.inspect.logit_lens import POSITIONS_PER_CHUNK, predicts_tokens, top_tokens
 from qkv.insight.inspect.model_input import Reading, hidden, ids_of
 from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
@@ -20,7 +20,7 @@ from qkv.models.registry import Model, backbone_of
 from qkv.text.tokenizer import Tokenizer
 
 
-class Change(NamedTuple):
+class EditEffects(NamedTuple):
     """A model's predictions before and after edits."""
 
     reading: Reading
@@ -57,7 +57,7 @@ def edit_effects(
     *,
     top: int = 5,
     length: int = 20,
-) -> Change:
+) -> EditEffects:
     """Compare a model's predictions for a text with and without attention edits.
 
     Args:
@@ -86,7 +86,7 @@ def edit_effects(
     check_edits(model, reading, edits, top)
     with torch.no_grad(), without_dropout(model):
         before = predict(model, tokenizer, reading, top, length)
-        with edited(model, edits):
+        with apply_edits(model, edits):
             after = predict(model, tokenizer, reading, top, length)
 
     if before.scores is None or after.scores is None:
@@ -94,7 +94,7 @@ def edit_effects(
     else:
         moved = kl_divergence(before.scores, after.scores)
 
-    return Change(
+    return EditEffects(
         reading,
         tuple(edits),
         before.guesses,

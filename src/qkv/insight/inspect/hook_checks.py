@@ -41,9 +41,9 @@ def require_hook(
 
     if point not in hook_points(model):
         raise ValueError(
-            f'{whose} has no hook point "{name}", so its {name} cannot be read or changed; give the module '
-            f'self.hooks = HookPoints("{name}", ...) of qkv.nn.hooks, and in its forward write '
-            f'{name} = self.hooks("{name}", {name})'
+            f'{owner} has no hook point "{name}", so its {name} cannot be read or changed; give '
+            f'the module self.hooks = HookPoints("{name}", ...) of qkv.nn.hooks, and in its '
+            f'forward write {name} = self.hooks("{name}", {name})'
         )
 
     reached = False

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qkv.generation.fill import Guess
 from qkv.generation.generate import without_dropout
-from qkv.insight.inspect.model_input import Reading, hidden, readable
+from qkv.insight.inspect.model_input import Reading, hidden, readable_token
 from qkv.models import BERT, RNN, TaskModel, Transformer
 from qkv.models.registry import Model, backbone_of
 from qkv.nn.block import Stack
@@ -144,7 +144,7 @@ def top_tokens(
         for row_ids, row_best in zip(ids.tolist(), best.tolist(), strict=True):
             guesses = []
             for id, value in zip(row_ids, row_best, strict=True):
-                guesses.append(Guess(readable(tokenizer, id), id, value))
+                guesses.append(Guess(readable_token(tokenizer, id), id, value))
 
             result.append(guesses)
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv.generation.fill import Guess
-from qkv.insight.inspect.capture import Attention
+from qkv.insight.inspect.capture import CapturedAttention
 from qkv.insight.inspect.model_input import Reading
 from qkv.insight.inspect.residual_norms import Norms
 
@@ -38,7 +38,7 @@ class LookData:
     """The name of the model, for titles."""
     reading: Reading
     """The tokens as the model reads them."""
-    attention: list[Attention]
+    attention: list[CapturedAttention]
     """One entry for each kind of attention; empty for an RNN without attention or if it was not
     captured."""
     next: list[list[Guess]] | None
@@ -62,7 +62,7 @@ class LookData:
         described = ", ".join(kinds) or "no attention"
         return f"{name}({self.model!r}, {len(self.reading.text.ids)} tokens, {described})"
 
-    def of(self, kind: str | None = None) -> Attention:
+    def of(self, kind: str | None = None) -> CapturedAttention:
         """Return one kind of attention.
 
         Args:

@@ -15,7 +15,7 @@ from qkv.generation.fill import masked_ids, masks_of
 from qkv.generation.prompts import check_text
 from qkv.generation.text import prompt_ids
 from qkv.generation.translate import source_ids, translate_texts
-from qkv.insight.inspect.whole_words import WholeWord, words_of
+from qkv.insight.inspect.whole_words import WholeWord, whole_words
 from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.models.registry import Model, backbone_of
 from qkv.text.tokenizer import Tokenizer
@@ -146,7 +146,7 @@ def read_prompt(model: GPT, tokenizer: Tokenizer, texts: Sequence[str]) -> Readi
             f"text: a GPT reads one text, not {len(texts)}; put quotation marks around it"
         )
 
-    reading = Reading(side(tokenizer, prompt_ids(tokenizer, texts[0])))
+    reading = Reading(make_side(tokenizer, prompt_ids(tokenizer, texts[0])))
     check_length(model, reading)
     return reading
 
@@ -174,9 +174,9 @@ def read_pair(
     target_ids = [id for id in target_ids if id != tokenizer.end]
 
     return Reading(
-        side(tokenizer, [tokenizer.start, *target_ids]),
-        side(tokenizer, encoded_source),
-        chosen=side(tokenizer, [*target_ids, tokenizer.end]),
+        make_side(tokenizer, [tokenizer.start, *target_ids]),
+        make_side(tokenizer, encoded_source),
+        chosen=make_side(tokenizer, [*target_ids, tokenizer.end]),
     )
 
 
@@ -201,9 +201,9 @@ def read_sentences(model: BERT, tokenizer: Tokenizer, texts: Sequence[str]) -> R
         segments += [number] * len(encoded)
 
     if len(texts) == 2 and model.config.segments > 1:
-        return Reading(side(tokenizer, ids), segments=tuple(segments))
+        return Reading(make_side(tokenizer, ids), segments=tuple(segments))
 
-    return Reading(side(tokenizer, ids))
+    return Reading(make_side(tokenizer, ids))
 
 
 def read_framed(model: TaskModel, tokenizer: Tokenizer, texts: Sequence[str]) -> Reading:
@@ -231,11 +231,11 @@ def read_framed(model: TaskModel, tokenizer: Tokenizer, texts: Sequence[str]) ->
     framed = frame.encode(tokenizer, [Example(parts, None, "text")])[0]
     ids = framed.sequences[0].tolist()
     if not frame.segments:
-        return Reading(side(tokenizer, ids))
+        return Reading(make_side(tokenizer, ids))
 
     second = int(framed.seconds[0])
     segments = tuple(int(position >= second) for position in range(len(ids)))
-    return Reading(side(tokenizer, ids), segments=segments)
+    return Reading(make_side(tokenizer, ids), segments=segments)
 
 
 # Special tokens around a text
@@ -288,11 +288,11 @@ def as_frame(before: int | None, after: int | None) -> FrameTokens:
 # Readable tokens
 
 
-def side(tokenizer: Tokenizer, ids: Sequence[int]) -> Side:
+def make_side(tokenizer: Tokenizer, ids: Sequence[int]) -> Side:
     """A token sequence with its readable tokens and whole words."""
-    tokens = tuple(readable(tokenizer, id) for id in ids)
+    tokens = tuple(readable_token(tokenizer, id) for id in ids)
     words = []
-    for word in words_of(tokenizer, ids):
+    for word in whole_words(tokenizer, ids):
         text = word.text.translate(VISIBLE)
         if not text:
             text = "".join(tokens[position] for position in word.places)
@@ -302,7 +302,7 @@ def side(tokenizer: Tokenizer, ids: Sequence[int]) -> Side:
     return Side(tuple(ids), tokens, tuple(words))
 
 
-def readable(tokenizer: Tokenizer, id: int) -> str:
+def readable_token(tokenizer: Tokenizer, id: int) -> str:
     """A token as people read it: without word-boundary markers, white space made visible."""
     if id >= tokenizer.vocabulary:
         return f"[{id}]"

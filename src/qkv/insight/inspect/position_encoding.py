@@ -17,7 +17,7 @@ POSITIONS = 256
 """Number of positions in the table; fewer if the model has fewer."""
 
 
-class Encoding(NamedTuple):
+class PositionEncoding(NamedTuple):
     """The positional encoding of a model."""
 
     kind: str
@@ -33,7 +33,7 @@ class Encoding(NamedTuple):
     """What the similarity measures."""
 
 
-def encoding(model: Model, positions: int = POSITIONS) -> Encoding:
+def position_encoding(model: Model, positions: int = POSITIONS) -> PositionEncoding:
     """The positional encoding of a model; raises if it has none.
 
     An RNN has none, nor has a model with position="none".
@@ -60,14 +60,14 @@ def encoding(model: Model, positions: int = POSITIONS) -> Encoding:
             return rotary_encoding(backbone, distance)
         if config.position == "alibi":
             bias = -alibi_slopes(config.heads).unsqueeze(1) * distance  # (H, P)
-            return Encoding("alibi", bias.T, "head", bias, "number added to the score")
+            return PositionEncoding("alibi", bias.T, "head", bias, "number added to the score")
 
         assert isinstance(backbone, GPT)
         first = next(part for part in backbone.modules() if isinstance(part, RelativePosition))
         return relative_encoding(first, distance)
 
 
-def absolute_encoding(backbone: GPT | BERT | Transformer, positions: int) -> Encoding:
+def absolute_encoding(backbone: GPT | BERT | Transformer, positions: int) -> PositionEncoding:
     """Learned or sinusoidal vectors, with their mean cosine similarity by distance."""
     module = backbone.embedding.position
     assert isinstance(module, Learned | Sinusoidal)
@@ -78,10 +78,14 @@ def absolute_encoding(backbone: GPT | BERT | Transformer, positions: int) -> Enc
     table = module(numbers).float().cpu()  # (P, E)
     similarity = cosine_by_distance(table).unsqueeze(0)
 
-    return Encoding(backbone.config.position, table, "dimension", similarity, "cosine similarity")
+    return PositionEncoding(
+        backbone.config.position, table, "dimension", similarity, "cosine similarity"
+    )
 
 
-def rotary_encoding(backbone: GPT | BERT | Transformer, distance: Int[Tensor, "P"]) -> Encoding:
+def rotary_encoding(
+    backbone: GPT | BERT | Transformer, distance: Int[Tensor, "P"]
+) -> PositionEncoding:
     """The cosines of the rotary angles; their mean is the similarity."""
     config = backbone.config
     width = config.width_of_head
@@ -91,17 +95,17 @@ def rotary_encoding(backbone: GPT | BERT | Transformer, distance: Int[Tensor, "P
     similarity = table.mean(1).unsqueeze(0)
     meaning = "similarity of a vector to itself, turned"
 
-    return Encoding("rotary", table, "pair of dimensions", similarity, meaning)
+    return PositionEncoding("rotary", table, "pair of dimensions", similarity, meaning)
 
 
-def relative_encoding(part: RelativePosition, distance: Int[Tensor, "P"]) -> Encoding:
+def relative_encoding(part: RelativePosition, distance: Int[Tensor, "P"]) -> PositionEncoding:
     """Transformer-XL's v.r_d of the first layer: what a distance adds to every score, by head."""
     waves = sinusoidal(distance, part.width, "halves").to(part.r.weight)  # (P, E)
     heads, _, D = part.v.shape
     r = part.r(waves).view(-1, heads, D)  # (P, H, D)
     bias = ((r * part.v.squeeze(1)).sum(-1) / D**0.5).float().cpu()  # (P, H)
 
-    return Encoding("relative", bias, "head", bias.T, "number added to the score")
+    return PositionEncoding("relative", bias, "head", bias.T, "number added to the score")
 
 
 def cosine_by_distance(table: Float[Tensor, "P N"]) -> Float[Tensor, "P"]:

@@ -23,7 +23,7 @@ class WholeWord(NamedTuple):
     """Positions of its tokens."""
 
 
-def words_of(tokenizer: Tokenizer, ids: Sequence[int]) -> list[WholeWord]:
+def whole_words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[WholeWord]:
     """Group consecutive token ids into whole words."""
     groups: list[list[int]] = []
     for position, id in enumerate(ids):

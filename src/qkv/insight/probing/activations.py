@@ -28,8 +28,8 @@ from qkv.models.heads import pooled
 from qkv.models.registry import Model, backbone_of
 from qkv.nn.hooks import capture
 
-Keep = Literal["disk", "memory", "recompute"]
-Store = Literal["float32", "float16"]
+ActivationStorage = Literal["disk", "memory", "recompute"]
+ActivationDtype = Literal["float32", "float16"]
 BLOCK = 2048
 """Approximate number of vectors in a block, which consists of whole texts."""
 TOKENS = 8192
@@ -287,7 +287,7 @@ class ActivationsOnDisk:
         self,
         source: RecomputedActivations,
         folder: Path,
-        store: Store,
+        store: ActivationDtype,
         advance: Callable[[int], object] | None = None,
     ) -> None:
         self.texts = source.texts
@@ -342,8 +342,8 @@ def activations(
     parts: Sequence[ProbeData],
     *,
     layers: Sequence[str] | None = None,
-    keep: Keep = "disk",
-    store: Store = "float32",
+    keep: ActivationStorage = "disk",
+    store: ActivationDtype = "float32",
     folder: Path | None = None,
     block: int = BLOCK,
     advance: Callable[[int], object] | None = None,

@@ -31,7 +31,7 @@ UNKNOWN = -1
 
 @documented
 @dataclass(frozen=True, kw_only=True)
-class Learning:
+class ProbeTraining:
     """Training of probes: AdamW on standardised vectors, with a learning rate that falls to 0."""
 
     hidden: int = 0
@@ -151,7 +151,7 @@ def fit(
     *,
     layers: Sequence[str] | None = None,
     seeds: Sequence[int] = (0,),
-    learning: Learning = Learning(),  # noqa: B008 - it is frozen
+    learning: ProbeTraining = ProbeTraining(),  # noqa: B008 - it is frozen
     advance: Callable[[float], object] | None = None,
 ) -> Fitted:
     """Train a probe for each layer, seed and target set.
@@ -200,7 +200,7 @@ class ProbeTrainer:
         training: Activations,
         targets: Tensor,
         seeds: Sequence[int],
-        learning: Learning,
+        learning: ProbeTraining,
         advance: Callable[[float], object] | None,
     ) -> None:
         self.fitted = fitted

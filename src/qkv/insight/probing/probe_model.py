@@ -23,22 +23,27 @@ from torch import Tensor
 
 from qkv import storage
 from qkv.bootstrap import ratio_intervals
-from qkv.insight.probing.activations import Activations, Keep, Store, activations
-from qkv.insight.probing.linear_probe import Fitted, Learning, block_begin, fit
+from qkv.insight.probing.activations import (
+    ActivationDtype,
+    Activations,
+    ActivationStorage,
+    activations,
+)
+from qkv.insight.probing.linear_probe import Fitted, ProbeTraining, block_begin, fit
 from qkv.insight.probing.probe_tasks import ProbeTask
 from qkv.models.registry import Model, build
 
-Way = Literal["model", "random model", "shuffled labels"]
+ProbeCondition = Literal["model", "random model", "shuffled labels"]
 Measure = Literal["accuracy", "distance"]
-Stage = Callable[[str, float], object]
+ProgressCallback = Callable[[str, float], object]
 """Called with the name of a stage and the share of it that was done since the last call."""
 PARTS = ("training", "validation", "test")
 
 
-class Scored(NamedTuple):
+class LayerScore(NamedTuple):
     """The score of one layer."""
 
-    way: Way
+    way: ProbeCondition
     measure: Measure
     layer: str
     seeds: tuple[float, ...]
@@ -56,7 +61,7 @@ class Scored(NamedTuple):
         return statistics.fmean(self.seeds)
 
 
-def best_of(scores: Sequence[Scored]) -> Scored:
+def best_of(scores: Sequence[LayerScore]) -> LayerScore:
     """The best layer by its validation score; choosing by the test score would be optimistic."""
     if scores[0].measure == "accuracy":
         return max(scores, key=lambda score: score.validation)
@@ -65,7 +70,7 @@ def best_of(scores: Sequence[Scored]) -> Scored:
 
 
 @dataclass(frozen=True, eq=False)
-class Probed:
+class ProbeResult:
     """The scores of all layers of a model; `best` is the layer to report."""
 
     model: str
@@ -73,7 +78,7 @@ class Probed:
     measures: tuple[Measure, ...]
     """The measures; the first is the main one."""
     layers: tuple[str, ...]
-    scores: list[Scored]
+    scores: list[LayerScore]
     baseline: dict[Measure, float]
     """Majority-class baseline, or the score of always predicting the median."""
     facts: dict[str, Any]
@@ -81,13 +86,13 @@ class Probed:
     weights: dict[str, Tensor]
     """The weights of all probes, by way, layer and part; the first dimension is the seed."""
 
-    def of(self, way: Way, measure: Measure | None = None) -> list[Scored]:
+    def of(self, way: ProbeCondition, measure: Measure | None = None) -> list[LayerScore]:
         """The scores of the model or of a control by layer; by default of the main measure."""
         wanted = (way, measure or self.measures[0])
         return [score for score in self.scores if (score.way, score.measure) == wanted]
 
     @property
-    def best(self) -> Scored:
+    def best(self) -> LayerScore:
         """The best layer of the model."""
         return best_of(self.of("model"))
 
@@ -127,12 +132,12 @@ def probe(
     name: str = "model",
     layers: Sequence[str] | None = None,
     seeds: int = 3,
-    learning: Learning = Learning(),  # noqa: B008 - it is frozen
+    learning: ProbeTraining = ProbeTraining(),  # noqa: B008 - it is frozen
     controls: bool = True,
-    keep: Keep = "disk",
-    store: Store = "float32",
-    stage: Stage | None = None,
-) -> Probed:
+    keep: ActivationStorage = "disk",
+    store: ActivationDtype = "float32",
+    stage: ProgressCallback | None = None,
+) -> ProbeResult:
     """Train and test probes on every layer of a frozen model.
 
     Args:
@@ -179,7 +184,7 @@ def probe(
     return run.result(name)
 
 
-def facts_of(task: ProbeTask, learning: Learning, seeds: int) -> dict[str, Any]:
+def facts_of(task: ProbeTask, learning: ProbeTraining, seeds: int) -> dict[str, Any]:
     """The settings and sizes that the results report."""
     return {
         "texts": dict(zip(PARTS, map(len, task.parts), strict=True)),
@@ -198,10 +203,10 @@ def read_activations(
     task: ProbeTask,
     what: str,
     *,
-    stage: Stage | None,
+    stage: ProgressCallback | None,
     layers: Sequence[str] | None,
-    keep: Keep,
-    store: Store,
+    keep: ActivationStorage,
+    store: ActivationDtype,
 ) -> Iterator[list[Activations]]:
     """The activations of all three parts; `stage` is called while the model reads."""
     total = sum(map(len, task.parts))
@@ -231,23 +236,23 @@ class ProbeRun:
         self,
         task: ProbeTask,
         seeds: Sequence[int],
-        learning: Learning,
-        stage: Stage | None,
+        learning: ProbeTraining,
+        stage: ProgressCallback | None,
         layers: Sequence[str] | None,
-        keep: Keep,
-        store: Store,
+        keep: ActivationStorage,
+        store: ActivationDtype,
     ) -> None:
         self.task = task
         self.seeds = seeds
         self.learning = learning
         self.stage = stage
         self.layers = layers
-        self.keep: Keep = keep
-        self.store: Store = store
-        self.scores: list[Scored] = []
+        self.keep: ActivationStorage = keep
+        self.store: ActivationDtype = store
+        self.scores: list[LayerScore] = []
         self.weights: dict[str, Tensor] = {}
 
-    def add(self, what: str, model: Model, ways: Sequence[Way]) -> None:
+    def add(self, what: str, model: Model, ways: Sequence[ProbeCondition]) -> None:
         """Read the texts with one model, then train and test its probes."""
         reading = "reading the texts with the model"
         if "random model" in ways:
@@ -269,9 +274,9 @@ class ProbeRun:
         self.scores += result.scores
         self.weights |= result.weights
 
-    def result(self, name: str) -> Probed:
+    def result(self, name: str) -> ProbeResult:
         """The scores and weights of all models so far."""
-        return Probed(
+        return ProbeResult(
             name,
             self.task.name,
             self.task.measures,
@@ -286,17 +291,17 @@ class ProbeRun:
 class ProbeSetup(NamedTuple):
     """Scores and weights of trained probes."""
 
-    scores: list[Scored]
+    scores: list[LayerScore]
     weights: dict[str, Tensor]
 
 
 def train_probes(
     parts: Sequence[Activations],
     task: ProbeTask,
-    ways: Sequence[Way],
+    ways: Sequence[ProbeCondition],
     seeds: Sequence[int],
-    learning: Learning,
-    stage: Stage | None = None,
+    learning: ProbeTraining,
+    stage: ProgressCallback | None = None,
     what: str = "probes",
 ) -> ProbeSetup:
     """Train and test the probes of all layers, one layer at a time unless together is as fast."""
@@ -340,7 +345,7 @@ def train_probes(
 
 
 def target_sets(
-    training: Activations, validation: Activations, ways: Sequence[Way]
+    training: Activations, validation: Activations, ways: Sequence[ProbeCondition]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """The training and validation targets of each way: the true ones, or shuffled ones."""
     random = np.random.default_rng(0)
@@ -382,12 +387,12 @@ def sums_by_text(
 
 def layer_scores(
     layers: Sequence[str],
-    ways: Sequence[Way],
+    ways: Sequence[ProbeCondition],
     measure: Measure,
     sums: Float[np.ndarray, "L S K texts"],
     test: Activations,
     validated: Float[np.ndarray, "L K"],
-) -> Iterator[Scored]:
+) -> Iterator[LayerScore]:
     """The scores of each layer and way with confidence intervals over the texts."""
     counts = np.array(list(map(len, test.texts.positions)), dtype=np.float64)  # (texts,)
     means = sums.sum(-1) / counts.sum()  # (L, S, K)
@@ -398,7 +403,7 @@ def layer_scores(
 
     for k, way in enumerate(ways):
         for number, layer in enumerate(layers):
-            yield Scored(
+            yield LayerScore(
                 way,
                 measure,
                 layer,
@@ -417,7 +422,7 @@ def number_or_none(value: float) -> float | None:
     return float(value)
 
 
-def weights_of(fitted: Fitted, ways: Sequence[Way]) -> dict[str, Tensor]:
+def weights_of(fitted: Fitted, ways: Sequence[ProbeCondition]) -> dict[str, Tensor]:
     """The weights of all probes by name: `way/layer/first` is (S, E, H), and so on.
 
     The output of a probe is (x - mean) / deviation @ first + first_bias, or with a hidden layer

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from qkv.insight.heads.head_ablation import Head, Importance
+from qkv.insight.heads.head_ablation import Head, HeadImportance
 from qkv.insight.heads.head_patterns import HeadPatterns
-from qkv.insight.heads.head_syntax import Relation, Syntax
+from qkv.insight.heads.head_syntax import RelationScore, SyntaxResult
 from qkv.tables import Table
 from qkv.text.printable import printable
 
@@ -81,7 +81,7 @@ def strongest_heads(patterns: HeadPatterns, name: str) -> Text:
 # Ablation
 
 
-def importance_table(importance: Importance) -> Table:
+def importance_table(importance: HeadImportance) -> Table:
     """The heads whose ablation changes the loss most, and those with the smallest change."""
     table = Table(header_style="bold", caption_justify="left", min_width=WIDTH)
     table.caption = importance_caption(importance)
@@ -110,7 +110,7 @@ def importance_table(importance: Importance) -> Table:
     return table
 
 
-def importance_caption(importance: Importance) -> str:
+def importance_caption(importance: HeadImportance) -> str:
     replacement = "zeros" if importance.how == "zero" else "its mean over the texts"
     measure = "distance: 1 - cosine of a text's mean vector; the model has no loss"
     if importance.measure == "loss":
@@ -142,7 +142,7 @@ def interval(low: float, high: float, form: str) -> Text:
 # Syntax
 
 
-def syntax_table(syntax: Syntax) -> Table:
+def syntax_table(syntax: SyntaxResult) -> Table:
     """A row for each relation: its best head compared with the best fixed offset."""
     table = Table(header_style="bold", caption_justify="left", min_width=WIDTH)
     table.caption = syntax_caption(syntax)
@@ -156,7 +156,7 @@ def syntax_table(syntax: Syntax) -> Table:
     return table
 
 
-def syntax_caption(syntax: Syntax) -> str:
+def syntax_caption(syntax: SyntaxResult) -> str:
     selection = "chosen on the sentences they are measured on"
     if syntax.halves:
         selection = "chosen on one half, measured on the other"
@@ -172,7 +172,7 @@ def syntax_caption(syntax: Syntax) -> str:
     return caption
 
 
-def relation_cells(relation: Relation) -> list[str | Text]:
+def relation_cells(relation: RelationScore) -> list[str | Text]:
     style = ""
     if relation.gain_low > 0:
         style = "green"

@@ -17,11 +17,11 @@ from typing import Any
 
 from qkv import storage
 from qkv.generation.fill import Guess
-from qkv.insight.inspect.capture import Attention
+from qkv.insight.inspect.capture import CapturedAttention
 from qkv.insight.inspect.look_data import LookData
 from qkv.insight.inspect.model_input import Side
 from qkv.insight.render.page_encoding import Code, as_json, block, numbers, packed, rounded
-from qkv.insight.render.page_text import heading, lacking
+from qkv.insight.render.page_text import heading, missing_views
 from qkv.insight.render.script_bundle import bundle, module
 from qkv.insight.render.views import View, head_numbers, numbered
 
@@ -131,7 +131,9 @@ def has_view(look: LookData, view: View) -> bool:
     return bool(look.attention)
 
 
-def first_view(attention: Attention, layer: int | None, head: int | Sequence[int] | None) -> View:
+def first_view(
+    attention: CapturedAttention, layer: int | None, head: int | Sequence[int] | None
+) -> View:
     """One head if it is the only one or is asked for, else all heads."""
     only_one = attention.depth * attention.heads == 1
     if only_one or layer is not None or head is not None:
@@ -203,7 +205,7 @@ def heads(look: LookData, code: Code, kind: str, layer: int) -> Iterator[tuple[s
 
     Attribution comes last.
     """
-    sites: list[tuple[Attention, int, int]] = []
+    sites: list[tuple[CapturedAttention, int, int]] = []
     for attention in look.attention:
         for number in attention.layers:
             for head in range(attention.heads):
@@ -211,7 +213,7 @@ def heads(look: LookData, code: Code, kind: str, layer: int) -> Iterator[tuple[s
 
     sites.sort(key=lambda site: (site[0].kind != kind, site[1] != layer))
 
-    def pack(site: tuple[Attention, int, int]) -> tuple[str, str]:
+    def pack(site: tuple[CapturedAttention, int, int]) -> tuple[str, str]:
         attention, number, head = site
         weights = packed(attention.layers[number][head], code, largest_weight(attention))
         return f"{attention.kind}.{number}.{head}", weights
@@ -240,7 +242,7 @@ def described(look: LookData, code: Code) -> dict[str, Any]:
         "lens": look.lens is not None,
         "norms": described_norms(look),
         "attribution": None,
-        "lacking": lacking(look),
+        "lacking": missing_views(look),
     }
     if look.attribution is not None:
         rows, columns = look.attribution.shape
@@ -274,7 +276,9 @@ def described_side(side: Side) -> dict[str, Any]:
     return {"ids": side.ids, "tokens": side.tokens, "words": words}
 
 
-def described_attention(attention: Attention, code: Code, sides: list[Side]) -> dict[str, Any]:
+def described_attention(
+    attention: CapturedAttention, code: Code, sides: list[Side]
+) -> dict[str, Any]:
     return {
         "kind": attention.kind,
         "rows": index_of(attention.rows, sides),
@@ -315,7 +319,7 @@ def cells(look: LookData) -> int:
     return count
 
 
-def largest_weight(attention: Attention) -> float:
+def largest_weight(attention: CapturedAttention) -> float:
     """The number that encodes as 1: 1, or more where an edit has scaled the weights."""
     if attention.overview.numel() == 0:
         return 1.0
@@ -327,7 +331,7 @@ def largest_weight(attention: Attention) -> float:
     return largest
 
 
-def overview_shape(attention: Attention) -> list[int]:
+def overview_shape(attention: CapturedAttention) -> list[int]:
     if attention.overview.shape[0] != attention.depth:
         raise ValueError(
             f"overview: expected one of each of {attention.depth} layers; "

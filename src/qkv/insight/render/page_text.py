@@ -62,7 +62,7 @@ def touches(before: str, word: str) -> bool:
     return AFTER_A_WORD.match(word) is not None
 
 
-def lacking(look: LookData) -> dict[str, str]:
+def missing_views(look: LookData) -> dict[str, str]:
     """The views that this look has no data for, each with the reason."""
     reasons: dict[str, str] = {}
     tokens = len(look.reading.text.ids)

@@ -13,7 +13,7 @@ from rich.text import Text
 from torch import Tensor
 
 from qkv.generation.fill import Guess
-from qkv.insight.inspect.capture import Attention
+from qkv.insight.inspect.capture import CapturedAttention
 from qkv.insight.inspect.look_data import LookData
 from qkv.insight.render.terminal_cells import (
     HeatMap,
@@ -97,7 +97,7 @@ def show_head(
     console.print(HeatMap(view.mean, view.rows, view.columns))
 
 
-def show_heads(attention: Attention, console: Console) -> None:
+def show_heads(attention: CapturedAttention, console: Console) -> None:
     """Small heat maps of all heads, layers down and heads across; their entropy if too many."""
     layers, heads, t, s = attention.overview.shape
     if layers == 0:
@@ -176,7 +176,7 @@ def show_attribution(
     console.print(HeatMap(attribution.weights, attribution.rows, attribution.columns))
 
 
-def show_numbers(attention: Attention, console: Console) -> None:
+def show_numbers(attention: CapturedAttention, console: Console) -> None:
     """Entropy and distance of each head: layers down, heads across."""
     name = NAMES[attention.kind]
     if not len(attention.entropy):

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from rich.cells import cell_len
 from torch import Tensor
 
-from qkv.insight.inspect.capture import Attention
+from qkv.insight.inspect.capture import CapturedAttention
 from qkv.insight.inspect.look_data import LookData
 from qkv.insight.inspect.model_input import Side
 from qkv.insight.inspect.whole_words import join_words
@@ -32,7 +32,7 @@ class AttentionView(NamedTuple):
 
     site: str
     """Such as: Self-attention, layer 3"""
-    attention: Attention
+    attention: CapturedAttention
     heads: tuple[int, ...]
     weights: Float[Tensor, "H T S"]
     rows: tuple[str, ...]

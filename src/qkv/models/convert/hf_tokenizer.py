@@ -20,7 +20,7 @@ from qkv.models.convert import hf_folder
 from qkv.models.convert.config_fields import SpecialIds
 from qkv.models.registry import Config
 from qkv.models.transformer import TransformerConfig
-from qkv.text.tokenizer import Tokenizer, beginning
+from qkv.text.tokenizer import Tokenizer, start_id
 
 TOKENIZER_CONFIG = hf_folder.BESIDE_TOKENIZER[0]
 BY_FILE = {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -55,7 +55,7 @@ class TokenizerExport:
         if begin is None and isinstance(self.config, TransformerConfig):
             begin = self.tokenizer.start
         elif begin is None:
-            begin = beginning(self.tokenizer)
+            begin = start_id(self.tokenizer)
 
         end = ids.end
         if end is None:

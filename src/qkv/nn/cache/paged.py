@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qkv.nn.attention.kernels.decode import look_at_pages, supports_pages
+from qkv.nn.attention.kernels.decode import attend_paged, supports_pages
 from qkv.nn.attention.mask import Mask, Padding
 
 Attend = Callable[[Tensor, Tensor, Tensor, Mask | None], Tensor]
@@ -168,7 +168,7 @@ class PackedBatch:
                 keys = by_sequence(key, group)
                 heads = attend(queries, keys, by_sequence(value, group), None)
             elif plain and group.lengths is not None and supports_pages(queries):
-                heads = look_at_pages(
+                heads = attend_paged(
                     queries,
                     self.pages.keys[layer],
                     self.pages.values[layer],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from qkv.generation.generate import limit_of
+from qkv.generation.generate import context_limit
 from qkv.generation.sampling import row_seeds
 from qkv.models import GPT
 from qkv.models.registry import Model
@@ -34,7 +34,7 @@ class Admission:
         self.can_ablate = can_ablate
         self.context_limit: int | None
         if isinstance(model, GPT):
-            self.context_limit = limit_of(model, "refuse")
+            self.context_limit = context_limit(model, "refuse")
         else:
             self.context_limit = getattr(model.config, "context", None)
 

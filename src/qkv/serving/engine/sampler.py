@@ -14,7 +14,7 @@ from qkv.generation.sampling_params import (
     BROKEN,
     SamplingParams,
     TokenCounts,
-    processed,
+    process_logits,
     sample_tokens,
 )
 from qkv.serving.engine.generation_request import Alternative, TokenLogprob
@@ -68,7 +68,7 @@ def sample(
         if sampling.remembers:
             counts = token_counts_of(first, logits.shape[1], device)
 
-        allowed = processed(group, sampling, counts, first.generated, first.request.end_ids)
+        allowed = process_logits(group, sampling, counts, first.generated, first.request.end_ids)
 
         # One draw per row
         uniform = group[:, 0]  # not used at temperature 0

@@ -40,7 +40,7 @@ ROUTERS = (
 )
 
 
-def served(host: ModelHost, rules: AccessRules | None = None) -> RequestMiddleware:
+def create_app(host: ModelHost, rules: AccessRules | None = None) -> RequestMiddleware:
     """The ASGI application over the models of a host, which the caller starts and closes."""
     rules = rules or AccessRules()
     app = FastAPI(

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from qkv.generation.generate import limit_of
+from qkv.generation.generate import context_limit
 from qkv.generation.text import prompt_ids
 from qkv.models import GPT
 from qkv.models.registry import Model
@@ -101,7 +101,7 @@ def check_ids(ids: Sequence[int], vocabulary: int, field: str) -> None:
 
 def check_length(model: GPT, ids: Sequence[int], field: str) -> None:
     """Raise ValueError if a prompt is longer than the context, or than the server's limit."""
-    limit = limit_of(model, "refuse")
+    limit = context_limit(model, "refuse")
     if limit is not None and len(ids) > limit:
         raise ValueError(
             f"{field}: {len(ids):,} tokens are more than the model's context of {limit:,}; "
@@ -120,7 +120,7 @@ def max_new_tokens(model: GPT, ids: Sequence[int], wanted: int) -> int:
     By the extra token the engine tells "context" from "length". The last token of a sequence is
     never read, so it needs no position.
     """
-    limit = limit_of(model, "refuse")
+    limit = context_limit(model, "refuse")
     if limit is None:
         return min(wanted, MAX_SEQUENCE)
 

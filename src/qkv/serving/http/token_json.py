@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from qkv.serving.engine.generation_request import Alternative, OutputChunk, TokenLogprob
-from qkv.text.detokenizer import A_BYTE, IncrementalDetokenizer, bytes_of
+from qkv.text.detokenizer import BYTE_TOKEN, IncrementalDetokenizer, bytes_of
 from qkv.text.tokenizer import Tokenizer
 
 ZERO_LOGPROB = -9999.0
@@ -65,7 +65,7 @@ class TokenStream:
                 )
             except UnicodeDecodeError as error:
                 offset += error.start == 0
-        elif stream.waiting and not A_BYTE.fullmatch(spelling(self.tokenizer, id)):
+        elif stream.waiting and not BYTE_TOKEN.fullmatch(spelling(self.tokenizer, id)):
             decode = self.tokenizer.decode
             offset += len(decode(stream.before + stream.waiting)) - len(decode(stream.before))
 
@@ -125,7 +125,7 @@ def preceding_token(tokenizer: Tokenizer) -> list[int]:
     """Any ordinary token: the text of a token may depend on there being one before it."""
     for id in range(tokenizer.vocabulary):
         token = tokenizer.inner.id_to_token(id)
-        if token is None or id in tokenizer.special or A_BYTE.fullmatch(token):
+        if token is None or id in tokenizer.special or BYTE_TOKEN.fullmatch(token):
             continue
         if tokenizer.decode([id]):
             return [id]

@@ -9,10 +9,11 @@ import torch
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from qkv.insight.inspect.attention_edits import Edit, edited
+from qkv.insight.inspect.attention_edits import Edit, apply_edits
 from qkv.insight.inspect.capture import attention_sites
-from qkv.insight.inspect.model_input import Reading, read, side
-from qkv.insight.look import SHORT, Look, longest_of, look
+from qkv.insight.inspect.look_data import LENS_MAX_TOKENS
+from qkv.insight.inspect.model_input import Reading, make_side, read
+from qkv.insight.look import Look, longest_side, look
 from qkv.insight.render.page import EXACT, blocks, cells, compact, described, opening
 from qkv.models import GPT, RNN, Transformer
 from qkv.models.registry import Model
@@ -59,8 +60,10 @@ async def attention(body: AttentionRequest, request: Request) -> Response:
         kind = "decoder" if isinstance(model, Transformer) else None
         edits = [Edit(layer, head, kind=kind) for layer, head in heads_off]
         # The engine's thread is in inference mode; the norms need gradients.
-        with torch.inference_mode(False), torch.enable_grad(), edited(model, edits):
-            reading = Reading(side(tokenizer, ids)) if ids else read_body(model, tokenizer, body)
+        with torch.inference_mode(False), torch.enable_grad(), apply_edits(model, edits):
+            reading = (
+                Reading(make_side(tokenizer, ids)) if ids else read_body(model, tokenizer, body)
+            )
             check_size(model, reading, body)
             return look(
                 model,
@@ -96,7 +99,7 @@ def read_body(model: Model, tokenizer: Tokenizer, body: AttentionRequest) -> Rea
 
 def check_size(model: Model, reading: Reading, body: AttentionRequest) -> None:
     """Raise ValueError for a long text, before a weight per pair of tokens and head is computed."""
-    size = longest_of(reading)
+    size = longest_side(reading)
     if size > MAX_TOKENS:
         raise ValueError(
             f"text: attention is limited to {MAX_TOKENS:,} tokens, not {size:,}; shorten it"
@@ -108,9 +111,9 @@ def check_size(model: Model, reading: Reading, body: AttentionRequest) -> None:
         )
 
     for field, wanted in (("lens", body.lens), ("norms", body.norms)):
-        if wanted and size > SHORT:
+        if wanted and size > LENS_MAX_TOKENS:
             raise ValueError(
-                f"{field}: limited to texts of {SHORT} tokens, not {size:,}; leave it out"
+                f"{field}: limited to texts of {LENS_MAX_TOKENS} tokens, not {size:,}; leave it out"
             )
 
     check_weights(model, size, body.layers)

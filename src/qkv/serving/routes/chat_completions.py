@@ -41,7 +41,7 @@ from qkv.serving.http.schema.openapi import STREAMED, documented
 from qkv.serving.http.schema.response_schema import ChatReply
 from qkv.serving.http.sse import DONE, EventStream, event, while_connected
 from qkv.serving.routes.completions import FINISH_REASONS, token_usage
-from qkv.text.chat_template import Message, encode_chat, ends_of_turn
+from qkv.text.chat_template import Message, encode_chat, end_of_turn_ids
 from qkv.text.tokenizer import Tokenizer
 
 router = APIRouter(tags=["OpenAI"])
@@ -85,7 +85,7 @@ def encode_messages(tokenizer: Tokenizer, body: ChatRequest) -> tuple[list[int],
         role = ROLES.get(message.role, message.role)
         messages.append(Message(role=role, content=message.text))
 
-    return encode_chat(tokenizer, messages), ends_of_turn(tokenizer)
+    return encode_chat(tokenizer, messages), end_of_turn_ids(tokenizer)
 
 
 def generation_request(

@@ -20,7 +20,7 @@ from torch import Tensor
 from qkv.generation.classify import classify
 from qkv.generation.fill import fill, masked_ids
 from qkv.generation.generate import without_dropout
-from qkv.insight.inspect.frame_tokens import marks_of
+from qkv.insight.inspect.model_input import frame_tokens
 from qkv.models import BERT, TaskModel
 from qkv.models.heads import pooled
 from qkv.models.registry import Model, backbone_of
@@ -92,7 +92,7 @@ async def embed(body: EmbeddingRequest, request: Request) -> Response:
 def framed_ids(model: BERT | TaskModel, tokenizer: Tokenizer, text: str | list[int]) -> list[int]:
     """The ids of a text with the special tokens around it; ids are taken as they are."""
     if isinstance(text, str):
-        ids = marks_of(model, tokenizer)["self"].around(tokenizer.encode(text))
+        ids = frame_tokens(model, tokenizer)["self"].around(tokenizer.encode(text))
     else:
         ids = text
         check_ids(ids, model.config.vocabulary, "input")

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Path, Request
 from starlette.responses import PlainTextResponse, Response
 
-from qkv.generation.generate import limit_of
+from qkv.generation.generate import context_limit
 from qkv.insight.inspect.capture import attention_sites
 from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.models.registry import Model, backbone_of
@@ -145,7 +145,7 @@ def model_details(model: Model, tokenizer: Tokenizer) -> dict[str, Any]:
         if head.labels:
             details["labels"] = list(head.labels)
     else:
-        details["context"] = limit_of(backbone, "refuse")
+        details["context"] = context_limit(backbone, "refuse")
 
     if attends(model):
         details["kinds"] = [site.kind for site in attention_sites(model)]

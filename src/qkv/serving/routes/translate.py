@@ -14,7 +14,7 @@ from qkv.generation.sampling_params import SamplingParams
 from qkv.generation.search.search_loop import rounded
 from qkv.generation.translate import SIMILAR, in_one_line, room_for, source_ids
 from qkv.insight.inspect.alignment import alignment
-from qkv.insight.inspect.whole_words import join_words, words_of
+from qkv.insight.inspect.whole_words import join_words, whole_words
 from qkv.models import RNN, Transformer
 from qkv.serving.engine.generation_request import GenerationRequest, OutputChunk
 from qkv.serving.http.errors import Json
@@ -205,8 +205,8 @@ def word_alignment(
     model: Transformer | RNN, tokenizer: Tokenizer, source: Sequence[int], target: Sequence[int]
 ) -> dict[str, Any]:
     """Attention between whole words; the end of the source counts as a word."""
-    source_words = words_of(tokenizer, source)
-    target_words = words_of(tokenizer, target)
+    source_words = whole_words(tokenizer, source)
+    target_words = whole_words(tokenizer, target)
     weights: list[Any] = []
     if source and target:
         assert tokenizer.start is not None

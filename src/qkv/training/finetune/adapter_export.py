@@ -11,7 +11,7 @@ from qkv import artifact
 from qkv.checkpoint import ADAPTER, absolute
 from qkv.models.convert.peft import write_adapter
 from qkv.models.registry import Config
-from qkv.nn.lora import merge
+from qkv.nn.lora import merge_adapters
 from qkv.text import Tokenizer
 from qkv.training.finetune.finetune_config import FinetuneConfig
 
@@ -27,5 +27,5 @@ def save_adapted(
     assert tune.adapters is not None
     model = artifact.adapted_model(config, tune.adapters, weights)
     write_adapter(model, out / ADAPTER, base=absolute(tune.model), replace=True)
-    merge(model)
+    merge_adapters(model)
     artifact.save(model, out, tokenizer=tokenizer, replace=True)

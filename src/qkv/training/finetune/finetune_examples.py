@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from qkv.data.batches.framing import FramedExamples
-from qkv.data.batches.labels import labels_of, some_of
-from qkv.data.batches.order import draws
+from qkv.data.batches.labels import class_names, sample_examples
+from qkv.data.batches.order import random_generator
 from qkv.data.sources.examples import Example, open_examples
 from qkv.data.sources.source import Source
 from qkv.training.finetune.finetune_config import FinetuneConfig
@@ -47,7 +47,7 @@ def read_examples(tune: FinetuneConfig, seed: int) -> Examples:
     labels: tuple[str, ...] = ()
     by_class: Callable[[Example], object] | None = None
     if tune.task in ("classify", "pair", "similarity") and not numbers:
-        labels = labels_of(training, validation, tune.task)[0]
+        labels = class_names(training, validation, tune.task)[0]
         by_class = label_of
 
     if not tune.validation:
@@ -62,7 +62,7 @@ def read_examples(tune: FinetuneConfig, seed: int) -> Examples:
                 f"expected {least} or more"
             )
 
-        training = some_of(training, tune.examples, seed, even=not numbers)
+        training = sample_examples(training, tune.examples, seed, even=not numbers)
 
     return Examples(training, validation, numbers, sources)
 
@@ -95,7 +95,7 @@ def split(
 
     # Choose at random
     chosen: set[int] = set()
-    for index in draws("held out", 0, 0).permutation(len(examples)).tolist():
+    for index in random_generator("held out", 0, 0).permutation(len(examples)).tolist():
         if len(chosen) == count:
             break
         if kind is None:

@@ -11,7 +11,7 @@ from qkv.models.rnn import RNN
 from qkv.models.task_model import TaskModel
 from qkv.models.transformer import Transformer
 from qkv.nn.block import Block
-from qkv.nn.lora import attach
+from qkv.nn.lora import attach_adapters
 from qkv.training.finetune.finetune_config import FinetuneConfig
 
 ABOVE = re.compile(r"(^|\.)(head|pooler|stack\.norm|decoder\.norm)\.")
@@ -35,7 +35,7 @@ def freeze(model: Model, tune: FinetuneConfig, *, language_loss: bool, seed: int
         parameter.requires_grad_(name in trained)
 
     if tune.adapters is not None:
-        attach(backbone_of(model), tune.adapters, seed)
+        attach_adapters(backbone_of(model), tune.adapters, seed)
 
     return count_trainable(model) / total
 

@@ -13,7 +13,13 @@ from torch import Tensor
 from qkv import artifact
 from qkv.data.batches.framing import Frame, FramedExamples
 from qkv.data.batches.labelled import LabelledData, Targets
-from qkv.data.batches.labels import balanced, labels_of, numbers_of, spread_of, targets_of
+from qkv.data.batches.labels import (
+    balanced_weights,
+    class_names,
+    label_numbers,
+    label_targets,
+    mean_and_deviation,
+)
 from qkv.data.sources.examples import Example
 from qkv.models.bert import BERT, BERTConfig
 from qkv.models.configs import HeadConfig, Pooling
@@ -128,10 +134,10 @@ def labelled_task(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTask:
 def find_labels(examples: Examples, task: str) -> Labels:
     """The classes of the examples, or the mean and spread of their numbers."""
     if not examples.numbers:
-        return Labels(*labels_of(examples.training, examples.validation, task))
+        return Labels(*class_names(examples.training, examples.validation, task))
 
-    numbers = numbers_of(examples.training)
-    offset, scale = spread_of(numbers, examples.training[0].where)
+    numbers = label_numbers(examples.training)
+    offset, scale = mean_and_deviation(numbers, examples.training[0].where)
     return Labels(offset=offset, scale=scale)
 
 
@@ -152,9 +158,9 @@ def build_batches(
     if has_numbers:
         targets = [0] * len(examples)
         # In the head's own units: numbers far from zero would lose their digits in float32.
-        numbers = (numbers_of(examples) - head.offset) / head.scale
+        numbers = (label_numbers(examples) - head.offset) / head.scale
     else:
-        targets = targets_of(examples, head.labels, tune.task)
+        targets = label_targets(examples, head.labels, tune.task)
 
     data = LabelledData(
         framed,
@@ -230,7 +236,7 @@ def default_pooling(model: str, backbone: GPTConfig | BERTConfig) -> Pooling:
         return "last"
 
     # A folder of sentence-transformers configures its pooling.
-    file = artifact.named(model) / "1_Pooling" / "config.json"
+    file = artifact.model_path(model) / "1_Pooling" / "config.json"
     if file.is_file() and read_json(file).get("pooling_mode_mean_tokens") is True:
         return "mean"
 
@@ -305,7 +311,7 @@ def find_class_weights(
 
     if tune.class_weights == ("balanced",):
         assert targets is not None
-        return tuple(balanced(targets, len(labels)))
+        return tuple(balanced_weights(targets, len(labels)))
 
     weights = dict.fromkeys(labels, 1.0)
     for item in tune.class_weights:

@@ -14,7 +14,7 @@ from qkv.data.batches.chat import (
     encode_conversations,
     open_conversations,
 )
-from qkv.data.batches.order import draws
+from qkv.data.batches.order import random_generator
 from qkv.data.batches.paired import PairedData
 from qkv.data.sources.source import open_pairs
 from qkv.data.tokens.prepare import prepare_pairs
@@ -161,7 +161,7 @@ def choose(training: list[Conversation], count: int | None, seed: int) -> list[C
         return training
 
     check_enough(count, len(training))
-    order = draws("some examples", seed, 0).permutation(len(training))
+    order = random_generator("some examples", seed, 0).permutation(len(training))
     return [training[index] for index in order[:count].tolist()]
 
 

@@ -58,7 +58,7 @@ def measures(head: HeadConfig, counted: Float[Tensor, "K"]) -> dict[str, float]:
         right, count = counted.tolist()
         return {"accuracy": right / max(count, 1)}
 
-    return of_classes(confusion(head, counted))
+    return class_metrics(confusion(head, counted))
 
 
 def confusion(head: HeadConfig, counted: Float[Tensor, "K"]) -> Float[np.ndarray, "C C"]:
@@ -66,7 +66,7 @@ def confusion(head: HeadConfig, counted: Float[Tensor, "K"]) -> Float[np.ndarray
     return counted.cpu().numpy().reshape(len(head.labels), len(head.labels))
 
 
-def of_classes(counts: Float[np.ndarray, "C C"]) -> dict[str, float]:
+def class_metrics(counts: Float[np.ndarray, "C C"]) -> dict[str, float]:
     """Accuracy, macro F1 and Matthews correlation of a confusion matrix."""
     right = np.diag(counts)
     true = counts.sum(1)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from qkv.data.batches.batch import IGNORE, Batch
 from qkv.models.configs import HeadConfig
 from qkv.models.gpt import GPT
-from qkv.models.task_model import TaskModel, apart
+from qkv.models.task_model import TaskModel, split_groups
 from qkv.training.finetune.task_metrics import count_metrics
 from qkv.training.loss import loss_sum
 from qkv.training.objective import Objective
@@ -134,11 +134,11 @@ def next_tokens(batch: Batch) -> Int[Tensor, "R T"]:
 
     Empty are rows without targets, and sequences that stand for a choice that a row does not have.
     """
-    ids = apart(batch.ids, batch.group)  # (R, T)
+    ids = split_groups(batch.ids, batch.group)  # (R, T)
     following = torch.full_like(ids, IGNORE)
     following[:, :-1] = ids[:, 1:]
     if batch.padding_mask is not None:
-        padding = ~apart(batch.padding_mask, batch.group)
+        padding = ~split_groups(batch.padding_mask, batch.group)
         following[:, :-1].masked_fill_(padding[:, 1:], IGNORE)
 
     empty = (batch.targets == IGNORE).all(1).repeat_interleave(batch.group)  # (R,)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from qkv import storage
 from qkv.training.logging.trackers import Sink, open_sinks
 
-NAME = "metrics.jsonl"
+METRICS_FILE = "metrics.jsonl"
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 TEXT_FIELDS = ("event", "reason")
 """Fields whose strings are never numbers, even if they read "nan"."""
@@ -36,7 +36,7 @@ class Metrics:
     ) -> None:
         self.folder = Path(folder)
         self.active = active
-        self.path = self.folder / NAME
+        self.path = self.folder / METRICS_FILE
         self.file: FileIO | None = None
         self.sinks: list[Sink] = []
         if active:
@@ -59,7 +59,7 @@ class Metrics:
         except OSError as error:
             if error.errno in storage.FULL:
                 raise storage.DiskFull(
-                    storage.no_room(self.folder, len(line), f"a line of {NAME}")
+                    storage.no_room(self.folder, len(line), f"a line of {METRICS_FILE}")
                 ) from error
 
             raise
@@ -124,8 +124,10 @@ class Metrics:
     def replace(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write the file anew, atomically."""
         self.close_file()
-        with storage.staging(self.folder, self.path.stat().st_size, f"a new {NAME}") as folder:
-            new = folder / NAME
+        with storage.staging(
+            self.folder, self.path.stat().st_size, f"a new {METRICS_FILE}"
+        ) as folder:
+            new = folder / METRICS_FILE
             with new.open("wb") as file:
                 file.writelines(map(to_line, rows))
 
@@ -135,7 +137,7 @@ class Metrics:
 
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
     """All rows of a run's metrics, in the order they were written; also of a run in progress."""
-    path = Path(folder) / NAME
+    path = Path(folder) / METRICS_FILE
     rows: list[dict[str, Any]] = []
     damaged: int | None = None
 

@@ -15,8 +15,8 @@ from qkv.checkpoint import (
     STATE,
     TENSORS,
     Checkpoint,
+    checkpoint_path,
     describe,
-    place_of,
     steps_in,
     verify,
 )
@@ -139,7 +139,7 @@ class Checkpoints:
 
     def folder_of(self, step: int) -> Path:
         """Folder of a step's checkpoint; of a step saved again the new one, once complete."""
-        return place_of(self.folder, step)
+        return checkpoint_path(self.folder, step)
 
     def sweep(self) -> None:
         """Remove what a killed process left half written; only the writing process may do this."""

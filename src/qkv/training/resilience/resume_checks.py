@@ -8,7 +8,7 @@ from typing import Any
 
 from qkv.checkpoint import CHECKPOINTS, steps_in
 from qkv.training.resilience.checkpoint_writer import Checkpoints
-from qkv.training.run_config import OptimizerConfig, among
+from qkv.training.run_config import OptimizerConfig, pick_fields
 from qkv.training.schedule import highest_rate, learning_rate
 
 ENDING = ("cosine", "linear", "stable")
@@ -59,7 +59,7 @@ def rate_change(
         return None
 
     # The rate of the next step, before and now
-    old = OptimizerConfig(**among(before["optimizer"], OptimizerConfig))
+    old = OptimizerConfig(**pick_fields(before["optimizer"], OptimizerConfig))
     old_steps = int(before["run"]["steps"])
     old_highest = highest_rate(old, width, old_steps)
     old_rate = learning_rate(old, min(step, old_steps - 1), old_steps, old_highest)

@@ -158,7 +158,7 @@ def read_description(out: Path) -> dict[str, Any]:
     return description
 
 
-def remembered(out: Path, command: str = "train") -> tuple[Config, dict[str, Any]] | None:
+def read_run_flags(out: Path, command: str = "train") -> tuple[Config, dict[str, Any]] | None:
     """The model's configuration and the flags of the run in a folder; None if there is no run."""
     if not (out / RUN).exists():
         return None

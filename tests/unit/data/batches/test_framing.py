@@ -14,7 +14,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from qkv.data.batches.batch import IGNORE, Batch
 from qkv.data.batches.framing import Frame, cut_pair
-from qkv.data.batches.labelled import join
+from qkv.data.batches.labelled import collate
 from qkv.data.sources.examples import TASKS, Example
 from qkv.text import Tokenizer, train
 
@@ -69,7 +69,7 @@ def example(*texts: str, label: Any = None) -> Example:
 
 
 def rows(frame: Frame, *examples: Example, **answers: Any) -> Batch:
-    return join(list(frame.encode(TOKENIZER, examples)), frame, **answers)
+    return collate(list(frame.encode(TOKENIZER, examples)), frame, **answers)
 
 
 # Frames
@@ -237,10 +237,10 @@ def test_words_beyond_the_context_have_no_position(
     assert framed[0].sequences[0].tolist() == [START, 10, 11, 12, EXTRACT]
     assert framed[0].target_positions.tolist() == target_positions
     assert (framed.cut, framed.words_cut) == (2, 4 - len(target_positions) + (pooling == "last"))
-    batch = join(list(framed), framing, targets=[[1, 2, 3, 4], [5]])
+    batch = collate(list(framed), framing, targets=[[1, 2, 3, 4], [5]])
     assert batch.targets[0].tolist() == [1, 2, 3][: len(target_positions)]
     assert batch.targets[1, 0] == (IGNORE if pooling == "last" else 5)
-    assert join([framed[1]], framing, targets=[[5]]).targets.shape == (1, 1)
+    assert collate([framed[1]], framing, targets=[[5]]).targets.shape == (1, 1)
 
 
 def test_a_word_without_tokens() -> None:

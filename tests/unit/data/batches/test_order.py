@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from qkv.data.batches.order import TokenWindows, draws
+from qkv.data.batches.order import TokenWindows, random_generator
 
 sizes = st.integers(1, 9)
 
@@ -72,7 +72,7 @@ def test_seeds_and_epochs_have_different_orders() -> None:
 
 def test_streams_are_independent() -> None:
     numbers = [
-        draws(stream, seed, number).random()
+        random_generator(stream, seed, number).random()
         for stream in ("windows", "masked positions")
         for seed in (0, 1)
         for number in (0, 1)

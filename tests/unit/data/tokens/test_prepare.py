@@ -181,7 +181,7 @@ def test_few_batches_wait_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
             yield "cats "
 
     returned = 0
-    for characters, done in encode.in_order("".join, encode.batches(texts(), len)):
+    for characters, done in encode.in_order("".join, encode.batch_by_characters(texts(), len)):
         returned += 1
         assert characters == len(done) == 10
         assert read <= 2 * (returned + encode.AT_ONCE + 1)

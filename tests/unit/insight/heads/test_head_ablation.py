@@ -13,7 +13,7 @@ from qkv.data.batches.batch import IGNORE, Batch
 from qkv.data.sources.examples import Example
 from qkv.generation.generate import without_dropout
 from qkv.insight.heads.head_ablation import ablate
-from qkv.insight.heads.text_batches import batches_of_examples
+from qkv.insight.heads.text_batches import batches_from_examples
 from qkv.insight.inspect import upper_layers
 from qkv.insight.inspect.capture import attention_sites
 from qkv.models import HeadConfig, TaskModel, TaskModelConfig
@@ -177,7 +177,7 @@ def test_the_loss_of_a_task_model(task: Any) -> None:
         ],
     }[task]
     # The scores are float32.
-    check_every_head(model, batches_of_examples(model, tokenizer, examples), "zero", 1e-6)
+    check_every_head(model, batches_from_examples(model, tokenizer, examples), "zero", 1e-6)
 
 
 def test_an_encoder_without_a_loss_is_measured_by_distance() -> None:

@@ -19,7 +19,7 @@ from qkv.insight.heads.head_syntax import (
     best_head,
     encode_sentence,
     find_arcs,
-    syntax,
+    head_syntax,
 )
 from qkv.insight.inspect.model_input import read
 from qkv.insight.inspect.whole_words import join_words
@@ -98,7 +98,7 @@ def test_a_head_that_points_at_syntactic_heads(
     model = bert(**SIZE)
     hook = points_at_heads(model, TOKENIZER, sentences, from_head)
     with add_hook(model, "stack.blocks.1.attention.weights", hook):
-        result = syntax(model, TOKENIZER, sentences, least=1)
+        result = head_syntax(model, TOKENIZER, sentences, least=1)
     assert (result.sentences, result.left_out, result.halves) == (4, 0, True)
     relations = {relation.name: relation for relation in result.relations}
     assert list(relations)[:2] == ["all", "det"]
@@ -115,7 +115,7 @@ def test_a_head_that_points_at_syntactic_heads(
     assert "obl" in relations
     hook = points_at_heads(model, TOKENIZER, sentences, from_head)
     with add_hook(model, "stack.blocks.1.attention.weights", hook):
-        again = syntax(model, TOKENIZER, sentences, least=1, subtypes=True, halves=False)
+        again = head_syntax(model, TOKENIZER, sentences, least=1, subtypes=True, halves=False)
     words = {relation.name: relation.words for relation in again.relations}
     assert "obl:tmod" in words
     assert words["all"] == 2 * 5 + 2 * 3
@@ -173,14 +173,16 @@ def test_heads_are_chosen_on_one_half_and_measured_on_the_other() -> None:
 def test_invalid_sentences_are_refused(sentences: list[ConlluSentence]) -> None:
     calls: list[tuple[int, int]] = []
     with pytest.raises(ValueError, match=r"sentences: .*20 times .*in 4"):
-        syntax(bert(**SIZE), TOKENIZER, sentences, lambda done, total: calls.append((done, total)))
+        head_syntax(
+            bert(**SIZE), TOKENIZER, sentences, lambda done, total: calls.append((done, total))
+        )
     assert calls == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    result = syntax(bert(**SIZE | {"context": 12}), TOKENIZER, sentences, least=1)
+    result = head_syntax(bert(**SIZE | {"context": 12}), TOKENIZER, sentences, least=1)
     assert (result.sentences, result.left_out) == (2, 2)
     with pytest.raises(ValueError, match=r"sentences: .*CoNLL-U"):
-        syntax(bert(**SIZE), TOKENIZER, [])
+        head_syntax(bert(**SIZE), TOKENIZER, [])
     lost = sentences[1]._replace(words=(sentences[1].words[0]._replace(head=9),))
     with pytest.raises(ValueError, match=r"line \d+: .*word 9"):
-        syntax(bert(**SIZE), TOKENIZER, [lost])
+        head_syntax(bert(**SIZE), TOKENIZER, [lost])
     with pytest.raises(ValueError, match=r"model: .*GPT or a BERT"):
-        syntax(transformer(**SIZE), TOKENIZER, sentences)
+        head_syntax(transformer(**SIZE), TOKENIZER, sentences)

@@ -9,7 +9,7 @@ import torch
 from torch.testing import assert_close
 
 from qkv.insight.inspect.alignment import alignment
-from qkv.insight.inspect.whole_words import words_of
+from qkv.insight.inspect.whole_words import whole_words
 from qkv.nn.attention import attend
 from qkv.nn.hooks import capture
 from qkv.text import train
@@ -100,7 +100,7 @@ def test_what_has_no_alignment_is_refused() -> None:
 def test_pieces_are_grouped_into_whole_words() -> None:
     tokenizer = train("word-piece", ["play plays played walk walks walked"] * 5, 35)
     ids = [*tokenizer.encode("plays walked"), tokenizer.end]
-    result = words_of(tokenizer, ids)
+    result = whole_words(tokenizer, ids)
     assert [word.text for word in result] == ["plays", "walked", ""]
     assert [position for word in result for position in word.places] == list(range(len(ids)))
-    assert words_of(tokenizer, []) == []
+    assert whole_words(tokenizer, []) == []

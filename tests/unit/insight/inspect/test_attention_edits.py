@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from qkv.insight.inspect.attention_edits import Edit, check_edit, edited
+from qkv.insight.inspect.attention_edits import Edit, apply_edits, check_edit
 from qkv.insight.inspect.capture import unmasked
 from qkv.insight.inspect.model_input import Reading, Side
 from qkv.nn.hooks import add_hook, capture
@@ -29,7 +29,7 @@ def weights(model: Any, layer: int, *edits: str, ids: Tensor) -> Tensor:
     point = f"stack.blocks.{layer}.attention"
     with (
         torch.no_grad(),
-        edited(model, [Edit.read(edit) for edit in edits]),
+        apply_edits(model, [Edit.read(edit) for edit in edits]),
         capture(model, f"{point}.*") as captured,
     ):
         model(ids)
@@ -132,7 +132,7 @@ def test_only_a_visible_edge_can_be_changed(make: Any, kind: str) -> None:
                 ):
                     check_edit(model, edit, text)
     edit = Edit.read("0.1:7>0=0.4")
-    with pytest.raises(ValueError, match=r"change: .*mask"), edited(gpt(window=3), [edit]):
+    with pytest.raises(ValueError, match=r"change: .*mask"), apply_edits(gpt(window=3), [edit]):
         pass
 
 
@@ -160,7 +160,7 @@ def test_heads_off_and_scaled() -> None:
 
         with add_hook(model, f"stack.blocks.{edit.layer}.attention.heads", change):
             expected = model(ids)
-        with edited(model, [edit]):
+        with apply_edits(model, [edit]):
             assert_close(model(ids), expected)
         assert not torch.allclose(model(ids), expected)
 
@@ -175,7 +175,7 @@ def test_decoding_with_a_kv_cache_is_edited_alike() -> None:
         "1.*=uniform",
         "1.3=off",
     ):
-        with torch.no_grad(), edited(model, [Edit.read(text)]):
+        with torch.no_grad(), apply_edits(model, [Edit.read(text)]):
             state = model.start()
             parts = [model.decode(ids[:, :3], state)]
             for position in (3, 4, 5):
@@ -196,7 +196,7 @@ def test_a_translator(kind: str) -> None:
     def captured_weights(*edits: str) -> Tensor:
         with (
             torch.no_grad(),
-            edited(model, [Edit.read(edit) for edit in edits]),
+            apply_edits(model, [Edit.read(edit) for edit in edits]),
             capture(model, f"{point}.weights") as captured,
         ):
             model(source, target)
@@ -215,7 +215,7 @@ def test_an_rnn_has_one_head() -> None:
     def captured_weights(*edits: str) -> Tensor:
         with (
             torch.no_grad(),
-            edited(model, [Edit.read(edit) for edit in edits]),
+            apply_edits(model, [Edit.read(edit) for edit in edits]),
             capture(model, "weights") as captured,
         ):
             model(source, target)
@@ -234,14 +234,16 @@ def test_an_rnn_has_one_head() -> None:
     )
     with torch.no_grad(), add_hook(model, "context", lambda value, name: value * 0):
         expected = model(source, target)
-    with torch.no_grad(), edited(model, [Edit(0, 0)]):
+    with torch.no_grad(), apply_edits(model, [Edit(0, 0)]):
         assert_close(model(source, target), expected)
 
 
 def test_the_model_is_unchanged_afterwards() -> None:
     model, ids = gpt(), words(1, 5)
     plain = model(ids)
-    with edited(model, [Edit.read("0.0=off"), Edit.read("1.1:3>0=off"), Edit.read("1.2=first")]):
+    with apply_edits(
+        model, [Edit.read("0.0=off"), Edit.read("1.1:3>0=off"), Edit.read("1.2=first")]
+    ):
         assert not torch.allclose(model(ids), plain)
     assert torch.equal(model(ids), plain)
 

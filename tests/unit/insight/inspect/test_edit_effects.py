@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from qkv.generation.text import complete
 from qkv.generation.translate import translate_texts
-from qkv.insight.inspect.attention_edits import Edit, edited
+from qkv.insight.inspect.attention_edits import Edit, apply_edits
 from qkv.insight.inspect.edit_effects import edit_effects
 from qkv.insight.inspect.model_input import ids_of, logits, read
 from qkv.models import HeadConfig, TaskModel, TaskModelConfig
@@ -29,7 +29,7 @@ def test_all_effects_on_a_gpt() -> None:
     result = edit_effects(model, TOKENIZER, reading, edits, top=3, length=6)
     with torch.no_grad():
         before = logits(model, reading)[0]
-        with edited(model, edits):
+        with apply_edits(model, edits):
             after = logits(model, reading)[0]
     for guesses, scores in ((result.before, before), (result.after, after)):
         assert guesses is not None

@@ -16,7 +16,7 @@ from qkv.data.sources.conllu import read_sentences
 from qkv.data.sources.files import find_files
 from qkv.insight.heads.head_ablation import ablate
 from qkv.insight.heads.head_patterns import head_patterns
-from qkv.insight.heads.head_syntax import syntax
+from qkv.insight.heads.head_syntax import head_syntax
 from qkv.insight.inspect.activation_patching import patch
 from qkv.insight.inspect.alignment import alignment
 from qkv.insight.inspect.attention_edits import Edit
@@ -24,7 +24,7 @@ from qkv.insight.inspect.capture import capture_attention
 from qkv.insight.inspect.edit_effects import edit_effects
 from qkv.insight.inspect.hook_checks import require_hook
 from qkv.insight.inspect.model_input import read
-from qkv.insight.render.page_text import lacking
+from qkv.insight.render.page_text import missing_views
 from qkv.nn.attention.multi_head import MultiHeadAttention
 from qkv.nn.hooks import HookPoints
 from qkv.text import train
@@ -103,7 +103,7 @@ def readers(model: Any, folder: Path) -> dict[str, Callable[[], Any]]:
             model, reading, layers=[1], overview=False
         ),
         "head patterns": lambda: head_patterns(model, TOKENIZER, [TEXT]),
-        "syntax": lambda: syntax(model, TOKENIZER, sentences(folder)),
+        "syntax": lambda: head_syntax(model, TOKENIZER, sentences(folder)),
         "set a weight": effects_of("1.0:3>1=0.5"),
         "ablation": lambda: ablate(model, batch),
         "mean ablation": lambda: ablate(model, batch, "mean"),
@@ -158,7 +158,7 @@ def test_a_look_without_attention_has_the_rest() -> None:
     assert result.norms is not None
     with pytest.raises(ValueError, match=r"attention: .*attention=False"):
         result.of()
-    assert "attention=False" in lacking(result)["heads"]
+    assert "attention=False" in missing_views(result)["heads"]
 
 
 @pytest.mark.usefixtures("without_shape_checks")

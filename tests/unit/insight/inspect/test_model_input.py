@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from qkv.insight.inspect.model_input import frame_tokens, hidden, ids_of, logits, read, readable
+from qkv.insight.inspect.model_input import (
+    frame_tokens,
+    hidden,
+    ids_of,
+    logits,
+    read,
+    readable_token,
+)
 from qkv.models import (
     BERT,
     GPT,
@@ -70,7 +77,7 @@ def test_a_bert_reads_one_text_or_two_and_masks(pieces: Tokenizer) -> None:
 
 def test_pieces_are_shown_without_continuation_prefix(pieces: Tokenizer) -> None:
     inside = next(id for id in range(pieces.vocabulary) if pieces.token(id).startswith("##"))
-    assert readable(pieces, inside) == pieces.token(inside)[2:]
+    assert readable_token(pieces, inside) == pieces.token(inside)[2:]
 
 
 @pytest.mark.parametrize("task", ASKED)

@@ -16,8 +16,8 @@ from qkv.insight.probing.linear_probe import (
     UNKNOWN,
     BestWeights,
     Fitted,
-    Learning,
     Probes,
+    ProbeTraining,
     fit,
     moments,
     pools,
@@ -70,7 +70,9 @@ def test_a_linear_map_is_found_by_a_linear_probe() -> None:
     ]  # from the borders
     x = torch.stack([3 + clear, torch.randn(1500, E)])  # unrelated to the targets
     targets = (clear @ linear).argmax(-1).numpy()
-    fitted = fit_halves(x, targets, 4, learning=Learning(epochs=12, rate=0.05, weight_decay=0.0))
+    fitted = fit_halves(
+        x, targets, 4, learning=ProbeTraining(epochs=12, rate=0.05, weight_decay=0.0)
+    )
     informative, random = accuracies(fitted, x, targets)
     assert informative == 1
     assert random < 0.7
@@ -80,7 +82,7 @@ def test_numbers_are_those_of_least_squares() -> None:
     x = torch.randn(1, 2000, E) * torch.tensor([1.0, 10, 100, 1, 1, 1]) + 5
     targets = (x[0] @ torch.tensor([3.0, 2, 1, 0, 0, 5]) + 7 + torch.randn(2000)).double().numpy()
     fitted = fit_halves(
-        x, targets, 0, learning=Learning(epochs=25, rate=0.05, weight_decay=0.0, patience=60)
+        x, targets, 0, learning=ProbeTraining(epochs=25, rate=0.05, weight_decay=0.0, patience=60)
     )
     half = np.column_stack([x[0, :1000].double().numpy(), np.ones(1000)])
     best = half @ np.linalg.lstsq(half, targets[:1000], rcond=None)[0]
@@ -91,8 +93,8 @@ def test_numbers_are_those_of_least_squares() -> None:
 def test_xor_takes_a_hidden_layer() -> None:
     x = torch.randn(1, 2000, E)
     targets = ((x[0, :, 0] > 0) ^ (x[0, :, 1] > 0)).long().numpy()
-    hidden = fit_halves(x, targets, 2, learning=Learning(hidden=16, epochs=12, rate=0.02))
-    linear = fit_halves(x, targets, 2, learning=Learning(epochs=12, rate=0.02))
+    hidden = fit_halves(x, targets, 2, learning=ProbeTraining(hidden=16, epochs=12, rate=0.02))
+    linear = fit_halves(x, targets, 2, learning=ProbeTraining(epochs=12, rate=0.02))
     assert accuracies(hidden, x, targets)[0] > 0.95
     assert accuracies(linear, x, targets)[0] < 0.6
 
@@ -100,7 +102,10 @@ def test_xor_takes_a_hidden_layer() -> None:
 @pytest.mark.parametrize("hidden", [0, 8])
 def test_probes_trained_together_equal_those_trained_alone(hidden: int) -> None:
     """Layers and seeds are independent, also with early stopping."""
-    x, learning = torch.randn(3, 800, E), Learning(hidden=hidden, epochs=6, patience=2, rate=0.1)
+    x, learning = (
+        torch.randn(3, 800, E),
+        ProbeTraining(hidden=hidden, epochs=6, patience=2, rate=0.1),
+    )
     one, other = ((x[0, :, dimension] > 0).long().numpy() for dimension in (0, 1))
     training, validation = (
         GivenActivations(x[:, :400], one[:400]),
@@ -152,7 +157,7 @@ def test_an_unknown_class_is_left_out_of_validation() -> None:
     x = torch.randn(1, 400, E)
     targets = (x[0, :, 0] > 0).long().numpy()
     targets[300:310] = UNKNOWN
-    fitted = fit_halves(x, targets, 2, learning=Learning(epochs=10, rate=0.02))
+    fitted = fit_halves(x, targets, 2, learning=ProbeTraining(epochs=10, rate=0.02))
     assert accuracies(fitted, x[:, :200], targets[:200])[0] > 0.9
 
 
@@ -180,4 +185,4 @@ def test_every_epoch_visits_every_block_once() -> None:
 @pytest.mark.parametrize(("field", "value"), [("hidden", -1), ("batch", 0), ("epochs", 0)])
 def test_invalid_settings_are_refused(field: str, value: int) -> None:
     with pytest.raises(ValueError, match=rf"{field}: .*not {value}"):
-        Learning(**{field: value})  # type: ignore[arg-type]
+        ProbeTraining(**{field: value})  # type: ignore[arg-type]

@@ -13,12 +13,19 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from qkv.insight.probing.activations import ProbeData, block_vectors
-from qkv.insight.probing.linear_probe import Learning
-from qkv.insight.probing.probe_model import Measure, Probed, Scored, best_of, probe, randomised
+from qkv.insight.probing.linear_probe import ProbeTraining
+from qkv.insight.probing.probe_model import (
+    LayerScore,
+    Measure,
+    ProbeResult,
+    best_of,
+    probe,
+    randomised,
+)
 from qkv.insight.probing.probe_tasks import ProbeTask
 from support.families import V, gpt
 
-LEARNING = Learning(epochs=4, rate=0.02)
+LEARNING = ProbeTraining(epochs=4, rate=0.02)
 
 
 def random_texts(count: int, seed: int, numbers: bool = False) -> ProbeData:
@@ -43,12 +50,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def result() -> Probed:
+def result() -> ProbeResult:
     torch.manual_seed(0)
     return probe(gpt().float(), halves(), seeds=2, learning=LEARNING, keep="memory")
 
 
-def test_the_model_scores_high_and_shuffled_labels_do_not(result: Probed) -> None:
+def test_the_model_scores_high_and_shuffled_labels_do_not(result: ProbeResult) -> None:
     assert result.layers == ("embedding", "0", "1", "norm")
     assert result.of("model")[0].mean > 0.97  # the token is in its embedding
     assert result.of("random model")[0].mean > 0.9
@@ -63,7 +70,7 @@ def test_the_model_scores_high_and_shuffled_labels_do_not(result: Probed) -> Non
 
 
 @pytest.mark.parametrize("keep", ["disk", "recompute"])
-def test_disk_and_recomputing_give_the_same_numbers(result: Probed, keep: str) -> None:
+def test_disk_and_recomputing_give_the_same_numbers(result: ProbeResult, keep: str) -> None:
     torch.manual_seed(0)
     other = probe(gpt().float(), halves(), seeds=2, learning=LEARNING, keep=keep)  # type: ignore[arg-type]
     assert [score[:3] for score in sorted(other.scores)] == [
@@ -75,7 +82,7 @@ def test_disk_and_recomputing_give_the_same_numbers(result: Probed, keep: str) -
         assert_close(other.weights[name], weight, rtol=1e-3, atol=1e-3)
 
 
-def test_saved_weights_predict_as_the_probe_did(result: Probed, tmp_path: Path) -> None:
+def test_saved_weights_predict_as_the_probe_did(result: ProbeResult, tmp_path: Path) -> None:
     result.save(tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "probes.safetensors",
@@ -107,7 +114,7 @@ def test_saved_weights_predict_as_the_probe_did(result: Probed, tmp_path: Path) 
 @pytest.mark.parametrize("hidden", [0, 4])
 def test_probes_trained_together_are_saved_separately(tmp_path: Path, hidden: int) -> None:
     """With controls and all layers at once the weights are slices of the same tensors."""
-    learning = Learning(hidden=hidden, epochs=1)
+    learning = ProbeTraining(hidden=hidden, epochs=1)
     result = probe(
         gpt().float(), halves(), seeds=2, learning=learning, controls=True, keep="recompute"
     )
@@ -123,7 +130,7 @@ def test_probes_trained_together_are_saved_separately(tmp_path: Path, hidden: in
         assert weight.equal(result.weights[name])
 
 
-def test_controls_do_not_change_the_scores_of_the_model(result: Probed) -> None:
+def test_controls_do_not_change_the_scores_of_the_model(result: ProbeResult) -> None:
     torch.manual_seed(0)
     alone = probe(
         gpt().float(),
@@ -143,9 +150,11 @@ def test_controls_do_not_change_the_scores_of_the_model(result: Probed) -> None:
         assert_close(weight, result.weights[name], rtol=1e-3, atol=1e-3)
 
 
-def test_the_best_layer_is_chosen_by_validation_and_reported_by_the_test(result: Probed) -> None:
-    def scored(measure: Measure, layer: str, test: float, validation: float) -> Scored:
-        return Scored("model", measure, layer, (test,), None, None, validation)
+def test_the_best_layer_is_chosen_by_validation_and_reported_by_the_test(
+    result: ProbeResult,
+) -> None:
+    def scored(measure: Measure, layer: str, test: float, validation: float) -> LayerScore:
+        return LayerScore("model", measure, layer, (test,), None, None, validation)
 
     accuracy = [scored("accuracy", "0", 0.9, 0.5), scored("accuracy", "1", 0.7, 0.8)]
     assert best_of(accuracy) == accuracy[1]
@@ -159,14 +168,14 @@ def test_the_validation_score_is_that_of_the_validation_part() -> None:
     training, validation, _ = task.parts
     other = ProbeTask("half", (training, validation, validation), task.labels, task.measures)
     result = probe(
-        gpt().float(), other, seeds=2, learning=Learning(epochs=1), keep="memory", layers=["1"]
+        gpt().float(), other, seeds=2, learning=ProbeTraining(epochs=1), keep="memory", layers=["1"]
     )
     for score in result.scores:
         assert score.validation == pytest.approx(score.mean)
 
 
 def test_numbers_with_a_hidden_layer() -> None:
-    learning = Learning(hidden=16, epochs=8, rate=0.02)
+    learning = ProbeTraining(hidden=16, epochs=8, rate=0.02)
     result = probe(
         gpt().float(),
         halves(numbers=True),
@@ -199,7 +208,7 @@ def test_progress_is_reported() -> None:
         gpt().float(),
         halves(),
         seeds=1,
-        learning=Learning(epochs=2),
+        learning=ProbeTraining(epochs=2),
         layers=["0", "1"],
         stage=stage,
     )

@@ -21,7 +21,7 @@ from qkv.insight.look import Look
 from qkv.insight.render import page as pages
 from qkv.insight.render.figures import figure_style
 from qkv.insight.render.page import page, write_page
-from qkv.insight.render.page_text import heading, lacking
+from qkv.insight.render.page_text import heading, missing_views
 from qkv.insight.render.script_bundle import bundle, module, modules
 from support.made_looks import HOSTILE, attention, made_look, recurrent_look, side, weights
 
@@ -180,15 +180,15 @@ def test_the_heading_of_a_translation_has_both_texts_without_end_tokens() -> Non
 
 def test_missing_views_have_a_reason() -> None:
     full = made_look()
-    assert lacking(full) == {}
+    assert missing_views(full) == {}
     encoder = replace(full, next=None, lens=None, attribution=None)
-    assert lacking(encoder).keys() == {"next", "lens", "attribution"}
-    for reason in lacking(encoder).values():
+    assert missing_views(encoder).keys() == {"next", "lens", "attribution"}
+    for reason in missing_views(encoder).values():
         assert reason.startswith("An encoder without a token head predicts no tokens")
     long = replace(
         made_look(["a"] * 1025, depth=1, heads=1), lens=None, norms=None, attribution=None
     )
-    assert lacking(long) == {
+    assert missing_views(long) == {
         "lens": "The text has more than 256 tokens: use qkv look … --view lens",
         "norms": "The text has more than 1,024 tokens: use qkv look … --view norms",
         "attribution": (
@@ -197,9 +197,9 @@ def test_missing_views_have_a_reason() -> None:
         ),
     }
     rnn = recurrent_look()
-    assert lacking(rnn) == {"norms": "An RNN has no residual stream"}
-    assert lacking(replace(rnn, attention=[])).keys() == {"head", "heads", "lines", "norms"}
-    assert lacking(replace(full, attribution=None))["attribution"].startswith(
+    assert missing_views(rnn) == {"norms": "An RNN has no residual stream"}
+    assert missing_views(replace(rnn, attention=[])).keys() == {"head", "heads", "lines", "norms"}
+    assert missing_views(replace(full, attribution=None))["attribution"].startswith(
         "It was not requested"
     )
 

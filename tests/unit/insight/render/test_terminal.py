@@ -12,7 +12,7 @@ import torch
 from rich.cells import cell_len
 from rich.console import Console
 
-from qkv.insight.inspect.attention_edits import Edit, edited
+from qkv.insight.inspect.attention_edits import Edit, apply_edits
 from qkv.insight.inspect.capture import unmasked
 from qkv.insight.inspect.whole_words import WholeWord
 from qkv.insight.look import Look
@@ -55,7 +55,7 @@ def test_tokens_are_counted_as_an_edit_counts_them() -> None:
     """The numbers beside a head's tokens are those that `qkv edit` takes."""
     tokenizer = train("words", ["the quick brown fox jumps over it"], 40)
     model = gpt(vocabulary=tokenizer.vocabulary)
-    with edited(model, [Edit.read("0.0:4>1=off")]):
+    with apply_edits(model, [Edit.read("0.0:4>1=off")]):
         look = look_of(model, "the quick brown fox jumps over it", tokenizer=tokenizer)
     _, _, header, *rows = printed(look, 50, view="head", head=0).splitlines()
     assert header.split() == ["0", "1", "2", "3", "4", "5", "6"]

@@ -11,7 +11,7 @@ import torch
 from qkv.generation import beam_search, generate, row_seeds
 from qkv.generation.generate import translate
 from qkv.generation.sampling import distribution
-from qkv.generation.sampling_params import SamplingParams, processed
+from qkv.generation.sampling_params import SamplingParams, process_logits
 from qkv.generation.text import complete, prompt_ids
 from qkv.models import GPT, RNN, Transformer
 from qkv.nn.hooks import add_hook
@@ -460,7 +460,7 @@ def test_a_fault_in_sampling_does_not_affect_the_others(monkeypatch: pytest.Monk
         if choice.temperature == 0.5 and len(once) < 2:
             once.append(1)
             raise ValueError("once together, once alone")
-        return processed(logits, choice, *rest)
+        return process_logits(logits, choice, *rest)
 
     monkeypatch.setattr(sampler, "processed", faulty)
     steps = Steps(model, rows=8, cache=1 << 20)

@@ -22,11 +22,11 @@ from rich.console import Console
 
 from qkv.commands import serve
 from qkv.generation.text import complete
-from qkv.serving.http.app import served
+from qkv.serving.http.app import create_app
 from qkv.serving.http.connection import Connection
 from qkv.serving.http.middleware import AccessRules, RequestMiddleware
 from qkv.serving.http.prometheus import ServerCounters
-from qkv.serving.http.server import Server, bound
+from qkv.serving.http.server import Server, bind_socket
 from qkv.serving.model_host import ModelHost
 from support.serving_fixtures import Models
 from support.small_server import Running, hosting, running
@@ -317,7 +317,7 @@ def test_a_second_signal_stops_the_server_at_once(crowd: ModelHost, gate: Gate) 
     """After the first signal a stream continues and new requests are refused."""
 
     async def run_server() -> tuple[int, int, str, bytes]:
-        server, listening = Server(served(crowd), drain=PATIENCE), bound("127.0.0.1", 0)
+        server, listening = Server(create_app(crowd), drain=PATIENCE), bind_socket("127.0.0.1", 0)
         port = listening.getsockname()[1]
         serving = asyncio.create_task(server.serve([listening]))
         while not server.started:
@@ -411,7 +411,7 @@ def test_the_process_ends_some_seconds_after_draining(
     monkeypatch.setattr("qkv.serving.http.server.LAST_SECONDS", 0.01)
     for end in ("handle_exit", "stop"):
         ended = threading.Event()
-        server = Server(served(crowd), drain=0.0, at_once=ended.set)
+        server = Server(create_app(crowd), drain=0.0, at_once=ended.set)
         server.handle_exit(signal.SIGTERM, None) if end == "handle_exit" else server.stop()
         assert ended.wait(PATIENCE)
 

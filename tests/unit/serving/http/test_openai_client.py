@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from qkv.generation.text import complete, prompt_ids
-from qkv.text.chat_template import Message, encode_chat, ends_of_turn
+from qkv.text.chat_template import Message, encode_chat, end_of_turn_ids
 from support.serving_fixtures import Models
 from support.small_server import Running
 from support.waiting import PATIENCE
@@ -242,7 +242,9 @@ def test_a_chat_equals_the_library_function(client: openai.OpenAI, models: Model
         tokenizer,
         [Message(role=message["role"], content=message["content"]) for message in MESSAGES],
     )
-    (expected,) = complete(model, tokenizer, [ids], length=16, seed=3, end=ends_of_turn(tokenizer))
+    (expected,) = complete(
+        model, tokenizer, [ids], length=16, seed=3, end=end_of_turn_ids(tokenizer)
+    )
     fields: dict[str, Any] = {"model": "chat", "messages": MESSAGES, "max_tokens": 16, "seed": 3}
     reply = client.chat.completions.create(**fields, logprobs=True, top_logprobs=2)
     choice = reply.choices[0]

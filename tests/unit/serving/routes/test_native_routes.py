@@ -18,7 +18,7 @@ from qkv.generation.fill import fill
 from qkv.generation.text import prompt_ids
 from qkv.generation.translate import source_ids, translate_texts
 from qkv.insight.inspect.alignment import alignment
-from qkv.insight.inspect.attention_edits import Edit, edited
+from qkv.insight.inspect.attention_edits import Edit, apply_edits
 from qkv.insight.look import look
 from qkv.insight.render.page import page
 from support.serving_fixtures import Models
@@ -83,7 +83,7 @@ def test_next_returns_the_models_and_the_sampled_distribution(
         http, "next", model="gpt", prompt=ids[0].tolist(), top=10, temperature=0.5, top_k=4
     )
     assert by_ids == reply
-    with torch.no_grad(), edited(model, [Edit(0, 0), Edit(1, None)]):
+    with torch.no_grad(), apply_edits(model, [Edit(0, 0), Edit(1, None)]):
         without = model(ids)[0, -1].log_softmax(-1)
     off = reply_of(http, "next", model="gpt", prompt="the cat", top=5, heads_off=["0.0", "1.*"])
     assert [token["logprob"] for token in off["tokens"]] == pytest.approx(
@@ -274,7 +274,7 @@ def test_one_layer_of_attention_with_an_ablated_head(http: httpx.Client, models:
     model, tokenizer = models["gpt"]
     reply = reply_of(http, "attention", model="gpt", text=SENTENCE, layers=[1], heads_off=["0.1"])
     assert reply["blocks"].keys() == {"self.overview", "self.1.0", "self.1.1"}
-    with edited(model, [Edit(0, 1)]):
+    with apply_edits(model, [Edit(0, 1)]):
         expected = look(model, SENTENCE, tokenizer=tokenizer).of("self").layers[1][0]
     shape = reply["data"]["attention"][0]["shape"]
     assert np.allclose(unpacked(reply["blocks"]["self.1.0"], shape), expected.numpy(), atol=1e-4)

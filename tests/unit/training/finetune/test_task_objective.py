@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qkv.data.batches.batch import IGNORE, Batch
 from qkv.data.batches.framing import Frame, FramedExamples, TokenizedExample
-from qkv.data.batches.labelled import join
+from qkv.data.batches.labelled import collate
 from qkv.models import GPT, BERTConfig, GPTConfig, HeadConfig, TaskModel, TaskModelConfig
 from qkv.models.task_model import backbone_for
 from qkv.training.finetune.task_metrics import count_metrics
@@ -91,9 +91,9 @@ def random_examples(model: TaskModel, rows: int = 7, only: int | None = None) ->
     frame = Frame(**model.config.frame)
     if only is not None:
         numbers = numbers and numbers[only : only + 1]
-        return join([framed[only]], frame, targets[only : only + 1], numbers)
+        return collate([framed[only]], frame, targets[only : only + 1], numbers)
 
-    batch = join(list(framed), frame, targets, numbers)
+    batch = collate(list(framed), frame, targets, numbers)
     batch.targets[2] = IGNORE
     return batch
 

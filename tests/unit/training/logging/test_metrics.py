@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from qkv import storage
-from qkv.training.logging.metrics import NAME, Metrics, read_metrics
+from qkv.training.logging.metrics import METRICS_FILE, Metrics, read_metrics
 from support.killing import FORK, killed_before_every_touch
 
 
@@ -56,7 +56,7 @@ def test_nan_and_infinity_are_strings_in_the_file_and_floats_when_read(tmp_path:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
-    written = json.loads((tmp_path / NAME).read_text(), parse_constant=refuse)
+    written = json.loads((tmp_path / METRICS_FILE).read_text(), parse_constant=refuse)
     assert written == {
         "step": 1,
         "loss": "nan",
@@ -103,7 +103,7 @@ def test_a_row_outlives_a_kill_right_after_it(tmp_path: Path) -> None:
 )
 def test_a_half_written_last_line_is_left_out_and_written_over(tmp_path: Path, half: bytes) -> None:
     write(tmp_path, row(1), row(2)).close()
-    with (tmp_path / NAME).open("ab") as file:
+    with (tmp_path / METRICS_FILE).open("ab") as file:
         file.write(half)
     assert read_metrics(tmp_path) == [row(1), row(2)]
     again = Metrics(tmp_path)
@@ -112,8 +112,8 @@ def test_a_half_written_last_line_is_left_out_and_written_over(tmp_path: Path, h
 
 
 def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
-    (tmp_path / NAME).write_text('{"step": 1}\n{"step"\n{"step": 3}\n')
-    with pytest.raises(ValueError, match=rf"{NAME}:2: expected a JSON object"):
+    (tmp_path / METRICS_FILE).write_text('{"step": 1}\n{"step"\n{"step": 3}\n')
+    with pytest.raises(ValueError, match=rf"{METRICS_FILE}:2: expected a JSON object"):
         read_metrics(tmp_path)
     Metrics(tmp_path).rewind(3)  # a run goes on all the same
     assert read_metrics(tmp_path) == [{"step": 1}, {"step": 3}]
@@ -131,7 +131,7 @@ def test_rewinding_drops_what_will_be_written_again(tmp_path: Path) -> None:
 
 def test_rewinding_before_the_first_row_is_nothing(tmp_path: Path) -> None:
     Metrics(tmp_path / "new").rewind(0)
-    assert not (tmp_path / "new" / NAME).exists()
+    assert not (tmp_path / "new" / METRICS_FILE).exists()
 
 
 def test_events_stay_when_the_run_continues_on_other_data(tmp_path: Path) -> None:
@@ -151,27 +151,27 @@ def test_events_stay_when_the_run_continues_on_other_data(tmp_path: Path) -> Non
 def test_a_kill_while_rewinding_leaves_the_old_or_the_new_rows(tmp_path: Path) -> None:
     rows = [row(step) for step in range(1, 6)]
     write(tmp_path, *rows).close()
-    before = (tmp_path / NAME).read_bytes()
+    before = (tmp_path / METRICS_FILE).read_bytes()
     kills = 0
     for _ in killed_before_every_touch(lambda: Metrics(tmp_path).rewind(3)):
         kills += 1
         assert read_metrics(tmp_path) in (rows, rows[:3])
-        (tmp_path / NAME).write_bytes(before)
+        (tmp_path / METRICS_FILE).write_bytes(before)
     assert kills > 2
     assert read_metrics(tmp_path) == rows[:3]
-    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+    assert [path.name for path in tmp_path.iterdir()] == [METRICS_FILE]
 
 
 def test_a_full_disk_raises_and_leaves_whole_rows(tmp_path: Path) -> None:
     write(tmp_path, row(1)).close()
-    size = (tmp_path / NAME).stat().st_size
+    size = (tmp_path / METRICS_FILE).stat().st_size
 
     def run() -> None:
         import signal
 
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 5, size + 5))
-        with pytest.raises(storage.DiskFull, match=f"a line of {NAME} needs"):
+        with pytest.raises(storage.DiskFull, match=f"a line of {METRICS_FILE} needs"):
             write(tmp_path, row(2))
         storage.os._exit(0)
 
@@ -179,7 +179,7 @@ def test_a_full_disk_raises_and_leaves_whole_rows(tmp_path: Path) -> None:
     child.start()
     child.join()
     assert child.exitcode == 0
-    assert (tmp_path / NAME).stat().st_size == size + 5  # a part of the second row went in
+    assert (tmp_path / METRICS_FILE).stat().st_size == size + 5  # a part of the second row went in
     assert read_metrics(tmp_path) == [row(1)]
 
 

@@ -17,7 +17,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from rich.cells import cell_len
 from torch import Tensor
 
-from qkv.insight.inspect.capture import Attention
+from qkv.insight.inspect.capture import CapturedAttention
 from qkv.insight.render.figures.figure_style import INK, PALE
 
 # The colours do not begin with white, so that an empty cell is still visible.
@@ -38,7 +38,7 @@ def canvas(wide: float, high: float) -> Figure:
     )
 
 
-def entitle(figure: Figure, title: str) -> None:
+def write_title(figure: Figure, title: str) -> None:
     """Write the title above everything, from the left edge, in as many lines as it needs."""
     wide = figure.get_figwidth()
     size = 16
@@ -61,7 +61,7 @@ def heat_map(
     column_name: str = "",
 ) -> Figure:
     """A row for each query, a column for each key; the darker a cell, the larger its weight."""
-    wide, high = room(rows, columns)
+    wide, high = matrix_size(rows, columns)
     has_scale = max(weights.shape) > NUMBERED
     figure = canvas(max(6.4, wide + 0.35 + 1.0 * has_scale), high + 1.3)
     axes = figure.add_subplot()
@@ -71,7 +71,7 @@ def heat_map(
     if has_scale:
         draw_scale(figure, image, axes)
 
-    entitle(figure, title)
+    write_title(figure, title)
 
     return figure
 
@@ -109,7 +109,7 @@ def tilt(columns: Sequence[str], count: int) -> int:
     return 90
 
 
-def room(rows: Sequence[str], columns: Sequence[str]) -> tuple[float, float]:
+def matrix_size(rows: Sequence[str], columns: Sequence[str]) -> tuple[float, float]:
     """Width and height of a matrix with its labels, in inches."""
     count = max(len(rows), len(columns))
     angle = math.radians(tilt(columns, count))
@@ -229,7 +229,7 @@ def draw_scale(figure: Figure, image: AxesImage, axes: Axes) -> None:
 # All heads
 
 
-def all_heads(attention: Attention, title: str, below: str) -> Figure:
+def all_heads(attention: CapturedAttention, title: str, below: str) -> Figure:
     """Small heat maps, layers down and heads across; many layers continue in further columns."""
     layers, heads = attention.overview.shape[:2]
     if layers == 0:
@@ -247,7 +247,7 @@ def all_heads(attention: Attention, title: str, below: str) -> Figure:
 
     panels[0].set_title(below, fontsize=12, color=PALE, loc="left")
     panels[0].set_ylabel("layer", fontsize=13)
-    entitle(figure, title)
+    write_title(figure, title)
 
     return figure
 

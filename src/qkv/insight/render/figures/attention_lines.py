@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from qkv.insight.render.figures.attention import NAMED, POINTS, canvas, entitle, hide_frame
+from qkv.insight.render.figures.attention import NAMED, POINTS, canvas, hide_frame, write_title
 from qkv.insight.render.figures.figure_style import COLOURS, INK, PALE
 from qkv.insight.render.views import AttentionView
 
@@ -58,9 +58,9 @@ def lines_between(view: AttentionView, model: str) -> Figure:
     axes.set_title(f"{model}: {direction}", fontsize=12, color=PALE, loc="left")
     if len(weights) > 1:
         draw_legend(figure, view.heads)
-        entitle(figure, view.site)
+        write_title(figure, view.site)
     else:
-        entitle(figure, view.name)
+        write_title(figure, view.name)
 
     return figure
 

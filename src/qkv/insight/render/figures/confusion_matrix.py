@@ -16,7 +16,7 @@ from rich.text import Text
 
 from qkv.insight.render.figures.figure_style import INK, check_ending, head, save
 from qkv.tables import Table
-from qkv.training.finetune.task_metrics import of_classes
+from qkv.training.finetune.task_metrics import class_metrics
 
 Counts = Int[np.ndarray, "C C"]
 """Rows are true classes, columns predicted ones."""
@@ -69,7 +69,7 @@ def ratio(part: int, whole: int) -> float:
 
 def macro_f1(counts: Counts) -> float:
     """The unweighted mean F1 of all classes that occur or are predicted."""
-    return of_classes(counts.astype(np.float64))["macro_f1"]
+    return class_metrics(counts.astype(np.float64))["macro_f1"]
 
 
 def summary(counts: Counts, form: str) -> str:

@@ -16,10 +16,10 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
-from qkv.insight.heads.head_ablation import Head, Importance
+from qkv.insight.heads.head_ablation import Head, HeadImportance
 from qkv.insight.heads.head_patterns import HeadPatterns
-from qkv.insight.heads.head_syntax import Relation, Syntax
-from qkv.insight.inspect.activation_patching import Patched
+from qkv.insight.heads.head_syntax import RelationScore, SyntaxResult
+from qkv.insight.inspect.activation_patching import PatchResult
 from qkv.insight.render.figures.figure_style import COLOURS, INK, PALE, check_ending, save
 from qkv.insight.render.views import label
 
@@ -42,13 +42,13 @@ BAR = 0.36  # height of a bar; two stand side by side
 # Ablation
 
 
-def draw_importance(importance: Importance, path: Path, title: str) -> Path:
+def draw_importance(importance: HeadImportance, path: Path, title: str) -> Path:
     """A heat map of layers and heads per kind of attention, and the largest changes as bars."""
     check_ending(path, "plot")
     return save(lambda: importance_figure(importance, title), path)
 
 
-def importance_figure(importance: Importance, title: str) -> Figure:
+def importance_figure(importance: HeadImportance, title: str) -> Figure:
     kinds = list(importance.change)
     deepest = max(len(change) for change in importance.change.values())
     heads = importance.change[kinds[0]].shape[1]
@@ -69,7 +69,7 @@ def importance_figure(importance: Importance, title: str) -> Figure:
     return figure
 
 
-def draw_changes(figure: Figure, grid: GridSpec, importance: Importance, unit: str) -> None:
+def draw_changes(figure: Figure, grid: GridSpec, importance: HeadImportance, unit: str) -> None:
     """A heat map per kind of attention, all with the same colours."""
     largest = max(float(np.abs(change).max()) for change in importance.change.values()) or 1.0
     for index, (kind, change) in enumerate(importance.change.items()):
@@ -102,7 +102,7 @@ def draw_ranking(axes: Axes, ranked: Sequence[Head], several: bool) -> None:
     axes.set_title("largest change, layer.head", fontsize=11, loc="left")
 
 
-def importance_summary(importance: Importance) -> str:
+def importance_summary(importance: HeadImportance) -> str:
     replacement = "zeros" if importance.how == "zero" else "its mean"
     measured = "distance of the text's mean vector"
     if importance.measure == "loss":
@@ -170,13 +170,13 @@ def draw_pattern(axes: Axes, patterns: HeadPatterns, name: str) -> Any:
 # Syntax
 
 
-def draw_syntax(syntax: Syntax, path: Path, title: str) -> Path:
+def draw_syntax(syntax: SyntaxResult, path: Path, title: str) -> Path:
     """Bars: the best head of each relation, and the best fixed offset beside it."""
     check_ending(path, "plot")
     return save(lambda: syntax_figure(syntax, title), path)
 
 
-def syntax_figure(syntax: Syntax, title: str) -> Figure:
+def syntax_figure(syntax: SyntaxResult, title: str) -> Figure:
     relations = syntax.relations
     figure, grid = sheet(8.8, 0.36 * len(relations) + 2.4, [1])
     axes = figure.add_subplot(grid[0, 0])
@@ -209,7 +209,7 @@ def syntax_figure(syntax: Syntax, title: str) -> Figure:
     return figure
 
 
-def draw_relation_bars(axes: Axes, relations: Sequence[Relation]) -> None:
+def draw_relation_bars(axes: Axes, relations: Sequence[RelationScore]) -> None:
     """Two bars for each relation: the best head above, the best fixed offset below."""
     y = np.arange(len(relations))
     heads = []
@@ -222,7 +222,7 @@ def draw_relation_bars(axes: Axes, relations: Sequence[Relation]) -> None:
     axes.barh(y + 0.19, offsets, BAR, color="#BBBBBB", label="best fixed offset")
 
 
-def annotate_relation(axes: Axes, relation: Relation, at: float) -> None:
+def annotate_relation(axes: Axes, relation: RelationScore, at: float) -> None:
     """The interval of the head's bar, and to the right of both bars the head and the offset."""
     right = max(relation.accuracy, relation.baseline)
     if not np.isnan(relation.low):
@@ -259,14 +259,14 @@ def draw_legend_below(figure: Figure, axes: Axes) -> None:
 
 
 def draw_patched(
-    patched: Patched, names: Sequence[str], path: Path, title: str, below: str
+    patched: PatchResult, names: Sequence[str], path: Path, title: str, below: str
 ) -> Path:
     """Layers down, tokens or heads across: how much of the clean answer is restored."""
     check_ending(path, "plot")
     return save(lambda: patched_figure(patched, names, title, below), path)
 
 
-def patched_figure(patched: Patched, names: Sequence[str], title: str, below: str) -> Figure:
+def patched_figure(patched: PatchResult, names: Sequence[str], title: str, below: str) -> Figure:
     layers, columns = patched.restored.shape
     figure, grid = sheet(max(7.2, 0.42 * columns + 2.6), max(4.2, 0.17 * layers + 2.4), [1])
     axes = figure.add_subplot(grid[0, 0])

@@ -13,18 +13,18 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from torch import Tensor
 
-from qkv.insight.inspect.capture import Attention
+from qkv.insight.inspect.capture import CapturedAttention
 from qkv.insight.inspect.look_data import LookData
 from qkv.insight.render.figures import figure_style
 from qkv.insight.render.figures.attention import (
     BLUES,
     all_heads,
     canvas,
-    entitle,
     heat_map,
     hide_frame,
     matrix,
-    room,
+    matrix_size,
+    write_title,
 )
 from qkv.insight.render.figures.attention_lines import lines_between
 from qkv.insight.render.figures.figure_style import COLOURS, INK, check_ending
@@ -120,7 +120,7 @@ def draw_attribution(look: LookData, layer: int, head: Heads, words: bool) -> Fi
     """Attention weights of a head and, beside them, the attribution of the predictions."""
     attribution = attributed(look, words)
     view = attention_view(look, None, layer, head, words)
-    wide, high = room(attribution.rows, attribution.columns)
+    wide, high = matrix_size(attribution.rows, attribution.columns)
     figure = canvas(max(9.6, 2 * wide + 0.6), high + 1.2)
     left, right = figure.subplots(1, 2)
     matrix(left, view.mean, view.rows, view.columns, view.name)
@@ -131,12 +131,12 @@ def draw_attribution(look: LookData, layer: int, head: Heads, words: bool) -> Fi
         attribution.columns,
         "gradient x input of the prediction in each row",
     )
-    entitle(figure, "Attention is not explanation: attention weights and input attribution")
+    write_title(figure, "Attention is not explanation: attention weights and input attribution")
 
     return figure
 
 
-def draw_numbers(attention: Attention) -> Figure:
+def draw_numbers(attention: CapturedAttention) -> Figure:
     """Entropy and distance of each head: layers down, heads across."""
     layers, heads = attention.entropy.shape
     if layers == 0:
@@ -154,7 +154,7 @@ def draw_numbers(attention: Attention) -> Figure:
     for number, (name, values) in enumerate(panels.items(), start=1):
         draw_by_head(figure, figure.add_subplot(1, len(panels), number), values, name)
 
-    entitle(figure, f"{NAMES[attention.kind]}: {title}")
+    write_title(figure, f"{NAMES[attention.kind]}: {title}")
 
     return figure
 
@@ -210,7 +210,7 @@ def norms_figure(panels: Mapping[str, Sequence[Float[Tensor, "T"]]], title: str)
         draw_norm_panel(axes, layers, COLOURS[index])
         axes.set_title(name, fontsize=14, loc="left")
 
-    entitle(figure, title)
+    write_title(figure, title)
 
     return figure
 

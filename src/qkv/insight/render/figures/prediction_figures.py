@@ -12,7 +12,7 @@ from matplotlib.image import AxesImage
 
 from qkv.generation.fill import Guess
 from qkv.insight.inspect.look_data import LookData
-from qkv.insight.render.figures.attention import BLUES, canvas, entitle, hide_frame
+from qkv.insight.render.figures.attention import BLUES, canvas, hide_frame, write_title
 from qkv.insight.render.figures.figure_style import COLOURS, INK, PALE
 from qkv.insight.render.views import label, labels, layer_names, prediction_title
 
@@ -50,7 +50,7 @@ def draw_next(look: LookData) -> Figure:
     axes.set_xticks([])
     hide_frame(axes)
     axes.set_title(below, fontsize=12, color=PALE, loc="left")
-    entitle(figure, prediction_title(look))
+    write_title(figure, prediction_title(look))
 
     return figure
 
@@ -120,7 +120,7 @@ def draw_lens(look: LookData) -> Figure:
     hide_frame(axes)
     axes.set_title(label(look.model, 60), fontsize=12, color=PALE, loc="left")
     draw_probability_scale(figure, axes, image)
-    entitle(figure, "Logit lens: the prediction after every layer")
+    write_title(figure, "Logit lens: the prediction after every layer")
 
     return figure
 

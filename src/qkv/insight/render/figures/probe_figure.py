@@ -12,13 +12,21 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 from rich.text import Text
 
-from qkv.insight.probing.probe_model import Measure, Probed, Scored, Way
+from qkv.insight.probing.probe_model import LayerScore, Measure, ProbeCondition, ProbeResult
 from qkv.insight.render.figures.figure_style import COLOURS, PALE, ROUND, check_ending, save
 from qkv.tables import Table
 
-SHORT: dict[Way, str] = {"model": "model", "random model": "random", "shuffled labels": "shuffled"}
+SHORT: dict[ProbeCondition, str] = {
+    "model": "model",
+    "random model": "random",
+    "shuffled labels": "shuffled",
+}
 """Column headers that are no wider than their numbers."""
-WAYS: dict[Way, str] = {"model": COLOURS[0], "random model": COLOURS[1], "shuffled labels": PALE}
+WAYS: dict[ProbeCondition, str] = {
+    "model": COLOURS[0],
+    "random model": COLOURS[1],
+    "shuffled labels": PALE,
+}
 BASELINES: dict[Measure, str] = {"accuracy": "majority class", "distance": "always the median"}
 MARKERS = "osD^vPX"
 TICKS = 16  # numbered layers that have a tick, at most
@@ -28,7 +36,7 @@ class Line(NamedTuple):
     """A line of a panel: scores by layer."""
 
     name: str
-    scores: Sequence[Scored]
+    scores: Sequence[LayerScore]
     """By layer."""
     colour: str
     dashed: bool = False
@@ -44,7 +52,7 @@ class Panel(NamedTuple):
     measure: Measure
 
 
-def draw_probed(probed: Probed, path: Path) -> Path:
+def draw_probed(probed: ProbeResult, path: Path) -> Path:
     """Draw probe scores by layer to a .png, .svg or .pdf file, with a panel for each measure."""
     panels = [probed_panel(probed, measure) for measure in probed.measures]
     hidden = probed.facts.get("hidden", 0)
@@ -63,7 +71,7 @@ def draw_probed(probed: Probed, path: Path) -> Path:
     )
 
 
-def probed_panel(probed: Probed, measure: Measure) -> Panel:
+def probed_panel(probed: ProbeResult, measure: Measure) -> Panel:
     """The model and its controls for one measure, with the majority-class baseline."""
     lines = []
     for way, colour in WAYS.items():
@@ -168,7 +176,7 @@ def draw_line(axes: Axes, line: Line, layers: list[str], factor: float, marker: 
     )
 
 
-def interval(score: Scored) -> tuple[float, float]:
+def interval(score: LayerScore) -> tuple[float, float]:
     """The ends of a score's interval; the mean where it has none."""
     low = score.low
     high = score.high
@@ -217,7 +225,7 @@ def tick_layers(axes: Axes, layers: Sequence[str]) -> None:
 # In the terminal
 
 
-def probe_table(probed: Probed) -> Table:
+def probe_table(probed: ProbeResult) -> Table:
     """A row for each layer: the score and its interval, and the controls."""
     table = Table(header_style="bold", caption_justify="left", caption=Text(caption(probed)))
     table.add_column("layer", no_wrap=True)
@@ -238,7 +246,7 @@ def probe_table(probed: Probed) -> Table:
     return table
 
 
-def caption(probed: Probed) -> str:
+def caption(probed: ProbeResult) -> str:
     """What is bold, what the brackets are, the majority-class baseline and the controls."""
     baselines = []
     for measure, value in probed.baseline.items():
@@ -256,7 +264,7 @@ def caption(probed: Probed) -> str:
     return text
 
 
-def shown(score: Scored) -> str:
+def shown(score: LayerScore) -> str:
     """A score with its interval, if it has one."""
     mean = number(score.mean, score.measure)
     if score.low is None or score.high is None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from qkv.training.logging.metrics import NAME, read_metrics
+from qkv.training.logging.metrics import METRICS_FILE, read_metrics
 
 Horizontal = Literal["step", "tokens", "seconds"]
 """What the x axis shows."""
@@ -55,13 +55,13 @@ class RunCurves:
 
 def folder_of(run: Path) -> Path:
     """The folder of a run, which may be named by its metrics file."""
-    if run.name == NAME and run.is_file():
+    if run.name == METRICS_FILE and run.is_file():
         return run.parent
     if not run.exists():
         raise ValueError(f"{run}: there is no such folder")
-    if not (run / NAME).is_file():
+    if not (run / METRICS_FILE).is_file():
         raise ValueError(
-            f"{run}: not a run, it has no {NAME}; name the folder that `qkv train --out` wrote"
+            f"{run}: not a run, it has no {METRICS_FILE}; name the folder that `qkv train --out` wrote"
         )
 
     return run
@@ -84,14 +84,14 @@ def read_run(folder: Path, name: str, x: Horizontal) -> RunCurves:
     training, validation = latest_rows(rows)
     if not training and not validation:
         raise ValueError(
-            f"{folder / NAME}: no losses yet; try again when the run has taken its first step"
+            f"{folder / METRICS_FILE}: no losses yet; try again when the run has taken its first step"
         )
 
     steps = column(training, "step")
     across = column(training, x)
     known = np.isfinite(across)
     if x != "step" and not known.any():
-        raise ValueError(f"x: no row of {folder / NAME} has {x}; use step as the x axis")
+        raise ValueError(f"x: no row of {folder / METRICS_FILE} has {x}; use step as the x axis")
 
     def to_x(at: Numbers) -> Numbers:
         """Convert steps to x: rows of validation and events have only their step."""

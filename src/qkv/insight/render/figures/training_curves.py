@@ -24,7 +24,7 @@ from qkv.insight.render.figures.run_metrics import (
     read_run,
     short,
 )
-from qkv.training.logging.metrics import NAME
+from qkv.training.logging.metrics import METRICS_FILE
 
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))  # the next one when all colours are in use
 PANELS = {"learning_rate": "learning rate", "gradient_norm": "gradient norm"}
@@ -93,10 +93,10 @@ def run_folders(runs: Sequence[Path | str]) -> list[Path]:
 
 def with_seeds(run: Path) -> list[Path]:
     """The run itself, or the runs of its seeds after `qkv finetune --seeds`."""
-    if (run / NAME).exists():
+    if (run / METRICS_FILE).exists():
         return [run]
 
-    metrics = sorted(run.glob(f"seed-*/{NAME}"))
+    metrics = sorted(run.glob(f"seed-*/{METRICS_FILE}"))
     return [path.parent for path in metrics] or [run]
 
 

@@ -122,7 +122,7 @@ def supports_pages(query: Tensor) -> bool:
     return query.dtype is not torch.float64 and query.shape[3] in HEAD_WIDTHS
 
 
-def look_at_pages(
+def attend_paged(
     query: Float[Tensor, "R H 1 D"],
     keys: Float[Tensor, "P K D"],
     values: Float[Tensor, "P K D"],

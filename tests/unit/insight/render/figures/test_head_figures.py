@@ -11,10 +11,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from qkv.insight.heads.head_ablation import Importance
+from qkv.insight.heads.head_ablation import HeadImportance
 from qkv.insight.heads.head_patterns import HeadPatterns
-from qkv.insight.heads.head_syntax import Relation, Syntax
-from qkv.insight.inspect.activation_patching import Patched
+from qkv.insight.heads.head_syntax import RelationScore, SyntaxResult
+from qkv.insight.inspect.activation_patching import PatchResult
 from qkv.insight.render.figures.head_figures import (
     draw_importance,
     draw_patched,
@@ -27,13 +27,13 @@ from qkv.insight.render.head_tables import importance_table, patterns_table, syn
 NAN = float("nan")
 
 
-def importance(*kinds: str, few: bool = False) -> Importance:
+def importance(*kinds: str, few: bool = False) -> HeadImportance:
     change = {kind: np.linspace(-0.1, 0.3, 12).reshape(3, 4) for kind in kinds}
     ends = [
         {kind: np.full((3, 4), NAN) if few else values + by for kind, values in change.items()}
         for by in (-0.01, 0.01)
     ]
-    return Importance("zero", "loss", 2.5, 7, 40, change, *ends)
+    return HeadImportance("zero", "loss", 2.5, 7, 40, change, *ends)
 
 
 def some_patterns(kind: str) -> HeadPatterns:
@@ -41,10 +41,10 @@ def some_patterns(kind: str) -> HeadPatterns:
     return HeadPatterns(kind, scores, dict.fromkeys(scores, 0.125), dict.fromkeys(scores, 9))
 
 
-SYNTAX = Syntax(
+SYNTAX = SyntaxResult(
     [
-        Relation("all", 100, 1, 2, "to its head", 0.6, 0.5, 0.7, 1, 0.4, 0.1, 0.3),
-        Relation("<b>$x$[red]", 20, 0, 3, "from its head", 0.2, NAN, NAN, -2, 0.4, NAN, NAN),
+        RelationScore("all", 100, 1, 2, "to its head", 0.6, 0.5, 0.7, 1, 0.4, 0.1, 0.3),
+        RelationScore("<b>$x$[red]", 20, 0, 3, "from its head", 0.2, NAN, NAN, -2, 0.4, NAN, NAN),
     ],
     30, 2, True,
 )  # fmt: skip
@@ -114,8 +114,8 @@ def test_the_legend_covers_nothing() -> None:
 def test_control_characters_are_replaced(tmp_path: Path) -> None:
     """XML allows no control characters: an SVG with such names can still be parsed."""
     bad = "a\x1b[31m\x00\u202e\ufffe"
-    patched = Patched("residual", "self", torch.rand(2, 2), 2.0, -1.0, "difference", 1, 2)
-    one = Relation(bad, 20, 0, 3, "to its head", 0.2, NAN, NAN, -2, 0.4, NAN, NAN)
+    patched = PatchResult("residual", "self", torch.rand(2, 2), 2.0, -1.0, "difference", 1, 2)
+    one = RelationScore(bad, 20, 0, 3, "to its head", 0.2, NAN, NAN, -2, 0.4, NAN, NAN)
     draw_patched(patched, [bad, "b"], tmp_path / "0.svg", f"title {bad}", f"below {bad}")
     draw_syntax(SYNTAX._replace(relations=[one]), tmp_path / "1.svg", bad)
     draw_importance(importance("self"), tmp_path / "2.svg", bad)
@@ -128,7 +128,7 @@ def test_control_characters_are_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("at", "count"), [("residual", 5), ("heads", 4), ("residual", 200)])
 def test_patched(tmp_path: Path, at: Any, count: int) -> None:
-    patched = Patched(at, "self", torch.rand(3, count) * 2 - 0.5, 2.0, -1.0, "difference", 1, 2)
+    patched = PatchResult(at, "self", torch.rand(3, count) * 2 - 0.5, 2.0, -1.0, "difference", 1, 2)
     text = draw_patched(
         patched, ["<script>", *["a"] * (count - 1)], tmp_path / "a.svg", "patched", "below"
     ).read_text()

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from rich.console import Console
 
-from qkv.insight.probing.probe_model import Measure, Probed, Scored, Way
+from qkv.insight.probing.probe_model import LayerScore, Measure, ProbeCondition, ProbeResult
 from qkv.insight.render.figures.figure_style import STYLE
 from qkv.insight.render.figures.probe_figure import (
     Line,
@@ -27,11 +27,13 @@ LAYERS = ("embedding", "0", "1", "norm")
 BEST = "0"
 
 
-def scores(way: Way, measure: Measure, first: float, intervals: bool = True) -> list[Scored]:
+def scores(
+    way: ProbeCondition, measure: Measure, first: float, intervals: bool = True
+) -> list[LayerScore]:
     ends = (first - 0.01, first + 0.01) if intervals else (None, None)
     better = first + 0.1 if measure == "accuracy" else first - 0.1
     return [
-        Scored(
+        LayerScore(
             way,
             measure,
             layer,
@@ -43,7 +45,7 @@ def scores(way: Way, measure: Measure, first: float, intervals: bool = True) -> 
     ]
 
 
-def probed(intervals: bool = True, measures: tuple[Measure, ...] = ("accuracy",)) -> Probed:
+def probed(intervals: bool = True, measures: tuple[Measure, ...] = ("accuracy",)) -> ProbeResult:
     results = []
     for measure in measures:
         results += scores("model", measure, 0.8, intervals) + scores(
@@ -51,10 +53,12 @@ def probed(intervals: bool = True, measures: tuple[Measure, ...] = ("accuracy",)
         )
         results += scores("shuffled labels", measure, 0.2, intervals)
     baseline = dict.fromkeys(measures, 0.25)
-    return Probed("[b]$x$", "a.conllu:upos", measures, LAYERS, results, baseline, {"hidden": 0}, {})
+    return ProbeResult(
+        "[b]$x$", "a.conllu:upos", measures, LAYERS, results, baseline, {"hidden": 0}, {}
+    )
 
 
-def printed(result: Probed, width: int = 160) -> str:
+def printed(result: ProbeResult, width: int = 160) -> str:
     console = Console(file=io.StringIO(), width=width)
     console.print(probe_table(result))
     assert isinstance(console.file, io.StringIO)
@@ -118,7 +122,7 @@ def test_the_names_of_layers_do_not_overlap(depth: int) -> None:
     layers = ["embedding", *map(str, range(depth)), "norm"]
     line = Line(
         "one",
-        [Scored("model", "accuracy", layer, (0.5,), None, None, 0.5) for layer in layers],
+        [LayerScore("model", "accuracy", layer, (0.5,), None, None, 0.5) for layer in layers],
         "#000000",
     )
     with matplotlib.rc_context(STYLE):

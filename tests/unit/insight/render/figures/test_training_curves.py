@@ -15,7 +15,7 @@ from qkv.insight.render.figures.curve_smoothing import BUCKETS, smoothed, thinne
 from qkv.insight.render.figures.figure_style import COLOURS
 from qkv.insight.render.figures.run_metrics import names, read_run, short
 from qkv.insight.render.figures.training_curves import draw, plot
-from qkv.training.logging.metrics import NAME, Metrics
+from qkv.training.logging.metrics import METRICS_FILE, Metrics
 
 
 def row(step: int, loss: float | None = None, **more: Any) -> dict[str, Any]:
@@ -65,7 +65,10 @@ def test_the_figure_of_one_run_goes_into_its_folder(tmp_path: Path) -> None:
     )
     assert plot([folder]) == folder / "curves.png"
     assert is_png(folder / "curves.png")
-    assert plot([folder / NAME], tmp_path / "new" / "other.png") == tmp_path / "new" / "other.png"
+    assert (
+        plot([folder / METRICS_FILE], tmp_path / "new" / "other.png")
+        == tmp_path / "new" / "other.png"
+    )
     assert is_png(tmp_path / "new" / "other.png")
 
 
@@ -198,7 +201,7 @@ def test_runs_with_little_to_show_are_drawn(tmp_path: Path, rows: list[dict[str,
 
 def test_an_unfinished_line_of_metrics_is_ignored(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", row(1), row(2))
-    with (folder / NAME).open("a") as file:
+    with (folder / METRICS_FILE).open("a") as file:
         file.write('{"step": 3, "lo')
     assert read_run(folder, "run", "step").summary.startswith("2 steps so far")
     assert is_png(plot([folder]))
@@ -261,14 +264,14 @@ def test_short(value: float, text: str) -> None:
 def test_errors_say_what_is_wrong(tmp_path: Path, without_shape_checks: None) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "begun").mkdir()
-    (tmp_path / "begun" / NAME).touch()
+    (tmp_path / "begun" / METRICS_FILE).touch()
     good = run(tmp_path / "good", {"step": 1, "loss": 2.0})
     for runs, settings, message in (
         ([], {}, "runs: .*one run"),
         ([tmp_path / "none"], {}, "none: there is no such folder"),
-        ([good, tmp_path / "empty"], {}, f"empty: .*no {NAME}"),
-        ([tmp_path / "begun"], {}, f"begun/{NAME}: no losses"),
-        ([good], {"x": "tokens"}, f"x: no row of .*{NAME} has tokens"),
+        ([good, tmp_path / "empty"], {}, f"empty: .*no {METRICS_FILE}"),
+        ([tmp_path / "begun"], {}, f"begun/{METRICS_FILE}: no losses"),
+        ([good], {"x": "tokens"}, f"x: no row of .*{METRICS_FILE} has tokens"),
         ([good], {"x": "epoch"}, "x: .*'epoch'"),
         ([good], {"smooth": 1.0}, "smooth: .*1.0"),
         (

@@ -14,7 +14,7 @@ from qkv.generation.text import complete, prompt_ids
 from qkv.models import GPT, GPTConfig
 from qkv.serving.http.middleware import AccessRules
 from qkv.serving.model_host import ModelHost
-from qkv.text.chat_template import Message, encode_chat, ends_of_turn
+from qkv.text.chat_template import Message, encode_chat, end_of_turn_ids
 from support.deadlines import DEADLINES
 from support.serving_fixtures import Models
 from support.small_server import SMALL, Running, hosting, running
@@ -98,7 +98,7 @@ def test_a_developer_message_and_max_completion_tokens(http: httpx.Client, model
         [Message(role="system", content="be brief"), Message(role="user", content=PROMPT)],
     )
     expected = complete(
-        model, tokenizer, [ids], length=6, seed=3, samples=2, end=ends_of_turn(tokenizer)
+        model, tokenizer, [ids], length=6, seed=3, samples=2, end=end_of_turn_ids(tokenizer)
     )
     messages = [
         {"role": "developer", "content": "be brief"},
