@@ -101,7 +101,7 @@ def test_models_that_do_not_go_together_are_refused() -> None:
     with pytest.raises(ValueError, match=r"models: .*target vocabulary.* 13 and 14"):
         beam_search([transformer(), rnn(vocabulary=14)], words(1, 3), **options)
     with pytest.raises(
-        ValueError, match="models: expected one source vocabulary for all, not 7 and 13 words"
+        ValueError, match="models: expected one source vocabulary for all, not 7 and 13"
     ):
         translate([rnn(), rnn(source_vocabulary=7)], words(1, 3), **options)
     with pytest.raises(ValueError, match="models: expected one or more"):
