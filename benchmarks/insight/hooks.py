@@ -52,14 +52,14 @@ class Options:
 
 
 class WithoutHooks(ast.NodeTransformer):
-    """self.hooks(name, value) becomes value; self.hooks.heard(name) becomes None."""
+    """self.hooks(name, value) becomes value; self.hooks.callback(name) becomes None."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         called = ast.unparse(node.func)
         if called == "self.hooks":
             return node.args[1]
-        if called == "self.hooks.heard":
+        if called == "self.hooks.callback":
             return ast.Constant(None)
         return node
 

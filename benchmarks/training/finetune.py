@@ -70,7 +70,7 @@ def main(options: Options) -> None:
             "transformers, AdamW as it is": (theirs(peer(options, model), False), data.batch),
             "transformers, fused, random order": (
                 theirs(peer(options, model), True),
-                lambda step: data.chosen(order[step * options.batch : (step + 1) * options.batch]),
+                lambda step: data.build(order[step * options.batch : (step + 1) * options.batch]),
             ),
         }
         seconds = time_steps(steps, options)

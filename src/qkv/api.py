@@ -123,7 +123,7 @@ def generate(
         tokenizer,
         prompt,
         length=length,
-        choice=params,
+        sampling_params=params,
         stop=stop,
         seed=seed,
         samples=samples,

@@ -25,6 +25,7 @@ from qkv.artifact_files import (
     replace_files,
     verify_beside,
 )
+from qkv.model_names import model_path
 from qkv.models.consistency import check_consistent, refuse_adapters
 from qkv.models.convert import hf_folder, peft, read_folder, read_gguf
 from qkv.models.convert.hf_folder import (

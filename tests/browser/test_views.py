@@ -264,9 +264,9 @@ def test_what_is_predicted_does_not_depend_on_the_mask(
     open_page: Open,
 ) -> None:
     """A GPT without its mask predicts next tokens; a BERT of one token does not."""
-    page = open_page(replace(made_look(causal=False), both_ways=False), "#view=next")
+    page = open_page(replace(made_look(causal=False), bidirectional=False), "#view=next")
     assert page.inner_text("nav [data-view=next]") == "Next token"
-    page = open_page(replace(made_look(["alone"]), both_ways=True), "#view=next")
+    page = open_page(replace(made_look(["alone"]), bidirectional=True), "#view=next")
     assert page.inner_text(".side h2") == "At the position of alone"
 
 

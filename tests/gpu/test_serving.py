@@ -103,7 +103,7 @@ def test_requests_that_join_and_leave_get_the_same_tokens_as_alone(
             model,
             [prompt],
             length=20 + number % 3,
-            choice=sampling,
+            sampling_params=sampling,
             end=6,
             seed=row_seeds(number, 1),
         )

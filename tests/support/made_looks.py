@@ -32,7 +32,7 @@ def side(tokens: Sequence[str], inside: Collection[int] = ()) -> Side:
     words: list[WholeWord] = []
     for position, token in enumerate(tokens):
         if position in inside:
-            words[-1] = WholeWord(words[-1].text + token, [*words[-1].places, position])
+            words[-1] = WholeWord(words[-1].text + token, [*words[-1].positions, position])
         else:
             words.append(WholeWord(token, [position]))
     return Side(tuple(range(len(tokens))), tuple(tokens), tuple(words))
@@ -111,15 +111,15 @@ def made_look(
             of("decoder", text, text, True),
             of("cross", reading.rows, read, False),
         ]
-    both_ways = not causal and read is None
+    bidirectional = not causal and read is None
     residual = [5 * (layer + 1) * (1 + torch.rand(T)) for layer in range(depth + 1)]
     gradient = [torch.rand(T) + 0.01 for _ in range(depth + 1)]
-    for layer in () if both_ways else gradient:
+    for layer in () if bidirectional else gradient:
         layer[-1] = math.nan  # the last token has no next token
-    norms = Norms(residual, gradient if both_ways or T > 1 else None)
+    norms = Norms(residual, gradient if bidirectional or T > 1 else None)
     attribution = weights(1, T, len((read or text).ids), causal and read is None)[0]
     lens = [guesses(tokens) for _ in range(depth + 1)]
-    return Look(model, reading, captured, lens[-1], lens, norms, attribution, both_ways)
+    return Look(model, reading, captured, lens[-1], lens, norms, attribution, bidirectional)
 
 
 def recurrent_look() -> Look:

@@ -26,7 +26,7 @@ def model(tokenizer: Tokenizer) -> GPT:
 def test_one_prompt_gives_one_string(model: GPT, tokenizer: Tokenizer) -> None:
     """The result is that of `complete` with the same sampling parameters."""
     params = SamplingParams(temperature=0.8, top_p=0.95, repetition=1.2)
-    expected = complete(model, tokenizer, "the cat", length=9, choice=params, seed=3)
+    expected = complete(model, tokenizer, "the cat", length=9, sampling_params=params, seed=3)
     text = qkv.generate(model, tokenizer, "the cat", length=9, repetition=1.2, seed=3)
     assert text == expected
 

@@ -145,7 +145,7 @@ class ChatSession:
             self.tokenizer,
             [ids],
             length=self.length,
-            choice=self.params,
+            sampling_params=self.params,
             end=self.ends,
             seed=self.seed,
         )

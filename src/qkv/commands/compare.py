@@ -24,7 +24,7 @@ from qkv.command_line.subjects import model_titles, open_subject, run_task
 from qkv.command_line.user_input import note
 from qkv.data.batches.labels import class_names
 from qkv.data.sources.examples import open_examples
-from qkv.evaluation.evaluate import Protocol, Subject, read_task_rows
+from qkv.evaluation.protocol import Protocol, Subject, read_task_rows
 from qkv.evaluation.question import build_question
 from qkv.evaluation.task_file import EvaluationTask, only_column, read_task, template_parts
 from qkv.insight.render.figures.comparison_figure import comparison_table, draw_comparison

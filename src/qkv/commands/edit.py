@@ -96,15 +96,15 @@ def show(effect: EditEffects, console: Console) -> None:
             f"({more:+.3f})"
         )
 
-    if effect.said_before is not None:
-        console.print(Text.assemble(("before: ", "dim"), printable(effect.said_before)))
+    if effect.text_before is not None:
+        console.print(Text.assemble(("before: ", "dim"), printable(effect.text_before)))
 
-    if effect.said_after is not None:
+    if effect.text_after is not None:
         style = ""
-        if effect.said_after != effect.said_before:
+        if effect.text_after != effect.text_before:
             style = "bold"
 
-        console.print(Text.assemble(("after: ", "dim"), (printable(effect.said_after), style)))
+        console.print(Text.assemble(("after: ", "dim"), (printable(effect.text_after), style)))
 
 
 def effect_table(effect: EditEffects, blocks: bool) -> Table:
@@ -173,12 +173,12 @@ def as_object(effect: EditEffects) -> dict[str, Any]:
         "before": {
             "likeliest": guess_values(effect.before),
             "loss": effect.loss_before,
-            "text": effect.said_before,
+            "text": effect.text_before,
         },
         "after": {
             "likeliest": guess_values(effect.after),
             "loss": effect.loss_after,
-            "text": effect.said_after,
+            "text": effect.text_after,
         },
     }
 

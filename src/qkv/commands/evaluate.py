@@ -18,7 +18,9 @@ from qkv.data.sources.lines import read_lines
 from qkv.data.sources.source import SPLITS, open_pairs
 from qkv.evaluation import report
 from qkv.evaluation.bleu import check_translations
-from qkv.evaluation.evaluate import EvaluationResult, Protocol, score_translations
+from qkv.evaluation.evaluate import EvaluationResult
+from qkv.evaluation.evaluators import score_translations
+from qkv.evaluation.protocol import Protocol
 from qkv.evaluation.task_file import EvaluationTask, read_task
 from qkv.insight.render.figures import score_figure
 from qkv.insight.render.figures.figure_style import check_ending

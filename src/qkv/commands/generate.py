@@ -123,7 +123,7 @@ def run(
             opened.tokenizer,
             [ids],
             length=length,
-            choice=params,
+            sampling_params=params,
             samples=samples,
             seed=seed,
             beyond=beyond,

@@ -190,7 +190,7 @@ def measure_patterns(
     for site in patterns:
         values: dict[str, Any] = {"attention": site.kind}
         for pattern, scores in site.scores.items():
-            values[pattern] = {"scores": scores.tolist(), "uniform": site.even[pattern]}
+            values[pattern] = {"scores": scores.tolist(), "uniform": site.uniform[pattern]}
 
         numbers.append(values)
 

@@ -13,11 +13,11 @@ from rich.console import Console
 from qkv.command_line.model_opening import Machine, ModelName, float32_by_default, open_model
 from qkv.command_line.output_checks import check_not_input, check_writable
 from qkv.command_line.user_input import note, note_unknown, read_standard_input, read_text_or_pipe
-from qkv.insight.inspect import position_encoding
 from qkv.insight.inspect.capture import unmasked
+from qkv.insight.inspect.position_encoding import position_encoding
 from qkv.insight.look import FORMATS, Look, look
 from qkv.insight.render import terminal
-from qkv.insight.render.figures import figure_style
+from qkv.insight.render.figures import figure_style, position_figure
 from qkv.insight.render.views import View
 from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 
@@ -109,8 +109,8 @@ def run(
             at_least=layer,
             name=model,
             attention=whole or view not in WITHOUT_ATTENTION,
-            lens_too=view == "lens" or None,
-            norms_too=view == "norms" or None,
+            lens=view == "lens" or None,
+            norms=view == "norms" or None,
             attribution=attribution,
         )
 
@@ -199,10 +199,10 @@ def default_view(result: Look, chosen: dict[str, Any]) -> View:
 
 def show_positions(name: str, model: Any, out: Path | None) -> None:
     """The positional encoding of the model, at the terminal or as a picture."""
-    encoding = position_encoding.position_encoding(model)
+    encoding = position_encoding(model)
     if out is None:
-        position_encoding.show(encoding, Console(highlight=False))
+        position_figure.show(encoding, Console(highlight=False))
         return
 
     figure_style.check_ending(out, "out")
-    print(figure_style.save(lambda: position_encoding.draw(encoding, name), out))
+    print(figure_style.save(lambda: position_figure.draw(encoding, name), out))

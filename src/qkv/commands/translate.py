@@ -241,10 +241,10 @@ def align_words(
     aligned: Alignment = []
 
     for target in whole_words(tokenizer, translation.ids):
-        row = weights[target.places].mean(0)  # (S,)
+        row = weights[target.positions].mean(0)  # (S,)
         sources = []
         for word in source_words:
-            sources.append((word.text or "(end)", float(row[word.places].sum())))
+            sources.append((word.text or "(end)", float(row[word.positions].sum())))
 
         sources.sort(key=lambda pair: -pair[1])
         aligned.append((target.text, sources))

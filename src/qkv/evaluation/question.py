@@ -274,7 +274,7 @@ def draw_examples(
 
 def first_token(tokenizer: Tokenizer) -> int:
     """The id that precedes the first token of a text."""
-    id = tokenizer.start if tokenizer.starts_texts else start_id(tokenizer)
+    id = tokenizer.start if tokenizer.adds_start_token else start_id(tokenizer)
     if id is None:
         raise ValueError(
             "tokenizer: it has no start or end token, so nothing can precede the first token"
@@ -315,7 +315,7 @@ def encode_requests(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> l
             )
 
         continuation_ids = tuple(ids[whole][len(context_ids) :])
-        if tokenizer.starts_texts or not context_ids:
+        if tokenizer.adds_start_token or not context_ids:
             context_ids = [first_token(tokenizer), *context_ids]
 
         requests.append(Request(tuple(context_ids), continuation_ids))

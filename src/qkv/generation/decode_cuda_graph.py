@@ -232,8 +232,8 @@ class DecodeGraph:
         rows = range(len(batch.sequences))
         counts = batch.token_counts(rows, model.config.vocabulary, ids.device)
         if self.counts is not None and counts is not None:
-            self.counts.read.copy_(counts.read)
-            self.counts.said.copy_(counts.said)
+            self.counts.in_prompt.copy_(counts.in_prompt)
+            self.counts.generated.copy_(counts.generated)
 
         return logits[prompt]
 

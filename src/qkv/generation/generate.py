@@ -19,7 +19,7 @@ from qkv.generation.decode_loop import DecodeLoop
 from qkv.generation.generation_batch import Beyond, GeneratedToken, GenerationBatch, Reason
 from qkv.generation.prompts import Arrays, Prompts, check_whole, token_rows
 from qkv.generation.sampling import uniforms
-from qkv.generation.sampling_params import SamplingFields, SamplingParams
+from qkv.generation.sampling_params import SamplingKeywords, SamplingParams
 from qkv.generation.search.ensemble import Ensemble
 from qkv.generation.stop import as_ends
 from qkv.models import GPT, RNN, Transformer
@@ -40,7 +40,7 @@ Stop = Callable[[int, list[int]], bool]
 MOST_ROWS = 65536
 
 
-class GenerateOptions(SamplingFields, total=False):
+class GenerateOptions(SamplingKeywords, total=False):
     """The keyword arguments of `generate`, for its overloads."""
 
     length: Required[int]
@@ -90,7 +90,7 @@ def generate(
     seed: int | Sequence[int] | None = None,
     beyond: Beyond = "refuse",
     stop: Stop | None = None,
-    **fields: Unpack[SamplingFields],
+    **fields: Unpack[SamplingKeywords],
 ) -> list[Any]:
     """Continue each prompt by at most `length` new tokens.
 
@@ -147,7 +147,7 @@ def stream(
     seed: int | Sequence[int] | None = None,
     beyond: Beyond = "refuse",
     stop: Stop | None = None,
-    **fields: Unpack[SamplingFields],
+    **fields: Unpack[SamplingKeywords],
 ) -> Iterator[GeneratedToken]:
     """Generate as `generate` does, and yield every token as soon as it is known.
 
@@ -278,7 +278,7 @@ def on_device(model: Any, numbers: Float[Tensor, "B L"]) -> Float[Tensor, "B L"]
 
 
 def as_sampling_params(
-    sampling_params: SamplingParams | None, fields: SamplingFields, temperature: float = 1.0
+    sampling_params: SamplingParams | None, fields: SamplingKeywords, temperature: float = 1.0
 ) -> SamplingParams:
     """The sampling parameters, given as they are or by their fields.
 
@@ -287,7 +287,6 @@ def as_sampling_params(
         fields: Some of them by name.
         temperature: The default.
     """
-    sampling_params = sampling_params or fields.pop("choice", None)
     if sampling_params is None:
         values: dict[str, Any] = {"temperature": temperature, **fields}
         return SamplingParams(**values)

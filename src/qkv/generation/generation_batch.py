@@ -76,14 +76,14 @@ class GenerationBatch:
         self, rows: Sequence[int], vocabulary: int, device: torch.device
     ) -> TokenCounts | None:
         """The tokens of some rows, if the sampling parameters depend on them."""
-        if not self.sampling_params.remembers:
+        if not self.sampling_params.needs_counts:
             return None
 
         prompts = [self.sequences[row][: self.prompt_lengths[row]] for row in rows]
         counts = TokenCounts(*pad_left(prompts, device), vocabulary)
         for index, row in enumerate(rows):
             for token in self.sequences[row][self.prompt_lengths[row] :]:
-                counts.said[index, token] += 1
+                counts.generated[index, token] += 1
 
         return counts
 

@@ -120,7 +120,7 @@ class SamplingParams:
             raise ValueError("forbidden: no token is left that may be generated")
 
     @property
-    def remembers(self) -> bool:
+    def needs_counts(self) -> bool:
         """Whether the choice depends on the tokens so far, so that they must be counted."""
         return self.repetition != 1 or self.presence != 0 or self.frequency != 0
 
@@ -130,7 +130,7 @@ class SamplingParams:
         return max([self.minimum, *(position + 1 for position in self.forced)])
 
 
-class SamplingFields(TypedDict, total=False):
+class SamplingKeywords(TypedDict, total=False):
     """The fields of `SamplingParams` as keyword arguments."""
 
     temperature: float
@@ -143,7 +143,6 @@ class SamplingFields(TypedDict, total=False):
     forbidden: tuple[int, ...]
     forced: Mapping[int, int]
     minimum: int
-    choice: SamplingParams | None
 
 
 def check_ids(name: str, ids: Sequence[int], vocabulary: int) -> None:
@@ -168,20 +167,20 @@ class TokenCounts:
         if padding_mask is None:
             padding_mask = torch.ones_like(prompt, dtype=torch.bool)
 
-        self.said = torch.zeros(prompt.shape[0], vocabulary, device=prompt.device)  # (B, V)
+        self.generated = torch.zeros(prompt.shape[0], vocabulary, device=prompt.device)  # (B, V)
         """How often each token was generated."""
-        self.read = self.said.scatter_add(1, prompt, padding_mask.float()) > 0  # (B, V)
+        self.in_prompt = self.generated.scatter_add(1, prompt, padding_mask.float()) > 0  # (B, V)
         """Whether each token is in the prompt."""
 
     def add(self, tokens: Int[Tensor, "B"]) -> None:
         """Count one more token of each row."""
-        ones = torch.ones_like(self.said[:, :1])
-        self.said.scatter_add_(1, tokens.clamp(min=0).unsqueeze(1), ones)
+        ones = torch.ones_like(self.generated[:, :1])
+        self.generated.scatter_add_(1, tokens.clamp(min=0).unsqueeze(1), ones)
 
     def reorder(self, rows: Int[Tensor, "B"]) -> None:
         """Let row i go on as the old row rows[i]."""
-        self.said = self.said.index_select(0, rows)
-        self.read = self.read.index_select(0, rows)
+        self.generated = self.generated.index_select(0, rows)
+        self.in_prompt = self.in_prompt.index_select(0, rows)
 
 
 def process_logits(
@@ -203,10 +202,12 @@ def process_logits(
     if counts is not None and params.repetition != 1:
         penalty = params.repetition
         lower = torch.where(logits > 0, logits / penalty, logits * penalty)
-        logits = torch.where(counts.read | (counts.said > 0), lower, logits)
+        logits = torch.where(counts.in_prompt | (counts.generated > 0), lower, logits)
 
     if counts is not None and (params.presence or params.frequency):
-        logits = logits - params.presence * (counts.said > 0) - params.frequency * counts.said
+        logits = (
+            logits - params.presence * (counts.generated > 0) - params.frequency * counts.generated
+        )
 
     if position in params.forced:
         forced = torch.full_like(logits, -math.inf)

@@ -37,7 +37,7 @@ class StopStringFilter:
         """Append one token."""
         self.add_text(self.detokenizer.add(id))
 
-    def hear_all(self, ids: Iterable[int]) -> None:
+    def add_tokens(self, ids: Iterable[int]) -> None:
         """Append several tokens."""
         self.add_text(self.detokenizer.add_all(ids))
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Required, Unpack, overload
 from qkv.generation.generate import stream
 from qkv.generation.generation_batch import Beyond, GeneratedToken, Reason
 from qkv.generation.prompts import Arrays, TextPrompts, check_text, text_rows, texts_of
-from qkv.generation.sampling_params import SamplingFields, SamplingParams
+from qkv.generation.sampling_params import SamplingKeywords, SamplingParams
 from qkv.generation.stop import StopStringFilter
 from qkv.models import GPT
 from qkv.text.tokenizer import Tokenizer, start_id
@@ -36,7 +36,7 @@ class TextChunk(NamedTuple):
     """Why this is the row's last chunk; None if it is not."""
 
 
-class CompleteOptions(SamplingFields, total=False):
+class CompleteOptions(SamplingKeywords, total=False):
     """The keyword arguments of `complete` and `stream_text`, beside `samples`."""
 
     length: Required[int]
@@ -59,7 +59,7 @@ def stream_text(
     samples: int | None = None,
     seed: int | Sequence[int] | None = None,
     beyond: Beyond = "refuse",
-    **fields: Unpack[SamplingFields],
+    **fields: Unpack[SamplingKeywords],
 ) -> Iterator[TextChunk]:
     """Continue each prompt, and yield the new text as soon as it is final.
 
@@ -199,7 +199,7 @@ def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """
     check_text(text, "prompt")
     ids = tokenizer.encode(text)
-    if tokenizer.starts_texts and tokenizer.start is not None:
+    if tokenizer.adds_start_token and tokenizer.start is not None:
         return [tokenizer.start, *ids]
     if ids:
         return ids

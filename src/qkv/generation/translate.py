@@ -22,7 +22,7 @@ from qkv.generation.generate import (
 from qkv.generation.generation_batch import GenerationBatch
 from qkv.generation.prompts import Arrays, Prompts, texts_of, token_rows
 from qkv.generation.sampling import uniforms
-from qkv.generation.sampling_params import SamplingFields, SamplingParams
+from qkv.generation.sampling_params import SamplingKeywords, SamplingParams
 from qkv.generation.search.beam_search import SearchOptions, beam_search
 from qkv.generation.search.ensemble import Ensemble
 from qkv.generation.search.search_loop import batches, rounded
@@ -38,7 +38,7 @@ AT_ONCE = 64
 # Ids
 
 
-class TranslateOptions(SamplingFields, total=False):
+class TranslateOptions(SamplingKeywords, total=False):
     """The keyword arguments of `translate`, for its overloads."""
 
     sampling_params: SamplingParams | None
@@ -101,7 +101,7 @@ def translate(
     sampling_params: SamplingParams | None = None,
     samples: int | None = None,
     seed: int | Sequence[int] | None = None,
-    **fields: Unpack[SamplingFields],
+    **fields: Unpack[SamplingKeywords],
 ) -> list[Any]:
     """Translate each source into at most `length` ids, greedily unless sampling is asked for.
 

@@ -141,8 +141,8 @@ def look(
     at_least: Collection[int] = (),
     name: str | None = None,
     attention: bool = True,
-    lens_too: bool | None = None,
-    norms_too: bool | None = None,
+    lens: bool | None = None,
+    norms: bool | None = None,
     attribution: bool | None = False,
 ) -> Look:
     """Run a text through a model, and capture what happens inside.
@@ -158,8 +158,8 @@ def look(
         at_least: The layers that are kept for a long text; default the first.
         name: The name of the model in titles.
         attention: False captures no weights, for attention without the usual hook points.
-        lens_too: Compute the logit lens; None does so for a text of up to 256 tokens.
-        norms_too: Compute the norms; None does so for a text of up to 1,024 tokens.
+        lens: Compute the logit lens; None does so for a text of up to 256 tokens.
+        norms: Compute the norms; None does so for a text of up to 1,024 tokens.
         attribution: Compute gradient x input; None does so for a text of up to 48 tokens.
 
     Returns:
@@ -182,13 +182,13 @@ def look(
 
     check_memory(model, reading)
     captured = attention_of(model, reading, layers, at_least) if attention else []
-    by_layer = lens_of(model, tokenizer, reading, lens_too)
+    by_layer = lens_of(model, tokenizer, reading, lens)
     predictions = by_layer[-1] if by_layer else predictions_of(model, tokenizer, reading)
-    norms = norms_of(model, reading, norms_too)
+    norm_values = norms_of(model, reading, norms)
     shares = attribution_of(model, reading, attribution)
     is_bert = isinstance(backbone_of(model), BERT)
 
-    return Look(name, reading, captured, predictions, by_layer, norms, shares, is_bert)
+    return Look(name, reading, captured, predictions, by_layer, norm_values, shares, is_bert)
 
 
 def title_of(model: Model | artifact.Loaded | str | Path) -> str:

@@ -31,7 +31,7 @@ from qkv.models.registry import Config, Model
 from qkv.tables import Table
 from qkv.text import Tokenizer
 from qkv.text.printable import printable
-from qkv.training.logging.metrics import read_metrics
+from qkv.training.logging.metrics import METRICS_FILE, read_metrics
 from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig
 from qkv.training.setup.run_folder import read_run_flags
 from qkv.training.setup.step_timing import seconds_per_step
@@ -55,7 +55,7 @@ FEWEST_STEPS = 30
 
 def show_demo(
     console: Console | None = None,
-    out: Path = OUT,
+    out: Path = DEMO_FOLDER,
     *,
     translator_steps: int = TRANSLATOR_STEPS,
     writer_steps: int = WRITER_STEPS,

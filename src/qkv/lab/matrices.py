@@ -242,7 +242,7 @@ def show_mask(console: Console, names: tuple[str, ...], heads: dict[str, MaskedH
     say = format_score if has_blocks(console) else format_score_ascii
     for name, head in heads.items():
         shades = shades_of(head.scores)
-        scores = HeatMap(head.scores, names, names, "scores", shades=shades, say=say)
+        scores = HeatMap(head.scores, names, names, "scores", shades=shades, format_value=say)
         weights = HeatMap(head.weights, names, names, "weights: softmax of each row")
         beside = Table.grid(padding=(0, 4))
         beside.add_row(scores, weights)
@@ -265,7 +265,7 @@ def draw_mask(
             names,
             f"{name}: scores",
             shades=shades_of(head.scores),
-            say=format_score,
+            format_value=format_score,
         )
         matrix(axes[row, 1], head.weights, names, names, f"{name}: weights")
 

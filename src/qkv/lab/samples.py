@@ -62,7 +62,7 @@ def sample_replies(model: GPT, tokenizer: Tokenizer, data: ConversationData) -> 
     prompts = []
     for number in data.chosen[:EXAMPLES].tolist():
         conversation = data.conversations[number]
-        first_reply = int(conversation.asked.argmax())
+        first_reply = int(conversation.is_target.argmax())
         if first_reply + LENGTH <= model.config.context:
             prompts.append(conversation.ids[:first_reply].tolist())
 

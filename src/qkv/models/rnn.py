@@ -115,7 +115,7 @@ class RNN(nn.Module):
                 empty, or padding comes before tokens.
             TypeError: If the ids are not integers or a padding mask is not bool.
         """
-        hidden = self.forced(
+        hidden = self.teacher_forced(
             source,
             target,
             source_padding_mask=source_padding_mask,
@@ -123,7 +123,7 @@ class RNN(nn.Module):
         )
         return self.logits(hidden)
 
-    def forced(
+    def teacher_forced(
         self,
         source: Int[Tensor, "B S"],
         target: Int[Tensor, "B T"],
@@ -209,8 +209,8 @@ class RNN(nn.Module):
             state.source,
             mask=mask,
             score=self.score_function(),
-            on_scores=self.hooks.heard("scores"),
-            on_weights=self.hooks.heard("weights"),
+            on_scores=self.hooks.callback("scores"),
+            on_weights=self.hooks.callback("weights"),
         )
 
         return self.hooks("context", context)

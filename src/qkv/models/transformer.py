@@ -90,7 +90,7 @@ class Transformer(nn.Module):
             ValueError: If ids or masks do not fit the vocabularies, the context or each other.
             TypeError: If the ids are not integers or a padding mask is not bool.
         """
-        hidden = self.forced(
+        hidden = self.teacher_forced(
             source,
             target,
             source_padding_mask=source_padding_mask,
@@ -98,7 +98,7 @@ class Transformer(nn.Module):
         )
         return self.logits(hidden)
 
-    def forced(
+    def teacher_forced(
         self,
         source: Int[Tensor, "B S"],
         target: Int[Tensor, "B T"],
@@ -201,7 +201,7 @@ class Transformer(nn.Module):
         encoded = self.encode(source, padding_mask)
         return DecoderState(encoded, padding_mask, len(self.decoder.blocks))
 
-    def remember(
+    def cache_source(
         self, source: Int[Tensor, "1 S"], pages: PagedCache, slots: Int[Tensor, "S"]
     ) -> None:
         """Encode a source and write its cross-attention keys and values into slots of a cache."""

@@ -65,7 +65,7 @@ def supports(block: Block, x: Tensor, state: object) -> bool:
         return False
 
     points = (block.hooks, attention.hooks, block.feed_forward.hooks)
-    return not any(hooks.listeners for hooks in points)
+    return not any(hooks.callbacks for hooks in points)
 
 
 def matrices(block: Block) -> tuple[Linear, ...]:

@@ -84,14 +84,14 @@ class HookPoints:
     def __init__(self, *names: str, aliases: Mapping[str, str] | None = None) -> None:
         self.names = names
         self.aliases = aliases or {}
-        self.listeners: dict[str, tuple[PointHook, ...]] = {}
+        self.callbacks: dict[str, tuple[PointHook, ...]] = {}
 
     def __call__(self, name: str, value: Tensor) -> Tensor:
         """The value after the hooks of this point."""
-        if not self.listeners:
+        if not self.callbacks:
             return value
 
-        for hook in self.listeners.get(name, ()):
+        for hook in self.callbacks.get(name, ()):
             replacement = hook(value)
             if replacement is None:
                 continue
@@ -105,9 +105,9 @@ class HookPoints:
 
         return value
 
-    def heard(self, name: str) -> Callable[[Tensor], Tensor] | None:
+    def callback(self, name: str) -> Callable[[Tensor], Tensor] | None:
         """This point as a function, or None when it has no hooks: for values made on demand."""
-        return partial(self, name) if name in self.listeners else None
+        return partial(self, name) if name in self.callbacks else None
 
 
 class Point(NamedTuple):
@@ -156,7 +156,7 @@ def has_hooks(model: nn.Module) -> bool:
     """True if any point of any module in the model has a hook."""
     for module in model.modules():
         hooks = hook_points_of(module)
-        if hooks is not None and hooks.listeners:
+        if hooks is not None and hooks.callbacks:
             return True
 
     return False
@@ -232,8 +232,8 @@ def add_hook(model: nn.Module, pattern: str, hook: Hook) -> Iterator[None]:
         added.append((point, partial(call_hook, hook, full_name)))
 
     for point, point_hook in added:
-        listeners = point.hooks.listeners
-        listeners[point.name] = (*listeners.get(point.name, ()), point_hook)
+        callbacks = point.hooks.callbacks
+        callbacks[point.name] = (*callbacks.get(point.name, ()), point_hook)
 
     try:
         yield
@@ -248,12 +248,12 @@ def call_hook(hook: Hook, name: str, value: Tensor) -> Tensor | None:
 
 def remove_hook(point: Point, hook: PointHook) -> None:
     """Remove this very hook, and leave those that were added before or since."""
-    listeners = point.hooks.listeners
-    remaining = tuple(other for other in listeners[point.name] if other is not hook)
+    callbacks = point.hooks.callbacks
+    remaining = tuple(other for other in callbacks[point.name] if other is not hook)
     if remaining:
-        listeners[point.name] = remaining
+        callbacks[point.name] = remaining
     else:
-        del listeners[point.name]
+        del callbacks[point.name]
 
 
 class CapturedValues(dict[str, Tensor]):

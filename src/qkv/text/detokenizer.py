@@ -40,10 +40,10 @@ class IncrementalDetokenizer:
         self.only_byte_level = self.byte_level and tokenizer.decoders <= {"Sequence", "ByteLevel"}
         """Nothing remains to be done once the bytes are characters."""
         self.byte_fallback = "ByteFallback" in tokenizer.decoders
-        self.characters = codecs.getincrementaldecoder("utf-8")("replace")
-        self.before: list[int] = []
+        self.utf8_decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.last_ids: list[int] = []
         """The last id whose text was returned; the join to the next token depends on it alone."""
-        self.waiting: list[int] = []
+        self.pending: list[int] = []
         """Ids whose text is incomplete: part of a character, or a run of byte tokens."""
 
     def add(self, id: int) -> str:
@@ -54,12 +54,12 @@ class IncrementalDetokenizer:
 
         characters = ""
         if self.byte_level:
-            characters = self.characters.decode(bytes_of(token))
+            characters = self.utf8_decoder.decode(bytes_of(token))
         if self.only_byte_level:
             return characters
 
-        self.waiting.append(id)
-        inside_character = bool(self.characters.getstate()[0])
+        self.pending.append(id)
+        inside_character = bool(self.utf8_decoder.getstate()[0])
         inside_bytes = self.byte_fallback and BYTE_TOKEN.fullmatch(token)
         if inside_character or inside_bytes:
             return ""
@@ -77,24 +77,24 @@ class IncrementalDetokenizer:
             if id not in self.skipped and token is not None:
                 encoded.append(bytes_of(token))
 
-        return self.characters.decode(b"".join(encoded))
+        return self.utf8_decoder.decode(b"".join(encoded))
 
     def close(self) -> str:
         """Return the text of all ids that are still pending."""
         if self.only_byte_level:
-            return self.characters.decode(b"", final=True)
+            return self.utf8_decoder.decode(b"", final=True)
 
         return self.decode_pending()
 
     def decode_pending(self) -> str:
-        if not self.waiting:
+        if not self.pending:
             return ""
 
         decode = self.tokenizer.decode
-        prefix = decode(self.before)
-        text = decode(self.before + self.waiting)[len(prefix) :]
-        self.before = self.waiting[-1:]
-        self.waiting = []
+        prefix = decode(self.last_ids)
+        text = decode(self.last_ids + self.pending)[len(prefix) :]
+        self.last_ids = self.pending[-1:]
+        self.pending = []
 
         return text
 

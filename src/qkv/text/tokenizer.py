@@ -245,7 +245,7 @@ class Tokenizer:
 
     @cached_property
     @panics_as_errors
-    def starts_texts(self) -> bool:
+    def adds_start_token(self) -> bool:
         """Whether a text starts with the start token, by the config or else by the rules."""
         if self.start is None:
             return False
@@ -254,7 +254,9 @@ class Tokenizer:
 
         return self.inner.encode("", add_special_tokens=True).ids[:1] == [self.start]
 
-    def with_special(self, names: Sequence[str], *, chat_template: str | None = None) -> Tokenizer:
+    def with_special_tokens(
+        self, names: Sequence[str], *, chat_template: str | None = None
+    ) -> Tokenizer:
         """Return a copy with more special tokens, whose ids follow all others.
 
         Args:

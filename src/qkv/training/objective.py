@@ -29,7 +29,7 @@ class FeatureExtractor(nn.Module):
     def forward(self, batch: Batch) -> Float[Tensor, "B M E"]:
         model = self.model
         if batch.source is not None:
-            hidden = model.forced(
+            hidden = model.teacher_forced(
                 batch.source,
                 batch.ids,
                 source_padding_mask=batch.source_padding_mask,

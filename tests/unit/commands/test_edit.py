@@ -50,7 +50,7 @@ def test_before_and_after(qkv: Qkv, models: Path) -> None:
     values = json.loads(qkv(*arguments, "--json").out)
     assert values["changes"] == ["0.1=off", "0.0:2>1=0.9"]
     assert values["moved"] == pytest.approx(expected.moved.tolist(), abs=1e-6)
-    assert values["after"]["text"] == expected.said_after
+    assert values["after"]["text"] == expected.text_after
     assert expected.after is not None
     guesses = [guess["text"] for guess in values["after"]["likeliest"][1]]
     assert guesses == [guess.text for guess in expected.after[1]]

@@ -42,7 +42,7 @@ def test_attention_patterns(qkv: Qkv, models: Path, tmp_path: Path) -> None:
     assert patterns["attention"] == "self"
     for name, scores in expected.scores.items():
         torch.testing.assert_close(torch.tensor(patterns[name]["scores"]), scores)
-        assert patterns[name]["uniform"] == expected.even[name]
+        assert patterns[name]["uniform"] == expected.uniform[name]
 
     assert "What heads do" in plot.read_text()
 

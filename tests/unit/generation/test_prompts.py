@@ -294,7 +294,7 @@ def test_what_is_no_text(tokenizer: Tokenizer) -> None:
             "ids: expected one list of token ids (whole numbers), not [[1, 2]]",
         ),  # type: ignore[list-item]
         (
-            lambda: tokenizer.with_special("[new]"),
+            lambda: tokenizer.with_special_tokens("[new]"),
             "names: expected a list of names, not one string",
         ),
     ):

@@ -42,7 +42,7 @@ def test_penalties_equal_a_plain_loop() -> None:
 
 def test_padding_does_not_count_as_a_token_of_the_prompt() -> None:
     counts = TokenCounts(torch.tensor([[0, 0, 4]]), torch.tensor([[False, False, True]]), V)
-    assert counts.read[0].nonzero().flatten().tolist() == [4]
+    assert counts.in_prompt[0].nonzero().flatten().tolist() == [4]
 
 
 def test_repetition_is_that_of_transformers() -> None:

@@ -138,24 +138,24 @@ def test_an_empty_prompt_begins_where_texts_begin(characters: Tokenizer) -> None
     assert complete(model, characters, [""], length=9, seed=1) == [characters.decode(ids)]
 
 
-def with_special(*names: str) -> tokenizers.Tokenizer:
+def with_special_tokens(*names: str) -> tokenizers.Tokenizer:
     inner = tokenizers.Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
     inner.add_special_tokens(list(names))
     return inner
 
 
 def test_where_others_texts_begin() -> None:
-    assert start_id(Tokenizer(with_special("<s>", "</s>"))) == 2
-    assert start_id(Tokenizer(with_special("</s>"))) == 2
-    assert start_id(Tokenizer(with_special())) is None
+    assert start_id(Tokenizer(with_special_tokens("<s>", "</s>"))) == 2
+    assert start_id(Tokenizer(with_special_tokens("</s>"))) == 2
+    assert start_id(Tokenizer(with_special_tokens())) is None
     with pytest.raises(
         ValueError, match="prompt: it is empty, and this tokenizer has no start or end token"
     ):
-        prompt_ids(Tokenizer(with_special()), "")
+        prompt_ids(Tokenizer(with_special_tokens()), "")
 
 
 def test_a_start_id_where_the_tokenizer_asks_for_one() -> None:
-    inner = with_special("<s>", "</s>")
+    inner = with_special_tokens("<s>", "</s>")
     assert prompt_ids(Tokenizer(inner), "ab") == [0, 1]
     assert prompt_ids(Tokenizer(inner, {"add_bos_token": True}), "ab") == [2, 0, 1]
     assert prompt_ids(Tokenizer(inner, {"add_bos_token": True}), "") == [2]

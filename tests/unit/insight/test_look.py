@@ -122,12 +122,12 @@ def test_a_long_text_has_no_lens_by_default(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(look_data, "LENS_MAX_TOKENS", 3)
     assert qkv.look(small(gpt), "the cat sat on the mat", tokenizer=TOKENIZER).lens is None
     assert (
-        qkv.look(small(gpt), "the cat sat on the mat", tokenizer=TOKENIZER, lens_too=True).lens
+        qkv.look(small(gpt), "the cat sat on the mat", tokenizer=TOKENIZER, lens=True).lens
         is not None
     )
     monkeypatch.setattr(look_data, "NORMS_MAX_TOKENS", 3)
     assert qkv.look(small(gpt), "the cat sat on the mat", tokenizer=TOKENIZER).norms is None
-    result = qkv.look(small(gpt), "the cat sat on the mat", tokenizer=TOKENIZER, norms_too=True)
+    result = qkv.look(small(gpt), "the cat sat on the mat", tokenizer=TOKENIZER, norms=True)
     assert result.norms is not None
     assert repr(result) == "Look('GPT', 6 tokens, self (2 layers of 4 heads))"
 

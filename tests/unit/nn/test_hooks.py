@@ -412,7 +412,7 @@ class Silent:
     def __call__(self, name: str, value: Tensor) -> Tensor:
         return value
 
-    def heard(self, name: str) -> None:
+    def callback(self, name: str) -> None:
         return None
 
 

@@ -82,7 +82,7 @@ def test_500_streams_at_once_equal_their_solo_runs(start: Start) -> None:
             model,
             [request.prompt],
             length=request.max_tokens,
-            choice=request.sampling,
+            sampling_params=request.sampling,
             seed=row_seeds(request.seed, 1),
         )
         assert token_ids == alone

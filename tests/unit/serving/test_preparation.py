@@ -188,7 +188,9 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stuck]:
 @pytest.fixture(scope="module")
 def host(models: Models) -> Iterator[ModelHost]:
     model, tokenizer = models["chat"]
-    looping = tokenizer.with_special([], chat_template="{# loops #}" + tokenizer.chat_template)
+    looping = tokenizer.with_special_tokens(
+        [], chat_template="{# loops #}" + tokenizer.chat_template
+    )
     host = hosting({"chat": models["chat"], "loops": (model, looping)})
     yield host
     host.close()

@@ -95,15 +95,15 @@ class LabelledData:
         epoch, index = divmod(step, self.steps_per_epoch)
         examples, batches = self.epoch(epoch)
         number = int(batches[index])
-        return self.chosen(examples[number * self.rows : (number + 1) * self.rows])
+        return self.build(examples[number * self.rows : (number + 1) * self.rows])
 
     def ordered(self) -> Iterator[Batch]:
         """Every example once, the shortest first."""
         rows = self.rows * VALIDATION_FACTOR
         for first in range(0, len(self.order), rows):
-            yield self.chosen(self.order[first : first + rows])
+            yield self.build(self.order[first : first + rows])
 
-    def chosen(self, numbers: Int[np.ndarray, "B"]) -> Batch:
+    def build(self, numbers: Int[np.ndarray, "B"]) -> Batch:
         """A batch of the examples with these numbers."""
         indices = numbers.tolist()
         targets = None

@@ -45,7 +45,7 @@ class HeadPatterns(NamedTuple):
     """self, or for a translator encoder or decoder."""
     scores: dict[str, Float[Tensor, "L H"]]
     """previous, first, self, same, induction; and next if later tokens are visible."""
-    even: dict[str, float]
+    uniform: dict[str, float]
     """Uniform baseline: the score of a head that attends equally to all visible tokens."""
     tokens: dict[str, int]
     """The number of tokens that each score is averaged over."""
@@ -178,7 +178,7 @@ class PatternSums:
         for pattern, tokens in self.tokens.items():
             if tokens:
                 result.scores[pattern] = (self.weights[pattern] / tokens).float()
-                result.even[pattern] = self.uniform[pattern] / tokens
+                result.uniform[pattern] = self.uniform[pattern] / tokens
                 result.tokens[pattern] = tokens
 
         return result
@@ -213,7 +213,7 @@ def measure_patterns(
                 hooks.enter_context(require_hook(model, point, hook, heads=site.heads))
 
         if isinstance(backbone, Transformer):
-            backbone.forced(ids["encoder"].to(device), ids["decoder"].to(device))
+            backbone.teacher_forced(ids["encoder"].to(device), ids["decoder"].to(device))
         else:
             backbone.hidden(ids["self"].to(device))
 

@@ -107,4 +107,4 @@ def batches_from_examples(
 
     data = LabelledData(frame.encode(tokenizer, examples), targets, numbers, frame, 1)
 
-    return [data.chosen(np.array([number])) for number in range(len(examples))]
+    return [data.build(np.array([number])) for number in range(len(examples))]

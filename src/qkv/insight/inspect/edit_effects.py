@@ -34,9 +34,9 @@ class EditEffects(NamedTuple):
     loss_before: float | None
     """Mean loss of the text in nats; None if the model has no loss on it."""
     loss_after: float | None
-    said_before: str | None
+    text_before: str | None
     """The greedy continuation or translation, if the model generates text."""
-    said_after: str | None
+    text_after: str | None
 
 
 class Prediction(NamedTuple):
@@ -201,7 +201,7 @@ def continue_greedily(
         if isinstance(backbone, GPT):
             vectors = backbone.hidden(ids)
         else:
-            vectors = backbone.forced(arguments["source"], ids)
+            vectors = backbone.teacher_forced(arguments["source"], ids)
 
         id = int(backbone.logits(vectors[:, -1])[0, : tokenizer.vocabulary].argmax())
         if id == tokenizer.end:

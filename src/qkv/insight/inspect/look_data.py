@@ -50,7 +50,7 @@ class LookData:
     attribution: Float[Tensor, "T S"] | None = None
     """|gradient x input| of each position's likeliest token for each input token; a row sums to
     1."""
-    both_ways: bool = False
+    bidirectional: bool = False
     """True for a BERT, which predicts the token at a position; others predict the next token."""
 
     def __repr__(self) -> str:

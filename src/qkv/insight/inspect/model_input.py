@@ -263,7 +263,7 @@ def frame_tokens(model: Model, tokenizer: Tokenizer) -> dict[str, FrameTokens]:
         head = model.config.head
         return {"self": as_frame(head.start, head.extract)}
     if isinstance(model, GPT):
-        if not tokenizer.starts_texts:
+        if not tokenizer.adds_start_token:
             start = None
         return {"self": as_frame(start, None)}
     if isinstance(model, BERT):
@@ -295,9 +295,9 @@ def make_side(tokenizer: Tokenizer, ids: Sequence[int]) -> Side:
     for word in whole_words(tokenizer, ids):
         text = word.text.translate(VISIBLE)
         if not text:
-            text = "".join(tokens[position] for position in word.places)
+            text = "".join(tokens[position] for position in word.positions)
 
-        words.append(WholeWord(text, word.places))
+        words.append(WholeWord(text, word.positions))
 
     return Side(tuple(ids), tokens, tuple(words))
 
@@ -344,7 +344,7 @@ def hidden_of(model: Model, arguments: dict[str, Any]) -> Float[Tensor, "B T E"]
     """Run the forward pass up to the output layer for any batch; arguments as from `ids_of`."""
     backbone = backbone_of(model)
     if isinstance(backbone, Transformer | RNN):
-        return backbone.forced(**arguments)
+        return backbone.teacher_forced(**arguments)
 
     return backbone.hidden(**arguments)
 

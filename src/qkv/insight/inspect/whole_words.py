@@ -19,7 +19,7 @@ class WholeWord(NamedTuple):
 
     text: str
     """Empty for a special token."""
-    places: list[int]
+    positions: list[int]
     """Positions of its tokens."""
 
 
@@ -66,6 +66,6 @@ def membership(words: Sequence[WholeWord], tokens: int, like: Tensor) -> Float[T
     """A matrix with 1 where token t belongs to word w, else 0; dtype and device as `like`."""
     member = like.new_zeros(len(words), tokens)
     for row, word in enumerate(words):
-        member[row, word.places] = 1
+        member[row, word.positions] = 1
 
     return member

@@ -509,7 +509,7 @@ def frame_of(model: Model, tokenizer: Tokenizer, task: str, pooling: str) -> Fra
 
     end = first_id(tokenizer.end, tokenizer.padding, 0)
     start = None
-    if isinstance(model, BERT) or (isinstance(model, GPT) and tokenizer.starts_texts):
+    if isinstance(model, BERT) or (isinstance(model, GPT) and tokenizer.adds_start_token):
         start = tokenizer.start
 
     context = context_of(model)

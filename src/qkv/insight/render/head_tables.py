@@ -49,7 +49,7 @@ def patterns_table(patterns: Sequence[HeadPatterns]) -> Table:
 
     for kind in patterns:
         for name in kind.scores:
-            row: list[str | Text] = [name, MEANING[name], f"{kind.even[name]:.2f}"]
+            row: list[str | Text] = [name, MEANING[name], f"{kind.uniform[name]:.2f}"]
             row.append(strongest_heads(kind, name))
             if several:
                 row.insert(0, kind.kind)

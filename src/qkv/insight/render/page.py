@@ -236,7 +236,7 @@ def described(look: LookData, code: Code) -> dict[str, Any]:
         "model": look.model,
         "heading": heading(look),
         "text": index_of(reading.text, sides),
-        "follows": not look.both_ways,  # predictions are of the next token, not of this position
+        "follows": not look.bidirectional,  # predictions are of the next token, not of this position
         "attention": [described_attention(attention, code, sides) for attention in look.attention],
         "next": look.next is not None,
         "lens": look.lens is not None,
@@ -272,7 +272,7 @@ def index_of(side: Side, sides: list[Side]) -> int:
 
 
 def described_side(side: Side) -> dict[str, Any]:
-    words = [[word.text, word.places] for word in side.words]
+    words = [[word.text, word.positions] for word in side.words]
     return {"ids": side.ids, "tokens": side.tokens, "words": words}
 
 

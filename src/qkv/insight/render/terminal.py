@@ -200,7 +200,9 @@ def by_head(values: Float[Tensor, "L H"]) -> HeatMap:
     largest = max(float(values.nan_to_num().max()), 1e-9)
     rows = [f"layer {layer}" for layer in range(layers)]
     columns = list(map(str, range(heads)))
-    return HeatMap(values, rows, columns, shades=values / largest, say=lambda value: f"{value:.1f}")
+    return HeatMap(
+        values, rows, columns, shades=values / largest, format_value=lambda value: f"{value:.1f}"
+    )
 
 
 # Predictions

@@ -124,7 +124,7 @@ class HeatMap:
     title: str = ""
     shades: Float[Tensor, "T S"] | None = None
     """From 0 to 1; by default the root of the weight."""
-    say: Callable[[float], str] = two_decimals
+    format_value: Callable[[float], str] = two_decimals
     """Formats a number."""
 
     @property
@@ -132,10 +132,10 @@ class HeatMap:
         """The width of the widest number: the smallest, the largest or a non-finite one."""
         finite = self.weights[self.weights.isfinite()]
         if finite.numel() == 0:
-            return cell_len(self.say(0.0))
+            return cell_len(self.format_value(0.0))
 
         extremes = [*finite.aminmax(), *self.weights[~self.weights.isfinite()].unique()]
-        return max(cell_len(self.say(float(value))) for value in extremes)
+        return max(cell_len(self.format_value(float(value))) for value in extremes)
 
     @property
     def named(self) -> int:
@@ -240,7 +240,7 @@ class HeatMap:
             for weight, shade in zip(weights, row, strict=True):
                 text = " " * width
                 if has_numbers:
-                    text = self.say(weight).rjust(self.digits).center(width)
+                    text = self.format_value(weight).rjust(self.digits).center(width)
                 elif not has_colours(console):
                     text = ink(shade, console) * width
 

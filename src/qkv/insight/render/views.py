@@ -150,7 +150,7 @@ def attributed(look: LookData, words: bool = False) -> Attributed:
 
 def prediction_title(look: LookData) -> str:
     """What the predictions of a language model are: next tokens, or a BERT's at each position."""
-    if look.both_ways:
+    if look.bidirectional:
         return "Predicted token at each position"
 
     return "Predicted next tokens"

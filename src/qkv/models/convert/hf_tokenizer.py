@@ -88,7 +88,7 @@ class TokenizerExport:
             return start, end
         if isinstance(self.config, TransformerConfig):
             return [], end
-        if self.tokenizer.starts_texts:
+        if self.tokenizer.adds_start_token:
             return start, []
 
         return [], []

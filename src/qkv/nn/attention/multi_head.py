@@ -201,8 +201,8 @@ class MultiHeadAttention(nn.Module):
             bias=bias,
             need_weights=need_weights,
             dropout=self.dropout if self.training else 0.0,
-            on_scores=self.hooks.heard("scores"),
-            on_weights=self.hooks.heard("weights"),
+            on_scores=self.hooks.callback("scores"),
+            on_weights=self.hooks.callback("weights"),
         )
 
     def attend_packed(
@@ -231,7 +231,7 @@ class MultiHeadAttention(nn.Module):
 
         # The paged kernel replaces `attend`, so nothing may be changed or hooked there.
         causal = shared is None or isinstance(shared, Causal)
-        hooked = self.hooks.heard("scores") or self.hooks.heard("weights")
+        hooked = self.hooks.callback("scores") or self.hooks.callback("weights")
         plain = causal and bias is None and self.relative is None and not hooked
         plain = plain and unchanged(self, MultiHeadAttention)
 

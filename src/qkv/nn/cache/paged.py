@@ -53,13 +53,13 @@ class PagedCache:
         # Zeros, because masked values are multiplied by 0, and uninitialised memory may hold NaN.
         self.keys = [like.new_zeros(shape) for _ in range(depth)]
         self.values = [like.new_zeros(shape) for _ in range(depth)]
-        self.at = torch.zeros(sequences, longest, dtype=torch.int32, device=like.device)
+        self.block_table = torch.zeros(sequences, longest, dtype=torch.int32, device=like.device)
         """The block tables: the slot of each position of each sequence."""
-        self.source_at = torch.zeros_like(self.at)
+        self.source_block_table = torch.zeros_like(self.block_table)
         """The same for the sources of an encoder-decoder."""
 
     @staticmethod
-    def bytes_of_place(depth: int, kv_heads: int, head_width: int, like: Tensor) -> int:
+    def bytes_per_slot(depth: int, kv_heads: int, head_width: int, like: Tensor) -> int:
         """Bytes of a slot in all layers."""
         return 2 * depth * kv_heads * head_width * like.element_size()
 
@@ -134,7 +134,7 @@ class PackedBatch:
 
     @property
     def block_table(self) -> Int[Tensor, "N longest"]:
-        return self.pages.source_at if self.slots is None else self.pages.at
+        return self.pages.source_block_table if self.slots is None else self.pages.block_table
 
     def attend(
         self,

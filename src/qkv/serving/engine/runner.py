@@ -43,7 +43,7 @@ class PagedRunner:
             "like": like,
         }
 
-        block_bytes = BLOCK_SIZE * PagedCache.bytes_of_place(**shape)
+        block_bytes = BLOCK_SIZE * PagedCache.bytes_per_slot(**shape)
         self.blocks = cache_bytes // block_bytes
         """Block 0 and the last slot are scratch space for padding rows."""
         if self.blocks < 2:
@@ -110,7 +110,7 @@ class PagedRunner:
 
         # The packed batch: the ids of decoding sequences are on the device already
         ids, positions, slot_mapping, slots = self.pack(batch)
-        self.pages.at[slots, positions] = slot_mapping.int()
+        self.pages.block_table[slots, positions] = slot_mapping.int()
         decoding = len(batch.decode)
         ids = torch.cat([self.last_tokens[slots[:decoding]], ids[decoding:]])
 
@@ -134,7 +134,9 @@ class PagedRunner:
         """Map the computed positions of a sequence, which a shared prefix may have filled."""
         if sequence.computed:
             mapping = slot_mapping_of(sequence.block_table, np.arange(sequence.computed))
-            self.pages.at[sequence.slot, : sequence.computed] = self.to_device(mapping).int()
+            self.pages.block_table[sequence.slot, : sequence.computed] = self.to_device(
+                mapping
+            ).int()
 
     def pack(self, batch: ScheduledStep) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Of every new token its id, position, slot mapping and sequence slot, each (N,)."""
@@ -233,9 +235,9 @@ class PagedRunner:
         mapping = self.to_device(
             slot_mapping_of(sequence.source_block_table, np.arange(len(sequence.source)))
         )
-        self.pages.source_at[sequence.slot, : len(mapping)] = mapping.int()
+        self.pages.source_block_table[sequence.slot, : len(mapping)] = mapping.int()
         ids = torch.tensor([sequence.source], device=self.device)
-        self.model.remember(ids, self.pages, mapping)
+        self.model.cache_source(ids, self.pages, mapping)
 
     def fork(
         self, beam: ServingSequence, twin: ServingSequence, copies: Sequence[tuple[int, int]]
@@ -249,7 +251,7 @@ class PagedRunner:
             self.pages.copy(old, new)
 
         self.write_block_table(twin)
-        self.pages.source_at[twin.slot] = self.pages.source_at[beam.slot]
+        self.pages.source_block_table[twin.slot] = self.pages.source_block_table[beam.slot]
 
     def set_last_tokens(
         self, sequences: Sequence[ServingSequence], token_ids: Int[Tensor, "M"]

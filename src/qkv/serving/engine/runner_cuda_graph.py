@@ -56,7 +56,7 @@ class StepGraphs:
                 self.hook_points.append(points)
 
         self.hooks = forward_hooks(*model.modules())
-        self.padding_slot = pages.at.shape[0] - 1
+        self.padding_slot = pages.block_table.shape[0] - 1
         self.pool = torch.cuda.graph_pool_handle()
 
         # Inputs of the graphs: positions, slot mapping and slots, each of the largest batch size
@@ -90,7 +90,7 @@ class StepGraphs:
         if any(sequence.request.heads_off for sequence in batch.decode):
             return False
 
-        return not any(points.listeners for points in self.hook_points) and not any(self.hooks)
+        return not any(points.callbacks for points in self.hook_points) and not any(self.hooks)
 
     def warm_up(self, max_sequences: int) -> None:
         """Capture the graphs of short sequences for all batch sizes in use."""
@@ -148,7 +148,7 @@ class StepGraphs:
     def step(self, size: int, longest: int) -> tuple[Float[Tensor, "R V"], Int[Tensor, "R"]]:
         """One decode step over the input buffer."""
         positions, slot_mapping, slots = self.inputs[:, :size]
-        self.pages.at[slots, positions] = slot_mapping.int()
+        self.pages.block_table[slots, positions] = slot_mapping.int()
         group = SequenceGroup(0, size, 1, slots, positions + 1, longest)
         state = PackedBatch(self.pages, [group], slot_mapping)
         hidden = self.model.hidden(

@@ -65,7 +65,7 @@ def sample(
 
         # Penalties and forbidden tokens
         counts = None
-        if sampling.remembers:
+        if sampling.needs_counts:
             counts = token_counts_of(first, logits.shape[1], device)
 
         allowed = process_logits(group, sampling, counts, first.generated, first.request.end_ids)
@@ -158,7 +158,7 @@ def token_counts_of(
         prompt = torch.tensor([sequence.token_ids[: sequence.prompt_length]], device=device)
         sequence.token_counts = TokenCounts(prompt, None, vocabulary)
         for token_id in sequence.token_ids[sequence.prompt_length :]:
-            sequence.token_counts.said[0, token_id] += 1
+            sequence.token_counts.generated[0, token_id] += 1
 
     return sequence.token_counts
 

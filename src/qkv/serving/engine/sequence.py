@@ -75,7 +75,7 @@ class ServingSequence:
         self.uniforms: list[float] = []
         self.sampling_key = repr((sampling, self.request.end_ids))
         """Sequences with equal keys are sampled together."""
-        self.counts_tokens = sampling.remembers
+        self.counts_tokens = sampling.needs_counts
         self.greedy = self.request.logprobs is None and sampling == GREEDY
         """Plain argmax without logprobs, which a CUDA graph can compute by itself."""
         self.token_counts: TokenCounts | None = None
@@ -166,7 +166,7 @@ class ServingSequence:
     def detokenize(self) -> None:
         """Turn all ids since the last call into text at once, which is faster than one by one."""
         if self.detokenized < len(self.token_ids):
-            self.stop_filter.hear_all(self.token_ids[self.detokenized :])
+            self.stop_filter.add_tokens(self.token_ids[self.detokenized :])
             self.detokenized = len(self.token_ids)
 
     def take_chunk(self, reason: Reason | None) -> OutputChunk:

@@ -57,7 +57,7 @@ class TokenStream:
         """
         stream = self.stream
         offset = self.offset
-        pending = stream.characters.getstate()[0]
+        pending = stream.utf8_decoder.getstate()[0]
         if pending:
             try:
                 codecs.utf_8_decode(
@@ -65,9 +65,9 @@ class TokenStream:
                 )
             except UnicodeDecodeError as error:
                 offset += error.start == 0
-        elif stream.waiting and not BYTE_TOKEN.fullmatch(spelling(self.tokenizer, id)):
+        elif stream.pending and not BYTE_TOKEN.fullmatch(spelling(self.tokenizer, id)):
             decode = self.tokenizer.decode
-            offset += len(decode(stream.before + stream.waiting)) - len(decode(stream.before))
+            offset += len(decode(stream.last_ids + stream.pending)) - len(decode(stream.last_ids))
 
         self.offset += len(stream.add(id))
 
@@ -116,7 +116,7 @@ def single_token(tokenizer: Tokenizer, id: int) -> dict[str, Any]:
 def token_text(tokenizer: Tokenizer, id: int) -> str:
     """The text of a token inside a text."""
     stream = IncrementalDetokenizer(tokenizer)
-    stream.before = preceding_token(tokenizer)
+    stream.last_ids = preceding_token(tokenizer)
     return stream.add(id) + stream.close()
 
 

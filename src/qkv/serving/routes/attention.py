@@ -71,8 +71,8 @@ async def attention(body: AttentionRequest, request: Request) -> Response:
                 tokenizer=tokenizer,
                 name=body.model,
                 layers=body.layers,
-                lens_too=body.lens,
-                norms_too=body.norms,
+                lens=body.lens,
+                norms=body.norms,
             )
 
     result = await while_connected(

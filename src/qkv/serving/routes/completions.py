@@ -133,17 +133,17 @@ class CompletionChoiceState:
         # After an echo the detokenizer continues the prompt: the text of a token depends on the
         # token before it, so it may start with a space, or with the rest of a character.
         self.after_echo = StopStringFilter(tokenizer, stop)
-        stream = self.after_echo.stream
-        stream.before = list(prompt.before)
-        stream.waiting = list(prompt.waiting)
-        stream.characters.setstate(prompt.characters.getstate())
+        stream = self.after_echo.detokenizer
+        stream.last_ids = list(prompt.last_ids)
+        stream.pending = list(prompt.pending)
+        stream.utf8_decoder.setstate(prompt.utf8_decoder.getstate())
 
     def text_after_echo(self, chunk: OutputChunk) -> str:
         """The text of a chunk as the continuation of the echoed prompt."""
         if self.after_echo.stopped:
             return ""
 
-        self.after_echo.hear_all(token.id for token in chunk.tokens)
+        self.after_echo.add_tokens(token.id for token in chunk.tokens)
         if chunk.reason is not None:
             self.after_echo.close()
 

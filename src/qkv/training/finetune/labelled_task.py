@@ -184,7 +184,7 @@ def add_marks(
     """Choose the special tokens around texts; new ones enlarge the vocabulary."""
     new = tune.marks == "new" or (tune.marks is None and tune.train == "everything")
     if isinstance(backbone, GPT) and new:
-        tokenizer = tokenizer.with_special(NEW_MARKS)
+        tokenizer = tokenizer.with_special_tokens(NEW_MARKS)
         start, delimiter, extract = map(tokenizer.id, NEW_MARKS)
         assert delimiter is not None
         assert extract is not None

@@ -133,7 +133,7 @@ def add_chat_template(
             "expected everything"
         )
 
-    tokenizer = tokenizer.with_special(CHAT_MARKS, chat_template=CHAT_TEMPLATE)
+    tokenizer = tokenizer.with_special_tokens(CHAT_MARKS, chat_template=CHAT_TEMPLATE)
     larger = with_vocabulary(model, max(model.config.vocabulary, tokenizer.vocabulary), seed)
     assert isinstance(larger, GPT)
 

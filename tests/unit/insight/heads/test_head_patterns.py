@@ -85,8 +85,10 @@ def test_induction_by_hand() -> None:
     assert result.scores["induction"][0, 1] == pytest.approx(1)
     assert result.tokens["induction"] == 4 * n
     result = set_by_hand(model, lambda q, k: k <= q)
-    assert result.scores["induction"][0, 1] == pytest.approx(result.even["induction"])
-    assert result.even["induction"] == pytest.approx(sum(1 / (q + 1) for q in query.tolist()) / n)
+    assert result.scores["induction"][0, 1] == pytest.approx(result.uniform["induction"])
+    assert result.uniform["induction"] == pytest.approx(
+        sum(1 / (q + 1) for q in query.tolist()) / n
+    )
 
 
 def test_repeated_tokens_are_framed_as_a_text() -> None:
@@ -177,7 +179,7 @@ def test_a_uniform_head_has_the_uniform_baseline() -> None:
     for model, visible in ((gpt(**SIZE), lambda q, k: k <= q), (bert(**SIZE), lambda q, k: k >= 0)):
         result = set_by_hand(model, visible)
         for role, scores in result.scores.items():
-            assert scores[0, 1] == pytest.approx(result.even[role], rel=1e-5)
+            assert scores[0, 1] == pytest.approx(result.uniform[role], rel=1e-5)
             assert 0 <= scores.min() <= scores.max() <= 1 + 1e-6
 
 
@@ -206,7 +208,7 @@ def test_the_uniform_baseline_of_sparse_masks(make: Any, sparse: dict[str, Any])
         # With a window of 1 no previous token is visible.
         assert ("previous" in patterns.scores) == (sparse != {"window": 1})
         for role, scores in patterns.scores.items():
-            uniform = torch.full_like(scores, patterns.even[role])
+            uniform = torch.full_like(scores, patterns.uniform[role])
             assert_close(scores, uniform, rtol=1e-5, atol=0)
 
 

@@ -59,7 +59,7 @@ def test_the_positions_of_each_word(
     ids, words = encode_sentence(make(**SIZE), tokenizer, sentences[0])
     assert [word.text for word in words] == [form for form, _, _ in WORDS]
     assert tokenizer.decode(ids).strip() in ("the cats sat on a mat.", "the cats sat on a mat .")
-    positions = [position for word in words for position in word.places]
+    positions = [position for word in words for position in word.positions]
     first = int(make is bert)  # after [CLS]
     assert positions == list(range(first, first + len(positions)))
     assert [ids[0], ids[-1]] == list(
@@ -84,8 +84,8 @@ def points_at_heads(
                 source, target = word, words[parsed.head - 1]
                 if from_head:
                     source, target = target, source
-                for query in source.places:
-                    value[:, 2, query, target.places] = 1 / len(target.places)
+                for query in source.positions:
+                    value[:, 2, query, target.positions] = 1 / len(target.positions)
         return value
 
     return hook

@@ -102,5 +102,5 @@ def test_pieces_are_grouped_into_whole_words() -> None:
     ids = [*tokenizer.encode("plays walked"), tokenizer.end]
     result = whole_words(tokenizer, ids)
     assert [word.text for word in result] == ["plays", "walked", ""]
-    assert [position for word in result for position in word.places] == list(range(len(ids)))
+    assert [position for word in result for position in word.positions] == list(range(len(ids)))
     assert whole_words(tokenizer, []) == []

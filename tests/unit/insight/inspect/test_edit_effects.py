@@ -48,10 +48,10 @@ def test_all_effects_on_a_gpt() -> None:
         float(F.cross_entropy(before[:-1], ids[1:])), abs=1e-5
     )
     assert result.loss_after == pytest.approx(float(F.cross_entropy(after[:-1], ids[1:])), abs=1e-5)
-    assert [result.said_before] == complete(
+    assert [result.text_before] == complete(
         model.float(), TOKENIZER, [TEXT], length=6, temperature=0
     )
-    assert result.said_after != result.said_before
+    assert result.text_after != result.text_before
 
 
 def test_an_edge_changes_no_earlier_position() -> None:
@@ -70,8 +70,8 @@ def test_the_translation_changes(make: Any) -> None:
     ((_, translations),) = translate_texts(
         [model.float()], TOKENIZER, [TEXT], beams=1, length=6, forbidden=()
     )
-    assert result.said_before is not None
-    assert result.said_before.strip() == translations[0].text
+    assert result.text_before is not None
+    assert result.text_before.strip() == translations[0].text
     assert len(result.moved) == len(reading.text.ids) == 3
     assert result.loss_before != result.loss_after
 
@@ -80,7 +80,7 @@ def test_a_bert_with_and_without_its_token_head() -> None:
     model = bert(**SIZE)
     reading = read(model, TOKENIZER, "the [mask] sat")
     result = edit_effects(model, TOKENIZER, reading, [Edit(0, 1)])
-    assert (result.loss_before, result.said_before) == (None, None)
+    assert (result.loss_before, result.text_before) == (None, None)
     assert result.before is not None
     assert len(result.before) == len(reading.text.ids)
     encoder = bert(**SIZE, mlm_head=False)

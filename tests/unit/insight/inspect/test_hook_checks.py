@@ -184,4 +184,4 @@ def test_an_error_inside_the_context_is_kept_and_the_hook_removed() -> None:
         require_hook(model, "weights", lambda value, name: None),
     ):
         pass
-    assert model.hooks.listeners == {}
+    assert model.hooks.callbacks == {}

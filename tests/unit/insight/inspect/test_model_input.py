@@ -52,7 +52,7 @@ def test_a_gpt_reads_a_text(pairs: Tokenizer) -> None:
     assert "".join(result.text.tokens).replace("↵", "").replace("␣", "") == text.replace(
         " ", ""
     ).replace("\n", "")
-    positions = [position for word in result.text.words for position in word.places]
+    positions = [position for word in result.text.words for position in word.positions]
     assert positions == list(range(len(result.text.ids)))
     assert "unbelievable" in [word.text for word in result.text.words]
     assert_close(logits(model.eval(), result), model(torch.tensor([pairs.encode(text)])))
@@ -110,7 +110,7 @@ def test_a_translator_reads_a_pair_or_translates_itself() -> None:
         assert result.rows.ids == predicted
         assert result.rows.tokens[:2] == ("mice", "ran")
         arguments = ids_of(model, result)
-        expected = model.forced(arguments["source"], arguments["target"])
+        expected = model.teacher_forced(arguments["source"], arguments["target"])
         assert_close(hidden(model, result), expected)
         translated = read(model, tokenizer, "the cat sat")
         assert translated.source == result.source
@@ -177,7 +177,7 @@ def test_frame_tokens_are_those_that_read_puts_around_a_text(make: Any, starts: 
     text = "the cat sat"
     model = make()
     tokenizer = Tokenizer(WORDS.inner, {"add_bos_token": starts})
-    assert tokenizer.starts_texts == starts
+    assert tokenizer.adds_start_token == starts
     frames = frame_tokens(model, tokenizer)
     if "self" in frames:
         sides = {"self": read(model, tokenizer, text).text}

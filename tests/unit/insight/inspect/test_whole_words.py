@@ -17,8 +17,8 @@ def test_pieces_are_joined_as_the_definition_says() -> None:
     assert result.shape == (2, 3, 3, 2)
     for w, row in enumerate(ROWS):
         for x, column in enumerate(COLUMNS):
-            total = sum(weights[..., t, s] for t in row.places for s in column.places)
-            assert_close(result[..., w, x], total / len(row.places))
+            total = sum(weights[..., t, s] for t in row.positions for s in column.positions)
+            assert_close(result[..., w, x], total / len(row.positions))
     assert_close(result.sum(-1), torch.ones(2, 3, 3, dtype=torch.float64))
 
 

@@ -129,12 +129,12 @@ def test_a_non_finite_norm_is_null() -> None:
     assert None not in norms["residual"][0]
 
 
-@pytest.mark.parametrize("both_ways", [True, False])
-def test_what_is_predicted_does_not_depend_on_the_mask(both_ways: bool) -> None:
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_what_is_predicted_does_not_depend_on_the_mask(bidirectional: bool) -> None:
     for causal in (True, False):
-        look = replace(made_look(causal=causal), both_ways=both_ways)
+        look = replace(made_look(causal=causal), bidirectional=bidirectional)
         data = Blocks(page(look)).data()
-        assert (data["follows"], data["attention"][0]["causal"]) == (not both_ways, causal)
+        assert (data["follows"], data["attention"][0]["causal"]) == (not bidirectional, causal)
 
 
 def test_the_rows_of_a_translation_are_the_tokens_it_generated() -> None:

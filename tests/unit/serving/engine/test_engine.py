@@ -66,7 +66,12 @@ def test_requests_that_join_and_leave_get_the_same_tokens_as_alone(
     steps.finish()
     for number, (prompt, handle) in enumerate(zip(PROMPTS, handles, strict=True)):
         alone = generate(
-            model, [prompt], length=5 + number % 3, choice=choice, seed=row_seeds(number, 1), end=6
+            model,
+            [prompt],
+            length=5 + number % 3,
+            sampling_params=choice,
+            seed=row_seeds(number, 1),
+            end=6,
         )
         assert steps.ids(handle) == alone
     assert steps.used == 0
@@ -405,7 +410,7 @@ def test_a_row_with_nan_logits_fails_alone() -> None:
     expected = []
     for prompt in prompts:
         seeds = row_seeds(5, 1)
-        expected.append(generate(model, [prompt], length=9, seed=seeds, choice=sampling))
+        expected.append(generate(model, [prompt], length=9, seed=seeds, sampling_params=sampling))
     with torch.no_grad():
         model.embedding.token.weight[12] = torch.nan
     steps = Steps(model, rows=8, cache=1 << 20)
@@ -445,7 +450,7 @@ def test_a_fault_affects_neither_searches_nor_sequences_with_penalties() -> None
         steps.chunks(bad)
     for prompt, handle, search in zip(PROMPTS, handles, searched, strict=False):
         assert steps.ids(handle) == generate(
-            model, [prompt], length=9, seed=row_seeds(5, 1), choice=choice
+            model, [prompt], length=9, seed=row_seeds(5, 1), sampling_params=choice
         )
         (best,) = beam_search(model, [prompt], end=2, length=9, beams=3, forbidden=(12,))
         assert steps.chunks(search)[0].score == pytest.approx(best[0].score)
@@ -474,7 +479,7 @@ def test_a_fault_in_sampling_does_not_affect_the_others(monkeypatch: pytest.Monk
         steps.chunks(bad)
     for prompt, handle in zip(PROMPTS, handles, strict=False):
         assert steps.ids(handle) == generate(
-            model, [prompt], length=9, seed=row_seeds(5, 1), choice=choice
+            model, [prompt], length=9, seed=row_seeds(5, 1), sampling_params=choice
         )
 
 

@@ -251,7 +251,7 @@ def unpacked(block: str, shape: list[int]) -> Any:
 def test_attention_equals_the_page_of_look(http: httpx.Client, models: Models) -> None:
     model, tokenizer = models["gpt"]
     reply = reply_of(http, "attention", model="gpt", text=SENTENCE, lens=True, norms=True)
-    expected = look(model, SENTENCE, tokenizer=tokenizer, name="gpt", lens_too=True, norms_too=True)
+    expected = look(model, SENTENCE, tokenizer=tokenizer, name="gpt", lens=True, norms=True)
     whole = page(expected)
     for name, block in reply["blocks"].items():
         assert f'id="qkv.{name}">{block}</script>' in whole

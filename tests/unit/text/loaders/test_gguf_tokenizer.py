@@ -146,7 +146,7 @@ def test_smollms_special_tokens(smollm: tuple[Tokenizer, ByHand]) -> None:
         None,
     )
     assert len(tokenizer.special) == 17
-    assert not tokenizer.starts_texts
+    assert not tokenizer.adds_start_token
     assert tokenizer.chat_template is not None
     assert "You are a helpful AI assistant named SmolLM" in tokenizer.chat_template
 
@@ -168,8 +168,10 @@ def test_the_tokens_by_type(tmp_path: Path) -> None:
     tag = tokenizer.id("<tag>")
     assert tokenizer.encode("a<tag>b")[1] == tag
     assert tokenizer.chat_template == TEMPLATE
-    assert not Tokenizer.read(gguf_file(tmp_path / "a.gguf", ggml_add_bos_token=False)).starts_texts
-    assert Tokenizer.read(gguf_file(tmp_path / "b.gguf", ggml_add_bos_token=True)).starts_texts
+    assert not Tokenizer.read(
+        gguf_file(tmp_path / "a.gguf", ggml_add_bos_token=False)
+    ).adds_start_token
+    assert Tokenizer.read(gguf_file(tmp_path / "b.gguf", ggml_add_bos_token=True)).adds_start_token
 
 
 @pytest.mark.parametrize(
@@ -187,9 +189,9 @@ def test_texts_start_as_in_llama_cpp_where_the_file_does_not_say(
     kind: str, starts: bool, tmp_path: Path
 ) -> None:
     file = gguf_file(tmp_path / "tiny.gguf", ggml_pre=kind, ggml_add_bos_token=None)
-    assert Tokenizer.read(file).starts_texts == starts
+    assert Tokenizer.read(file).adds_start_token == starts
     output = gguf_file(tmp_path / "said.gguf", ggml_pre=kind, ggml_add_bos_token=False)
-    assert not Tokenizer.read(output).starts_texts
+    assert not Tokenizer.read(output).adds_start_token
 
 
 def test_it_is_written_and_read_again(tmp_path: Path) -> None:
@@ -198,7 +200,7 @@ def test_it_is_written_and_read_again(tmp_path: Path) -> None:
     again = Tokenizer.read(tmp_path / "folder")
     assert again.fingerprint == tokenizer.fingerprint
     assert again.config == tokenizer.config
-    assert again.starts_texts
+    assert again.adds_start_token
     assert [again.encode(text) for text in HARD] == [tokenizer.encode(text) for text in HARD]
 
 
@@ -251,7 +253,7 @@ def test_llamas_ids_are_those_of_sentencepiece(llama_file: tuple[Path, Any], tex
 def test_llamas_special_tokens(llama_file: tuple[Path, Any]) -> None:
     tokenizer = Tokenizer.read(llama_file[0])
     assert (tokenizer.start, tokenizer.end, tokenizer.unknown, tokenizer.padding) == (1, 2, 0, None)
-    assert tokenizer.starts_texts
+    assert tokenizer.adds_start_token
     assert not {0, 1, 2} & set(tokenizer.encode("<s></s><unk> <s>"))
 
 

@@ -36,7 +36,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "{% endfor %}"
         "{% if add_generation_prompt %}<assistant> {% endif %}"
     )
-    chatting = tokenizer.with_special(("<user>", "<assistant>", "<over>"), chat_template=template)
+    chatting = tokenizer.with_special_tokens(
+        ("<user>", "<assistant>", "<over>"), chat_template=template
+    )
     config = GPTConfig(vocabulary=chatting.vocabulary, **SIZE)
     artifact.save(lively(GPT(config)), folder / "chatting", tokenizer=chatting)
     return folder

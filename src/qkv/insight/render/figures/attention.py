@@ -128,7 +128,7 @@ def matrix(
     title: str = "",
     *,
     shades: Float[Tensor, "T S"] | None = None,
-    say: Callable[[float], str] | None = None,
+    format_value: Callable[[float], str] | None = None,
 ) -> AxesImage:
     """Draw the cells with their labels, and their numbers where there is room.
 
@@ -139,7 +139,7 @@ def matrix(
         columns: Labels of the keys.
         title: A pale line above.
         shades: Shades from 0 to 1; by default the root of the weights, which shows small ones.
-        say: Formats a number; by default with two decimals.
+        format_value: Formats a number; by default with two decimals.
     """
     values = weights.double().numpy()
     shown = values
@@ -155,7 +155,7 @@ def matrix(
     count = max(values.shape)
     if count <= NUMBERED:
         font = min(font_of(count), side_of(count) * POINTS * 0.3)
-        write_numbers(axes, values, norm(shown), font, say)
+        write_numbers(axes, values, norm(shown), font, format_value)
         separate_cells(axes, *values.shape)
 
     if title:
@@ -186,18 +186,18 @@ def write_numbers(
     values: Float[np.ndarray, "T S"],
     shades: Float[np.ndarray, "T S"],
     font: float,
-    say: Callable[[float], str] | None,
+    format_value: Callable[[float], str] | None,
 ) -> None:
     """Write the number of each cell, in white on dark cells."""
     few = max(values.shape) <= FEW
     for (row, column), value in np.ndenumerate(values):
         text = f"{value:.2f}"
-        if say is not None:
-            text = say(value)
+        if format_value is not None:
+            text = format_value(value)
         elif not few:
             text = text.removeprefix("0")
 
-        if say is not None or few or value >= 0.005:
+        if format_value is not None or few or value >= 0.005:
             colour = "white" if shades[row, column] > 0.6 else INK
             axes.text(column, row, text, ha="center", va="center", fontsize=font, color=colour)
 

@@ -162,7 +162,7 @@ def draw_pattern(axes: Axes, patterns: HeadPatterns, name: str) -> Any:
     for layer, head, score in patterns.strongest(name, 2):
         best.append(f"{layer}.{head} {score:.2f}")
 
-    axes.set_xlabel(f"{', '.join(best)}\nuniform {patterns.even[name]:.2f}", fontsize=9)
+    axes.set_xlabel(f"{', '.join(best)}\nuniform {patterns.uniform[name]:.2f}", fontsize=9)
 
     return image
 

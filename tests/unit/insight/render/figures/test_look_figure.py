@@ -136,11 +136,11 @@ def test_lines_have_the_source_on_the_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("both_ways", "title"),
+    ("bidirectional", "title"),
     [(False, "Predicted next tokens"), (True, "Predicted token at each position")],
 )
-def test_the_title_names_what_the_model_predicts(both_ways: bool, title: str) -> None:
-    look = replace(look_at(TOKENS), both_ways=both_ways)
+def test_the_title_names_what_the_model_predicts(bidirectional: bool, title: str) -> None:
+    look = replace(look_at(TOKENS), bidirectional=bidirectional)
     flipped = [kind._replace(causal=not kind.causal) for kind in look.attention]
     for variant in (look, replace(look, attention=flipped), replace(look, attention=[])):
         assert figure_of(variant, view="next").get_suptitle().startswith(title)
