@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import overload
+from typing import Any, overload
 
 from qkv.generation.generation_batch import Beyond
 from qkv.generation.sampling_params import SamplingParams
@@ -70,8 +70,6 @@ def generate(
 ) -> str | list[str]:
     """Continue a text with a GPT, as `qkv generate` does, with the same defaults.
 
-    `qkv.generation` has the same on token ids, token by token, and with beam search.
-
     Args:
         model: The GPT, from `qkv.load` or trained.
         tokenizer: Its tokenizer.
@@ -103,29 +101,13 @@ def generate(
         >>> from qkv.text import train
         >>> tokenizer = train("characters", ["the cat sat on the mat"], 40)
         >>> model = GPT(GPTConfig(vocabulary=40, context=32, width=16, depth=1, heads=2))
-        >>> text = qkv.generate(model, tokenizer, "the cat", length=5, seed=0)
-        >>> text == qkv.generate(model, tokenizer, "the cat", length=5, seed=0)
-        True
-        >>> len(qkv.generate(model, tokenizer, "the cat", length=5, samples=3))
+        >>> len(qkv.generate(model, tokenizer, "the cat", length=5, samples=3, seed=0))
         3
     """
+    penalties = {"repetition": repetition, "presence": presence, "frequency": frequency}
     params = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition=repetition,
-        presence=presence,
-        frequency=frequency,
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, **penalties
     )
-    return complete(
-        model,
-        tokenizer,
-        prompt,
-        length=length,
-        sampling_params=params,
-        stop=stop,
-        seed=seed,
-        samples=samples,
-        beyond=beyond,
-    )
+    limits: dict[str, Any] = {"length": length, "stop": stop, "samples": samples, "beyond": beyond}
+
+    return complete(model, tokenizer, prompt, sampling_params=params, seed=seed, **limits)

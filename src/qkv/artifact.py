@@ -177,7 +177,11 @@ def load(
         >>> loaded.config == model.config
         True
     """
-    path = model_path(path)
+    return load_path(model_path(path), base, allow_nonfinite=allow_nonfinite)
+
+
+def load_path(path: Path, base: Path | str | None, *, allow_nonfinite: bool) -> Loaded:
+    """Load a checkpoint, an adapter, a GGUF file, or a folder of `transformers` or of ours."""
     if checkpoint.step_of(path) is not None:
         model = load_checkpoint(path, base, allow_nonfinite=allow_nonfinite)
         return with_tokenizer(model, read_tokenizer(current(checkpoint.run_of(path))))

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from qkv import storage
+from qkv.models import legacy
 from qkv.models.convert.hf_folder import open_file, read_json
 from qkv.models.registry import Config, Model, backbone_of, build, from_json
 from qkv.models.task_model import TaskModelConfig
@@ -55,7 +56,8 @@ class Checkpoint:
         tensors = {}
         for name, read in open_file(self.path / TENSORS).items():
             if name.startswith(under):
-                tensors[name.removeprefix(under)] = read().clone()
+                renamed = legacy.rename_weight(name.removeprefix(under))
+                tensors[renamed] = read().clone()
 
         return tensors
 

@@ -35,12 +35,12 @@ def test_the_readme_runs_from_top_to_bottom(
         == names["its_tokenizer"].encode("cats fear mice")
         != []
     )
-    written = torch.cat(names["words"], dim=1)
+    written = torch.cat(names["tokens"], dim=1)
     assert (written == names["target"]).float().mean() > 0.99
     assert names["alignment"].shape == (64, 1, 6, 6)
     assert names["grouped"].config.kv_heads == 2
-    assert names["heard"]["stack.blocks.0.attention.weights"].shape == (2, 4, 20, 20)
-    assert names["seen"].attention[0].layers[0].shape[0] == 2
+    assert names["captured"]["stack.blocks.0.attention.weights"].shape == (2, 4, 20, 20)
+    assert names["observed"].attention[0].layers[0].shape[0] == 2
 
 
 def test_the_version_is_the_same_everywhere() -> None:

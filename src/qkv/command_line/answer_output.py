@@ -10,7 +10,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from qkv.command_line.probability_bars import probability_bars
+from qkv.command_line.terminal_bars import probability_bars
 from qkv.data.sources.examples import Example
 from qkv.generation.classify import Answer
 from qkv.generation.fill import Guess

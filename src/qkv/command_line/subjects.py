@@ -9,7 +9,7 @@ from typing import Any
 
 from qkv.artifact import checksum
 from qkv.command_line.model_opening import Machine, device_of, open_model
-from qkv.command_line.progress_bar import progress_bar
+from qkv.command_line.terminal_bars import progress_bar
 from qkv.data.sources.files import find_files
 from qkv.data.sources.source import SPLITS
 from qkv.evaluation.evaluate import EvaluationResult, Protocol, Subject, evaluate, supports_few_shot

@@ -16,7 +16,7 @@ from qkv import storage
 from qkv.command_line.answer_output import answer_line, as_object, as_row, single_answer
 from qkv.command_line.model_opening import Machine, ModelName, open_model
 from qkv.command_line.output_checks import check_not_input, check_writable
-from qkv.command_line.progress_bar import progress_bar
+from qkv.command_line.terminal_bars import progress_bar
 from qkv.command_line.user_input import errors_as_notes, note, note_unknown, typed_lines
 from qkv.data.sources.examples import PAIR_TASKS, Example, example_from_line, open_examples
 from qkv.evaluation import report

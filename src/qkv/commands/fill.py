@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 
 from qkv.command_line.model_opening import Machine, ModelName, open_model
-from qkv.command_line.probability_bars import probability_bars
+from qkv.command_line.terminal_bars import probability_bars
 from qkv.command_line.user_input import note_unknown, read_standard_input
 from qkv.generation.fill import Guess, fill, masks_of
 from qkv.models import BERT

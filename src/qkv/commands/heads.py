@@ -21,7 +21,7 @@ from qkv.command_line.model_opening import (
     open_model,
 )
 from qkv.command_line.output_checks import check_not_input, check_writable
-from qkv.command_line.progress_bar import progress_bar
+from qkv.command_line.terminal_bars import progress_bar
 from qkv.command_line.user_input import note_unknown
 from qkv.data.batches.batch import Batch
 from qkv.data.sources.conllu import read_sentences

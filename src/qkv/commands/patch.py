@@ -19,7 +19,7 @@ from qkv.command_line.model_opening import (
     open_model,
 )
 from qkv.command_line.output_checks import check_writable
-from qkv.command_line.progress_bar import progress_bar
+from qkv.command_line.terminal_bars import progress_bar
 from qkv.insight.inspect.activation_patching import PatchResult, PatchSite, patch
 from qkv.insight.inspect.model_input import Reading, make_side, read, readable_token
 from qkv.insight.render.figures.figure_style import check_ending

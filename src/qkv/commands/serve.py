@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import sys
@@ -81,9 +80,11 @@ def run(
             repeated.
         machine: Device and precision.
     """
+    from qkv.serving.serve import check_origins, host_names
+
     check_numbers(cache, rows, queue, deadline, drain, port)
     keys = read_keys(key, key_file)
-    names = host_names(host, bool(keys), open_to_all)
+    names = host_names(host, has_keys=bool(keys), open_to_all=open_to_all)
     check_origins(cors)
     device_of(machine)
     loads: dict[str, Load] = {}
@@ -106,7 +107,7 @@ def run(
     # Load the models in the background; the server listens meanwhile.
     for name, load in loads.items():
         engine.add(name, load)
-        arguments = (engine.served[name], engine, console)
+        arguments = (engine.entries[name], engine, console)
         threading.Thread(target=announce, args=arguments, daemon=True).start()
 
     engine.start()
@@ -181,53 +182,12 @@ def read_key_file(file: Path) -> list[str]:
     return keys
 
 
-def host_names(host: str, locked: bool, open_to_all: bool) -> tuple[str, ...] | None:
-    """The names that clients may use for the server; None for any.
-
-    On loopback only its own names are accepted: otherwise a page elsewhere could point its name
-    at this address (DNS rebinding) and call the API.
-    """
-    from qkv.serving.http.middleware import LOOPBACK
-
-    if not host.strip():
-        raise ValueError("host: expected an address, such as 127.0.0.1, not an empty one")
-    if is_loopback(host):
-        return tuple(dict.fromkeys([*LOOPBACK, bracketed(host).lower()]))
-    if not locked and not open_to_all:
-        raise ValueError(
-            f"host: {host} can be reached from other machines, and there is no key; give "
-            "--key-file, or, to admit everybody, --open-to-all"
-        )
-
-    return None
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
-
-
 def bracketed(host: str) -> str:
     """The host as a URL spells it: an IPv6 address in brackets."""
     if ":" in host:
         return f"[{host}]"
 
     return host
-
-
-def check_origins(origins: tuple[str, ...]) -> None:
-    """Refuse what is not an origin of the web."""
-    from urllib.parse import urlsplit
-
-    for origin in origins:
-        parts = urlsplit(origin)
-        valid = parts.scheme in ("http", "https") and parts.netloc and not parts.path
-        if origin != "*" and not valid:
-            raise ValueError(
-                f"cors: expected an origin such as https://example.org, or *, not {origin!r}"
-            )
 
 
 def named_paths(models: tuple[str, ...]) -> dict[str, str]:
@@ -307,7 +267,7 @@ def announce(entry: ModelEntry, engine: ModelHost, console: Console) -> None:
     if engine.failure is not None:  # reported by the main thread
         return
 
-    for other in engine.served.values():
+    for other in engine.entries.values():
         if other.engine is not None or other.state != "failed":
             return
 

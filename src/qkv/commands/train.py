@@ -15,7 +15,7 @@ from qkv.models.configs import CONFIGS, Config, family
 from qkv.models.presets import preset
 from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig, pick_fields
 
-TRAINED = [name for name in CONFIGS if name != "tuned"]
+TRAINED = [name for name in CONFIGS if name != "task_model"]
 """The families that are trained from scratch; qkv finetune makes the others."""
 GROUPS: dict[str, type[Any]] = {
     "reading": DataConfig,

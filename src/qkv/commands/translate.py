@@ -15,7 +15,7 @@ import tyro
 from qkv import storage
 from qkv.command_line.model_opening import Machine, open_model
 from qkv.command_line.output_checks import check_not_input, check_writable
-from qkv.command_line.progress_bar import progress_bar
+from qkv.command_line.terminal_bars import progress_bar
 from qkv.command_line.user_input import (
     check_length,
     errors_as_notes,

@@ -19,9 +19,7 @@ __all__ = [
     "Protocol",
     "Subject",
     "evaluate",
-    "rows_of",
-    "scored",
-    "takes_examples",
+    "supports_few_shot",
 ]
 
 ZERO_SHOT = Protocol()

@@ -28,8 +28,8 @@ __all__ = [
     "Beyond",
     "GeneratedToken",
     "Reason",
+    "context_limit",
     "generate",
-    "limit_of",
     "stream",
     "without_dropout",
 ]

@@ -18,7 +18,6 @@ from qkv.models import GPT
 from qkv.text.tokenizer import Tokenizer, start_id
 
 __all__ = [
-    "StopStringFilter",
     "TextChunk",
     "complete",
     "prompt_ids",

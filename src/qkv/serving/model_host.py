@@ -125,11 +125,6 @@ class ModelHost:
 
     # Models
 
-    @property
-    def served(self) -> dict[str, ModelEntry]:
-        """Alias of `entries`."""
-        return self.entries
-
     def add(self, name: str, load: Load) -> None:
         """Load a model in the background; it is served as soon as it is ready."""
         if name in self.entries:

@@ -82,17 +82,22 @@ def serve(
     if not models:
         raise ValueError("models: expected one model or more")
 
-    rules = AccessRules(
-        keys=tuple(keys),
-        names=host_names(host, has_keys=bool(keys), open_to_all=open_to_all),
-        cors=tuple(cors),
-        deadline=deadline,
-    )
-    check_origins(rules.cors)
-
-    # Host, application and server
+    check_origins(cors)
+    names = host_names(host, has_keys=bool(keys), open_to_all=open_to_all)
+    rules = AccessRules(keys=tuple(keys), names=names, cors=tuple(cors), deadline=deadline)
     model_host = ModelHost(cache=int(cache * GIB), rows=rows, queue=queue)
-    server = Server(create_app(model_host, rules), drain)
+    run_server(model_host, Server(create_app(model_host, rules), drain), models, host, port, device)
+
+
+def run_server(
+    model_host: ModelHost,
+    server: Server,
+    models: Mapping[str, str | Path | tuple[Model, Tokenizer]],
+    host: str,
+    port: int,
+    device: str | None,
+) -> None:
+    """Load the models and serve until the server is stopped or the engine fails."""
     model_host.on_failure = server.stop
     listening = bind_socket(host, port)
 
@@ -154,8 +159,8 @@ def host_names(host: str, *, has_keys: bool, open_to_all: bool) -> tuple[str, ..
         return tuple(dict.fromkeys([*LOOPBACK, name]))
     if not has_keys and not open_to_all:
         raise ValueError(
-            f"host: {host} can be reached from other machines, and there is no key; give keys, "
-            "or open_to_all=True to accept everybody"
+            f"host: {host} can be reached from other machines, and there is no key; give one "
+            "(--key-file), or accept everybody (--open-to-all)"
         )
 
     return None

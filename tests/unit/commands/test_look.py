@@ -165,7 +165,7 @@ def test_a_long_text_shows_one_layer(
         vocabulary=tokenizer.vocabulary, position="rotary", width=16, depth=3, heads=2
     )
     artifact.save(GPT(config), tmp_path / "deep", tokenizer=tokenizer)
-    monkeypatch.setattr("qkv.insight.look.ALL_LAYERS", 100)
+    monkeypatch.setattr("qkv.insight.inspect.look_data.ALL_LAYERS_MAX_WEIGHTS", 100)
     assert qkv("look", tmp_path / "deep", TEXT, "--out", tmp_path / "w.safetensors").code == 0
     assert set(load_file(tmp_path / "w.safetensors")) == {"self.0"}
     assert (

@@ -323,10 +323,10 @@ def test_a_failed_engine_ends_the_server_with_a_sentence(
 ) -> None:
     """The exit status is 1, so that a supervisor restarts it."""
     codes: list[int] = []
-    real = ModelHost.turn
+    real = ModelHost.run_step
 
     def killed(host: ModelHost) -> bool:
-        if host.served["gpt"].state == "ready":
+        if host.entries["gpt"].state == "ready":
             raise Left
 
         return real(host)
@@ -335,7 +335,7 @@ def test_a_failed_engine_ends_the_server_with_a_sentence(
         codes.append(code)
         raise Left
 
-    monkeypatch.setattr(ModelHost, "turn", killed)
+    monkeypatch.setattr(ModelHost, "run_step", killed)
     monkeypatch.setattr(serve, "leave", leave)
     monkeypatch.setattr(serve.sys, "setswitchinterval", lambda seconds: None)
     with pytest.raises(Left):

@@ -107,20 +107,19 @@ def probe_task(
         length: With position: the number of tokens in a window.
         windows: With position: the number of training windows.
         most: The largest number of training texts.
-        text: With a table: the column of the text; default the usual names.
+        text: With a table: the column of the text (default: the usual names); `label` likewise.
         label: With a table: the column of the label.
         pooling: With a table: the vector of a text: the mean, or the first or last token's.
         numbers: With a table: whether labels are numbers; by default if one has a fraction.
 
     Returns:
-        The data of the training, validation and test part.
+        The data of the training, validation and test split.
 
     Raises:
         ValueError: If the target is unknown, or the data do not fit it or are too few.
 
     Example:
-        >>> import pathlib, tempfile
-        >>> from qkv import insight, models, text
+        >>> import pathlib, tempfile; from qkv import insight, models, text
         >>> tokenizer = text.train("words", ["good bad film"], 20)
         >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
         >>> path = pathlib.Path(tempfile.mkdtemp(), "films.csv")
@@ -131,6 +130,7 @@ def probe_task(
     if target == "position":
         check_position_data(data, validation, test)
         return about_position(model, tokenizer, data, length=length, windows=windows)
+
     if data:
         raise ValueError(f"data: the texts are those of {target}; leave it out")
 
@@ -139,9 +139,8 @@ def probe_task(
     if column:
         return about_words(model, tokenizer, file, column, **files)
 
-    return about_texts(
-        model, tokenizer, target, text=text, label=label, pooling=pooling, numbers=numbers, **files
-    )
+    table: dict[str, Any] = {"text": text, "label": label, "pooling": pooling, "numbers": numbers}
+    return about_texts(model, tokenizer, target, **table, **files)
 
 
 def check_position_data(

@@ -236,7 +236,7 @@ def described(look: LookData, code: Code) -> dict[str, Any]:
         "model": look.model,
         "heading": heading(look),
         "text": index_of(reading.text, sides),
-        "follows": not look.bidirectional,  # predictions are of the next token, not of this position
+        "follows": not look.bidirectional,  # predictions are of the next token
         "attention": [described_attention(attention, code, sides) for attention in look.attention],
         "next": look.next is not None,
         "lens": look.lens is not None,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qkv.generation.sampling_params import BROKEN, NO_LIKELIEST, SamplingParams, TokenCounts
 from qkv.generation.search.beam_search import SearchRule, SentenceBeams
-from qkv.generation.text import StopStringFilter
+from qkv.generation.stop import StopStringFilter
 from qkv.serving.engine.block_allocator import BlockAllocator
 from qkv.serving.engine.generation_request import (
     GenerationRequest,

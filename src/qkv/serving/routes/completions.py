@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from qkv.generation.text import StopStringFilter
+from qkv.generation.stop import StopStringFilter
 from qkv.models import GPT
 from qkv.serving.engine.generation_request import GenerationRequest, OutputChunk, Reason
 from qkv.serving.http import token_json

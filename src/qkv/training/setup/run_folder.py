@@ -21,6 +21,7 @@ from qkv import storage
 from qkv.artifact import TOKENIZER_CONFIG
 from qkv.checkpoint import RUN, absolute
 from qkv.data.sources.source import SPLITS
+from qkv.models import legacy
 from qkv.models.convert.hf_folder import TOKENIZER, read_json
 from qkv.models.registry import Config, from_json, to_json
 from qkv.training.finetune.finetune_config import FinetuneConfig
@@ -154,6 +155,9 @@ def read_description(out: Path) -> dict[str, Any]:
             optimizer = description["optimizer"]
             most = description["run"]["steps"] // 10
             optimizer["warmup"] = max(1, min(optimizer["warmup"], most))
+
+    if isinstance(description.get("model"), dict):
+        description["model"] = legacy.rename_config_keys(description["model"])
 
     return description
 

@@ -61,7 +61,8 @@ def folder_of(run: Path) -> Path:
         raise ValueError(f"{run}: there is no such folder")
     if not (run / METRICS_FILE).is_file():
         raise ValueError(
-            f"{run}: not a run, it has no {METRICS_FILE}; name the folder that `qkv train --out` wrote"
+            f"{run}: not a run, it has no {METRICS_FILE}; "
+            "name the folder that `qkv train --out` wrote"
         )
 
     return run
@@ -84,7 +85,8 @@ def read_run(folder: Path, name: str, x: Horizontal) -> RunCurves:
     training, validation = latest_rows(rows)
     if not training and not validation:
         raise ValueError(
-            f"{folder / METRICS_FILE}: no losses yet; try again when the run has taken its first step"
+            f"{folder / METRICS_FILE}: no losses yet; "
+            "try again when the run has taken its first step"
         )
 
     steps = column(training, "step")
