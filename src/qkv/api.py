@@ -85,8 +85,7 @@ def generate(
         stop: One or several strings; the text ends before the first of them.
         seed: The same seed gives the same text again.
         samples: Number of continuations of each prompt.
-        beyond: When the context is full: "refuse" ends the text (and refuses a longer prompt),
-            "slide" drops the beginning, "extend" reads on (not with learned positions).
+        beyond: When the context is full: "refuse", "slide" drops the beginning, "extend" reads on.
 
     Returns:
         The continuation without the prompt: a string for one prompt, a list for several. With
@@ -104,7 +103,11 @@ def generate(
         >>> len(qkv.generate(model, tokenizer, "the cat", length=5, samples=3, seed=0))
         3
     """
-    penalties = {"repetition": repetition, "presence": presence, "frequency": frequency}
+    penalties: dict[str, Any] = {
+        "repetition": repetition,
+        "presence": presence,
+        "frequency": frequency,
+    }
     params = SamplingParams(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, **penalties
     )

@@ -131,9 +131,7 @@ def probe_task(
         check_position_data(data, validation, test)
         return about_position(model, tokenizer, data, length=length, windows=windows)
 
-    if data:
-        raise ValueError(f"data: the texts are those of {target}; leave it out")
-
+    check_no_data(data, target)
     files: dict[str, Any] = {"validation": validation, "test": test, "most": most}
     file, column = split_target(target)
     if column:
@@ -141,6 +139,11 @@ def probe_task(
 
     table: dict[str, Any] = {"text": text, "label": label, "pooling": pooling, "numbers": numbers}
     return about_texts(model, tokenizer, target, **table, **files)
+
+
+def check_no_data(data: Sequence[str], target: str) -> None:
+    if data:
+        raise ValueError(f"data: the texts are those of {target}; leave it out")
 
 
 def check_position_data(
