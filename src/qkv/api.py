@@ -97,20 +97,14 @@ def generate(
     Example:
         >>> import qkv
         >>> from qkv.models import GPT, GPTConfig
-        >>> from qkv.text import train
-        >>> tokenizer = train("characters", ["the cat sat on the mat"], 40)
+        >>> tokenizer = qkv.text.train("characters", ["the cat sat on the mat"], 40)
         >>> model = GPT(GPTConfig(vocabulary=40, context=32, width=16, depth=1, heads=2))
         >>> len(qkv.generate(model, tokenizer, "the cat", length=5, samples=3, seed=0))
         3
     """
-    penalties: dict[str, Any] = {
-        "repetition": repetition,
-        "presence": presence,
-        "frequency": frequency,
-    }
-    params = SamplingParams(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, **penalties
-    )
+    sampling: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    sampling |= {"repetition": repetition, "presence": presence, "frequency": frequency}
+    params = SamplingParams(temperature=temperature, **sampling)
     limits: dict[str, Any] = {"length": length, "stop": stop, "samples": samples, "beyond": beyond}
 
     return complete(model, tokenizer, prompt, sampling_params=params, seed=seed, **limits)
