@@ -42,10 +42,7 @@ class DecodeLoop:
             self.matrices = {}
 
     def steps(self) -> Steps:
-        """The running rows and their tokens, step by step."""
-        if not self.running:
-            return
-
+        """The running rows and their tokens, step by step; at least one row must run."""
         # Samples of one prompt share its prefill; rows that have generated tokens differ.
         samples = 1 if self.batch.steps else self.batch.samples
         self.prefill(self.running[::samples])

@@ -254,8 +254,9 @@ def run_batch(
             for rows, tokens in decode_cuda_graph.steps(model, batch):
                 yield from batch.add_step(rows, tokens)
 
-        for rows, tokens in DecodeLoop(model, start, batch).steps():
-            yield from batch.add_step(rows, tokens)
+        if batch.running:
+            for rows, tokens in DecodeLoop(model, start, batch).steps():
+                yield from batch.add_step(rows, tokens)
 
 
 def collect(tokens: Iterator[GeneratedToken], rows: int) -> list[list[int]]:

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from qkv.generation import beam_search, generate, row_seeds
-from qkv.generation.generate import translate
 from qkv.generation.sampling import distribution
 from qkv.generation.sampling_params import SamplingParams, process_logits
 from qkv.generation.text import complete, prompt_ids
+from qkv.generation.translate import translate
 from qkv.models import GPT, RNN, Transformer
 from qkv.nn.hooks import add_hook
 from qkv.serving.engine import engine, sampler

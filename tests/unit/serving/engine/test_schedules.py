@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from qkv.generation import generate
-from qkv.generation.generate import translate
 from qkv.generation.sampling_params import SamplingParams
+from qkv.generation.translate import translate
 from qkv.models import GPT
 from qkv.serving.engine.generation_request import RequestHandle
 from support.engines import WORDS, Steps
