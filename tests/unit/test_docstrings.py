@@ -135,8 +135,9 @@ def docstring_of(value: Any) -> str:
         pytest.fail(f"a public name cannot be imported: {value}")
 
     text = inspect.getdoc(value) or ""
-    if inspect.isclass(value) and "__init__" in vars(value):
-        text += "\n" + (inspect.getdoc(value.__init__) or "")
+    own_init = vars(value).get("__init__") if inspect.isclass(value) else None
+    if own_init is not None and own_init.__doc__:
+        text += "\n\n" + inspect.cleandoc(own_init.__doc__)
 
     return text
 

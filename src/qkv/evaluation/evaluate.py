@@ -41,11 +41,15 @@ class EvaluationResult:
     """
 
     task: str
+    """Name of the task."""
     model: str
+    """Name of the model."""
     shots: int
+    """Examples in each prompt."""
     rows: int
     """Number of questions, pairs or windows."""
     scores: tuple[Score, ...]
+    """One score for each metric."""
     notes: tuple[str, ...] = ()
     """The protocol in plain words, and what was truncated or left out."""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -53,6 +57,7 @@ class EvaluationResult:
     random_baseline: float | None = None
     """The expected accuracy of guessing at random; None where there are no options."""
     seconds: float = 0.0
+    """Time of the evaluation."""
 
 
 def evaluate(

@@ -28,12 +28,15 @@ class Score:
     """
 
     name: str
+    """Name of the metric."""
     value: float
+    """The score."""
     low: float | None
     """Lower end of the interval; None if there are too few units for one."""
     high: float | None
     """Upper end of the interval; None if there are too few units for one."""
     higher_is_better: bool = True
+    """False for perplexities and errors."""
     percent: bool = False
     """True if the value is a fraction that is shown in percent."""
 

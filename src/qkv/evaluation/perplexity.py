@@ -54,13 +54,17 @@ class Perplexity:
     """
 
     scores: tuple[intervals.Score, ...]
+    """Perplexity, and bits per character and per byte."""
     tokens: int
     """Tokens of the text."""
     scored: int
     """Predicted tokens: all of the text, and the end token after each target of a pair."""
     characters: int
+    """Characters of the text."""
     bytes: int
+    """Bytes of the text in UTF-8."""
     documents: int
+    """Number of documents."""
     windows: int
     """Windows of a text, or pairs."""
     unknown: int

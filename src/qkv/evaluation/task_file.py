@@ -76,7 +76,9 @@ class EvaluationTask:
     """
 
     name: str
+    """Name of the task, as in the table of results."""
     kind: Kind
+    """How questions are asked and scored."""
     template: str = ""
     """The prompt of a row; {column} stands for a column of the data. Spaces around a column's text
     are removed.

@@ -216,6 +216,9 @@ def add_hook(model: nn.Module, pattern: str, hook: Hook) -> Iterator[None]:
         hook: Called as `hook(value, name)` with the point's own name; returns a
             replacement of the same shape, or None to leave the value.
 
+    Returns:
+        A context manager that removes the hook at its end.
+
     Raises:
         ValueError: If no point matches.
 

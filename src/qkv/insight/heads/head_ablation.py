@@ -112,10 +112,10 @@ def ablate(
 
     Example:
         >>> from qkv import insight, models, text
-        >>> from qkv.insight.heads.text_batches import batches_of
+        >>> from qkv.insight.heads.text_batches import batches_from_texts
         >>> tokenizer = text.train("words", ["the cat sat on the mat"], 20)
         >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
-        >>> batches = batches_of(model, tokenizer, ["the cat sat", "on the mat"])
+        >>> batches = batches_from_texts(model, tokenizer, ["the cat sat", "on the mat"])
         >>> insight.ablate(model, batches).change["self"].shape
         (1, 2)
     """

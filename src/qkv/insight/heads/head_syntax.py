@@ -125,8 +125,8 @@ def head_syntax(
         >>> tokenizer = text.train("words", ["cats sleep"], 20)
         >>> model = models.GPT(models.GPTConfig(vocabulary=20, width=8, heads=2, depth=1))
         >>> sentences = [ConlluSentence((cat, sleep), ())] * 2
-        >>> found = insight.syntax(model, tokenizer, sentences, least=1)
-        >>> [relation.name for relation in found.relations]
+        >>> result = insight.head_syntax(model, tokenizer, sentences, least=1)
+        >>> [relation.name for relation in result.relations]
         ['all', 'nsubj']
     """
     arcs, count, left_out = find_arcs(model, tokenizer, sentences, progress, subtypes)

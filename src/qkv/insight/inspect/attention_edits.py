@@ -126,17 +126,20 @@ def apply_edits(model: Model, edits: Sequence[Edit]) -> Iterator[None]:
         model: The model.
         edits: The edits.
 
+    Returns:
+        A context manager that restores the attention at its end.
+
     Raises:
         ValueError: If the model has no such layer, head or kind of attention.
 
     Example:
         >>> import torch
-        >>> from qkv.insight import Edit, edited
+        >>> from qkv.insight import Edit, apply_edits
         >>> from qkv.models import GPT, GPTConfig
         >>> model = GPT(GPTConfig(vocabulary=9, width=8, heads=2, depth=1)).eval()
         >>> ids = torch.tensor([[1, 2, 3]])
         >>> plain = model(ids)
-        >>> with edited(model, [Edit(0, None)]):
+        >>> with apply_edits(model, [Edit(0, None)]):
         ...     without_heads = model(ids)
         >>> torch.equal(plain, without_heads)
         False

@@ -162,12 +162,12 @@ def probe(
         >>> import numpy as np
         >>> from qkv import insight, models
         >>> from qkv.data.tokens.token_arrays import Tokens
-        >>> from qkv.insight.probing.linear_probe import Learning
+        >>> from qkv.insight.probing.linear_probe import ProbeTraining
         >>> from qkv.insight.probing.probe_tasks import position_task
         >>> model = models.GPT(models.GPTConfig(vocabulary=9, width=8, heads=2, depth=1))
         >>> tokens = Tokens([np.arange(200) % 9], np.array([200]), "")
         >>> task = position_task(tokens, length=4, windows=20)
-        >>> result = insight.probe(model, task, seeds=1, learning=Learning(epochs=1))
+        >>> result = insight.probe(model, task, seeds=1, learning=ProbeTraining(epochs=1))
         >>> [score.layer for score in result.of("random model")]
         ['embedding', '0', 'norm']
     """
