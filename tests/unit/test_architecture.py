@@ -1,8 +1,11 @@
-"""ARCHITECTURE.md names every module, and no document names a module that does not exist."""
+"""The layout: documents name every module and no other; no import cycle; no name twice."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import Counter
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -72,7 +75,7 @@ def test_architecture_names_every_module() -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md"])
+@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "docs/glossary.md"])
 def test_documents_name_no_missing_file(name: str) -> None:
     """Every path such as nn/attention/attend.py is a file of the package or of the repository."""
     missing = []
@@ -83,8 +86,56 @@ def test_documents_name_no_missing_file(name: str) -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md"])
+@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "docs/glossary.md"])
 def test_documents_name_no_missing_module(name: str) -> None:
     """Every name such as qkv.nn.attention exists."""
     missing = sorted(dotted for dotted in dotted_names(read(name)) if not exists(dotted))
     assert missing == []
+
+
+CATALOGUES = ("commands", "routes")
+"""Folders with one file for each thing of a list."""
+
+
+def module_name(path: Path) -> str:
+    """The dotted name of a file of the package."""
+    parts = ("qkv", *path.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts).removesuffix(".__init__")
+
+
+def test_there_is_no_import_cycle() -> None:
+    """Also none hidden in a function or behind TYPE_CHECKING."""
+    trees = {}
+    for path in PACKAGE.rglob("*.py"):
+        trees[module_name(path)] = ast.parse(path.read_text(encoding="utf-8"))
+
+    imports: dict[str, set[str]] = {}
+    for name, tree in trees.items():
+        imports[name] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module in trees:
+                for alias in node.names:
+                    target = f"{node.module}.{alias.name}"
+                    imports[name].add(target if target in trees else node.module)
+
+        imports[name].discard(name)
+
+    assert len(imports) > 300
+    TopologicalSorter(imports).prepare()  # raises CycleError
+
+
+def test_every_file_and_class_has_its_own_name() -> None:
+    files = Counter(path.name for path in MODULES if path.parent.name not in CATALOGUES)
+    classes: Counter[str] = Counter()
+    for path in MODULES:
+        tree = ast.parse((PACKAGE / path).read_text(encoding="utf-8"))
+        classes.update(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+
+    assert [name for name, count in (files + classes).items() if count > 1] == []
+
+
+def test_folders_stay_small() -> None:
+    """At most 15 modules in a folder, its __init__ included; catalogues apart."""
+    sizes = Counter(path.parent for path in PACKAGE.rglob("*.py"))
+    large = [folder.name for folder, count in sizes.items() if count > 15]
+    assert [name for name in large if name not in CATALOGUES] == []
