@@ -58,7 +58,7 @@ def transformers_peer(model: GPT) -> Peer:
     with tempfile.TemporaryDirectory() as folder:
         write_folder(model, folder)
         theirs = GPT2LMHeadModel.from_pretrained(folder).eval()
-    theirs.generation_config.eos_token_id = None  # always as many tokens as asked for
+    theirs.generation_config.eos_token_id = None  # always generate the full length
 
     def write(prompts: Tensor, tokens: int) -> list[list[int]]:
         exactly = {"max_new_tokens": tokens, "min_new_tokens": tokens, "pad_token_id": 0}
@@ -74,7 +74,7 @@ def transformers_peer(model: GPT) -> Peer:
 def same_but_for_rounding(
     model: GPT, prompts: Tensor, one: list[list[int]], other: list[list[int]]
 ) -> bool:
-    """True if, where two texts first differ, both tokens have the same logit but for rounding."""
+    """True if, where two texts first differ, both tokens have the same logit up to rounding."""
     for prompt, a, b in zip(prompts.tolist(), one, other, strict=True):
         position = next((at for at, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)
         if position is not None:

@@ -7,7 +7,7 @@ linear fit makes an end likely after about as many tokens as the source has, so 
 at different steps, as real ones do. They come in no order; qkv and CTranslate2 batch those of
 similar length, and `transformers` is measured as it is and with sorted sentences. Each peer has the
 batch size that is fastest for it. `transformers` must find the same translations, because its
-stopping rule is the same (early_stopping = never); CTranslate2 has another rule, so the equal
+stopping rule is the same (early_stopping = never); CTranslate2 has a different rule, so the equal
 translations are counted.
 """
 

@@ -252,7 +252,7 @@ def read_tokenizer(path: Path) -> Tokenizer | None:
     if not has_tokenizer(path):
         return None
 
-    with suppress(UnknownKind):  # the model is of use without it
+    with suppress(UnknownKind):  # the model can be used without it
         return Tokenizer.read(path)
 
     return None

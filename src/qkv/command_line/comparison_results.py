@@ -15,7 +15,7 @@ from qkv.insight.render.figures.comparison_figure import Compared, Way
 
 
 class Key(NamedTuple):
-    """One measurement: a way, the number of examples, and the seed that chooses them."""
+    """One measurement: prompted or fine-tuned, number of examples, and the seed to choose them."""
 
     way: Way
     examples: int
@@ -80,7 +80,7 @@ class ComparisonResults:
         report.write_json(self.path, values | report.software_versions())
 
     def compared(self) -> list[Compared]:
-        """Each way with each number of examples, over all seeds."""
+        """Each method with each number of examples, over all seeds."""
         by_size: dict[tuple[Way, int], list[dict[str, Any]]] = {}
         for key, point in sorted(self.points.items()):
             by_size.setdefault((key.way, key.examples), []).append(point)

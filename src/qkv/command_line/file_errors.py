@@ -22,7 +22,7 @@ def os_error_sentence(error: OSError, arguments: Sequence[str]) -> str:
         if value == path or value in path.parents:
             return f"{flag}: {sentence}"
 
-    # A folder above: only `out` names a path that does not exist yet. `--steps 100` is no path.
+    # A folder above: only `out` names a path that does not exist yet. `--steps 100` is not a path.
     if path.name:
         for flag, value in typed:
             if flag == "out" and path in value.parents:

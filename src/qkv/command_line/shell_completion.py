@@ -121,7 +121,7 @@ def bash_values(command: str, flags: Flags) -> Iterator[str]:
 
 
 def bash_candidates(name: str, flag: Mapping[str, Any]) -> str:
-    """The assignments that say what completes a value: words, files or nothing (`:`)."""
+    """The assignments of a value's completions: words, files or nothing (`:`)."""
     assignments = []
     if flag.get("choices"):
         assignments.append(f'words="{" ".join(flag["choices"])}"')

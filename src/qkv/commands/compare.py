@@ -237,7 +237,7 @@ def columns_of(task: EvaluationTask) -> ScoreColumns:
 def count_rows(
     task: EvaluationTask, columns: ScoreColumns, data: Sequence[str], validation: Sequence[str]
 ) -> int:
-    """The number of training rows, after every row was checked for both ways."""
+    """The number of training rows, after every row was checked for both methods."""
     training = list(open_examples(data, columns.task, **columns._asdict()))
     validating = list(open_examples(validation, columns.task, **columns._asdict()))
     names = [name for name in columns if name is not None]
@@ -288,7 +288,7 @@ def training_sizes(examples: Sequence[str], rows: int, classes: int, name: str) 
 def limited_validation(
     task: EvaluationTask, validation: tuple[str, ...], limit: int, path: Path
 ) -> tuple[str, ...]:
-    """Write the first rows of the validation data to a file, so that both ways use the same."""
+    """Write the first rows of the validation data to a file, so that both methods use the same."""
     rows = read_task_rows(task, validation, limit)
     storage.write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return (str(path),)

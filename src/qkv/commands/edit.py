@@ -151,7 +151,7 @@ def add_columns(table: Table, predictions: bool) -> None:
 
 
 def guess_cell(guesses: list[Guess], others: list[Guess]) -> Text:
-    """The most probable tokens; the first stands out, more so if the other side has another."""
+    """The most probable tokens; the first stands out, more so if the other side's differs."""
     line = Text()
     for rank, guess in enumerate(guesses):
         style = ""

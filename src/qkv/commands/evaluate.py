@@ -251,7 +251,7 @@ def with_distinct_names(tasks: Sequence[TaskData]) -> list[TaskData]:
 
 
 def distinguishing_label(tasks: Sequence[TaskData]) -> Callable[[EvaluationTask, list[str]], str]:
-    """The shortest way to label these tasks that gives each another label."""
+    """The shortest way to label these tasks so that all labels differ."""
     for label in (short_names, full_names):
         if len({label(task, data) for task, data in tasks}) == len(tasks):
             return label

@@ -45,7 +45,7 @@ class Flags:
 
 
 def main(arguments: list[str]) -> bool:
-    """Fine-tune as the command line says; False if the run was interrupted."""
+    """Fine-tune with the flags of the command line; False if the run was interrupted."""
     resumed = None
     if "--resume" in arguments:
         resumed = value_after("--out", arguments)
@@ -139,7 +139,7 @@ def run(flags: Flags) -> bool:
 
 
 def config_of_seed(flags: Flags, seed: int) -> FinetuneRunConfig:
-    """The run of one seed; of several, each has its own folder."""
+    """The run of one seed; if there are several, each has its own folder."""
     if flags.seeds == 1:
         return flags.run
 

@@ -65,8 +65,8 @@ def run(
     labels.
 
     Args:
-        model: The folder of a run or of transformers, a GGUF file, or minilm or smollm2. Of a
-            translator the encoder is probed, of a fine-tuned model the backbone.
+        model: The folder of a run or of transformers, a GGUF file, or minilm or smollm2. In a
+            translator the encoder is probed, in a fine-tuned model the backbone.
         target: position, the position of a token; file.conllu:upos (xpos, deprel, ...), a column
             of each word, where head is the distance to the syntactic head; or a table of texts
             with a label each, a class or a number.

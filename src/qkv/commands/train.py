@@ -32,7 +32,7 @@ qkv train gpt --help lists every flag with its default and meaning."""
 
 
 def run(arguments: list[str]) -> bool:
-    """Train as the command line says; False if the run was interrupted."""
+    """Train with the flags of the command line; False if the run was interrupted."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: qkv train {{{','.join(TRAINED)}}} --data ... --out ...\n\n{TRAIN_HELP}")
         return True
@@ -102,7 +102,7 @@ def preset_of(name: str, preset_name: str) -> Config:
     if family(model) != name:
         raise UsageError(
             f"preset: {preset_name} is of another family; "
-            f"say qkv train {family(model)} --preset {preset_name}"
+            f"use qkv train {family(model)} --preset {preset_name}"
         )
 
     return model

@@ -42,7 +42,7 @@ from qkv.models import BERT, GPT, TaskModel
 from qkv.models.registry import Model
 
 LONGEST_LINE = 128
-"""Tokens that a GPT generates for a line at most."""
+"""Maximum number of tokens that a GPT generates for a line."""
 BATCH = 8
 """Prompts that a GPT continues at once."""
 

@@ -29,7 +29,7 @@ graphs: WeakKeyDictionary[nn.Module, tuple[GraphKey, DecodeGraph]] = WeakKeyDict
 """The last graph of each model, which holds the memory of its cache."""
 AHEAD = 3  # steps that the GPU may be ahead of the host
 NO_END = 4096  # slots for a sequence whose context has no end: all are allocated at once
-WORTH = 32  # tokens that are worth capturing a step
+WORTH = 32  # with fewer new tokens, capturing a step is not worth its time
 TILE = 64  # capacities are multiples of it, so that similar lengths share a graph
 
 
@@ -142,7 +142,7 @@ class DecodeGraph:
         self.capture(model)
 
     def capture(self, model: GPT) -> None:
-        """Record one step of a position from which on all are alike."""
+        """Capture one step at a position from which all steps are alike."""
         position = self.params.steady_from + 1
 
         def run_step() -> None:
@@ -213,7 +213,7 @@ class DecodeGraph:
         prompt_cache = self.empty(cache.capacity, len(ids))
         logits = next_logits(model, ids, prompt_cache, padding_mask)  # (P, V)
 
-        # Let all samples go on from their prompt.
+        # Every sample continues from the cache of its prompt.
         prompt = torch.arange(len(self.tokens), device=ids.device) // batch.samples
         if batch.samples > 1:
             for keys, values in self.buffers.values():

@@ -15,7 +15,7 @@ from qkv.generation.prefill import next_logits, pad_left
 from qkv.generation.sampling_params import process_logits, sample_tokens
 from qkv.nn.linear.onednn import Prepacked, prepacking, small_enough
 
-# From which on it pays to pack the weights, on a CPU.
+# On a CPU, prepacking the weights pays from this many rows or tokens on.
 MANY_ROWS = 4
 MANY_TOKENS = 16
 
@@ -73,7 +73,7 @@ class DecodeLoop:
             return next_logits(self.model, self.ids, self.state, self.padding_mask)
 
     def repeat(self, logits: Float[Tensor, "P V"], samples: int) -> Float[Tensor, "B V"]:
-        """Let every sample go on from its prompt."""
+        """Let every sample continue from the cache of its prompt."""
         prompt = torch.arange(len(self.running), device=self.device) // samples
         self.state.reorder(prompt)
         if self.padding_mask is not None:

@@ -160,8 +160,9 @@ def stream(
         samples: Samples of each prompt, by default 1: row r * samples + s is sample s of prompt r.
         seed: Makes the result reproducible; the global random state is not touched.
         beyond: A sequence that fills the context ends there, and a longer prompt is refused;
-            "slide" forgets the beginning whenever the context is full and goes on from its last
-            half; "extend" goes on, which learned positions cannot. Transformer-XL has no limit.
+            "slide" forgets the beginning whenever the context is full and continues from its
+            last half; "extend" continues beyond the context, which learned positions cannot.
+            Transformer-XL has no limit.
         stop: Called with a row and its new ids after each token; True ends the row.
         **fields: Fields of `SamplingParams` by name instead.
 

@@ -60,11 +60,11 @@ class GenerationBatch:
 
     def __post_init__(self) -> None:
         self.prompt_lengths = [len(sequence) for sequence in self.sequences]
-        self.begins = [0] * len(self.sequences)  # the first position that is not forgotten
+        self.begins = [0] * len(self.sequences)  # the first position still in the context
 
     @property
     def length(self) -> int:
-        """New tokens of a row at most."""
+        """Maximum number of new tokens of a row."""
         return self.uniforms.shape[1]
 
     @property

@@ -48,9 +48,9 @@ def candidates(
     Args:
         logits: Scores of all tokens.
         temperature: Divides the logits; above 0.
-        top_k: Only the k likeliest tokens stay.
-        top_p: Of these the fewest, likeliest first, whose probabilities sum to p or more.
-        min_p: Of these the ones that are at least p times as likely as the likeliest.
+        top_k: Keep the k likeliest tokens.
+        top_p: Then keep the fewest, likeliest first, whose probabilities sum to p or more.
+        min_p: Then keep those at least p times as likely as the likeliest.
     """
     V = logits.shape[-1]
     # With top_p = 1 all tokens stay, also those too small to change a sum.
@@ -80,7 +80,7 @@ def draw(probability: Float[Tensor, "B V"], uniform: Float[Tensor, "B"]) -> Int[
     # A GPU rounds each partial sum differently, so a token of probability 0 may seem to reach
     # further than the last one.
     reached = probability.cumsum(-1).where(probability > 0, 0)  # (B, V)
-    total = reached.amax(-1, keepdim=True)  # (B, 1): 1 but for rounding
+    total = reached.amax(-1, keepdim=True)  # (B, 1): 1 up to rounding
     target = uniform.to(reached).unsqueeze(-1) * total
     return (reached >= target).to(torch.uint8).argmax(-1)  # the first token that reaches it
 

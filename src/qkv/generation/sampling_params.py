@@ -126,7 +126,7 @@ class SamplingParams:
 
     @property
     def steady_from(self) -> int:
-        """The position from which on every token is chosen in the same way."""
+        """From this position on, every token is chosen in the same way."""
         return max([self.minimum, *(position + 1 for position in self.forced)])
 
 
@@ -178,7 +178,7 @@ class TokenCounts:
         self.generated.scatter_add_(1, tokens.clamp(min=0).unsqueeze(1), ones)
 
     def reorder(self, rows: Int[Tensor, "B"]) -> None:
-        """Let row i go on as the old row rows[i]."""
+        """Let row i continue the old row rows[i]."""
         self.generated = self.generated.index_select(0, rows)
         self.in_prompt = self.in_prompt.index_select(0, rows)
 

@@ -42,7 +42,7 @@ class StopStringFilter:
         self.add_text(self.detokenizer.add_all(ids))
 
     def close(self) -> None:
-        """End the text: what was held back is no stop string."""
+        """End the text: what was held back is not a stop string."""
         if not self.stopped:
             self.add_text(self.detokenizer.close())
 

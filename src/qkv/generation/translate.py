@@ -103,7 +103,7 @@ def translate(
     seed: int | Sequence[int] | None = None,
     **fields: Unpack[SamplingKeywords],
 ) -> list[Any]:
-    """Translate each source into at most `length` ids, greedily unless sampling is asked for.
+    """Translate each source into at most `length` ids, greedily unless sampling is requested.
 
     Args:
         model: A Transformer or an RNN; several translate together, by their mean probabilities.
@@ -245,7 +245,7 @@ def translate_texts(
     members = models if isinstance(models, Sequence) else [models]
     sources = source_ids(members, tokenizer, texts_of(texts)[0])
     options.setdefault("start", tokenizer.start)
-    # A start token that is no token of a text, such as Marian's padding, is never generated.
+    # A start token that is not part of any text, such as Marian's padding, is never generated.
     options.setdefault("forbidden", tuple({tokenizer.start} - {tokenizer.end}))
 
     return search_sources(members, tokenizer, sources, length, options)

@@ -42,7 +42,7 @@ ENDINGS = (".html", *figure_style.ENDINGS)
 
 
 def check_out(out: Path | None) -> None:
-    """Raise if the file has another ending than a page or a picture."""
+    """Raise unless the file has the ending of a page or a picture."""
     if out is not None and out.suffix.lower() not in ENDINGS:
         raise ValueError(f"out: expected the name of a {', '.join(ENDINGS)} file, not {out}")
 
@@ -239,10 +239,10 @@ def shades_of(scores: Float[Tensor, "T S"]) -> Float[Tensor, "T S"]:
 
 def show_mask(console: Console, names: tuple[str, ...], heads: dict[str, MaskedHead]) -> None:
     """Print scores on the left and weights on the right, first without and then with the mask."""
-    say = format_score if has_blocks(console) else format_score_ascii
+    formatter = format_score if has_blocks(console) else format_score_ascii
     for name, head in heads.items():
         shades = shades_of(head.scores)
-        scores = HeatMap(head.scores, names, names, "scores", shades=shades, format_value=say)
+        scores = HeatMap(head.scores, names, names, "scores", shades=shades, format_value=formatter)
         weights = HeatMap(head.weights, names, names, "weights: softmax of each row")
         beside = Table.grid(padding=(0, 4))
         beside.add_row(scores, weights)

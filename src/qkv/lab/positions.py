@@ -224,7 +224,7 @@ def configs_of(shape: dict[str, Any]) -> dict[str, GPTConfig | BERTConfig]:
 
 
 def title_of(name: str) -> str:
-    """A model in words."""
+    """The readable name of a model in tables and figures."""
     if name == MASKED:
         return "a bidirectional masked model without positional encoding"
 

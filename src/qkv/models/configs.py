@@ -348,7 +348,7 @@ class TaskModelConfig:
 
     @property
     def frame(self) -> dict[str, Any]:
-        """The fields of data.batches.labelled.Frame: how texts become rows of tokens."""
+        """The fields of data.batches.framing.Frame: how texts become rows of tokens."""
         return {
             "task": self.head.task,
             "start": self.head.start,

@@ -51,5 +51,5 @@ def rename_weight(name: str) -> str:
 
 
 def rename_weights(weights: Mapping[str, T]) -> dict[str, T]:
-    """Return the weights under today's names; of two with one name, the later one stays."""
+    """Return the weights under today's names; if two have one name, the later one stays."""
     return {rename_weight(name): weight for name, weight in weights.items()}

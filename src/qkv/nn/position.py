@@ -105,7 +105,7 @@ def rotate(
 def alibi_slopes(heads: int, device: torch.device | None = None) -> Float[Tensor, "H"]:
     """2^(-8/n), 2^(-16/n), ... for n heads.
 
-    If n is no power of two, every other slope of the next power follows those of the last one.
+    If n is not a power of two, every other slope of the next power follows those of the last one.
     """
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]

@@ -120,7 +120,7 @@ def token_text(value: Any) -> Any:
 
 
 def find_chat_template(config: Mapping[str, Any]) -> str | None:
-    """Return the chat template of tokenizer_config.json; of several, the one named default."""
+    """Return the chat template of tokenizer_config.json, the default one if there are several."""
     template = config.get("chat_template")
     if isinstance(template, list):  # objects with a name and a template
         by_name = {}

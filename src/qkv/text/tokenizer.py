@@ -58,7 +58,7 @@ class Tokenizer:
     ) -> None:
         config = config or {}
         self.inner = inner
-        self.inner.encode_special_tokens = True  # in the library's words: as any other text
+        self.inner.encode_special_tokens = True  # encode those in a text as plain text
 
         self.special_tokens = find_special_tokens(inner, config)
         self.padding = self.special_tokens["padding"]

@@ -98,7 +98,7 @@ def training_loop(run: Run, samples: SampleTexts | None = None) -> TrainingResul
 
 
 def report_if_done(run: Run) -> None:
-    """Say why there is nothing to do in a run that has ended already."""
+    """Log why there is nothing to do in a run that has ended already."""
     if run.stopped_early():
         run.progress.log(
             f"The run ended early, after step {run.state.step}; "
@@ -171,7 +171,7 @@ def due_now(run: Run, samples: SampleTexts | None, *, stop: bool) -> Due:
 
 
 def do_what_is_due(run: Run, due: Due, samples: SampleTexts | None) -> None:
-    """Validate, save a checkpoint, show samples, and say why the run stops, if it does."""
+    """Validate, save a checkpoint, show samples, and log why the run stops, if it does."""
     state = run.state
     best = due.validation and run.validate()
     scheduled = due.checkpoint or best or run.stopped_early()

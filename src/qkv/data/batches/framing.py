@@ -59,7 +59,7 @@ class Frame:
     its last piece."""
 
     def encode(self, tokenizer: Tokenizer, examples: Sequence[Example]) -> FramedExamples:
-        """The framed examples, truncated to the context; of a pair the longer text first."""
+        """The framed examples, truncated to the context; in a pair, the longer text first."""
         texts = 1 if self.task in ("classify", "tag") else 2
         if self.room(texts) < texts:
             raise ValueError(
@@ -241,7 +241,7 @@ class FramedExamples(Sequence[Framed]):
 
 
 class GrowingArray:
-    """Integers that arrive in lists, packed into arrays now and then to save memory."""
+    """Integers that arrive in lists, packed into arrays from time to time to save memory."""
 
     def __init__(self) -> None:
         self.arrays: list[Int[np.ndarray, "_"]] = []
@@ -300,7 +300,7 @@ def word_separator(tokenizer: Tokenizer) -> str:
 
 
 def cut_pair(one: int, other: int, room: int) -> tuple[int, int]:
-    """Two lengths truncated to fit a room.
+    """Two lengths, truncated so that both texts together have at most `room` tokens.
 
     Tokens are removed one by one from the longer text, from the second if both are equally long.
     """

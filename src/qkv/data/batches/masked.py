@@ -217,7 +217,7 @@ class MaskedData:
             if not left:
                 break
 
-        if left == count:  # every word is longer than `count`: mask one all the same
+        if left == count:  # every word is longer than `count`: mask one anyway
             chosen[order[:1]] = True
 
         return candidates[chosen[word_of]]

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from qkv.data.sources.files import File
 
 PIECE = 1 << 19
-"""Characters from which on a document is cut into parts."""
+"""Documents of more characters are cut into parts."""
 LONGEST_PIECE = 1 << 22
 LONGEST_LINE = 1 << 28
 NEAR = 1 << 16

@@ -114,7 +114,7 @@ def write_manifest(
 
 
 def open_all_ids(folder: Path, key: str, names: Iterable[str]) -> list[Tokens]:
-    """The runs of a folder, memory-mapped; raises if a file is missing or has another size."""
+    """The runs of a folder, memory-mapped; raises if a file is missing or has the wrong size."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if manifest["key"] != key:

@@ -34,7 +34,7 @@ class Hypothesis(NamedTuple):
 
 
 class Continuation(NamedTuple):
-    """A beam that goes on with a token."""
+    """A beam extended by one token."""
 
     beam: int
     token: int
@@ -95,7 +95,7 @@ class SearchRule:
         if self.end is not None and step < self.minimum:
             never.add(self.end)
 
-        # Twice as many as go on, because half of them may end; and more for each earlier group,
+        # Twice as many as are kept, because half of them may end; and more for each earlier group,
         # whose tokens may cost too much.
         count = (self.groups + 1) * self.width
         top_values, top_ids = likeliest(logits, count, sorted(never))
@@ -135,7 +135,7 @@ class SentenceBeams:
     def advance(
         self, values: Float64[np.ndarray, "R K"], ids: Int64[np.ndarray, "R K"]
     ) -> list[tuple[int, int]]:
-        """The beams that go on, each as the old beam and its token; none when the search is over.
+        """The beams to keep, each as the old beam and its token; none when the search is over.
 
         Args:
             values: Log-probabilities of the likeliest tokens of each beam.

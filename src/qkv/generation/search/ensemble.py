@@ -63,7 +63,7 @@ class EnsembleState:
         return self.states[0].length
 
     def reorder(self, rows: Int[Tensor, "B"]) -> None:
-        """Let row i go on as the old row rows[i]."""
+        """Let row i continue the old row rows[i]."""
         for state in self.states:
             state.reorder(rows)
 

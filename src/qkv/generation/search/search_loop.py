@@ -31,7 +31,7 @@ MANY = 4  # sentences for which it pays to pack the weights
 S = TypeVar("S")
 Advance = Callable[[Float[Tensor, "R V"], list[S], int], list[list[tuple[int, int]]]]
 """From the logits of all beams, the sentences they belong to, and the number of tokens so far: for
-each sentence the beams that go on, each as the old beam and the new token; always the same number
+each sentence the beams to keep, each as the old beam and the new token; always the same number
 of them, and none when the search of the sentence is over."""
 
 
@@ -130,7 +130,7 @@ def search(
         length: Tokens of a sequence at most.
         batch: Sentences at a time.
         begin: Makes the sentence of a row, from its index and the tokens that fit.
-        advance: Chooses the beams that go on after each token.
+        advance: Chooses the beams to keep after each token.
     """
     similar = None
     if isinstance(model, GPT):
@@ -178,12 +178,12 @@ def search_batch(
     length: int,
     advance: Advance[S],
 ) -> None:
-    """One pass per token: each sentence chooses which of its beams go on with which token."""
+    """One pass per token: each sentence chooses which beams to extend by which token."""
     for step in range(length):
         beams = ids.shape[0] // len(sentences)  # one per sentence at first
         chosen = advance(next_logits(model, ids, state), sentences, step)
 
-        # The row of each beam that goes on, and its new token.
+        # The row of each beam that is kept, and its new token.
         rows = []
         tokens = []
         open_sentences = []

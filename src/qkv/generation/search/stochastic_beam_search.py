@@ -176,7 +176,7 @@ class Draw:
         self.open.append(Hypothesis([], highest, 0.0))
 
     def advance(self, scores: Float64[np.ndarray, "R V"]) -> list[tuple[int, int]]:
-        """Draw the sums of every open beam's continuations; of all, the highest go on."""
+        """Draw the sums of every open beam's continuations, and keep the highest of all."""
         samples = self.rule.samples
         before = np.array([[beam.log_probability] for beam in self.open])
         totals = before + scores[: len(self.open)]  # (R, V)

@@ -1,0 +1,1 @@
+"""Attention heads: known patterns (induction, previous token), ablation and syntax."""

@@ -260,7 +260,7 @@ def switch_off(
     heads: range,
     mean: Float[Tensor, "H D"] | None,
 ) -> Float[Tensor, "R H T D"]:
-    """Hook: replace the output of another head in each copy of the batch."""
+    """Hook: replace the output of a different head in each copy of the batch."""
     copies = value.clone().unflatten(0, (len(heads), -1))  # (heads, B, H, T, D)
     for copy, head in zip(copies, heads, strict=True):
         copy[:, head] = 0 if mean is None else mean[head]

@@ -108,7 +108,7 @@ def head_syntax(
         sentences: Parsed sentences (CoNLL-U). Roots and punctuation are left out.
         progress: Called with the number of finished sentences and of all sentences.
         halves: Choose on every other sentence and measure on the rest.
-        subtypes: Treat nsubj:pass as another relation than nsubj.
+        subtypes: Treat nsubj:pass and nsubj as different relations.
         least: The number of measured words that a relation needs.
 
     Returns:

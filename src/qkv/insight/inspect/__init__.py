@@ -1,0 +1,1 @@
+"""Inspection of one text: attention, logit lens, attribution, edits, activation patching."""

@@ -299,7 +299,7 @@ def site_of(model: Model, edit: Edit) -> AttentionSite:
         return next(iter(sites.values()))
     if edit.kind is None:
         raise ValueError(
-            f"change: {edit}: say which attention is meant, as in cross:{edit}; one of "
+            f"change: {edit}: specify which attention, as in cross:{edit}; one of "
             f"{', '.join(sites)}"
         )
     if edit.kind not in sites:

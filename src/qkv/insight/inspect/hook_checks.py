@@ -32,7 +32,7 @@ def require_hook(
 
     Raises:
         ValueError: If the model has no such hook point, if no value passes it while the context is
-            open, or if a value has another shape.
+            open, or if a value has the wrong shape.
     """
     module, _, name = point.rpartition(".")
     owner = type(model.get_submodule(module)).__name__

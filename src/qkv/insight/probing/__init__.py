@@ -1,0 +1,1 @@
+"""Probing: linear probes on the activations of every layer, with control tasks."""

@@ -381,7 +381,7 @@ def about_texts(
 
 
 def are_fractions(labels: set[str]) -> bool:
-    """Whether all labels are numbers, and one of them is no integer."""
+    """Whether all labels are numbers, and at least one is not an integer."""
     return all(map(is_number, labels)) and not all(float(label).is_integer() for label in labels)
 
 

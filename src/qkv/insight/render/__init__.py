@@ -1,0 +1,1 @@
+"""Rendering of a look: terminal, HTML page and figures."""

@@ -24,8 +24,8 @@ MEANING = {
     "next": "the token after",
 }
 WIDTH = 70  # at least, so that the caption has room
-CLEAR = 0.8  # share of the weight from which on a head clearly follows a pattern ...
-HALF = 0.5  # ... and from which on it does so in part
+CLEAR = 0.8  # least share of the weight of a head that clearly follows a pattern ...
+HALF = 0.5  # ... and of one that follows it in part
 
 
 # Patterns

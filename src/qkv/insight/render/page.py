@@ -134,7 +134,7 @@ def has_view(look: LookData, view: View) -> bool:
 def first_view(
     attention: CapturedAttention, layer: int | None, head: int | Sequence[int] | None
 ) -> View:
-    """One head if it is the only one or is asked for, else all heads."""
+    """One head if it is the only one or is requested, else all heads."""
     only_one = attention.depth * attention.heads == 1
     if only_one or layer is not None or head is not None:
         return "head"

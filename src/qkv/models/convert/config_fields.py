@@ -114,7 +114,7 @@ class Fields:
         return Fields(value or {}, self.origin, f"{self.prefix}{name}: ")
 
     def only(self, **allowed: Any) -> None:
-        """Raise if a field has another value than the supported one; absent or null is fine."""
+        """Raise if a field has a value other than the supported one; absent or null is fine."""
         for name, supported in allowed.items():
             value = self.values.get(name)
             if value is not None and value != supported:

@@ -58,7 +58,7 @@ LLAMA_FIELDS = COMMON_FIELDS | {
     "rope_theta",
 }
 """Fields of a Llama's config; Gemma and Granite, with the same tensor names, have more."""
-NAME_IT = 'add "model_type" to the file, which says which it is'
+NAME_IT = 'add "model_type" to the file, which names the family'
 
 
 def detect_family(values: Mapping[str, Any], names: Iterable[str]) -> str:

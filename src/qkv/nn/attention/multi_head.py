@@ -249,7 +249,7 @@ def group_heads(attention: MultiHeadAttention, kv_heads: int) -> MultiHeadAttent
         A new module; the old one is unchanged.
 
     Raises:
-        ValueError: If `kv_heads` is no divisor, or the attention has adapters.
+        ValueError: If `kv_heads` does not divide the heads, or the attention has adapters.
     """
     old = attention
     if kv_heads < 1 or old.kv_heads % kv_heads:

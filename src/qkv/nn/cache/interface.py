@@ -1,7 +1,7 @@
 """The interface of KV caches and other decoding states, and the checks that they share.
 
 State is an argument of a forward pass, never an attribute of a layer. Every state has `length`
-(positions seen so far) and `reorder` (beam search: row i goes on as the old row rows[i]), so one
+(positions seen so far) and `reorder` (beam search: row i continues the old row rows[i]), so one
 decoding loop serves RNNs and Transformers alike. Layers `append` to it.
 """
 

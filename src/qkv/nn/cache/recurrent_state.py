@@ -30,7 +30,7 @@ class RecurrentState:
         self.length += count
 
     def reorder(self, rows: Int[Tensor, "B"]) -> None:
-        """Let row i go on as the old row rows[i]."""
+        """Let row i continue the old row rows[i]."""
         self.hidden = tuple(h.index_select(1, rows) for h in self.hidden)
         self.source = reorder_optional(self.source, rows)
         self.key = reorder_optional(self.key, rows)

@@ -67,6 +67,6 @@ class SegmentMemory:
                 )
 
     def reorder(self, rows: Int[Tensor, "B"]) -> None:
-        """Let row i go on as the old row rows[i]."""
+        """Let row i continue the old row rows[i]."""
         for layer, hidden in self.layers.items():
             self.layers[layer] = hidden.index_select(0, rows)

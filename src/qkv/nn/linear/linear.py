@@ -65,7 +65,7 @@ def onednn_supports(x: Tensor, weight: Tensor) -> bool:
 
 
 def aligned_supports(x: Tensor, weight: Tensor) -> bool:
-    """True for a vocabulary on a GPU whose size is no multiple of 8, without autograd."""
+    """True for a vocabulary on a GPU whose size is not a multiple of 8, without autograd."""
     if torch.compiler.is_compiling() or torch.is_grad_enabled():
         return False
     if torch.is_autocast_enabled("cuda"):

@@ -47,7 +47,7 @@ def as_prepacked(weight: Tensor) -> Tensor:
     if cache is None:
         return weight
 
-    # A weight that was trained since it was packed has another version.
+    # A weight that was trained since it was packed has a newer version.
     version = 0 if weight.is_inference() else weight._version
     key = (weight.data_ptr(), *weight.shape, version)
     if key not in cache:

@@ -1,0 +1,1 @@
+"""The inference engine: continuous batching, scheduler, paged KV cache, sampler and beam search."""

@@ -35,7 +35,7 @@ class BeamSearcher:
     def advance(
         self, logits: Float[Tensor, "M V"], sequences: list[ServingSequence]
     ) -> tuple[Float[Tensor, "L V"], list[ServingSequence]]:
-        """Advance each search by a token; returns the rows and sequences that are no beams."""
+        """Advance each search by a token; returns the rows and sequences that are not beams."""
         searches: dict[int, BeamSearchState] = {}
         other_rows: list[int] = []
         for row, sequence in enumerate(sequences):

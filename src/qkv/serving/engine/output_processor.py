@@ -104,7 +104,7 @@ class OutputProcessor:
             self.counts["said_tokens"] += len(chunk.tokens)
 
     def fail(self, sequence: ServingSequence, error: Exception) -> None:
-        """End a request with an error; of an unexpected one the client learns the type only."""
+        """End a request with an error; the client gets only the type of an unexpected one."""
         if not isinstance(error, RequestRefused):
             log_unexpected(error)
             if not isinstance(error, RuntimeError):

@@ -1,0 +1,1 @@
+"""The HTTP server: ASGI app, middleware, API keys, error responses and server-sent events."""

@@ -18,7 +18,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ClientDisconnected(BaseException):
-    """The client is gone, so there is no one to answer.
+    """The client disconnected: no response can be sent.
 
     Like a cancellation, it is not an Exception: no handler of errors may catch it.
     """

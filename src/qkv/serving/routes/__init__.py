@@ -1,0 +1,1 @@
+"""Routes of the API: OpenAI's, qkv's own, health and metrics, and the playground."""

@@ -1,0 +1,1 @@
+"""Loaders of tokenizers: Hugging Face files, GGUF and Marian's SentencePiece."""

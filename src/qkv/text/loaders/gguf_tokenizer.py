@@ -124,8 +124,8 @@ def sentence_pieces(
 ) -> tokenizers.Tokenizer:
     """Return SentencePiece's byte-pair encoding, as in Llama 1 and 2.
 
-    Of all pairs, the one whose piece has the highest score is merged first. Text that is no piece
-    at the end is encoded byte by byte.
+    Of all pairs, the one whose piece has the highest score is merged first. What is not
+    a piece after all merges is encoded byte by byte (byte fallback).
     """
     scores = metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(tokens):

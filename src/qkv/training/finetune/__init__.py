@@ -1,0 +1,1 @@
+"""Fine-tuning: tasks with a head, chat and translation; freezing, LoRA adapters and metrics."""

@@ -61,7 +61,7 @@ def length_multiple(device: str | None) -> int:
 
 
 def with_dropout(config: Any, tune: FinetuneConfig) -> Any:
-    """A model's configuration with the dropout asked for; none in a frozen backbone."""
+    """A model's configuration with the requested dropout; none in a frozen backbone."""
     dropout = tune.dropout
     if tune.train == "head":
         dropout = 0.0

@@ -113,7 +113,7 @@ def correlation(n: float, x: float, y: float, xx: float, yy: float, xy: float) -
 
 
 def merit(measured: dict[str, float], metric: str) -> float:
-    """A metric as a number of which higher is better; NaN is the worst."""
+    """A metric as a number where higher is better; NaN is the worst."""
     value = measured[metric]
     if math.isnan(value):
         return -math.inf

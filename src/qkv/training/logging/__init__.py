@@ -1,0 +1,1 @@
+"""Logging of training: metrics.jsonl, console progress, TensorBoard, Weights & Biases."""

@@ -157,7 +157,7 @@ def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
 
 
 def parse(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Line numbers and rows; None for a line that is no row."""
+    """Line numbers and rows; None for a line that is not a row."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:

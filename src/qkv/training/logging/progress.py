@@ -30,7 +30,7 @@ class BestValidation(NamedTuple):
     """The best validation so far."""
 
     merits: tuple[float, float]
-    """The metric as a number of which higher is better, then minus the loss."""
+    """The metric as a number where higher is better, then minus the loss."""
     value: float
     step: int
 
@@ -279,7 +279,7 @@ class Progress:
 
 
 def visible(text: str) -> str:
-    """Text with control characters escaped, but for newlines and tabs."""
+    """Text with control characters escaped, except newlines and tabs."""
     if text.replace("\n", "").replace("\t", "").isprintable():
         return text
 

@@ -138,7 +138,7 @@ class Checkpoints:
     # Folders
 
     def folder_of(self, step: int) -> Path:
-        """Folder of a step's checkpoint; of a step saved again the new one, once complete."""
+        """Folder of a step's checkpoint; if the step was saved again, the new one once complete."""
         return checkpoint_path(self.folder, step)
 
     def sweep(self) -> None:

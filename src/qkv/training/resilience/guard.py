@@ -40,7 +40,7 @@ class Guard:
     """Step and data position of the bad steps since the last good one."""
 
     def limit(self, step: int) -> float:
-        """The highest loss that is no spike; it depends on the step, not on when the host reads."""
+        """The loss above which a step is a spike; independent of when the host reads the losses."""
         known = [loss for other, loss in self.losses if other <= step - DELAY][-WINDOW:]
         if not self.spike or len(known) < ENOUGH:
             return math.inf

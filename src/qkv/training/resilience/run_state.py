@@ -30,7 +30,7 @@ class RunState:
     best: float | None = None
     """Validation loss of the saved model."""
     merit: float | None = None
-    """The saved model's value of the task's metric, as a number of which higher is better."""
+    """The saved model's value of the task's metric, as a number where higher is better."""
     stale: int = 0
     """Validations since the best one."""
     parts: int = 1

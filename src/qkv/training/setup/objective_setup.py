@@ -77,7 +77,7 @@ def build_objective(
 
 
 def enable_cuda_graph(objective: Objective, data: TrainingData) -> None:
-    """Capture steps as CUDA graphs, unless every batch has another shape, as those of pairs do."""
+    """Capture steps as CUDA graphs, unless batches differ in shape, as those of pairs do."""
     if objective.compiled is not None and not isinstance(data, PairedData):
         objective.use_cuda_graph()
     elif isinstance(data, LabelledData | ConversationData):

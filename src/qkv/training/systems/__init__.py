@@ -1,0 +1,1 @@
+"""Training systems: DDP, FSDP, mixed precision, gradient checkpointing, CUDA graphs."""

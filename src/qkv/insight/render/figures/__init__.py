@@ -1,0 +1,1 @@
+"""Figures with matplotlib: attention, logit lens, heads, probes, scores and training curves."""

@@ -24,7 +24,7 @@ from qkv.insight.render.figures.figure_style import INK, PALE
 BLUES = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.06, 1, 256)), name="qkv-blues")
 NUMBERED = 20  # rows or columns whose cells have room for their numbers
 FEW = 6  # up to this many rows and columns, zeros are written, too
-NAMED = 64  # labels along a side; of more, every second, every third ...
+NAMED = 64  # most labels along a side; beyond, only every second, every third ...
 LETTER = 0.62  # the width of a letter as a fraction of the font size
 POINTS = 72  # per inch
 GAP = 1.08  # distance between two tiles, as a multiple of their size
@@ -165,7 +165,7 @@ def matrix(
 
 
 def label_cells(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
-    """Labels of rows and columns; of very many, every second, third and so on."""
+    """Labels of rows and columns; if there are very many, every second, third and so on."""
     count = max(len(rows), len(columns))
     every = -(-count // NAMED)
     font = font_of(count)

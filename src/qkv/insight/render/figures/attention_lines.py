@@ -83,7 +83,7 @@ def draw_heads(axes: Axes, weights: Float[Tensor, "H T S"]) -> None:
 def draw_names(
     axes: Axes, names: Sequence[str], count: int, font: float, x: float, align: str
 ) -> None:
-    """The labels of one side; of very many, every second, third and so on."""
+    """The labels of one side; if there are very many, every second, third and so on."""
     every = -(-count // NAMED)
     for index in range(0, len(names), every):
         axes.text(

@@ -22,12 +22,12 @@ STYLES: dict[Way, dict[str, Any]] = {
     "fine-tuned": {"color": COLOURS[1], "marker": "s"},
 }
 ZERO_X = -0.6  # the x coordinate of 0 examples: on a logarithmic axis 1 is at 0
-APART = 0.022  # distance between the two ways at one number, as a fraction of the width
+APART = 0.022  # distance between the two methods at one number, as a fraction of the width
 CLOSE = 0.055  # ticks that are nearer than this fraction of the width are merged
 
 
 class Compared(NamedTuple):
-    """The accuracy of one way with one number of examples."""
+    """The accuracy of one method (prompted, fine-tuned) with one number of examples."""
 
     way: Way
     examples: int
@@ -51,13 +51,13 @@ class Compared(NamedTuple):
 
 
 def points_of(points: Sequence[Compared], way: Way) -> list[Compared]:
-    """The points of one way by number of examples."""
+    """The points of one method by number of examples."""
     matches = [point for point in points if point.way == way]
     return sorted(matches, key=lambda point: point.examples)
 
 
 def comparison_table(points: Sequence[Compared], random_baseline: float | None = None) -> Table:
-    """A row for each way and number of examples."""
+    """A row for each method and number of examples."""
     table = Table(header_style="bold", caption_justify="left", caption="[ ]: 95% intervals")
     if random_baseline is not None:
         table.caption = f"[ ]: 95% intervals; random guessing: {random_baseline:.1%}"
@@ -105,13 +105,13 @@ def draw_comparison(
 def draw(
     points: Sequence[Compared], title: str, below: str, random_baseline: float | None
 ) -> Figure:
-    """Examples on the x axis, accuracy on the y axis, both ways with their intervals."""
+    """Examples on the x axis, accuracy on the y axis, both methods with their intervals."""
     figure = Figure(figsize=(9, 5.6), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
     axes = figure.add_subplot()
     numbers = sorted({point.examples for point in points})
     width = max(0.5, x_of(numbers[-1]) - x_of(numbers[0]))
 
-    # With both ways at one number, prompted is drawn slightly left and fine-tuned right.
+    # With both methods at one number, prompted is drawn slightly left and fine-tuned right.
     both = len({point.way for point in points}) == 2
     shift = both * APART * width / 2
     draw_way(axes, points, "prompted", -shift)

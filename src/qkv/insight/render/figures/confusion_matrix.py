@@ -22,7 +22,7 @@ Counts = Int[np.ndarray, "C C"]
 """Rows are true classes, columns predicted ones."""
 FEW = 6  # classes whose whole matrix fits into a table
 NUMBERED = 20  # classes whose cells have room for their numbers
-MOST = 60  # classes in a figure or a table; of more, the most frequent ones
+MOST = 60  # most classes in a figure or a table; beyond, the most frequent ones
 TAKEN = 3  # confusions named for each class
 LONGEST = 24  # characters of a class name
 
@@ -286,7 +286,7 @@ def checked(counts: Any, labels: Sequence[str]) -> tuple[Counts, list[str]]:
 
 
 def shortened(name: str, longest: int = LONGEST) -> str:
-    """A name in one line without control characters; of a long one the beginning and the end."""
+    """A name in one line without control characters; a long one is cut in the middle."""
     name = " ".join(name.split())
     name = "".join(char if char.isprintable() else "\ufffd" for char in name)
     if len(name) <= longest:

@@ -16,7 +16,7 @@ from qkv.insight.render.figures.attention import BLUES, canvas, hide_frame, writ
 from qkv.insight.render.figures.figure_style import COLOURS, INK, PALE
 from qkv.insight.render.views import label, labels, layer_names, prediction_title
 
-POSITIONS = 30  # positions whose predictions are drawn; of more, the last ones
+POSITIONS = 30  # most positions whose predictions are drawn; beyond, the last ones
 GUESSES = 4
 LEAST = 0.01  # probability of a guess that is named besides the likeliest
 LENS_POSITIONS = 24  # positions of the lens whose cells have room for their tokens

@@ -1,0 +1,1 @@
+"""Schemas of requests and responses (pydantic), and the OpenAPI document."""
