@@ -61,7 +61,7 @@ def verify_beside(path: Path, metadata: Mapping[str, str]) -> None:
 
         raise ValueError(
             f"{path / name}: this file is not the one that was saved with the model: the checksum "
-            f"in {SINGLE} is another; restore the original, or save the model again"
+            f"in {SINGLE} differs; restore the original, or save the model again"
         )
 
 

@@ -384,7 +384,7 @@ def show_results(
     Console(highlight=False).print(comparison_table(compared, random_accuracy))
     rows = next(iter(results.points.values()))["rows"]
     seeds = max(len(row.accuracies) for row in compared)
-    caption = f"{rows:,} rows asked; bars are 95% intervals"
+    caption = f"{rows:,} test rows; bars are 95% intervals"
     if seeds > 1:
         caption += f"; a dot for each of {seeds} seeds"
 

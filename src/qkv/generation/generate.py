@@ -359,7 +359,7 @@ def within(row: list[int], limit: int, length: int, beyond: Beyond) -> list[int]
     if beyond == "refuse":
         raise ValueError(
             f"prompts: {len(row):,} tokens are more than the model's context of {limit:,}; "
-            "shorten the prompt, or let its beginning be forgotten with beyond = slide"
+            "shorten the prompt, or drop its beginning with beyond = slide"
         )
 
     return row[-max(limit - length, limit // 2, 1) :]

@@ -339,7 +339,7 @@ def next_steps(out: Path) -> Text:
         "Use both in a playground in the browser:": f"qkv serve {turkish} {python}",
         "Generate text:": f"qkv generate {python} 'import os'",
         "Train on your own text:": "qkv train gpt --data my.txt --out runs/mine",
-        "Train a translator of the time before the Transformer:": (
+        "Train an RNN translator, from before the Transformer:": (
             "qkv train rnn --data turkish --out runs/rnn"
         ),
         "Fine-tune the GPT to classify texts (my.tsv: sentence, label):": (

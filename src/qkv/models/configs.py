@@ -61,7 +61,7 @@ class GPTConfig(StackConfig):
         check_at_least_one(self, "vocabulary", "context", "position_width")
         if self.memory and self.position != "relative":
             raise ValueError(
-                "memory: only relative positions tell earlier segments from this one; "
+                "memory: only relative positions distinguish earlier segments from this one; "
                 f"expected position = relative, not {self.position}"
             )
         if self.memory and self.sparse == "fixed":

@@ -41,7 +41,7 @@ def check_consistent(model: Model) -> None:
 def refuse_adapters(model: Model) -> None:
     for _ in adapted(model):
         raise ValueError(
-            "model: it has adapters; merge(model) makes them part of it, "
+            "model: it has adapters; merge_adapters(model) makes them part of it, "
             "write_adapter(model) saves them alone"
         )
 

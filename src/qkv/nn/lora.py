@@ -144,7 +144,7 @@ def attach_adapters(model: nn.Module, config: AdapterConfig, seed: int = 0) -> N
 
     Example:
         >>> model = MultiHeadAttention(8, 2)
-        >>> attach(model, AdapterConfig(rank=4, projections=("query", "value")))
+        >>> attach_adapters(model, AdapterConfig(rank=4, projections=("query", "value")))
         >>> sum(parameter.numel() for parameter in adapter_parameters(model))
         128
     """
@@ -225,8 +225,8 @@ def merge_adapters(model: nn.Module) -> None:
 
     Example:
         >>> model = MultiHeadAttention(8, 2)
-        >>> attach(model, AdapterConfig(rank=4))
-        >>> merge(model)
+        >>> attach_adapters(model, AdapterConfig(rank=4))
+        >>> merge_adapters(model)
         >>> adapter_parameters(model)
         []
     """

@@ -109,7 +109,7 @@ def report_if_done(run: Run) -> None:
         if run.task.steps is None:
             flag = "--steps"
 
-        run.progress.log(f"All {run.steps} steps are done; give more {flag} to go on.")
+        run.progress.log(f"All {run.steps} steps are done; give more {flag} to continue.")
 
 
 def train_step(run: Run, batch: Batch) -> Tensor:
@@ -193,7 +193,8 @@ def do_what_is_due(run: Run, due: Due, samples: SampleTexts | None) -> None:
         )
     elif run.stopped_early():
         run.progress.log(
-            f"No better for {state.stale} validations: the run ends early, after step {state.step}."
+            f"No improvement for {state.stale} validations: "
+            f"the run ends early, after step {state.step}."
         )
 
 

@@ -269,7 +269,7 @@ def unmasked(model: Model) -> Iterator[None]:
     backbone = backbone_of(model)
     if not isinstance(backbone, GPT):
         raise ValueError(
-            "mask: only a GPT's causal mask can be taken away, and this is a "
+            "mask: only a GPT's causal mask can be removed, and this is a "
             f"{type(backbone).__name__}"
         )
 

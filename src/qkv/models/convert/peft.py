@@ -71,7 +71,7 @@ def write_adapter(
     names = peft_modules(model)
     pairs = pairs_of(names)
     if not pairs:
-        raise ValueError("model: it has no adapters; attach(model, config) makes them")
+        raise ValueError("model: it has no adapters; attach_adapters(model, config) adds them")
 
     tensors: dict[str, Tensor] = {}
     for name, pair in pairs.items():

@@ -158,7 +158,7 @@ def compute(
 
     if needs_scores or score not in (dot, scaled_dot):
         raise ValueError(
-            f"kernel {kernel} has no weights and knows no score but dot and scaled_dot: use eager"
+            f"kernel {kernel} returns no weights and supports only dot and scaled_dot: use eager"
         )
 
     scale = 1 / math.sqrt(query.shape[-1]) if score is scaled_dot else 1.0

@@ -46,7 +46,7 @@ def check_order(out: Path, before: int, now: int) -> None:
     if before != now:
         raise ValueError(
             f"out: the run in {out} was begun by another version of qkv, which reads the data in "
-            "another order; go on with that version, or begin a new run in another folder "
+            "another order; continue with that version, or begin a new run in another folder "
             "(its model can be opened and fine-tuned as it is)"
         )
 
@@ -80,6 +80,6 @@ def rate_change(
         flags += f" --muon-learning-rate {old.muon_learning_rate * old_rate / old_highest:.3g}"
 
     return (
-        f"{message} To go on at the old rate, stop now and add {flags}. A run begun with "
+        f"{message} To continue at the old rate, stop now and add {flags}. A run begun with "
         "--schedule constant, or stable and not yet in its decay, can be extended without a jump."
     )

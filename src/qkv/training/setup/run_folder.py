@@ -67,8 +67,7 @@ def claim(out: Path, resume: bool) -> bool:
         return False
     if not resume:
         raise ValueError(
-            f"out: {out} holds a run already; "
-            "add --resume to go on with it, or choose another folder"
+            f"out: {out} holds a run already; add --resume to continue it, or choose another folder"
         )
 
     return True

@@ -156,8 +156,8 @@ def join_process_group(device: str | None) -> Iterator[World]:
     except RuntimeError as error:
         if isinstance(error, dist.DistError) or "/gloo/" in str(error):
             raise RuntimeError(
-                "another process of this run has ended, and this one cannot go on without it; "
-                "--resume goes on from the last checkpoint"
+                "another process of this run has ended, and this one cannot continue without it; "
+                "--resume continues from the last checkpoint"
             ) from error
 
         raise
