@@ -68,7 +68,7 @@ def parameters_text(cost: Cost, task: TrainingTask) -> str:
     if task.trainable is None or task.trained_fraction == 1:
         return text
 
-    return f"{text}, of which {task.trainable:,} are trained ({task.trained_fraction:.2%})"
+    return f"{text}, of which {task.trainable:,} learn ({task.trained_fraction:.2%})"
 
 
 def memory_text(cost: Cost, shards: int) -> str:
