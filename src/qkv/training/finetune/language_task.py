@@ -172,7 +172,7 @@ def translation_task(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTa
     tokenizer = pretrained.tokenizer
     if not isinstance(model, Transformer | RNN):
         raise ValueError(
-            f"model: {tune.model} is not an encoder-decoder; "
+            f"model: {tune.model} is no encoder-decoder; "
             "a GPT learns to translate as a chat, from conversations"
         )
     if tune.examples is not None:
