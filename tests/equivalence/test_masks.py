@@ -137,7 +137,7 @@ def test_padding_of_lengths() -> None:
     assert padding_mask.tolist() == [[False] * 3, [True, True, False], [True] * 3]
 
 
-@pytest.mark.parametrize("kind", ["Causal", "Window", "Block", "Strided", "Fixed"])
+@pytest.mark.parametrize("kind", ["Causal", "Window", "Blockwise", "Strided", "Fixed"])
 def test_a_mask_that_is_the_same_for_all_rows_stays_small(kind: str) -> None:
     masks = {kind.__name__: kind for kind in KINDS}
     mask = masks[kind]() if kind == "Causal" else masks[kind](2)

@@ -184,7 +184,9 @@ def test_a_prompt_is_limited_also_without_a_context_limit(
     http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qkv.serving.http.prompt_validation.MAX_SEQUENCE", 10)
-    monkeypatch.setattr("qkv.serving.http.prompt_validation.limit_of", lambda model, beyond: None)
+    monkeypatch.setattr(
+        "qkv.serving.http.prompt_validation.context_limit", lambda model, beyond: None
+    )
     error = fault(http.post("/v1/completions", json={"model": "gpt", "prompt": [5] * 11}))
     assert re.search("prompt: 11 tokens .*limit of 10", error["message"])
     assert (

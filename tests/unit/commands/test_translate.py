@@ -128,7 +128,7 @@ def test_unknown_words_are_listed(qkv: Qkv, models: Path) -> None:
         (
             ["one", "--n-best", "9"],
             "cats",
-            "n_best: expected 1 to 4, as many as there are beams, not 9",
+            "n_best: expected 1 to 4, the number of beams",
         ),
         (["one", "--length", "0"], "cats", "length: expected 1 to 1,000,000 tokens, not 0"),
         (

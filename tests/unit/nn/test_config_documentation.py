@@ -25,6 +25,7 @@ DOCUMENTED = [
 def test_every_field_is_explained_once(config: type[Any]) -> None:
     text = inspect.getdoc(config) or ""
     summary, _, attributes = text.partition("\n\nAttributes:\n")
+    attributes = attributes.partition("\n\nExample:\n")[0]
     assert len(summary.split()) >= 2, "what it is"
     for field in fields(config):
         assert attributes.count(f"    {field.name}: ") == 1, field.name

@@ -1,8 +1,8 @@
 """KV caches and other decoding states: growing, static, paged, segment memory and recurrent."""
 
 from qkv.nn.cache.decoder import DecoderState, SourceCache
-from qkv.nn.cache.growing import KeyValueCache, reordered
 from qkv.nn.cache.interface import DecodingState, check_rows
+from qkv.nn.cache.kv_cache import KeyValueCache, reordered
 from qkv.nn.cache.paged import PackedBatch, PackedDecoderBatch, PagedCache, SequenceGroup
 from qkv.nn.cache.recurrent_state import RecurrentState
 from qkv.nn.cache.segment_memory import SegmentMemory

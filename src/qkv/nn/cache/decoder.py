@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from qkv.nn.cache.growing import KeyValueCache
 from qkv.nn.cache.interface import reorder_optional
+from qkv.nn.cache.kv_cache import KeyValueCache
 
 
 class SourceCache(KeyValueCache):
@@ -68,6 +68,6 @@ class DecoderState:
         return self.target.length
 
     def reorder(self, rows: Int[Tensor, "B"]) -> None:
-        """Let row i go on as the old row rows[i]."""
+        """Let row i continue the old row rows[i]."""
         self.source.reorder(rows)
         self.target.reorder(rows)

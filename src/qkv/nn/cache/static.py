@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from qkv.nn.attention.kernels.decode import store_key_value
-from qkv.nn.cache.growing import KeyValueCache
+from qkv.nn.cache.kv_cache import KeyValueCache
 
 
 class StaticCache(KeyValueCache):

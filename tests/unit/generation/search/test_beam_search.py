@@ -349,7 +349,7 @@ def test_the_likeliest_tokens_are_those_of_a_sort(vocabulary: int, count: int) -
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"n_best": 5}, "n_best: expected 1 to 4, as many as there are beams, not 5"),
+        ({"n_best": 5}, "n_best: expected 1 to 4, the number of beams"),
         ({"n_best": 0}, "n_best: expected 1 to 4"),
         ({"beams": 0}, "beams: expected 1 to 1,024, not 0"),
         ({"beams": 1_000_000}, "beams: expected 1 to 1,024, not 1,000,000"),

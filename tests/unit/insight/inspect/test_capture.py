@@ -110,7 +110,7 @@ def test_weights_of_an_rnn(kind: str) -> None:
     state = model.start(torch.tensor([source]))
     for t, id in enumerate(target):
         query = state.hidden[0][-1]  # (1, E): the state before the token is read
-        scores = model.similarity()(query.unsqueeze(1), state.key)[0, 0]
+        scores = model.score_function()(query.unsqueeze(1), state.key)[0, 0]
         assert_close(result.layers[0][0, t].double(), scores.softmax(-1), rtol=0, atol=1e-6)
         model.decode(torch.tensor([[id]]), state)
     with pytest.raises(ValueError, match=r"attention: .*none"):

@@ -53,7 +53,9 @@ class Mean(nn.Module):
 class Linear(MultiHeadAttention):
     """A subclass with all hook points that never forms weights."""
 
-    def look(self, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> tuple[Tensor, None]:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, *others: Any
+    ) -> tuple[Tensor, None]:
         return query + value[:, :, -1:], None
 
 

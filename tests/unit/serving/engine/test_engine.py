@@ -467,7 +467,7 @@ def test_a_fault_in_sampling_does_not_affect_the_others(monkeypatch: pytest.Monk
             raise ValueError("once together, once alone")
         return process_logits(logits, choice, *rest)
 
-    monkeypatch.setattr(sampler, "processed", faulty)
+    monkeypatch.setattr(sampler, "process_logits", faulty)
     steps = Steps(model, rows=8, cache=1 << 20)
     handles = [
         steps.request(prompt, max_tokens=9, seed=5, sampling=choice) for prompt in PROMPTS[:3]

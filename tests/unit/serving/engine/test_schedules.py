@@ -85,7 +85,7 @@ def random_request(
         end_ids=(6,),
         stream=stream,
     )
-    fields = {"prompt": prompt, "length": length, "seed": seed, "choice": sampling}
+    fields = {"prompt": prompt, "length": length, "seed": seed, "sampling_params": sampling}
     return handle, {**fields, "samples": samples}
 
 

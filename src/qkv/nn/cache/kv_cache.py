@@ -92,7 +92,7 @@ class KeyValueCache:
         return keys[:, :, : self.lengths[layer]], values[:, :, : self.lengths[layer]]
 
     def reorder(self, rows: Int[Tensor, "B"]) -> None:
-        """Let row i go on as the old row rows[i]; there may be more or fewer rows than before."""
+        """Let row i continue the old row rows[i]; there may be more or fewer rows than before."""
         for layer, (keys, values) in self.buffers.items():
             length = self.lengths.get(layer, keys.shape[2])
             self.buffers[layer] = (reordered(keys, rows, length), reordered(values, rows, length))
