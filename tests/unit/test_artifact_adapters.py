@@ -138,7 +138,7 @@ def test_a_missing_base(tmp_path: Path) -> None:
     write_adapter(model, tmp_path / "adapter", "somebody/model")
     with pytest.raises(
         ValueError,
-        match=r"adapter: its base, the model 'somebody/model'",
+        match=r"adapter: .*somebody",
     ):
         load(tmp_path / "adapter")
 

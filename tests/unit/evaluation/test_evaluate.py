@@ -379,9 +379,7 @@ def test_a_gpt_translates_by_a_prompt(subject: Subject, tmp_path: Path) -> None:
         tmp_path / "a.jsonl",
         [{"source": "the cat", "target": "a man"}, {"source": "a", "target": "b"}],
     )
-    with pytest.raises(
-        ValueError, match=r"^small: a GPT translates by a prompt; write a task file"
-    ):
+    with pytest.raises(ValueError, match=r"^small: .*translates"):
         evaluate(read_task("translation"), subject, data)
     task = tmp_path / "mine.toml"
     task.write_text(

@@ -52,7 +52,7 @@ def test_of_a_line_each_accepted_answer_is_right_and_the_first_is_an_example(fre
 
 @pytest.mark.parametrize("french", [[], [""], "", 3, ["eau", 3]])
 def test_a_line_needs_an_answer(french: Any) -> None:
-    with pytest.raises(ValueError, match=r"^row 1: french: expected a list of texts, not "):
+    with pytest.raises(ValueError, match=r"^row 1: .*french"):
         build_question(read_task("french"), {"english": "water", "french": french}, "row 1")
 
 

@@ -129,9 +129,7 @@ def test_bad_input(text: str, top: int, message: str) -> None:
 @pytest.mark.usefixtures("without_shape_checks")
 def test_models_and_tokenizers_that_cannot_fill_masks() -> None:
     gpt = GPT(GPTConfig(vocabulary=60, context=8, width=8, depth=1, heads=1))
-    with pytest.raises(
-        TypeError, match="model: expected a BERT, which guesses masked words, not GPT"
-    ):
+    with pytest.raises(TypeError, match=r"model: .*guesses"):
         fill(gpt, WORDS, "[mask]")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"mlm_head: .*encoder"):
         fill(bert(WORDS, mlm_head=False, pooler=False, next_sentence=False), WORDS, "[mask]")

@@ -217,7 +217,7 @@ def test_a_text_ends_where_the_context_is_full(position: str, prompt: int) -> No
             30
         }
     else:
-        with pytest.raises(ValueError, match="beyond: learned positions end with the context"):
+        with pytest.raises(ValueError, match=r"beyond: .*positions"):
             generate(model, ids, length=30, beyond="extend")
 
 
@@ -340,7 +340,5 @@ def test_a_wrong_source_is_refused_by_name() -> None:
 def test_a_model_of_the_other_kind_is_refused() -> None:
     with pytest.raises(TypeError, match=r"model: expected a GPT.* not RNN"):
         generate(rnn(), words(B, 3), length=5)
-    with pytest.raises(
-        TypeError, match="model: expected a Transformer or an RNN, which translate, not GPT"
-    ):
+    with pytest.raises(TypeError, match=r"model: .*Transformer"):
         translate(gpt(), words(B, 3), start=START, end=END, length=5)

@@ -317,11 +317,9 @@ def test_classify() -> None:
     model, tokenizer = small_tuned("classify", "gpt")
     right = classify(model, tokenizer, ["the cat sat"])
     assert [classify(model, tokenizer, "the cat sat")] == right
-    with pytest.raises(
-        TypeError, match=r"^examples: expected Examples, not 't'; classify takes texts"
-    ):
+    with pytest.raises(TypeError, match=r"^examples: .*Examples"):
         list(answers(model, tokenizer, "the cat"))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"^text 1: expected a string or a list of strings, not 5"):
+    with pytest.raises(TypeError, match=r"^text 1: .*strings"):
         classify(model, tokenizer, [5])  # type: ignore[list-item]
 
 

@@ -148,9 +148,7 @@ def test_where_others_texts_begin() -> None:
     assert start_id(Tokenizer(with_special_tokens("<s>", "</s>"))) == 2
     assert start_id(Tokenizer(with_special_tokens("</s>"))) == 2
     assert start_id(Tokenizer(with_special_tokens())) is None
-    with pytest.raises(
-        ValueError, match="prompt: it is empty, and this tokenizer has no start or end token"
-    ):
+    with pytest.raises(ValueError, match=r"prompt: .*tokenizer"):
         prompt_ids(Tokenizer(with_special_tokens()), "")
 
 

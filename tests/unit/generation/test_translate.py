@@ -95,10 +95,10 @@ def test_several_models_translate_together() -> None:
 def test_a_sentence_longer_than_the_context() -> None:
     with pytest.raises(
         ValueError,
-        match="line 2: 46 tokens are more than the model's context of 40; split the sente",
+        match=r"line 2: .*context",
     ):
         translate_texts([model()], TOKENIZER, ["cats", "cats " * 45])
-    with pytest.raises(ValueError, match="text: 46 tokens are more than the model's context of 40"):
+    with pytest.raises(ValueError, match=r"text: .*context"):
         translate_texts([model()], TOKENIZER, ["cats " * 45])
     assert translated([model("rnn")], ["cats " * 45], length=3)
 
@@ -106,5 +106,5 @@ def test_a_sentence_longer_than_the_context() -> None:
 def test_a_tokenizer_without_a_start() -> None:
     without = Tokenizer(TOKENIZER.inner)
     without.start = None
-    with pytest.raises(ValueError, match="tokenizer: a translator needs a start and an end token"):
+    with pytest.raises(ValueError, match=r"tokenizer: .*translator"):
         translate_texts([model()], without, ["cats"])

@@ -345,7 +345,5 @@ def test_a_memory_whose_pass_broke_off_is_refused() -> None:
     with add_hook(model, "stack.blocks.0.after", fail), pytest.raises(KeyboardInterrupt):
         model.decode(ids, state)
 
-    with pytest.raises(
-        ValueError, match="state: an earlier pass broke off half-way; begin again with a new state"
-    ):
+    with pytest.raises(ValueError, match=r"state: .*earlier"):
         model.decode(ids, state)

@@ -74,9 +74,7 @@ def test_batches_have_a_fixed_number_of_rows(lengths: list, rows: int) -> None:
 
 def test_either_a_budget_or_a_number_of_rows() -> None:
     for budget, rows in ((None, None), (8, 2)):
-        with pytest.raises(
-            ValueError, match="budget: expected either a budget of tokens or a number of rows"
-        ):
+        with pytest.raises(ValueError, match=r"budget: .*either"):
             PairedData(numbered([(1, 1)]), START, END, PAD, budget, rows=rows)
 
 
@@ -129,7 +127,7 @@ def test_pairs_that_are_too_long_are_left_out_and_counted() -> None:
     assert sorted(pair for batch in data.ordered() for pair in pairs_in(batch)) == [0, 3]
     with pytest.raises(
         ValueError,
-        match="pairs: none fits into 3 tokens, the shortest of the 5 pairs takes 4",
+        match=r"pairs: .*shortest",
     ):
         PairedData(pairs, START, END, PAD, budget=3)
 
@@ -159,7 +157,5 @@ def test_the_parts_of_a_split_are_all_pairs_and_no_pair_twice() -> None:
 
 def test_sides_of_different_number() -> None:
     pairs = numbered([(1, 1), (2, 2)])
-    with pytest.raises(
-        ValueError, match="pairs: expected as many sources as targets, not 2 sources and 1 targets"
-    ):
+    with pytest.raises(ValueError, match=r"pairs: .*sources"):
         Pairs(pairs.sources, numbered([(1, 1)]).targets)

@@ -396,13 +396,9 @@ def test_a_wrong_question_is_refused_by_name(wrong: dict[str, Any], message: str
 def test_a_wrong_model_or_prompt_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"start: .*GPT"):
         beam_search(gpt(), [[1]], start=START, end=END, length=3)
-    with pytest.raises(
-        ValueError, match="prompts: 17 tokens are more than the model's context of 16"
-    ):
+    with pytest.raises(ValueError, match=r"prompts: .*context"):
         beam_search(gpt(), [[1] * 17], end=END, length=3)
-    with pytest.raises(
-        TypeError, match="model: expected a Transformer, an RNN or a GPT, not Linear"
-    ):
+    with pytest.raises(TypeError, match=r"model: .*Transformer"):
         beam_search(torch.nn.Linear(1, 1), [[1]], end=END, length=3)
     broken = rnn()
     torch.nn.init.constant_(broken.bridge.weight, float("nan"))

@@ -100,13 +100,9 @@ def test_models_that_do_not_go_together_are_refused() -> None:
     options: dict[str, Any] = {"start": START, "end": END, "length": 3}
     with pytest.raises(ValueError, match=r"models: .*target vocabulary.* 13 and 14"):
         beam_search([transformer(), rnn(vocabulary=14)], words(1, 3), **options)
-    with pytest.raises(
-        ValueError, match="models: expected one source vocabulary for all, not 7 and 13"
-    ):
+    with pytest.raises(ValueError, match=r"models: .*vocabulary"):
         translate([rnn(), rnn(source_vocabulary=7)], words(1, 3), **options)
     with pytest.raises(ValueError, match="models: expected one or more"):
         beam_search([], words(1, 3), **options)
-    with pytest.raises(
-        TypeError, match="models: expected Transformers and RNNs, which translate, not GPT"
-    ):
+    with pytest.raises(TypeError, match=r"models: .*Transformers"):
         beam_search([rnn(), gpt()], words(1, 3), **options)

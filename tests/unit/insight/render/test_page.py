@@ -317,7 +317,7 @@ def test_the_opening_state() -> None:
 def test_a_look_without_an_overview_is_refused() -> None:
     look = made_look()
     bare = look.attention[0]._replace(overview=torch.empty(0, 2, 0, 0))
-    with pytest.raises(ValueError, match="overview: expected one of each of 3 layers"):
+    with pytest.raises(ValueError, match=r"overview: .*layers"):
         page(replace(look, attention=[bare]))
 
 
