@@ -19,22 +19,17 @@ from rich.text import Text
 from qkv import artifact
 from qkv.command_line.model_opening import Machine, device_of, load_on_device
 from qkv.models.registry import Model
+from qkv.serving.addresses import EVERY_ADDRESS, check_origins, host_names, page_address
 from qkv.text import Tokenizer
 
 if TYPE_CHECKING:
     from qkv.serving.model_host import ModelEntry, ModelHost
 
-GIB = 1 << 30
-SWITCH_INTERVAL = 0.0005
-"""Seconds after which Python switches between the engine's thread and that of the connections."""
 KEY_VARIABLE = "QKV_API_KEY"
 INTERRUPTED = 130
 FAILED = 1
-LAST_STEP = 5.0
-"""Seconds to wait for the engine's last step."""
 MOST_FILES = 65_536
 """Open files to ask the system for: every connection is one, and 1,024 are a common limit."""
-EVERY_ADDRESS = ("0.0.0.0", "::")
 
 Load = Callable[[], tuple[Model, Tokenizer]]
 
@@ -80,8 +75,6 @@ def run(
             repeated.
         machine: Device and precision.
     """
-    from qkv.serving.serve import check_origins, host_names
-
     check_numbers(cache, rows, queue, deadline, drain, port)
     keys = read_keys(key, key_file)
     names = host_names(host, has_keys=bool(keys), open_to_all=open_to_all)
@@ -95,6 +88,7 @@ def run(
     from qkv.serving.http.middleware import AccessRules
     from qkv.serving.http.server import Server, bind_socket
     from qkv.serving.model_host import ModelHost
+    from qkv.serving.serve import GIB, LAST_STEP, SWITCH_INTERVAL
 
     rules = AccessRules(keys=keys, names=names, cors=cors, deadline=deadline)
     engine = ModelHost(cache=int(cache * GIB), rows=rows, queue=queue)
@@ -182,14 +176,6 @@ def read_key_file(file: Path) -> list[str]:
     return keys
 
 
-def bracketed(host: str) -> str:
-    """The host as a URL spells it: an IPv6 address in brackets."""
-    if ":" in host:
-        return f"[{host}]"
-
-    return host
-
-
 def named_paths(models: tuple[str, ...]) -> dict[str, str]:
     """Each path by the name that clients use: name=path, or the last part of the path."""
     if not models:
@@ -240,11 +226,7 @@ def loader(path: str, machine: Machine) -> Load:
 
 def welcome(console: Console, host: str, port: int, names: list[str], locked: bool) -> None:
     """Print where the page and the API are."""
-    reachable = bracketed(host)
-    if host in EVERY_ADDRESS:
-        reachable = "127.0.0.1"
-
-    address = f"http://{reachable}:{port}"
+    address = page_address(host, port)
     console.print(Text.assemble("The page   ", (f"{address}/", "bold cyan")), soft_wrap=True)
     console.print(Text.assemble("The API    ", (f"{address}/v1", "bold cyan")), soft_wrap=True)
     if locked:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import ipaddress
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import torch
 
 from qkv import artifact
 from qkv.models import GPT
 from qkv.models.registry import Model
+from qkv.serving.addresses import check_origins, host_names, page_address
 from qkv.serving.http.app import create_app
-from qkv.serving.http.middleware import LOOPBACK, AccessRules
+from qkv.serving.http.middleware import AccessRules
 from qkv.serving.http.server import Server, bind_socket
 from qkv.serving.model_host import ModelHost
 from qkv.text.tokenizer import Tokenizer
@@ -148,51 +147,6 @@ def load_pair(path: str | Path, device: str | None) -> tuple[Model, Tokenizer]:
         dtype = torch.bfloat16
 
     return model.to(target, dtype), tokenizer
-
-
-def host_names(host: str, *, has_keys: bool, open_to_all: bool) -> tuple[str, ...] | None:
-    """Accepted Host headers; a local server only answers to its own names (DNS rebinding)."""
-    if not host.strip():
-        raise ValueError("host: expected an address, such as 127.0.0.1, not an empty one")
-    if is_loopback(host):
-        name = f"[{host}]" if ":" in host else host.lower()
-        return tuple(dict.fromkeys([*LOOPBACK, name]))
-    if not has_keys and not open_to_all:
-        raise ValueError(
-            f"host: {host} can be reached from other machines, and there is no key; give one "
-            "(--key-file), or accept everybody (--open-to-all)"
-        )
-
-    return None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
-
-
-def check_origins(origins: Sequence[str]) -> None:
-    """Raise ValueError if one of them is not an origin."""
-    for origin in origins:
-        parts = urlsplit(origin)
-        valid = parts.scheme in ("http", "https") and parts.netloc and not parts.path
-        if origin != "*" and not valid:
-            raise ValueError(
-                f"cors: expected an origin such as https://example.org, or *, not {origin!r}"
-            )
-
-
-def page_address(host: str, port: int) -> str:
-    """The address of the page for a browser on this machine."""
-    if host in ("0.0.0.0", "::"):
-        host = "127.0.0.1"
-    elif ":" in host:
-        host = f"[{host}]"
-
-    return f"http://{host}:{port}"
 
 
 @contextmanager

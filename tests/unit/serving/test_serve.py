@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from qkv.serving.serve import host_names, page_address, serve
+from qkv.serving.addresses import host_names, page_address
+from qkv.serving.serve import serve
 from support.engines import WORDS
 from support.families import gpt
 from support.waiting import PATIENCE, until

@@ -23,6 +23,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from qkv.serving.addresses import LOOPBACK
 from qkv.serving.error_log import log_unexpected
 from qkv.serving.http.auth import Keys, bearer_key, host_name, is_own_origin
 from qkv.serving.http.auth_attempts import AuthAttempts, TooManyAttempts, address_of
@@ -32,7 +33,6 @@ from qkv.serving.http.sign_in_page import FORM, key_in, sign_in_page
 from qkv.serving.http.sse import ClientDisconnected
 
 log = logging.getLogger("qkv.serving")
-LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 BODY_SECONDS = 30.0
 """Time limit for reading a body."""
 DISCONNECTED = 499
