@@ -38,17 +38,8 @@ from qkv.models.convert.hf_folder import (
 )
 from qkv.models.convert.peft import read_adapter
 from qkv.models.convert.weight_rules import Weights
-from qkv.models.registry import (
-    Config,
-    Model,
-    backbone_of,
-    check_finite,
-    from_json,
-    to_json,
-    uncompiled,
-    weights_of,
-    with_weights,
-)
+from qkv.models.model import Model, backbone_of, uncompiled
+from qkv.models.registry import Config, check_finite, from_json, to_json, weights_of, with_weights
 from qkv.nn.lora import AdapterConfig, attach_adapters, merge_adapters
 from qkv.text import Tokenizer
 from qkv.text.special_tokens import UnknownKind

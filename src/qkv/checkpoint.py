@@ -21,7 +21,8 @@ from torch import Tensor
 from qkv import storage
 from qkv.models import legacy
 from qkv.models.convert.hf_folder import open_file, read_json
-from qkv.models.registry import Config, Model, backbone_of, build, from_json
+from qkv.models.model import Model, backbone_of
+from qkv.models.registry import Config, build, from_json
 from qkv.models.task_model import TaskModelConfig
 from qkv.nn.lora import AdapterConfig
 

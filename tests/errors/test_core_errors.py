@@ -692,8 +692,8 @@ def test_a_state_of_another_model() -> None:
         gpt(ids, state=SegmentMemory(4))
     with refused(r"state: .*start\(\) gives", TypeError):
         transformer.decode(ids, KeyValueCache())
-    with refused("encoded: .*not both"):
-        transformer.hidden(ids, transformer.encode(ids), state=transformer.start(ids))
+    with refused("state: .*source"):
+        transformer.decoder(torch.zeros(2, 4, 16), ids[:1])
 
 
 def test_padding_where_it_would_change_the_output() -> None:

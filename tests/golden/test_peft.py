@@ -27,7 +27,7 @@ from transformers import (
 from qkv.models import BERT, GPT, HeadConfig, TaskModel, TaskModelConfig
 from qkv.models.convert import read_folder, write_folder
 from qkv.models.convert.peft import read_adapter, write_adapter
-from qkv.models.registry import Model
+from qkv.models.model import Model
 from qkv.nn.lora import (
     AdapterConfig,
     Projection,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from qkv.models.registry import Model
+from qkv.models.model import Model
 from qkv.serving.engine.engine import Engine
 from qkv.serving.engine.generation_request import GenerationRequest, OutputChunk, RequestHandle
 from qkv.text import Tokenizer, train

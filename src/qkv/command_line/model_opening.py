@@ -12,7 +12,7 @@ from rich.text import Text
 
 from qkv import artifact
 from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
-from qkv.models.registry import Model
+from qkv.models.model import Model
 from qkv.text import Tokenizer
 from qkv.training.systems.distributed import device_named
 

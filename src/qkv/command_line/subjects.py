@@ -14,7 +14,8 @@ from qkv.data.sources.files import find_files
 from qkv.data.sources.source import SPLITS
 from qkv.evaluation.evaluate import EvaluationResult, Protocol, Subject, evaluate, supports_few_shot
 from qkv.evaluation.task_file import EvaluationTask
-from qkv.models.registry import Model, family
+from qkv.models.model import Model
+from qkv.models.registry import family
 from qkv.text import Tokenizer
 
 

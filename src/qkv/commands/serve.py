@@ -18,7 +18,7 @@ from rich.text import Text
 
 from qkv import artifact
 from qkv.command_line.model_opening import Machine, device_of, load_on_device
-from qkv.models.registry import Model
+from qkv.models.model import Model
 from qkv.serving.addresses import EVERY_ADDRESS, check_origins, host_names, page_address
 from qkv.text import Tokenizer
 

@@ -39,7 +39,7 @@ from qkv.evaluation.task_file import EvaluationTask, Normalise, fill, template_p
 from qkv.generation.text import complete
 from qkv.generation.translate import translate_texts
 from qkv.models import BERT, GPT, TaskModel
-from qkv.models.registry import Model
+from qkv.models.model import Model
 
 LONGEST_LINE = 128
 """Maximum number of tokens that a GPT generates for a line."""

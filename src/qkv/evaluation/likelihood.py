@@ -21,7 +21,7 @@ from torch import Tensor
 
 from qkv.generation.generate import without_dropout
 from qkv.models import BERT, GPT, RNN, Transformer
-from qkv.nn.cache import KeyValueCache, SegmentMemory
+from qkv.nn.cache import NO_STATE
 from qkv.nn.linear.onednn import prepacking, small_enough
 
 LOGITS = 2**23
@@ -331,7 +331,7 @@ def read_batch(
     if branches or model.config.memory:
         state = model.start()
 
-    stem_hidden = read_stems(model, ids, state)  # (B, T, E)
+    stem_hidden = model.decoder_hidden(ids, state=state or NO_STATE)  # (B, T, E)
     flat = stem_hidden.flatten(0, 1)  # (B T, E)
     width = ids.shape[1]
     if not branches or state is None:
@@ -370,17 +370,6 @@ def predicting_positions(
         positions += range(branch, branch + len(continuation) - in_stem)
 
     return positions
-
-
-def read_stems(
-    model: GPT, ids: Int[Tensor, "B T"], state: KeyValueCache | SegmentMemory | None
-) -> Float[Tensor, "B T E"]:
-    """The hidden states of the stems; a model with segment memory reads segment by segment."""
-    segments = (ids,)
-    if model.config.memory:
-        segments = ids.split(model.config.context, dim=1)
-
-    return torch.cat([model.hidden(segment, state=state) for segment in segments], dim=1)
 
 
 def pad_right(

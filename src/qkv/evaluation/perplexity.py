@@ -379,7 +379,7 @@ def forced_logprobs(
     source, source_padding_mask = pad_rows(sources, padding)
     shifted = [[tokenizer.start, *target[:-1]] for target in targets]
     decoder_input, padding_mask = pad_rows(shifted, padding)
-    hidden = model.teacher_forced(
+    hidden = model.hidden(
         source.to(device),
         decoder_input.to(device),
         source_padding_mask=move(source_padding_mask, device),

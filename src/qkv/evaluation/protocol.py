@@ -12,7 +12,7 @@ from qkv.evaluation.intervals import Score
 from qkv.evaluation.question import Question, Row, with_examples
 from qkv.evaluation.task_file import TEXTS, EvaluationTask
 from qkv.models import GPT
-from qkv.models.registry import Model
+from qkv.models.model import Model
 from qkv.nn.config import documented
 from qkv.text import Tokenizer
 

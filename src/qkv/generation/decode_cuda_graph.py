@@ -23,8 +23,6 @@ from qkv.nn.cache import KeyValueCache, StaticCache
 from qkv.nn.hooks import has_hooks
 from qkv.nn.unchanged import all_unchanged, settings
 
-decode_block.install()
-
 graphs: WeakKeyDictionary[nn.Module, tuple[GraphKey, DecodeGraph]] = WeakKeyDictionary()
 """The last graph of each model, which holds the memory of its cache."""
 AHEAD = 3  # steps that the GPU may be ahead of the host
@@ -146,7 +144,8 @@ class DecodeGraph:
         position = self.params.steady_from + 1
 
         def run_step() -> None:
-            self.sample(self.forward(model), position)
+            with decode_block.installed(model):
+                self.sample(self.forward(model), position)
 
         # Kernels are compiled before they are captured, on another stream as CUDA requires.
         warmup = torch.cuda.Stream()

@@ -10,8 +10,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from qkv.generation.search.ensemble import Ensemble, mean_of
-from qkv.models import GPT
-from qkv.nn.cache import SegmentMemory, StaticCache
 
 
 @torch.no_grad()
@@ -30,18 +28,7 @@ def next_logits(
         pairs = zip(model.models, state.states, strict=True)
         return mean_of([next_logits(member, ids, member_state) for member, member_state in pairs])
 
-    if isinstance(state, StaticCache):
-        hidden = model.hidden(
-            ids, padding_mask=state.padding_mask, positions=state.positions, state=state
-        )
-    elif isinstance(model, GPT):
-        # Transformer-XL reads segments of the length it was trained with.
-        segment = model.config.context if isinstance(state, SegmentMemory) else ids.shape[1]
-        for piece in ids.split(segment, dim=1):
-            hidden = model.hidden(piece, padding_mask=padding_mask, state=state)
-    else:
-        hidden = model.hidden(ids, state=state)
-
+    hidden = model.decoder_hidden(ids, state=state, padding_mask=padding_mask)
     return model.logits(hidden[:, -1])  # (B, T, E) -> (B, V)
 
 

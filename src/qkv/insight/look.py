@@ -24,7 +24,7 @@ from qkv.insight.inspect.model_input import Reading, read
 from qkv.insight.inspect.residual_norms import Norms, residual_norms
 from qkv.insight.render.figures.figure_style import ENDINGS
 from qkv.models import BERT, TaskModel
-from qkv.models.registry import Model, backbone_of
+from qkv.models.model import Model, backbone_of
 from qkv.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -27,7 +27,8 @@ from qkv.generation.translate import translate_texts
 from qkv.insight.inspect.alignment import alignment
 from qkv.insight.render.terminal_cells import HeatMap
 from qkv.models import GPT, GPTConfig, Transformer, preset
-from qkv.models.registry import Config, Model
+from qkv.models.model import Model
+from qkv.models.registry import Config
 from qkv.tables import Table
 from qkv.text import Tokenizer
 from qkv.text.printable import printable

@@ -15,7 +15,7 @@ from qkv.data.batches.chat import ConversationData
 from qkv.generation import generate, translate
 from qkv.generation.generate import without_dropout
 from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
-from qkv.models.registry import Model
+from qkv.models.model import Model
 from qkv.text import Tokenizer
 from qkv.text.chat_template import end_of_turn_ids
 from qkv.training.setup.training_task import TrainingTask

@@ -16,8 +16,9 @@ from qkv.models.presets import PRESETS, preset
 if TYPE_CHECKING:
     from qkv.models.bert import BERT
     from qkv.models.gpt import GPT
+    from qkv.models.model import Model
     from qkv.models.quantize import int8
-    from qkv.models.registry import Model, build, count_parameters, group_key_value_heads
+    from qkv.models.registry import build, count_parameters, group_key_value_heads
     from qkv.models.rnn import RNN
     from qkv.models.task_model import TaskModel
     from qkv.models.transformer import Transformer
@@ -28,8 +29,9 @@ else:
         __name__,
         {
             "qkv.models.bert": ("BERT",),
-            "qkv.models.registry": ("Model", "build", "count_parameters", "group_key_value_heads"),
+            "qkv.models.registry": ("build", "count_parameters", "group_key_value_heads"),
             "qkv.models.gpt": ("GPT",),
+            "qkv.models.model": ("Model",),
             "qkv.models.quantize": ("int8",),
             "qkv.models.rnn": ("RNN",),
             "qkv.models.transformer": ("Transformer",),

@@ -7,21 +7,17 @@ from torch import Tensor, nn
 
 from qkv.models.configs import BERTConfig
 from qkv.models.heads import MaskedTokenHead, Pooler
-from qkv.models.input_checks import (
-    check_ids,
-    check_range,
-    check_sparse_padding,
-    learned_context,
-    positions_of,
-)
+from qkv.models.input_checks import check_range, checked_positions
+from qkv.models.model import Model, Predicts
 from qkv.nn.attention import Document, Mask, Padding, all_of
 from qkv.nn.block import Stack
 from qkv.nn.embedding import Embedding
+from qkv.nn.first_token import first_token
 from qkv.nn.hooks import HookPoints
-from qkv.nn.linear.linear import Linear, Matrix, linear
+from qkv.nn.linear.linear import Linear, Matrix
 
 
-class BERT(nn.Module):
+class BERT(Model):
     """A bidirectional encoder: it predicts masked tokens and gives vectors of tokens and texts.
 
     `bert(ids)` returns logits, `bert.hidden(ids)` the contextual vectors of the tokens, and
@@ -78,40 +74,9 @@ class BERT(nn.Module):
 
         initialise(self)
 
-    def forward(
-        self,
-        ids: Int[Tensor, "B T"],
-        *,
-        padding_mask: Bool[Tensor, "B T"] | None = None,
-        segments: Int[Tensor, "B T"] | None = None,
-        documents: Int[Tensor, "B T"] | None = None,
-        positions: Int[Tensor, "B T"] | None = None,
-    ) -> Float[Tensor, "B T V"]:
-        """Return the logits of the token at every position.
-
-        Args:
-            ids: Token ids, (B, T), some of them [MASK].
-            padding_mask: True for tokens, False for padding, (B, T).
-            segments: 0 for tokens of the first sentence and 1 for the second, (B, T).
-            documents: The number of the document each position belongs to, where several are
-                packed into a row; attention stays inside a document.
-            positions: Positions of the ids; by default 0, 1, 2, ... without the padding.
-
-        Returns:
-            Logits, (B, T, V).
-
-        Raises:
-            ValueError: If the inputs do not fit the config, or there is no masked-token head.
-            TypeError: If the ids are not integers or the padding mask is not bool.
-        """
-        hidden = self.hidden(
-            ids,
-            padding_mask=padding_mask,
-            segments=segments,
-            documents=documents,
-            positions=positions,
-        )
-        return self.logits(hidden)
+    @property
+    def predicts(self) -> Predicts | None:  # type: ignore[override]
+        return None if self.head is None else "masked"
 
     def hidden(
         self,
@@ -125,16 +90,31 @@ class BERT(nn.Module):
     ) -> Float[Tensor, "B W E"]:
         """Return the contextual vectors of all tokens (W = T), or with `first` of [CLS] (W = 1).
 
-        With `first`, the last block computes only the first position.
+        Args:
+            ids: Token ids, (B, T), some of them [MASK].
+            padding_mask: True for tokens, False for padding, (B, T).
+            segments: 0 for tokens of the first sentence and 1 for the second, (B, T).
+            documents: The number of the document each position belongs to, where several are
+                packed into a row; attention stays inside a document.
+            positions: Positions of the ids; by default 0, 1, 2, ... without the padding.
+            first: The last block computes only the first position.
+
+        Returns:
+            Hidden states, (B, W, E).
+
+        Raises:
+            ValueError: If the inputs do not fit the config.
+            TypeError: If the ids are not integers or the padding mask is not bool.
         """
-        context = learned_context(self.config)
-        check_ids(ids, self.config.vocabulary, 0, context)
-        positions = positions_of(ids, padding_mask, 0, positions, context)
-        check_sparse_padding(self.config, padding_mask)
+        positions = checked_positions(ids, self.config, padding_mask, positions)
         self.check_segments(segments)
 
+        mask = self.mask(padding_mask, documents)
         x = self.embedding(ids, positions, segments)  # (B, T, E)
-        return self.stack(x, positions, mask=self.mask(padding_mask, documents), first=first)
+        if first:
+            return first_token(self.stack, x, positions, mask=mask)
+
+        return self.stack(x, positions, mask=mask)
 
     def mask(
         self, padding_mask: Bool[Tensor, "B T"] | None, documents: Int[Tensor, "B T"] | None
@@ -148,9 +128,9 @@ class BERT(nn.Module):
 
         return all_of(*masks)
 
-    def logits(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
-        """Apply the masked-token head and the output layer to hidden states."""
-        return self.hooks("logits", linear(self.features(hidden), *self.output_layer))
+    def self_mask(self, kind: str = "self") -> Mask | None:
+        """Return the mask of self-attention without padding."""
+        return self.mask(None, None)
 
     def features(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
         """Return what the output layer multiplies: hidden states through the head's transform."""

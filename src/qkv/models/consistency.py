@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from qkv.models.registry import Model, build, uncompiled
+from qkv.models.model import Model, uncompiled
+from qkv.models.registry import build
 from qkv.nn.linear.int8 import Int8Embedding, Int8Matrix
 from qkv.nn.lora import adapted
 from qkv.nn.unchanged import is_compiled, overridden, settings

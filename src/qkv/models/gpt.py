@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from qkv.models.configs import GPTConfig
-from qkv.models.input_checks import check_ids, check_sparse_padding, learned_context, positions_of
+from qkv.models.input_checks import checked_positions
+from qkv.models.model import Model, Predicts
 from qkv.nn.attention import Causal, Document, Mask, Padding, all_of
 from qkv.nn.block import Stack
-from qkv.nn.cache import KeyValueCache, PackedBatch, SegmentMemory
+from qkv.nn.cache import Cache, KeyValueCache, SegmentMemory, check_state
 from qkv.nn.embedding import Embedding
 from qkv.nn.hooks import HookPoints
-from qkv.nn.linear.linear import Linear, Matrix, linear
+from qkv.nn.linear.linear import Linear
 
 
-class GPT(nn.Module):
+class GPT(Model):
     """A decoder-only language model: it predicts the next token at every position.
 
     `gpt(ids)` returns the logits of a whole sequence. `start` and `decode` generate token by
@@ -37,6 +40,9 @@ class GPT(nn.Module):
         >>> gpt.decode(torch.tensor([[3]]), state).shape
         torch.Size([1, 1, 10])
     """
+
+    predicts: Predicts = "next"
+    is_causal = True
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -60,16 +66,20 @@ class GPT(nn.Module):
         self.hooks = HookPoints("logits")
         initialise(self)
 
-    def forward(
+    @property
+    def uses_kv_cache(self) -> bool:
+        return not self.config.memory
+
+    def hidden(
         self,
         ids: Int[Tensor, "B T"],
         *,
         padding_mask: Bool[Tensor, "B S"] | None = None,
         documents: Int[Tensor, "B S"] | None = None,
         positions: Int[Tensor, "B T"] | None = None,
-        state: KeyValueCache | SegmentMemory | PackedBatch | None = None,
-    ) -> Float[Tensor, "B T V"]:
-        """Return the logits of the next token at every position.
+        state: Cache | None = None,
+    ) -> Float[Tensor, "B T E"]:
+        """Return the last block's hidden states, which the output layer turns into logits.
 
         Args:
             ids: Token ids, (B, T); with a state only the new ones.
@@ -81,7 +91,7 @@ class GPT(nn.Module):
                 updated in place.
 
         Returns:
-            Logits, (B, T, V).
+            Hidden states, (B, T, E).
 
         Raises:
             ValueError: If ids, positions or masks do not fit the vocabulary, the context or
@@ -89,46 +99,14 @@ class GPT(nn.Module):
             TypeError: If the ids are not integers, the padding mask is not bool, or the state
                 belongs to another kind of model.
         """
-        hidden = self.hidden(
-            ids, padding_mask=padding_mask, documents=documents, positions=positions, state=state
-        )
-        return self.logits(hidden)
+        state = check_state(state, "SegmentMemory" if self.config.memory else "KeyValueCache")
+        padding_mask = state.padding_mask if padding_mask is None else padding_mask
+        positions = state.positions if positions is None else positions
+        positions = checked_positions(ids, self.config, padding_mask, positions, state)
 
-    def hidden(
-        self,
-        ids: Int[Tensor, "B T"],
-        *,
-        padding_mask: Bool[Tensor, "B S"] | None = None,
-        documents: Int[Tensor, "B S"] | None = None,
-        positions: Int[Tensor, "B T"] | None = None,
-        state: KeyValueCache | SegmentMemory | PackedBatch | None = None,
-    ) -> Float[Tensor, "B T E"]:
-        """Return the last block's hidden states, which the output layer turns into logits."""
-        self.check_state(state)
-        past = 0
-        if state is not None:
-            past = state.length
-
-        # A packed batch holds several sequences in one row, each within the context.
-        context = learned_context(self.config)
-        row_context = context
-        if isinstance(state, PackedBatch):
-            row_context = None
-
-        check_ids(ids, self.config.vocabulary, past, row_context)
-        positions = positions_of(ids, padding_mask, past, positions, context)
-        check_sparse_padding(self.config, padding_mask)
+        mask = self.mask(state.within_reach(padding_mask), state.within_reach(documents))
         x = self.embedding(ids, positions)  # (B, T, E)
-
-        # Attention reaches no further back than Transformer-XL's memory.
-        if isinstance(state, SegmentMemory):
-            first = max(0, past - state.size)
-            if padding_mask is not None:
-                padding_mask = padding_mask[:, first:]
-            if documents is not None:
-                documents = documents[:, first:]
-
-        return self.stack(x, positions, mask=self.mask(padding_mask, documents), state=state)
+        return self.stack(x, positions, mask=mask, state=state)
 
     def mask(
         self, padding_mask: Bool[Tensor, "B S"] | None, documents: Int[Tensor, "B S"] | None
@@ -142,21 +120,9 @@ class GPT(nn.Module):
 
         return all_of(*masks)
 
-    def logits(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
-        """Apply the output layer to hidden states."""
-        return self.hooks("logits", linear(self.features(hidden), *self.output_layer))
-
-    def features(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
-        """Return what the output layer multiplies: a GPT's hidden states as they are."""
-        return hidden
-
-    @property
-    def output_layer(self) -> tuple[Matrix, None]:
-        """Matrix and bias of the output layer; a loss can apply them chunk by chunk."""
-        if self.head is None:
-            return self.embedding.token.weight, None
-
-        return self.head.weight, None
+    def self_mask(self, kind: str = "self") -> Mask | None:
+        """Return the mask of self-attention without padding."""
+        return self.mask(None, None)
 
     def start(self) -> KeyValueCache | SegmentMemory:
         """Return an empty KV cache, or with `memory` an empty Transformer-XL memory."""
@@ -165,25 +131,20 @@ class GPT(nn.Module):
 
         return KeyValueCache(depth=self.config.depth)
 
-    def decode(
+    def decoder_hidden(
         self,
         ids: Int[Tensor, "B T"],
-        state: KeyValueCache | SegmentMemory,
+        *,
+        state: Cache,
         padding_mask: Bool[Tensor, "B S"] | None = None,
-    ) -> Float[Tensor, "B T V"]:
-        """Run one prefill or decode step: the forward pass of the new tokens only."""
-        return self(ids, padding_mask=padding_mask, state=state)
+        positions: Int[Tensor, "#B T"] | None = None,
+    ) -> Float[Tensor, "B T E"]:
+        """Return the hidden states of new tokens; Transformer-XL reads segments as in training."""
+        hidden = partial(self.hidden, padding_mask=padding_mask, positions=positions, state=state)
+        if not self.config.memory:
+            return hidden(ids)
 
-    def check_state(self, state: KeyValueCache | SegmentMemory | PackedBatch | None) -> None:
-        expected: tuple[type, ...] = (KeyValueCache, PackedBatch)
-        if self.config.memory:
-            expected = (SegmentMemory,)
-
-        if state is not None and not isinstance(state, expected):
-            raise TypeError(
-                f"state: expected the {expected[0].__name__} that start() gives, "
-                f"not {type(state).__name__}"
-            )
+        return torch.cat([hidden(segment) for segment in ids.split(self.config.context, 1)], dim=1)
 
 
 def initialise(model: GPT) -> None:

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from qkv.nn.cache.interface import NO_STATE, Cache
 from qkv.nn.stack_config import StackConfig
+
+
+def checked_positions(
+    ids: Int[Tensor, "B T"],
+    config: Any,
+    padding_mask: Bool[Tensor, "B S"] | None,
+    positions: Int[Tensor, "#B T"] | None = None,
+    state: Cache = NO_STATE,
+    *,
+    vocabulary: int | None = None,
+) -> Int[Tensor, "#B T"]:
+    """Check all that describes the tokens of a Transformer's input; return their positions."""
+    context = learned_context(config)
+    # A packed row holds several sequences, each within the context.
+    row_context = None if state.packed else context
+    check_ids(ids, vocabulary or config.vocabulary, state.length, row_context)
+    check_sparse_padding(config, padding_mask)
+
+    return positions_of(ids, padding_mask, state.length, positions, context)
 
 
 def check_ids(ids: Tensor, vocabulary: int, past: int = 0, context: int | None = None) -> None:
@@ -26,8 +48,9 @@ def check_ids(ids: Tensor, vocabulary: int, past: int = 0, context: int | None =
     check_range("ids", ids, vocabulary, "vocabulary")
 
 
-def check_rows(target: Tensor, rows: int) -> None:
-    if target.shape[0] != rows:
+def check_source_rows(target: Tensor, rows: int | None) -> None:
+    """Raise unless the target has as many rows as the source, if that has a row for each."""
+    if rows is not None and target.shape[0] != rows:
         raise ValueError(f"target: expected {rows} rows as the source has, not {target.shape[0]}")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from qkv.models.registry import Model, uncompiled
+from qkv.models.model import Model, uncompiled
 from qkv.models.rnn import RNN
 from qkv.nn.embedding import Embedding
 from qkv.nn.linear.int8 import Int8Embedding, Int8Matrix

@@ -24,13 +24,13 @@ from qkv.models.configs import (
     family,
 )
 from qkv.models.gpt import GPT
+from qkv.models.model import Model, uncompiled
 from qkv.models.rnn import RNN
 from qkv.models.task_model import TaskModel
 from qkv.models.transformer import Transformer
 from qkv.nn.attention.multi_head import MultiHeadAttention, group_heads
 from qkv.nn.stack_config import RotaryScaling
 
-Model = GPT | BERT | Transformer | RNN | TaskModel
 FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
     "gpt": (GPTConfig, GPT),
     "bert": (BERTConfig, BERT),
@@ -223,19 +223,6 @@ def weights_of(model: Model) -> dict[str, Tensor]:
 # Parts and variants of a model
 
 
-def backbone_of(model: Model) -> GPT | BERT | Transformer | RNN:
-    """Return the model below a task head, or the model itself if it has none."""
-    if isinstance(model, TaskModel):
-        return model.backbone
-
-    return model
-
-
-def uncompiled(model: Model) -> Model:
-    """Return the model inside the wrapper of torch.compile, whose parameters have other names."""
-    return getattr(model, "_orig_mod", model)
-
-
 def group_key_value_heads(model: Model, kv_heads: int) -> Model:
     """Turn a trained multi-head model into a grouped-query (or multi-query) one.
 
@@ -259,9 +246,9 @@ def group_key_value_heads(model: Model, kv_heads: int) -> Model:
         2
     """
     model = uncompiled(model)
-    if isinstance(model, RNN):
+    if not model.stacks:
         raise ValueError("kv_heads: an RNN has no heads to group")
-    if isinstance(model, TaskModel):
+    if model.task is not None:
         raise ValueError("kv_heads: group the heads first, then fine-tune")
 
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}

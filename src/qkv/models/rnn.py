@@ -12,16 +12,23 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from qkv.models.configs import RNNConfig
-from qkv.models.input_checks import check_ids, check_padding_mask, check_rows, padding_before_tokens
+from qkv.models.input_checks import (
+    check_ids,
+    check_padding_mask,
+    check_source_rows,
+    padding_before_tokens,
+)
+from qkv.models.model import Model, Predicts
 from qkv.nn.attention import Additive, General, Padding, attend, dot, scaled_dot
 from qkv.nn.attention.score import Score
+from qkv.nn.block import Stack
 from qkv.nn.cache import RecurrentState
 from qkv.nn.hooks import HookPoints
-from qkv.nn.linear.linear import linear
+from qkv.nn.linear.linear import Matrix
 from qkv.nn.recurrent import Recurrent
 
 
-class RNN(nn.Module):
+class RNN(Model):
     """A recurrent encoder-decoder: it reads a source and predicts the next target token.
 
     `model(source, target)` returns the logits of a whole target (teacher forcing). `start` and
@@ -41,6 +48,9 @@ class RNN(nn.Module):
         >>> model.decode(torch.tensor([[4]]), state).shape
         torch.Size([1, 1, 10])
     """
+
+    predicts: Predicts = "target"
+    has_source = True
 
     def __init__(self, config: RNNConfig) -> None:
         super().__init__()
@@ -90,15 +100,19 @@ class RNN(nn.Module):
         self.hooks = HookPoints("encoder", *attention_hooks, "hidden", "logits")
         initialise(self)
 
-    def forward(
+    @property
+    def stacks(self) -> dict[str, Stack]:
+        return {}
+
+    def hidden(
         self,
         source: Int[Tensor, "B S"],
         target: Int[Tensor, "B T"],
         *,
         source_padding_mask: Bool[Tensor, "B S"] | None = None,
         target_padding_mask: Bool[Tensor, "B T"] | None = None,
-    ) -> Float[Tensor, "B T V"]:
-        """Return the logits of the next target token at every target position.
+    ) -> Float[Tensor, "B T E"]:
+        """Return the decoder's hidden states under teacher forcing, before the output layer.
 
         Args:
             source: Token ids of the source, (B, S).
@@ -108,35 +122,18 @@ class RNN(nn.Module):
                 after the tokens changes nothing before it.
 
         Returns:
-            Logits, (B, T, V).
+            Hidden states, (B, T, E).
 
         Raises:
             ValueError: If ids or masks do not fit the vocabularies or each other, a source is
                 empty, or padding comes before tokens.
             TypeError: If the ids are not integers or a padding mask is not bool.
         """
-        hidden = self.teacher_forced(
-            source,
-            target,
-            source_padding_mask=source_padding_mask,
-            target_padding_mask=target_padding_mask,
-        )
-        return self.logits(hidden)
-
-    def teacher_forced(
-        self,
-        source: Int[Tensor, "B S"],
-        target: Int[Tensor, "B T"],
-        *,
-        source_padding_mask: Bool[Tensor, "B S"] | None = None,
-        target_padding_mask: Bool[Tensor, "B T"] | None = None,
-    ) -> Float[Tensor, "B T E"]:
-        """Return the decoder's hidden states under teacher forcing, before the output layer."""
         if target_padding_mask is not None:
             check_padding_mask(target_padding_mask, (target.shape[0], target.shape[1]))
             check_padding_after_tokens(target_padding_mask)
 
-        return self.hidden(target, self.start(source, source_padding_mask))
+        return self.decoder_hidden(target, state=self.start(source, source_padding_mask))
 
     def start(
         self, source: Int[Tensor, "B S"], padding_mask: Bool[Tensor, "B S"] | None = None
@@ -166,22 +163,25 @@ class RNN(nn.Module):
 
         return RecurrentState(hidden, outputs, keys, padding_mask)
 
-    def decode(self, target: Int[Tensor, "B T"], state: RecurrentState) -> Float[Tensor, "B T V"]:
-        """Run one decode step: the decoder's forward pass of the new target tokens only."""
-        return self.logits(self.hidden(target, state))
-
-    def hidden(self, target: Int[Tensor, "B T"], state: RecurrentState) -> Float[Tensor, "B T E"]:
-        """Return the decoder's hidden states, before the output layer; updates the state."""
-        check_ids(target, self.config.vocabulary)
-        check_rows(target, state.hidden[0].shape[1])
-        x = self.dropout(self.embedding(target))  # (B, T, E)
-        if target.shape[1] == 0:
+    def decoder_hidden(
+        self,
+        ids: Int[Tensor, "B T"],
+        *,
+        state: RecurrentState,
+        padding_mask: Bool[Tensor, "B N"] | None = None,
+        positions: Int[Tensor, "#B T"] | None = None,
+    ) -> Float[Tensor, "B T E"]:
+        """Return the hidden states of new target tokens; an RNN needs no mask or positions."""
+        check_ids(ids, self.config.vocabulary)
+        check_source_rows(ids, state.rows)
+        x = self.dropout(self.embedding(ids))  # (B, T, E)
+        if ids.shape[1] == 0:
             return self.hooks("hidden", x)
 
         # Without attention all tokens are one call of the recurrent layers.
         if self.combine is None:
             outputs, hidden = self.decoder(x, state.hidden)
-            state.append(hidden, target.shape[1])
+            state.advance(hidden, ids.shape[1])
             return self.hooks("hidden", outputs)
 
         # With attention the query is the hidden vector after the token before.
@@ -189,7 +189,7 @@ class RNN(nn.Module):
         for token in x.split(1, dim=1):  # (B, 1, E)
             context = self.attend_to_source(state)  # (B, 1, E)
             output, hidden = self.decoder(torch.cat([token, context], dim=-1), state.hidden)
-            state.append(hidden, 1)
+            state.advance(hidden, 1)
             steps.append(torch.tanh(self.combine(torch.cat([output, context], dim=-1))))
 
         return self.hooks("hidden", torch.cat(steps, dim=1))
@@ -197,7 +197,7 @@ class RNN(nn.Module):
     def attend_to_source(self, state: RecurrentState) -> Float[Tensor, "B 1 E"]:
         """Return the context vector: the source attended to by the last hidden vector."""
         assert state.key is not None
-        assert state.source is not None
+        assert state.encoded is not None
         query = state.hidden[0][-1].unsqueeze(1)  # (B, 1, E)
         mask = None
         if state.padding_mask is not None:
@@ -206,7 +206,7 @@ class RNN(nn.Module):
         context, _ = attend(
             query,
             state.key,
-            state.source,
+            state.encoded,
             mask=mask,
             score=self.score_function(),
             on_scores=self.hooks.callback("scores"),
@@ -225,16 +225,8 @@ class RNN(nn.Module):
 
         return dot
 
-    def logits(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
-        """Apply the output layer to hidden states."""
-        return self.hooks("logits", linear(self.features(hidden), *self.output_layer))
-
-    def features(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
-        """Return what the output layer multiplies: the hidden states as they are."""
-        return hidden
-
     @property
-    def output_layer(self) -> tuple[Tensor, Tensor | None]:
+    def output_layer(self) -> tuple[Matrix, Tensor | None]:
         """Matrix and bias of the output layer; a loss can apply them chunk by chunk."""
         if self.head is None:
             return self.embedding.weight, None

@@ -12,14 +12,16 @@ from torch import Tensor, nn
 
 from qkv.models import legacy
 from qkv.models.bert import BERT
-from qkv.models.configs import BERTConfig, GPTConfig, TaskModelConfig
+from qkv.models.configs import BERTConfig, GPTConfig, HeadConfig, TaskModelConfig
 from qkv.models.gpt import GPT
 from qkv.models.heads import pooled
+from qkv.models.model import Model
+from qkv.nn.block import Stack
 from qkv.nn.hooks import HookPoints
 from qkv.nn.linear.linear import Linear
 
 
-class TaskModel(nn.Module):
+class TaskModel(Model):
     """A GPT or BERT backbone whose hidden states a linear head turns into scores for a task.
 
     The head reads one vector per text (classify, pair, similarity, choice, regress) or one per
@@ -44,7 +46,7 @@ class TaskModel(nn.Module):
         super().__init__()
         self.config = config
 
-        self.backbone: GPT | BERT
+        self.backbone: Any
         if isinstance(config.backbone, GPTConfig):
             self.backbone = GPT(config.backbone)
         else:
@@ -55,7 +57,19 @@ class TaskModel(nn.Module):
         self.hooks = HookPoints("vector", "scores")
         initialise(self.head)
 
-    def forward(
+    @property
+    def task(self) -> HeadConfig:
+        return self.config.head
+
+    @property
+    def is_causal(self) -> bool:  # type: ignore[override]
+        return self.backbone.is_causal
+
+    @property
+    def stacks(self) -> dict[str, Stack]:
+        return {"backbone.stack": self.backbone.stack}
+
+    def forward(  # type: ignore[override]
         self,
         ids: Int[Tensor, "B L"],
         *,
@@ -105,14 +119,14 @@ class TaskModel(nn.Module):
         if padding_mask is not None:
             padding_mask = split_groups(padding_mask, group)
 
-        if isinstance(self.backbone, GPT):
+        if self.is_causal:
             return self.backbone.hidden(ids, padding_mask=padding_mask)
 
         if segments is not None:
             segments = split_groups(segments, group)
 
         # A head that reads only [CLS] needs no other position of the last block.
-        first = self.config.head.pooling == "first" and self.config.head.task != "tag"
+        first = self.task.pooling == "first" and self.task.task != "tag"
         return self.backbone.hidden(ids, padding_mask=padding_mask, segments=segments, first=first)
 
     def scores(
@@ -163,8 +177,9 @@ class TaskModel(nn.Module):
             mask = split_groups(padding_mask, group)  # (B G, T)
 
         vectors = pooled(hidden, head.pooling, target_positions.flatten(), mask)  # (B G, E)
-        if isinstance(self.backbone, BERT) and self.backbone.pooler is not None:
-            vectors = torch.tanh(self.backbone.pooler.dense(vectors))
+        pooler = getattr(self.backbone, "pooler", None)
+        if pooler is not None:
+            vectors = torch.tanh(pooler.dense(vectors))
 
         # The sequences of a row beside each other; similarity adds both orders of a pair.
         vectors = vectors.unflatten(0, (-1, group))  # (B, G, E)

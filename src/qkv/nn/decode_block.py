@@ -1,23 +1,30 @@
 """A decoder block for one row on a GPU in five Triton kernels instead of fifteen.
 
-`install` lets every `Block` use it, with the same numbers, for a step with a `StaticCache`.
+`installed` lets the blocks of a model use it for steps with a `StaticCache`, with the same numbers.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from qkv.nn.attention.bias import Bias
+from qkv.nn.attention.mask import Mask
 from qkv.nn.attention.multi_head import MultiHeadAttention
-from qkv.nn.block import Block, Residual, install_decode_path
-from qkv.nn.cache import StaticCache
+from qkv.nn.block import Block, Residual
+from qkv.nn.cache.interface import NO_STATE, Cache
+from qkv.nn.cache.static import StaticCache
 from qkv.nn.feed_forward import FeedForward
 from qkv.nn.linear import gemv
 from qkv.nn.linear.linear import Linear
 from qkv.nn.norm import LayerNorm, RMSNorm
-from qkv.nn.unchanged import unchanged
+from qkv.nn.unchanged import same_computation, unchanged
 
 try:
     import triton
@@ -29,22 +36,38 @@ LONGEST = 4096  # positions of a cache: one program reads all of them
 HEAD_WIDTHS = (16, 32, 64, 128, 256)
 
 
-def install() -> None:
-    """Let blocks take this path wherever it applies."""
-    install_decode_path(decode_block)
+@contextmanager
+def installed(model: nn.Module) -> Iterator[None]:
+    """Let the plain blocks of a model compute decode steps this way while the context is open."""
+    forwards: dict[Block, Any] = {}
+    for module in model.modules():
+        if type(module) is Block and is_plain(module):
+            forwards[module] = vars(module).get("forward")
+            module.forward = same_computation(partial(decode_block, module))  # type: ignore
+
+    try:
+        yield
+    finally:
+        for block, forward in forwards.items():
+            del block.forward
+            if forward is not None:
+                block.forward = forward  # type: ignore[method-assign]
 
 
 def decode_block(
     block: Block,
     x: Float[Tensor, "B T E"],
-    rotary: Float[Tensor, "2 #B 1 T D"] | None,
-    state: StaticCache,
-) -> Float[Tensor, "B T E"] | None:
-    """The output of `Block.forward`, or None where these kernels cannot compute it."""
-    if not is_plain(block) or not supports(block, x, state):
-        return None
+    *,
+    mask: Mask | None = None,
+    bias: Bias | None = None,
+    rotary: Float[Tensor, "2 #B 1 T D"] | None = None,
+    state: Cache = NO_STATE,
+) -> Float[Tensor, "B T E"]:
+    """`Block.forward` by the kernels below where they can compute it."""
+    if supports(block, x, state):
+        return run(block, x, rotary, cast(StaticCache, state))
 
-    return run(block, x, rotary, state)
+    return Block.forward(block, x, mask=mask, bias=bias, rotary=rotary, state=state)
 
 
 def supports(block: Block, x: Tensor, state: object) -> bool:

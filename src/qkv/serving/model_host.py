@@ -15,7 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal
 
-from qkv.models.registry import FAMILIES, Model
+from qkv.models.model import Model
+from qkv.models.registry import FAMILIES
 from qkv.serving.engine.engine import Engine
 from qkv.serving.engine.generation_request import (
     GenerationRequest,

@@ -12,7 +12,7 @@ import torch
 
 from qkv import artifact
 from qkv.models import GPT
-from qkv.models.registry import Model
+from qkv.models.model import Model
 from qkv.serving.addresses import check_origins, host_names, page_address
 from qkv.serving.http.app import create_app
 from qkv.serving.http.middleware import AccessRules

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from qkv.data.batches.batch import Batch
-from qkv.models.registry import Model
+from qkv.models.model import Model
 from qkv.training.optimizer import gradient_norm
 from qkv.training.run import Run
 from qkv.training.step import gradients_of

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from qkv.data.batches.batch import Batch
 from qkv.models.gpt import GPT
-from qkv.models.registry import Model
+from qkv.models.model import Model
 from qkv.models.task_model import TaskModel
 from qkv.training.loss import loss_sum
 from qkv.training.systems.gradient_checkpointing import recompute_activations
@@ -29,14 +29,14 @@ class FeatureExtractor(nn.Module):
     def forward(self, batch: Batch) -> Float[Tensor, "B M E"]:
         model = self.model
         if batch.source is not None:
-            hidden = model.teacher_forced(
+            hidden = model.hidden(
                 batch.source,
                 batch.ids,
                 source_padding_mask=batch.source_padding_mask,
                 target_padding_mask=batch.padding_mask,
             )
         elif isinstance(model, GPT) and model.config.memory:
-            hidden = hidden_in_segments(model, batch.ids)
+            hidden = model.decoder_hidden(batch.ids, state=model.start())  # Transformer-XL
         else:
             hidden = model.hidden(
                 batch.ids,
@@ -50,13 +50,6 @@ class FeatureExtractor(nn.Module):
             hidden = hidden.gather(1, index.expand(-1, -1, hidden.shape[-1]))  # (B, M, E)
 
         return model.features(hidden)
-
-
-def hidden_in_segments(model: GPT, ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T E"]:
-    """Transformer-XL: read the rows segment by segment, with the memory of the segments before."""
-    state = model.start()
-    segments = ids.split(model.config.context, dim=1)
-    return torch.cat([model.hidden(segment, state=state) for segment in segments], dim=1)
 
 
 class Objective(nn.Module):

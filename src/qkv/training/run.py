@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from qkv import artifact
 from qkv.checkpoint import CHECKPOINTS, Checkpoint
-from qkv.models.registry import Model, with_weights
+from qkv.models.model import Model
+from qkv.models.registry import with_weights
 from qkv.training.average import ExponentialAverage, mean_of
 from qkv.training.finetune.task_metrics import merit
 from qkv.training.logging.metrics import Metrics, read_metrics

@@ -14,7 +14,8 @@ from rich.console import Console
 from qkv.checkpoint import RUN
 from qkv.models.bert import BERTConfig
 from qkv.models.convert.hf_folder import TOKENIZER
-from qkv.models.registry import Config, Model
+from qkv.models.model import Model
+from qkv.models.registry import Config
 from qkv.models.rnn import RNNConfig
 from qkv.training.finetune.finetune_config import FinetuneConfig
 from qkv.training.logging.metrics import Metrics

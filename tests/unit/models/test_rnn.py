@@ -65,15 +65,15 @@ def test_keys_are_projected_once_per_source() -> None:
     model = rnn(attention="additive")
     source = words(2, S)
     state = model.start(source)
-    assert_close(state.key, model.score.W_k(state.source))
-    assert rnn(attention="none").start(source).source is None
+    assert_close(state.key, model.score.W_k(state.encoded))
+    assert rnn(attention="none").start(source).encoded is None
 
 
 def test_a_tied_output_layer_is_the_target_embedding() -> None:
     model = rnn(tied=True)
     source = words(1, S)
     target = words(1, T)
-    hidden = model.hidden(target, model.start(source))
+    hidden = model.hidden(source, target)
     assert_close(model(source, target), hidden @ model.embedding.weight.T)
     assert model.head is None
 

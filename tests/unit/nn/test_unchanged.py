@@ -11,6 +11,7 @@ from torch import nn
 
 from qkv.models import BERT, GPT, BERTConfig, GPTConfig
 from qkv.nn import block as blocks
+from qkv.nn import first_token
 from qkv.nn.attention.multi_head import MultiHeadAttention
 from qkv.nn.block import Block
 from qkv.nn.cache import PackedBatch, PagedCache, SequenceGroup
@@ -159,9 +160,9 @@ def test_the_paged_kernel_does_not_replace_an_overridden_attend(
     """The paged kernel computes `MultiHeadAttention.attend`, which this attention overrides."""
     plain_calls: list[bool] = []
 
-    def attend(self: Any, layer: int, query: Any, *args: Any, plain: bool) -> Any:
-        plain_calls.append(plain)
-        return query
+    def attend(self: Any, layer: int, query: Any, *args: Any, plain: Any) -> Any:
+        plain_calls.append(plain())
+        return query, None
 
     monkeypatch.setattr(PackedBatch, "attend", attend)
     pages = PagedCache(4, 1, 4, depth=1, kv_heads=2, head_width=8, like=torch.zeros(1))
@@ -176,7 +177,7 @@ def test_all_tokens_are_computed_if_the_last_block_has_a_hook(
 ) -> None:
     model = BERT(BERTConfig(vocabulary=11, context=8, width=16, depth=1, heads=2)).eval()
     ids, shapes = torch.tensor([[1, 2, 3]]), []
-    assert model.stack.can_skip_others(None)
+    assert first_token.supports(model.stack, None)
     right = model.hidden(ids, first=True)
     model.stack.blocks[-1].register_forward_hook(
         lambda block, args, actual: shapes.append(tuple(actual.shape))

@@ -27,7 +27,7 @@ from qkv.insight.inspect.logit_lens import predicts_tokens
 from qkv.insight.inspect.upper_layers import copies_per_pass, repeated, stack_with, starting_at
 from qkv.models import BERT, GPT, TaskModel
 from qkv.models.heads import pooled
-from qkv.models.registry import Model, backbone_of
+from qkv.models.model import Model, backbone_of
 from qkv.models.task_model import split_groups
 from qkv.nn.hooks import CapturedValues, capture
 from qkv.nn.linear.linear import linear

@@ -23,7 +23,7 @@ from qkv.insight.inspect.capture import AttentionSite, attention_sites, visible
 from qkv.insight.inspect.hook_checks import require_hook
 from qkv.insight.inspect.model_input import frame_tokens, read, read_sentences
 from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
-from qkv.models.registry import Model, backbone_of
+from qkv.models.model import Model, backbone_of
 from qkv.text.tokenizer import Tokenizer
 
 LONGEST = 256
@@ -213,7 +213,7 @@ def measure_patterns(
                 hooks.enter_context(require_hook(model, point, hook, heads=site.heads))
 
         if isinstance(backbone, Transformer):
-            backbone.teacher_forced(ids["encoder"].to(device), ids["decoder"].to(device))
+            backbone.hidden(ids["encoder"].to(device), ids["decoder"].to(device))
         else:
             backbone.hidden(ids["self"].to(device))
 

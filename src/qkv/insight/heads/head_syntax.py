@@ -28,7 +28,7 @@ from qkv.insight.inspect.hook_checks import require_hook
 from qkv.insight.inspect.model_input import frame_tokens
 from qkv.insight.inspect.whole_words import WholeWord, join_words
 from qkv.models import BERT, GPT
-from qkv.models.registry import Model, backbone_of
+from qkv.models.model import Model, backbone_of
 from qkv.text.tokenizer import Tokenizer
 
 Direction = Literal["to its head", "from its head"]

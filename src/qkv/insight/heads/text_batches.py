@@ -18,7 +18,7 @@ from qkv.generation.text import prompt_ids
 from qkv.insight.inspect.logit_lens import predicts_tokens
 from qkv.insight.inspect.model_input import as_frame
 from qkv.models import BERT, GPT, TaskModel
-from qkv.models.registry import Model
+from qkv.models.model import Model
 from qkv.text.tokenizer import Tokenizer
 
 LONGEST = 256

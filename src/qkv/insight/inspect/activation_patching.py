@@ -22,7 +22,7 @@ from qkv.insight.inspect.logit_lens import predicts_tokens
 from qkv.insight.inspect.model_input import Reading, hidden_of, ids_of
 from qkv.insight.inspect.upper_layers import copies_per_pass, stack_with, starting_at
 from qkv.models import BERT, TaskModel
-from qkv.models.registry import Model, backbone_of
+from qkv.models.model import Model, backbone_of
 from qkv.nn.hooks import add_hook, capture
 from qkv.text.printable import printable
 

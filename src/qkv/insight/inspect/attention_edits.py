@@ -27,7 +27,7 @@ from qkv.insight.inspect.capture import AttentionSite, attention_sites, visible
 from qkv.insight.inspect.hook_checks import require_hook
 from qkv.insight.inspect.model_input import Reading, Side
 from qkv.models import GPT
-from qkv.models.registry import Model, backbone_of
+from qkv.models.model import Model, backbone_of
 
 Pattern = Literal["uniform", "first", "previous"]
 PATTERNS = get_args(Pattern)

@@ -20,7 +20,7 @@ from qkv.insight.inspect.logit_lens import predicts_tokens
 from qkv.insight.inspect.model_input import Reading, hidden_of, ids_of
 from qkv.models import RNN, TaskModel
 from qkv.models.heads import pooled
-from qkv.models.registry import Model, backbone_of
+from qkv.models.model import Model, backbone_of
 from qkv.nn.hooks import add_hook
 
 TOKENS = 2**11

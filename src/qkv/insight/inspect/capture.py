@@ -16,7 +16,7 @@ from qkv.generation.generate import without_dropout
 from qkv.insight.inspect.hook_checks import require_hook
 from qkv.insight.inspect.model_input import Reading, Side, hidden
 from qkv.models import GPT, RNN, TaskModel, Transformer
-from qkv.models.registry import Model, backbone_of
+from qkv.models.model import Model, backbone_of
 from qkv.nn.attention import Causal, all_of
 
 GLANCE = 64

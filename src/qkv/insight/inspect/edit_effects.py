@@ -16,7 +16,7 @@ from qkv.insight.inspect.attention_edits import Edit, apply_edits, check_edit
 from qkv.insight.inspect.logit_lens import POSITIONS_PER_CHUNK, predicts_tokens, top_tokens
 from qkv.insight.inspect.model_input import Reading, hidden, ids_of
 from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
-from qkv.models.registry import Model, backbone_of
+from qkv.models.model import Model, backbone_of
 from qkv.text.tokenizer import Tokenizer
 
 
@@ -201,7 +201,7 @@ def continue_greedily(
         if isinstance(backbone, GPT):
             vectors = backbone.hidden(ids)
         else:
-            vectors = backbone.teacher_forced(arguments["source"], ids)
+            vectors = backbone.hidden(arguments["source"], ids)
 
         id = int(backbone.logits(vectors[:, -1])[0, : tokenizer.vocabulary].argmax())
         if id == tokenizer.end:

@@ -12,7 +12,7 @@ from qkv.generation.fill import Guess
 from qkv.generation.generate import without_dropout
 from qkv.insight.inspect.model_input import Reading, hidden, readable_token
 from qkv.models import BERT, RNN, TaskModel, Transformer
-from qkv.models.registry import Model, backbone_of
+from qkv.models.model import Model, backbone_of
 from qkv.nn.block import Stack
 from qkv.nn.hooks import CapturedValues, capture
 from qkv.text.tokenizer import Tokenizer

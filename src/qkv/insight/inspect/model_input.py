@@ -17,7 +17,7 @@ from qkv.generation.text import prompt_ids
 from qkv.generation.translate import source_ids, translate_texts
 from qkv.insight.inspect.whole_words import WholeWord, whole_words
 from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
-from qkv.models.registry import Model, backbone_of
+from qkv.models.model import Model, backbone_of
 from qkv.text.tokenizer import Tokenizer
 
 VISIBLE = str.maketrans({"\n": "↵", "\r": "␍", "\t": "⇥"})
@@ -344,7 +344,7 @@ def hidden_of(model: Model, arguments: dict[str, Any]) -> Float[Tensor, "B T E"]
     """Run the forward pass up to the output layer for any batch; arguments as from `ids_of`."""
     backbone = backbone_of(model)
     if isinstance(backbone, Transformer | RNN):
-        return backbone.teacher_forced(**arguments)
+        return backbone.hidden(**arguments)
 
     return backbone.hidden(**arguments)
 

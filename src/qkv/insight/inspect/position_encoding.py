@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from qkv.models import BERT, GPT, RNN, Transformer
-from qkv.models.registry import Model, backbone_of
+from qkv.models.model import Model, backbone_of
 from qkv.nn.attention.relative import RelativePosition
 from qkv.nn.position import Learned, Sinusoidal, alibi_slopes, rotary_angles, sinusoidal
 

@@ -13,7 +13,7 @@ from qkv.generation.generate import without_dropout
 from qkv.insight.inspect.logit_lens import first_residual, predicts_tokens, residuals
 from qkv.insight.inspect.model_input import Reading, hidden, ids_of
 from qkv.models import BERT
-from qkv.models.registry import Model, backbone_of
+from qkv.models.model import Model, backbone_of
 from qkv.nn.hooks import add_hook
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv.models import RNN, Transformer
-from qkv.models.registry import Model, backbone_of
+from qkv.models.model import Model, backbone_of
 from qkv.nn.block import Stack
 from qkv.nn.hooks import CapturedValues, add_hook
 

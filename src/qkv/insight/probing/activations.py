@@ -25,7 +25,7 @@ from qkv.data.tokens.prepare import cache_folder
 from qkv.generation.generate import without_dropout
 from qkv.models import RNN, TaskModel, Transformer
 from qkv.models.heads import pooled
-from qkv.models.registry import Model, backbone_of
+from qkv.models.model import Model, backbone_of
 from qkv.nn.hooks import capture
 
 ActivationStorage = Literal["disk", "memory", "recompute"]

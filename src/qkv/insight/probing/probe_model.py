@@ -31,7 +31,8 @@ from qkv.insight.probing.activations import (
 )
 from qkv.insight.probing.linear_probe import Fitted, ProbeTraining, block_begin, fit
 from qkv.insight.probing.probe_tasks import ProbeTask
-from qkv.models.registry import Model, build
+from qkv.models.model import Model
+from qkv.models.registry import build
 
 ProbeCondition = Literal["model", "random model", "shuffled labels"]
 Measure = Literal["accuracy", "distance"]

@@ -29,7 +29,7 @@ from qkv.insight.probing.activations import ProbeData
 from qkv.insight.probing.linear_probe import UNKNOWN
 from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.models.configs import Pooling
-from qkv.models.registry import Model
+from qkv.models.model import Model
 from qkv.text.tokenizer import Tokenizer
 
 Measures = tuple[Literal["accuracy", "distance"], ...]

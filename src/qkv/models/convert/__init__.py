@@ -17,7 +17,8 @@ from qkv.models.convert.gguf_model import read_gguf
 from qkv.models.convert.hf_tokenizer import TokenizerExport
 from qkv.models.convert.weight_rules import Format, model_from_hf, weights_to_hf
 from qkv.models.gpt import GPTConfig
-from qkv.models.registry import Config, Model, uncompiled
+from qkv.models.model import Model, uncompiled
+from qkv.models.registry import Config
 from qkv.models.task_model import TaskModelConfig
 from qkv.models.transformer import TransformerConfig
 from qkv.text.tokenizer import Tokenizer

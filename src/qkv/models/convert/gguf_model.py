@@ -19,7 +19,7 @@ from qkv.models.convert import hf_llama
 from qkv.models.convert.config_fields import Fields
 from qkv.models.convert.hf_folder import refuse_pickle
 from qkv.models.convert.weight_rules import Weights, model_from_hf
-from qkv.models.registry import Model
+from qkv.models.model import Model
 from qkv.nn.position import RotaryScaling, stretch
 
 FIELDS = {

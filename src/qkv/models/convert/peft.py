@@ -22,17 +22,8 @@ from qkv.models.convert.hf_folder import CHECKSUM, TENSORS, checksum
 from qkv.models.convert.peft_config import LoraPair, LoraSettings, config_to_peft
 from qkv.models.convert.peft_modules import PeftModules, peft_modules
 from qkv.models.convert.weight_rules import FLOATS, Weights
-from qkv.models.registry import (
-    Config,
-    Model,
-    backbone_of,
-    build,
-    from_json,
-    to_json,
-    uncompiled,
-    weights_of,
-    with_weights,
-)
+from qkv.models.model import Model, backbone_of, uncompiled
+from qkv.models.registry import Config, build, from_json, to_json, weights_of, with_weights
 from qkv.models.task_model import TaskModel, TaskModelConfig
 from qkv.nn import lora
 from qkv.nn.linear.linear import Linear

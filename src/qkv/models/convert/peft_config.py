@@ -13,7 +13,7 @@ from torch import Tensor
 from qkv.models import legacy
 from qkv.models.convert.config_fields import Fields
 from qkv.models.convert.peft_modules import PeftModules, task_type, unique_endings
-from qkv.models.registry import Model
+from qkv.models.model import Model
 from qkv.models.task_model import TaskModel
 from qkv.nn import lora
 

@@ -17,7 +17,8 @@ from qkv.models.convert import format_for
 from qkv.models.convert.config_fields import SpecialIds
 from qkv.models.convert.weight_rules import Format, WeightRule, linear
 from qkv.models.gpt import GPTConfig
-from qkv.models.registry import Config, Model, backbone_of
+from qkv.models.model import Model, backbone_of
+from qkv.models.registry import Config
 from qkv.models.rnn import RNN
 from qkv.models.task_model import TaskModel
 from qkv.models.transformer import TransformerConfig

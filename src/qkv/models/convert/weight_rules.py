@@ -12,7 +12,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from qkv.models.convert.config_fields import Fields, SpecialIds
-from qkv.models.registry import Config, Model, build, check_finite, weights_of, with_weights
+from qkv.models.model import Model
+from qkv.models.registry import Config, build, check_finite, weights_of, with_weights
 
 C = TypeVar("C", bound=Config)
 

@@ -9,6 +9,8 @@ kv_heads = 1          multi-query      q q q q q q q q        all query heads sh
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -17,7 +19,7 @@ from qkv.nn.attention.attend import attend
 from qkv.nn.attention.bias import Bias
 from qkv.nn.attention.mask import Causal, Mask, all_of, as_mask
 from qkv.nn.attention.relative import RelativePosition
-from qkv.nn.cache import KeyValueCache, PackedBatch, SegmentMemory
+from qkv.nn.cache.interface import NO_STATE, Cache
 from qkv.nn.hooks import TRANSFORMER_LENS, HookPoints
 from qkv.nn.linear.linear import Linear
 from qkv.nn.position import rotate
@@ -89,14 +91,14 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | Tensor | None = None,
         bias: Bias | Tensor | None = None,
         rotary: Float[Tensor, "2 #B 1 T D"] | None = None,
-        state: KeyValueCache | SegmentMemory | PackedBatch | None = None,
+        state: Cache | None = None,
         need_weights: bool = False,
     ) -> tuple[Float[Tensor, "B T E"], Float[Tensor, "B H T S"] | None]:
         """Self-attention, or cross-attention to `source`.
 
         Args:
             x: Where the queries come from, and without a source the keys and values.
-            source: Where keys and values come from in cross-attention.
+            source: Where keys and values come from in cross-attention; a state may have it, too.
             mask: Which keys each query may attend to.
             bias: Numbers added to the scores.
             rotary: Cosines and sines of rotary positions.
@@ -110,16 +112,25 @@ class MultiHeadAttention(nn.Module):
             ValueError: If the shape of x or of the source is wrong.
         """
         self.check_input(x, source)
-        weights = None
-        if isinstance(state, PackedBatch):
-            heads = self.attend_packed(x, mask, bias, rotary, state)
-        else:
-            query, key, value = self.project(x, source, rotary, state)
-            query = self.hooks("query", query)  # (B, H, T, D)
-            key = self.hooks("key", key)  # (B, K, S, D)
-            value = self.hooks("value", value)  # (B, K, S, D)
-            heads, weights = self.attend(query, key, value, mask, bias, need_weights)
+        state = state or NO_STATE
+        mask = None if mask is None else as_mask(mask)
+        if source is None:
+            source = state.encoded
 
+        query, key, value = self.project(x, source, rotary, state)
+        query = self.hooks("query", query)  # (B, H, T, D)
+        key = self.hooks("key", key)  # (B, K, S, D)
+        value = self.hooks("value", value)  # (B, K, S, D)
+
+        def attend(
+            query: Tensor, key: Tensor, value: Tensor, padding: Mask | None
+        ) -> tuple[Tensor, Tensor | None]:
+            return self.attend(query, key, value, all_of(mask, padding), bias, need_weights)
+
+        def plain() -> bool:
+            return bias is None and (mask is None or type(mask) is Causal) and self.is_plain()
+
+        heads, weights = state.attend(self.layer, query, key, value, attend, plain=plain)
         heads = self.hooks("heads", heads)  # (B, H, T, D)
 
         return self.output(heads.transpose(1, 2).flatten(2)), weights  # (B, T, E)
@@ -134,35 +145,25 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"width: expected a source of width {width}, not {source.shape[-1]}")
 
     def project(
-        self,
-        x: Tensor,
-        source: Tensor | None,
-        rotary: Tensor | None,
-        state: KeyValueCache | SegmentMemory | None,
+        self, x: Tensor, source: Tensor | None, rotary: Tensor | None, state: Cache
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, and the keys and values of this and earlier calls."""
-        if isinstance(state, SegmentMemory):
-            # Transformer-XL attends to the hidden states of earlier segments and to this one's.
-            source = state.append(self.layer, x)  # (B, S, E)
-            state = None
+        if source is not None or state.is_source:
+            keys_and_values = partial(self.keys_and_values, source)
+            return self.queries(x), *state.source_keys(self.layer, keys_and_values)
 
-        if source is None:
+        past = state.extend(self.layer, x)
+        if past is None:
             query, key, value = self.split(self.qkv(x), self.heads, self.kv_heads, self.kv_heads)
         else:
             query = self.queries(x)
-            if state is not None and self.layer in state:
-                return query, *state.read(self.layer)  # a source is projected once
-
-            key, value = self.keys_and_values(source)
+            key, value = self.keys_and_values(past)
 
         if rotary is not None:
             query = rotate(query, rotary)
             key = rotate(key, rotary)
 
-        if state is not None:
-            key, value = state.append(self.layer, key, value)
-
-        return query, key, value
+        return query, *state.append(self.layer, key, value)
 
     def queries(self, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B H T D"]:
         rows = slice(0, self.heads * self.head_width)
@@ -205,37 +206,12 @@ class MultiHeadAttention(nn.Module):
             on_weights=self.hooks.callback("weights"),
         )
 
-    def attend_packed(
-        self,
-        x: Float[Tensor, "1 N E"],
-        mask: Mask | Tensor | None,
-        bias: Bias | Tensor | None,
-        rotary: Tensor | None,
-        batch: PackedBatch,
-    ) -> Float[Tensor, "1 H N D"]:
-        """New tokens of several sequences in one row: each attends to its sequence or source."""
-        key = value = None
-        if batch.slots is None:
-            query = self.queries(x)
-        else:
-            query, key, value = self.project(x, None, rotary, None)
-            key = self.hooks("key", key)
-            value = self.hooks("value", value)
+    def is_plain(self) -> bool:
+        """True if a kernel may replace `attend`: nothing is changed, added or hooked there."""
+        if self.relative is not None or not unchanged(self, MultiHeadAttention):
+            return False
 
-        query = self.hooks("query", query)
-        shared = None if mask is None else as_mask(mask)
-
-        def attend_to(query: Tensor, key: Tensor, value: Tensor, padding: Mask | None) -> Tensor:
-            heads, _ = self.attend(query, key, value, all_of(shared, padding), bias)
-            return heads
-
-        # The paged kernel replaces `attend`, so nothing may be changed or hooked there.
-        causal = shared is None or isinstance(shared, Causal)
-        hooked = self.hooks.callback("scores") or self.hooks.callback("weights")
-        plain = causal and bias is None and self.relative is None and not hooked
-        plain = plain and unchanged(self, MultiHeadAttention)
-
-        return batch.attend(self.layer, query, key, value, attend_to, plain=plain)
+        return not (self.hooks.callback("scores") or self.hooks.callback("weights"))
 
 
 def group_heads(attention: MultiHeadAttention, kv_heads: int) -> MultiHeadAttention:

@@ -1,16 +1,57 @@
-"""The state of an encoder-decoder Transformer: the cached source, and the target's KV cache."""
+"""The state of an encoder-decoder Transformer: its source, and the target so far."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from qkv.nn.cache.interface import reorder_optional
+from qkv.nn.attention.mask import Padding
+from qkv.nn.cache.interface import Attend, Cache, KeysAndValues, reorder_optional
 from qkv.nn.cache.kv_cache import KeyValueCache
 
 
-class SourceCache(KeyValueCache):
+class Source(Cache):
+    """The encoder's output, whose keys and values every layer computes anew, as in training."""
+
+    is_source = True
+    encoded: Float[Tensor, "B S E"]
+
+    def __init__(
+        self, encoded: Float[Tensor, "B S E"], padding_mask: Bool[Tensor, "B S"] | None = None
+    ) -> None:
+        self.encoded = encoded
+        self.padding_mask = padding_mask
+        self.shared = 1  # rows per source
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        return self.encoded.shape[0] * self.shared
+
+    def attend(
+        self,
+        layer: int,
+        query: Float[Tensor, "R H T D"],
+        key: Float[Tensor, "B K S D"],
+        value: Float[Tensor, "B K S X"],
+        attend: Attend,
+        *,
+        plain: Callable[[], bool],
+    ) -> tuple[Float[Tensor, "R H T X"], Tensor | None]:
+        """Attend to the source. Rows that share one become one row, so its keys are not copied."""
+        mask = None if self.padding_mask is None else Padding(self.padding_mask)
+        if self.shared == 1:
+            return attend(query, key, value, mask)
+
+        T = query.shape[2]
+        rows = query.unflatten(0, (-1, self.shared)).transpose(1, 2)  # (B, H, shared, T, D)
+        heads, weights = attend(rows.flatten(2, 3), key, value, mask)
+        return heads.unflatten(2, (-1, T)).transpose(1, 2).flatten(0, 1), weights
+
+
+class SourceCache(Source):
     """The keys and values of a source in every decoder layer, computed once.
 
     Rows that continue one source, such as beams and samples, share it if they lie side by side and
@@ -18,19 +59,17 @@ class SourceCache(KeyValueCache):
     """
 
     def __init__(
-        self,
-        source: Float[Tensor, "B S E"],
-        padding_mask: Bool[Tensor, "B S"] | None = None,
-        depth: int = 1,
+        self, encoded: Float[Tensor, "B S E"], padding_mask: Bool[Tensor, "B S"] | None = None
     ) -> None:
-        super().__init__(source.shape[1], depth)
-        self.source = source
-        self.padding_mask = padding_mask
-        self.shared = 1  # rows per source
+        super().__init__(encoded, padding_mask)
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
 
-    @property
-    def rows(self) -> int:
-        return self.source.shape[0] * self.shared
+    def source_keys(self, layer: int, compute: KeysAndValues) -> tuple[Tensor, Tensor]:
+        if layer not in self.layers:
+            key, value = compute()
+            self.layers[layer] = (key.contiguous(), value.contiguous())
+
+        return self.layers[layer]
 
     def reorder(self, rows: Int[Tensor, "R"]) -> None:
         """Let row i go on with the source of the old row rows[i]."""
@@ -43,29 +82,46 @@ class SourceCache(KeyValueCache):
         if self.shared == 1:
             distinct = sources
 
-        if torch.equal(distinct, torch.arange(self.source.shape[0], device=rows.device)):
+        if torch.equal(distinct, torch.arange(self.encoded.shape[0], device=rows.device)):
             return
 
-        super().reorder(distinct)
-        self.source = self.source.index_select(0, distinct)
+        for layer, (key, value) in self.layers.items():
+            self.layers[layer] = (key.index_select(0, distinct), value.index_select(0, distinct))
+
+        self.encoded = self.encoded.index_select(0, distinct)
         self.padding_mask = reorder_optional(self.padding_mask, distinct)
 
 
-class DecoderState:
+class DecoderState(Cache):
     """An encoder-decoder's state: the source as its layers see it, and the target so far."""
 
-    def __init__(
-        self,
-        source: Float[Tensor, "B S E"],
-        padding_mask: Bool[Tensor, "B S"] | None = None,
-        depth: int = 1,
-    ) -> None:
-        self.source = SourceCache(source, padding_mask, depth)
-        self.target = KeyValueCache(depth=depth)
+    kind = "DecoderState"
+
+    def __init__(self, source: Cache, target: Cache) -> None:
+        self.caches = (source, target)
+
+    @classmethod
+    def cached(
+        cls, encoded: Float[Tensor, "B S E"], padding_mask: Tensor | None = None, depth: int = 1
+    ) -> DecoderState:
+        """The state before the first target token of decoding."""
+        return cls(SourceCache(encoded, padding_mask), KeyValueCache(depth=depth))
 
     @property
-    def length(self) -> int:
+    def source(self) -> Cache:
+        return self.caches[0]
+
+    @property
+    def target(self) -> Cache:
+        return self.caches[1]
+
+    @property
+    def length(self) -> int:  # type: ignore[override]
         return self.target.length
+
+    @property
+    def packed(self) -> bool:  # type: ignore[override]
+        return self.target.packed
 
     def reorder(self, rows: Int[Tensor, "B"]) -> None:
         """Let row i continue the old row rows[i]."""

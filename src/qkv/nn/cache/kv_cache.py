@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qkv.nn.cache.interface import check_rows
+from qkv.nn.cache.interface import Cache, check_rows
 
 
-class KeyValueCache:
+class KeyValueCache(Cache):
     """Keys and values of the positions seen so far, for every layer.
 
     Args:
@@ -26,6 +26,8 @@ class KeyValueCache:
         (torch.Size([1, 2, 6, 4]), 6)
     """
 
+    kind = "KeyValueCache"
+
     def __init__(self, capacity: int = 64, depth: int = 1) -> None:
         self.depth = depth
         self.capacity = capacity
@@ -33,7 +35,7 @@ class KeyValueCache:
         self.buffers: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
-    def length(self) -> int:
+    def length(self) -> int:  # type: ignore[override]
         """Positions that every layer has: an interrupted pass does not count."""
         return min(self.lengths.get(layer, 0) for layer in range(self.depth))
 
@@ -82,9 +84,6 @@ class KeyValueCache:
             values[:, :, :start] = old_values[:, :, :start]
 
         self.buffers[layer] = (keys, values)
-
-    def __contains__(self, layer: int) -> bool:
-        return layer in self.buffers
 
     def read(self, layer: int) -> tuple[Float[Tensor, "B K S D"], Float[Tensor, "B K S X"]]:
         """The keys and values of a layer."""

@@ -20,9 +20,7 @@ from torch import Tensor
 
 from qkv.nn.attention.kernels.decode import attend_paged, supports_pages
 from qkv.nn.attention.mask import Mask, Padding
-
-Attend = Callable[[Tensor, Tensor, Tensor, Mask | None], Tensor]
-"""From queries (R, H, T, D), keys, values and a padding mask to the output of each head."""
+from qkv.nn.cache.interface import Attend, Cache, KeysAndValues
 
 
 class PagedCache:
@@ -112,7 +110,7 @@ class SequenceGroup(NamedTuple):
         return self.begin + self.sequences * self.tokens
 
 
-class PackedBatch:
+class PackedBatch(Cache):
     """New tokens of several sequences in one row, as the state of a forward pass.
 
     Args:
@@ -122,7 +120,8 @@ class PackedBatch:
             were written before.
     """
 
-    length = 0
+    kind = "KeyValueCache"
+    packed = True
 
     def __init__(
         self, pages: PagedCache, groups: list[SequenceGroup], slots: Int[Tensor, "N"] | None
@@ -130,44 +129,39 @@ class PackedBatch:
         self.pages = pages
         self.groups = groups
         self.slots = slots
+        self.is_source = slots is None
         self.indices: dict[int, tuple[Tensor, Mask | None]] = {}
 
     @property
     def block_table(self) -> Int[Tensor, "N longest"]:
         return self.pages.source_block_table if self.slots is None else self.pages.block_table
 
+    def source_keys(self, layer: int, compute: KeysAndValues) -> tuple[Tensor, Tensor]:
+        """The store of all sources' keys and values, which are not computed again."""
+        return self.pages.keys[layer], self.pages.values[layer]
+
     def attend(
         self,
         layer: int,
         query: Float[Tensor, "1 H N D"],
-        key: Float[Tensor, "1 K N D"] | None,
-        value: Float[Tensor, "1 K N D"] | None,
+        key: Tensor,
+        value: Tensor,
         attend: Attend,
         *,
-        plain: bool,
-    ) -> Float[Tensor, "1 H N D"]:
-        """Let every token attend to its own sequence, up to itself.
-
-        Args:
-            layer: Number of the layer.
-            query: Queries of all new tokens.
-            key: Their keys; None in cross-attention.
-            value: Their values; None in cross-attention.
-            attend: Attention within one group.
-            plain: Attention has no bias, hooks or changes, so a paged kernel may replace it.
-        """
+        plain: Callable[[], bool],
+    ) -> tuple[Float[Tensor, "1 H N D"], None]:
+        """Let every token attend to its own sequence, up to itself, or to its source."""
         if self.slots is not None:
-            assert key is not None
-            assert value is not None
             self.pages.write(layer, self.slots, key, value)
 
+        use_kernel = plain()
         outputs = []
         for number, group in enumerate(self.groups):
             queries = by_sequence(query, group)  # (R, H, T, D)
             if group.table_rows is None:
                 keys = by_sequence(key, group)
-                heads = attend(queries, keys, by_sequence(value, group), None)
-            elif plain and group.lengths is not None and supports_pages(queries):
+                heads, _ = attend(queries, keys, by_sequence(value, group), None)
+            elif use_kernel and group.lengths is not None and supports_pages(queries):
                 heads = attend_paged(
                     queries,
                     self.pages.keys[layer],
@@ -179,12 +173,12 @@ class PackedBatch:
                 )
             else:
                 slots, padding = self.index(number, group)
-                heads = attend(queries, *self.pages.read(layer, slots), padding)
+                heads, _ = attend(queries, *self.pages.read(layer, slots), padding)
 
             outputs.append(heads.transpose(0, 1).flatten(1, 2))  # (H, R T, D)
 
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
-        return joined.unsqueeze(0)
+        return joined.unsqueeze(0), None
 
     def index(self, number: int, group: SequenceGroup) -> tuple[Int[Tensor, "R S"], Mask | None]:
         """The slots of a group's sequences and their padding mask, the same for all layers.
@@ -204,20 +198,7 @@ class PackedBatch:
         return self.indices[number]
 
 
-class PackedDecoderBatch:
-    """The same for an encoder-decoder, whose sources were written into the pages before."""
-
-    length = 0
-
-    def __init__(self, target: PackedBatch, source: PackedBatch) -> None:
-        self.target = target
-        self.source = source
-
-
-def by_sequence(
-    x: Float[Tensor, "1 H N D"] | None, group: SequenceGroup
-) -> Float[Tensor, "R H T D"]:
+def by_sequence(x: Float[Tensor, "1 H N D"], group: SequenceGroup) -> Float[Tensor, "R H T D"]:
     """The part of a row that belongs to a group, one sequence per row."""
-    assert x is not None
     part = x[0, :, group.begin : group.end]  # (H, R T, D)
     return part.unflatten(1, (group.sequences, group.tokens)).transpose(0, 1)

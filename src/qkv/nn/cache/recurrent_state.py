@@ -5,33 +5,39 @@ from __future__ import annotations
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from qkv.nn.cache.interface import reorder_optional
+from qkv.nn.cache.interface import Cache, reorder_optional
 
 
-class RecurrentState:
+class RecurrentState(Cache):
     """An RNN decoder's hidden vectors (an LSTM's cells too), and what its attention reads."""
+
+    kind = "RecurrentState"
 
     def __init__(
         self,
         hidden: tuple[Float[Tensor, "L B E"], ...],
-        source: Float[Tensor, "B S E"] | None = None,
+        encoded: Float[Tensor, "B S E"] | None = None,
         key: Float[Tensor, "B S P"] | None = None,
         padding_mask: Bool[Tensor, "B S"] | None = None,
     ) -> None:
         self.hidden = hidden
-        self.source = source
+        self.encoded = encoded
         self.key = key
         self.padding_mask = padding_mask
         self.length = 0
 
-    def append(self, hidden: tuple[Float[Tensor, "L B E"], ...], count: int) -> None:
+    def advance(self, hidden: tuple[Float[Tensor, "L B E"], ...], count: int) -> None:
         """Replace the hidden vectors by those after `count` more tokens."""
         self.hidden = hidden
         self.length += count
 
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        return self.hidden[0].shape[1]
+
     def reorder(self, rows: Int[Tensor, "B"]) -> None:
         """Let row i continue the old row rows[i]."""
         self.hidden = tuple(h.index_select(1, rows) for h in self.hidden)
-        self.source = reorder_optional(self.source, rows)
+        self.encoded = reorder_optional(self.encoded, rows)
         self.key = reorder_optional(self.key, rows)
         self.padding_mask = reorder_optional(self.padding_mask, rows)

@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qkv.nn.cache.interface import check_rows
+from qkv.nn.cache.interface import Cache, check_rows
 
 
-class SegmentMemory:
+class SegmentMemory(Cache):
     """The hidden states of the last `size` positions of every layer, without their gradient.
 
     Args:
@@ -22,11 +22,13 @@ class SegmentMemory:
     Example:
         >>> import torch
         >>> memory = SegmentMemory(size=4)
-        >>> memory.append(0, torch.zeros(1, 3, 8)).shape  # (B, T, E)
+        >>> memory.extend(0, torch.zeros(1, 3, 8)).shape  # (B, T, E)
         torch.Size([1, 3, 8])
-        >>> memory.append(0, torch.zeros(1, 3, 8)).shape
+        >>> memory.extend(0, torch.zeros(1, 3, 8)).shape
         torch.Size([1, 6, 8])
     """
+
+    kind = "SegmentMemory"
 
     def __init__(self, size: int, depth: int = 1) -> None:
         if size < 1:
@@ -38,25 +40,40 @@ class SegmentMemory:
         self.lengths: dict[int, int] = {}
         self.layers: dict[int, Tensor] = {}
 
-    def append(self, layer: int, hidden: Float[Tensor, "B T E"]) -> Float[Tensor, "B S E"]:
+    def extend(self, layer: int, x: Float[Tensor, "B T E"]) -> Float[Tensor, "B S E"]:
         """Return the remembered states and the new ones, and remember the last `size` of both.
 
         Raises:
             ValueError: If the number of rows has changed, or an earlier pass was interrupted.
         """
-        both = hidden
+        both = x
         if layer in self.layers:
-            check_rows(self.layers[layer].shape[0], hidden.shape[0])
-            both = torch.cat([self.layers[layer], hidden], dim=1)
+            check_rows(self.layers[layer].shape[0], x.shape[0])
+            both = torch.cat([self.layers[layer], x], dim=1)
 
         if layer == 0:
             self.check_complete()
-            self.length += hidden.shape[1]
+            self.length += x.shape[1]
 
         self.layers[layer] = both[:, -self.size :].detach()
-        self.lengths[layer] = self.lengths.get(layer, 0) + hidden.shape[1]
+        self.lengths[layer] = self.lengths.get(layer, 0) + x.shape[1]
 
         return both
+
+    def within_reach(self, x: Tensor | None) -> Tensor | None:
+        """The columns of a (B, S) tensor that the memory still holds, and the new ones."""
+        if x is None:
+            return None
+
+        return x[:, max(0, self.length - self.size) :]
+
+    def snapshot(self) -> SegmentMemory:
+        twin = SegmentMemory(self.size, self.depth)
+        twin.length = self.length
+        twin.lengths = dict(self.lengths)
+        twin.layers = dict(self.layers)
+
+        return twin
 
     def check_complete(self) -> None:
         """Raise if an earlier pass did not reach all layers."""

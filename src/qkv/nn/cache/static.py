@@ -34,7 +34,7 @@ class StaticCache(KeyValueCache):
         self.slot = torch.tensor([read.length], device=padding_mask.device)
 
     @property
-    def length(self) -> int:
+    def length(self) -> int:  # type: ignore[override]
         """All slots but the new token's."""
         return self.capacity - 1
 

@@ -7,7 +7,7 @@ from typing import Any
 from qkv.generation.generate import context_limit
 from qkv.generation.sampling import row_seeds
 from qkv.models import GPT
-from qkv.models.registry import Model
+from qkv.models.model import Model
 from qkv.serving.engine.generation_request import GenerationRequest, RequestHandle, RequestRefused
 from qkv.serving.engine.scheduler import Scheduler
 from qkv.serving.engine.sequence import BeamSearchState, ServingSequence

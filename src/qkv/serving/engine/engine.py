@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv.models import GPT, RNN, Transformer
-from qkv.models.registry import Model
+from qkv.models.model import Model
 from qkv.serving.engine.admission import Admission
 from qkv.serving.engine.beam import BeamSearcher
 from qkv.serving.engine.block_allocator import BlockAllocator

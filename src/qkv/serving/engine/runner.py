@@ -14,7 +14,7 @@ from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from qkv.models import GPT, Transformer
-from qkv.nn.cache import PackedBatch, PackedDecoderBatch, PagedCache, SequenceGroup
+from qkv.nn.cache import DecoderState, PackedBatch, PagedCache, SequenceGroup
 from qkv.nn.hooks import add_hook
 from qkv.nn.linear.onednn import Prepacked, prepacking, small_enough
 from qkv.serving.engine.block_allocator import BLOCK_SIZE
@@ -117,14 +117,14 @@ class PagedRunner:
         state: Any = PackedBatch(self.pages, self.groups(batch), slot_mapping)
         if isinstance(self.model, Transformer):
             source = PackedBatch(self.pages, self.source_groups(batch), None)
-            state = PackedDecoderBatch(state, source)
+            state = DecoderState(source, state)
 
         prepacked: AbstractContextManager[object] = nullcontext()
         if self.matrices is not None:
             prepacked = prepacking(self.matrices)
 
         with prepacked, self.heads_off(batch):
-            hidden = self.model.hidden(
+            hidden = self.model.decoder_hidden(
                 ids.unsqueeze(0), positions=positions.unsqueeze(0), state=state
             )
 

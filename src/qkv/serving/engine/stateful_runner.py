@@ -76,10 +76,7 @@ class StatefulRunner:
             state = self.state_of(sequence)
             new_ids = sequence.token_ids[sequence.computed : sequence.computed + count]
             ids = torch.tensor([new_ids], device=self.device)
-            segment = self.model.config.context if isinstance(self.model, GPT) else count
-            for part in ids.split(segment, dim=1):
-                parts.append(self.model.hidden(part, state=state)[0])
-
+            parts.append(self.model.decoder_hidden(ids, state=state)[0])
             states.append(state)
 
         for sequence, state in zip(batch.sequences, states, strict=True):

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from qkv.generation.sampling_params import SamplingParams
 from qkv.models import RNN, Transformer
-from qkv.models.registry import Model, backbone_of
+from qkv.models.model import Model, backbone_of
 from qkv.serving.engine.generation_request import GenerationRequest
 from qkv.serving.http.schema.openai_schema import GenerationFields, SamplingFields
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from qkv.generation.generate import context_limit
 from qkv.generation.text import prompt_ids
 from qkv.models import GPT
-from qkv.models.registry import Model
+from qkv.models.model import Model
 from qkv.serving.engine.generation_request import RequestRefused
 from qkv.serving.http.schema.openai_schema import MAX_SEQUENCE
 from qkv.serving.http.sse import while_connected

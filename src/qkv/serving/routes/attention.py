@@ -16,7 +16,7 @@ from qkv.insight.inspect.model_input import Reading, make_side, read
 from qkv.insight.look import Look, longest_side, look
 from qkv.insight.render.page import EXACT, blocks, cells, compact, described, opening
 from qkv.models import GPT, RNN, Transformer
-from qkv.models.registry import Model
+from qkv.models.model import Model
 from qkv.serving.http.errors import Json
 from qkv.serving.http.output_stream import job_result
 from qkv.serving.http.params import parse_heads_off, request_deadline

@@ -23,7 +23,7 @@ from qkv.generation.generate import without_dropout
 from qkv.insight.inspect.model_input import frame_tokens
 from qkv.models import BERT, TaskModel
 from qkv.models.heads import pooled
-from qkv.models.registry import Model, backbone_of
+from qkv.models.model import Model, backbone_of
 from qkv.serving.http import token_json
 from qkv.serving.http.errors import Json
 from qkv.serving.http.output_stream import job_result, write_out

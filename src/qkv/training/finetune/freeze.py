@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from qkv.models.gpt import GPT
-from qkv.models.registry import Model, backbone_of
+from qkv.models.model import Model, backbone_of
 from qkv.models.rnn import RNN
 from qkv.models.task_model import TaskModel
 from qkv.models.transformer import Transformer

@@ -25,7 +25,8 @@ from qkv.models.bert import BERT, BERTConfig
 from qkv.models.configs import HeadConfig, Pooling
 from qkv.models.convert.hf_folder import read_json
 from qkv.models.gpt import GPT, GPTConfig
-from qkv.models.registry import backbone_of, build, with_weights
+from qkv.models.model import backbone_of
+from qkv.models.registry import build, with_weights
 from qkv.models.resize_vocabulary import with_vocabulary
 from qkv.models.task_model import TaskModel, TaskModelConfig, backbone_for
 from qkv.text import Tokenizer

@@ -20,7 +20,8 @@ from qkv.data.sources.source import open_pairs
 from qkv.data.tokens.prepare import prepare_pairs
 from qkv.data.tokens.token_arrays import Pairs
 from qkv.models.gpt import GPT
-from qkv.models.registry import Config, Model, build, with_weights
+from qkv.models.model import Model
+from qkv.models.registry import Config, build, with_weights
 from qkv.models.resize_vocabulary import with_vocabulary
 from qkv.models.rnn import RNN
 from qkv.models.transformer import Transformer

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from qkv import artifact
-from qkv.models.registry import Model
+from qkv.models.model import Model
 from qkv.text import Tokenizer
 from qkv.training.finetune.finetune_config import FinetuneConfig
 from qkv.training.systems.distributed import device_named

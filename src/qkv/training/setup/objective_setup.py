@@ -13,7 +13,8 @@ from qkv.data.batches.chat import ConversationData
 from qkv.data.batches.labelled import LabelledData
 from qkv.data.batches.masked import MaskedData
 from qkv.data.batches.paired import PairedData
-from qkv.models.registry import Model, build
+from qkv.models.model import Model
+from qkv.models.registry import build
 from qkv.training.objective import Objective
 from qkv.training.run_config import OptimizerConfig, RunConfig
 from qkv.training.setup.training_task import TrainingData, TrainingTask

@@ -21,7 +21,8 @@ from qkv.data.tokens.prepare import prepare_pairs, prepare_texts
 from qkv.data.tokens.token_arrays import Pairs, Tokens
 from qkv.models.bert import BERTConfig
 from qkv.models.gpt import GPTConfig
-from qkv.models.registry import Config, Model
+from qkv.models.model import Model
+from qkv.models.registry import Config
 from qkv.models.rnn import RNNConfig
 from qkv.models.task_model import TaskModelConfig
 from qkv.models.transformer import TransformerConfig

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from qkv.nn.block import Block
-from qkv.nn.cache import SegmentMemory
+from qkv.nn.cache import NO_STATE, Cache
 from qkv.nn.feed_forward import FeedForward
 from qkv.nn.unchanged import same_computation
 
@@ -49,7 +49,7 @@ def recompute_blocks(model: nn.Module) -> None:
 def recompute_block(block: Block) -> None:
     original = OriginalForward(block)
 
-    def forward(*args: Any, state: Any = None, **kwargs: Any) -> Any:
+    def forward(*args: Any, state: Cache = NO_STATE, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return original(*args, state=state, **kwargs)
 
@@ -58,30 +58,15 @@ def recompute_block(block: Block) -> None:
         for name, weight in block.named_parameters():
             weights[f"block.{name}"] = weight
 
-        if state is None:
-            return checkpoint(functional_call, original, weights, args, kwargs, use_reentrant=False)
-
-        before = copied_memory(state)
+        before = state.snapshot()
 
         def run(*args: Any) -> Any:
             nonlocal state
             # The first call extends the real memory, the recomputation a copy of what it was.
             memory = state
-            state = copied_memory(before)
+            state = before.snapshot()
             return functional_call(original, weights, args, {**kwargs, "state": memory})
 
         return checkpoint(run, *args, use_reentrant=False)
 
     block.forward = same_computation(forward)  # type: ignore[method-assign]
-
-
-def copied_memory(memory: SegmentMemory | None) -> SegmentMemory | None:
-    if memory is None:
-        return None
-
-    twin = SegmentMemory(memory.size, memory.depth)
-    twin.length = memory.length
-    twin.lengths = dict(memory.lengths)
-    twin.layers = dict(memory.layers)
-
-    return twin

@@ -13,7 +13,7 @@ from qkv.insight.inspect import attribution as module
 from qkv.insight.inspect.attribution import attribution, contributions
 from qkv.insight.inspect.model_input import Reading, Side
 from qkv.models import HeadConfig, TaskModel, TaskModelConfig
-from qkv.models.registry import backbone_of
+from qkv.models.model import backbone_of
 from qkv.nn.hooks import add_hook, capture
 from support.families import bert, gpt, rnn, transformer, words
 

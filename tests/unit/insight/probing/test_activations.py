@@ -25,7 +25,7 @@ from qkv.insight.probing.activations import (
 )
 from qkv.models import TaskModel, TaskModelConfig
 from qkv.models.heads import HeadConfig
-from qkv.models.registry import Model, backbone_of
+from qkv.models.model import Model, backbone_of
 from qkv.nn.hooks import capture
 from support.families import V, bert, gpt, rnn, transformer
 

@@ -56,12 +56,9 @@ def test_a_step_writes_in_place() -> None:
 def test_layers_are_kept_apart_and_the_length_is_what_all_have_seen() -> None:
     cache = KeyValueCache(depth=2)
     assert cache.length == 0
-    assert 0 not in cache
     first, second = pieces(3, 3)
     cache.append(0, *first)
     cache.append(1, *second)
-    assert 0 in cache
-    assert 1 in cache
     assert cache.length == 3
     cache.append(0, *pieces(1)[0])
     assert cache.length == 3  # layer 1 has not seen it yet
@@ -101,16 +98,16 @@ def test_a_cache_of_one_row_is_not_taken_for_many() -> None:
 
 def test_a_segment_memory_refuses_another_number_of_rows() -> None:
     memory = SegmentMemory(4)
-    memory.append(0, torch.randn(B, 2, E))
+    memory.extend(0, torch.randn(B, 2, E))
     with pytest.raises(ValueError, match=r"state: .*input"):
-        memory.append(0, torch.randn(1, 2, E))
+        memory.extend(0, torch.randn(1, 2, E))
 
 
 def test_a_source_cache_reorders_source_and_padding() -> None:
     source, padding_mask = torch.randn(B, 4, E), torch.rand(B, 4) < 0.5
     cache = SourceCache(source, padding_mask)
     cache.reorder(torch.tensor([2, 2, 0]))
-    assert_close(cache.source, source[[2, 2, 0]])
+    assert_close(cache.encoded, source[[2, 2, 0]])
     assert torch.equal(cache.padding_mask, padding_mask[[2, 2, 0]])
     without = SourceCache(source)
     without.reorder(torch.tensor([1]))
@@ -118,14 +115,14 @@ def test_a_source_cache_reorders_source_and_padding() -> None:
 
 
 def test_a_decoder_state_is_as_long_as_its_target() -> None:
-    state = DecoderState(torch.randn(B, 4, E))
+    state = DecoderState.cached(torch.randn(B, 4, E))
     (source, target) = pieces(4, 2)
-    state.source.append(0, *source)
+    state.source.source_keys(0, lambda: source)
     assert state.length == 0
     state.target.append(0, *target)
     assert state.length == 2
     state.reorder(torch.tensor([1, 0, 2]))
-    assert_close(state.source.read(0)[0], source[0][[1, 0, 2]])
+    assert_close(state.source.layers[0][0], source[0][[1, 0, 2]])
     assert_close(state.target.read(0)[1], target[1][[1, 0, 2]])
     assert state.length == 2
 
@@ -136,7 +133,7 @@ def test_a_segment_memory_is_the_last_of_what_was_seen(lengths: list[int], size:
     for T in lengths:
         segment = torch.randn(B, T, E, requires_grad=True)
         remembered = captured[:, max(0, captured.shape[1] - size) :]
-        both = memory.append(0, segment)
+        both = memory.extend(0, segment)
         assert_close(both, torch.cat([remembered, segment], dim=1))
         captured = torch.cat([captured, segment.detach()], dim=1)
         assert memory.length == captured.shape[1]
@@ -146,16 +143,16 @@ def test_a_segment_memory_is_the_last_of_what_was_seen(lengths: list[int], size:
 def test_a_segment_memory_gives_no_gradient_to_the_past() -> None:
     memory = SegmentMemory(4)
     past, now = torch.randn(B, 2, E, requires_grad=True), torch.randn(B, 2, E, requires_grad=True)
-    memory.append(0, past)
-    memory.append(0, now).sum().backward()
+    memory.extend(0, past)
+    memory.extend(0, now).sum().backward()
     assert past.grad is None
     assert_close(now.grad, torch.ones_like(now))
 
 
 def test_a_segment_memory_counts_once_for_all_layers_and_reorders_them() -> None:
     memory, (first, second) = SegmentMemory(4), (torch.randn(B, 3, E), torch.randn(B, 3, E))
-    memory.append(0, first)
-    memory.append(1, second)
+    memory.extend(0, first)
+    memory.extend(1, second)
     assert memory.length == 3
     memory.reorder(torch.tensor([2, 0, 0]))
     assert_close(memory.layers, {0: first[[2, 0, 0]], 1: second[[2, 0, 0]]})
@@ -168,20 +165,20 @@ def test_a_recurrent_state_reorders_all_it_has() -> None:
     state = RecurrentState(hidden, source, key, padding_mask)
     state.reorder(torch.tensor([1, 1, 0]))
     assert_close(state.hidden, tuple(h[:, [1, 1, 0]] for h in hidden))
-    assert_close(state.source, source[[1, 1, 0]])
+    assert_close(state.encoded, source[[1, 1, 0]])
     assert_close(state.key, key[[1, 1, 0]])
     assert torch.equal(state.padding_mask, padding_mask[[1, 1, 0]])
     plain = RecurrentState(hidden)
     plain.reorder(torch.tensor([0]))
-    assert (plain.source, plain.key, plain.padding_mask) == (None, None, None)
+    assert (plain.encoded, plain.key, plain.padding_mask) == (None, None, None)
 
 
 def test_a_recurrent_state_counts_its_tokens() -> None:
     hidden = (torch.randn(1, B, E),)
     state = RecurrentState(hidden)
     assert state.length == 0
-    state.append((hidden[0] + 1,), 3)
-    state.append((hidden[0] + 2,), 1)
+    state.advance((hidden[0] + 1,), 3)
+    state.advance((hidden[0] + 2,), 1)
     assert state.length == 4
     assert_close(state.hidden, (hidden[0] + 2,))
 
@@ -195,7 +192,7 @@ def test_however_rows_are_reordered_each_has_its_own_source(
     """Whether or not they share it."""
     source, padding_mask, (first,) = torch.randn(B, 4, E), torch.rand(B, 4) < 0.5, pieces(4)
     cache = SourceCache(source, padding_mask)
-    cache.append(0, *first)
+    cache.source_keys(0, lambda: first)
     of = list(range(B))
     for order in [[row for row in range(B) for _ in range(beams)], *orders]:
         rows = [item % len(of) for item in order]
@@ -204,9 +201,9 @@ def test_however_rows_are_reordered_each_has_its_own_source(
         assert cache.rows == len(of)
         assert cache.padding_mask is not None
         for actual, right in (
-            (cache.source, source),
+            (cache.encoded, source),
             (cache.padding_mask, padding_mask),
-            (cache.read(0)[0], first[0]),
+            (cache.layers[0][0], first[0]),
         ):
             assert_close(actual.repeat_interleave(cache.shared, 0), right[of])
 
@@ -216,9 +213,9 @@ def test_beams_of_one_source_share_it() -> None:
     cache = SourceCache(source)
     cache.reorder(torch.tensor([0, 0, 1, 1, 2, 2]))
     cache.reorder(torch.tensor([1, 0, 3, 3, 4, 5]))
-    assert cache.source is source
+    assert cache.encoded is source
     cache.reorder(torch.tensor([1, 1, 4, 5]))
-    assert_close(cache.source, source[[0, 2]])
+    assert_close(cache.encoded, source[[0, 2]])
     assert (cache.shared, cache.rows) == (2, 4)
 
 

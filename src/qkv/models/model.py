@@ -1,0 +1,130 @@
+"""What all models have in common: the output layer once, and what a model can do."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from qkv.models.configs import HeadConfig
+from qkv.nn.attention.mask import Mask
+from qkv.nn.block import Stack
+from qkv.nn.hooks import HookPoints
+from qkv.nn.linear.linear import Matrix, linear
+
+Predicts = Literal["next", "masked", "target"]
+M = TypeVar("M", bound="Model")
+
+
+class Model(nn.Module):
+    """The base class of GPT, BERT, Transformer, RNN and TaskModel.
+
+    A family defines `hidden`, from token ids to hidden states, and an embedding; a family that
+    generates also defines `start` and `decoder_hidden`. What callers may ask of a model without
+    knowing its family are the attributes below.
+    """
+
+    config: Any
+    embedding: Any
+    head: Any
+    hooks: HookPoints
+
+    predicts: Predicts | None = None
+    """The token its logits are for: the next one, a masked one, the next one of a target."""
+    has_source = False
+    """It reads a source and generates a target: an encoder-decoder."""
+    is_causal = False
+    """The vector of a token depends on no later token."""
+
+    @property
+    def task(self) -> HeadConfig | None:
+        """The task of a fine-tuned model with a task head."""
+        return None
+
+    @property
+    def stacks(self) -> dict[str, Stack]:
+        """The stacks of blocks by their names in the model; an RNN has none."""
+        return {"stack": self.stack}
+
+    @property
+    def uses_kv_cache(self) -> bool:
+        """Decoding needs keys and values of earlier tokens, and no other state."""
+        return False
+
+    def self_mask(self, kind: str = "self") -> Mask | None:
+        """Return the mask of self-attention, of an encoder-decoder's encoder or decoder."""
+        raise NotImplementedError
+
+    def hidden(self, *args: Any, **kwargs: Any) -> Float[Tensor, "B T E"]:
+        """Return the hidden states of all tokens, which the output layer turns into logits."""
+        raise NotImplementedError
+
+    def forward(self, *args: Any, **kwargs: Any) -> Float[Tensor, "B T V"]:
+        """Return the logits at every position; the arguments are those of `hidden`."""
+        return self.logits(self.hidden(*args, **kwargs))
+
+    def logits(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n V"]:
+        """Apply the output layer to hidden states."""
+        return self.hooks("logits", linear(self.features(hidden), *self.output_layer))
+
+    def features(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
+        """Return what the output layer multiplies: by default the hidden states as they are."""
+        return hidden
+
+    @property
+    def output_layer(self) -> tuple[Matrix, Tensor | None]:
+        """Matrix and bias of the output layer; a loss can apply them chunk by chunk."""
+        if self.head is None:  # tied to the embedding
+            return self.embedding.token.weight, None
+
+        return self.head.weight, self.head.bias
+
+    def start(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the state before the first generated token."""
+        raise NotImplementedError
+
+    def decoder_hidden(
+        self,
+        ids: Int[Tensor, "B T"],
+        *,
+        state: Any,
+        padding_mask: Bool[Tensor, "B S"] | None = None,
+        positions: Int[Tensor, "#B T"] | None = None,
+    ) -> Float[Tensor, "B T E"]:
+        """Return the hidden states of new tokens, which are appended to the state.
+
+        Args:
+            ids: The new token ids, (B, T).
+            state: What `start` returned.
+            padding_mask: False for padding, for all S positions so far.
+            positions: Positions of the ids; by default they follow those of the state.
+        """
+        raise NotImplementedError
+
+    def decode(
+        self,
+        ids: Int[Tensor, "B T"],
+        state: Any,
+        padding_mask: Bool[Tensor, "B S"] | None = None,
+    ) -> Float[Tensor, "B T V"]:
+        """Run one prefill or decode step: the logits of the new tokens only."""
+        return self.logits(self.decoder_hidden(ids, state=state, padding_mask=padding_mask))
+
+
+def expect(model: object, kind: type[M], message: str) -> M:
+    """Return the model as a model of this class, or raise ValueError with the message."""
+    if not isinstance(model, kind):
+        raise ValueError(message)
+
+    return model
+
+
+def backbone_of(model: Model) -> Model:
+    """Return the model below a task head, or the model itself if it has none."""
+    return getattr(model, "backbone", model)
+
+
+def uncompiled(model: M) -> M:
+    """Return the model inside the wrapper of torch.compile, whose parameters have other names."""
+    return getattr(model, "_orig_mod", model)
