@@ -119,9 +119,10 @@ def test_flex_equals_eager_with_slopes(K: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", SPARSE)
 def test_sparse_masks_on_a_gpu_choose_flex(name: str) -> None:
     from qkv.nn.attention.attend import choose, scaled_dot
+    from qkv.nn.attention.kernels.table import AttentionCall
 
     x = torch.empty(B, H, 640, D, device="cuda")
-    assert choose(x, x, x, sparse(name, 640), scaled_dot, None, 0.0, False) == "flex"
+    assert choose(AttentionCall(x, x, x, sparse(name, 640)), scaled_dot, False) == "flex"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

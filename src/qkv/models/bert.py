@@ -128,7 +128,7 @@ class BERT(Model):
 
         return all_of(*masks)
 
-    def self_mask(self, kind: str = "self") -> Mask | None:
+    def self_mask(self, kind: str) -> Mask | None:
         """Return the mask of self-attention without padding."""
         return self.mask(None, None)
 

@@ -120,7 +120,7 @@ class GPT(Model):
 
         return all_of(*masks)
 
-    def self_mask(self, kind: str = "self") -> Mask | None:
+    def self_mask(self, kind: str) -> Mask | None:
         """Return the mask of self-attention without padding."""
         return self.mask(None, None)
 

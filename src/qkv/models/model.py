@@ -29,6 +29,7 @@ class Model(nn.Module):
     embedding: Any
     head: Any
     hooks: HookPoints
+    stack: Stack
 
     predicts: Predicts | None = None
     """The token its logits are for: the next one, a masked one, the next one of a target."""
@@ -52,8 +53,8 @@ class Model(nn.Module):
         """Decoding needs keys and values of earlier tokens, and no other state."""
         return False
 
-    def self_mask(self, kind: str = "self") -> Mask | None:
-        """Return the mask of self-attention, of an encoder-decoder's encoder or decoder."""
+    def self_mask(self, kind: str) -> Mask | None:
+        """Return the mask of self-attention without padding: of self, encoder or decoder."""
         raise NotImplementedError
 
     def hidden(self, *args: Any, **kwargs: Any) -> Float[Tensor, "B T E"]:

@@ -69,7 +69,7 @@ class TaskModel(Model):
     def stacks(self) -> dict[str, Stack]:
         return {"backbone.stack": self.backbone.stack}
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         ids: Int[Tensor, "B L"],
         *,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -40,7 +42,7 @@ class Transformer(Model):
 
     predicts: Predicts = "target"
     has_source = True
-    uses_kv_cache = True  # type: ignore[assignment]
+    uses_kv_cache = True
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -147,7 +149,7 @@ class Transformer(Model):
         """Encode a source and write its cross-attention keys and values into slots of a cache."""
         encoded = self.encode(source)
         for block in self.decoder.blocks:
-            attention = block.cross_attention
+            attention: Any = block.cross_attention
             pages.write(attention.layer, slots, *attention.keys_and_values(encoded))
 
 

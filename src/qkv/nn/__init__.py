@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from qkv.nn.hooks import HookPoints, add_hook, capture, hook_points
     from qkv.nn.linear.linear import Linear
     from qkv.nn.norm import LayerNorm, RMSNorm
+    from qkv.nn.parts import register_part
+    from qkv.nn.position import PositionEncoding
     from qkv.nn.recurrent import Recurrent
 else:
     from qkv.lazy_imports import attach
@@ -37,6 +39,8 @@ else:
             "qkv.nn.hooks": ("HookPoints", "add_hook", "capture", "hook_points"),
             "qkv.nn.linear.linear": ("Linear",),
             "qkv.nn.norm": ("LayerNorm", "RMSNorm"),
+            "qkv.nn.parts": ("register_part",),
+            "qkv.nn.position": ("PositionEncoding",),
             "qkv.nn.recurrent": ("Recurrent",),
         },
         submodules=("attention", "lora"),
@@ -52,6 +56,7 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "MultiHeadAttention",
+    "PositionEncoding",
     "RMSNorm",
     "Recurrent",
     "RotaryScaling",
@@ -61,4 +66,5 @@ __all__ = [
     "add_hook",
     "capture",
     "hook_points",
+    "register_part",
 ]

@@ -6,18 +6,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from qkv.nn.attention.bias import Bias, Distance
+from qkv.nn.attention.bias import Bias
 from qkv.nn.attention.mask import Mask
 from qkv.nn.attention.multi_head import MultiHeadAttention
 from qkv.nn.cache.interface import NO_STATE, Cache
 from qkv.nn.feed_forward import FeedForward
 from qkv.nn.hooks import TRANSFORMER_LENS, HookPoints
 from qkv.nn.norm import norm
-from qkv.nn.position import alibi_slopes, rotary_angles
+from qkv.nn.parts import part_of
+from qkv.nn.position import position_encoding
 from qkv.nn.stack_config import StackConfig
 from qkv.nn.unchanged import fused
 
@@ -68,7 +68,8 @@ class Block(nn.Module):
             self.cross_attention = attention_of(config, layer, relative=False)
             self.cross_attention_residual = Residual(config)
 
-        self.feed_forward = FeedForward(
+        feed_forward = part_of("feed_forward", config.feed_forward, FeedForward)
+        self.feed_forward = feed_forward(
             config.width, config.width_of_hidden, config.activation, bias=config.feed_forward_bias
         )
         self.feed_forward_residual = Residual(config)
@@ -112,7 +113,8 @@ class Block(nn.Module):
 
 
 def attention_of(config: StackConfig, layer: int, *, relative: bool) -> MultiHeadAttention:
-    return MultiHeadAttention(
+    attention = part_of("attention", config.attention, MultiHeadAttention)
+    return attention(
         config.width,
         config.heads,
         kv_heads=config.kv_heads,
@@ -148,6 +150,7 @@ class Stack(nn.Module):
         self.cross = cross
         layers = range(depth or config.depth)
         self.blocks = nn.ModuleList(Block(config, layer, cross=cross) for layer in layers)
+        self.position = position_encoding(config)
         self.norm = None
         if config.ends_with_norm:
             self.norm = norm(config.norm, config.width, config.norm_epsilon)
@@ -170,7 +173,9 @@ class Stack(nn.Module):
             mask: Which positions each token may attend to.
             state: Keys and values of earlier calls, and the source of cross-attention.
         """
-        rotary, bias = self.shared_positions(positions, x.device)
+        x = self.position.add(x, positions)
+        rotary = self.position.angles(positions)
+        bias = self.position.bias(x.device)
         for block in self.blocks:
             x = block(x, mask=mask, bias=bias, rotary=rotary, state=state)
 
@@ -181,18 +186,3 @@ class Stack(nn.Module):
             x = self.norm(x)
 
         return self.hooks("output", x)
-
-    def shared_positions(
-        self, positions: Int[Tensor, "#B T"], device: torch.device
-    ) -> tuple[Tensor | None, Bias | None]:
-        """Rotary angles or ALiBi's bias, which are the same for all blocks."""
-        config = self.config
-        if config.position == "rotary":
-            angles = rotary_angles(
-                positions, config.width_of_head, config.rotary_base, config.rotary_scaling
-            )
-            return angles, None
-        if config.position == "alibi":
-            return None, Distance(alibi_slopes(config.heads, device))
-
-        return None, None

@@ -5,6 +5,8 @@ The last block of a stack then computes keys and values of all tokens, and every
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -26,8 +28,8 @@ def first_token(
     if not supports(stack, mask):
         return stack(x, positions, mask=mask)[:, :1]
 
-    *lower, last = stack.blocks
-    for block in lower:
+    last: Any = stack.blocks[-1]
+    for block in stack.blocks[:-1]:
         x = block(x, mask=mask)
 
     residual = last.attention_residual

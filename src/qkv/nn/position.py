@@ -13,7 +13,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from qkv.nn.stack_config import Join, RotaryScaling, Sinusoid
+from qkv.nn.attention.bias import Bias, Distance
+from qkv.nn.parts import part_of
+from qkv.nn.stack_config import Join, RotaryScaling, Sinusoid, StackConfig
 
 
 def sinusoidal(
@@ -100,6 +102,65 @@ def rotate(
     cos, sin = angles.to(x.dtype)
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+class PositionEncoding(nn.Module):
+    """Positions that a stack adds. A subclass overrides what it changes; this one changes nothing.
+
+    Args:
+        config: The config of the stack.
+
+    Example:
+        >>> import torch
+        >>> from qkv.nn import PositionEncoding, StackConfig
+        >>> class Counted(PositionEncoding):
+        ...     def add(self, x, positions):
+        ...         return x + 0.01 * positions.unsqueeze(-1)
+        >>> Counted(StackConfig()).add(torch.zeros(1, 2, 1), torch.tensor([[0, 1]]))[0, 1]
+        tensor([0.0100])
+    """
+
+    def __init__(self, config: StackConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def add(
+        self, x: Float[Tensor, "B T E"], positions: Int[Tensor, "#B T"]
+    ) -> Float[Tensor, "B T E"]:
+        """The embeddings with their positions."""
+        return x
+
+    def angles(self, positions: Int[Tensor, "#B T"]) -> Float[Tensor, "2 #B 1 T D"] | None:
+        """Cosines and sines by which queries and keys are turned."""
+        return None
+
+    def bias(self, device: torch.device) -> Bias | None:
+        """What is added to the scores."""
+        return None
+
+
+class Rotary(PositionEncoding):
+    """Rotary positions (RoPE, Su et al. 2021)."""
+
+    def angles(self, positions: Int[Tensor, "#B T"]) -> Float[Tensor, "2 #B 1 T D"]:
+        config = self.config
+        return rotary_angles(
+            positions, config.width_of_head, config.rotary_base, config.rotary_scaling
+        )
+
+
+class ALiBi(PositionEncoding):
+    """Attention with linear biases (Press et al. 2021)."""
+
+    def bias(self, device: torch.device) -> Bias:
+        return Distance(alibi_slopes(self.config.heads, device))
+
+
+def position_encoding(config: StackConfig) -> PositionEncoding:
+    """The positions of a stack; learned and sinusoidal ones belong to the embedding."""
+    by_name = {"rotary": Rotary, "alibi": ALiBi}
+    kind = by_name.get(config.position, PositionEncoding)
+    return part_of("position_encoding", config.position_encoding, kind)(config)
 
 
 def alibi_slopes(heads: int, device: torch.device | None = None) -> Float[Tensor, "H"]:

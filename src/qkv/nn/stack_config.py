@@ -112,6 +112,12 @@ class StackConfig:
     """Probability to drop a number of a sublayer's output, or of the embedding, in training."""
     attention_dropout: float = 0.0
     """Probability to drop an attention weight in training."""
+    attention: str | None = None
+    """Attention of one's own, as FILE.py:CLASS or by a registered name (nn/parts.py)."""
+    feed_forward: str | None = None
+    """A feed-forward layer of one's own, named in the same way."""
+    position_encoding: str | None = None
+    """Positions of one's own, named in the same way; `position` is then none."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -128,6 +134,9 @@ class StackConfig:
                 "head_width: rotary positions turn pairs, so expected an even number, "
                 f"not {self.width_of_head}"
             )
+
+        if self.position_encoding is not None and self.position != "none":
+            raise ValueError(f"position_encoding: expected position = none, not {self.position}")
 
         if self.sparse == "none" and self.stride is not None:
             raise ValueError("stride: sparse = none expects none")

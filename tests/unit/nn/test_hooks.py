@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from qkv.nn.attention.kernels import sdpa
+from qkv.nn.attention.kernels.table import KERNELS
 from qkv.nn.attention.multi_head import MultiHeadAttention
 from qkv.nn.hooks import add_hook, capture, has_hooks, hook_points, matching_points
 from support.families import E, H, bert, gpt, rnn, transformer, words
@@ -388,8 +388,9 @@ def test_only_hooks_at_scores_or_weights_need_the_eager_kernel(
 ) -> None:
     """Without hooks there SDPA computes attention; with one, eager, which has the weights."""
     calls = []
-    real = sdpa.attend
-    monkeypatch.setattr(sdpa, "attend", lambda *x, **y: calls.append(1) or real(*x, **y))
+    real = KERNELS["sdpa"]
+    counted = real._replace(run=lambda call: calls.append(1) or real.run(call))
+    monkeypatch.setitem(KERNELS, "sdpa", counted)
     model, ids = gpt(), words(B, T)
     model(ids)
     assert len(calls) == 2

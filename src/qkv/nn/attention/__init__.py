@@ -2,6 +2,7 @@
 
 from qkv.nn.attention.attend import attend
 from qkv.nn.attention.bias import Bias, Distance
+from qkv.nn.attention.kernels.table import KERNELS, AttentionCall, register_kernel
 from qkv.nn.attention.mask import (
     All,
     Causal,
@@ -16,8 +17,10 @@ from qkv.nn.attention.score import Additive, General, dot, scaled_dot
 from qkv.nn.attention.sparse_mask import Blockwise, Document, Fixed, Strided
 
 __all__ = [
+    "KERNELS",
     "Additive",
     "All",
+    "AttentionCall",
     "Bias",
     "Blockwise",
     "Causal",
@@ -34,5 +37,6 @@ __all__ = [
     "all_of",
     "attend",
     "dot",
+    "register_kernel",
     "scaled_dot",
 ]

@@ -1,14 +1,13 @@
 """Attention, the one equation: attend(Q, K, V) = softmax(score(Q, K)) V.
 
 `eager` is its definition. The kernels in kernels/ are substitutes that give the same numbers, and
-`choose` takes the fastest one that can compute a call.
+`choose` takes the first in their table that supports a call.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, Protocol, get_args
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -16,13 +15,11 @@ from torch import Tensor
 
 from qkv.nn.attention.arguments import check_arguments, with_heads, without_heads
 from qkv.nn.attention.bias import Bias, as_bias
-from qkv.nn.attention.kernels import block_sparse, decode, flex, sdpa
+from qkv.nn.attention.kernels.table import KERNELS, AttentionCall
 from qkv.nn.attention.mask import Mask, as_mask
 from qkv.nn.attention.score import General, Score, dot, scaled_dot
 from qkv.nn.attention.softmax import softmax_or_zeros
 
-Kernel = Literal["eager", "decode", "flex", "block_sparse", "sdpa"]
-KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 OnValue = Callable[[Tensor], Tensor]
 """Takes the scores or the weights, and returns what to use in their place."""
 
@@ -84,7 +81,7 @@ def attend(
     dropout: float = 0.0,
     on_scores: OnValue | None = None,
     on_weights: OnValue | None = None,
-    kernel: Kernel | None = None,
+    kernel: str | None = None,
 ) -> tuple[Float[Tensor, "*bq T X"], Float[Tensor, "*bq T S"] | None]:
     """Look up `value` by the similarity of `query` and `key`: softmax(score(Q, K)) V.
 
@@ -116,109 +113,44 @@ def attend(
         tensor([[1.0000, 0.0000],
                 [0.5000, 0.5000]])
     """
-    heads = (with_heads(query), with_heads(key), with_heads(value))
     mask = None if mask is None else as_mask(mask)
     bias = None if bias is None else as_bias(bias)
-    check_arguments(*heads, mask, bias, score)
-    calls = (on_scores, on_weights)
-    output, weights = compute(*heads, mask, score, bias, need_weights, dropout, calls, kernel)
-    if weights is not None:
-        weights = without_heads(weights, query.dim())
+    q, k, v = with_heads(query), with_heads(key), with_heads(value)
+    check_arguments(q, k, v, mask, bias, score)
+    if kernel is not None and kernel != "eager" and kernel not in KERNELS:
+        raise ValueError(f"kernel: expected one of eager, {', '.join(KERNELS)}, not {kernel!r}")
 
-    return without_heads(output, query.dim()), weights
-
-
-def compute(
-    query: Float[Tensor, "B H T Q"],
-    key: Float[Tensor, "B K S P"],
-    value: Float[Tensor, "B K S X"],
-    mask: Mask | None,
-    score: Score,
-    bias: Bias | None,
-    need_weights: bool,
-    dropout: float,
-    calls: tuple[OnValue | None, OnValue | None],
-    kernel: Kernel | None,
-) -> tuple[Float[Tensor, "B H T X"], Float[Tensor, "B H T S"] | None]:
-    """Attention with heads: `eager`, or the kernel that replaces it."""
-    if kernel is not None and kernel not in KERNELS:
-        raise ValueError(f"kernel: expected one of {', '.join(KERNELS)}, not {kernel!r}")
-
-    needs_scores = need_weights or calls != (None, None)
+    needs_scores = need_weights or on_scores is not None or on_weights is not None
     if type(score) is General and not needs_scores:
         # <A q, B k> is the dot product of projected queries and keys, which every kernel knows.
-        query = score.A(query)
-        key = score.B(key)
+        q = score.A(q)
+        k = score.B(k)
         score = dot
 
-    kernel = kernel or choose(query, key, value, mask, score, bias, dropout, needs_scores)
+    scale = 1 / math.sqrt(q.shape[-1]) if score is scaled_dot else 1.0
+    call = AttentionCall(q, k, v, mask, bias, scale, dropout)
+    kernel = kernel or choose(call, score, needs_scores)
     if kernel == "eager":
-        output, weights = eager(query, key, value, mask, score, bias, dropout, *calls)
-        return output, weights if need_weights else None
+        output, weights = eager(q, k, v, mask, score, bias, dropout, on_scores, on_weights)
+        all_weights = without_heads(weights, query.dim()) if need_weights else None
+        return without_heads(output, query.dim()), all_weights
 
     if needs_scores or score not in (dot, scaled_dot):
         raise ValueError(
             f"kernel {kernel} returns no weights and supports only dot and scaled_dot: use eager"
         )
 
-    scale = 1 / math.sqrt(query.shape[-1]) if score is scaled_dot else 1.0
-    return SUBSTITUTES[kernel].attend(query, key, value, mask, bias, scale, dropout), None
+    return without_heads(KERNELS[kernel].run(call), query.dim()), None
 
 
-# Choosing a kernel
-
-
-class KernelModule(Protocol):
-    """A module in kernels/: when it can replace `eager` and is worth it, and the computation."""
-
-    def supports(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Mask | None,
-        bias: Bias | None,
-        dropout: float,
-    ) -> bool: ...
-
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Mask | None,
-        bias: Bias | None,
-        scale: float,
-        dropout: float,
-    ) -> Tensor: ...
-
-
-SUBSTITUTES: dict[Kernel, KernelModule] = {
-    "decode": decode,  # one query per row against a KV cache, on a GPU
-    "flex": flex,  # FlexAttention: skips the tiles that a sparse mask leaves empty, on a GPU
-    "block_sparse": block_sparse,  # skips them on any device
-    "sdpa": sdpa,  # PyTorch's scaled_dot_product_attention: whatever is left
-}
-"""Kernels for dot and scaled_dot without weights; the first that supports a call is chosen."""
-
-
-def choose(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Mask | None,
-    score: Score,
-    bias: Bias | None,
-    dropout: float,
-    needs_scores: bool,
-) -> Kernel:
-    """The fastest kernel that can compute the call."""
-    empty = query.shape[-2] == 0 or key.shape[-2] == 0
+def choose(call: AttentionCall, score: Score, needs_scores: bool) -> str:
+    """The name of the first kernel in the table that supports the call."""
+    empty = call.query.shape[-2] == 0 or call.key.shape[-2] == 0
     if needs_scores or score not in (dot, scaled_dot) or empty:
         return "eager"
 
-    for name, kernel in SUBSTITUTES.items():
-        if kernel.supports(query, key, value, mask, bias, dropout):
+    for name, kernel in KERNELS.items():
+        if kernel.supports(call):
             return name
 
     return "eager"

@@ -9,8 +9,6 @@ kv_heads = 1          multi-query      q q q q q q q q        all query heads sh
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -148,9 +146,13 @@ class MultiHeadAttention(nn.Module):
         self, x: Tensor, source: Tensor | None, rotary: Tensor | None, state: Cache
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, and the keys and values of this and earlier calls."""
+
+        def compute() -> tuple[Tensor, Tensor]:
+            assert source is not None
+            return self.keys_and_values(source)
+
         if source is not None or state.is_source:
-            keys_and_values = partial(self.keys_and_values, source)
-            return self.queries(x), *state.source_keys(self.layer, keys_and_values)
+            return self.queries(x), *state.source_keys(self.layer, compute)
 
         past = state.extend(self.layer, x)
         if past is None:

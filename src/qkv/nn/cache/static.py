@@ -17,6 +17,9 @@ class StaticCache(KeyValueCache):
     its position in the sequence is `positions`; all three are tensors on the device.
     """
 
+    padding_mask: Bool[Tensor, "B N"]
+    positions: Int[Tensor, "B 1"]
+
     def __init__(
         self, read: KeyValueCache, padding_mask: Bool[Tensor, "B N"], positions: Int[Tensor, "B 1"]
     ) -> None:

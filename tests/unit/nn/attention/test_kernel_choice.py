@@ -21,6 +21,7 @@ from qkv.nn.attention import (
 )
 from qkv.nn.attention.attend import choose
 from qkv.nn.attention.kernels import block_sparse
+from qkv.nn.attention.kernels.table import AttentionCall
 from qkv.nn.attention.score import dot, scaled_dot
 
 S = 2048
@@ -28,7 +29,7 @@ query, key = torch.zeros(1, 2, S, 4), torch.zeros(1, 2, S, 4)
 
 
 def chosen(mask, score=scaled_dot, T: int = S, wants_weights: bool = False) -> str:
-    return choose(query[:, :, :T], key, key, mask, score, None, 0.0, wants_weights)
+    return choose(AttentionCall(query[:, :, :T], key, key, mask), score, wants_weights)
 
 
 def test_weights_and_learned_scores_need_eager() -> None:

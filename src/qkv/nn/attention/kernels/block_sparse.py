@@ -15,29 +15,28 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from qkv.nn.attention.bias import Bias
 from qkv.nn.attention.kernels import sdpa, sparse_transformer
+from qkv.nn.attention.kernels.table import AttentionCall, register_kernel
 from qkv.nn.attention.mask import Mask
 from qkv.nn.attention.sparse_mask import Document, Fixed, Strided
 
 SIZE = 128  # queries of a block, which share one range of keys
 
 
-def supports(
-    query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, bias: Bias | None, dropout: float
-) -> bool:
+def supports(call: AttentionCall) -> bool:
     """True if less than half of the pairs of a causal mask are left."""
+    mask = call.mask
     if mask is None:
         return False
 
-    T = query.shape[2]
-    S = key.shape[2]
+    T = call.query.shape[2]
+    S = call.key.shape[2]
     pattern = sparse_pattern(mask)
     if pattern is not None:
         return T == S and 4 * pattern.stride < S
 
     # The reach of documents is in a tensor: reading it from a GPU would be a device sync.
-    unreadable = query.device.type != "cpu" or torch.compiler.is_compiling()
+    unreadable = call.query.device.type != "cpu" or torch.compiler.is_compiling()
     if unreadable and any(isinstance(part, Document) for part in mask.members):
         return False
 
@@ -48,28 +47,20 @@ def supports(
     return sum((high - low) * min(SIZE, T) for low, high in ranges) < T * S / 4
 
 
-def attend(
-    query: Float[Tensor, "B H T D"],
-    key: Float[Tensor, "B K S D"],
-    value: Float[Tensor, "B K S X"],
-    mask: Mask | None,
-    bias: Bias | None,
-    scale: float,
-    dropout: float,
-) -> Float[Tensor, "B H T X"]:
-    T = query.shape[-2]
-    S = key.shape[-2]
+def run(call: AttentionCall) -> Float[Tensor, "B H T X"]:
+    T = call.query.shape[-2]
+    S = call.key.shape[-2]
     if T == 0 or S == 0:  # nothing to cut into blocks
-        return sdpa.attend(query, key, value, mask, bias, scale, dropout)
+        return sdpa.run(call)
 
-    if mask is not None:
-        pattern = sparse_pattern(mask)
+    if call.mask is not None:
+        pattern = sparse_pattern(call.mask)
         if pattern is not None and T == S:
-            return sparse_transformer.attend(query, key, value, mask, pattern, bias, scale, dropout)
+            return sparse_transformer.attend(call, pattern)
 
-        ranges = key_ranges(mask, T, S)
+        ranges = key_ranges(call.mask, T, S)
         if ranges is not None:
-            return attend_ranges(query, key, value, mask, bias, scale, dropout, ranges)
+            return attend_ranges(call, ranges)
 
     raise ValueError(
         "kernel block_sparse: expected a sparse mask: Window, Blockwise or Document, "
@@ -100,17 +91,10 @@ def key_ranges(mask: Mask, T: int, S: int) -> list[tuple[int, int]] | None:
     return ranges
 
 
-def attend_ranges(
-    query: Float[Tensor, "B H T D"],
-    key: Float[Tensor, "B K S D"],
-    value: Float[Tensor, "B K S X"],
-    mask: Mask,
-    bias: Bias | None,
-    scale: float,
-    dropout: float,
-    ranges: list[tuple[int, int]],
-) -> Float[Tensor, "B H T X"]:
+def attend_ranges(call: AttentionCall, ranges: list[tuple[int, int]]) -> Float[Tensor, "B H T X"]:
     """Attention of each block of queries to its range of keys."""
+    query, key, value, mask, bias, scale, dropout = call
+    assert mask is not None
     T = query.shape[-2]
     S = key.shape[-2]
     # Split once and join neighbours: the backward of a slice would fill a whole (S, D) tensor for
@@ -175,3 +159,6 @@ def saving_pieces(joined: dict[Tensor, tuple[Tensor, ...]]) -> AbstractContextMa
 def key_of(x: Tensor) -> tuple[int, torch.Size]:
     """Which tensor it is, while it is alive."""
     return x.data_ptr(), x.shape
+
+
+register_kernel("block_sparse", supports, run, rank=30)

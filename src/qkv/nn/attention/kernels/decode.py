@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qkv.nn.attention.bias import Bias
+from qkv.nn.attention.kernels.table import AttentionCall, register_kernel
 from qkv.nn.attention.mask import Causal, Mask, Padding
 
 try:
@@ -22,10 +22,9 @@ PART = 1024  # keys per program: a longer sequence is split, and the parts' outp
 HEAD_WIDTHS = (16, 32, 64, 128, 256)
 
 
-def supports(
-    query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, bias: Bias | None, dropout: float
-) -> bool:
+def supports(call: AttentionCall) -> bool:
     """True on a GPU for T = 1, where a causal mask hides nothing, and without autograd."""
+    query, key, value, mask, bias, _, dropout = call
     if triton is None or not query.is_cuda or query.shape[2] != 1:
         return False
     if bias is not None or dropout > 0:
@@ -52,21 +51,14 @@ def is_causal_or_padding(mask: Mask) -> bool:
     return paddings < 2
 
 
-def attend(
-    query: Float[Tensor, "B H 1 D"],
-    key: Float[Tensor, "B K S D"],
-    value: Float[Tensor, "B K S D"],
-    mask: Mask | None,
-    bias: Bias | None,
-    scale: float,
-    dropout: float,
-) -> Float[Tensor, "B H 1 D"]:
-    if not supports(query, key, value, mask, bias, dropout):
+def run(call: AttentionCall) -> Float[Tensor, "B H 1 D"]:
+    if not supports(call):
         raise ValueError(
             "kernel decode: expected one query per row on a GPU, causal and padding masks, "
             "and no gradient"
         )
 
+    query, key, value, mask, _, scale, _ = call
     padding_mask = None
     if mask is not None:
         for part in mask.members:
@@ -75,6 +67,8 @@ def attend(
 
     return decode_attention(query, key, value, padding_mask, scale)
 
+
+register_kernel("decode", supports, run, rank=10)
 
 SCHEMA = "(Tensor query, Tensor key, Tensor value, Tensor? padding_mask, float scale) -> Tensor"
 

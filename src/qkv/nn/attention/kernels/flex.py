@@ -12,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from qkv.nn.attention.bias import Bias, Distance
+from qkv.nn.attention.bias import Distance
+from qkv.nn.attention.kernels.table import AttentionCall, register_kernel
 from qkv.nn.attention.mask import Mask, Window
 from qkv.nn.attention.sparse_mask import Blockwise, Document
 
@@ -20,33 +21,24 @@ SIZE = 128  # FlexAttention's tile
 HAS_TRITON = find_spec("triton") is not None
 
 
-def supports(
-    query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, bias: Bias | None, dropout: float
-) -> bool:
+def supports(call: AttentionCall) -> bool:
     """On a GPU, if a mask leaves tiles empty or a bias need not be materialised."""
-    S = key.shape[2]
-    if not (query.is_cuda and HAS_TRITON) or query.dtype is torch.float64 or dropout > 0:
+    query = call.query
+    if not (query.is_cuda and HAS_TRITON) or query.dtype is torch.float64 or call.dropout > 0:
         return False  # FlexAttention has none of these
-    if query.shape[2] < SIZE or S < 4 * SIZE or query.shape[3] < 16:
+    if query.shape[2] < SIZE or call.key.shape[2] < 4 * SIZE or query.shape[3] < 16:
         return False  # not worth it, and heads have a width of 16 or more
 
-    if bias is not None:
-        return isinstance(bias, Distance) and not bias.slopes.requires_grad
-    if mask is None:
+    if call.bias is not None:
+        return isinstance(call.bias, Distance) and not call.bias.slopes.requires_grad
+    if call.mask is None:
         return False
 
-    return any(isinstance(part, Window | Blockwise | Document) for part in mask.members)
+    return any(isinstance(part, Window | Blockwise | Document) for part in call.mask.members)
 
 
-def attend(
-    query: Float[Tensor, "B H T D"],
-    key: Float[Tensor, "B K S D"],
-    value: Float[Tensor, "B K S X"],
-    mask: Mask | None,
-    bias: Bias | None,
-    scale: float,
-    dropout: float,
-) -> Float[Tensor, "B H T X"]:
+def run(call: AttentionCall) -> Float[Tensor, "B H T X"]:
+    query, key, value, mask, bias, scale, dropout = call
     if dropout:
         raise ValueError("kernel flex: it has no dropout; leave out kernel")
 
@@ -63,7 +55,7 @@ def attend(
     if query.is_cuda and not compiling:
         kernel = compiled()
 
-    call: Callable[[], Tensor] = partial(
+    compute: Callable[[], Tensor] = partial(
         kernel,
         query,
         key,
@@ -75,12 +67,12 @@ def attend(
     )
 
     if compiling:
-        return call()
+        return compute()
 
     # A kernel is compiled for each kind of mask. Past its limit torch.compile would silently run
     # FlexAttention uncompiled, which materialises all (T, S) scores.
     with torch._dynamo.config.patch(recompile_limit=256):
-        return call()
+        return compute()
 
 
 def block_mask(mask: Mask, T: int, S: int, device: torch.device) -> BlockMask:
@@ -119,3 +111,6 @@ def new_block_mask(mask: Mask, T: int, S: int, device: torch.device) -> BlockMas
 @cache
 def compiled() -> Callable[..., Any]:
     return torch.compile(flex_attention)
+
+
+register_kernel("flex", supports, run, rank=20)

@@ -9,27 +9,13 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from qkv.nn.attention.bias import Bias
-from qkv.nn.attention.mask import Causal, Mask
+from qkv.nn.attention.kernels.table import AttentionCall, register_kernel
+from qkv.nn.attention.mask import Causal
 
 
-def supports(
-    query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, bias: Bias | None, dropout: float
-) -> bool:
-    """Every call."""
-    return True
-
-
-def attend(
-    query: Float[Tensor, "B H T D"],
-    key: Float[Tensor, "B K S D"],
-    value: Float[Tensor, "B K S X"],
-    mask: Mask | None,
-    bias: Bias | None,
-    scale: float,
-    dropout: float,
-) -> Float[Tensor, "B H T X"]:
+def run(call: AttentionCall) -> Float[Tensor, "B H T X"]:
     """A causal mask stays a description; any other becomes a matrix."""
+    query, key, value, mask, bias, scale, dropout = call
     T = query.shape[-2]
     S = key.shape[-2]
     if isinstance(mask, Causal) and T == 1:
@@ -93,3 +79,6 @@ def without_keys(matrix: Tensor) -> Bool[Tensor, "B H T 1"]:
     """The queries that may attend to no key."""
     hidden = ~matrix if matrix.dtype == torch.bool else matrix.isneginf()
     return hidden.all(-1, keepdim=True)
+
+
+register_kernel("sdpa", lambda call: True, run, rank=40)

@@ -20,8 +20,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from qkv.nn.attention.bias import Bias
-from qkv.nn.attention.mask import Causal, Mask
+from qkv.nn.attention.kernels.table import AttentionCall
+from qkv.nn.attention.mask import Causal
 from qkv.nn.attention.softmax import softmax_or_zeros
 from qkv.nn.attention.sparse_mask import Fixed, Strided
 
@@ -72,23 +72,17 @@ def views(pattern: Strided | Fixed, causal: bool, S: int, device: torch.device) 
     ]
 
 
-def attend(
-    query: Float[Tensor, "B H T D"],
-    key: Float[Tensor, "B K T D"],
-    value: Float[Tensor, "B K T X"],
-    mask: Mask,
-    pattern: Strided | Fixed,
-    bias: Bias | None,
-    scale: float,
-    dropout: float,
-) -> Float[Tensor, "B H T X"]:
+def attend(call: AttentionCall, pattern: Strided | Fixed) -> Float[Tensor, "B H T X"]:
+    """The output of a call whose mask has this pattern; queries and keys are as many."""
+    query = call.query
+    assert call.mask is not None
     T = query.shape[2]
-    causal = any(isinstance(part, Causal) for part in mask.members)
+    causal = any(isinstance(part, Causal) for part in call.mask.members)
     outputs = []
     sums = []
 
     for view in views(pattern, causal, T, query.device):
-        output, total = attend_view(query, key, value, view, mask, bias, scale, dropout)
+        output, total = attend_view(call, view)
         order = view.query.flatten().argsort()[:T]  # back to the order of positions
         outputs.append(output.index_select(2, order))
         sums.append(total.index_select(2, order))
@@ -99,20 +93,14 @@ def attend(
 
 
 def attend_view(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    view: View,
-    mask: Mask,
-    bias: Bias | None,
-    scale: float,
-    dropout: float,
+    call: AttentionCall, view: View
 ) -> tuple[Float[Tensor, "B H N X"], Float[Tensor, "B H N"]]:
     """Attention within a view in its own order, N = G t, and the log-sum of its exponentials."""
 
     def run(query: Tensor, key: Tensor, value: Tensor, part: View) -> tuple[Tensor, Tensor]:
-        return attend_part(query, key, value, part, mask, bias, scale, dropout)
+        return attend_part(call._replace(query=query, key=key, value=value), part)
 
+    query, key, value = call[:3]
     B, H = query.shape[:2]
     pairs = PAIRS_ON_CPU if query.device.type == "cpu" else PAIRS_ON_GPU
     groups = max(1, pairs // (B * H * view.query.shape[1] * view.key.shape[1]))
@@ -120,7 +108,7 @@ def attend_view(
     sums = []
     for part in view.parts(groups):
         output, total = checkpoint(
-            run, query, key, value, part, use_reentrant=False, preserve_rng_state=dropout > 0
+            run, query, key, value, part, use_reentrant=False, preserve_rng_state=call.dropout > 0
         )
         outputs.append(output)
         sums.append(total)
@@ -129,16 +117,11 @@ def attend_view(
 
 
 def attend_part(
-    query: Float[Tensor, "B H T D"],
-    key: Float[Tensor, "B K T D"],
-    value: Float[Tensor, "B K T X"],
-    view: View,
-    mask: Mask,
-    bias: Bias | None,
-    scale: float,
-    dropout: float,
+    call: AttentionCall, view: View
 ) -> tuple[Float[Tensor, "B H G t X"], Float[Tensor, "B H G t"]]:
     """Attention within some groups of a view, and the logarithm of its sum of exponentials."""
+    query, key, value, mask, bias, scale, dropout = call
+    assert mask is not None
     T = query.shape[2]
     group = query.shape[1] // key.shape[1]
     q = take(query, view.query)  # (B, H, G, t, D)

@@ -1,0 +1,121 @@
+"""Objects from a user's own Python file, named as "file.py:Name". Does not import torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+from collections.abc import Mapping
+from functools import cache
+from hashlib import sha256
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+SPEC = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)", re.DOTALL)
+
+
+def is_plugin(spec: str) -> bool:
+    """Whether a name is of the form file.py:Name."""
+    return SPEC.fullmatch(spec) is not None
+
+
+def load_object(spec: str, what: str) -> Any:
+    """The object that "file.py:Name" names.
+
+    A file is run once in a process, however many of its objects are loaded.
+
+    Args:
+        spec: Path of a Python file, a colon, and a name that the file defines.
+        what: The option that the object is for; error messages begin with it.
+
+    Returns:
+        The object.
+
+    Raises:
+        ValueError: There is no such file or name, or running the file fails; the message has the
+            line.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "mine.py"
+        >>> _ = file.write_text("def double(x): return 2 * x")
+        >>> load_object(f"{file}:double", "function")(21)
+        42
+    """
+    match = SPEC.fullmatch(spec)
+    if match is None:
+        raise ValueError(f"{what}: expected FILE.py:NAME, as in mine.py:MyClass, not {spec!r}")
+
+    path = Path(match["file"]).expanduser()
+    if not path.is_file():
+        raise ValueError(f"{what}: there is no file {path}")
+
+    try:
+        module = load_module(path.resolve())
+    except Exception as error:
+        line = line_of(error, path.resolve())
+        raise ValueError(f"{what}: {path}, line {line}: {type(error).__name__}: {error}") from error
+
+    if not hasattr(module, match["name"]):
+        defined = [name for name, value in vars(module).items() if is_own(value, module)]
+        raise ValueError(
+            f"{what}: {path} defines no {match['name']}; it has {', '.join(defined) or 'nothing'}"
+        )
+
+    return getattr(module, match["name"])
+
+
+def find_plugin(name: str, known: Mapping[str, Any], what: str) -> Any:
+    """The object of a name that was registered, or of "file.py:Name"."""
+    if name in known:
+        return known[name]
+
+    return load_object(name, what)
+
+
+def absolute_plugin(name: str | None) -> str | None:
+    """A file's absolute path in "file.py:Name", so that it is found from any folder."""
+    if name is None or not is_plugin(name):
+        return name
+
+    return os.path.abspath(os.path.expanduser(name))
+
+
+@cache
+def load_module(path: Path) -> ModuleType:
+    """The module of a file; it is in sys.modules, so that its classes can be pickled."""
+    name = f"qkv_plugin_{sha256(str(path).encode()).hexdigest()[:12]}"
+    spec = spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+
+    return module
+
+
+def is_own(value: Any, module: ModuleType) -> bool:
+    """Whether a class or function was defined in this module, not imported into it."""
+    return callable(value) and getattr(value, "__module__", None) == module.__name__
+
+
+def line_of(error: Exception, path: Path) -> int:
+    """The line of a file that an error came from."""
+    if isinstance(error, SyntaxError):
+        return error.lineno or 1
+
+    line = 1
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename == str(path):
+            line = frame.lineno or line
+
+    return line
