@@ -89,7 +89,8 @@ def test_a_fused_block_equals_the_plain_one(kind: str, monkeypatch: pytest.Monke
     decode_block, calls = qkv().decode_block, []
     run = decode_block.run
     monkeypatch.setattr(decode_block, "run", lambda *args: calls.append(1) or run(*args))
-    actual = logits_of(model, ids, padding_mask, 6)
+    with decode_block.installed(model):
+        actual = logits_of(model, ids, padding_mask, 6)
     assert len(calls) == 6 * 2
     monkeypatch.setattr(qkv().gemv, "supports", lambda *args: False)
     plain = logits_of(model, ids, padding_mask, 6)

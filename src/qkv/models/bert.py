@@ -12,7 +12,6 @@ from qkv.models.model import Model, Predicts
 from qkv.nn.attention import Document, Mask, Padding, all_of
 from qkv.nn.block import Stack
 from qkv.nn.embedding import Embedding
-from qkv.nn.first_token import first_token
 from qkv.nn.hooks import HookPoints
 from qkv.nn.linear.linear import Linear, Matrix
 
@@ -86,9 +85,8 @@ class BERT(Model):
         segments: Int[Tensor, "B T"] | None = None,
         documents: Int[Tensor, "B T"] | None = None,
         positions: Int[Tensor, "B T"] | None = None,
-        first: bool = False,
-    ) -> Float[Tensor, "B W E"]:
-        """Return the contextual vectors of all tokens (W = T), or with `first` of [CLS] (W = 1).
+    ) -> Float[Tensor, "B T E"]:
+        """Return the contextual vectors of all tokens.
 
         Args:
             ids: Token ids, (B, T), some of them [MASK].
@@ -97,10 +95,9 @@ class BERT(Model):
             documents: The number of the document each position belongs to, where several are
                 packed into a row; attention stays inside a document.
             positions: Positions of the ids; by default 0, 1, 2, ... without the padding.
-            first: The last block computes only the first position.
 
         Returns:
-            Hidden states, (B, W, E).
+            Hidden states, (B, T, E).
 
         Raises:
             ValueError: If the inputs do not fit the config.
@@ -111,9 +108,6 @@ class BERT(Model):
 
         mask = self.mask(padding_mask, documents)
         x = self.embedding(ids, positions, segments)  # (B, T, E)
-        if first:
-            return first_token(self.stack, x, positions, mask=mask)
-
         return self.stack(x, positions, mask=mask)
 
     def mask(

@@ -114,7 +114,7 @@ class TaskModel(Model):
         segments: Int[Tensor, "B L"] | None = None,
         group: int = 1,
     ) -> Float[Tensor, "R T E"]:
-        """Run every sequence through the backbone, R = B * G; T is 1 if only [CLS] is read."""
+        """Run every sequence through the backbone, R = B * G."""
         ids = split_groups(ids, group)  # (B G, T)
         if padding_mask is not None:
             padding_mask = split_groups(padding_mask, group)
@@ -125,9 +125,7 @@ class TaskModel(Model):
         if segments is not None:
             segments = split_groups(segments, group)
 
-        # A head that reads only [CLS] needs no other position of the last block.
-        first = self.task.pooling == "first" and self.task.task != "tag"
-        return self.backbone.hidden(ids, padding_mask=padding_mask, segments=segments, first=first)
+        return self.backbone.hidden(ids, padding_mask=padding_mask, segments=segments)
 
     def scores(
         self,

@@ -179,9 +179,6 @@ class Stack(nn.Module):
         for block in self.blocks:
             x = block(x, mask=mask, bias=bias, rotary=rotary, state=state)
 
-        return self.final_norm(x)
-
-    def final_norm(self, x: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
         if self.norm is not None:
             x = self.norm(x)
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from qkv.models import BERT, GPT, BERTConfig, GPTConfig
-from qkv.nn import first_token
+from qkv.models import GPT, GPTConfig
 from qkv.nn.attention.multi_head import MultiHeadAttention
 from qkv.nn.block import Block
 from qkv.nn.cache import PackedBatch, PagedCache, SequenceGroup
@@ -169,23 +168,6 @@ def test_the_paged_kernel_does_not_replace_an_overridden_attend(
     for kind in (MultiHeadAttention, OwnAttention):
         kind(16, 2)(torch.zeros(1, 1, 16), state=batch)
     assert plain_calls == [True, False]
-
-
-def test_all_tokens_are_computed_if_the_last_block_has_a_hook(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model = BERT(BERTConfig(vocabulary=11, context=8, width=16, depth=1, heads=2)).eval()
-    ids, shapes = torch.tensor([[1, 2, 3]]), []
-    assert first_token.supports(model.stack, None)
-    right = model.hidden(ids, first=True)
-    model.stack.blocks[-1].register_forward_hook(
-        lambda block, args, actual: shapes.append(tuple(actual.shape))
-    )
-    torch.testing.assert_close(model.hidden(ids, first=True), right)
-    assert shapes == [(1, 3, 16)]
-    monkeypatch.setattr(first_token, "all_unchanged", lambda model: True)
-    assert model.hidden(ids, first=True).shape == (1, 1, 16)
-    assert len(shapes) == 1  # the block itself was not called
 
 
 @pytest.mark.gpu
