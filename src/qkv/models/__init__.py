@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from qkv.models.gpt import GPT
     from qkv.models.model import Model
     from qkv.models.quantize import int8
-    from qkv.models.registry import build, count_parameters, group_key_value_heads
+    from qkv.models.registry import build, count_parameters, group_key_value_heads, register_family
     from qkv.models.rnn import RNN
     from qkv.models.task_model import TaskModel
     from qkv.models.transformer import Transformer
@@ -29,7 +29,12 @@ else:
         __name__,
         {
             "qkv.models.bert": ("BERT",),
-            "qkv.models.registry": ("build", "count_parameters", "group_key_value_heads"),
+            "qkv.models.registry": (
+                "build",
+                "count_parameters",
+                "group_key_value_heads",
+                "register_family",
+            ),
             "qkv.models.gpt": ("GPT",),
             "qkv.models.model": ("Model",),
             "qkv.models.quantize": ("int8",),
@@ -59,4 +64,5 @@ __all__ = [
     "group_key_value_heads",
     "int8",
     "preset",
+    "register_family",
 ]

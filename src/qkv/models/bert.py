@@ -9,7 +9,6 @@ from qkv.models.configs import BERTConfig
 from qkv.models.heads import MaskedTokenHead, Pooler
 from qkv.models.input_checks import check_range, checked_positions
 from qkv.models.model import Model, Predicts
-from qkv.nn.attention import Document, Mask, Padding, all_of
 from qkv.nn.block import Stack
 from qkv.nn.embedding import Embedding
 from qkv.nn.hooks import HookPoints
@@ -109,22 +108,6 @@ class BERT(Model):
         mask = self.mask(padding_mask, documents)
         x = self.embedding(ids, positions, segments)  # (B, T, E)
         return self.stack(x, positions, mask=mask)
-
-    def mask(
-        self, padding_mask: Bool[Tensor, "B T"] | None, documents: Int[Tensor, "B T"] | None
-    ) -> Mask | None:
-        """Return the attention mask: sparse as configured, no padding, one document."""
-        masks: list[Mask | None] = [self.config.sparsity()]
-        if documents is not None:
-            masks.append(Document(documents))
-        if padding_mask is not None:
-            masks.append(Padding(padding_mask))
-
-        return all_of(*masks)
-
-    def self_mask(self, kind: str) -> Mask | None:
-        """Return the mask of self-attention without padding."""
-        return self.mask(None, None)
 
     def features(self, hidden: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
         """Return what the output layer multiplies: hidden states through the head's transform."""

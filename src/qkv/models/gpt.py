@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from qkv.models.configs import GPTConfig
 from qkv.models.input_checks import checked_positions
 from qkv.models.model import Model, Predicts
-from qkv.nn.attention import Causal, Document, Mask, Padding, all_of
 from qkv.nn.block import Stack
 from qkv.nn.cache import Cache, KeyValueCache, SegmentMemory, check_state
 from qkv.nn.embedding import Embedding
@@ -107,22 +106,6 @@ class GPT(Model):
         mask = self.mask(state.within_reach(padding_mask), state.within_reach(documents))
         x = self.embedding(ids, positions)  # (B, T, E)
         return self.stack(x, positions, mask=mask, state=state)
-
-    def mask(
-        self, padding_mask: Bool[Tensor, "B S"] | None, documents: Int[Tensor, "B S"] | None
-    ) -> Mask | None:
-        """Return the attention mask: causal, sparse as configured, no padding, one document."""
-        masks: list[Mask | None] = [Causal(), self.config.sparsity()]
-        if documents is not None:
-            masks.append(Document(documents))
-        if padding_mask is not None:
-            masks.append(Padding(padding_mask))
-
-        return all_of(*masks)
-
-    def self_mask(self, kind: str) -> Mask | None:
-        """Return the mask of self-attention without padding."""
-        return self.mask(None, None)
 
     def start(self) -> KeyValueCache | SegmentMemory:
         """Return an empty KV cache, or with `memory` an empty Transformer-XL memory."""

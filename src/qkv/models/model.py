@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from qkv.models.configs import HeadConfig
-from qkv.nn.attention.mask import Mask
+from qkv.nn.attention import Causal, Document, Mask, Padding, all_of
 from qkv.nn.block import Stack
 from qkv.nn.hooks import HookPoints
 from qkv.nn.linear.linear import Matrix, linear
@@ -53,9 +53,29 @@ class Model(nn.Module):
         """Decoding needs keys and values of earlier tokens, and no other state."""
         return False
 
-    def self_mask(self, kind: str) -> Mask | None:
-        """Return the mask of self-attention without padding: of self, encoder or decoder."""
-        raise NotImplementedError
+    def mask(
+        self,
+        padding_mask: Bool[Tensor, "B S"] | None = None,
+        documents: Int[Tensor, "B S"] | None = None,
+        *,
+        causal: bool | None = None,
+    ) -> Mask | None:
+        """Return the mask of self-attention: causal, sparse, no padding, inside one document.
+
+        Args:
+            padding_mask: True for tokens, False for padding.
+            documents: The number of the document each position belongs to.
+            causal: Whether a token attends to no later one; by default as the model does.
+        """
+        masks = [self.config.sparsity()]
+        if self.is_causal if causal is None else causal:
+            masks.insert(0, Causal())
+        if documents is not None:
+            masks.append(Document(documents))
+        if padding_mask is not None:
+            masks.append(Padding(padding_mask))
+
+        return all_of(*masks)
 
     def hidden(self, *args: Any, **kwargs: Any) -> Float[Tensor, "B T E"]:
         """Return the hidden states of all tokens, which the output layer turns into logits."""
@@ -111,6 +131,46 @@ class Model(nn.Module):
     ) -> Float[Tensor, "B T V"]:
         """Run one prefill or decode step: the logits of the new tokens only."""
         return self.logits(self.decoder_hidden(ids, state=state, padding_mask=padding_mask))
+
+
+class EncoderDecoder(Model):
+    """A model that reads a source and predicts the next target token: Transformer and RNN."""
+
+    predicts: Predicts | None = "target"
+    has_source = True
+
+    def hidden(
+        self,
+        source: Int[Tensor, "B S"],
+        target: Int[Tensor, "B T"],
+        *,
+        source_padding_mask: Bool[Tensor, "B S"] | None = None,
+        target_padding_mask: Bool[Tensor, "B T"] | None = None,
+    ) -> Float[Tensor, "B T E"]:
+        """Return the decoder's hidden states under teacher forcing, before the output layer.
+
+        Args:
+            source: Token ids of the source, (B, S).
+            target: Token ids of the target so far, (B, T).
+            source_padding_mask: True for tokens, False for padding, (B, S); an RNN's padding must
+                come after the tokens.
+            target_padding_mask: The same for the target, (B, T).
+
+        Returns:
+            Hidden states, (B, T, E).
+
+        Raises:
+            ValueError: If ids or masks do not fit the vocabularies, the context or each other.
+            TypeError: If the ids are not integers or a padding mask is not bool.
+        """
+        state = self.teacher_forcing_state(source, source_padding_mask)
+        return self.decoder_hidden(target, state=state, padding_mask=target_padding_mask)
+
+    def teacher_forcing_state(
+        self, source: Int[Tensor, "B S"], padding_mask: Bool[Tensor, "B S"] | None
+    ) -> Any:
+        """Return a state for one pass over a whole target: by default that of decoding."""
+        return self.start(source, padding_mask)
 
 
 def expect(model: object, kind: type[M], message: str) -> M:

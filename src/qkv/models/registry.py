@@ -14,6 +14,7 @@ from torch import Tensor
 from qkv.models import legacy
 from qkv.models.bert import BERT
 from qkv.models.configs import (
+    CONFIGS,
     BERTConfig,
     Config,
     GPTConfig,
@@ -39,6 +40,27 @@ FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
     "task_model": (TaskModelConfig, TaskModel),
 }
 """The config and the model of each family, by the name that config.json has for it."""
+
+
+def register_family(name: str, config_class: type[Any], model_class: type[Model]) -> None:
+    """Add a model family of one's own: it is built, saved and loaded as the others are.
+
+    Args:
+        name: Its name in config.json.
+        config_class: A frozen dataclass with the fields of its config.
+        model_class: A subclass of `Model`, built from such a config.
+
+    Raises:
+        ValueError: If the name is taken.
+        TypeError: If the model is not a subclass of `Model`.
+    """
+    if name in FAMILIES and FAMILIES[name] != (config_class, model_class):
+        raise ValueError(f"name: there is a family {name} already, expected another name")
+    if not issubclass(model_class, Model):
+        raise TypeError(f"model_class: expected a subclass of Model, not {model_class.__name__}")
+
+    CONFIGS[name] = config_class
+    FAMILIES[name] = (config_class, model_class)
 
 
 def build(config: Config) -> Model:

@@ -18,7 +18,7 @@ from qkv.models.input_checks import (
     check_source_rows,
     padding_before_tokens,
 )
-from qkv.models.model import Model, Predicts
+from qkv.models.model import EncoderDecoder
 from qkv.nn.attention import Additive, General, Padding, attend, dot, scaled_dot
 from qkv.nn.attention.score import Score
 from qkv.nn.block import Stack
@@ -28,7 +28,7 @@ from qkv.nn.linear.linear import Matrix
 from qkv.nn.recurrent import Recurrent
 
 
-class RNN(Model):
+class RNN(EncoderDecoder):
     """A recurrent encoder-decoder: it reads a source and predicts the next target token.
 
     `model(source, target)` returns the logits of a whole target (teacher forcing). `start` and
@@ -48,9 +48,6 @@ class RNN(Model):
         >>> model.decode(torch.tensor([[4]]), state).shape
         torch.Size([1, 1, 10])
     """
-
-    predicts: Predicts = "target"
-    has_source = True
 
     def __init__(self, config: RNNConfig) -> None:
         super().__init__()
@@ -104,37 +101,6 @@ class RNN(Model):
     def stacks(self) -> dict[str, Stack]:
         return {}
 
-    def hidden(
-        self,
-        source: Int[Tensor, "B S"],
-        target: Int[Tensor, "B T"],
-        *,
-        source_padding_mask: Bool[Tensor, "B S"] | None = None,
-        target_padding_mask: Bool[Tensor, "B T"] | None = None,
-    ) -> Float[Tensor, "B T E"]:
-        """Return the decoder's hidden states under teacher forcing, before the output layer.
-
-        Args:
-            source: Token ids of the source, (B, S).
-            target: Token ids of the target so far, (B, T).
-            source_padding_mask: True for tokens, False for the padding after them, (B, S).
-            target_padding_mask: The same for the target, (B, T). It is only checked: padding
-                after the tokens changes nothing before it.
-
-        Returns:
-            Hidden states, (B, T, E).
-
-        Raises:
-            ValueError: If ids or masks do not fit the vocabularies or each other, a source is
-                empty, or padding comes before tokens.
-            TypeError: If the ids are not integers or a padding mask is not bool.
-        """
-        if target_padding_mask is not None:
-            check_padding_mask(target_padding_mask, (target.shape[0], target.shape[1]))
-            check_padding_after_tokens(target_padding_mask)
-
-        return self.decoder_hidden(target, state=self.start(source, source_padding_mask))
-
     def start(
         self, source: Int[Tensor, "B S"], padding_mask: Bool[Tensor, "B S"] | None = None
     ) -> RecurrentState:
@@ -171,7 +137,14 @@ class RNN(Model):
         padding_mask: Bool[Tensor, "B N"] | None = None,
         positions: Int[Tensor, "#B T"] | None = None,
     ) -> Float[Tensor, "B T E"]:
-        """Return the hidden states of new target tokens; an RNN needs no mask or positions."""
+        """Return the hidden states of new target tokens.
+
+        The padding mask is only checked: padding after the tokens changes nothing before it.
+        """
+        if padding_mask is not None:
+            check_padding_mask(padding_mask, (ids.shape[0], state.length + ids.shape[1]))
+            check_padding_after_tokens(padding_mask)
+
         check_ids(ids, self.config.vocabulary)
         check_source_rows(ids, state.rows)
         x = self.dropout(self.embedding(ids))  # (B, T, E)

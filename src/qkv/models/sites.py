@@ -104,7 +104,11 @@ def mask_of(model: Model, kind: str) -> Mask | None:
     if not model.stacks:
         raise ValueError("model: an RNN has no self-attention; expected another model")
 
-    return backbone_of(model).self_mask(kind)
+    backbone = backbone_of(model)
+    if not backbone.has_source:
+        return backbone.mask(None, None)
+
+    return backbone.mask(causal=kind == "decoder")
 
 
 def predicts_tokens(model: Model) -> bool:

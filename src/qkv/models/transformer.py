@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from qkv.models.configs import TransformerConfig
 from qkv.models.input_checks import check_source_rows, checked_positions
-from qkv.models.model import Model, Predicts
-from qkv.nn.attention import Causal, Mask, Padding, all_of
+from qkv.models.model import EncoderDecoder
 from qkv.nn.block import Stack
 from qkv.nn.cache import NO_STATE, Cache, DecoderState, PagedCache, Source, check_state
 from qkv.nn.embedding import Embedding
@@ -19,7 +18,7 @@ from qkv.nn.hooks import HookPoints
 from qkv.nn.linear.linear import Linear, Matrix
 
 
-class Transformer(Model):
+class Transformer(EncoderDecoder):
     """An encoder-decoder model: it reads a source and predicts the next target token.
 
     `model(source, target)` returns the logits of a whole target (teacher forcing). `start` and
@@ -40,8 +39,6 @@ class Transformer(Model):
         torch.Size([1, 1, 10])
     """
 
-    predicts: Predicts = "target"
-    has_source = True
     uses_kv_cache = True
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -70,32 +67,11 @@ class Transformer(Model):
     def stacks(self) -> dict[str, Stack]:
         return {"encoder": self.encoder, "decoder": self.decoder}
 
-    def hidden(
-        self,
-        source: Int[Tensor, "B S"],
-        target: Int[Tensor, "B T"],
-        *,
-        source_padding_mask: Bool[Tensor, "B S"] | None = None,
-        target_padding_mask: Bool[Tensor, "B T"] | None = None,
-    ) -> Float[Tensor, "B T E"]:
-        """Return the decoder's hidden states under teacher forcing, before the output layer.
-
-        Args:
-            source: Token ids of the source, (B, S).
-            target: Token ids of the target so far, (B, T).
-            source_padding_mask: True for tokens, False for padding, (B, S).
-            target_padding_mask: True for tokens, False for padding, (B, T).
-
-        Returns:
-            Hidden states, (B, T, E).
-
-        Raises:
-            ValueError: If ids or masks do not fit the vocabularies, the context or each other.
-            TypeError: If the ids are not integers or a padding mask is not bool.
-        """
-        encoded = self.encode(source, source_padding_mask)
-        state = DecoderState(Source(encoded, source_padding_mask), NO_STATE)
-        return self.decoder_hidden(target, state=state, padding_mask=target_padding_mask)
+    def teacher_forcing_state(
+        self, source: Int[Tensor, "B S"], padding_mask: Bool[Tensor, "B S"] | None
+    ) -> DecoderState:
+        """Return a state that holds the source and caches nothing."""
+        return DecoderState(Source(self.encode(source, padding_mask), padding_mask), NO_STATE)
 
     def encode(
         self, source: Int[Tensor, "B S"], padding_mask: Bool[Tensor, "B S"] | None = None
@@ -106,7 +82,7 @@ class Transformer(Model):
         )
         embedding = self.source_embedding or self.embedding
         x = embedding(source, positions)  # (B, S, E)
-        return self.encoder(x, positions, mask=self.self_mask("encoder", padding_mask))
+        return self.encoder(x, positions, mask=self.mask(padding_mask, causal=False))
 
     def decoder_hidden(
         self,
@@ -122,13 +98,7 @@ class Transformer(Model):
         positions = checked_positions(ids, self.config, padding_mask, positions, state)
 
         x = self.embedding(ids, positions)  # (B, T, E)
-        return self.decoder(x, positions, mask=self.self_mask("decoder", padding_mask), state=state)
-
-    def self_mask(self, kind: str, padding_mask: Bool[Tensor, "B S"] | None = None) -> Mask | None:
-        """Return the mask of self-attention in the encoder or the decoder."""
-        causal = Causal() if kind == "decoder" else None
-        padding = None if padding_mask is None else Padding(padding_mask)
-        return all_of(causal, self.config.sparsity(), padding)
+        return self.decoder(x, positions, mask=self.mask(padding_mask, causal=True), state=state)
 
     @property
     def output_layer(self) -> tuple[Matrix, Tensor | None]:
