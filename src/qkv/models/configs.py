@@ -361,7 +361,31 @@ class TaskModelConfig:
         }
 
 
-Config = GPTConfig | BERTConfig | TransformerConfig | RNNConfig | TaskModelConfig
+@documented
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The config of a model family from outside the package; a subclass adds its own fields.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class BigramConfig(ModelConfig):
+        ...     smoothing: float = 1.0
+        >>> BigramConfig(vocabulary=100).smoothing
+        1.0
+    """
+
+    vocabulary: int = 50257
+    """Number of different tokens (V)."""
+    context: int = 1024
+    """Longest text, in tokens."""
+    width: int = 768
+    """Model width: numbers in the vector of a token (E)."""
+    depth: int = 1
+    """Layers."""
+
+
+Config = GPTConfig | BERTConfig | TransformerConfig | RNNConfig | TaskModelConfig | ModelConfig
 CONFIGS: dict[str, type[Any]] = {
     "gpt": GPTConfig,
     "bert": BERTConfig,

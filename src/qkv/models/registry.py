@@ -19,6 +19,7 @@ from qkv.models.configs import (
     Config,
     GPTConfig,
     HeadConfig,
+    ModelConfig,
     RNNConfig,
     TaskModelConfig,
     TransformerConfig,
@@ -42,12 +43,12 @@ FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
 """The config and the model of each family, by the name that config.json has for it."""
 
 
-def register_family(name: str, config_class: type[Any], model_class: type[Model]) -> None:
+def register_family(name: str, config_class: type[ModelConfig], model_class: type[Model]) -> None:
     """Add a model family of one's own: it is built, saved and loaded as the others are.
 
     Args:
         name: Its name in config.json.
-        config_class: A frozen dataclass with the fields of its config.
+        config_class: A subclass of `ModelConfig`, a frozen dataclass.
         model_class: A subclass of `Model`, built from such a config.
 
     Raises:
