@@ -11,7 +11,7 @@ from qkv.artifact import checksum
 from qkv.command_line.model_opening import Machine, device_of, open_model
 from qkv.command_line.terminal_bars import progress_bar
 from qkv.data.sources.files import find_files
-from qkv.data.sources.source import SPLITS
+from qkv.data.sources.named import is_named
 from qkv.evaluation.evaluate import EvaluationResult, Protocol, Subject, evaluate, supports_few_shot
 from qkv.evaluation.task_file import EvaluationTask
 from qkv.models.model import Model
@@ -65,7 +65,7 @@ def data_checksums(data: Sequence[str]) -> dict[str, str]:
     """The checksum of each file; embedded data and data on a hub have an empty one."""
     checksums = dict.fromkeys(data, "")
     for name in data:
-        if name.startswith("hf:") or name.partition(":")[0] in SPLITS:
+        if name.startswith("hf:") or is_named(name):
             continue
 
         for file in find_files(name, piped="jsonl"):

@@ -15,7 +15,8 @@ from qkv.command_line.output_checks import check_writable
 from qkv.command_line.subjects import data_checksums, model_titles, open_subject, run_task
 from qkv.data.sources.files import find_files
 from qkv.data.sources.lines import read_lines
-from qkv.data.sources.source import SPLITS, open_pairs
+from qkv.data.sources.named import is_named
+from qkv.data.sources.source import open_pairs
 from qkv.evaluation import report
 from qkv.evaluation.bleu import check_translations
 from qkv.evaluation.evaluate import EvaluationResult
@@ -312,7 +313,7 @@ def score_hypotheses(
 
 def read_references(data: Sequence[str]) -> list[str]:
     """The lines of a single text file, or the targets of pairs."""
-    if len(data) == 1 and data[0].partition(":")[0] not in SPLITS:
+    if len(data) == 1 and not is_named(data[0]):
         file = find_files(data[0], piped="text")[0]
         if file.format == "text":
             return [line for _, line in read_lines(file)]

@@ -18,10 +18,11 @@ from qkv.data.batches.batch import IGNORE, Batch
 from qkv.data.batches.documents import positions_within
 from qkv.data.batches.labelled import optional_mask, up_to
 from qkv.data.batches.order import check_seed, random_generator
+from qkv.data.sources.examples import first_of
 from qkv.data.sources.files import find_files
 from qkv.data.sources.formats import as_string, kind
-from qkv.data.sources.parts import Part, hub_part, table_part
-from qkv.data.sources.source import Source, named, once, split_of, tables, title
+from qkv.data.sources.parts import Part, RowReader, table_part
+from qkv.data.sources.source import Source, open_parts, tables
 from qkv.text.chat_template import Message, encode_chat, end_of_turn_ids
 from qkv.text.tokenizer import Tokenizer
 
@@ -53,38 +54,29 @@ def open_conversations(data: Sequence[str | Path]) -> Source[Conversation]:
     Rows are such as {"messages": [{"role": "user", "content": "Hi"}, ...]}, or in the format of
     ShareGPT.
     """
-    parts: list[Part[Conversation]] = []
-    for item in named(data):
-        split_of(item, "", "conversations")
-        if item.startswith("hf:"):
-            parts.append(hub_part(item, choose_column, read_row, COLUMNS))
-            continue
+    rows = RowReader(choose_column, read_row, COLUMNS)
 
-        for file in tables(find_files(item, piped="jsonl")):
+    def open_name(name: str) -> Iterator[Part[Conversation]]:
+        for file in tables(find_files(name, piped="jsonl")):
             if file.format not in ("jsonl", "parquet"):
                 raise ValueError(f"{file.name}: conversations are read from .jsonl or .parquet")
 
-            parts.append(table_part(file, choose_column, read_row, COLUMNS))
+            yield table_part(file, rows)
 
-    return Source(title(data, parts), once(parts))
+    return Source(data, open_parts(data, "conversations", rows, open_name))
 
 
 def choose_column(names: list[str], where: str) -> tuple[str, ...]:
     """The column of the messages."""
-    for column in COLUMNS:
-        if column in names:
-            return (column,)
-
-    return (COLUMNS[0],)
+    return (first_of(COLUMNS, names),)
 
 
 def read_row(row: list[Any], where: str) -> Iterator[Conversation]:
     """The conversation of a row, checked: a user's message precedes every answer."""
     values = row[0]
-    if values == []:
-        raise ValueError(f"{where}: the messages: expected a list, not an empty one")
     if not isinstance(values, list | tuple) or not values:
-        raise ValueError(f"{where}: the messages: expected a list, not {kind(values)}")
+        what = "an empty one" if values == [] else kind(values)
+        raise ValueError(f"{where}: the messages: expected a list, not {what}")
 
     messages: list[Message] = []
     for number, message in enumerate(values, 1):
@@ -98,7 +90,7 @@ def read_row(row: list[Any], where: str) -> Iterator[Conversation]:
             f"{where}: the assistant's first message comes before any user's; leave it out"
         )
 
-    return iter([Conversation(tuple(messages), where)])
+    yield Conversation(tuple(messages), where)
 
 
 def read_message(message: Any, where: str) -> Message:

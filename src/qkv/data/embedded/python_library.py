@@ -73,6 +73,12 @@ def modules(split: Split = "train", folder: Path | None = None) -> Iterator[tupl
         )
 
 
+def texts(split: Split) -> Iterator[str]:
+    """The source text of each module."""
+    for _, text in modules(split):
+        yield text
+
+
 def names(folder: Path) -> list[str]:
     """The paths of the modules relative to the folder, sorted, with / on every system."""
     paths: list[str] = []

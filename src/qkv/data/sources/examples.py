@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,8 +11,8 @@ from qkv.data.sources.conllu import COLUMNS, ConlluSentence, read_sentences
 from qkv.data.sources.files import File, Format, find_files
 from qkv.data.sources.formats import as_label, as_string, columns_of, kind
 from qkv.data.sources.lines import read_lines
-from qkv.data.sources.parts import Part, hub_part, table_part
-from qkv.data.sources.source import Source, named, once, split_of, tables, title
+from qkv.data.sources.parts import Items, Part, RowReader, file_part, table_part
+from qkv.data.sources.source import Source, open_parts, tables
 
 PAIRS_OF_TEXTS = (
     ("sentence1", "sentence2"),
@@ -67,29 +66,22 @@ def open_examples(
         raise ValueError(f"pair: the task {task} has no second text; leave it out")
 
     columns = ExampleColumns(task, text, pair, label, labelled)
-    readers: dict[str, Callable[[list[Any], str], Iterator[Example]]] = {
+    readers: dict[str, Items[Example]] = {
         "choice": columns.read_choice,
         "tag": columns.read_tags,
     }
-    read = readers.get(task, columns.read_texts)
-    settings = list(columns)
-    parts: list[Part[Example]] = []
+    rows = RowReader(columns.choose, readers.get(task, columns.read_texts), list(columns))
 
-    for item in named(data):
-        split_of(item, "", "labelled rows")
-        if item.startswith("hf:"):
-            parts.append(hub_part(item, columns.choose, read, settings))
-            continue
-
-        for file in tables(find_files(item, piped=piped_format(task, labelled))):
+    def open_name(name: str) -> Iterator[Part[Example]]:
+        for file in tables(find_files(name, piped=piped_format(task, labelled))):
             if file.format == "conllu":
-                parts.append(sentences_part(file, task, label or "upos", labelled))
+                yield sentences_part(file, task, label or "upos", labelled)
             elif file.format == "text":
-                parts.append(lines_part(file, task, labelled))
+                yield lines_part(file, task, labelled)
             else:
-                parts.append(table_part(file, columns.choose, read, settings))
+                yield table_part(file, rows)
 
-    return Source(title(data, parts), once(parts))
+    return Source(data, open_parts(data, "labelled rows", rows, open_name))
 
 
 def piped_format(task: str, labelled: bool) -> Format:
@@ -192,14 +184,13 @@ class ExampleColumns(NamedTuple):
         """An example of one text or two."""
         values = row[:-1] if self.labelled else row
         texts = tuple(filled(value, "the text", where) for value in values)
-        if not self.labelled:
-            return iter([Example(texts, None, where)])
+        label = None
+        if self.labelled:
+            label = as_label(row[-1], where)
+            if self.task == "regress":
+                as_number(label, where)
 
-        label = as_label(row[-1], where)
-        if self.task == "regress":
-            as_number(label, where)
-
-        return iter([Example(texts, label, where)])
+        yield Example(texts, label, where)
 
     def read_choice(self, row: list[Any], where: str) -> Iterator[Example]:
         """An example of a context and its choices."""
@@ -218,7 +209,7 @@ class ExampleColumns(NamedTuple):
         if self.labelled:
             label = str(as_answer(row[2], texts, where))
 
-        return iter([Example((context, *texts), label, where)])
+        yield Example((context, *texts), label, where)
 
     def read_tags(self, row: list[Any], where: str) -> Iterator[Example]:
         """An example of a sentence whose words are tagged."""
@@ -232,7 +223,8 @@ class ExampleColumns(NamedTuple):
 
         texts = tuple(filled(word, "a word", where) for word in words)
         if not self.labelled:
-            return iter([Example(texts, None, where)])
+            yield Example(texts, None, where)
+            return
 
         tags = row[1]
         if len(words) != len(tags):
@@ -240,7 +232,7 @@ class ExampleColumns(NamedTuple):
                 f"{where}: {len(words)} words and {len(tags)} tags; expected as many of both"
             )
 
-        return iter([Example(texts, tuple(as_label(tag, where) for tag in tags), where)])
+        yield Example(texts, tuple(as_label(tag, where) for tag in tags), where)
 
 
 def usual_pairs(names: list[str]) -> list[tuple[str, str]]:
@@ -318,15 +310,10 @@ def sentences_part(file: File, task: str, column: str, labelled: bool) -> Part[E
 
         return Example(tuple(words), tuple(tags) if labelled else None, file.at(sentence.line))
 
-    def fingerprint() -> dict[str, str]:
-        return {file.name: file.sha256(), f"columns of {file.name}": json.dumps([column, labelled])}
+    def read() -> Iterator[Example]:
+        return map(example, read_sentences(file))
 
-    return Part(
-        file.name,
-        lambda: map(example, read_sentences(file)),
-        fingerprint,
-        file.if_empty("the file has no sentences"),
-    )
+    return file_part(file, read, "the file has no sentences", columns=[column, labelled])
 
 
 def as_tag(value: str | int | None, column: str, where: str) -> str:
@@ -348,10 +335,7 @@ def lines_part(file: File, task: str, labelled: bool) -> Part[Example]:
         for number, line in read_lines(file):
             yield example_from_line(line, task, file.at(number))
 
-    def fingerprint() -> dict[str, str]:
-        return {file.name: file.sha256()}
-
-    return Part(file.name, read, fingerprint, file.if_empty("the file is empty"))
+    return file_part(file, read)
 
 
 def example_from_line(line: str, task: str, where: str) -> Example:

@@ -68,10 +68,6 @@ class File:
 
         return f"{self.name}:{number}"
 
-    def if_empty(self, message: str) -> str | None:
-        """The error for an empty file; None if it may be empty."""
-        return None if self.from_pattern else message
-
     def blocks(self) -> Iterator[bytes]:
         """The content, decompressed, a megabyte at a time."""
         kind = compression(self.path.name)

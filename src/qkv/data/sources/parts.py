@@ -1,15 +1,13 @@
-"""Parts of a data source: a file, two parallel files, embedded data or a Hugging Face dataset."""
+"""Parts of a data source: a file, two parallel files or a Hugging Face dataset."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
-from qkv.data.embedded import python_library, turkish
 from qkv.data.sources.files import File
 from qkv.data.sources.formats import Choose, Row, read_rows
 from qkv.data.sources.hub import HubDataset
@@ -32,6 +30,31 @@ class Part(Generic[Item]):
     """The error if it has no items; None if it may be empty."""
 
 
+@dataclass(frozen=True)
+class RowReader(Generic[Item]):
+    """How items are made of the rows of a table."""
+
+    choose: Choose
+    items: Items[Item]
+    columns: Any
+    """Whatever the choice of columns depends on; it is part of the fingerprint."""
+
+
+def file_part(
+    file: File, read: Callable[[], Iterator[Item]], empty: str = "the file is empty", **columns: Any
+) -> Part[Item]:
+    """A file; with `columns=`, those that are read are part of the fingerprint."""
+
+    def fingerprint() -> dict[str, str]:
+        checksums = {file.name: file.sha256()}
+        for name, value in columns.items():
+            checksums[f"{name} of {file.name}"] = json.dumps(value)
+
+        return checksums
+
+    return Part(file.name, read, fingerprint, None if file.from_pattern else empty)
+
+
 def text_part(file: File) -> Part[DocumentPart]:
     """A file of plain text as one document."""
 
@@ -43,36 +66,28 @@ def text_part(file: File) -> Part[DocumentPart]:
 
         return chain([first], pieces)
 
-    def fingerprint() -> dict[str, str]:
-        return {file.name: file.sha256()}
-
-    return Part(file.name, read, fingerprint, file.if_empty("the file is empty"))
+    return file_part(file, read)
 
 
-def table_part(file: File, choose: Choose, items: Items[Item], columns: Any) -> Part[Item]:
-    """The rows of a table; `columns` is whatever the choice of columns depends on."""
+def table_part(file: File, rows: RowReader[Item]) -> Part[Item]:
+    """The rows of a table."""
 
-    def fingerprint() -> dict[str, str]:
-        return {file.name: file.sha256(), f"columns of {file.name}": json.dumps(columns)}
+    def read() -> Iterator[Item]:
+        return row_items(read_rows(file, rows.choose), rows.items, file.at)
 
-    return Part(
-        file.name,
-        lambda: row_items(read_rows(file, choose), items, file.at),
-        fingerprint,
-        file.if_empty("the file has no rows"),
-    )
+    return file_part(file, read, "the file has no rows", columns=rows.columns)
 
 
-def hub_part(item: str, choose: Choose, items: Items[Item], columns: Any) -> Part[Item]:
+def hub_part(item: str, rows: RowReader[Item]) -> Part[Item]:
     """The rows of a Hugging Face dataset."""
     data = HubDataset(item)
 
     def fingerprint() -> dict[str, str]:
-        return {item: data.fingerprint(), f"columns of {item}": json.dumps(columns)}
+        return {item: data.fingerprint(), f"columns of {item}": json.dumps(rows.columns)}
 
     return Part(
         item,
-        lambda: row_items(data.rows(choose), items, data.at),
+        lambda: row_items(data.rows(rows.choose), rows.items, data.at),
         fingerprint,
         "the data set has no rows",
     )
@@ -134,35 +149,3 @@ def unequal_lengths(source: File, sources: int, target: File, targets: int) -> V
         f"{source.name} has {sources:,} lines and {target.name} {targets:,}; "
         "parallel files have the same number"
     )
-
-
-def library_part(split: str) -> Part[DocumentPart]:
-    """The modules of the Python standard library, a document each."""
-
-    def read() -> Iterator[DocumentPart]:
-        for _, text in python_library.modules(split):  # type: ignore[arg-type]
-            yield DocumentPart(text, True)
-
-    return embedded_part(f"python:{split}", read)
-
-
-def turkish_part(split: str) -> Part[tuple[str, str]]:
-    """The sentence pairs of the English-Turkish grammar."""
-
-    def read() -> Iterator[tuple[str, str]]:
-        return iter(turkish.pairs(split))  # type: ignore[arg-type]
-
-    return embedded_part(f"turkish:{split}", read)
-
-
-def embedded_part(name: str, read: Callable[[], Iterator[Item]]) -> Part[Item]:
-    return Part(name, read, lambda: {name: digest(read())})
-
-
-def digest(items: Iterable[Any]) -> str:
-    """The SHA-256 of items as JSON."""
-    checksum = hashlib.sha256()
-    for item in items:
-        checksum.update(json.dumps(item).encode())
-
-    return checksum.hexdigest()

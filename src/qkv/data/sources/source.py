@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Generic, get_args
+from typing import Any, Generic
 
-from qkv.data.embedded import python_library, turkish
 from qkv.data.sources.files import File, find_files
 from qkv.data.sources.formats import as_string
 from qkv.data.sources.lines import DocumentPart, text_pieces
+from qkv.data.sources.named import NAMED_SOURCES, is_named, named_part
 from qkv.data.sources.parts import (
     Item,
     Part,
+    RowReader,
     hub_part,
-    library_part,
     parallel_part,
     table_part,
     text_part,
-    turkish_part,
 )
-
-SPLITS: dict[str, tuple[str, ...]] = {
-    "python": get_args(python_library.Split),
-    "turkish": get_args(turkish.Split),
-}
-"""The splits of the embedded sources; a file of such a name is written ./python."""
 
 
 class Source(Generic[Item]):
-    """The items of all parts in order; it can be iterated again and again."""
+    """The items of all parts in order; it can be iterated again and again.
 
-    def __init__(self, name: str, parts: Sequence[Part[Item]]) -> None:
-        self.name = name
-        self.parts = parts
+    A file named twice, by a glob and by itself, is one part.
+    """
+
+    def __init__(self, data: Sequence[str | Path], parts: Sequence[Part[Item]]) -> None:
+        self.name = title(data, parts)
+        paths: dict[str, Part[Item]] = {}
+        for part in parts:
+            paths.setdefault(os.path.abspath(part.name), part)
+
+        self.parts = list(paths.values())
 
     def __iter__(self) -> Iterator[Item]:
         total = 0
@@ -83,21 +83,13 @@ def open_texts(data: Sequence[str | Path], *, column: str = "text") -> TextSourc
 
         return text_pieces(text)
 
-    parts: list[Part[DocumentPart]] = []
+    rows = RowReader(choose, texts, column)
 
-    for item in named(data):
-        if embedded := split_of(item, "python", "texts"):
-            parts.append(library_part(embedded))
-        elif item.startswith("hf:"):
-            parts.append(hub_part(item, choose, texts, column))
-        else:
-            for file in find_files(item, piped="text"):
-                if file.format == "text":
-                    parts.append(text_part(file))
-                else:
-                    parts.append(table_part(file, choose, texts, column))
+    def open_name(name: str) -> Iterator[Part[DocumentPart]]:
+        for file in find_files(name, piped="text"):
+            yield text_part(file) if file.format == "text" else table_part(file, rows)
 
-    return TextSource(title(data, parts), once(parts))
+    return TextSource(data, open_parts(data, "texts", rows, open_name))
 
 
 def open_pairs(data: Sequence[str | Path], *, columns: tuple[str, str] | None = None) -> PairSource:
@@ -123,30 +115,24 @@ def open_pairs(data: Sequence[str | Path], *, columns: tuple[str, str] | None = 
     def pairs(row: list[Any], where: str) -> Iterator[tuple[str, str]]:
         source = as_string(row[0], "source", where).strip()
         target = as_string(row[1], "target", where).strip()
-        if not source or not target:
-            return iter(())
+        if source and target:
+            yield source, target
 
-        return iter([(source, target)])
-
-    parts: list[Part[tuple[str, str]]] = []
+    rows = RowReader(choose, pairs, columns)
     texts: list[File] = []
 
-    for item in named(data):
-        if embedded := split_of(item, "turkish", "pairs"):
-            parts.append(turkish_part(embedded))
-        elif item.startswith("hf:"):
-            parts.append(hub_part(item, choose, pairs, columns))
-        else:
-            for file in tables(find_files(item, piped="tsv")):
-                if file.format == "text":
-                    texts.append(file)
-                else:
-                    parts.append(table_part(file, choose, pairs, columns))
+    def open_name(name: str) -> Iterator[Part[tuple[str, str]]]:
+        for file in tables(find_files(name, piped="tsv")):
+            if file.format == "text":
+                texts.append(file)
+            else:
+                yield table_part(file, rows)
 
+    parts = open_parts(data, "pairs", rows, open_name)
     if texts:
         parts.append(parallel_part(texts, other_parts=bool(parts)))
 
-    return PairSource(title(data, parts), once(parts))
+    return PairSource(data, parts)
 
 
 def open_rows(data: Sequence[str | Path], columns: Sequence[str]) -> Source[dict[str, Any]]:
@@ -155,33 +141,47 @@ def open_rows(data: Sequence[str | Path], columns: Sequence[str]) -> Source[dict
     def choose(names: list[str], where: str) -> tuple[str, ...]:
         return tuple(columns)
 
-    def rows(row: list[Any], where: str) -> Iterator[dict[str, Any]]:
-        return iter([dict(zip(columns, row, strict=True))])
+    def values(row: list[Any], where: str) -> Iterator[dict[str, Any]]:
+        yield dict(zip(columns, row, strict=True))
 
-    parts: list[Part[dict[str, Any]]] = []
+    rows = RowReader(choose, values, list(columns))
 
-    for item in named(data):
-        split_of(item, "", "rows of a table")
-        if item.startswith("hf:"):
-            parts.append(hub_part(item, choose, rows, list(columns)))
-            continue
-
-        for file in tables(find_files(item, piped="jsonl")):
+    def open_name(name: str) -> Iterator[Part[dict[str, Any]]]:
+        for file in tables(find_files(name, piped="jsonl")):
             if file.format == "text":
                 raise ValueError(
                     f"{file.name}: expected a table (.jsonl, .csv, .tsv or .parquet), "
                     "not plain text"
                 )
 
-            parts.append(table_part(file, choose, rows, list(columns)))
+            yield table_part(file, rows)
 
-    return Source(title(data, parts), once(parts))
+    return Source(data, open_parts(data, "rows of a table", rows, open_name))
+
+
+def open_parts(
+    data: Sequence[str | Path],
+    what: str,
+    rows: RowReader[Item],
+    open_name: Callable[[str], Iterable[Part[Item]]],
+) -> list[Part[Item]]:
+    """The parts of all names: registered data, Hugging Face datasets, and files by `open_name`."""
+    parts: list[Part[Item]] = []
+    for item in as_names(data):
+        if is_named(item):
+            parts.append(named_part(item, what, rows.items))
+        elif item.startswith("hf:"):
+            parts.append(hub_part(item, rows))
+        else:
+            parts += open_name(item)
+
+    return parts
 
 
 # Names
 
 
-def named(data: Sequence[str | Path]) -> list[str]:
+def as_names(data: Sequence[str | Path]) -> list[str]:
     """The names of data as strings; one name counts as a list."""
     if isinstance(data, str | Path):
         data = [data]
@@ -189,29 +189,10 @@ def named(data: Sequence[str | Path]) -> list[str]:
     items = list(map(str, data))
     if not items or not all(items):
         raise ValueError(
-            "data: name at least one file, folder, glob, - or one of " + ", ".join(SPLITS)
+            "data: name at least one file, folder, glob, - or one of " + ", ".join(NAMED_SOURCES)
         )
 
     return items
-
-
-def split_of(item: str, wanted: str, what: str) -> str | None:
-    """The split of an embedded source; None for any other name."""
-    name, _, split = item.partition(":")
-    if name not in SPLITS:
-        return None
-    if name != wanted:
-        content = "texts" if name == "python" else "pairs"
-        raise ValueError(
-            f"{item}: {name} holds {content}, not {what}; a file of this name is ./{name}"
-        )
-
-    split = split or "train"
-    if split not in SPLITS[name]:
-        known = ", ".join(f"{name}:{split}" for split in SPLITS[name])
-        raise ValueError(f"{item}: expected one of {known}")
-
-    return split
 
 
 def title(data: Sequence[str | Path], parts: Sequence[Part[Any]]) -> str:
@@ -219,7 +200,7 @@ def title(data: Sequence[str | Path], parts: Sequence[Part[Any]]) -> str:
     if len(parts) == 1:
         return parts[0].name
 
-    items = named(data)
+    items = as_names(data)
     name = ", ".join(items)
     if len(items) > 3:
         name = f"{items[0]} and {len(items) - 1} more"
@@ -227,15 +208,6 @@ def title(data: Sequence[str | Path], parts: Sequence[Part[Any]]) -> str:
         name = f"{name} ({len(parts)} files)"
 
     return name
-
-
-def once(parts: Sequence[Part[Item]]) -> list[Part[Item]]:
-    """The parts without duplicates: a file named twice, by a glob and by itself, is read once."""
-    first: dict[str, Part[Item]] = {}
-    for part in parts:
-        first.setdefault(os.path.abspath(part.name), part)
-
-    return list(first.values())
 
 
 def tables(files: list[File]) -> list[File]:

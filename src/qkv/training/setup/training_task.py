@@ -16,7 +16,8 @@ from qkv.data.batches.batch import Batch
 from qkv.data.batches.causal import CausalData
 from qkv.data.batches.masked import MaskedData, WordPieces
 from qkv.data.batches.paired import PairedData
-from qkv.data.sources.source import SPLITS, open_pairs, open_texts
+from qkv.data.sources.named import NAMED_SOURCES
+from qkv.data.sources.source import open_pairs, open_texts
 from qkv.data.tokens.prepare import prepare_pairs, prepare_texts
 from qkv.data.tokens.token_arrays import Pairs, Tokens
 from qkv.models.bert import BERTConfig
@@ -272,7 +273,7 @@ def find_tokenizer(
 
 def validation_source(data: DataConfig) -> tuple[str, ...]:
     """The names of validation data; embedded data has a validation part of its own."""
-    if not data.validation and len(data.data) == 1 and data.data[0] in SPLITS:
+    if not data.validation and len(data.data) == 1 and data.data[0] in NAMED_SOURCES:
         return (f"{data.data[0]}:valid",)
 
     return data.validation

@@ -1,0 +1,107 @@
+"""Data by name, `name:split`, from a function instead of files; any program can register its own.
+
+`qkv train --data turkish:train` reads the pairs that the grammar of `turkish` makes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
+
+from qkv.data.embedded import python_library, turkish
+from qkv.data.sources.parts import Item, Items, Part
+
+Content = Literal["texts", "pairs"]
+Read = TypeVar("Read", bound=Callable[[Any], Iterable[Any]])
+
+
+class NamedSource(NamedTuple):
+    """A function that yields the texts or the pairs of a split."""
+
+    content: Content
+    splits: tuple[str, ...]
+    read: Callable[[Any], Iterable[Any]]
+
+
+NAMED_SOURCES = {
+    "python": NamedSource("texts", get_args(python_library.Split), python_library.texts),
+    "turkish": NamedSource("pairs", get_args(turkish.Split), turkish.pairs),
+}
+"""A file of such a name is written ./python."""
+
+
+def register_source(
+    name: str, content: Content, splits: Sequence[str] = ("train", "valid")
+) -> Callable[[Read], Read]:
+    """Decorate a function so that its items are data by name: `--data name:split`.
+
+    Args:
+        name: The name before the colon.
+        content: "texts", if the function yields strings; "pairs", if it yields tuples of a text and
+            its translation.
+        splits: The names after the colon. The first is the default; `valid` is used for validation
+            if only the name is given to train on.
+
+    Returns:
+        The decorator. The function is called with a split, always yields the same items for it, and
+        stays as it is.
+
+    Raises:
+        ValueError: If the name is taken, contains a colon, or there is no split.
+
+    Example:
+        >>> from qkv.data import open_texts, register_source
+        >>> @register_source("counting", "texts", splits=["train"])
+        ... def counting(split):
+        ...     yield "one two three"
+        >>> [part.text for part in open_texts(["counting:train"])]
+        ['one two three']
+    """
+    if name in NAMED_SOURCES or ":" in name or not splits:
+        raise ValueError(f"name: expected a new name without a colon, and splits, not {name!r}")
+
+    def register(read: Read) -> Read:
+        NAMED_SOURCES[name] = NamedSource(content, tuple(splits), read)
+        return read
+
+    return register
+
+
+def is_named(item: str) -> bool:
+    """True if an item of --data is the name of registered data, with or without a split."""
+    return item.partition(":")[0] in NAMED_SOURCES
+
+
+def named_part(item: str, what: str, items: Items[Item]) -> Part[Item]:
+    """A split of registered data; `what` is the content that is needed."""
+    name, _, split = item.partition(":")
+    content, splits, read_split = NAMED_SOURCES[name]
+    if content != what:
+        raise ValueError(
+            f"{item}: {name} holds {content}, not {what}; a file of this name is ./{name}"
+        )
+
+    split = split or splits[0]
+    if split not in splits:
+        known = ", ".join(f"{name}:{split}" for split in splits)
+        raise ValueError(f"{item}: expected one of {known}")
+
+    title = f"{name}:{split}"
+
+    def read() -> Iterator[Item]:
+        for value in read_split(split):
+            row = [value] if isinstance(value, str) else list(value)
+            yield from items(row, title)
+
+    return Part(title, read, lambda: {title: digest(read())}, "there are no items")
+
+
+def digest(items: Iterable[Any]) -> str:
+    """The SHA-256 of items as JSON."""
+    checksum = hashlib.sha256()
+    for item in items:
+        checksum.update(json.dumps(item).encode())
+
+    return checksum.hexdigest()
