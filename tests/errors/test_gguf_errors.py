@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from qkv.models import GPT
 from qkv.models.convert import read_gguf
+from qkv.text import Tokenizer
 from support.small_hf_folders import outcome, refused
 from support.tiny_gguf import write_gguf
 
@@ -179,5 +180,8 @@ def test_a_file_in_parts(tmp_path: Path) -> None:
 
 def test_without_the_package(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with refused("a GGUF file is read with the package gguf: pip install gguf", ImportError):
-        read_gguf(file)
+    for read in (read_gguf, Tokenizer.read):
+        with refused(
+            'a GGUF file is read with the package gguf: pip install "qkv[gguf]"', ImportError
+        ):
+            read(file)

@@ -1,11 +1,10 @@
-"""GGUF, the one-file format of llama.cpp, for the Llama architecture; tensors are dequantised.
+"""A Llama in a GGUF file; tensors are dequantised.
 
 Fields and tensors get the names that `transformers` has for a Llama, and hf_llama.py reads them.
 """
 
 from __future__ import annotations
 
-import struct
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv import storage
 from qkv.models.convert import hf_llama
 from qkv.models.convert.config_fields import Fields
 from qkv.models.convert.hf_folder import refuse_pickle
 from qkv.models.convert.weight_rules import Weights, model_from_hf
 from qkv.models.model import Model
 from qkv.nn.position import RotaryScaling, stretch
+from qkv.text.loaders.gguf_file import GGUFFile, gguf_library
 
 FIELDS = {
     "context_length": "max_position_embeddings",
@@ -76,129 +75,25 @@ def read_gguf(
         ImportError: If the package gguf is not installed.
     """
     path = Path(path)
-    reader = open_gguf(path)
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    metadata = {name: value_of(field) for name, field in reader.fields.items()}
+    refuse_pickle(path)
+    file = GGUFFile(path)
 
     try:
-        fields = Fields(config_to_hf(metadata, tensors), str(path))
-        weights = weights_to_hf(fields, tensors, allow_nonfinite)
+        fields = Fields(config_to_hf(file), str(path))
+        weights = weights_to_hf(fields, file.tensors, allow_nonfinite)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
     return model_from_hf(hf_llama.FORMAT, fields, weights, dtype)
 
 
-def gguf_library() -> Any:
-    try:
-        import gguf
-    except ImportError:
-        raise ImportError("a GGUF file is read with the package gguf: pip install gguf") from None
-
-    return gguf
-
-
-def open_gguf(path: Path) -> Any:
-    """Open a file with a checked GGUFReader; every failure is a ValueError that names the file."""
-    refuse_pickle(path)
-    storage.check_regular(path)
-    if not path.is_file():
-        raise ValueError(f"{path}: there is no such file; expected a GGUF file")
-
-    reader_class = checked_reader(gguf_library())
-    try:
-        reader = reader_class(path)
-    except Exception as error:  # a damaged file raises many kinds of error in the library
-        raise ValueError(
-            f"{path}: not a whole GGUF file ({error}); copy or download it again"
-        ) from error
-
-    if reader.byte_order != "I":
-        raise ValueError(
-            f"{path}: written for machines of the other byte order; convert it with llama.cpp"
-        )
-
-    check_offsets(path, reader)
-
-    return reader
-
-
-def checked_reader(gguf: Any) -> Any:
-    """Return a subclass of GGUFReader that checks sizes and skips lists."""
-    ARRAY = gguf.GGUFValueType.ARRAY
-    STRING = gguf.GGUFValueType.STRING
-
-    class Reader(gguf.GGUFReader):
-        """Raises for data past the end of the file, which GGUFReader silently cuts short.
-
-        It also skips lists: they are the tokenizer's, and an array for every token takes seconds.
-        """
-
-        def _get(self, offset: Any, dtype: Any, count: Any = 1, *rest: Any, **named: Any) -> Any:
-            if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
-                raise EOFError("the file is cut off")
-
-            return super()._get(offset, dtype, count, *rest, **named)
-
-        def _get_field_parts(self, offset: Any, kind: Any) -> Any:
-            if kind != ARRAY:
-                return super()._get_field_parts(offset, kind)
-
-            member = gguf.GGUFValueType(self._get(offset, np.uint32)[0])
-            count = int(self._get(offset + 4, np.uint64)[0])
-            if member == STRING:
-                size = self._size_of_strings(int(offset) + 12, count)
-            else:
-                size = count * np.dtype(self.gguf_scalar_to_np[member]).itemsize
-
-            return 12 + size, [], [], [ARRAY]
-
-        def _size_of_strings(self, first: int, count: int) -> int:
-            data = memoryview(self.data)
-            length_format = "<Q"
-            if self.byte_order != "I":
-                length_format = ">Q"
-
-            size = 0
-            for _ in range(count):
-                size += 8 + struct.unpack_from(length_format, data, first + size)[0]
-
-            return size
-
-    return Reader
-
-
-def check_offsets(path: Path, reader: Any) -> None:
-    """Raise if tensors do not follow each other: a damaged offset points into another tensor."""
-    expected = int(reader.data_offset)
-    for tensor in reader.tensors:
-        if tensor.data_offset != expected:
-            raise ValueError(
-                f"{path}: {tensor.name} lies at byte {tensor.data_offset}, expected {expected}"
-            )
-
-        expected += -(-tensor.n_bytes // int(reader.alignment)) * int(reader.alignment)
-
-
-def value_of(field: Any) -> Any:
-    kind = field.types[0].name
-    if kind == "ARRAY":  # tokens, merges or sizes per layer: no value that is used here
-        return "a list"
-
-    part = field.parts[field.data[0]]
-    if kind == "STRING":
-        return bytes(part).decode("utf-8", "replace")
-
-    return part.tolist()[0]
-
-
-def config_to_hf(metadata: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
+def config_to_hf(file: GGUFFile) -> dict[str, Any]:
     """Return the file's fields as `transformers` names them."""
-    check_kind(metadata, tensors)
+    check_kind(file)
+    tensors = file.tensors
     llama = {}
-    for name, value in metadata.items():
-        if name.startswith("llama."):
-            llama[name.removeprefix("llama.")] = value
+    for name, value in file.fields("llama.").items():
+        llama[name.removeprefix("llama.")] = value
 
     if missing := sorted(FIELDS.keys() - llama.keys()):
         raise ValueError(f"llama.{missing[0]}: this field is missing")
@@ -227,17 +122,17 @@ def config_to_hf(metadata: dict[str, Any], tensors: dict[str, Any]) -> dict[str,
     return values
 
 
-def check_kind(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
-    architecture = metadata.get("general.architecture")
+def check_kind(file: GGUFFile) -> None:
+    architecture = file.fields("general.architecture").get("general.architecture")
     if architecture != "llama":
         raise ValueError(f"general.architecture: expected llama, not {architecture!r}")
 
-    files = metadata.get("split.count", 1)
+    files = file.fields("split.count").get("split.count", 1)
     if files not in (0, 1):
         raise ValueError(f"split.count: expected a file that is not split, not {files} parts")
 
     for name in ("token_embd.weight", "output_norm.weight"):
-        if name not in tensors:
+        if name not in file.tensors:
             raise ValueError(f"{name}: this tensor is missing")
 
 

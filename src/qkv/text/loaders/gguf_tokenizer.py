@@ -1,12 +1,7 @@
-"""The tokenizer inside a GGUF file: byte-pair encoding of GPT-2's or SentencePiece's kind.
-
-Only the metadata is read, never the weights, and of it only fields that start with `tokenizer.`.
-"""
+"""The tokenizer inside a GGUF file: byte-pair encoding of GPT-2's or SentencePiece's kind."""
 
 from __future__ import annotations
 
-import mmap
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +9,8 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers.pre_tokenizers import PreTokenizer
 
-from qkv import storage
+from qkv.text.loaders.gguf_file import GGUFFile
 from qkv.text.special_tokens import UnknownKind
-
-MAGIC = b"GGUF"
-SCALARS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
-"""Formats of `struct` by the number of a type."""
-STRING = 8
-ARRAY = 9
 
 # Types of tokens; a control token stands for no text.
 NORMAL = 1
@@ -60,7 +37,7 @@ FIELDS = {
 
 def read_gguf_tokenizer(file: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     """Return the tokenizer of a GGUF file, and the contents of a tokenizer_config.json for it."""
-    metadata = read_metadata(file)
+    metadata = GGUFFile(file).fields("tokenizer.")
     kind = metadata.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
         what = f"{kind!r} is of another"
@@ -249,85 +226,3 @@ def string_list(metadata: dict[str, Any], field: str, file: Path) -> list[str]:
         raise ValueError(f"{file}: {field}: expected a list of strings")
 
     return value
-
-
-# The file format
-
-
-def read_metadata(file: Path) -> dict[str, Any]:
-    """Return every field that starts with `tokenizer.`; other values are skipped."""
-    storage.check_regular(file)
-    with file.open("rb") as opened:
-        if opened.read(4) != MAGIC:
-            raise ValueError(f"{file}: not a GGUF file; copy or download it again")
-
-        with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            reader = GGUFMetadataReader(data)
-            try:
-                return reader.fields()
-            except (
-                struct.error,
-                UnicodeDecodeError,
-                KeyError,
-                MemoryError,
-                OverflowError,
-            ) as error:
-                raise ValueError(
-                    f"{file}: not a whole GGUF file ({error}); copy or download it again"
-                ) from error
-
-
-class GGUFMetadataReader:
-    """Reads values one after another, each from the offset where the last one ended."""
-
-    def __init__(self, data: mmap.mmap) -> None:
-        self.data = data
-        self.offset = len(MAGIC)
-
-    def fields(self) -> dict[str, Any]:
-        self.number("I")  # version
-        self.number("Q")  # number of tensors
-        fields = {}
-
-        for _ in range(self.number("Q")):
-            name = self.string()
-            wanted = name.startswith("tokenizer.")
-            value = self.value(self.number("I"), wanted=wanted)
-            if wanted:
-                fields[name] = value
-
-        return fields
-
-    def number(self, format: str) -> Any:
-        (value,) = struct.unpack_from("<" + format, self.data, self.offset)
-        self.offset += struct.calcsize("<" + format)
-        return value
-
-    def string(self) -> str:
-        size = self.number("Q")
-        if self.offset + size > len(self.data):
-            raise struct.error("it is cut off")
-
-        self.offset += size
-        return self.data[self.offset - size : self.offset].decode("utf-8")
-
-    def value(self, kind: int, wanted: bool) -> Any:
-        """Read a value; an array of numbers that is not wanted is skipped."""
-        if kind == STRING:
-            return self.string()
-        if kind != ARRAY:
-            return self.number(SCALARS[kind])
-
-        member = self.number("I")
-        count = self.number("Q")
-        if member not in SCALARS:
-            return [self.value(member, wanted) for _ in range(count)]
-
-        if not wanted:
-            self.offset += count * struct.calcsize("<" + SCALARS[member])
-            return None
-
-        format = f"<{count}{SCALARS[member]}"
-        values = struct.unpack_from(format, self.data, self.offset)
-        self.offset += struct.calcsize(format)
-        return list(values)

@@ -18,7 +18,7 @@ from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_toke
 
 from qkv.text import Tokenizer
 from qkv.text.detokenizer import byte_of_sign
-from qkv.text.loaders.gguf_tokenizer import read_metadata
+from qkv.text.loaders.gguf_file import GGUFFile
 from qkv.text.special_tokens import UnknownKind
 from support.sentences import ODD, SENTENCES
 from support.small_hf_folders import refused
@@ -49,7 +49,7 @@ class ByHand:
     """Byte-pair encoding by hand: split into words, then merge the earliest pair repeatedly."""
 
     def __init__(self, file: Path) -> None:
-        actual = read_metadata(file)
+        actual = GGUFFile(file).fields("tokenizer.")
         self.ids = {token: id for id, token in enumerate(actual["tokenizer.ggml.tokens"])}
         self.rank = {
             tuple(pair.split(" ")): rank
