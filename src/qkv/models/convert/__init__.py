@@ -14,8 +14,8 @@ from qkv.models.convert import hf_bert, hf_folder, hf_gpt2, hf_llama, hf_marian
 from qkv.models.convert.config_fields import Fields, SpecialIds
 from qkv.models.convert.detect_family import detect_family
 from qkv.models.convert.gguf_model import read_gguf
+from qkv.models.convert.hf_format import Format, model_from_hf, weights_to_hf
 from qkv.models.convert.hf_tokenizer import TokenizerExport
-from qkv.models.convert.weight_rules import Format, model_from_hf, weights_to_hf
 from qkv.models.gpt import GPTConfig
 from qkv.models.model import Model, uncompiled
 from qkv.models.registry import Config
@@ -26,10 +26,7 @@ from qkv.text.tokenizer import Tokenizer
 __all__ = ["read_folder", "read_gguf", "write_folder"]
 
 FORMATS: dict[str, Format[Any]] = {
-    "gpt2": hf_gpt2.FORMAT,
-    "llama": hf_llama.FORMAT,
-    "bert": hf_bert.FORMAT,
-    "marian": hf_marian.FORMAT,
+    module.FORMAT.model_type: module.FORMAT for module in (hf_gpt2, hf_llama, hf_bert, hf_marian)
 }
 
 

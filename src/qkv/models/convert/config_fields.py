@@ -105,6 +105,19 @@ class Fields:
 
         return ACTIVATIONS_FROM_HF[value]
 
+    def value(self, name: str, default: Any) -> Any:
+        """Return a field of the type of its default: a string is an activation, None is a size."""
+        if isinstance(default, bool):
+            return self.truth(name, default)
+        if isinstance(default, float):
+            return self.number(name, default)
+        if isinstance(default, str):
+            return self.activation(name, default)
+        if default is None:
+            return self.whole_or_none(name)
+
+        return self.whole(name, default)
+
     def within(self, name: str) -> Fields:
         """Return the fields of a nested object; empty if it is absent."""
         value = self.values.get(name)
@@ -138,9 +151,20 @@ class Fields:
                 )
 
 
-def expect(format: str, config: StackConfig, **required: Any) -> None:
-    """Raise if our config differs from these values, the only ones that the format can express."""
-    for name, value in required.items():
+def none_if_equal(value: int, default: int) -> int | None:
+    """Return None, our spelling of the default, for a value that equals it."""
+    return None if value == default else value
+
+
+def check_expressible(
+    format: str,
+    config: StackConfig,
+    fixed: Mapping[str, Any],
+    final_norm: bool,
+    plain_heads: bool,
+) -> None:
+    """Raise if our config has values that the format cannot express."""
+    for name, value in fixed.items():
         if getattr(config, name) != value:
             flag = f"--{name.replace('_', '-')} {value}"
             raise ValueError(
@@ -148,32 +172,26 @@ def expect(format: str, config: StackConfig, **required: Any) -> None:
                 f"qkv.save keeps such a model, and one trained with {flag} can be exported"
             )
 
-
-def expect_plain_heads(format: str, config: StackConfig) -> None:
-    """Raise for grouped key-value heads, and for heads that are not width / heads wide."""
-    if config.kv_heads not in (None, config.heads):
+    if config.ends_with_norm != final_norm:
+        raise ValueError(
+            f"final_norm: {format}'s format can only say {final_norm}, not {config.final_norm}"
+        )
+    if plain_heads and config.kv_heads not in (None, config.heads):
         raise ValueError(
             f"kv_heads: {format}'s format can only say heads = {config.heads}, "
             f"not {config.kv_heads}"
         )
-    if config.width_of_head * config.heads != config.width:
+    if plain_heads and config.width_of_head * config.heads != config.width:
         raise ValueError(
             f"head_width: {format}'s format can only say width / heads, not {config.head_width}"
         )
 
 
-def expect_final_norm(format: str, config: StackConfig, present: bool) -> None:
-    if config.ends_with_norm != present:
-        raise ValueError(
-            f"final_norm: {format}'s format can only say {present}, not {config.final_norm}"
-        )
-
-
-def activation_to_hf(format: str, config: StackConfig) -> str:
-    if config.activation not in ACTIVATIONS_TO_HF:
+def activation_to_hf(format: str, activation: Activation) -> str:
+    if activation not in ACTIVATIONS_TO_HF:
         raise ValueError(
             f"activation: {format}'s format can say {', '.join(ACTIVATIONS_TO_HF)}, "
-            f"but not {config.activation}"
+            f"but not {activation}"
         )
 
-    return ACTIVATIONS_TO_HF[config.activation]
+    return ACTIVATIONS_TO_HF[activation]

@@ -16,7 +16,8 @@ from torch import Tensor
 from qkv.models.convert import hf_llama
 from qkv.models.convert.config_fields import Fields
 from qkv.models.convert.hf_folder import refuse_pickle
-from qkv.models.convert.weight_rules import Weights, model_from_hf
+from qkv.models.convert.hf_format import model_from_hf
+from qkv.models.convert.weight_rules import Weights
 from qkv.models.model import Model
 from qkv.nn.position import RotaryScaling, stretch
 from qkv.text.loaders.gguf_file import GGUFFile, gguf_library
@@ -164,13 +165,7 @@ def rotary_to_hf(factors: Tensor, base: float, head_width: int) -> dict[str, Any
             f"{ROTARY_FACTORS}: expected the factors of Llama 3's stretched rotary positions"
         )
 
-    return {
-        "rope_type": "llama3",
-        "factor": scaling.factor,
-        "low_freq_factor": scaling.low,
-        "high_freq_factor": scaling.high,
-        "original_max_position_embeddings": scaling.original_context,
-    }
+    return hf_llama.scaling_to_hf(scaling)
 
 
 def weights_to_hf(fields: Fields, tensors: dict[str, Any], allow_nonfinite: bool) -> Weights:

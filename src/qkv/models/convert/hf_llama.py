@@ -4,14 +4,45 @@ from __future__ import annotations
 
 from typing import Any
 
-from qkv.models.convert.config_fields import Fields, SpecialIds, expect, expect_final_norm
-from qkv.models.convert.weight_rules import Format, WeightRule, Weights, linear, stacked
+from qkv.models.convert.config_fields import Fields, none_if_equal
+from qkv.models.convert.hf_format import Format
+from qkv.models.convert.weight_rules import Weights
 from qkv.models.gpt import GPTConfig
 from qkv.nn.position import RotaryScaling
 
+FIELDS = {
+    "vocabulary": ("vocab_size", 32000),
+    "context": ("max_position_embeddings", 2048),
+    "width": ("hidden_size", 4096),
+    "depth": ("num_hidden_layers", 32),
+    "heads": ("num_attention_heads", 32),
+    "hidden": ("intermediate_size", 11008),
+    "norm_epsilon": ("rms_norm_eps", 1e-6),
+    "qkv_bias": ("attention_bias", False),
+    "feed_forward_bias": ("mlp_bias", False),
+    "tied": ("tie_word_embeddings", False),
+    "attention_dropout": ("attention_dropout", 0.0),
+}
+LAYER = "model.layers.*"
+MODULES = {
+    "embedding.token": "model.embed_tokens",
+    "stack.blocks.*.attention_residual.norm": f"{LAYER}.input_layernorm",
+    "stack.blocks.*.attention.qkv": (
+        f"{LAYER}.self_attn.q_proj",
+        f"{LAYER}.self_attn.k_proj",
+        f"{LAYER}.self_attn.v_proj",
+    ),
+    "stack.blocks.*.attention.output": f"{LAYER}.self_attn.o_proj",
+    "stack.blocks.*.feed_forward_residual.norm": f"{LAYER}.post_attention_layernorm",
+    "stack.blocks.*.feed_forward.up": (f"{LAYER}.mlp.gate_proj", f"{LAYER}.mlp.up_proj"),
+    "stack.blocks.*.feed_forward.down": f"{LAYER}.mlp.down_proj",
+    "stack.norm": "model.norm",
+    "head": "lm_head",
+}
+TIED = {"embedding.token.weight": ("model.embed_tokens.weight", "lm_head.weight")}
 
-def config_from_hf(fields: Fields, weights: Weights) -> GPTConfig:
-    fields.only(partial_rotary_factor=1.0)
+
+def more_from_hf(fields: Fields, weights: Weights) -> dict[str, Any]:
     if fields.activation("hidden_act", "silu") != "silu":
         raise ValueError(
             f"hidden_act: expected silu, the gate of SwiGLU, not {fields.values['hidden_act']!r}"
@@ -19,40 +50,19 @@ def config_from_hf(fields: Fields, weights: Weights) -> GPTConfig:
 
     width = fields.whole("hidden_size", 4096)
     heads = fields.whole("num_attention_heads", 32)
-    kv_heads = fields.whole("num_key_value_heads", heads)
     head_width = fields.whole_or_none("head_dim")
-    attention_bias = fields.truth("attention_bias", False)
+    if heads and head_width == width / heads:
+        head_width = None  # our default; a config that was written by us reads back as it was
+
     base, scaling = rotary_from_hf(fields)
 
-    # None is our default for both; a config that was written by us then reads back as it was.
-    our_kv_heads = None
-    if kv_heads != heads:
-        our_kv_heads = kv_heads
-
-    if heads and head_width == width / heads:
-        head_width = None
-
-    return GPTConfig(
-        vocabulary=fields.whole("vocab_size", 32000),
-        context=fields.whole("max_position_embeddings", 2048),
-        width=width,
-        depth=fields.whole("num_hidden_layers", 32),
-        heads=heads,
-        kv_heads=our_kv_heads,
-        head_width=head_width,
-        hidden=fields.whole("intermediate_size", 11008),
-        activation="swiglu",
-        norm="rms",
-        norm_epsilon=fields.number("rms_norm_eps", 1e-6),
-        position="rotary",
-        rotary_base=base,
-        rotary_scaling=scaling,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
-        feed_forward_bias=fields.truth("mlp_bias", False),
-        tied=fields.truth("tie_word_embeddings", False),
-        attention_dropout=fields.number("attention_dropout", 0.0),
-    )
+    return {
+        "kv_heads": none_if_equal(fields.whole("num_key_value_heads", heads), heads),
+        "head_width": head_width,
+        "rotary_base": base,
+        "rotary_scaling": scaling,
+        "output_bias": fields.truth("attention_bias", False),
+    }
 
 
 def rotary_from_hf(fields: Fields) -> tuple[float, RotaryScaling | None]:
@@ -88,127 +98,71 @@ def rotary_from_hf(fields: Fields) -> tuple[float, RotaryScaling | None]:
         raise ValueError(f"{field}: {error}") from error
 
 
-def rotary_to_hf(config: GPTConfig) -> dict[str, Any]:
+def rotary_to_hf(base: float, scaling: RotaryScaling | None) -> dict[str, Any]:
     """Return both layouts, so that older and newer versions of `transformers` read the same."""
-    scaling = config.rotary_scaling
-    if scaling is None:
-        return {
-            "rope_parameters": {"rope_type": "default", "rope_theta": config.rotary_base},
-            "rope_theta": config.rotary_base,
-            "rope_scaling": None,
-        }
+    rope_scaling = None if scaling is None else scaling_to_hf(scaling)
+    rope_parameters = {**(rope_scaling or {"rope_type": "default"}), "rope_theta": base}
 
-    rope_scaling = {
+    return {
+        "rope_parameters": rope_parameters,
+        "rope_theta": base,
+        "rope_scaling": rope_scaling,
+    }
+
+
+def scaling_to_hf(scaling: RotaryScaling) -> dict[str, Any]:
+    return {
         "rope_type": "llama3",
         "factor": scaling.factor,
         "low_freq_factor": scaling.low,
         "high_freq_factor": scaling.high,
         "original_max_position_embeddings": scaling.original_context,
     }
-    return {
-        "rope_parameters": {**rope_scaling, "rope_theta": config.rotary_base},
-        "rope_theta": config.rotary_base,
-        "rope_scaling": rope_scaling,
-    }
 
 
-def config_to_hf(config: GPTConfig, ids: SpecialIds) -> dict[str, Any]:
-    expect(
-        "Llama", config, position="rotary", norm="rms", norm_placement="before", activation="swiglu"
-    )
-    expect("Llama", config, window=None, sparse="none", scaled_embedding=False)
+def more_to_hf(config: GPTConfig) -> dict[str, Any]:
     if config.output_bias != config.qkv_bias:
         raise ValueError(
             f"output_bias: Llama's format needs qkv_bias = {config.qkv_bias}, "
             f"not {config.output_bias}"
         )
-
-    expect_final_norm("Llama", config, True)
     if config.width % config.heads:
         raise ValueError(
             f"heads: Llama's format needs a divisor of width {config.width}, not {config.heads}"
         )
 
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": config.vocabulary,
-        "max_position_embeddings": config.context,
-        "hidden_size": config.width,
-        "num_hidden_layers": config.depth,
-        "num_attention_heads": config.heads,
         "num_key_value_heads": config.kv_heads or config.heads,
         "head_dim": config.width_of_head,
-        "intermediate_size": config.width_of_hidden,
         "hidden_act": "silu",
-        "rms_norm_eps": config.norm_epsilon,
-        **rotary_to_hf(config),
-        "attention_bias": config.qkv_bias,
-        "mlp_bias": config.feed_forward_bias,
-        "tie_word_embeddings": config.tied,
-        "attention_dropout": config.attention_dropout,
-        **ids.to_hf(),
+        **rotary_to_hf(config.rotary_base, config.rotary_scaling),
     }
-
-
-def tied_copies(config: GPTConfig) -> tuple[str, ...]:
-    """Return the names under which a file may repeat the embedding as the output layer."""
-    if config.tied:
-        return ("lm_head.weight",)
-
-    return ()
-
-
-def rules(config: GPTConfig) -> list[WeightRule]:
-    table = [
-        WeightRule(
-            "embedding.token.weight",
-            ("model.embed_tokens.weight",),
-            copies=tied_copies(config),
-        ),
-        WeightRule("stack.norm.gain", ("model.norm.weight",)),
-    ]
-
-    if not config.tied:
-        table += linear("head", "lm_head", bias=False)
-
-    for layer in range(config.depth):
-        table += block_rules(config, f"stack.blocks.{layer}", f"model.layers.{layer}")
-
-    return table
-
-
-def block_rules(config: GPTConfig, ours: str, theirs: str) -> list[WeightRule]:
-    kv_rows = (config.kv_heads or config.heads) * config.width_of_head
-    qkv_rows = (config.heads * config.width_of_head, kv_rows, kv_rows)
-    query_key_value = (
-        f"{theirs}.self_attn.q_proj",
-        f"{theirs}.self_attn.k_proj",
-        f"{theirs}.self_attn.v_proj",
-    )
-    gate_up = (f"{theirs}.mlp.gate_proj", f"{theirs}.mlp.up_proj")
-    gate_up_rows = (config.width_of_hidden, config.width_of_hidden)
-    attention_norm = f"{ours}.attention_residual.norm.gain"
-    feed_forward_norm = f"{ours}.feed_forward_residual.norm.gain"
-    bias = config.qkv_bias
-    mlp_bias = config.feed_forward_bias
-
-    return [
-        WeightRule(attention_norm, (f"{theirs}.input_layernorm.weight",)),
-        *stacked(f"{ours}.attention.qkv", query_key_value, qkv_rows, bias=bias),
-        *linear(f"{ours}.attention.output", f"{theirs}.self_attn.o_proj", bias=bias),
-        WeightRule(feed_forward_norm, (f"{theirs}.post_attention_layernorm.weight",)),
-        *stacked(f"{ours}.feed_forward.up", gate_up, gate_up_rows, bias=mlp_bias),
-        *linear(f"{ours}.feed_forward.down", f"{theirs}.mlp.down_proj", bias=mlp_bias),
-    ]
 
 
 FORMAT = Format(
     name="Llama",
+    model_type="llama",
     architectures=("LlamaForCausalLM", "LlamaModel"),
-    config_from_hf=config_from_hf,
-    config_to_hf=config_to_hf,
-    rules=rules,
+    config=GPTConfig,
+    fields=FIELDS,
+    only={"partial_rotary_factor": 1.0},
+    fixed={
+        "position": "rotary",
+        "norm": "rms",
+        "norm_placement": "before",
+        "activation": "swiglu",
+        "window": None,
+        "sparse": "none",
+        "scaled_embedding": False,
+    },
+    final_norm=True,
+    plain_heads=False,
+    more_from_hf=more_from_hf,
+    more_to_hf=more_to_hf,
+    modules=MODULES,
+    tensors=lambda config: {
+        "embedding.token.weight": ("model.embed_tokens.weight", "lm_head.weight")
+    },
     prefix="model.",
     heads=("lm_head.",),
     ignored=r"rotary_emb\.inv_freq$",

@@ -8,55 +8,45 @@ import torch
 from torch import Tensor
 
 from qkv.models.configs import Tied, TransformerConfig
-from qkv.models.convert.config_fields import (
-    Fields,
-    SpecialIds,
-    activation_to_hf,
-    expect,
-    expect_final_norm,
-    expect_plain_heads,
-)
-from qkv.models.convert.weight_rules import Format, WeightRule, Weights, layer_norm, linear, stacked
+from qkv.models.convert.config_fields import Fields, SpecialIds, none_if_equal
+from qkv.models.convert.hf_format import SUPPORTED, Format
+from qkv.models.convert.weight_rules import Weights
 from qkv.nn.position import sinusoidal
 from qkv.nn.stack_config import Sinusoid
 
 POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 
 
-def config_from_hf(fields: Fields, weights: Weights) -> TransformerConfig:
-    fields.only(is_encoder_decoder=True, is_decoder=False, static_position_embeddings=True)
-    fields.only(
-        normalize_before=False,
-        normalize_embedding=False,
-        add_final_layer_norm=False,
-        add_bias_logits=False,
-    )
+FIELDS = {
+    "context": ("max_position_embeddings", 1024),
+    "width": ("d_model", 1024),
+    "depth": ("encoder_layers", 12),
+    "activation": ("activation_function", "gelu"),
+    "scaled_embedding": ("scale_embedding", False),
+    "dropout": ("dropout", 0.1),
+    "attention_dropout": ("attention_dropout", 0.0),
+}
+SOURCE = "model.encoder.embed_tokens.weight"
+TARGET = "model.decoder.embed_tokens.weight"
+OUTPUT = "lm_head.weight"
 
-    width = fields.whole("d_model", 1024)
-    context = fields.whole("max_position_embeddings", 1024)
+
+def more_from_hf(fields: Fields, weights: Weights) -> dict[str, Any]:
     source_vocabulary = fields.whole("vocab_size", 58101)
     vocabulary = fields.whole("decoder_vocab_size", source_vocabulary) or source_vocabulary
     depth = fields.whole("encoder_layers", 12)
-    decoder_depth = fields.whole("decoder_layers", 12)
+    context = fields.whole("max_position_embeddings", 1024)
 
-    return TransformerConfig(
-        vocabulary=vocabulary,
-        source_vocabulary=none_if_equal(source_vocabulary, vocabulary),
-        context=context,
-        width=width,
-        depth=depth,
-        decoder_depth=none_if_equal(decoder_depth, depth),
-        heads=same_in_both(fields, "encoder_attention_heads", "decoder_attention_heads", 16),
-        hidden=same_in_both(fields, "encoder_ffn_dim", "decoder_ffn_dim", 4096),
-        activation=fields.activation("activation_function", "gelu"),
-        norm_epsilon=1e-5,
-        sinusoid=sinusoid_of(weights, context, width),
-        tied=tied_from_hf(fields),
-        scaled_embedding=fields.truth("scale_embedding", False),
-        logit_bias="final_logits_bias" in weights,
-        dropout=fields.number("dropout", 0.1),
-        attention_dropout=fields.number("attention_dropout", 0.0),
-    )
+    return {
+        "vocabulary": vocabulary,
+        "source_vocabulary": none_if_equal(source_vocabulary, vocabulary),
+        "decoder_depth": none_if_equal(fields.whole("decoder_layers", 12), depth),
+        "heads": same_in_both(fields, "encoder_attention_heads", "decoder_attention_heads", 16),
+        "hidden": same_in_both(fields, "encoder_ffn_dim", "decoder_ffn_dim", 4096),
+        "sinusoid": sinusoid_of(weights, context, fields.whole("d_model", 1024)),
+        "tied": tied_from_hf(fields),
+        "logit_bias": "final_logits_bias" in weights,
+    }
 
 
 def same_in_both(fields: Fields, encoder: str, decoder: str, default: int) -> int:
@@ -69,14 +59,6 @@ def same_in_both(fields: Fields, encoder: str, decoder: str, default: int) -> in
         )
 
     return encoder_size
-
-
-def none_if_equal(value: int, default: int) -> int | None:
-    """Return None, our spelling of the default, for a value that equals it."""
-    if value == default:
-        return None
-
-    return value
 
 
 def tied_from_hf(fields: Fields) -> Tied:
@@ -129,109 +111,94 @@ def make_positions(config: TransformerConfig) -> dict[str, Tensor]:
     return dict.fromkeys(POSITIONS, table)
 
 
-def config_to_hf(config: TransformerConfig, ids: SpecialIds) -> dict[str, Any]:
-    expect("Marian", config, position="sinusoidal", join="sum", norm="layer")
-    expect("Marian", config, norm_placement="after", norm_epsilon=1e-5)
-    expect("Marian", config, qkv_bias=True, output_bias=True, feed_forward_bias=True)
-    expect("Marian", config, window=None, sparse="none")
-    expect_final_norm("Marian", config, False)
-    expect_plain_heads("Marian", config)
-
-    source_vocabulary = config.source_vocabulary or config.vocabulary
-    pad = ids.pad
-    if pad is None:
-        pad = min(source_vocabulary, config.vocabulary) - 1
-
-    begin = ids.begin
-    if begin is None:
-        begin = pad
-
+def more_to_hf(config: TransformerConfig) -> dict[str, Any]:
     return {
-        "architectures": ["MarianMTModel"],
-        "model_type": "marian",
         "is_encoder_decoder": True,
-        "vocab_size": source_vocabulary,
+        "vocab_size": config.source_vocabulary or config.vocabulary,
         "decoder_vocab_size": config.vocabulary,
-        "max_position_embeddings": config.context,
-        "d_model": config.width,
-        "encoder_layers": config.depth,
         "decoder_layers": config.decoder_depth or config.depth,
         "encoder_attention_heads": config.heads,
         "decoder_attention_heads": config.heads,
         "encoder_ffn_dim": config.width_of_hidden,
         "decoder_ffn_dim": config.width_of_hidden,
-        "activation_function": activation_to_hf("Marian", config),
-        "scale_embedding": config.scaled_embedding,
         "share_encoder_decoder_embeddings": config.tied == "three",
         "tie_word_embeddings": config.tied != "none",
-        "dropout": config.dropout,
-        "attention_dropout": config.attention_dropout,
+    }
+
+
+def ids_to_hf(config: TransformerConfig, ids: SpecialIds) -> dict[str, int | None]:
+    """Return their fields of special ids; padding is the last id unless another is given."""
+    pad = ids.pad
+    if pad is None:
+        pad = min(config.source_vocabulary or config.vocabulary, config.vocabulary) - 1
+
+    return {
         **ids.to_hf(),
         "pad_token_id": pad,
-        "decoder_start_token_id": begin,
+        "decoder_start_token_id": pad if ids.begin is None else ids.begin,
         "forced_eos_token_id": ids.end,
     }
 
 
-def rules(config: TransformerConfig) -> list[WeightRule]:
-    source = "model.encoder.embed_tokens.weight"
-    target = "model.decoder.embed_tokens.weight"
-    output = "lm_head.weight"
+def modules() -> dict[str, str | tuple[str, ...]]:
+    table: dict[str, str | tuple[str, ...]] = {
+        "source_embedding.token": "model.encoder.embed_tokens",
+        "head": "lm_head",
+    }
+    for stack in ("encoder", "decoder"):
+        ours = f"{stack}.blocks.*"
+        theirs = f"model.{stack}.layers.*"
+        for name, their_name in (("attention", "self_attn"), ("cross_attention", "encoder_attn")):
+            attention = f"{theirs}.{their_name}"
+            qkv = (f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj")
+            table[f"{ours}.{name}.qkv"] = qkv
+            table[f"{ours}.{name}.output"] = f"{attention}.out_proj"
+            table[f"{ours}.{name}_residual.norm"] = f"{attention}_layer_norm"
 
-    # The embeddings, tied three ways, two ways or not at all.
-    token = "embedding.token.weight"
-    source_token = "source_embedding.token.weight"
-    if config.tied == "three":
-        copies = (source, target, output)
-        table = [WeightRule(token, ("model.shared.weight",), copies=copies)]
-    elif config.tied == "two":
-        table = [WeightRule(token, (target,), copies=(output,))]
-        table.append(WeightRule(source_token, (source,)))
-    else:
-        table = [WeightRule(token, (target,)), WeightRule(source_token, (source,))]
-
-    if config.tied == "none":
-        table.append(WeightRule("head.weight", (output,)))
-
-    if config.logit_bias:
-        table.append(WeightRule("logit_bias", ("final_logits_bias",), flat=True))
-
-    for layer in range(config.depth):
-        table += block(config, f"encoder.blocks.{layer}", f"model.encoder.layers.{layer}")
-
-    for layer in range(config.decoder_depth or config.depth):
-        ours = f"decoder.blocks.{layer}"
-        theirs = f"model.decoder.layers.{layer}"
-        table += block(config, ours, theirs)
-        table += attention(config, f"{ours}.cross_attention", f"{theirs}.encoder_attn")
+        table[f"{ours}.feed_forward.up"] = f"{theirs}.fc1"
+        table[f"{ours}.feed_forward.down"] = f"{theirs}.fc2"
+        table[f"{ours}.feed_forward_residual.norm"] = f"{theirs}.final_layer_norm"
 
     return table
 
 
-def block(config: TransformerConfig, ours: str, theirs: str) -> list[WeightRule]:
-    return [
-        *attention(config, f"{ours}.attention", f"{theirs}.self_attn"),
-        *linear(f"{ours}.feed_forward.up", f"{theirs}.fc1"),
-        *linear(f"{ours}.feed_forward.down", f"{theirs}.fc2"),
-        *layer_norm(f"{ours}.feed_forward_residual.norm", f"{theirs}.final_layer_norm"),
-    ]
+def tensors(config: TransformerConfig) -> dict[str, tuple[str, ...]]:
+    """Return the names of the embedding, which is tied three ways, two ways or not at all."""
+    embedding: tuple[str, ...] = (TARGET, OUTPUT)
+    if config.tied == "three":
+        embedding = ("model.shared.weight", SOURCE, TARGET, OUTPUT)
 
-
-def attention(config: TransformerConfig, ours: str, theirs: str) -> list[WeightRule]:
-    query_key_value = (f"{theirs}.q_proj", f"{theirs}.k_proj", f"{theirs}.v_proj")
-    return [
-        *stacked(f"{ours}.qkv", query_key_value, (config.width,) * 3),
-        *linear(f"{ours}.output", f"{theirs}.out_proj"),
-        *layer_norm(f"{ours}_residual.norm", f"{theirs}_layer_norm"),
-    ]
+    return {"embedding.token.weight": embedding, "logit_bias": ("final_logits_bias",)}
 
 
 FORMAT = Format(
     name="Marian",
+    model_type="marian",
     architectures=("MarianMTModel",),
-    config_from_hf=config_from_hf,
-    config_to_hf=config_to_hf,
-    rules=rules,
+    config=TransformerConfig,
+    fields=FIELDS,
+    only={
+        "is_encoder_decoder": True,
+        "is_decoder": False,
+        "static_position_embeddings": True,
+        "normalize_before": False,
+        "normalize_embedding": False,
+        "add_final_layer_norm": False,
+        "add_bias_logits": False,
+    },
+    fixed={
+        "position": "sinusoidal",
+        **SUPPORTED,
+        "norm_placement": "after",
+        "norm_epsilon": 1e-5,
+    },
+    final_norm=False,
+    more_from_hf=more_from_hf,
+    more_to_hf=more_to_hf,
+    ids_to_hf=ids_to_hf,
+    modules=modules(),
+    tensors=tensors,
+    flat=("logit_bias",),
     prefix="model.",
     heads=("lm_head.", "final_logits_bias"),
     constants=POSITIONS,

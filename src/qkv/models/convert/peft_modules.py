@@ -15,7 +15,8 @@ from torch import nn
 from qkv.models.bert import BERTConfig
 from qkv.models.convert import format_for
 from qkv.models.convert.config_fields import SpecialIds
-from qkv.models.convert.weight_rules import Format, WeightRule, linear
+from qkv.models.convert.hf_format import Format
+from qkv.models.convert.weight_rules import WeightRule
 from qkv.models.gpt import GPTConfig
 from qkv.models.model import Model, backbone_of
 from qkv.models.registry import Config
@@ -65,10 +66,8 @@ def peft_modules(model: Model) -> PeftModules:
     backbone = backbone_of(model)
     format, bare = format_and_bare(backbone.config)
     if format is None:
-        rules = []
-        for path in linear_layers(model):
-            rules += linear(path, path, bias=False)
-
+        names = [f"{path}.weight" for path in linear_layers(model)]
+        rules = [WeightRule(name, (name,)) for name in names]
         return PeftModules(dict(modules_of(model, rules)), "head", "", False)
 
     rules = format.rules(backbone.config)
